@@ -1,0 +1,20 @@
+//! A flash device as plain synchronous storage, for what happens outside the data path:
+//! formatting, superblocks, the registry, recovery, checkpoints.
+
+use std::io;
+
+/// Synchronous random access to one flash device. Offsets and lengths are whole blocks.
+pub trait Media {
+    /// Size in bytes.
+    fn len(&self) -> u64;
+    /// True for a device of no size.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Fills `data` from `offset`; an error if that reaches past the end.
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    /// Stores `data` at `offset`.
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Makes completed writes durable.
+    fn flush(&mut self) -> io::Result<()>;
+}

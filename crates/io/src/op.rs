@@ -1,0 +1,129 @@
+//! One block I/O operation: what the engine asks for and what a driver answers.
+//!
+//! The engine is pure: it returns [`IoOp`]s and later takes [`IoDone`]s. A driver (io_uring,
+//! a thread pool, a simulated device) executes them. Operations on one target may complete
+//! in any order; a `Flush` makes durable every write to the target that *completed* before
+//! the flush was submitted. Drivers loop over short transfers; the engine never sees one.
+
+use crate::buf::BufSlice;
+use crate::checksum::crc32c;
+use smallvec::SmallVec;
+
+/// Bytes in a block: the unit of validity, dirtiness and checksums.
+pub const BLOCK: u64 = 4096;
+
+/// Where an operation goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// A flash device of the pool, by its index.
+    Flash(u16),
+    /// The origin of a disk, by the disk's id.
+    Origin(u16),
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpKind {
+    /// Fill `bufs` from `offset`. Bytes past the end of a file are an error (`UnexpectedEof`).
+    Read,
+    /// Write `bufs` at `offset`.
+    Write,
+    /// Make completed writes durable (fdatasync).
+    Flush,
+    /// Free the range; it reads as zeros or as before. A target that cannot, succeeds.
+    Discard,
+    /// Make the range read as zeros, freeing space if it can (`punch`) or keeping it allocated.
+    WriteZeroes {
+        /// Space may be freed.
+        punch: bool,
+    },
+}
+
+/// Whether somebody waits for the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A request waits.
+    Foreground,
+    /// Destage, eviction, scrub.
+    Background,
+}
+
+/// An I/O operation; owns its buffers until its [`IoDone`] is handed back.
+#[derive(Debug)]
+pub struct IoOp {
+    /// The engine's name for it; opaque to drivers.
+    pub id: u64,
+    /// Where.
+    pub target: Target,
+    /// What.
+    pub kind: OpKind,
+    /// Byte offset on the target. Block-aligned on flash; on an origin aligned to the
+    /// origin's own alignment, except at the very end of an origin of odd size.
+    pub offset: u64,
+    /// Length in bytes; equals the sum of `bufs` for reads and writes.
+    pub len: u64,
+    /// Memory, in order of offset. Every piece but the last is a whole number of blocks.
+    pub bufs: SmallVec<[BufSlice; 2]>,
+    /// Flash reads: expected CRC32C per block, checked by [`IoOp::verify`].
+    pub crcs: SmallVec<[u32; 4]>,
+    /// Does somebody wait?
+    pub class: Class,
+}
+
+/// A finished operation.
+#[derive(Debug)]
+pub struct IoDone {
+    /// The operation, with its buffers.
+    pub op: IoOp,
+    /// How it ended.
+    pub result: Result<(), IoError>,
+    /// After [`IoOp::verify`]: indices of blocks whose checksum does not match.
+    pub bad_blocks: SmallVec<[u32; 2]>,
+    /// Device time, nanoseconds, submission to completion.
+    pub latency_ns: u64,
+}
+
+/// Why an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IoError {
+    /// The kernel (or the simulated device) said so.
+    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
+    Os(i32),
+    /// The device or file is shorter than the operation needs.
+    #[error("unexpected end of file: the device is smaller than recorded")]
+    UnexpectedEof,
+}
+
+impl IoError {
+    /// True if the device is out of space.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, IoError::Os(e) if *e == libc::ENOSPC || *e == libc::EDQUOT)
+    }
+}
+
+impl IoOp {
+    /// Compares a finished flash read with its expected checksums; returns the indices of
+    /// bad blocks. Done outside the engine's lock, on the thread that did the read.
+    pub fn verify(&self) -> SmallVec<[u32; 2]> {
+        let mut bad = SmallVec::new();
+        if self.crcs.is_empty() {
+            return bad;
+        }
+        let mut index = 0usize;
+        for buf in &self.bufs {
+            for block in buf.bytes().chunks(BLOCK as usize) {
+                if self.crcs.get(index).is_some_and(|want| crc32c(block) != *want) {
+                    bad.push(index as u32);
+                }
+                index += 1;
+            }
+        }
+        bad
+    }
+
+    /// Wraps the operation as finished, verifying checksums of a successful read.
+    pub fn done(self, result: Result<(), IoError>, latency_ns: u64) -> IoDone {
+        let bad_blocks = if result.is_ok() && self.kind == OpKind::Read { self.verify() } else { SmallVec::new() };
+        IoDone { op: self, result, bad_blocks, latency_ns }
+    }
+}

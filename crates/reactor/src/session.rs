@@ -1,0 +1,48 @@
+//! What a protocol exporter must be to run on a data thread: a sans-I/O state machine.
+//!
+//! The reactor owns sockets and rings; a [`Session`] only says where received bytes go, what
+//! requests they contain, and which bytes to send. The same code therefore runs over io_uring,
+//! over the thread-pool fallback, inside TLS, in unit tests and under a fuzzer.
+
+use hearth_engine::api::{Completion, Request};
+use hearth_io::{BufPool, BufSlice};
+use smallvec::SmallVec;
+
+/// What a session may use while it handles an event.
+pub struct SessionCx<'a> {
+    /// Requests for the engine; `owner` is filled in by the reactor, `tag` is the session's.
+    pub requests: &'a mut Vec<Request>,
+    /// This thread's buffers.
+    pub bufs: &'a mut BufPool,
+    /// Monotonic time, nanoseconds.
+    pub now_ns: u64,
+}
+
+/// Memory to send, in order. The reactor sends several pieces in one system call.
+pub type SendList = SmallVec<[BufSlice; 16]>;
+
+/// One client connection, as a state machine without I/O.
+///
+/// All methods are called from one thread. None may block.
+pub trait Session: Send {
+    /// Where the next received bytes go. `None`: receive nothing for now (back-pressure);
+    /// the reactor asks again after the next completion or send. The memory belongs to the
+    /// kernel until `received` is called.
+    fn recv_buf(&mut self, cx: &mut SessionCx<'_>) -> Option<BufSlice>;
+    /// `n` bytes have arrived in the last `recv_buf`; 0 is the peer's end of stream.
+    fn received(&mut self, n: usize, cx: &mut SessionCx<'_>);
+    /// A request ended.
+    fn completed(&mut self, completion: Completion, cx: &mut SessionCx<'_>);
+    /// What to send now. Called when no send is in flight; everything put into `out` stays
+    /// with the kernel until `sent`, which may name fewer bytes than offered.
+    fn send_list(&mut self, out: &mut SendList);
+    /// `n` bytes of the last `send_list` went out.
+    fn sent(&mut self, n: usize, cx: &mut SessionCx<'_>);
+    /// True when the connection should be closed once nothing is left to send.
+    /// The reactor drops a session only after all its requests completed.
+    fn closing(&self) -> bool;
+    /// The daemon is stopping: take no further request, finish those in flight.
+    fn shutdown(&mut self);
+    /// Requests handed to the engine and not completed.
+    fn in_flight(&self) -> usize;
+}
