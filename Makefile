@@ -1,0 +1,45 @@
+# The few things one does with this repository. Each target installs what it needs first.
+# Settings: SEEDS (sim), CYCLES (kill9), MINUTES (fuzz), BENCH_ARGS (bench).
+SEEDS ?= 1000000
+CYCLES ?= 300
+MINUTES ?= 10
+BENCH_ARGS ?=
+
+.PHONY: help run build test sim kill9 fuzz bench
+
+help:
+	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
+	@echo "make build               the release binary, target/release/hearth"
+	@echo "make test                every check, about 15 minutes"
+	@echo "make sim SEEDS=1000000   long deterministic simulation"
+	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
+	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
+	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
+
+run:
+	@scripts/setup.sh run
+	@scripts/demo.sh
+
+build:
+	@scripts/setup.sh build
+	@scripts/build.sh
+
+test:
+	@scripts/setup.sh test
+	@scripts/test.sh
+
+sim:
+	@scripts/setup.sh build
+	@scripts/sim.sh $(SEEDS)
+
+kill9:
+	@scripts/setup.sh test
+	@CYCLES=$(CYCLES) scripts/kill9.sh
+
+fuzz:
+	@scripts/setup.sh build
+	@scripts/fuzz.sh $(MINUTES)
+
+bench:
+	@scripts/setup.sh bench
+	@scripts/bench.sh $(BENCH_ARGS)

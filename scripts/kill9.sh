@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# kill -9 of the real daemon under a verified write load, CYCLES times, in every cache mode.
+set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
+cd "$ROOT"
+cargo build --release --locked -p hearth
+export HEARTH_BIN="$(target_dir)/release/hearth"
+export CYCLES=${CYCLES:-300}
+exec cargo test --locked -p hearth-e2e --test kill9 -- --nocapture --test-threads=1

@@ -1,0 +1,35 @@
+# What every script needs: the repository's root, a Rust toolchain that is new enough, and words.
+# Sourced, never run.
+
+ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# Keep in step with rust-version in Cargo.toml.
+RUST_MINOR_MIN=88
+
+say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+note() { printf '   %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# True if the cargo and rustc in directory $1 (or on the PATH if empty) are new enough.
+rust_new_enough() {
+    local prefix=${1:+$1/} version
+    version=$("${prefix}rustc" --version 2>/dev/null) || return 1
+    "${prefix}cargo" --version >/dev/null 2>&1 || return 1
+    [[ $version =~ ^rustc\ 1\.([0-9]+)\. ]] && ((BASH_REMATCH[1] >= RUST_MINOR_MIN))
+}
+
+# Puts a new enough toolchain on the PATH; fails if there is none.
+use_rust() {
+    local dir
+    rust_new_enough "" && return 0
+    for dir in "${CARGO_HOME:-$HOME/.cargo}/bin" $(ls -d /usr/lib/rust-1.*/bin 2>/dev/null | sort -rV); do
+        if rust_new_enough "$dir"; then
+            PATH=$dir:$PATH
+            export PATH
+            return 0
+        fi
+    done
+    return 1
+}
+
+# Where cargo puts what it builds.
+target_dir() { printf '%s' "${CARGO_TARGET_DIR:-$ROOT/target}"; }

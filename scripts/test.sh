@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Everything that must pass: format, lints, unit and property tests, simulation and mutation
+# check, end-to-end tests with real clients, kill -9 cycles, a short benchmark run (which only
+# has to finish: tests never assert times).
+set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
+cd "$ROOT"
+started=$SECONDS
+
+step() { say "$* ($((SECONDS - started)) s)"; }
+
+step "Format"
+if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else note "skipped: no rustfmt"; fi
+
+step "Lints"
+if cargo clippy --version >/dev/null 2>&1; then
+    cargo clippy --locked --workspace --all-targets -- -D warnings
+else
+    note "skipped: no clippy"
+fi
+
+step "Unit and property tests"
+cargo test --locked --workspace --exclude hearth-e2e
+
+step "Release build"
+cargo build --release --locked -p hearth -p hearth-sim -p hearth-bench
+export HEARTH_BIN="$(target_dir)/release/hearth"
+
+step "Simulation"
+"$(target_dir)/release/hearth-sim" --seeds "${SEEDS:-10000}"
+
+step "Mutation check"
+"$(target_dir)/release/hearth-sim" --mutations
+
+step "End to end with real clients"
+CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-threads=1
+
+step "Benchmark smoke run"
+"$(target_dir)/release/hearth-bench" --hearth "$HEARTH_BIN" --smoke
+
+say "all passed in $((SECONDS - started)) s"

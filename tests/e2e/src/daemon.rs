@@ -1,0 +1,299 @@
+//! A pool and a daemon of their own for every test, driven through the real command line.
+
+use crate::nbd::Client;
+use crate::wait;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest a daemon may take to serve or to end before a test calls it wedged.
+const LIFE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon, its pool and its directory. Killed and removed when dropped.
+#[derive(Debug)]
+pub struct Hearth {
+    dir: tempfile::TempDir,
+    flash: PathBuf,
+    child: Option<Child>,
+    /// More arguments for `hearth serve`.
+    pub serve_args: Vec<String>,
+}
+
+/// The binary under test: `$HEARTH_BIN`, else the newest one beside this test.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("HEARTH_BIN") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "HEARTH_BIN={} is no file", path.display());
+        return Ok(path);
+    }
+    let me = std::env::current_exe()?;
+    let target = me.ancestors().find(|d| d.join("CACHEDIR.TAG").exists()).context("no target directory")?;
+    let newest = ["release/hearth", "debug/hearth"]
+        .iter()
+        .map(|p| target.join(p))
+        .filter_map(|p| Some((fs::metadata(&p).ok()?.modified().ok()?, p)))
+        .max();
+    newest.map(|(_, p)| p).context("no hearth binary: cargo build --release -p hearth, or set HEARTH_BIN")
+}
+
+/// Where test files go: `$HEARTH_TEST_DIR`, else the target directory, which is on a real disk
+/// (a temporary directory is often in RAM, where O_DIRECT means nothing).
+fn scratch() -> Result<PathBuf> {
+    let dir = match std::env::var_os("HEARTH_TEST_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => binary()?.parent().and_then(Path::parent).context("binary outside a target directory")?.join("e2e"),
+    };
+    fs::create_dir_all(&dir)?;
+    Ok(dir)
+}
+
+impl Hearth {
+    /// A directory with no pool yet.
+    pub fn bare() -> Result<Hearth> {
+        let dir = tempfile::Builder::new().prefix("t").tempdir_in(scratch()?)?;
+        let flash = dir.path().join("flash.img");
+        Ok(Hearth { dir, flash, child: None, serve_args: Vec::new() })
+    }
+
+    /// A new pool of `size` (as `--size` spells it), not served yet.
+    pub fn with_pool(size: &str) -> Result<Hearth> {
+        let hearth = Hearth::bare()?;
+        hearth.create_pool(size)?;
+        Ok(hearth)
+    }
+
+    /// A new pool, served.
+    pub fn serving(size: &str) -> Result<Hearth> {
+        let mut hearth = Hearth::with_pool(size)?;
+        hearth.start()?;
+        Ok(hearth)
+    }
+
+    /// Formats the flash file.
+    pub fn create_pool(&self, size: &str) -> Result<String> {
+        ok(self.hearth(&["pool", "create", "--flash", path(&self.flash), "--size", size])?)
+    }
+
+    /// The test's directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The flash file.
+    pub fn flash(&self) -> &Path {
+        &self.flash
+    }
+
+    /// Names another flash file, before the pool is created.
+    pub fn set_flash(&mut self, path: PathBuf) {
+        self.flash = path;
+    }
+
+    /// The run directory. A name of its own, as short as can be: socket paths are limited.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir().join("r")
+    }
+
+    /// The NBD socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir().join("nbd.sock")
+    }
+
+    /// Where a client finds disk `name`.
+    pub fn uri(&self, name: &str) -> String {
+        format!("nbd+unix:///{name}?socket={}", path(&self.socket()))
+    }
+
+    /// What the daemon has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir().join("daemon.log")).unwrap_or_default()
+    }
+
+    /// Runs the command line to its end.
+    pub fn hearth(&self, args: &[&str]) -> Result<Output> {
+        Command::new(binary()?)
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot run hearth {}", args.join(" ")))
+    }
+
+    /// Runs the command line, which must succeed; what it printed.
+    pub fn ok(&self, args: &[&str]) -> Result<String> {
+        ok(self.hearth(args)?).with_context(|| format!("hearth {}\ndaemon's log:\n{}", args.join(" "), self.log()))
+    }
+
+    /// Runs the command line, which must fail with a plain sentence; that sentence.
+    pub fn refused(&self, args: &[&str]) -> Result<String> {
+        let out = self.hearth(args)?;
+        let words = format!("{}{}", String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
+        ensure!(!out.status.success(), "hearth {} should have been refused: {words}", args.join(" "));
+        plain(&words)?;
+        Ok(words)
+    }
+
+    /// Starts the daemon and waits until it serves; how long that took.
+    pub fn start(&mut self) -> Result<Duration> {
+        ensure!(self.child.is_none(), "already running");
+        let start = Instant::now();
+        self.spawn()?;
+        let socket = self.socket();
+        let deadline = start + LIFE_LIMIT;
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            if let Some(child) = &mut self.child
+                && let Some(status) = child.try_wait()?
+            {
+                self.child = None;
+                bail!("hearth serve ended at start ({status}):\n{}", self.log());
+            }
+            ensure!(Instant::now() < deadline, "hearth serve does not listen after {LIFE_LIMIT:?}:\n{}", self.log());
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Starts the daemon without waiting.
+    pub fn spawn(&mut self) -> Result<()> {
+        let log = OpenOptions::new().create(true).append(true).open(self.dir().join("daemon.log"))?;
+        let child = Command::new(binary()?)
+            .args(["serve", "--flash"])
+            .arg(&self.flash)
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .args(&self.serve_args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// Starts a daemon that must refuse to serve; what it said.
+    pub fn start_refused(&mut self) -> Result<String> {
+        let before = self.log().len();
+        self.spawn()?;
+        let Some(mut child) = self.child.take() else { bail!("not started") };
+        let status = wait::until("hearth serve ends", LIFE_LIMIT, || child.try_wait().ok().flatten());
+        if status.is_err() {
+            child.kill()?;
+            child.wait()?;
+        }
+        ensure!(!status?.success(), "hearth serve should have been refused");
+        let words = self.log().split_off(before);
+        plain(&words)?;
+        Ok(words)
+    }
+
+    /// The daemon's process.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// True while the daemon runs.
+    pub fn running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|c| matches!(c.try_wait(), Ok(None)))
+    }
+
+    /// kill -9.
+    pub fn kill9(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        let Some(mut child) = self.child.take() else { bail!("not running") };
+        // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+        match wait::until("hearth ends after SIGTERM", LIFE_LIMIT, || child.try_wait().ok().flatten()) {
+            Ok(status) => {
+                ensure!(status.success(), "hearth ended with {status} after SIGTERM:\n{}", self.log());
+                Ok(status)
+            }
+            Err(e) => {
+                child.kill()?;
+                child.wait()?;
+                Err(e.context(self.log()))
+            }
+        }
+    }
+
+    /// An origin file of `size` bytes with random contents (of seed 7).
+    pub fn origin(&self, name: &str, size: u64) -> Result<PathBuf> {
+        let path = self.dir().join(name);
+        write_random(&path, size, 7)?;
+        Ok(path)
+    }
+
+    /// Adds a disk with more arguments.
+    pub fn add(&self, name: &str, origin: &str, more: &[&str]) -> Result<String> {
+        let mut args = vec!["disk", "add", name, "--origin", origin];
+        args.extend(more);
+        self.ok(&args)
+    }
+
+    /// Statistics of a disk, as `hearth stats NAME --json` prints them.
+    pub fn stats(&self, name: &str) -> Result<Value> {
+        let text = self.ok(&["stats", name, "--json"])?;
+        serde_json::from_str(&text).with_context(|| format!("stats are no JSON: {text}"))
+    }
+
+    /// A connection to disk `name`.
+    pub fn connect(&self, name: &str) -> Result<Client> {
+        Client::connect(&self.socket(), name).with_context(|| format!("connect to {name}; daemon's log:\n{}", self.log()))
+    }
+}
+
+impl Drop for Hearth {
+    fn drop(&mut self) {
+        let _ = self.kill9();
+        if std::thread::panicking() {
+            eprintln!("daemon's log:\n{}", self.log());
+        }
+    }
+}
+
+/// Standard output of a program that must have succeeded.
+pub fn ok(out: Output) -> Result<String> {
+    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    ensure!(out.status.success(), "failed with {}: {stderr}{stdout}", out.status);
+    Ok(stdout.into_owned())
+}
+
+/// Words for a person: something was said, and it is no panic.
+fn plain(words: &str) -> Result<()> {
+    ensure!(!words.trim().is_empty(), "refused without a word");
+    ensure!(!words.contains("panicked"), "a panic is no answer: {words}");
+    Ok(())
+}
+
+/// A path as text; test paths are ASCII.
+pub fn path(path: &Path) -> &str {
+    path.to_str().unwrap_or("?")
+}
+
+/// Writes `size` random bytes of a seed to a file, allocating every extent.
+pub fn write_random(path: &Path, size: u64, seed: u64) -> Result<()> {
+    use std::io::Write;
+    let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    let mut rng = crate::rng::Rng::new(seed);
+    let mut chunk = vec![0u8; 1 << 20];
+    let mut left = size;
+    while left > 0 {
+        let n = left.min(chunk.len() as u64) as usize;
+        rng.fill(&mut chunk[..n]);
+        file.write_all(&chunk[..n])?;
+        left -= n as u64;
+    }
+    file.sync_all()?;
+    Ok(())
+}

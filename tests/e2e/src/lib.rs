@@ -1,0 +1,14 @@
+//! What end-to-end tests and benchmarks share: a real `hearth` daemon in a directory of its own,
+//! a small pipelining NBD client, other people's clients, and waiting for conditions.
+//!
+//! The NBD client here is written from the protocol document and shares no code with the
+//! exporter, so that a mistake in one is not hidden by the same mistake in the other.
+
+pub mod clients;
+pub mod daemon;
+pub mod nbd;
+pub mod pattern;
+pub mod rng;
+pub mod wait;
+
+pub use daemon::Hearth;
