@@ -11,13 +11,17 @@
 pub mod batch;
 pub mod entry;
 pub mod error;
+pub mod layout;
 pub mod summary;
+pub mod superblock;
 mod wire;
 
 pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
 pub use entry::{Entry, Kind};
 pub use error::FormatError;
+pub use layout::{Layout, SEGMENT_BLOCKS_DEFAULT};
 pub use summary::SummaryHeader;
+pub use superblock::{PoolState, Superblock};
 pub use uuid::Uuid;
 
 /// Bytes in a block, as a `usize`; the same as [`hearth_io::BLOCK`].

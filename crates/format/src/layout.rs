@@ -1,0 +1,301 @@
+//! Where things are on a flash device.
+//!
+//! Fixed places come first (superblocks, registry), so that any version finds them; the
+//! checkpoint area and the segments take the rest. The layout is computed once, when the
+//! device is formatted, and recorded: it never changes under a pool, and a later version may
+//! compute new pools differently.
+
+use crate::BLOCK_BYTES;
+use crate::entry::ENTRY_BYTES;
+use crate::error::FormatError;
+use crate::summary::SUMMARY_HEADER_BYTES;
+
+/// Segment size in blocks unless the user chooses: 4 MiB.
+pub const SEGMENT_BLOCKS_DEFAULT: u32 = 1024;
+/// Smallest segment: 1 MiB; below it summaries and seams cost too much.
+pub const SEGMENT_BLOCKS_MIN: u32 = 256;
+/// Largest segment: 64 MiB; slots in entries are 16 bits.
+pub const SEGMENT_BLOCKS_MAX: u32 = 16384;
+/// Fewest segments of a device: the log needs room to move while its tail is cleaned.
+pub const SEGMENTS_MIN: u32 = 8;
+
+/// Blocks where the two superblock copies are. 1 MiB apart: no single erase block, partition
+/// tool or stray `mkfs` header takes both.
+pub const SUPERBLOCK_BLOCKS: [u64; 2] = [0, 256];
+/// Blocks where the two registry areas start.
+pub const REGISTRY_BLOCKS: [u64; 2] = [512, 768];
+/// Blocks of one registry area: 1 MiB.
+pub const REGISTRY_AREA_BLOCKS: u64 = 256;
+/// First block behind the fixed places.
+pub const FIXED_END: u64 = 1024;
+
+/// Checkpoint bytes reserved per slot: room for index, checksum and state of every block.
+const CHECKPOINT_BYTES_PER_SLOT: u64 = 24;
+/// Checkpoint bytes reserved besides: header, segment table, policy state.
+const CHECKPOINT_BYTES_FIXED: u64 = 1 << 20;
+
+const WHAT: &str = "device layout";
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Where the areas of a flash device are, in 4 KiB blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Whole blocks of the device when it was formatted.
+    pub device_blocks: u64,
+    /// Blocks of a segment; a power of two.
+    pub segment_blocks: u32,
+    /// Blocks at the end of every segment that hold its summary.
+    pub summary_blocks: u32,
+    /// First block of the checkpoint area.
+    pub checkpoint_start: u64,
+    /// Blocks of the checkpoint area.
+    pub checkpoint_blocks: u64,
+    /// First block of segment 0; a multiple of `segment_blocks`.
+    pub segment_start: u64,
+    /// How many segments there are.
+    pub segment_count: u32,
+}
+
+/// Blocks a summary needs so that it can hold one entry for every data block.
+fn summary_blocks_for(segment_blocks: u32) -> u32 {
+    // s blocks hold 256 s - 4 entries, which must be at least segment_blocks - s.
+    let per_block = (BLOCK_BYTES / ENTRY_BYTES) as u32;
+    let header = (SUMMARY_HEADER_BYTES / ENTRY_BYTES) as u32;
+    (segment_blocks + header).div_ceil(per_block + 1)
+}
+
+/// First block of the segments if there are `count` of them.
+fn segment_start_for(count: u64, segment_blocks: u64) -> u64 {
+    let slots = count * segment_blocks;
+    let checkpoint = (slots * CHECKPOINT_BYTES_PER_SLOT + CHECKPOINT_BYTES_FIXED).div_ceil(BLOCK);
+    (FIXED_END + checkpoint).next_multiple_of(segment_blocks)
+}
+
+impl Layout {
+    /// Lays out a device of `bytes` bytes in segments of `segment_blocks` blocks.
+    ///
+    /// A tail that is no whole segment stays unused, as does what lies behind 2^32 slots
+    /// (16 TiB). Fails if fewer than [`SEGMENTS_MIN`] segments fit, naming the size needed.
+    pub fn for_device(bytes: u64, segment_blocks: u32) -> Result<Layout, FormatError> {
+        if !segment_blocks.is_power_of_two()
+            || !(SEGMENT_BLOCKS_MIN..=SEGMENT_BLOCKS_MAX).contains(&segment_blocks)
+        {
+            return Err(FormatError::unfit(
+                WHAT,
+                format!(
+                    "segments of {segment_blocks} blocks; choose a power of two from \
+                     {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX}"
+                ),
+            ));
+        }
+        let segment = u64::from(segment_blocks);
+        let device_blocks = bytes / BLOCK;
+        let fits =
+            |count: u64| segment_start_for(count, segment) + count * segment <= device_blocks;
+        if !fits(u64::from(SEGMENTS_MIN)) {
+            let least = u64::from(SEGMENTS_MIN);
+            let needed = (segment_start_for(least, segment) + least * segment) * BLOCK;
+            return Err(FormatError::TooSmall {
+                needed,
+                actual: bytes,
+            });
+        }
+        // Largest count that fits; `fits` is monotone, and the range halves at every step.
+        let most = u64::from((u32::MAX - 1) / segment_blocks);
+        let (mut low, mut high) = (u64::from(SEGMENTS_MIN), (device_blocks / segment).min(most));
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if fits(middle) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        let segment_start = segment_start_for(low, segment);
+        let layout = Layout {
+            device_blocks,
+            segment_blocks,
+            summary_blocks: summary_blocks_for(segment_blocks),
+            checkpoint_start: FIXED_END,
+            checkpoint_blocks: segment_start - FIXED_END,
+            segment_start,
+            segment_count: low as u32,
+        };
+        layout.check()?;
+        Ok(layout)
+    }
+
+    /// Checks a layout read from flash: sizes in bounds, areas in order and inside the device.
+    pub fn check(&self) -> Result<(), FormatError> {
+        let wrong = |why: &'static str| Err(FormatError::damaged(WHAT, why));
+        if !self.segment_blocks.is_power_of_two()
+            || !(SEGMENT_BLOCKS_MIN..=SEGMENT_BLOCKS_MAX).contains(&self.segment_blocks)
+        {
+            return wrong("the segment size is no power of two from 256 to 16384 blocks");
+        }
+        if self.summary_blocks == 0 || self.summary_blocks > self.segment_blocks / 2 {
+            return wrong("the summaries are empty or larger than half a segment");
+        }
+        if self.segment_count < SEGMENTS_MIN {
+            return wrong("there are fewer than 8 segments");
+        }
+        let segment = u64::from(self.segment_blocks);
+        let slots = u64::from(self.segment_count) * segment;
+        if slots >= u64::from(u32::MAX) {
+            return wrong("there are more than 2^32 slots");
+        }
+        if self.device_blocks.checked_mul(BLOCK).is_none() {
+            return wrong("the device size overflows 64 bits");
+        }
+        if self.checkpoint_start < FIXED_END || self.checkpoint_blocks == 0 {
+            return wrong("the checkpoint area is empty or lies in the fixed places");
+        }
+        match self.checkpoint_start.checked_add(self.checkpoint_blocks) {
+            Some(end) if end <= self.segment_start => {}
+            _ => return wrong("the checkpoint area reaches into the segments"),
+        }
+        if !self.segment_start.is_multiple_of(segment) {
+            return wrong("the first segment is not aligned");
+        }
+        match self.segment_start.checked_add(slots) {
+            Some(end) if end <= self.device_blocks => Ok(()),
+            _ => wrong("the segments reach past the end of the device"),
+        }
+    }
+
+    /// Byte offset of segment `seg`, which must be below `segment_count`.
+    pub fn segment_offset(&self, seg: u32) -> u64 {
+        debug_assert!(seg < self.segment_count);
+        (self.segment_start + u64::from(seg) * u64::from(self.segment_blocks)) * BLOCK
+    }
+
+    /// Byte offset of the summary of segment `seg`.
+    pub fn summary_offset(&self, seg: u32) -> u64 {
+        self.segment_offset(seg) + u64::from(self.data_blocks()) * BLOCK
+    }
+
+    /// Bytes of a summary.
+    pub fn summary_bytes(&self) -> usize {
+        self.summary_blocks as usize * BLOCK_BYTES
+    }
+
+    /// Blocks of a segment for descriptors and data.
+    pub fn data_blocks(&self) -> u32 {
+        self.segment_blocks.saturating_sub(self.summary_blocks)
+    }
+
+    /// Blocks in all segments, summaries included; every place in the log has a number below.
+    pub fn slots(&self) -> u32 {
+        self.segment_count.saturating_mul(self.segment_blocks)
+    }
+
+    /// Entries that fit a summary. The log seals a segment before it holds more.
+    pub fn summary_capacity(&self) -> usize {
+        self.summary_bytes().saturating_sub(SUMMARY_HEADER_BYTES) / ENTRY_BYTES
+    }
+
+    /// Byte offset of the checkpoint area.
+    pub fn checkpoint_offset(&self) -> u64 {
+        self.checkpoint_start * BLOCK
+    }
+
+    /// Bytes of the checkpoint area.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        self.checkpoint_blocks * BLOCK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn default_layout_of_one_gib() {
+        let layout = Layout::for_device(1 << 30, SEGMENT_BLOCKS_DEFAULT).unwrap();
+        assert_eq!(
+            layout,
+            Layout {
+                device_blocks: 262_144,
+                segment_blocks: 1024,
+                summary_blocks: 4,
+                checkpoint_start: 1024,
+                checkpoint_blocks: 2048,
+                segment_start: 3072,
+                segment_count: 253,
+            }
+        );
+        assert_eq!(layout.data_blocks(), 1020);
+        assert_eq!(layout.summary_capacity(), 1020);
+        assert_eq!(layout.segment_offset(1), 4096 * 4096);
+        assert_eq!(layout.summary_offset(0), (3072 + 1020) * 4096);
+    }
+
+    #[test]
+    fn summaries_hold_every_data_block() {
+        for shift in 8..=14 {
+            let layout = Layout::for_device(8 << 30, 1 << shift).unwrap();
+            assert!(
+                layout.summary_capacity() >= layout.data_blocks() as usize,
+                "{layout:?}"
+            );
+            assert!(layout.summary_capacity() <= crate::summary::SUMMARY_ENTRIES_MAX);
+        }
+    }
+
+    #[test]
+    fn the_named_minimum_is_enough_and_one_block_less_is_not() {
+        for shift in 8..=14 {
+            let Err(FormatError::TooSmall { needed, .. }) = Layout::for_device(0, 1 << shift)
+            else {
+                panic!("an empty device was laid out");
+            };
+            assert_eq!(
+                Layout::for_device(needed, 1 << shift)
+                    .unwrap()
+                    .segment_count,
+                SEGMENTS_MIN
+            );
+            assert!(Layout::for_device(needed - 4096, 1 << shift).is_err());
+        }
+    }
+
+    #[test]
+    fn huge_devices_stop_at_32_bit_slots() {
+        let layout = Layout::for_device(u64::MAX, SEGMENT_BLOCKS_MAX).unwrap();
+        assert!(layout.slots() < u32::MAX);
+        assert_eq!(layout.segment_count, (u32::MAX - 1) / SEGMENT_BLOCKS_MAX);
+    }
+
+    #[test]
+    fn odd_segment_sizes_are_refused() {
+        for blocks in [0, 1, 128, 1000, 32768, u32::MAX] {
+            assert!(Layout::for_device(1 << 40, blocks).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_layout_checks_and_has_room(bytes in any::<u64>(), shift in 8u32..=14) {
+            if let Ok(layout) = Layout::for_device(bytes, 1 << shift) {
+                layout.check().unwrap();
+                prop_assert!(layout.checkpoint_bytes() >= 24 * u64::from(layout.slots()) + (1 << 20));
+            }
+        }
+
+        #[test]
+        fn checked_layouts_do_not_overflow(
+            device_blocks: u64, segment_blocks: u32, summary_blocks: u32, checkpoint_start: u64,
+            checkpoint_blocks: u64, segment_start: u64, segment_count: u32,
+        ) {
+            let layout = Layout {
+                device_blocks, segment_blocks, summary_blocks, checkpoint_start,
+                checkpoint_blocks, segment_start, segment_count,
+            };
+            if layout.check().is_ok() {
+                let last = layout.summary_offset(segment_count - 1) + layout.summary_bytes() as u64;
+                prop_assert!(last <= device_blocks * 4096);
+            }
+        }
+    }
+}

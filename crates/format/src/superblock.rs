@@ -1,0 +1,394 @@
+//! The superblock: what makes a device part of a pool.
+//!
+//! It must be found by every version, survive a crash while it is being rewritten, and stop an
+//! older version before it misreads a newer pool. So there are two copies far apart, written
+//! one after the other with a flush between, and the first 32 bytes never move.
+
+use crate::error::FormatError;
+use crate::layout::{Layout, SUPERBLOCK_BLOCKS};
+use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
+use crate::{BLOCK_BYTES, pool_tag};
+use hearth_io::Media;
+use uuid::Uuid;
+
+/// First bytes of a superblock.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"HEARTHSB";
+/// Format version written. A larger major number is refused; a larger minor one is fine.
+pub const FORMAT_MAJOR: u16 = 1;
+/// Minor format version written: informs only.
+pub const FORMAT_MINOR: u16 = 0;
+/// Features without which a pool cannot be opened at all, known to this version.
+pub const INCOMPAT_KNOWN: u64 = 0;
+/// Features without which a pool must not be written, known to this version.
+pub const RO_COMPAT_KNOWN: u64 = 0;
+/// Longest label or host name, in bytes.
+pub const LABEL_MAX: usize = 63;
+/// Most flash devices of a pool.
+pub const DEVICES_MAX: u16 = 256;
+
+const WHAT: &str = "superblock";
+const CRC_AT: usize = 12;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// How the pool was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolState {
+    /// Stopped cleanly: the checkpoint describes all of the log.
+    Clean {
+        /// Must equal the id in the checkpoint's header.
+        checkpoint_id: u64,
+        /// Bytes of the checkpoint area in use.
+        checkpoint_bytes: u64,
+    },
+    /// In use, or not stopped: the log must be walked.
+    Open,
+    /// The device failed and was given up; nothing on it counts any more.
+    Failed,
+}
+
+/// The superblock of one flash device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Which copy this is: 0, or 1 at 1 MiB. After [`load`](Self::load) and
+    /// [`store`](Self::store): a copy known to be good.
+    pub copy: u8,
+    /// Grows with every store; the larger one counts.
+    pub generation: u64,
+    /// The pool.
+    pub pool: Uuid,
+    /// This device.
+    pub device: Uuid,
+    /// Its place among the pool's devices.
+    pub device_index: u16,
+    /// How many devices the pool has.
+    pub device_count: u16,
+    /// Features a reader must know, else it must not open the pool.
+    pub incompat: u64,
+    /// Features a reader may ignore.
+    pub compat: u64,
+    /// Features a writer must know, else it must not change the pool.
+    pub ro_compat: u64,
+    /// Where the areas are.
+    pub layout: Layout,
+    /// When the device was formatted, seconds since 1970.
+    pub created_unix_s: u64,
+    /// How the pool was left.
+    pub state: PoolState,
+    /// The user's name for the pool; at most [`LABEL_MAX`] bytes are kept.
+    pub label: String,
+    /// Host that last opened the pool, so that a second one can say who; bounded likewise.
+    pub last_host: String,
+}
+
+impl Superblock {
+    /// A superblock for a new one-device pool, not stored yet. For more devices set
+    /// `device_index` and `device_count`.
+    pub fn new(
+        layout: Layout,
+        pool: Uuid,
+        device: Uuid,
+        label: &str,
+        created_unix_s: u64,
+    ) -> Superblock {
+        Superblock {
+            copy: 1,
+            generation: 0,
+            pool,
+            device,
+            device_index: 0,
+            device_count: 1,
+            incompat: 0,
+            compat: 0,
+            ro_compat: 0,
+            layout,
+            created_unix_s,
+            state: PoolState::Open,
+            label: bounded(label).to_owned(),
+            last_host: String::new(),
+        }
+    }
+
+    /// The pool's tag in batches, summaries and checkpoints.
+    pub fn pool_tag(&self) -> u64 {
+        pool_tag(&self.pool)
+    }
+
+    /// True if a feature this version does not know forbids changing the pool.
+    pub fn must_stay_read_only(&self) -> bool {
+        self.ro_compat & !RO_COMPAT_KNOWN != 0
+    }
+
+    /// The bytes of copy `self.copy`. A label or host longer than [`LABEL_MAX`] is cut.
+    pub fn encode(&self) -> Box<[u8; BLOCK_BYTES]> {
+        let mut block = Box::new([0u8; BLOCK_BYTES]);
+        let out = block.as_mut_slice();
+        let (state, checkpoint_id, checkpoint_bytes) = match self.state {
+            PoolState::Open => (0u8, 0, 0),
+            PoolState::Clean {
+                checkpoint_id,
+                checkpoint_bytes,
+            } => (1, checkpoint_id, checkpoint_bytes),
+            PoolState::Failed => (2, 0, 0),
+        };
+        put(out, 0, &SUPERBLOCK_MAGIC);
+        put(out, 8, &FORMAT_MAJOR.to_le_bytes());
+        put(out, 10, &FORMAT_MINOR.to_le_bytes());
+        put(out, 16, &self.incompat.to_le_bytes());
+        put(out, 24, &self.generation.to_le_bytes());
+        put(out, 32, &self.ro_compat.to_le_bytes());
+        put(out, 40, &self.compat.to_le_bytes());
+        put(out, 48, &[self.copy, state]);
+        put(out, 50, &self.device_index.to_le_bytes());
+        put(out, 52, &self.device_count.to_le_bytes());
+        put(out, 56, self.pool.as_bytes());
+        put(out, 72, self.device.as_bytes());
+        put(out, 88, &self.layout.device_blocks.to_le_bytes());
+        put(out, 96, &self.layout.segment_blocks.to_le_bytes());
+        put(out, 100, &self.layout.summary_blocks.to_le_bytes());
+        put(out, 104, &self.layout.checkpoint_start.to_le_bytes());
+        put(out, 112, &self.layout.checkpoint_blocks.to_le_bytes());
+        put(out, 120, &self.layout.segment_start.to_le_bytes());
+        put(out, 128, &self.layout.segment_count.to_le_bytes());
+        put(out, 136, &self.created_unix_s.to_le_bytes());
+        put(out, 144, &checkpoint_id.to_le_bytes());
+        put(out, 152, &checkpoint_bytes.to_le_bytes());
+        put_text(out, 160, &self.label);
+        put_text(out, 224, &self.last_host);
+        let crc = crc_with_hole(out, CRC_AT);
+        put(out, CRC_AT, &crc.to_le_bytes());
+        block
+    }
+
+    /// Reads one copy. The version is judged only after the checksum, so that rot is not
+    /// taken for the future.
+    pub fn decode(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        let Some(block) = bytes.first_chunk::<BLOCK_BYTES>() else {
+            return Err(FormatError::damaged(WHAT, "fewer than 4096 bytes"));
+        };
+        if array_at::<8>(block, 0) != SUPERBLOCK_MAGIC {
+            return Err(FormatError::NotAPool);
+        }
+        if u32_at(block, CRC_AT) != crc_with_hole(block, CRC_AT) {
+            return Err(FormatError::damaged(WHAT, "its checksum does not match"));
+        }
+        let (major, minor) = (u16_at(block, 8), u16_at(block, 10));
+        if major > FORMAT_MAJOR {
+            return Err(FormatError::Newer {
+                what: WHAT,
+                feature: format!("format version {major}.{minor}"),
+            });
+        }
+        let incompat = u64_at(block, 16);
+        if incompat & !INCOMPAT_KNOWN != 0 {
+            let bits = incompat & !INCOMPAT_KNOWN;
+            return Err(FormatError::Newer {
+                what: WHAT,
+                feature: format!(
+                    "incompatible features {bits:#x} (format version {major}.{minor})"
+                ),
+            });
+        }
+        if major == 0 {
+            return Err(FormatError::damaged(WHAT, "format version 0 never existed"));
+        }
+        let copy = block[48];
+        if copy > 1 {
+            return Err(FormatError::damaged(
+                WHAT,
+                "its copy number is neither 0 nor 1",
+            ));
+        }
+        let layout = Layout {
+            device_blocks: u64_at(block, 88),
+            segment_blocks: u32_at(block, 96),
+            summary_blocks: u32_at(block, 100),
+            checkpoint_start: u64_at(block, 104),
+            checkpoint_blocks: u64_at(block, 112),
+            segment_start: u64_at(block, 120),
+            segment_count: u32_at(block, 128),
+        };
+        layout.check()?;
+        let state = match block[49] {
+            0 => PoolState::Open,
+            1 => {
+                let checkpoint_bytes = u64_at(block, 152);
+                if checkpoint_bytes > layout.checkpoint_bytes() {
+                    return Err(FormatError::damaged(
+                        WHAT,
+                        "its checkpoint is larger than the area for it",
+                    ));
+                }
+                PoolState::Clean {
+                    checkpoint_id: u64_at(block, 144),
+                    checkpoint_bytes,
+                }
+            }
+            2 => PoolState::Failed,
+            _ => return Err(FormatError::damaged(WHAT, "its state is unknown")),
+        };
+        let (device_index, device_count) = (u16_at(block, 50), u16_at(block, 52));
+        if device_index >= device_count || device_count > DEVICES_MAX {
+            return Err(FormatError::damaged(
+                WHAT,
+                "its device number and count do not fit",
+            ));
+        }
+        Ok(Superblock {
+            copy,
+            generation: u64_at(block, 24),
+            pool: Uuid::from_bytes(array_at(block, 56)),
+            device: Uuid::from_bytes(array_at(block, 72)),
+            device_index,
+            device_count,
+            incompat,
+            compat: u64_at(block, 40),
+            ro_compat: u64_at(block, 32),
+            layout,
+            created_unix_s: u64_at(block, 136),
+            state,
+            label: text_at(block, 160)?,
+            last_host: text_at(block, 224)?,
+        })
+    }
+
+    /// Reads both copies and returns the newest valid one.
+    ///
+    /// One good copy is enough. Fails with `Newer` if either copy, intact, needs a newer
+    /// version; with `TruncatedDevice` if the device is shorter than recorded; with `Damaged`
+    /// if a superblock was there but no copy is intact; else with `NotAPool`.
+    pub fn load(media: &mut dyn Media) -> Result<Superblock, FormatError> {
+        let mut best: Option<Superblock> = None;
+        let mut failure: Option<FormatError> = None;
+        for copy in 0..SUPERBLOCK_BLOCKS.len() {
+            match read_copy(media, copy) {
+                Ok(found) => {
+                    if best
+                        .as_ref()
+                        .is_none_or(|b| found.generation > b.generation)
+                    {
+                        best = Some(found);
+                    }
+                }
+                Err(newer @ FormatError::Newer { .. }) => return Err(newer),
+                Err(other) => {
+                    if failure.as_ref().is_none_or(FormatError::is_absent) {
+                        failure = Some(other);
+                    }
+                }
+            }
+        }
+        let Some(best) = best else {
+            return Err(failure.unwrap_or(FormatError::NotAPool));
+        };
+        let recorded = best.layout.device_blocks * BLOCK;
+        if media.len() < recorded {
+            return Err(FormatError::TruncatedDevice {
+                recorded,
+                actual: media.len(),
+            });
+        }
+        Ok(best)
+    }
+
+    /// Stores the next generation in both copies, one after the other, each followed by a
+    /// flush; when it returns `Ok`, both are durable.
+    ///
+    /// The copy *not* known to be good is written first, so that a torn write never hits the
+    /// only good one; repeating a failed store keeps that rule.
+    pub fn store(&mut self, media: &mut dyn Media) -> Result<(), FormatError> {
+        let needed = self.layout.device_blocks.saturating_mul(BLOCK);
+        if media.len() < needed {
+            return Err(FormatError::TruncatedDevice {
+                recorded: needed,
+                actual: media.len(),
+            });
+        }
+        let Some(generation) = self.generation.checked_add(1) else {
+            return Err(FormatError::unfit(WHAT, "its generation is at its end"));
+        };
+        self.generation = generation;
+        let good = self.copy & 1;
+        for copy in [1 - good, good] {
+            let mut next = self.clone();
+            next.copy = copy;
+            let offset = SUPERBLOCK_BLOCKS[usize::from(copy)] * BLOCK;
+            let io = |source| FormatError::Io {
+                doing: "writing the superblock",
+                source,
+            };
+            media
+                .write_at(offset, next.encode().as_slice())
+                .map_err(io)?;
+            media.flush().map_err(io)?;
+            self.copy = copy;
+        }
+        Ok(())
+    }
+
+    /// Overwrites both copies with zeros, so that the device is no pool any more.
+    pub fn erase(media: &mut dyn Media) -> Result<(), FormatError> {
+        let io = |source| FormatError::Io {
+            doing: "erasing the superblock",
+            source,
+        };
+        for block in SUPERBLOCK_BLOCKS {
+            if (block + 1) * BLOCK <= media.len() {
+                media
+                    .write_at(block * BLOCK, &[0; BLOCK_BYTES])
+                    .map_err(io)?;
+            }
+        }
+        media.flush().map_err(io)
+    }
+}
+
+fn read_copy(media: &mut dyn Media, copy: usize) -> Result<Superblock, FormatError> {
+    let offset = SUPERBLOCK_BLOCKS.get(copy).copied().unwrap_or_default() * BLOCK;
+    if media.len() < offset + BLOCK {
+        return Err(FormatError::NotAPool);
+    }
+    let mut block = [0u8; BLOCK_BYTES];
+    media
+        .read_at(offset, &mut block)
+        .map_err(|source| FormatError::Io {
+            doing: "reading the superblock",
+            source,
+        })?;
+    let found = Superblock::decode(&block)?;
+    if usize::from(found.copy) != copy {
+        return Err(FormatError::wrong(
+            WHAT,
+            format!(
+                "copy {} is where copy {copy} belongs; does the device start at another place than before?",
+                found.copy
+            ),
+        ));
+    }
+    Ok(found)
+}
+
+/// The longest start of `text` within [`LABEL_MAX`] bytes that cuts no character.
+fn bounded(text: &str) -> &str {
+    let end = (0..=LABEL_MAX.min(text.len()))
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
+fn put_text(out: &mut [u8], at: usize, text: &str) {
+    let text = bounded(text);
+    put(out, at, &[text.len() as u8]);
+    put(out, at + 1, text.as_bytes());
+}
+
+fn text_at(block: &[u8], at: usize) -> Result<String, FormatError> {
+    let field: [u8; 1 + LABEL_MAX] = array_at(block, at);
+    let [len, text @ ..] = field;
+    let Some(text) = text.get(..usize::from(len)) else {
+        return Err(FormatError::damaged(WHAT, "a text is longer than 63 bytes"));
+    };
+    match std::str::from_utf8(text) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => Err(FormatError::damaged(WHAT, "a text is not UTF-8")),
+    }
+}
