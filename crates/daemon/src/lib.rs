@@ -1,1 +1,11 @@
-//! placeholder
+//! The daemon: keeps the registry of disks, attaches and detaches them, serves them over NBD and
+//! is controlled over HTTP on a unix socket. The `hearth` command is a thin shell around this.
+
+pub mod api;
+pub mod client;
+pub mod error;
+pub mod notify;
+pub mod progress;
+pub mod rundir;
+pub mod size;
+pub mod windows;

@@ -1,0 +1,408 @@
+//! The command line's grammar. Scripts rely on its spelling; see `docs/cli.md`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use hearth_daemon::api::types::{CacheMode, Trust};
+use hearth_daemon::size;
+
+/// A size in bytes, as `4K`, `512M` or `1.5G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+fn parse_size(text: &str) -> Result<Size, String> {
+    size::parse(text).map(Size).map_err(|e| e.to_string())
+}
+
+/// A flash cache for virtual-machine disks
+#[derive(Debug, Parser)]
+#[command(
+    name = "hearth",
+    version,
+    about = "A flash cache for virtual-machine disks",
+    disable_help_subcommand = true,
+    after_help = "Example:\n  \
+        hearth pool create --flash /var/lib/hearth/flash --size 100G\n  \
+        hearth serve --flash /var/lib/hearth/flash &\n  \
+        hearth disk add vm1 --origin /srv/vm1.raw\n  \
+        qemu-system-x86_64 … -drive driver=nbd,server.type=unix,server.path=/run/hearth/nbd.sock,export=vm1"
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Directory of the daemon's sockets [default: /run/hearth for root, $XDG_RUNTIME_DIR/hearth for others]
+    #[arg(long, global = true, value_name = "DIR", env = "HEARTH_RUN_DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+impl Global {
+    /// The run directory, given or default.
+    pub fn dir(&self) -> PathBuf {
+        self.run_dir.clone().unwrap_or_else(hearth_daemon::rundir::default_dir)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Create, show, import or export a pool
+    #[command(subcommand)]
+    Pool(Pool),
+    /// Serve a pool's disks in the foreground
+    Serve(Serve),
+    /// Add, show, change, flush or remove disks
+    #[command(subcommand)]
+    Disk(Disk),
+    /// Show what the cache does
+    Stats(Stats),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Pool {
+    /// Format flash as a new pool
+    #[command(after_help = "Example:\n  hearth pool create --flash /dev/nvme0n1p4\n  \
+        hearth pool create --flash /var/lib/hearth/flash --size 100G --label vmhost7")]
+    Create(PoolCreate),
+    /// Show a pool: on flash, or the one being served
+    #[command(after_help = "Example:\n  hearth pool show\n  hearth pool show --flash /dev/nvme0n1p4")]
+    Show(PoolAt),
+    /// Check a pool brought from elsewhere, and make it ready to be served here
+    #[command(after_help = "Example:\n  hearth pool import --flash /dev/nvme0n1p4")]
+    Import(PoolAt),
+    /// Write everything dirty to the origins, so that the pool can leave and the origins stand alone
+    #[command(after_help = "Example:\n  hearth pool export\n  hearth pool export --flash /dev/nvme0n1p4")]
+    Export(PoolAt),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolCreate {
+    /// Block device or file
+    #[arg(long, required = true, value_name = "PATH")]
+    pub flash: Vec<PathBuf>,
+    /// Make a new file of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<Size>,
+    /// Overwrite what is there: a file system, a partition table, another pool, an existing file
+    #[arg(long)]
+    pub force: bool,
+    /// A name for the pool, for people
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub label: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolAt {
+    /// Block device or file of a pool that is not being served
+    #[arg(long, value_name = "PATH")]
+    pub flash: Vec<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tls {
+    /// No encryption
+    Off,
+    /// A client may encrypt
+    Allowed,
+    /// A client must encrypt
+    Required,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth serve --flash /dev/nvme0n1p4\n  \
+    hearth serve --flash ./flash --run-dir ./run --nbd-listen 127.0.0.1:10809\n\n\
+    SIGTERM or Ctrl-C stops it cleanly; a second one at once (what was flushed is safe either way).")]
+pub struct Serve {
+    /// Block device or file of the pool
+    #[arg(long, required = true, value_name = "PATH")]
+    pub flash: Vec<PathBuf>,
+    /// Serve NBD on this TCP address as well
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub nbd_listen: Option<SocketAddr>,
+    /// Allow --nbd-listen to be reachable from other hosts
+    #[arg(long, requires = "nbd_listen")]
+    pub allow_remote: bool,
+    /// Encryption of TCP connections [default: required with --tls-dir, else off]
+    #[arg(long, value_enum)]
+    pub tls: Option<Tls>,
+    /// Directory with server-cert.pem, server-key.pem and, to verify clients, ca-cert.pem
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
+    /// Data threads [default: one per CPU, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: Option<u16>,
+    /// Most RAM for the index and staging [default: what the pool needs when full]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<Size>,
+    /// Form of the log on standard error
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// What to log: error, warn, info, debug, trace, or a filter such as hearth_engine=debug
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "HEARTH_LOG")]
+    pub log: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Writes complete on flash and reach the origin later
+    WriteBack,
+    /// Writes complete on the origin; the flash copy is renewed
+    WriteThrough,
+    /// Reads are cached; writes go to the origin
+    WriteAround,
+    /// Pass-through
+    Off,
+}
+
+impl From<Mode> for CacheMode {
+    fn from(mode: Mode) -> CacheMode {
+        match mode {
+            Mode::WriteBack => CacheMode::WriteBack,
+            Mode::WriteThrough => CacheMode::WriteThrough,
+            Mode::WriteAround => CacheMode::WriteAround,
+            Mode::Off => CacheMode::Off,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// The dirty blocks on flash are written over the origin
+    Flash,
+    /// The dirty blocks are thrown away
+    Origin,
+}
+
+impl From<Side> for Trust {
+    fn from(side: Side) -> Trust {
+        match side {
+            Side::Flash => Trust::Flash,
+            Side::Origin => Trust::Origin,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Disk {
+    /// Put a disk behind the cache; its data stays as it is
+    #[command(after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
+        hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G")]
+    Add(DiskAdd),
+    /// List the disks
+    #[command(after_help = "Example:\n  hearth disk list")]
+    List,
+    /// Show one disk
+    #[command(after_help = "Example:\n  hearth disk show vm1")]
+    Show(DiskName),
+    /// Change settings while the disk is in use
+    #[command(after_help = "Example:\n  hearth disk set vm1 --mode write-through\n  \
+        hearth disk set vm1 --size-from-origin\n  hearth disk set vm1 --trust flash")]
+    Set(DiskSet),
+    /// Write everything dirty to the origin; Ctrl-C calls it off
+    #[command(after_help = "Example:\n  hearth disk flush vm1")]
+    Flush(DiskName),
+    /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
+    #[command(after_help = "Example:\n  hearth disk remove vm1")]
+    Remove(DiskRemove),
+    /// Give up ranges whose only copy was lost with the flash
+    #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
+    AcceptLoss(DiskName),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskName {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskAdd {
+    /// Name of the disk, and of its NBD export
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// File or block device with the disk's data
+    #[arg(long, value_name = "PATH")]
+    pub origin: String,
+    /// Cache mode
+    #[arg(long, value_enum, default_value = "write-back")]
+    pub mode: Mode,
+    /// Unit in which misses are filled, 4K to 1M [default: 4K]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub block_size: Option<Size>,
+    /// Flash kept for this disk [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub min: Option<Size>,
+    /// Most flash it may use [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub max: Option<Size>,
+    /// Sequential reads longer than this are not cached; 0 caches all [default: 1M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub seq_cutoff: Option<Size>,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
+    .args(["mode", "block_size", "min", "max", "seq_cutoff", "size_from_origin", "trust"]))]
+pub struct DiskSet {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Cache mode
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// Unit in which misses are filled, 4K to 1M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub block_size: Option<Size>,
+    /// Flash kept for this disk
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub min: Option<Size>,
+    /// Most flash it may use; 0 for no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub max: Option<Size>,
+    /// Sequential reads longer than this are not cached; 0 caches all
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub seq_cutoff: Option<Size>,
+    /// The origin has grown: take over its size
+    #[arg(long)]
+    pub size_from_origin: bool,
+    /// The origin was changed while dirty blocks waited: which side wins
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub trust: Option<Side>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskRemove {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Throw dirty blocks away instead of writing them to the origin; needs --yes
+    #[arg(long, visible_alias = "force")]
+    pub discard_dirty: bool,
+    /// Yes, lose the newest writes
+    #[arg(long, requires = "discard_dirty")]
+    pub yes: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth stats\n  hearth stats vm1 --watch\n\n\
+    Every number is defined in docs/statistics.md.")]
+pub struct Stats {
+    /// Only this disk
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// Show again every second until Ctrl-C
+    #[arg(long)]
+    pub watch: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn spelling_scripts_rely_on() {
+        for line in [
+            "hearth pool create --flash /a --flash /b --size 10G --force --label x",
+            "hearth pool show",
+            "hearth pool show --flash /a",
+            "hearth pool import --flash /a",
+            "hearth pool export",
+            "hearth serve --flash /a --run-dir /r",
+            "hearth serve --flash /a --nbd-listen 127.0.0.1:10809 --tls-dir /t --tls required --threads 2 --memory 1G",
+            "hearth serve --flash /a --nbd-listen 0.0.0.0:10809 --allow-remote --log-format json",
+            "hearth --run-dir /r disk add vm --origin /o --mode write-around --block-size 64K --min 1G --max 2G",
+            "hearth disk add vm --origin model-hdd:/o --seq-cutoff 4M --read-only",
+            "hearth disk list --json",
+            "hearth disk show vm --run-dir /r",
+            "hearth disk set vm --mode off --min 0 --max 0",
+            "hearth disk set vm --size-from-origin",
+            "hearth disk set vm --trust origin",
+            "hearth disk flush vm",
+            "hearth disk remove vm",
+            "hearth disk remove vm --discard-dirty --yes",
+            "hearth disk remove vm --force --yes",
+            "hearth disk accept-loss vm",
+            "hearth stats",
+            "hearth stats vm --watch --json",
+        ] {
+            if let Err(e) = parse(line) {
+                panic!("{line}: {e}");
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "hearth",
+            "hearth serve",
+            "hearth serve --flash /a --allow-remote",
+            "hearth serve --flash /a --threads 0",
+            "hearth pool create",
+            "hearth pool create --flash /a --size 10GB",
+            "hearth disk add vm",
+            "hearth disk add vm --origin /o --mode writeback",
+            "hearth disk set vm",
+            "hearth disk remove vm --yes",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn walk(command: &clap::Command) {
+            if command.get_subcommands().next().is_none() {
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Example:"), "{} has no example", command.get_name());
+            }
+            command.get_subcommands().for_each(walk);
+        }
+        walk(&Cli::command());
+    }
+
+    #[test]
+    fn the_manual_names_every_option() {
+        let manual = include_str!("../../../docs/cli.md");
+        fn walk(command: &clap::Command, manual: &str) {
+            for arg in command.get_arguments() {
+                if let Some(long) = arg.get_long().filter(|l| !["help", "version"].contains(l)) {
+                    assert!(manual.contains(&format!("--{long}")), "docs/cli.md does not mention --{long}");
+                }
+            }
+            command.get_subcommands().for_each(|c| walk(c, manual));
+        }
+        walk(&Cli::command(), manual);
+    }
+}

@@ -1,0 +1,5 @@
+//! The control API: what it says (`types`, `stats`) and how it is served (`server`).
+
+pub mod server;
+pub mod stats;
+pub mod types;

@@ -1,0 +1,297 @@
+//! The control API over HTTP: routes, and the OpenAPI document made from them.
+//!
+//! Handlers only translate; what happens is behind [`Control`]. Control operations may wait for
+//! slow origins, so they run on blocking threads and never hold up another client.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use serde::de::DeserializeOwned;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::stats::{DiskReport, StatsReport};
+use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
+use crate::error::{Error, Kind, Result};
+
+/// Longest request body: settings of one disk are a few hundred bytes.
+const BODY_MAX: usize = 64 << 10;
+
+/// What the control API controls. All methods may block.
+pub trait Control: Send + Sync + 'static {
+    /// The pool being served.
+    fn pool(&self) -> Result<PoolInfo>;
+    /// Begins to write everything dirty to the origins, mark the pool as exported and stop.
+    fn export_pool(&self) -> Result<()>;
+    /// All disks, by name.
+    fn disks(&self) -> Result<Vec<DiskInfo>>;
+    /// One disk.
+    fn disk(&self, name: &str) -> Result<DiskInfo>;
+    /// Adds a disk and serves it.
+    fn add(&self, disk: DiskAdd) -> Result<DiskInfo>;
+    /// Changes settings.
+    fn set(&self, name: &str, set: DiskSet) -> Result<DiskInfo>;
+    /// Begins to write everything dirty to the origin.
+    fn flush(&self, name: &str) -> Result<DiskInfo>;
+    /// Calls off a flush or a removal.
+    fn cancel(&self, name: &str) -> Result<DiskInfo>;
+    /// Begins to remove a disk.
+    fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo>;
+    /// Gives up ranges whose only copy was lost; they read as the origin has them.
+    fn accept_loss(&self, name: &str) -> Result<DiskInfo>;
+    /// All statistics.
+    fn stats(&self) -> Result<StatsReport>;
+    /// Statistics of one disk.
+    fn disk_stats(&self, name: &str) -> Result<DiskReport>;
+}
+
+type Shared = State<Arc<dyn Control>>;
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let status = match self.kind {
+            Kind::Invalid => StatusCode::BAD_REQUEST,
+            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Conflict => StatusCode::CONFLICT,
+            Kind::Refused => StatusCode::PRECONDITION_FAILED,
+            Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, Json(ErrorBody { error: self.what, remedy: self.remedy })).into_response()
+    }
+}
+
+/// A JSON body whose faults are reported like every other error.
+struct Body<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(value)) => Ok(Body(value)),
+            Err(rejection) => {
+                let remedy = "see the API's description at /v1/openapi.json";
+                let what = match &rejection {
+                    JsonRejection::MissingJsonContentType(_) => {
+                        "the request has no `Content-Type: application/json`".to_owned()
+                    }
+                    JsonRejection::BytesRejection(_) => {
+                        format!("the request's body could not be read or is longer than {BODY_MAX} bytes")
+                    }
+                    other => {
+                        let text = other.body_text();
+                        format!("the request is not understood: {}", text.rsplit("target type: ").next().unwrap_or(&text))
+                    }
+                };
+                Err(Error::invalid(what, remedy))
+            }
+        }
+    }
+}
+
+async fn run<T: Send + 'static>(
+    control: Arc<dyn Control>,
+    work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
+) -> Result<Json<T>> {
+    match tokio::task::spawn_blocking(move || work(&*control)).await {
+        Ok(result) => result.map(Json),
+        Err(_) => Err(Error::internal("a control operation ended abnormally")),
+    }
+}
+
+/// The pool being served.
+#[utoipa::path(get, path = "/v1/pool", tag = "pool", responses(
+    (status = 200, body = PoolInfo), (status = "default", body = ErrorBody)))]
+async fn get_pool(State(control): Shared) -> Result<Json<PoolInfo>> {
+    run(control, |c| c.pool()).await
+}
+
+/// Write everything dirty to the origins, mark the pool as exported, and stop the daemon.
+#[utoipa::path(post, path = "/v1/pool/export", tag = "pool", responses(
+    (status = 200, body = Done), (status = "default", body = ErrorBody)))]
+async fn export_pool(State(control): Shared) -> Result<Json<Done>> {
+    run(control, |c| c.export_pool().map(|()| Done { done: true })).await
+}
+
+/// All disks, by name.
+#[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
+    (status = 200, body = Vec<DiskInfo>), (status = "default", body = ErrorBody)))]
+async fn get_disks(State(control): Shared) -> Result<Json<Vec<DiskInfo>>> {
+    run(control, |c| c.disks()).await
+}
+
+/// Add a disk and serve it.
+#[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskAdd, responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn add_disk(State(control): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.add(disk)).await
+}
+
+/// One disk.
+#[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn get_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.disk(&name)).await
+}
+
+/// Change settings of a disk; no restart, no interruption.
+#[utoipa::path(patch, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskSet, responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn set_disk(
+    State(control): Shared,
+    Path(name): Path<String>,
+    Body(set): Body<DiskSet>,
+) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.set(&name, set)).await
+}
+
+/// Begin to write everything dirty to the origin. Poll the disk for its progress.
+#[utoipa::path(post, path = "/v1/disks/{name}/flush", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn flush_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.flush(&name)).await
+}
+
+/// Begin to remove a disk: no new connections, write everything dirty to the origin, forget it.
+/// Poll the disk until it is gone.
+#[utoipa::path(post, path = "/v1/disks/{name}/remove", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskRemove, responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn remove_disk(
+    State(control): Shared,
+    Path(name): Path<String>,
+    Body(how): Body<DiskRemove>,
+) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.remove(&name, how)).await
+}
+
+/// Call off a flush or a removal. Nothing is lost; what was written stays written.
+#[utoipa::path(post, path = "/v1/disks/{name}/cancel", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn cancel_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.cancel(&name)).await
+}
+
+/// Give up the ranges whose only copy was lost with the flash: they read as the origin has them.
+#[utoipa::path(post, path = "/v1/disks/{name}/accept-loss", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn accept_loss(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    run(control, move |c| c.accept_loss(&name)).await
+}
+
+/// All statistics.
+#[utoipa::path(get, path = "/v1/stats", tag = "statistics", responses(
+    (status = 200, body = StatsReport), (status = "default", body = ErrorBody)))]
+async fn get_stats(State(control): Shared) -> Result<Json<StatsReport>> {
+    run(control, |c| c.stats()).await
+}
+
+/// Statistics of one disk.
+#[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "statistics", params(("name" = String, Path)), responses(
+    (status = 200, body = DiskReport), (status = "default", body = ErrorBody)))]
+async fn get_disk_stats(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskReport>> {
+    run(control, move |c| c.disk_stats(&name)).await
+}
+
+/// This document.
+#[utoipa::path(get, path = "/v1/openapi.json", tag = "about", responses((status = 200, body = Object)))]
+async fn get_openapi() -> Response {
+    ([("content-type", "application/json")], document()).into_response()
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Hearth control API",
+        description = "Controls one Hearth daemon over its unix socket. Sizes are bytes. \
+            Errors carry what is wrong and what to do about it.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    tags(
+        (name = "pool", description = "The pool being served"),
+        (name = "disks", description = "Virtual disks"),
+        (name = "statistics", description = "Counters, windows, latencies; defined in docs/statistics.md"),
+        (name = "about", description = "The API itself")
+    )
+)]
+struct Document;
+
+fn api() -> OpenApiRouter<Arc<dyn Control>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(get_pool))
+        .routes(routes!(export_pool))
+        .routes(routes!(get_disks, add_disk))
+        .routes(routes!(get_disk, set_disk))
+        .routes(routes!(flush_disk))
+        .routes(routes!(remove_disk))
+        .routes(routes!(cancel_disk))
+        .routes(routes!(accept_loss))
+        .routes(routes!(get_stats))
+        .routes(routes!(get_disk_stats))
+        .routes(routes!(get_openapi))
+}
+
+/// The OpenAPI document, as committed in `docs/openapi.json`.
+pub fn document() -> String {
+    let (_, document) = api().split_for_parts();
+    // Infallible: strings and maps only.
+    let mut text = document.to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// The API's routes over `control`.
+pub fn router(control: Arc<dyn Control>) -> Router {
+    let (router, _) = api().split_for_parts();
+    router
+        .fallback(|| async {
+            Error::new(Kind::NotFound, "there is no such path in the API", "see the API's description at /v1/openapi.json")
+        })
+        .method_not_allowed_fallback(|| async {
+            Error::invalid("this path does not take that method", "see the API's description at /v1/openapi.json")
+        })
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_document_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let current = document();
+        if std::env::var_os("HEARTH_WRITE_OPENAPI").is_some() {
+            std::fs::write(path, &current).unwrap();
+        }
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            committed == current,
+            "docs/openapi.json is out of date; write it anew with \
+             `HEARTH_WRITE_OPENAPI=1 cargo test -p hearth-daemon the_committed_document_is_current`"
+        );
+    }
+
+    #[test]
+    fn every_route_has_a_success_and_an_error() {
+        let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert!(paths.len() >= 10);
+        for (path, methods) in paths {
+            for (method, operation) in methods.as_object().unwrap() {
+                let responses = operation["responses"].as_object().unwrap();
+                assert!(responses.contains_key("200"), "{method} {path}");
+                assert!(responses.contains_key("default") || path.ends_with("openapi.json"), "{method} {path}");
+                assert!(!operation["summary"].as_str().unwrap_or_default().is_empty(), "{method} {path}");
+            }
+        }
+    }
+}

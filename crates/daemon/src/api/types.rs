@@ -1,0 +1,344 @@
+//! The bodies of the control API. The same types encode in the daemon and decode in its clients.
+//!
+//! Every request body refuses unknown fields, so that a misspelt setting is an error and not a
+//! setting silently left alone. Sizes are plain bytes.
+
+use hearth_engine::api::Mode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// An error: what is wrong and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// What is wrong, and where: one sentence.
+    pub error: String,
+    /// What to do about it; empty if there is nothing.
+    pub remedy: String,
+}
+
+/// An answer that has nothing to tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Done {
+    /// Always true; failures are errors.
+    pub done: bool,
+}
+
+/// How a disk is cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMode {
+    /// Writes complete on flash and reach the origin later.
+    #[default]
+    WriteBack,
+    /// Writes complete on the origin; the flash copy is renewed.
+    WriteThrough,
+    /// Reads are cached; writes go to the origin and drop the cached copy.
+    WriteAround,
+    /// Pass-through.
+    Off,
+}
+
+impl CacheMode {
+    /// The word used in the API, the command line and the documentation.
+    pub fn word(self) -> &'static str {
+        match self {
+            CacheMode::WriteBack => "write-back",
+            CacheMode::WriteThrough => "write-through",
+            CacheMode::WriteAround => "write-around",
+            CacheMode::Off => "off",
+        }
+    }
+}
+
+impl From<CacheMode> for Mode {
+    fn from(mode: CacheMode) -> Mode {
+        match mode {
+            CacheMode::WriteBack => Mode::WriteBack,
+            CacheMode::WriteThrough => Mode::WriteThrough,
+            CacheMode::WriteAround => Mode::WriteAround,
+            CacheMode::Off => Mode::Off,
+        }
+    }
+}
+
+impl From<Mode> for CacheMode {
+    fn from(mode: Mode) -> CacheMode {
+        match mode {
+            Mode::WriteBack => CacheMode::WriteBack,
+            Mode::WriteThrough => CacheMode::WriteThrough,
+            Mode::WriteAround => CacheMode::WriteAround,
+            Mode::Off => CacheMode::Off,
+        }
+    }
+}
+
+/// Which side wins when an origin was changed behind Hearth's back while dirty blocks wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trust {
+    /// The dirty blocks on flash are written over what is in the origin now.
+    Flash,
+    /// The dirty blocks are thrown away; the origin is the disk.
+    Origin,
+}
+
+/// A disk to add.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskAdd {
+    /// Name, also the NBD export's: letters, digits, `-`, `_`, `.`; at most 64 bytes.
+    pub name: String,
+    /// Absolute path of the origin: a file or a block device.
+    pub origin: String,
+    /// Cache mode.
+    #[serde(default)]
+    pub mode: CacheMode,
+    /// Unit of filling in bytes: a power of two from 4096 to 1048576.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u64>,
+    /// Bytes of flash kept for this disk.
+    #[serde(default)]
+    pub min: u64,
+    /// Most bytes of flash it may use; 0 means no limit.
+    #[serde(default)]
+    pub max: u64,
+    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_cutoff: Option<u64>,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Settings to change; what is absent stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSet {
+    /// Cache mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<CacheMode>,
+    /// Unit of filling in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u64>,
+    /// Bytes of flash kept for this disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<u64>,
+    /// Most bytes of flash it may use; 0 means no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<u64>,
+    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_cutoff: Option<u64>,
+    /// Take over the origin's present size, if it has grown.
+    #[serde(default)]
+    pub size_from_origin: bool,
+    /// For a disk that is refused: which side wins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<Trust>,
+}
+
+/// What a disk is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskState {
+    /// Served.
+    Attached,
+    /// Its origin is missing; tried again every few seconds.
+    Waiting,
+    /// Not served until told which side wins, or until the origin is put right.
+    Refused,
+    /// Served, while all its dirty blocks are being written to the origin.
+    Flushing,
+    /// Takes no new connections; goes away once its dirty blocks are in the origin.
+    Removing,
+}
+
+impl DiskState {
+    /// The word used in the API and the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            DiskState::Attached => "attached",
+            DiskState::Waiting => "waiting",
+            DiskState::Refused => "refused",
+            DiskState::Flushing => "flushing",
+            DiskState::Removing => "removing",
+        }
+    }
+}
+
+/// A range of bytes of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// How far a flush or removal is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainProgress {
+    /// Nothing dirty is left and the origin is durable.
+    pub done: bool,
+    /// Dirty blocks left.
+    pub blocks_left: u64,
+    /// The same in bytes.
+    pub bytes_left: u64,
+    /// Bytes per second, over the last seconds.
+    pub bytes_per_second: f64,
+    /// Seconds left; absent while nothing shrinks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<f64>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskInfo {
+    /// Name, also the NBD export's.
+    pub name: String,
+    /// Number within the pool.
+    pub id: u16,
+    /// The origin as it was given.
+    pub origin: String,
+    /// Bytes.
+    pub size: u64,
+    /// Cache mode.
+    pub mode: CacheMode,
+    /// Unit of filling in bytes.
+    pub block_size: u64,
+    /// Bytes of flash kept for this disk.
+    pub min: u64,
+    /// Most bytes of flash it may use; 0 means no limit.
+    pub max: u64,
+    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
+    pub seq_cutoff: u64,
+    /// Refuses writes.
+    pub read_only: bool,
+    /// What it is doing.
+    pub state: DiskState,
+    /// Why it is waiting or refused, with the remedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What happened when it was attached and the user should know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
+    /// Bytes of it on flash.
+    pub cached: u64,
+    /// Bytes of it on flash that the origin does not have yet.
+    pub dirty: u64,
+    /// NBD clients connected.
+    pub connections: u64,
+    /// Ranges whose only copy was lost with the flash; they fail until written again or
+    /// accepted as lost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<ByteRange>,
+    /// How far a flush or removal is, while one goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<DrainProgress>,
+}
+
+/// A disk to remove.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskRemove {
+    /// Throw dirty blocks away instead of writing them to the origin: the newest writes are lost.
+    #[serde(default)]
+    pub discard_dirty: bool,
+}
+
+/// How the pool was found at start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Recovery {
+    /// From a checkpoint (clean stop), or by reading the log (crash)?
+    pub how: String,
+    /// Milliseconds it took.
+    pub millis: u64,
+    /// Blocks found on flash.
+    pub cached_blocks: u64,
+    /// Of these, dirty.
+    pub dirty_blocks: u64,
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolInfo {
+    /// The pool's number for life.
+    pub uuid: String,
+    /// The user's name for it; may be empty.
+    pub label: String,
+    /// Flash devices.
+    pub flash: Vec<String>,
+    /// `serving`, `clean`, `dirty` (not stopped cleanly), `exported` or `failed`.
+    pub state: String,
+    /// When it was created, seconds since 1970.
+    pub created: u64,
+    /// Bytes of the device.
+    pub device_bytes: u64,
+    /// Bytes of flash for cached data.
+    pub capacity: u64,
+    /// Segments of the log.
+    pub segments: u64,
+    /// Bytes in a segment.
+    pub segment_bytes: u64,
+    /// Most bytes of RAM the pool takes when it is full.
+    pub ram: u64,
+    /// Bytes cached; only while serving.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached: Option<u64>,
+    /// Bytes dirty; only while serving.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<u64>,
+    /// How it was opened; only while serving.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
+    /// The kernel interface that does the I/O; only while serving.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<String>,
+    /// Data threads; only while serving.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u64>,
+    /// The disks in its registry: name and origin.
+    pub disks: Vec<DiskRef>,
+}
+
+/// A disk as the registry has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskRef {
+    /// Name.
+    pub name: String,
+    /// Origin as it was given.
+    pub origin: String,
+    /// Bytes.
+    pub size: u64,
+    /// Cache mode.
+    pub mode: CacheMode,
+    /// Its origin is there now and of the recorded size.
+    pub origin_found: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        let ok = r#"{"name":"a","origin":"/a"}"#;
+        assert_eq!(serde_json::from_str::<DiskAdd>(ok).unwrap().mode, CacheMode::WriteBack);
+        let typo = r#"{"name":"a","origin":"/a","blocksize":4096}"#;
+        assert!(serde_json::from_str::<DiskAdd>(typo).unwrap_err().to_string().contains("blocksize"));
+        assert!(serde_json::from_str::<DiskSet>(r#"{"moed":"off"}"#).is_err());
+    }
+
+    #[test]
+    fn words_are_what_json_says() {
+        for mode in [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::WriteAround, CacheMode::Off] {
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.word());
+            assert_eq!(CacheMode::from(Mode::from(mode)), mode);
+        }
+        for state in
+            [DiskState::Attached, DiskState::Waiting, DiskState::Refused, DiskState::Flushing, DiskState::Removing]
+        {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.word());
+        }
+    }
+}

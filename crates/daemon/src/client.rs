@@ -1,0 +1,254 @@
+//! A client of the control API: HTTP/1.1 over a unix socket, one request per connection.
+//!
+//! The command line needs no connection pool, no TLS and no redirects, so this is all of HTTP it
+//! has to know. What comes back is bounded and checked as if the peer were a stranger: the path
+//! of the socket is the user's word only.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::api::types::ErrorBody;
+use crate::error::{Error, Kind, Result};
+
+/// Largest answer read: a thousand disks' statistics are a few MiB.
+const ANSWER_MAX: u64 = 64 << 20;
+/// Longest the daemon may take for one answer. Control operations return at once or report
+/// progress; adding a disk may have to wait for a slow origin.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Talks to the daemon behind one control socket.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the daemon that uses run directory `dir`.
+    pub fn new(dir: &Path) -> Client {
+        Client { socket: crate::rundir::api_socket(dir) }
+    }
+
+    /// True if a daemon listens.
+    pub fn is_up(&self) -> bool {
+        UnixStream::connect(&self.socket).is_ok()
+    }
+
+    /// `GET path`.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.call("GET", path, None::<&()>)
+    }
+
+    /// `POST path` with a JSON body.
+    pub fn post<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T> {
+        self.call("POST", path, Some(body))
+    }
+
+    /// `PATCH path` with a JSON body.
+    pub fn patch<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T> {
+        self.call("PATCH", path, Some(body))
+    }
+
+    /// `DELETE path`.
+    pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.call("DELETE", path, None::<&()>)
+    }
+
+    fn call<B: Serialize, T: DeserializeOwned>(&self, method: &str, path: &str, body: Option<&B>) -> Result<T> {
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|e| Error::internal(format!("cannot encode a request: {e}")))?,
+            None => Vec::new(),
+        };
+        let raw = self.exchange(method, path, &body)?;
+        let answer = parse_answer(&raw).map_err(|what| {
+            Error::unavailable(
+                format!("{} does not answer like a hearth daemon: {what}", self.socket.display()),
+                "check --run-dir, and that client and daemon are of the same version",
+            )
+        })?;
+        if answer.status >= 400 {
+            return Err(refusal(answer.status, &answer.body));
+        }
+        serde_json::from_slice(&answer.body).map_err(|e| {
+            Error::unavailable(
+                format!("the daemon's answer to {method} {path} is not understood: {e}"),
+                "check that client and daemon are of the same version",
+            )
+        })
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
+        let mut stream = UnixStream::connect(&self.socket).map_err(|e| self.no_daemon(&e))?;
+        let talk = |stream: &mut UnixStream| -> std::io::Result<Vec<u8>> {
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+            stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+            let mut request = format!("{method} {path} HTTP/1.1\r\nHost: hearth\r\nConnection: close\r\n");
+            if !body.is_empty() {
+                request.push_str("Content-Type: application/json\r\n");
+            }
+            request.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
+            stream.write_all(request.as_bytes())?;
+            stream.write_all(body)?;
+            let mut raw = Vec::new();
+            stream.take(ANSWER_MAX).read_to_end(&mut raw)?;
+            Ok(raw)
+        };
+        talk(&mut stream).map_err(|e| match e.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::unavailable(
+                format!("the daemon behind {} gave no answer for {} s", self.socket.display(), ANSWER_TIMEOUT.as_secs()),
+                "look at its log; an origin or the flash may be hanging",
+            ),
+            _ => Error::unavailable(
+                format!("the connection to the daemon behind {} broke: {e}", self.socket.display()),
+                "see whether it is still running",
+            ),
+        })
+    }
+
+    fn no_daemon(&self, e: &std::io::Error) -> Error {
+        match e.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Error::unavailable(
+                format!("no hearth daemon is listening on {}", self.socket.display()),
+                "start it with `hearth serve --flash PATH`, or name its directory with --run-dir",
+            ),
+            ErrorKind::PermissionDenied => Error::unavailable(
+                format!("you may not use the control socket {}", self.socket.display()),
+                "run this as the daemon's user or group",
+            ),
+            _ => Error::unavailable(format!("cannot connect to {}: {e}", self.socket.display()), "check --run-dir"),
+        }
+    }
+}
+
+/// The path `/v1/disks/NAME` with `rest` appended. Names that are no disk names cannot exist;
+/// they are percent-encoded so that they arrive as what they are.
+pub fn disk_path(name: &str, rest: &str) -> String {
+    let mut path = String::from("/v1/disks/");
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => path.push(byte as char),
+            // A lone "." or ".." segment could be folded away by an intermediary.
+            _ => path.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    path.push_str(rest);
+    path
+}
+
+fn refusal(status: u16, body: &[u8]) -> Error {
+    let kind = match status {
+        404 => Kind::NotFound,
+        409 => Kind::Conflict,
+        412 => Kind::Refused,
+        500 => Kind::Internal,
+        503 => Kind::Unavailable,
+        _ => Kind::Invalid,
+    };
+    match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(body) => Error::new(kind, body.error, body.remedy),
+        Err(_) => Error::new(
+            kind,
+            format!("the daemon answered with HTTP status {status}"),
+            "check that client and daemon are of the same version",
+        ),
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Answer {
+    status: u16,
+    body: Vec<u8>,
+}
+
+/// Takes an HTTP/1.x answer apart. The peer closes after it, so a body without a length is
+/// everything that came.
+fn parse_answer(raw: &[u8]) -> std::result::Result<Answer, String> {
+    let end = raw.windows(4).position(|w| w == b"\r\n\r\n").ok_or("its answer has no end of header")?;
+    let (head, rest) = (raw.get(..end).unwrap_or_default(), raw.get(end + 4..).unwrap_or_default());
+    let head = std::str::from_utf8(head).map_err(|_| "its header is not text")?;
+    let mut lines = head.split("\r\n");
+    let status = lines
+        .next()
+        .filter(|line| line.starts_with("HTTP/1."))
+        .and_then(|line| line.split(' ').nth(1))
+        .and_then(|code| code.parse::<u16>().ok())
+        .ok_or("it does not speak HTTP/1.1")?;
+    let mut length = None;
+    let mut chunked = false;
+    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+        let value = value.trim();
+        if name.eq_ignore_ascii_case("content-length") {
+            length = Some(value.parse::<usize>().map_err(|_| "it gives a malformed length")?);
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            chunked = value.eq_ignore_ascii_case("chunked");
+        }
+    }
+    let body = if chunked {
+        unchunk(rest).ok_or("its answer is cut short")?
+    } else if let Some(length) = length {
+        rest.get(..length).ok_or("its answer is cut short")?.to_vec()
+    } else {
+        rest.to_vec()
+    };
+    Ok(Answer { status, body })
+}
+
+fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line_end = rest.windows(2).position(|w| w == b"\r\n")?;
+        let line = std::str::from_utf8(rest.get(..line_end)?).ok()?;
+        let size = usize::from_str_radix(line.split(';').next()?.trim(), 16).ok()?;
+        rest = rest.get(line_end + 2..)?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.extend_from_slice(rest.get(..size)?);
+        rest = rest.get(size.checked_add(2)?..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_and_chunked_answers() {
+        let plain = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}garbage";
+        assert_eq!(parse_answer(plain), Ok(Answer { status: 200, body: b"{}".to_vec() }));
+        let chunked = b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1;x=y\r\n}\r\n0\r\n\r\n";
+        assert_eq!(parse_answer(chunked), Ok(Answer { status: 404, body: b"{}".to_vec() }));
+    }
+
+    #[test]
+    fn answers_of_strangers_are_refused() {
+        for raw in [
+            &b""[..],
+            b"SSH-2.0-OpenSSH\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n{}",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{}",
+        ] {
+            assert!(parse_answer(raw).is_err());
+        }
+    }
+
+    #[test]
+    fn nobody_listens() {
+        let tmp = tempfile::tempdir().unwrap();
+        let error = Client::new(tmp.path()).get::<serde_json::Value>("/v1/pool").unwrap_err();
+        assert_eq!(error.kind, Kind::Unavailable);
+        assert!(error.to_string().contains("hearth serve"), "{error}");
+    }
+
+    #[test]
+    fn names_are_encoded() {
+        assert_eq!(disk_path("vm-1", "/flush"), "/v1/disks/vm-1/flush");
+        assert_eq!(disk_path("../x y", ""), "/v1/disks/%2E%2E%2Fx%20y");
+    }
+}

@@ -1,0 +1,199 @@
+//! The run directory: sockets, and the lock that keeps a second daemon out.
+//!
+//! Unix sockets outlive a daemon that was killed, so a socket file alone proves nothing. The
+//! lock does: the kernel releases it with the process. A left-over socket is replaced only while
+//! we hold the lock and nobody answers on it.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Longest path of a unix socket (`sun_path` in unix(7), less the final zero).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Where sockets are unless told otherwise: `/run/hearth` for root, `$XDG_RUNTIME_DIR/hearth`
+/// for anybody else, `/tmp/hearth-UID` when there is no such directory.
+pub fn default_dir() -> PathBuf {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    if uid == 0 {
+        return PathBuf::from("/run/hearth");
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|d| Path::new(d).is_absolute()) {
+        Some(dir) => Path::new(&dir).join("hearth"),
+        None => PathBuf::from(format!("/tmp/hearth-{uid}")),
+    }
+}
+
+/// The control socket in a run directory.
+pub fn api_socket(dir: &Path) -> PathBuf {
+    dir.join("api.sock")
+}
+
+/// The NBD socket in a run directory.
+pub fn nbd_socket(dir: &Path) -> PathBuf {
+    dir.join("nbd.sock")
+}
+
+/// A run directory in use by this process. Removes its sockets when dropped.
+#[derive(Debug)]
+pub struct RunDir {
+    dir: PathBuf,
+    /// Holds the lock.
+    _pid: File,
+    bound: Vec<PathBuf>,
+}
+
+impl RunDir {
+    /// Creates the directory if needed (mode 0750) and takes its lock.
+    pub fn claim(dir: &Path) -> Result<RunDir> {
+        let fail = |what: &str, e: std::io::Error| {
+            Error::unavailable(
+                format!("cannot {what} the run directory {}: {e}", dir.display()),
+                "name a directory you may write with --run-dir",
+            )
+        };
+        DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(|e| fail("create", e))?;
+        let path = dir.join("hearth.pid");
+        let mut pid = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o640)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(|e| fail("write into", e))?;
+        if !lock(&pid) {
+            let mut owner = String::new();
+            let _ = Read::by_ref(&mut pid).take(16).read_to_string(&mut owner);
+            return Err(Error::conflict(
+                format!("another hearth daemon (pid {}) is using {}", owner.trim(), dir.display()),
+                "stop it first, or name another directory with --run-dir",
+            ));
+        }
+        let write = |file: &mut File| -> std::io::Result<()> {
+            file.set_len(0)?;
+            file.rewind()?;
+            writeln!(file, "{}", std::process::id())
+        };
+        write(&mut pid).map_err(|e| fail("write into", e))?;
+        Ok(RunDir { dir: dir.to_owned(), _pid: pid, bound: Vec::new() })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Listens on `path` (mode 0660), replacing a socket nobody listens on.
+    pub fn listen(&mut self, path: &Path) -> Result<UnixListener> {
+        let listener = listen(path)?;
+        self.bound.push(path.to_owned());
+        Ok(listener)
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        for path in &self.bound {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Takes an exclusive lock on an open file for as long as it is open; false if another has it.
+fn lock(file: &File) -> bool {
+    // SAFETY: the descriptor is open for the duration of the call; flock touches no memory.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+fn listen(path: &Path) -> Result<UnixListener> {
+    let fail = |e: std::io::Error| {
+        Error::unavailable(
+            format!("cannot listen on {}: {e}", path.display()),
+            "name a directory you may write with --run-dir",
+        )
+    };
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        return Err(Error::invalid(
+            format!("the socket path {} is longer than {SOCKET_PATH_MAX} bytes", path.display()),
+            "name a shorter directory with --run-dir",
+        ));
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) => return Err(fail(e)),
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(Error::conflict(
+                format!("{} exists and is no socket", path.display()),
+                "remove it, or name another directory with --run-dir",
+            ));
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Ok(_) => {
+                return Err(Error::conflict(
+                    format!("another program is listening on {}", path.display()),
+                    "stop it first, or name another directory with --run-dir",
+                ));
+            }
+            Err(_) => std::fs::remove_file(path).map_err(fail)?,
+        },
+    }
+    let listener = UnixListener::bind(path).map_err(fail)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(fail)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn second_claim_is_refused_and_names_the_first() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("a/b");
+        let first = RunDir::claim(&dir).unwrap();
+        assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o750);
+        let error = RunDir::claim(&dir).unwrap_err();
+        assert_eq!(error.kind, Kind::Conflict);
+        assert!(error.what.contains(&std::process::id().to_string()), "{error}");
+        drop(first);
+        RunDir::claim(&dir).unwrap();
+    }
+
+    #[test]
+    fn stale_socket_is_replaced_live_one_is_not() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut run = RunDir::claim(tmp.path()).unwrap();
+        let path = api_socket(tmp.path());
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let live = run.listen(&path).unwrap();
+        assert_eq!(run.listen(&path).unwrap_err().kind, Kind::Conflict);
+        drop(live);
+        drop(run);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn files_that_are_no_sockets_are_left_alone() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("api.sock");
+        std::fs::write(&path, b"precious").unwrap();
+        assert_eq!(listen(&path).unwrap_err().kind, Kind::Conflict);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn long_paths_are_refused_clearly() {
+        let path = PathBuf::from(format!("/tmp/{}/api.sock", "x".repeat(120)));
+        assert_eq!(listen(&path).unwrap_err().kind, Kind::Invalid);
+    }
+}
