@@ -52,7 +52,12 @@ impl Buf {
         if ptr.is_null() {
             handle_alloc_error(layout);
         }
-        Buf(Arc::new(Memory { ptr, len, layout: Some(layout), _keepalive: None }))
+        Buf(Arc::new(Memory {
+            ptr,
+            len,
+            layout: Some(layout),
+            _keepalive: None,
+        }))
     }
 
     /// Wraps memory somebody else owns, such as a guest's RAM.
@@ -60,7 +65,12 @@ impl Buf {
     /// # Safety
     /// `ptr..ptr+len` must stay mapped and writable while `keepalive` is alive.
     pub unsafe fn foreign(ptr: *mut u8, len: usize, keepalive: Arc<dyn Send + Sync>) -> Buf {
-        Buf(Arc::new(Memory { ptr, len, layout: None, _keepalive: Some(keepalive) }))
+        Buf(Arc::new(Memory {
+            ptr,
+            len,
+            layout: None,
+            _keepalive: Some(keepalive),
+        }))
     }
 
     /// Length in bytes.
@@ -75,8 +85,15 @@ impl Buf {
 
     /// A window of `len` bytes at `start`. Panics if it does not fit: callers compute both.
     pub fn slice(&self, start: usize, len: usize) -> BufSlice {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.0.len), "slice outside its buffer");
-        BufSlice { buf: self.clone(), start: start as u32, len: len as u32 }
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.0.len),
+            "slice outside its buffer"
+        );
+        BufSlice {
+            buf: self.clone(),
+            start: start as u32,
+            len: len as u32,
+        }
     }
 
     /// The whole buffer as a window.
@@ -135,8 +152,15 @@ impl BufSlice {
 
     /// A window into this window.
     pub fn sub(&self, start: usize, len: usize) -> BufSlice {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.len()), "slice outside its window");
-        BufSlice { buf: self.buf.clone(), start: self.start + start as u32, len: len as u32 }
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len()),
+            "slice outside its window"
+        );
+        BufSlice {
+            buf: self.buf.clone(),
+            start: self.start + start as u32,
+            len: len as u32,
+        }
     }
 
     /// True if `next` begins in memory where this window ends (they can be one I/O vector).
@@ -146,7 +170,10 @@ impl BufSlice {
 
     /// Grows the window by `len` bytes; only for a neighbour that [`adjoins`](Self::adjoins).
     pub fn extend(&mut self, len: usize) {
-        assert!(self.start as usize + self.len() + len <= self.buf.len(), "window outside its buffer");
+        assert!(
+            self.start as usize + self.len() + len <= self.buf.len(),
+            "window outside its buffer"
+        );
         self.len += len as u32;
     }
 }

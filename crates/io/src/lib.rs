@@ -4,9 +4,31 @@
 
 pub mod buf;
 pub mod checksum;
+mod delay;
+pub mod device;
+mod disk;
+pub mod fault;
+pub mod file;
+mod helper;
 pub mod media;
+pub mod model;
 pub mod op;
+pub mod proactor;
+pub mod spec;
+mod sys;
+pub mod targets;
+mod threads;
+mod uring;
+pub mod wake;
 
 pub use buf::{Buf, BufPool, BufSlice};
+pub use device::Device;
+pub use fault::{FaultKind, FaultRule, Faults};
+pub use file::{BlockFile, OpenError, OpenMode};
 pub use media::Media;
 pub use op::{BLOCK, Class, IoDone, IoError, IoOp, OpKind, Target};
+pub use proactor::{Backend, Event, Proactor, ProactorError, SendList, Wait};
+pub use spec::OriginSpec;
+pub use sys::now_ns;
+pub use targets::Targets;
+pub use wake::WakeHandle;

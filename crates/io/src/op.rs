@@ -112,7 +112,11 @@ impl IoOp {
         let mut index = 0usize;
         for buf in &self.bufs {
             for block in buf.bytes().chunks(BLOCK as usize) {
-                if self.crcs.get(index).is_some_and(|want| crc32c(block) != *want) {
+                if self
+                    .crcs
+                    .get(index)
+                    .is_some_and(|want| crc32c(block) != *want)
+                {
                     bad.push(index as u32);
                 }
                 index += 1;
@@ -123,7 +127,16 @@ impl IoOp {
 
     /// Wraps the operation as finished, verifying checksums of a successful read.
     pub fn done(self, result: Result<(), IoError>, latency_ns: u64) -> IoDone {
-        let bad_blocks = if result.is_ok() && self.kind == OpKind::Read { self.verify() } else { SmallVec::new() };
-        IoDone { op: self, result, bad_blocks, latency_ns }
+        let bad_blocks = if result.is_ok() && self.kind == OpKind::Read {
+            self.verify()
+        } else {
+            SmallVec::new()
+        };
+        IoDone {
+            op: self,
+            result,
+            bad_blocks,
+            latency_ns,
+        }
     }
 }

@@ -1,0 +1,150 @@
+//! What a [`Target`](crate::Target) stands for: a file or block device, perhaps made slow or
+//! faulty on purpose.
+
+use crate::disk::SlowDisk;
+use crate::fault::{FaultKind, Faults};
+use crate::file::BlockFile;
+use crate::media::Media;
+use crate::model::HddParams;
+use crate::op::{IoError, IoOp, OpKind};
+use std::io;
+use std::sync::Arc;
+
+/// A flash device or origin, ready for any driver. Shared by all data threads.
+#[derive(Debug)]
+pub struct Device {
+    file: BlockFile,
+    faults: Faults,
+    latency_ns: u64,
+    disk: Option<SlowDisk>,
+}
+
+impl Device {
+    /// The file as it is.
+    pub fn new(file: BlockFile) -> Device {
+        Device {
+            file,
+            faults: Faults::default(),
+            latency_ns: 0,
+            disk: None,
+        }
+    }
+
+    /// Completes nothing sooner than `latency_ns` after its submission.
+    pub fn with_latency(mut self, latency_ns: u64) -> Device {
+        self.latency_ns = latency_ns;
+        self
+    }
+
+    /// Completes nothing sooner than a modelled hard disk of this size would. Its state is
+    /// shared by all who use the device. Starts a thread.
+    pub fn with_hdd(mut self, params: HddParams) -> io::Result<Device> {
+        self.disk = Some(SlowDisk::start(self.file.size(), params)?);
+        Ok(self)
+    }
+
+    /// The file or block device underneath.
+    pub fn file(&self) -> &BlockFile {
+        &self.file
+    }
+
+    /// Failures to inject.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// True if its speed is a model's: say so wherever it is shown.
+    pub fn is_modelled(&self) -> bool {
+        self.disk.is_some() || self.latency_ns > 0
+    }
+
+    pub(crate) fn latency_ns(&self) -> u64 {
+        self.latency_ns
+    }
+
+    pub(crate) fn disk(&self) -> Option<&SlowDisk> {
+        self.disk.as_ref()
+    }
+
+    /// Refuses what no driver should try: armed faults, ranges past the end, writes to a
+    /// read-only file, buffers that do not add up.
+    pub(crate) fn admit(&self, op: &IoOp) -> Result<(), IoError> {
+        self.faults.check(op)?;
+        match op.kind {
+            OpKind::Flush => return Ok(()),
+            OpKind::Read => {}
+            _ if self.file.is_read_only() => return Err(IoError::Os(libc::EROFS)),
+            _ => {}
+        }
+        self.file.check_range(op.offset, op.len)?;
+        let has_data = matches!(op.kind, OpKind::Read | OpKind::Write);
+        if has_data && op.bufs.iter().map(|b| b.len() as u64).sum::<u64>() != op.len {
+            return Err(IoError::Os(libc::EINVAL));
+        }
+        Ok(())
+    }
+
+    /// True if the ring can do a read or write whole on the direct descriptor.
+    #[inline]
+    pub(crate) fn fits_ring(&self, op: &IoOp) -> bool {
+        self.file.fits_direct(op.offset, op.len)
+            && op
+                .bufs
+                .iter()
+                .all(|b| self.file.fits_memory(b.as_ptr(), b.len()))
+    }
+
+    /// Executes an admitted operation; blocks.
+    pub(crate) fn execute(&self, op: &mut IoOp) -> Result<(), IoError> {
+        let mut at = op.offset;
+        let done = match op.kind {
+            OpKind::Read => op.bufs.iter_mut().try_for_each(|buf| {
+                let len = buf.len() as u64;
+                self.file.read_at(at, buf.bytes_mut())?;
+                at += len;
+                Ok(())
+            }),
+            OpKind::Write => op.bufs.iter().try_for_each(|buf| {
+                self.file.write_at(at, buf.bytes())?;
+                at += buf.len() as u64;
+                Ok(())
+            }),
+            OpKind::Flush => self.file.flush(),
+            OpKind::Discard => self.file.discard(op.offset, op.len),
+            OpKind::WriteZeroes { punch } => self.file.write_zeroes(op.offset, op.len, punch),
+        };
+        done.map_err(|e: io::Error| match e.kind() {
+            io::ErrorKind::UnexpectedEof => IoError::UnexpectedEof,
+            // WriteZero: the kernel took no byte of a write that lies within the size.
+            _ => IoError::Os(e.raw_os_error().unwrap_or(libc::EIO)),
+        })
+    }
+
+    fn fault(&self, kind: FaultKind, offset: u64, len: usize) -> io::Result<()> {
+        self.faults
+            .check_range(kind, offset, len as u64)
+            .map_err(|e| match e {
+                IoError::Os(errno) => io::Error::from_raw_os_error(errno),
+                IoError::UnexpectedEof => io::ErrorKind::UnexpectedEof.into(),
+            })
+    }
+}
+
+/// Synchronous access for formatting and recovery. Faults apply; modelled slowness does not.
+impl Media for Arc<Device> {
+    fn len(&self) -> u64 {
+        self.file.size()
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.fault(FaultKind::Read, offset, data.len())?;
+        self.file.read_at(offset, data)
+    }
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.fault(FaultKind::Write, offset, data.len())?;
+        self.file.write_at(offset, data)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.fault(FaultKind::Flush, 0, 0)?;
+        self.file.flush()
+    }
+}

@@ -1,0 +1,735 @@
+//! A flash device or an origin as the kernel offers it: a regular file or a block device.
+//!
+//! The cache must see the device, not the page cache, so everything goes through `O_DIRECT`
+//! where the file system allows it. `O_DIRECT` wants whole logical blocks, yet an origin may
+//! have any size; its last partial block goes through a second, buffered descriptor. The two
+//! never share a page: the last 4 KiB of such a file are always buffered. A write never makes
+//! a file longer, and a second opener of the same file or device is refused.
+
+use crate::buf::{BUF_ALIGN, Buf};
+use crate::media::Media;
+use crate::op::{BLOCK, IoError};
+use crate::sys;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Bytes of one piece when zeros are written by hand or memory must be bounced: large enough
+/// to stream, small enough not to matter in RAM.
+const CHUNK: u64 = 1 << 20;
+/// Most extents [`BlockFile::extents`] lists in one call.
+const EXTENTS_MAX: usize = 1 << 16;
+
+/// Why a file or device could not be opened or created.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The kernel refused.
+    #[error("cannot open {}: {source}; check that it exists and that this user may {}", path.display(), if *.writable { "read and write it" } else { "read it" })]
+    Open {
+        /// What was opened.
+        path: PathBuf,
+        /// Whether writing was asked for.
+        writable: bool,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Somebody else uses it.
+    #[error("{} is in use by another process (or mounted, or used twice by this one); stop the other user first", .0.display())]
+    InUse(PathBuf),
+    /// Not a file or block device.
+    #[error("{} is neither a regular file nor a block device; give one of those", .0.display())]
+    NotBlock(PathBuf),
+    /// Its logical blocks are larger than the unit of this program.
+    #[error("{} needs I/O aligned to {align} bytes, which is more than 4096; it cannot be used", path.display())]
+    Alignment {
+        /// What was opened.
+        path: PathBuf,
+        /// What it asks for, in bytes.
+        align: u32,
+    },
+    /// A new file could not be created with its size.
+    #[error("cannot create {} with {size} bytes: {source}; check free space and that no such file exists", path.display())]
+    Create {
+        /// What was to be created.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// How to open a [`BlockFile`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenMode {
+    /// Refuse writes; several readers may share the file.
+    pub read_only: bool,
+    /// Do not lock: only for looking at something another process owns.
+    pub unlocked: bool,
+}
+
+/// What identifies the content of an origin between two runs, as far as the kernel can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Bytes.
+    pub size: u64,
+    /// Last modification, nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Last change of the inode, nanoseconds since 1970.
+    pub ctime_ns: i64,
+    /// Device that holds the file; for a block device its own number.
+    pub dev: u64,
+    /// Inode.
+    pub inode: u64,
+}
+
+/// A run of a file that is data or a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// False for a hole, which reads as zeros and takes no space.
+    pub data: bool,
+}
+
+/// A regular file or block device, open for direct I/O and locked.
+#[derive(Debug)]
+pub struct BlockFile {
+    path: PathBuf,
+    direct: File,
+    /// For pieces direct I/O cannot do; the same descriptor semantics if `O_DIRECT` was refused.
+    buffered: File,
+    is_direct: bool,
+    is_device: bool,
+    read_only: bool,
+    /// Offsets and lengths of direct I/O are multiples of this (a power of two, at most 4096).
+    align: u32,
+    mem_align: u32,
+    size: AtomicU64,
+    /// First byte of what always goes through `buffered`; the size if nothing does.
+    direct_end: AtomicU64,
+    /// Serialises buffered writers: two writers of one page must not interleave.
+    tail: Mutex<()>,
+    no_discard: AtomicBool,
+    no_zero: AtomicBool,
+}
+
+impl BlockFile {
+    /// Opens `path` and takes the lock.
+    pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<BlockFile, OpenError> {
+        let path = path.as_ref().to_path_buf();
+        let fail = |source: io::Error| match source.raw_os_error() {
+            Some(libc::EBUSY) => OpenError::InUse(path.clone()),
+            _ => OpenError::Open {
+                path: path.clone(),
+                writable: !mode.read_only,
+                source,
+            },
+        };
+        let options = |flags: i32| {
+            let mut options = OpenOptions::new();
+            options
+                .read(true)
+                .write(!mode.read_only)
+                .custom_flags(flags | libc::O_CLOEXEC | libc::O_NOCTTY);
+            options
+        };
+        // O_NONBLOCK keeps the open of a FIFO from waiting; it means nothing for what we accept.
+        let kind = options(libc::O_NONBLOCK)
+            .open(&path)
+            .map_err(fail)?
+            .metadata()
+            .map_err(fail)?
+            .file_type();
+        let is_device = kind.is_block_device();
+        if !is_device && !kind.is_file() {
+            return Err(OpenError::NotBlock(path));
+        }
+        // O_EXCL on a block device: refused while mounted or claimed by anyone else.
+        let claim = if is_device && !mode.read_only && !mode.unlocked {
+            libc::O_EXCL
+        } else {
+            0
+        };
+        let (direct, mut is_direct) = match options(libc::O_DIRECT | claim).open(&path) {
+            Ok(file) => (file, true),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                (options(claim).open(&path).map_err(fail)?, false)
+            }
+            Err(e) => return Err(fail(e)),
+        };
+        if !mode.unlocked {
+            sys::try_flock(&direct, !mode.read_only).map_err(|e| match e.kind() {
+                io::ErrorKind::WouldBlock => OpenError::InUse(path.clone()),
+                _ => fail(e),
+            })?;
+        }
+        let buffered = reopen(&direct, &path, !mode.read_only).map_err(fail)?;
+        let (mut align, mut mem_align) = (512u32, 512u32);
+        match sys::dio_align(&direct) {
+            Some((0, _)) | Some((_, 0)) if !is_device => is_direct = false,
+            Some((mem, offset)) if mem > 0 && offset > 0 => (mem_align, align) = (mem, offset),
+            // Old kernels do not say; 4096 is right for every device we accept, and files
+            // whose size is no multiple of it have their tail buffered.
+            _ => (mem_align, align) = (BUF_ALIGN as u32, BLOCK as u32),
+        }
+        if is_device {
+            align = align.max(sys::device_block(&direct).map_err(fail)?);
+        }
+        if !is_direct {
+            sys::clear_direct(&direct).map_err(fail)?;
+            (align, mem_align) = (512, 1);
+            tracing::warn!(path = %path.display(), "the file system refuses direct I/O; reads and writes go through the page cache");
+        }
+        align = align.max(512);
+        if !align.is_power_of_two() || u64::from(align) > BLOCK {
+            return Err(OpenError::Alignment { path, align });
+        }
+        let file = BlockFile {
+            path: path.clone(),
+            direct,
+            buffered,
+            is_direct,
+            is_device,
+            read_only: mode.read_only,
+            align,
+            mem_align: mem_align.max(1),
+            size: AtomicU64::new(0),
+            direct_end: AtomicU64::new(0),
+            tail: Mutex::new(()),
+            no_discard: AtomicBool::new(false),
+            no_zero: AtomicBool::new(false),
+        };
+        file.refresh_size().map_err(fail)?;
+        Ok(file)
+    }
+
+    /// Creates a new file of `size` bytes, its space reserved where the file system can
+    /// (otherwise sparse), and opens it. Fails if the file exists.
+    pub fn create_sized(path: impl AsRef<Path>, size: u64) -> Result<BlockFile, OpenError> {
+        let path = path.as_ref();
+        let fail = |source| OpenError::Create {
+            path: path.to_path_buf(),
+            size,
+            source,
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(path)
+            .map_err(fail)?;
+        let sized = (|| {
+            file.set_len(size)?;
+            if size > 0 {
+                match sys::fallocate(file.as_raw_fd(), 0, 0, size) {
+                    Err(e) if unsupported(&e) => {}
+                    other => other?,
+                }
+            }
+            file.sync_all()
+        })();
+        if let Err(e) = sized {
+            // Best effort: the error that matters is the one reported below.
+            let _ = std::fs::remove_file(path);
+            return Err(fail(e));
+        }
+        drop(file);
+        BlockFile::open(path, OpenMode::default())
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size in bytes, as of the last [`refresh_size`](Self::refresh_size).
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Asks the kernel for the size again (the file or device may have been resized) and
+    /// returns it.
+    pub fn refresh_size(&self) -> io::Result<u64> {
+        let size = if self.is_device {
+            sys::device_size(&self.direct)?
+        } else {
+            self.direct.metadata()?.len()
+        };
+        let end = if size % u64::from(self.align) == 0 {
+            size
+        } else {
+            size / BLOCK * BLOCK
+        };
+        // Shrink the direct part before, and grow it after, the size is seen to change.
+        self.direct_end.store(
+            end.min(self.direct_end.load(Ordering::Relaxed)),
+            Ordering::Release,
+        );
+        self.size.store(size, Ordering::Release);
+        self.direct_end.store(end, Ordering::Release);
+        Ok(size)
+    }
+
+    /// Alignment in bytes of offsets and lengths for I/O without read-modify-write.
+    pub fn align(&self) -> u32 {
+        self.align
+    }
+
+    /// False if the file system refused `O_DIRECT`; say so to the user.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// True for a block device.
+    pub fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    /// True if opened without the right to write.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// What the kernel says about the file now.
+    pub fn identity(&self) -> io::Result<Identity> {
+        let meta = self.direct.metadata()?;
+        let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        Ok(Identity {
+            size: self.size(),
+            mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
+            dev: if self.is_device {
+                meta.rdev()
+            } else {
+                meta.dev()
+            },
+            inode: meta.ino(),
+        })
+    }
+
+    /// Descriptor for direct I/O; drivers only.
+    pub(crate) fn direct_fd(&self) -> RawFd {
+        self.direct.as_raw_fd()
+    }
+
+    /// True if the descriptor of [`direct_fd`](Self::direct_fd) can do this range from or to
+    /// memory at `addresses` whole. Reads and writes only.
+    #[inline]
+    pub(crate) fn fits_direct(&self, offset: u64, len: u64) -> bool {
+        (offset | len) & (u64::from(self.align) - 1) == 0
+            && offset
+                .checked_add(len)
+                .is_some_and(|end| end <= self.direct_end.load(Ordering::Relaxed))
+    }
+
+    /// True if memory at `address` may take part in direct I/O.
+    #[inline]
+    pub(crate) fn fits_memory(&self, address: *const u8, len: usize) -> bool {
+        let mask = self.mem_align as usize - 1;
+        (address as usize | len) & mask == 0
+    }
+
+    /// An error if the range reaches past the end.
+    #[inline]
+    pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size() => Ok(()),
+            _ => Err(IoError::UnexpectedEof),
+        }
+    }
+
+    /// True if a range of a regular file can be given to fallocate as it is.
+    pub(crate) fn can_fallocate(&self, zeroes: bool) -> bool {
+        let flag = if zeroes {
+            &self.no_zero
+        } else {
+            &self.no_discard
+        };
+        !self.is_device && !self.read_only && !flag.load(Ordering::Relaxed)
+    }
+
+    /// Fills `data` from `offset`; an error if that reaches past the end. Blocks.
+    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.in_range(offset, data.len() as u64)?;
+        if !self.fits_direct(offset, data.len() as u64) {
+            return self.buffered.read_exact_at(data, offset);
+        }
+        if self.fits_memory(data.as_ptr(), data.len()) {
+            return self.direct.read_exact_at(data, offset);
+        }
+        let mut bounce = Buf::zeroed(data.len().min(CHUNK as usize)).all();
+        let mut at = offset;
+        for piece in data.chunks_mut(CHUNK as usize) {
+            let window = &mut bounce.bytes_mut()[..piece.len()];
+            self.direct.read_exact_at(window, at)?;
+            piece.copy_from_slice(window);
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Stores `data` at `offset`; an error if that reaches past the end. Blocks.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.in_range(offset, data.len() as u64)?;
+        if !self.fits_direct(offset, data.len() as u64) {
+            return self.write_mixed(offset, data);
+        }
+        if self.fits_memory(data.as_ptr(), data.len()) {
+            return self.direct.write_all_at(data, offset);
+        }
+        self.write_bounced(offset, data)
+    }
+
+    fn write_bounced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut bounce = Buf::zeroed(data.len().min(CHUNK as usize)).all();
+        let mut at = offset;
+        for piece in data.chunks(CHUNK as usize) {
+            let window = &mut bounce.bytes_mut()[..piece.len()];
+            window.copy_from_slice(piece);
+            self.direct.write_all_at(window, at)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// A write whose end (or whose very position) does not suit direct I/O: what does suit
+    /// goes directly, the rest through the page cache.
+    fn write_mixed(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let end = offset + data.len() as u64;
+        let cut = (end / BLOCK * BLOCK)
+            .clamp(offset, self.direct_end.load(Ordering::Relaxed).max(offset));
+        let (head, rest) = data.split_at((cut - offset) as usize);
+        if !head.is_empty() && self.fits_direct(offset, head.len() as u64) {
+            if self.fits_memory(head.as_ptr(), head.len()) {
+                self.direct.write_all_at(head, offset)?;
+            } else {
+                self.write_bounced(offset, head)?;
+            }
+            return self.write_buffered(cut, rest);
+        }
+        self.write_buffered(offset, data)
+    }
+
+    fn write_buffered(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let _guard = self.tail.lock().unwrap_or_else(|e| e.into_inner());
+        self.buffered.write_all_at(data, offset)
+    }
+
+    /// Makes completed writes durable, buffered ones included. Blocks.
+    pub fn flush(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        // One inode behind both descriptors: this also writes its page cache.
+        sys::fdatasync(&self.direct)
+    }
+
+    /// Frees a range: it reads as zeros or as before. Succeeds where that is unsupported. Blocks.
+    pub fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.in_range(offset, len)?;
+        if self.read_only {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        if len == 0 || self.no_discard.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let done = if self.is_device {
+            let align = u64::from(self.align);
+            let (start, end) = (
+                offset.next_multiple_of(align),
+                (offset + len) / align * align,
+            );
+            if start >= end {
+                Ok(())
+            } else {
+                sys::device_discard(&self.direct, start, end - start)
+            }
+        } else {
+            sys::fallocate(self.direct_fd(), PUNCH, offset, len)
+        };
+        match done {
+            Err(e) if unsupported(&e) => {
+                self.no_discard.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Makes a range read as zeros; with `punch` its space may be freed. Blocks.
+    pub fn write_zeroes(&self, offset: u64, len: u64, punch: bool) -> io::Result<()> {
+        self.in_range(offset, len)?;
+        if self.read_only {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let flag = if punch && !self.is_device {
+            &self.no_discard
+        } else {
+            &self.no_zero
+        };
+        if !flag.load(Ordering::Relaxed) {
+            let done = if !self.is_device {
+                sys::fallocate(
+                    self.direct_fd(),
+                    if punch { PUNCH } else { ZERO },
+                    offset,
+                    len,
+                )
+            } else if self.fits_direct(offset, len) {
+                sys::device_zero(&self.direct, offset, len)
+            } else {
+                return self.write_zeros_by_hand(offset, len);
+            };
+            match done {
+                Err(e) if unsupported(&e) => flag.store(true, Ordering::Relaxed),
+                other => return other,
+            }
+        }
+        self.write_zeros_by_hand(offset, len)
+    }
+
+    fn write_zeros_by_hand(&self, offset: u64, len: u64) -> io::Result<()> {
+        let zeros = Buf::zeroed(len.min(CHUNK) as usize).all();
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            // Pieces end on block boundaries, so that an odd start costs one odd piece only.
+            let n = (at / BLOCK * BLOCK + CHUNK).min(end) - at;
+            self.write_at(at, &zeros.bytes()[..n.min(zeros.len() as u64) as usize])?;
+            at += n.min(zeros.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Data and holes of `offset..offset+len`, in order, adjacent runs merged. Where holes are
+    /// unknown the range is data. At most 65 536 extents: beyond that the rest is one data run.
+    pub fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<Extent>> {
+        self.in_range(offset, len)?;
+        let end = offset + len;
+        let mut list: Vec<Extent> = Vec::new();
+        let mut push = |from: u64, to: u64, data: bool| match list.last_mut() {
+            _ if from >= to => true,
+            Some(last) if last.data == data => {
+                last.len += to - from;
+                true
+            }
+            _ => {
+                list.push(Extent {
+                    offset: from,
+                    len: to - from,
+                    data,
+                });
+                list.len() < EXTENTS_MAX
+            }
+        };
+        if self.is_device {
+            push(offset, end, true);
+            return Ok(list);
+        }
+        let mut at = offset;
+        while at < end {
+            let data = match sys::seek(&self.direct, at, libc::SEEK_DATA) {
+                Ok(found) => found.unwrap_or(end).min(end),
+                Err(e) if unsupported(&e) => at,
+                Err(e) => return Err(e),
+            };
+            let more = push(at, data, false);
+            if data >= end {
+                break;
+            }
+            let hole = match sys::seek(&self.direct, data, libc::SEEK_HOLE) {
+                Ok(found) if more => found.unwrap_or(end).clamp(data + 1, end),
+                Err(e) if !unsupported(&e) => return Err(e),
+                _ => end,
+            };
+            push(data, hole, true);
+            at = hole;
+        }
+        Ok(list)
+    }
+
+    fn in_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_range(offset, len).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!(
+                    "{}: bytes {offset}+{len} reach past its end at {}; it is smaller than recorded",
+                    self.path.display(),
+                    self.size()
+                ),
+            )
+        })
+    }
+}
+
+/// fallocate mode that frees a range and never changes the size.
+pub(crate) const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// fallocate mode that zeroes a range and never changes the size.
+pub(crate) const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// True if the kernel says that it cannot do this at all here, as opposed to: it failed.
+pub(crate) fn unsupported(e: &io::Error) -> bool {
+    e.raw_os_error().is_some_and(unsupported_errno)
+}
+
+/// As [`unsupported`], of an errno.
+pub(crate) fn unsupported_errno(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY | libc::ENODEV
+    )
+}
+
+/// A buffered descriptor of the very file `direct` refers to, even if its path changed since.
+fn reopen(direct: &File, path: &Path, writable: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(writable)
+        .custom_flags(libc::O_CLOEXEC);
+    let file = options
+        .open(format!("/proc/self/fd/{}", direct.as_raw_fd()))
+        .or_else(|_| options.open(path))?;
+    let (a, b) = (direct.metadata()?, file.metadata()?);
+    if (a.dev(), a.ino()) != (b.dev(), b.ino()) {
+        return Err(io::Error::other(
+            "the file was replaced while it was being opened",
+        ));
+    }
+    Ok(file)
+}
+
+impl Media for BlockFile {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        BlockFile::read_at(self, offset, data)
+    }
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        BlockFile::write_at(self, offset, data)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        BlockFile::flush(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temp(size: u64) -> (tempfile::TempDir, BlockFile) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = BlockFile::create_sized(dir.path().join("f"), size).unwrap();
+        (dir, file)
+    }
+
+    #[test]
+    fn odd_size_reads_back_and_never_grows() {
+        let size = 5 * BLOCK + 1234;
+        let (dir, file) = temp(size);
+        let data: Vec<u8> = (0..size).map(|i| (i * 7 % 251) as u8).collect();
+        file.write_at(0, &data).unwrap();
+        file.flush().unwrap();
+        let mut back = vec![0; size as usize];
+        file.read_at(0, &mut back).unwrap();
+        assert_eq!(back, data);
+        assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), data);
+        assert_eq!(
+            file.write_at(size - 1, &[1, 2]).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        assert_eq!(
+            file.write_at(u64::MAX, &[1, 2]).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        assert_eq!(std::fs::metadata(dir.path().join("f")).unwrap().len(), size);
+    }
+
+    #[test]
+    fn second_opener_is_refused() {
+        let (dir, file) = temp(BLOCK);
+        let path = dir.path().join("f");
+        assert!(matches!(
+            BlockFile::open(&path, OpenMode::default()),
+            Err(OpenError::InUse(_))
+        ));
+        drop(file);
+        let readers = OpenMode {
+            read_only: true,
+            ..OpenMode::default()
+        };
+        let one = BlockFile::open(&path, readers).unwrap();
+        let two = BlockFile::open(&path, readers).unwrap();
+        assert!(one.write_at(0, &[0; 4096]).is_err());
+        assert!(matches!(
+            BlockFile::open(&path, OpenMode::default()),
+            Err(OpenError::InUse(_))
+        ));
+        drop((one, two));
+        BlockFile::open(&path, OpenMode::default()).unwrap();
+    }
+
+    #[test]
+    fn zeroes_discard_and_extents() {
+        let size = 64 * BLOCK + 100;
+        let (_dir, file) = temp(size);
+        file.write_at(0, &vec![7; size as usize]).unwrap();
+        file.flush().unwrap();
+        file.write_zeroes(8 * BLOCK, 8 * BLOCK, true).unwrap();
+        file.write_zeroes(32 * BLOCK + 3, BLOCK, false).unwrap();
+        file.write_zeros_by_hand(size - 150, 150).unwrap();
+        let mut back = vec![0; size as usize];
+        file.read_at(0, &mut back).unwrap();
+        for (i, byte) in back.iter().enumerate() {
+            let i = i as u64;
+            let zero = (8 * BLOCK..16 * BLOCK).contains(&i)
+                || (32 * BLOCK + 3..33 * BLOCK + 3).contains(&i)
+                || i >= size - 150;
+            assert_eq!(*byte, if zero { 0 } else { 7 }, "byte {i}");
+        }
+        file.discard(0, size).unwrap();
+        let extents = file.extents(0, size).unwrap();
+        assert_eq!(extents.iter().map(|e| e.len).sum::<u64>(), size);
+    }
+
+    #[test]
+    fn refuses_what_is_no_block_file() {
+        assert!(matches!(
+            BlockFile::open("/dev/null", OpenMode::default()),
+            Err(OpenError::NotBlock(_))
+        ));
+        assert!(matches!(
+            BlockFile::open("/nowhere/at/all", OpenMode::default()),
+            Err(OpenError::Open { .. })
+        ));
+    }
+
+    #[test]
+    fn size_follows_the_file() {
+        let (dir, file) = temp(4 * BLOCK);
+        let path = dir.path().join("f");
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_len(6 * BLOCK + 1)
+            .unwrap();
+        assert_eq!(file.size(), 4 * BLOCK);
+        assert_eq!(file.refresh_size().unwrap(), 6 * BLOCK + 1);
+        assert!(!file.fits_direct(6 * BLOCK, 512));
+        assert!(file.fits_direct(0, 6 * BLOCK));
+        assert_eq!(file.identity().unwrap().size, 6 * BLOCK + 1);
+    }
+}

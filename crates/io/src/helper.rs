@@ -1,0 +1,194 @@
+//! Threads for what blocks: a few per driver, started when needed.
+//!
+//! The ring does almost everything. Unaligned tails of odd-sized origins, discards on block
+//! devices and zeros written by hand have to block somewhere; where io_uring is not allowed,
+//! everything has. A [`Job`] carries its operation and answers exactly once, even if its
+//! thread dies.
+
+use crate::device::Device;
+use crate::op::{IoError, IoOp};
+use crate::sys::now_ns;
+use crate::wake::WakeHandle;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+/// An operation that ended on another thread.
+pub(crate) struct Finished {
+    pub op: IoOp,
+    pub device: Arc<Device>,
+    pub result: Result<(), IoError>,
+    pub start_ns: u64,
+    pub end_ns: u64,
+}
+
+/// Where helpers put what they finished. One per driver; bounded by its in-flight limit.
+pub(crate) struct Outbox {
+    done: Mutex<Vec<Finished>>,
+    wake: WakeHandle,
+}
+
+impl Outbox {
+    pub(crate) fn new(wake: WakeHandle) -> Arc<Outbox> {
+        Arc::new(Outbox {
+            done: Mutex::new(Vec::new()),
+            wake,
+        })
+    }
+
+    /// Moves everything finished to the end of `out`.
+    pub(crate) fn take(&self, out: &mut Vec<Finished>) {
+        out.append(&mut lock(&self.done));
+    }
+}
+
+/// One operation to execute by blocking.
+pub(crate) struct Job {
+    /// `None` once answered.
+    op: Option<IoOp>,
+    device: Arc<Device>,
+    start_ns: u64,
+    outbox: Arc<Outbox>,
+}
+
+impl Job {
+    pub(crate) fn new(op: IoOp, device: Arc<Device>, start_ns: u64, outbox: Arc<Outbox>) -> Job {
+        Job {
+            op: Some(op),
+            device,
+            start_ns,
+            outbox,
+        }
+    }
+
+    pub(crate) fn op(&self) -> Option<&IoOp> {
+        self.op.as_ref()
+    }
+
+    /// Executes and answers.
+    pub(crate) fn run(mut self) {
+        if let Some(op) = self.op.as_mut() {
+            let result = self.device.execute(op);
+            self.answer(result);
+        }
+    }
+
+    fn answer(&mut self, result: Result<(), IoError>) {
+        if let Some(op) = self.op.take() {
+            let device = self.device.clone();
+            let finished = Finished {
+                op,
+                device,
+                result,
+                start_ns: self.start_ns,
+                end_ns: now_ns(),
+            };
+            lock(&self.outbox.done).push(finished);
+            self.outbox.wake.wake();
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.answer(Err(IoError::Os(libc::EIO)));
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    stop: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+/// Up to `max` threads that execute jobs in order of arrival.
+pub(crate) struct Helpers {
+    shared: Arc<Shared>,
+    max: usize,
+}
+
+impl Helpers {
+    pub(crate) fn new(max: usize) -> Helpers {
+        Helpers {
+            shared: Arc::new(Shared {
+                queue: Mutex::default(),
+                work: Condvar::new(),
+            }),
+            max,
+        }
+    }
+
+    pub(crate) fn push(&self, job: Job) {
+        let mut queue = lock(&self.shared.queue);
+        queue.jobs.push_back(job);
+        if queue.idle >= queue.jobs.len() {
+            drop(queue);
+            return self.shared.work.notify_one();
+        }
+        if queue.threads.len() < self.max {
+            let shared = self.shared.clone();
+            match std::thread::Builder::new()
+                .name("hearth-io".into())
+                .spawn(move || shared.serve())
+            {
+                Ok(thread) => return queue.threads.push(thread),
+                // A system short of threads: slow is better than stuck.
+                Err(_) if queue.threads.is_empty() => {
+                    let jobs = std::mem::take(&mut queue.jobs);
+                    drop(queue);
+                    return jobs.into_iter().for_each(Job::run);
+                }
+                Err(_) => {}
+            }
+        }
+        drop(queue);
+        self.shared.work.notify_one();
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                job.run();
+                queue = lock(&self.queue);
+            } else if queue.stop {
+                return;
+            } else {
+                queue.idle += 1;
+                queue = self.work.wait(queue).unwrap_or_else(|e| e.into_inner());
+                queue.idle -= 1;
+            }
+        }
+    }
+}
+
+impl Drop for Helpers {
+    /// Finishes what is queued, then ends the threads.
+    fn drop(&mut self) {
+        let threads = {
+            let mut queue = lock(&self.shared.queue);
+            queue.stop = true;
+            std::mem::take(&mut queue.threads)
+        };
+        self.shared.work.notify_all();
+        for thread in threads {
+            // A helper that panicked has answered its job by dropping it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Locks; a panic elsewhere does not poison plain data.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

@@ -1,0 +1,278 @@
+//! How an origin is written on a command line or in a config file.
+//!
+//! `PATH` or `file:PATH` is a file or block device. Wrappers before it make it slow or faulty,
+//! for demos, benchmarks and tests, and may be stacked: `model-hdd:PATH`,
+//! `model-latency=8ms:PATH`, `fault=eio-read:PATH`, `fault=eio-write@1M+64K:PATH`.
+
+use crate::device::Device;
+use crate::fault::{FaultKind, FaultRule};
+use crate::file::{BlockFile, OpenError, OpenMode};
+use crate::model::HddParams;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Longest latency a spec may ask for: one minute. More is a typing error.
+const LATENCY_MAX_NS: u64 = 60_000_000_000;
+
+/// What an origin spec says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OriginSpec {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Behaves like a modelled hard disk.
+    pub hdd: bool,
+    /// Completes nothing sooner than this many nanoseconds; 0: as fast as it is.
+    pub latency_ns: u64,
+    /// Failures armed from the start.
+    pub faults: Vec<FaultRule>,
+}
+
+/// Why an origin spec was refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No path.
+    #[error(
+        "origin \"{0}\" names no path; write PATH, file:PATH, model-hdd:PATH or model-latency=8ms:PATH"
+    )]
+    NoPath(String),
+    /// A latency that is none.
+    #[error("\"{0}\" is not a latency; write a number with us, ms or s, up to 60s, such as 8ms")]
+    Latency(String),
+    /// A fault that is none.
+    #[error(
+        "\"{0}\" is not a fault; write eio-read, eio-write, eio-flush or eio-all, and @OFFSET+LENGTH for a range"
+    )]
+    Fault(String),
+}
+
+/// Why an origin could not be opened from its spec.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenSpecError {
+    /// The file or device.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The thread of a modelled disk.
+    #[error("cannot start the thread of the modelled disk: {0}; check the limit on processes")]
+    Thread(io::Error),
+}
+
+impl FromStr for OriginSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<OriginSpec, SpecError> {
+        let mut spec = OriginSpec {
+            path: PathBuf::new(),
+            hdd: false,
+            latency_ns: 0,
+            faults: Vec::new(),
+        };
+        let mut rest = text;
+        loop {
+            if let Some(tail) = rest.strip_prefix("model-hdd:") {
+                spec.hdd = true;
+                rest = tail;
+            } else if let Some((value, tail)) = option(rest, "model-latency=") {
+                spec.latency_ns =
+                    latency(value).ok_or_else(|| SpecError::Latency(value.to_owned()))?;
+                rest = tail;
+            } else if let Some((value, tail)) = option(rest, "fault=") {
+                spec.faults
+                    .push(fault(value).ok_or_else(|| SpecError::Fault(value.to_owned()))?);
+                rest = tail;
+            } else {
+                break;
+            }
+        }
+        spec.path = rest.strip_prefix("file:").unwrap_or(rest).into();
+        if spec.path.as_os_str().is_empty() {
+            return Err(SpecError::NoPath(text.to_owned()));
+        }
+        Ok(spec)
+    }
+}
+
+/// `key` + value + `:` + the rest.
+fn option<'a>(text: &'a str, key: &str) -> Option<(&'a str, &'a str)> {
+    text.strip_prefix(key)?.split_once(':')
+}
+
+fn latency(text: &str) -> Option<u64> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit_ns = match unit {
+        "us" => 1e3,
+        "ms" => 1e6,
+        "s" => 1e9,
+        _ => return None,
+    };
+    let ns = number.parse::<f64>().ok()? * unit_ns;
+    (ns >= 1.0 && ns <= LATENCY_MAX_NS as f64).then_some(ns as u64)
+}
+
+fn fault(text: &str) -> Option<FaultRule> {
+    let (kind, range) = text
+        .split_once('@')
+        .map_or((text, None), |(k, r)| (k, Some(r)));
+    let mut rule = FaultRule::eio(match kind {
+        "eio-read" => FaultKind::Read,
+        "eio-write" => FaultKind::Write,
+        "eio-flush" => FaultKind::Flush,
+        "eio-all" => FaultKind::All,
+        _ => return None,
+    });
+    if let Some((offset, len)) = range.map(|r| r.split_once('+')).unwrap_or(Some(("0", ""))) {
+        rule.offset = bytes(offset)?;
+        rule.len = if range.is_some() {
+            bytes(len)?
+        } else {
+            u64::MAX
+        };
+        return Some(rule);
+    }
+    None
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let (number, shift) = match text.char_indices().last()? {
+        (i, 'K') => (&text[..i], 10),
+        (i, 'M') => (&text[..i], 20),
+        (i, 'G') => (&text[..i], 30),
+        _ => (text, 0),
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+impl OriginSpec {
+    /// A plain file or block device.
+    pub fn file(path: impl Into<PathBuf>) -> OriginSpec {
+        OriginSpec {
+            path: path.into(),
+            hdd: false,
+            latency_ns: 0,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Opens what the spec names. A modelled disk starts a thread.
+    pub fn open(&self, mode: OpenMode) -> Result<Device, OpenSpecError> {
+        let mut device =
+            Device::new(BlockFile::open(&self.path, mode)?).with_latency(self.latency_ns);
+        if self.hdd {
+            device = device
+                .with_hdd(HddParams::default())
+                .map_err(OpenSpecError::Thread)?;
+        }
+        for rule in &self.faults {
+            device.faults().arm(*rule);
+        }
+        Ok(device)
+    }
+}
+
+/// The spec again, in its shortest form.
+impl fmt::Display for OriginSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.hdd {
+            f.write_str("model-hdd:")?;
+        }
+        if self.latency_ns > 0 {
+            write!(f, "model-latency={}us:", self.latency_ns as f64 / 1e3)?;
+        }
+        for rule in &self.faults {
+            let kind = match rule.kind {
+                FaultKind::Read => "read",
+                FaultKind::Write => "write",
+                FaultKind::Flush => "flush",
+                FaultKind::All => "all",
+            };
+            write!(f, "fault=eio-{kind}")?;
+            if (rule.offset, rule.len) != (0, u64::MAX) {
+                write!(f, "@{}+{}", rule.offset, rule.len)?;
+            }
+            f.write_str(":")?;
+        }
+        // A path that looks like a wrapper needs the prefix to be read back as a path.
+        let path = self.path.to_string_lossy();
+        if ["file:", "model-", "fault="]
+            .iter()
+            .any(|p| path.starts_with(p))
+        {
+            f.write_str("file:")?;
+        }
+        f.write_str(&path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_read_and_write() {
+        for text in [
+            "/a/b",
+            "model-hdd:/a",
+            "model-latency=8000us:/a:b",
+            "fault=eio-read:x",
+            "fault=eio-write@4096+512:x",
+        ] {
+            let spec: OriginSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(spec.to_string().parse::<OriginSpec>().unwrap(), spec);
+        }
+        let spec: OriginSpec = "model-hdd:model-latency=1.5ms:file:model-x"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            (spec.hdd, spec.latency_ns, spec.path.to_str()),
+            (true, 1_500_000, Some("model-x"))
+        );
+        assert_eq!(spec.to_string().parse::<OriginSpec>().unwrap(), spec);
+        let spec: OriginSpec = "fault=eio-all@1M+64K:/x".parse().unwrap();
+        assert_eq!(
+            spec.faults[0],
+            FaultRule {
+                kind: FaultKind::All,
+                offset: 1 << 20,
+                len: 64 << 10,
+                errno: libc::EIO
+            }
+        );
+    }
+
+    #[test]
+    fn wrong_specs_are_refused() {
+        for text in ["", "file:", "model-hdd:", "model-latency=8ms:"] {
+            assert!(
+                matches!(text.parse::<OriginSpec>(), Err(SpecError::NoPath(_))),
+                "{text}"
+            );
+        }
+        for text in [
+            "model-latency=8:/a",
+            "model-latency=99s:/a",
+            "model-latency=xms:/a",
+            "model-latency=0ms:/a",
+        ] {
+            assert!(
+                matches!(text.parse::<OriginSpec>(), Err(SpecError::Latency(_))),
+                "{text}"
+            );
+        }
+        for text in [
+            "fault=x:/a",
+            "fault=eio-read@1:/a",
+            "fault=eio-read@a+b:/a",
+            "fault=eio-read@99999999999G+1:/a",
+        ] {
+            assert!(
+                matches!(text.parse::<OriginSpec>(), Err(SpecError::Fault(_))),
+                "{text}"
+            );
+        }
+    }
+}

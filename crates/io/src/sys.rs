@@ -1,0 +1,171 @@
+//! The few system calls on files and block devices that `std` does not wrap.
+//!
+//! Each wrapper takes borrowed descriptors and plain numbers, returns `io::Result`, and
+//! never touches memory it was not given.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// `BLKGETSIZE64` (linux/fs.h): size of a block device in bytes.
+const BLKGETSIZE64: u32 = 0x8008_1272;
+/// `BLKSSZGET` (linux/fs.h): logical block size in bytes.
+const BLKSSZGET: u32 = 0x1268;
+/// `BLKDISCARD` (linux/fs.h): discard a byte range.
+const BLKDISCARD: u32 = 0x1277;
+/// `BLKZEROOUT` (linux/fs.h): make a byte range read as zeros.
+const BLKZEROOUT: u32 = 0x127F;
+
+/// Turns a `-1` return into the thread's last error.
+pub(crate) fn check(ret: libc::c_int) -> io::Result<libc::c_int> {
+    if ret < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(ret)
+    }
+}
+
+/// Monotonic time in nanoseconds; the clock of every `now_ns` and `latency_ns`.
+pub fn now_ns() -> u64 {
+    let mut ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `ts` is a valid out-pointer for the call; CLOCK_MONOTONIC always exists on Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    (ts.tv_sec as u64) * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// Size in bytes of the block device `file`.
+pub(crate) fn device_size(file: &File) -> io::Result<u64> {
+    let mut size = 0u64;
+    // SAFETY: BLKGETSIZE64 stores a u64 through the pointer, which is valid for the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut size) })?;
+    Ok(size)
+}
+
+/// Logical block size in bytes of the block device `file`.
+pub(crate) fn device_block(file: &File) -> io::Result<u32> {
+    let mut size: libc::c_int = 0;
+    // SAFETY: BLKSSZGET stores a C int through the pointer, which is valid for the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &mut size) })?;
+    u32::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Discards a byte range of a block device; both ends must be whole logical blocks.
+pub(crate) fn device_discard(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: BLKDISCARD reads two u64 through the pointer, which is valid for the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) }).map(drop)
+}
+
+/// Zeroes a byte range of a block device; both ends must be whole logical blocks.
+pub(crate) fn device_zero(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: BLKZEROOUT reads two u64 through the pointer, which is valid for the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKZEROOUT as _, range.as_ptr()) }).map(drop)
+}
+
+/// fallocate(2) with `mode`, retried while interrupted.
+pub(crate) fn fallocate(fd: RawFd, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+    let bad = |_| io::Error::from_raw_os_error(libc::EFBIG);
+    let (offset, len) = (
+        libc::off_t::try_from(offset).map_err(bad)?,
+        libc::off_t::try_from(len).map_err(bad)?,
+    );
+    retry_interrupted(|| {
+        // SAFETY: plain numbers; the kernel checks the descriptor.
+        check(unsafe { libc::fallocate(fd, mode, offset, len) }).map(drop)
+    })
+}
+
+/// fdatasync(2), retried while interrupted.
+pub(crate) fn fdatasync(file: &File) -> io::Result<()> {
+    retry_interrupted(|| {
+        // SAFETY: plain numbers; the descriptor is open for the call.
+        check(unsafe { libc::fdatasync(file.as_raw_fd()) }).map(drop)
+    })
+}
+
+/// Advisory lock on the whole file without waiting; `WouldBlock` if somebody else holds it.
+pub(crate) fn try_flock(file: &File, exclusive: bool) -> io::Result<()> {
+    let how = if exclusive {
+        libc::LOCK_EX
+    } else {
+        libc::LOCK_SH
+    };
+    // SAFETY: plain numbers; the descriptor is open for the call.
+    check(unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) }).map(drop)
+}
+
+/// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`; `None` past the last one (`ENXIO`).
+pub(crate) fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+    let offset =
+        libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    // SAFETY: plain numbers; all other I/O here is positioned, so moving the cursor is harmless.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
+    if at >= 0 {
+        return Ok(Some(at as u64));
+    }
+    let err = io::Error::last_os_error();
+    if err.raw_os_error() == Some(libc::ENXIO) {
+        Ok(None)
+    } else {
+        Err(err)
+    }
+}
+
+/// Direct-I/O alignment of a file as (memory, offset) in bytes, if the kernel and file system
+/// report it (`STATX_DIOALIGN`, Linux 6.1). `Some((0, 0))` means: no direct I/O on this file.
+pub(crate) fn dio_align(file: &File) -> Option<(u32, u32)> {
+    // SAFETY: all-zero bytes are a valid `statx` (plain integers).
+    let mut stx: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a NUL-terminated empty string (AT_EMPTY_PATH) and `stx` outlives the call.
+    let ret = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &mut stx,
+        )
+    };
+    (ret == 0 && stx.stx_mask & libc::STATX_DIOALIGN != 0)
+        .then_some((stx.stx_dio_mem_align, stx.stx_dio_offset_align))
+}
+
+/// Runs `call` again while a signal interrupts it.
+pub(crate) fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Turns `O_DIRECT` off on an open file.
+pub(crate) fn clear_direct(file: &File) -> io::Result<()> {
+    // SAFETY: plain numbers; the descriptor is open for both calls.
+    let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_DIRECT) })
+        .map(drop)
+}
+
+/// Sets or clears `O_NONBLOCK`. io_uring waits for blocking sockets only; the poll loop must
+/// never be caught in an `accept`.
+pub(crate) fn set_nonblocking(fd: RawFd, on: bool) -> io::Result<()> {
+    // SAFETY: plain numbers; the kernel checks the descriptor.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let want = if on {
+        flags | libc::O_NONBLOCK
+    } else {
+        flags & !libc::O_NONBLOCK
+    };
+    if want == flags {
+        return Ok(());
+    }
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, want) }).map(drop)
+}
