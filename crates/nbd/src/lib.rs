@@ -1,1 +1,27 @@
-//! placeholder
+//! NBD server as a sans-I/O state machine.
+//!
+//! Hypervisors reach a disk over NBD where they want snapshots, backup or live migration on
+//! top. [`NbdSession`] speaks the protocol (fixed newstyle, structured replies, extended
+//! headers, block status) for one connection without touching a socket: a data thread hands
+//! it received bytes and completed requests and asks it what to send. [`Exports`] says what
+//! is on offer.
+
+pub mod certs;
+pub mod export;
+pub mod tls;
+pub mod wire;
+
+mod extents;
+mod handshake;
+mod input;
+mod output;
+mod session;
+mod slab;
+mod transmission;
+
+pub use export::{Export, ExportSummary, Exports, Status};
+pub use extents::EXTENTS_MAX;
+pub use handshake::{LIST_MAX, OPTION_MAX, OPTION_SKIP_MAX, OPTIONS_MAX, TlsMode};
+pub use output::REQUESTS_MAX;
+pub use session::NbdSession;
+pub use transmission::PAYLOAD_MAX;

@@ -1,0 +1,517 @@
+//! Every command, every error, and what a client may not do to others.
+
+mod common;
+use common::*;
+use hearth_engine::api::{Completion, ReqError, ReqOp};
+use hearth_nbd::{PAYLOAD_MAX, REQUESTS_MAX, Status};
+use std::sync::atomic::Ordering;
+
+const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
+
+const EPERM: u32 = 1;
+const EIO: u32 = 5;
+const EINVAL: u32 = 22;
+const ENOSPC: u32 = 28;
+const EOVERFLOW: u32 = 75;
+const ENOTSUP: u32 = 95;
+const ESHUTDOWN: u32 = 108;
+
+const FUA: u16 = 1;
+const NO_HOLE: u16 = 2;
+const DF: u16 = 4;
+const REQ_ONE: u16 = 8;
+const FAST_ZERO: u16 = 16;
+const PAYLOAD_LEN: u16 = 32;
+
+fn ask(wire: &mut Wire, style: Style, req: Req) -> u32 {
+    wire.request(style, req);
+    let reply = wire.reply(style, 0);
+    assert_eq!(reply.cookie, 77);
+    assert!(wire.got.is_empty());
+    reply.error
+}
+
+#[test]
+fn reads_give_the_bytes_of_any_range() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        for (offset, len) in [
+            (0, 1),
+            (0, 4096),
+            (5, 10),
+            (4095, 2),
+            (8192, 100_000),
+            (SIZE - 1, 1),
+            (0, SIZE),
+        ] {
+            wire.request(style, Req::new(0, offset, len));
+            let reply = wire.reply(style, len as usize);
+            let want = &wire.disk.data.lock().unwrap()[offset as usize..(offset + len) as usize];
+            assert!(
+                reply.error == 0 && reply.data == want,
+                "{style:?} {offset}+{len}"
+            );
+            assert_eq!(reply.kind, (style != Style::Simple).then_some(1));
+        }
+        wire.request(style, Req::new(0, 7, 0));
+        let reply = wire.reply(style, 0);
+        assert_eq!(
+            (reply.error, reply.kind),
+            (0, (style != Style::Simple).then_some(0))
+        );
+    }
+}
+
+#[test]
+fn writes_store_the_bytes_at_any_range() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        for (offset, len) in [
+            (0, 1),
+            (0, 4096),
+            (5, 10),
+            (4095, 2),
+            (8192, 300_000),
+            (SIZE - 1, 1),
+            (9, 0),
+        ] {
+            let payload: Vec<u8> = (0..len).map(|i| (i * 31 + 1) as u8).collect();
+            let mut want = wire.disk.data.lock().unwrap().clone();
+            want[offset as usize..offset as usize + len].copy_from_slice(&payload);
+            assert_eq!(ask(&mut wire, style, Req::write(offset, payload)), 0);
+            assert!(
+                *wire.disk.data.lock().unwrap() == want,
+                "{style:?} {offset}+{len}"
+            );
+        }
+    }
+}
+
+#[test]
+fn flags_reach_the_engine() {
+    let style = Style::Structured;
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    let cases = [
+        (
+            Req::write(0, vec![1; 8192]).flags(FUA),
+            ReqOp::Write { fua: true },
+        ),
+        (Req::write(0, vec![1; 8192]), ReqOp::Write { fua: false }),
+        (Req::new(0, 0, 4096).flags(FUA | DF), ReqOp::Read),
+        (Req::new(3, 0, 0).flags(FUA), ReqOp::Flush),
+        (Req::new(4, 0, 512).flags(FUA), ReqOp::Discard { fua: true }),
+        (Req::new(4, 0, 512), ReqOp::Discard { fua: false }),
+        (Req::new(5, 0, 512), ReqOp::Prefetch),
+        (
+            Req::new(6, 0, 512),
+            ReqOp::WriteZeroes {
+                fua: false,
+                punch: true,
+            },
+        ),
+        (
+            Req::new(6, 0, 512).flags(FUA | NO_HOLE),
+            ReqOp::WriteZeroes {
+                fua: true,
+                punch: false,
+            },
+        ),
+        (
+            Req::new(6, 0, 512).flags(FAST_ZERO),
+            ReqOp::WriteZeroes {
+                fua: false,
+                punch: true,
+            },
+        ),
+    ];
+    for (req, op) in cases {
+        let (offset, len) = (req.offset, req.len);
+        wire.request(style, req);
+        let request = wire.held.pop_front().expect("a request");
+        assert_eq!(
+            (request.op, request.disk, request.offset, request.len),
+            (op, 3, offset, len)
+        );
+        if matches!(op, ReqOp::Write { .. }) {
+            assert_eq!(request.crcs.len(), 2);
+        }
+        assert_eq!(wire.session.in_flight(), 1);
+        wire.complete(request);
+        wire.settle();
+        assert_eq!(wire.reply(style, 0).error, 0);
+    }
+}
+
+#[test]
+fn errors_are_those_of_the_protocol() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        let past = |command| Req::new(command, SIZE - 1, 2);
+        let write_past = Req::write(SIZE - 1, vec![0; 2]);
+        assert_eq!(ask(&mut wire, style, past(0)), EINVAL);
+        assert_eq!(ask(&mut wire, style, write_past), ENOSPC);
+        assert_eq!(ask(&mut wire, style, past(4)), EINVAL);
+        assert_eq!(ask(&mut wire, style, past(5)), EINVAL);
+        assert_eq!(ask(&mut wire, style, past(6)), ENOSPC);
+        assert_eq!(ask(&mut wire, style, past(7)), EINVAL);
+        assert_eq!(ask(&mut wire, style, Req::new(0, u64::MAX, 2)), EINVAL);
+        assert_eq!(ask(&mut wire, style, Req::new(3, 0, 1)), EINVAL);
+        assert_eq!(ask(&mut wire, style, Req::new(8, 0, 1)), EINVAL);
+        assert_eq!(ask(&mut wire, style, Req::new(0xffff, 0, 1)), EINVAL);
+        assert_eq!(ask(&mut wire, style, Req::new(7, 0, 0)), EINVAL);
+        for command in [0, 3, 4, 5, 6, 7] {
+            assert_eq!(
+                ask(&mut wire, style, Req::new(command, 0, 0).flags(1 << 9)),
+                EINVAL
+            );
+        }
+        assert_eq!(
+            ask(
+                &mut wire,
+                style,
+                Req::write(0, vec![0; 70_000]).flags(NO_HOLE)
+            ),
+            EINVAL
+        );
+        let df = if style == Style::Simple { EINVAL } else { 0 };
+        wire.request(style, Req::new(0, 0, 4).flags(DF));
+        assert_eq!(wire.reply(style, 4).error, df);
+        wire.disk.fast_zero.store(false, Ordering::Relaxed);
+        assert_eq!(
+            ask(&mut wire, style, Req::new(6, 0, 512).flags(FAST_ZERO)),
+            ENOTSUP
+        );
+        assert_eq!(ask(&mut wire, style, Req::new(6, 0, 512)), 0);
+        wire.disk.read_only.store(true, Ordering::Relaxed);
+        assert_eq!(ask(&mut wire, style, Req::write(0, vec![0; 70_000])), EPERM);
+        assert_eq!(ask(&mut wire, style, Req::new(4, 0, 512)), EPERM);
+        assert_eq!(ask(&mut wire, style, Req::new(6, 0, 512)), EPERM);
+        assert_eq!(ask(&mut wire, style, Req::new(3, 0, 0)), 0);
+        wire.disk.closing.store(true, Ordering::Relaxed);
+        assert_eq!(ask(&mut wire, style, Req::new(0, 0, 512)), ESHUTDOWN);
+    }
+}
+
+#[test]
+fn failures_of_the_engine_are_reported() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        wire.hold = true;
+        for (error, want) in [
+            (ReqError::Io, EIO),
+            (ReqError::NoSpace, ENOSPC),
+            (ReqError::Invalid, EINVAL),
+            (ReqError::ReadOnly, EPERM),
+            (ReqError::NoDisk, ESHUTDOWN),
+            (ReqError::Shutdown, ESHUTDOWN),
+        ] {
+            for req in [
+                Req::new(0, 0, 4096),
+                Req::write(0, vec![1; 10]),
+                Req::new(3, 0, 0),
+            ] {
+                wire.request(style, req);
+                let request = wire.held.pop_front().expect("a request");
+                let completion = Completion {
+                    owner: 0,
+                    tag: request.tag,
+                    result: Err(error),
+                    buf: request.buf.clone(),
+                };
+                wire.with(|s, cx| s.completed(completion, cx));
+                wire.settle();
+                assert_eq!(wire.reply(style, 0).error, want);
+            }
+        }
+        assert_eq!(wire.session.in_flight(), 0);
+    }
+}
+
+#[test]
+fn reads_and_writes_longer_than_agreed() {
+    let disk = Disk::new(3, "vm1", 4096);
+    disk.size.store(1 << 40, Ordering::Relaxed);
+    for style in STYLES {
+        let server = std::sync::Arc::new(Server(vec![disk.clone()]));
+        let session = hearth_nbd::NbdSession::new(server, hearth_nbd::TlsMode::Off, "test".into());
+        let mut wire = Wire::over(Box::new(session), disk.clone());
+        wire.enter(style);
+        let too_long = if style == Style::Simple {
+            EINVAL
+        } else {
+            EOVERFLOW
+        };
+        assert_eq!(
+            ask(&mut wire, style, Req::new(0, 0, (32 << 20) + 1)),
+            too_long
+        );
+        let long = Req::write(0, vec![0; (32 << 20) + 1]);
+        if style == Style::Extended {
+            wire.feed(&long.bytes(style)[..32]);
+            assert!(wire.session.closing());
+        } else {
+            assert_eq!(ask(&mut wire, style, long), EINVAL);
+            let huge = Req {
+                len: u64::from(u32::MAX),
+                ..Req::new(1, 0, 0)
+            };
+            wire.request(style, huge);
+            assert!(wire.session.closing());
+        }
+    }
+}
+
+#[test]
+fn payloads_nobody_asked_for_are_swallowed() {
+    let style = Style::Extended;
+    let mut wire = Wire::connected(style);
+    for command in [0, 3, 4, 5, 6, 7, 99] {
+        let mut req = Req::new(command, 0, 50_000).flags(PAYLOAD_LEN);
+        req.payload = vec![9; 50_000];
+        assert_eq!(ask(&mut wire, style, req), EINVAL);
+    }
+    // Without the flag a write has no payload, and fails.
+    let mut write = Req::write(0, vec![1; 10]).flags(PAYLOAD_LEN);
+    write.payload.clear();
+    assert_eq!(ask(&mut wire, style, write), EINVAL);
+    wire.request(style, Req::new(0, 0, 1));
+    assert_eq!(wire.reply(style, 1).error, 0);
+}
+
+#[test]
+fn block_status() {
+    for style in [Style::Structured, Style::Extended] {
+        let mut wire = Wire::connected(style);
+        *wire.disk.extents.lock().unwrap() = vec![
+            (4096, Status::Data),
+            (4096, Status::Hole),
+            (4096, Status::Hole),
+            (1 << 30, Status::Zero),
+        ];
+        let mut query = |flags: u16, len: u64| {
+            wire.request(style, Req::new(7, 0, len).flags(flags));
+            let reply = wire.reply(style, 0);
+            assert_eq!(
+                (reply.error, reply.kind),
+                (0, Some(if style == Style::Extended { 6 } else { 5 }))
+            );
+            let body = &reply.data;
+            assert_eq!(body[..4], [0, 0, 0, 1]);
+            if style == Style::Extended {
+                assert_eq!(body[4..8], ((body.len() as u32 - 8) / 16).to_be_bytes());
+                body[8..]
+                    .chunks(16)
+                    .map(|c| {
+                        let value = u128::from_be_bytes(c.try_into().unwrap());
+                        ((value >> 64) as u64, value as u32)
+                    })
+                    .collect::<Vec<_>>()
+            } else {
+                body[4..]
+                    .chunks(8)
+                    .map(|c| {
+                        let value = u64::from_be_bytes(c.try_into().unwrap());
+                        (value >> 32, value as u32)
+                    })
+                    .collect()
+            }
+        };
+        assert_eq!(query(0, SIZE), [(4096, 0), (8192, 3), (SIZE - 12288, 2)]);
+        assert_eq!(query(REQ_ONE, SIZE), [(4096, 0)]);
+        assert_eq!(query(REQ_ONE, 512), [(512, 0)]);
+        assert_eq!(query(0, 8192), [(4096, 0), (4096, 3)]);
+    }
+}
+
+#[test]
+fn extended_lengths_are_64_bits() {
+    let style = Style::Extended;
+    let mut wire = Wire::connected(style);
+    wire.disk.size.store(1 << 40, Ordering::Relaxed);
+    wire.hold = true;
+    wire.request(style, Req::new(4, 4096, 1 << 39));
+    let request = wire.held.pop_front().expect("a request");
+    assert_eq!(request.len, 1 << 39);
+}
+
+#[test]
+fn an_export_may_grow_while_in_use() {
+    let mut wire = Wire::connected(Style::Simple);
+    let end = SIZE + 4096;
+    assert_eq!(
+        ask(&mut wire, Style::Simple, Req::new(5, SIZE, 4096)),
+        EINVAL
+    );
+    wire.disk.data.lock().unwrap().resize(end as usize, 5);
+    wire.disk.size.store(end, Ordering::Relaxed);
+    wire.request(Style::Simple, Req::new(0, SIZE, 4096));
+    assert_eq!(wire.reply(Style::Simple, 4096).data, vec![5; 4096]);
+}
+
+#[test]
+fn replies_come_as_requests_complete() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        wire.hold = true;
+        for cookie in 0..10 {
+            wire.request(style, Req::new(0, cookie * 512, 512).cookie(cookie));
+        }
+        while let Some(request) = wire.held.pop_back() {
+            wire.complete(request);
+        }
+        wire.settle();
+        for cookie in (0..10).rev() {
+            let reply = wire.reply(style, 512);
+            let at = cookie as usize * 512;
+            assert_eq!(reply.cookie, cookie);
+            assert_eq!(reply.data, wire.disk.data.lock().unwrap()[at..at + 512]);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_is_not_read_from() {
+    let style = Style::Simple;
+    let mut wire = Wire::connected(style);
+    wire.deaf = true;
+    let many: Vec<u8> = (0..10_000)
+        .flat_map(|i| Req::new(0, 0, 4096).cookie(i).bytes(style))
+        .collect();
+    let taken = wire.feed_in(&many, || usize::MAX);
+    assert!(taken < many.len());
+    wire.deaf = false;
+    wire.settle();
+    let rest = wire.feed_in(&many[taken..], || usize::MAX);
+    assert_eq!(taken + rest, many.len());
+    for i in 0..10_000 {
+        assert_eq!(wire.reply(style, 4096).cookie, i);
+    }
+}
+
+#[test]
+fn requests_in_flight_are_bounded_in_number_and_memory() {
+    let style = Style::Extended;
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    let flushes = Req::new(3, 0, 0).bytes(style).repeat(10_000);
+    wire.feed_in(&flushes, || usize::MAX);
+    assert_eq!(wire.session.in_flight(), REQUESTS_MAX);
+    assert_eq!(wire.held.len(), REQUESTS_MAX);
+
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    wire.disk.size.store(1 << 40, Ordering::Relaxed);
+    let reads = Req::new(0, 0, 3 << 20).bytes(style).repeat(10_000);
+    wire.feed_in(&reads, || usize::MAX);
+    let bytes: usize = wire
+        .held
+        .iter()
+        .filter_map(|r| r.buf.as_ref())
+        .map(|b| b.len())
+        .sum();
+    assert!(
+        bytes as u64 <= PAYLOAD_MAX && wire.held.len() == 21,
+        "{} requests",
+        wire.held.len()
+    );
+}
+
+#[test]
+fn the_largest_requests_fit() {
+    let style = Style::Simple;
+    let mut wire = Wire::connected(style);
+    let size = (32 << 20) + 4096;
+    wire.disk.data.lock().unwrap().resize(size, 1);
+    wire.disk.size.store(size as u64, Ordering::Relaxed);
+    for offset in [0, 1, 4095] {
+        assert_eq!(
+            ask(
+                &mut wire,
+                style,
+                Req::write(offset, vec![offset as u8; 32 << 20])
+            ),
+            0
+        );
+        wire.request(style, Req::new(0, offset, 32 << 20));
+        assert!(
+            wire.reply(style, 32 << 20)
+                .data
+                .iter()
+                .all(|b| *b == offset as u8)
+        );
+    }
+}
+
+#[test]
+fn goodbye_waits_for_what_is_in_flight() {
+    let style = Style::Simple;
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    wire.request(style, Req::write(0, vec![3; 512]));
+    wire.request(style, Req::new(2, 0, 0));
+    assert!(!wire.session.closing());
+    assert!(wire.with(|s, cx| s.recv_buf(cx)).is_none());
+    wire.hold = false;
+    wire.settle();
+    assert!(wire.session.closing());
+    assert_eq!(wire.reply(style, 0).error, 0);
+}
+
+#[test]
+fn shutdown_finishes_what_is_in_flight_and_takes_no_more() {
+    let style = Style::Structured;
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    wire.request(style, Req::new(0, 0, 512));
+    wire.session.shutdown();
+    assert!(wire.with(|s, cx| s.recv_buf(cx)).is_none());
+    assert!(!wire.session.closing());
+    wire.hold = false;
+    wire.settle();
+    assert_eq!(wire.reply(style, 512).error, 0);
+    assert!(wire.session.closing());
+}
+
+#[test]
+fn a_wrong_magic_ends_it_at_once() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        wire.hold = true;
+        wire.request(style, Req::new(0, 0, 512));
+        wire.feed(&[0xff; 32]);
+        assert!(wire.session.closing());
+        assert_eq!(wire.session.in_flight(), 1);
+        wire.hold = false;
+        wire.settle();
+        assert_eq!(wire.session.in_flight(), 0);
+        assert!(wire.got.is_empty());
+    }
+}
+
+#[test]
+fn the_end_of_stream_in_the_middle_of_anything_is_harmless() {
+    let style = Style::Simple;
+    let whole = Req::write(3, vec![1; 40_000]).bytes(style);
+    for cut in [0, 1, 27, 28, 29, 20_000] {
+        let mut wire = Wire::connected(style);
+        wire.feed(&whole[..cut]);
+        wire.with(|s, cx| s.received(0, cx));
+        assert!(wire.session.closing());
+        assert!(wire.got.is_empty());
+    }
+}
+
+#[test]
+fn a_completion_nobody_waits_for_is_ignored() {
+    let mut wire = Wire::connected(Style::Simple);
+    let stray = Completion {
+        owner: 0,
+        tag: 12345,
+        result: Ok(()),
+        buf: None,
+    };
+    wire.with(|s, cx| s.completed(stray, cx));
+    wire.settle();
+    assert!(wire.got.is_empty());
+}
