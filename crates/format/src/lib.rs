@@ -9,17 +9,25 @@
 //! Nothing here decides *when* something is written; that is the engine's.
 
 pub mod batch;
+pub mod checkpoint;
+pub mod disk;
 pub mod entry;
 pub mod error;
+pub mod foreign;
 pub mod layout;
+pub mod registry;
 pub mod summary;
 pub mod superblock;
 mod wire;
 
 pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
+pub use checkpoint::{CheckpointHeader, Section};
+pub use disk::{CacheMode, DiskRecord, OriginIdentity, check_name};
 pub use entry::{Entry, Kind};
 pub use error::FormatError;
+pub use foreign::{Found, identify};
 pub use layout::{Layout, SEGMENT_BLOCKS_DEFAULT};
+pub use registry::Registry;
 pub use summary::SummaryHeader;
 pub use superblock::{PoolState, Superblock};
 pub use uuid::Uuid;

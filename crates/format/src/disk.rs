@@ -1,0 +1,353 @@
+//! What a pool remembers of one disk: its origin, its settings, and what the origin looked
+//! like when it was last seen.
+//!
+//! Settings are added more often than any other structure changes, and an older version that
+//! rewrites the registry must not lose what a newer one put there. So a disk is a list of
+//! tagged fields: unknown ones are carried along, except those marked critical, which an older
+//! version must refuse.
+
+use crate::error::FormatError;
+use uuid::Uuid;
+
+/// Longest disk name, in bytes.
+pub const NAME_MAX: usize = 64;
+/// Longest origin description, in bytes.
+pub const ORIGIN_MAX: usize = 4096;
+/// Most fields of a disk, known and unknown.
+pub const FIELDS_MAX: usize = 64;
+/// Field tags with this bit must be understood by whoever reads the disk.
+pub const CRITICAL: u16 = 0x8000;
+
+const WHAT: &str = "disk record";
+const FIELD_HEADER: usize = 4;
+
+/// Field tags. Never reuse one.
+mod tag {
+    pub const ID: u16 = 1;
+    pub const NAME: u16 = 2;
+    pub const ORIGIN: u16 = 3;
+    pub const SIZE: u16 = 4;
+    pub const MODE: u16 = 5;
+    pub const BLOCK_SIZE: u16 = 6;
+    pub const MIN_BYTES: u16 = 7;
+    pub const MAX_BYTES: u16 = 8;
+    pub const SEQ_CUTOFF: u16 = 9;
+    pub const READ_ONLY: u16 = 10;
+    pub const SINCE_SEQ: u16 = 11;
+    pub const SERIAL: u16 = 12;
+    pub const ORIGIN_IDENTITY: u16 = 13;
+    pub const CLEAN_DETACH: u16 = 14;
+}
+
+/// How a disk is cached.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Writes complete on flash and reach the origin later.
+    #[default]
+    WriteBack = 1,
+    /// Writes complete on the origin; the flash copy is renewed.
+    WriteThrough = 2,
+    /// Reads are cached; writes go to the origin and drop the cached copy.
+    WriteAround = 3,
+    /// Pass-through.
+    Off = 4,
+}
+
+/// What an origin looked like when its disk was last detached: if it differs at the next
+/// attach, somebody changed the origin behind the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginIdentity {
+    /// Bytes.
+    pub size: u64,
+    /// Last modification, nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Last inode change, nanoseconds since 1970.
+    pub ctime_ns: i64,
+    /// File system's device number.
+    pub dev: u64,
+    /// Inode number.
+    pub inode: u64,
+}
+
+/// One disk of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskRecord {
+    /// Number in the pool; never 0, never given twice while the log may hold old records of it
+    /// without [`since_seq`](Self::since_seq) being raised.
+    pub id: u16,
+    /// Unique in the pool; see [`check_name`].
+    pub name: String,
+    /// Where the data really lives, as the origin layer spells it; at most [`ORIGIN_MAX`] bytes.
+    pub origin: String,
+    /// Bytes.
+    pub size: u64,
+    /// How it is cached.
+    pub mode: CacheMode,
+    /// Unit of filling in bytes, a power of two from 4 KiB to 1 MiB; 0 means `auto`.
+    pub block_size: u32,
+    /// Bytes of flash kept for this disk even under pressure.
+    pub min_bytes: u64,
+    /// Most bytes of flash it may hold; 0 means no limit.
+    pub max_bytes: u64,
+    /// Sequential reads beyond this many bytes are not cached; 0 turns that off.
+    pub seq_cutoff: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Log records of this id in batches before this one are void.
+    pub since_seq: u64,
+    /// Shown to guests as the disk's serial number.
+    pub serial: Uuid,
+    /// The origin at the last detach, if it was recorded.
+    pub origin_identity: Option<OriginIdentity>,
+    /// The disk was last detached cleanly, and `origin_identity` is of that moment.
+    pub clean_detach: bool,
+    /// Fields of newer versions, carried along: tag and bytes.
+    pub unknown: Vec<(u16, Vec<u8>)>,
+}
+
+impl Default for DiskRecord {
+    fn default() -> DiskRecord {
+        DiskRecord {
+            id: 0,
+            name: String::new(),
+            origin: String::new(),
+            size: 0,
+            mode: CacheMode::default(),
+            block_size: 0,
+            min_bytes: 0,
+            max_bytes: 0,
+            seq_cutoff: 0,
+            read_only: false,
+            since_seq: 0,
+            serial: Uuid::nil(),
+            origin_identity: None,
+            clean_detach: false,
+            unknown: Vec::new(),
+        }
+    }
+}
+
+/// Checks a disk's name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with `-` or `.`, so that
+/// it is a safe file name, command-line argument and part of a URL.
+pub fn check_name(name: &str) -> Result<(), FormatError> {
+    let fault = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > NAME_MAX {
+        "it is longer than 64 characters"
+    } else if name.starts_with(['-', '.']) {
+        "it starts with '-' or '.'"
+    } else if !name
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    {
+        "only letters, digits, '.', '_' and '-' are allowed"
+    } else {
+        return Ok(());
+    };
+    Err(FormatError::wrong(
+        "disk name",
+        format!("{name:?}: {fault}"),
+    ))
+}
+
+impl DiskRecord {
+    /// Checks what must hold for a record, whoever made it.
+    pub fn check(&self) -> Result<(), FormatError> {
+        check_name(&self.name)?;
+        let fault = if self.id == 0 {
+            "its number is 0"
+        } else if self.origin.is_empty() {
+            "it has no origin"
+        } else if self.origin.len() > ORIGIN_MAX {
+            "its origin is longer than 4096 bytes"
+        } else if self.block_size != 0
+            && !(self.block_size.is_power_of_two() && (4096..=1 << 20).contains(&self.block_size))
+        {
+            "its cache block size is no power of two from 4 KiB to 1 MiB"
+        } else if self.max_bytes != 0 && self.min_bytes > self.max_bytes {
+            "its reserved flash is more than its limit"
+        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::CLEAN_DETACH) {
+            "it has too many unknown fields"
+        } else if self
+            .unknown
+            .iter()
+            .any(|(tag, _)| known(*tag) || tag & CRITICAL != 0)
+        {
+            "a field carried along has the tag of a known or critical one"
+        } else if self
+            .unknown
+            .iter()
+            .any(|(_, bytes)| bytes.len() > usize::from(u16::MAX))
+        {
+            "an unknown field is longer than 65535 bytes"
+        } else {
+            return Ok(());
+        };
+        Err(FormatError::wrong(
+            WHAT,
+            format!("disk {:?} ({}): {fault}", self.name, self.id),
+        ))
+    }
+
+    /// Appends the record's fields.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<(), FormatError> {
+        self.check()?;
+        field(out, tag::ID, &self.id.to_le_bytes());
+        field(out, tag::NAME, self.name.as_bytes());
+        field(out, tag::ORIGIN, self.origin.as_bytes());
+        field(out, tag::SIZE, &self.size.to_le_bytes());
+        field(out, tag::MODE, &[self.mode as u8]);
+        field(out, tag::BLOCK_SIZE, &self.block_size.to_le_bytes());
+        field(out, tag::MIN_BYTES, &self.min_bytes.to_le_bytes());
+        field(out, tag::MAX_BYTES, &self.max_bytes.to_le_bytes());
+        field(out, tag::SEQ_CUTOFF, &self.seq_cutoff.to_le_bytes());
+        field(out, tag::READ_ONLY, &[u8::from(self.read_only)]);
+        field(out, tag::SINCE_SEQ, &self.since_seq.to_le_bytes());
+        field(out, tag::SERIAL, self.serial.as_bytes());
+        if let Some(id) = &self.origin_identity {
+            let mut bytes = [0u8; 40];
+            let words = [
+                id.size,
+                id.mtime_ns as u64,
+                id.ctime_ns as u64,
+                id.dev,
+                id.inode,
+            ];
+            for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+                *place = word.to_le_bytes();
+            }
+            field(out, tag::ORIGIN_IDENTITY, &bytes);
+        }
+        field(out, tag::CLEAN_DETACH, &[u8::from(self.clean_detach)]);
+        for (tag, bytes) in &self.unknown {
+            field(out, *tag, bytes);
+        }
+        Ok(())
+    }
+
+    /// Reads a record from exactly its fields.
+    pub(crate) fn decode(mut rest: &[u8]) -> Result<DiskRecord, FormatError> {
+        let mut disk = DiskRecord::default();
+        let mut seen = 0u32;
+        let mut fields = 0usize;
+        while !rest.is_empty() {
+            let (tag, bytes, after) = split_field(rest)?;
+            rest = after;
+            fields += 1;
+            if fields > FIELDS_MAX {
+                return Err(FormatError::damaged(WHAT, "it has more than 64 fields"));
+            }
+            if (1..32).contains(&tag) {
+                let bit = 1u32 << tag;
+                if seen & bit != 0 {
+                    return Err(FormatError::wrong(WHAT, format!("field {tag} comes twice")));
+                }
+                seen |= bit;
+            }
+            disk.take(tag, bytes)?;
+        }
+        let required = [tag::ID, tag::NAME, tag::ORIGIN, tag::SIZE, tag::MODE];
+        if let Some(missing) = required.iter().find(|tag| seen & (1 << **tag) == 0) {
+            return Err(FormatError::wrong(
+                WHAT,
+                format!("field {missing} is missing"),
+            ));
+        }
+        disk.check()?;
+        Ok(disk)
+    }
+
+    fn take(&mut self, tag: u16, bytes: &[u8]) -> Result<(), FormatError> {
+        match tag {
+            tag::ID => self.id = u16::from_le_bytes(exact(tag, bytes)?),
+            tag::NAME => self.name = text(tag, bytes)?,
+            tag::ORIGIN => self.origin = text(tag, bytes)?,
+            tag::SIZE => self.size = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::MODE => {
+                let [raw] = exact(tag, bytes)?;
+                self.mode = match raw {
+                    1 => CacheMode::WriteBack,
+                    2 => CacheMode::WriteThrough,
+                    3 => CacheMode::WriteAround,
+                    4 => CacheMode::Off,
+                    _ => return Err(newer(format!("cache mode {raw}"))),
+                };
+            }
+            tag::BLOCK_SIZE => self.block_size = u32::from_le_bytes(exact(tag, bytes)?),
+            tag::MIN_BYTES => self.min_bytes = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::MAX_BYTES => self.max_bytes = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::SEQ_CUTOFF => self.seq_cutoff = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::READ_ONLY => self.read_only = flag(tag, bytes)?,
+            tag::SINCE_SEQ => self.since_seq = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::SERIAL => self.serial = Uuid::from_bytes(exact(tag, bytes)?),
+            tag::ORIGIN_IDENTITY => {
+                let raw: [u8; 40] = exact(tag, bytes)?;
+                let word = |at| u64::from_le_bytes(crate::wire::array_at(&raw, at));
+                self.origin_identity = Some(OriginIdentity {
+                    size: word(0),
+                    mtime_ns: word(8) as i64,
+                    ctime_ns: word(16) as i64,
+                    dev: word(24),
+                    inode: word(32),
+                });
+            }
+            tag::CLEAN_DETACH => self.clean_detach = flag(tag, bytes)?,
+            tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
+            tag => self.unknown.push((tag, bytes.to_vec())),
+        }
+        Ok(())
+    }
+}
+
+/// True for tags this version reads itself.
+fn known(tag: u16) -> bool {
+    (tag::ID..=tag::CLEAN_DETACH).contains(&tag)
+}
+
+fn newer(feature: String) -> FormatError {
+    FormatError::Newer {
+        what: WHAT,
+        feature,
+    }
+}
+
+fn field(out: &mut Vec<u8>, tag: u16, bytes: &[u8]) {
+    out.extend_from_slice(&tag.to_le_bytes());
+    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn split_field(rest: &[u8]) -> Result<(u16, &[u8], &[u8]), FormatError> {
+    let short = || FormatError::damaged(WHAT, "a field is cut short");
+    let (header, rest) = rest.split_first_chunk::<FIELD_HEADER>().ok_or_else(short)?;
+    let tag = u16::from_le_bytes([header[0], header[1]]);
+    let len = usize::from(u16::from_le_bytes([header[2], header[3]]));
+    let (bytes, rest) = rest.split_at_checked(len).ok_or_else(short)?;
+    Ok((tag, bytes, rest))
+}
+
+fn exact<const N: usize>(tag: u16, bytes: &[u8]) -> Result<[u8; N], FormatError> {
+    bytes.try_into().map_err(|_| {
+        FormatError::wrong(
+            WHAT,
+            format!("field {tag} has {} bytes, not {N}", bytes.len()),
+        )
+    })
+}
+
+fn flag(tag: u16, bytes: &[u8]) -> Result<bool, FormatError> {
+    match exact(tag, bytes)? {
+        [0] => Ok(false),
+        [1] => Ok(true),
+        [other] => Err(FormatError::wrong(
+            WHAT,
+            format!("field {tag} is {other}, neither 0 nor 1"),
+        )),
+    }
+}
+
+fn text(tag: u16, bytes: &[u8]) -> Result<String, FormatError> {
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| FormatError::wrong(WHAT, format!("field {tag} is not UTF-8")))
+}
