@@ -1,1 +1,23 @@
-//! placeholder
+//! Deterministic simulation of the Hearth engine.
+//!
+//! A cache between a guest and its disk has more states than tests written by hand can reach:
+//! any I/O may end before any other, fail, stall or be torn by a crash, also while the crash
+//! before is being recovered from. Here the engine, unchanged, runs over simulated devices under
+//! a virtual clock; one seed chooses everything, an oracle checks every answer, and a failing
+//! seed fails again each time it is run.
+//!
+//! [`device`] is the hardware, [`workload`] the guests, [`model`] the oracle, [`world`] moves
+//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds.
+
+pub mod content;
+pub mod device;
+pub mod life;
+pub mod model;
+pub mod prng;
+pub mod profile;
+pub mod runner;
+pub mod subject;
+#[cfg(test)]
+mod toy;
+pub mod workload;
+pub mod world;

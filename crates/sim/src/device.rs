@@ -1,0 +1,703 @@
+//! A device that keeps every promise a device makes and no other.
+//!
+//! Real devices acknowledge writes they have not stored, store them in any order, tear them at a
+//! power cut, rot, fail, stall and die. [`SimDevice`] does all of that under a seed: what was
+//! written is volatile until a flush that was *submitted after the write completed* completes;
+//! at a crash every block keeps its durable content or any one of its volatile contents.
+
+use crate::content::{BLOCK, Value, fill, stamp};
+use crate::prng::Prng;
+use hearth_io::{IoDone, IoError, IoOp, Media, OpKind, Target};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+
+type Block = [u8; BLOCK];
+
+/// Mark of a content that reached the medium before its write completed: no flush covers it.
+const NOT_COMPLETED: u64 = u64::MAX;
+
+/// What a block may become when power fails while it has volatile contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tear {
+    /// One of its contents, whole.
+    Block,
+    /// Each 512-byte sector keeps one of its contents.
+    Sector,
+    /// Cut at any byte: the first part of one content and the rest of another.
+    Anywhere,
+}
+
+/// What untouched blocks of a device hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// Zeros (a fresh flash file, the grown part of an origin).
+    Zeros,
+    /// An origin's first content: stamped as write 0 of disk `uid`; of every 8 blocks
+    /// those in `holes` are zero. Bytes at and past `size` are zero.
+    Stamped {
+        /// The disk's uid in stamps.
+        uid: u8,
+        /// Bit `b % 8` set: block `b` is a hole.
+        holes: u8,
+        /// Size when the disk was created.
+        size: u64,
+    },
+}
+
+/// The value of a sector that was never written.
+pub fn base_value(base: Base, sector: u64) -> Value {
+    match base {
+        Base::Zeros => Value::Zero,
+        Base::Stamped { uid, holes, size } => {
+            let hole = holes & (1 << (sector / 8 % 8)) != 0;
+            if hole || sector * 512 >= size {
+                Value::Zero
+            } else {
+                Value::Stamp(stamp(uid, 0, sector))
+            }
+        }
+    }
+}
+
+/// Chances of trouble, each in 10 000 operations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Reads that fail with EIO.
+    pub read_eio: u32,
+    /// Writes (and discards, zeroing) that fail with EIO after storing some of their blocks.
+    pub write_eio: u32,
+    /// Flushes that fail with EIO.
+    pub flush_eio: u32,
+    /// Writes that fail with ENOSPC: a sparse file on a full file system.
+    pub no_space: u32,
+    /// Operations slower by a factor of a thousand.
+    pub slow: u32,
+    /// Operations that do not complete until the hurting ends.
+    pub hang: u32,
+    /// Byte ranges that cannot be read.
+    pub bad_ranges: Vec<Range<u64>>,
+    /// The operation with this number (counting from 0) fails with EIO, whatever it is.
+    pub fail_op: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    durable: Option<Rc<Block>>,
+    /// Volatile contents, oldest first, with the moment their write completed.
+    pending: Vec<(u64, Rc<Block>)>,
+}
+
+struct InFlight {
+    op: IoOp,
+    mark: u64,
+    sum: u32,
+}
+
+/// How an operation ended, besides its result.
+pub struct Finished {
+    /// To hand to the engine.
+    pub done: IoDone,
+    /// True if the failure was injected.
+    pub injected: bool,
+}
+
+/// One simulated device, flash or origin.
+pub struct SimDevice {
+    /// Trouble to make.
+    pub faults: Faults,
+    /// First rule of the driver's contract the engine broke, in words.
+    pub violation: Option<String>,
+    target: Target,
+    align: u64,
+    size: u64,
+    base: Base,
+    tear: Tear,
+    cells: Vec<Cell>,
+    volatile: BTreeSet<u32>,
+    in_flight: BTreeMap<u64, InFlight>,
+    seq: u64,
+    ops: u64,
+    dead: bool,
+    rng: Prng,
+}
+
+impl SimDevice {
+    /// A device of `size` bytes. `align` is what offsets and lengths must be multiples of.
+    pub fn new(
+        target: Target,
+        size: u64,
+        align: u64,
+        base: Base,
+        tear: Tear,
+        rng: Prng,
+    ) -> SimDevice {
+        let blocks = size.div_ceil(BLOCK as u64) as usize;
+        SimDevice {
+            faults: Faults::default(),
+            violation: None,
+            target,
+            align,
+            size,
+            base,
+            tear,
+            cells: vec![Cell::default(); blocks],
+            volatile: BTreeSet::new(),
+            in_flight: BTreeMap::new(),
+            seq: 0,
+            ops: 0,
+            dead: false,
+            rng,
+        }
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Grows the device; the new part reads as zeros.
+    pub fn grow(&mut self, size: u64) {
+        self.size = self.size.max(size);
+        self.cells
+            .resize(self.size.div_ceil(BLOCK as u64) as usize, Cell::default());
+    }
+
+    /// The device fails for good: every operation from now on is an EIO.
+    pub fn kill(&mut self) {
+        self.dead = true;
+    }
+
+    /// True after [`kill`](Self::kill).
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// How an untouched block looks.
+    fn base_block(&self, index: usize) -> Block {
+        let mut block = [0u8; BLOCK];
+        for (s, sector) in block.chunks_mut(512).enumerate() {
+            let number = (index * 8 + s) as u64;
+            // The tail of an odd-sized origin ends inside a sector.
+            let end = match self.base {
+                Base::Zeros => 0,
+                Base::Stamped { size, .. } => size.saturating_sub(number * 512).min(512) as usize,
+            };
+            fill(base_value(self.base, number), &mut sector[..end]);
+        }
+        block
+    }
+
+    fn durable_block(&self, index: usize) -> Block {
+        self.cells[index]
+            .durable
+            .as_ref()
+            .map_or_else(|| self.base_block(index), |b| **b)
+    }
+
+    /// A block as a read sees it now.
+    pub fn visible_block(&self, index: usize) -> Block {
+        let cell = &self.cells[index];
+        match cell
+            .pending
+            .last()
+            .map(|(_, b)| b)
+            .or(cell.durable.as_ref())
+        {
+            Some(block) => **block,
+            None => self.base_block(index),
+        }
+    }
+
+    /// A block as it would be found if power failed now and nothing volatile survived.
+    pub fn stored_block(&self, index: usize) -> Block {
+        self.durable_block(index)
+    }
+
+    /// Blocks of the device.
+    pub fn blocks(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// True if the block was ever written.
+    pub fn touched(&self, index: usize) -> bool {
+        let cell = &self.cells[index];
+        cell.durable.is_some() || !cell.pending.is_empty()
+    }
+
+    fn push(&mut self, index: usize, mark: u64, block: Block) {
+        self.cells[index].pending.push((mark, Rc::new(block)));
+        self.volatile.insert(index as u32);
+    }
+
+    fn complain(&mut self, what: String) {
+        if self.violation.is_none() {
+            self.violation = Some(format!("{:?}: {what}", self.target));
+        }
+    }
+
+    fn check_contract(&mut self, op: &IoOp) {
+        let (kind, offset, len, size) = (op.kind, op.offset, op.len, self.size);
+        if kind == OpKind::Flush {
+            return;
+        }
+        if offset.checked_add(len).is_none_or(|end| end > size) && kind != OpKind::Read {
+            self.complain(format!(
+                "{kind:?} of {len} bytes at {offset} reaches past the end at {size}"
+            ));
+        }
+        let end_aligned = (offset + len).is_multiple_of(self.align) || offset + len == size;
+        if !offset.is_multiple_of(self.align) || !end_aligned || len == 0 {
+            self.complain(format!(
+                "{kind:?} of {len} bytes at {offset} is not aligned to {}",
+                self.align
+            ));
+        }
+        if matches!(kind, OpKind::Read | OpKind::Write) {
+            let sum: u64 = op.bufs.iter().map(|b| b.len() as u64).sum();
+            if sum != len {
+                self.complain(format!(
+                    "{kind:?} of {len} bytes at {offset} carries {sum} bytes of buffers"
+                ));
+            }
+            let pieces = op.bufs.len();
+            if op
+                .bufs
+                .iter()
+                .take(pieces.saturating_sub(1))
+                .any(|b| b.len() % BLOCK != 0)
+            {
+                self.complain(format!(
+                    "{kind:?} at {offset} has a broken block inside its buffers"
+                ));
+            }
+        }
+    }
+
+    /// Takes an operation. Returns its handle and how many nanoseconds it will take;
+    /// `None` means it hangs until [`World`](crate::world) lets it go.
+    pub fn submit(&mut self, op: IoOp) -> (u64, Option<u64>) {
+        self.check_contract(&op);
+        self.seq += 1;
+        let token = self.seq;
+        let sum = if op.kind == OpKind::Write {
+            checksum(&op)
+        } else {
+            0
+        };
+        let base = match self.target {
+            Target::Flash(_) => self.rng.between(20_000, 200_000),
+            Target::Origin(_) => self.rng.between(100_000, 12_000_000),
+        };
+        let hang = self.rng.chance(u64::from(self.faults.hang), 10_000);
+        let slow = self.rng.chance(u64::from(self.faults.slow), 10_000);
+        self.in_flight.insert(
+            token,
+            InFlight {
+                op,
+                mark: token,
+                sum,
+            },
+        );
+        let time = if slow { base * 1000 } else { base };
+        (token, (!hang).then_some(time))
+    }
+
+    /// Operations submitted and not completed.
+    pub fn busy(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// A write may reach the medium any time before it completes, and a flush in between
+    /// does not cover it. Called for a block that a read is about to look at.
+    fn maybe_land_early(&mut self, index: usize) {
+        let at = (index * BLOCK) as u64;
+        let mut landed = None;
+        for f in self.in_flight.values() {
+            let touches = f.op.kind == OpKind::Write
+                && f.op.offset < at + BLOCK as u64
+                && at < f.op.offset + f.op.len;
+            if touches && self.rng.chance(1, 2) {
+                let mut block = self.visible_block(index);
+                overlay(&f.op, index, &mut block);
+                landed = Some(block);
+            }
+        }
+        if let Some(block) = landed {
+            self.push(index, NOT_COMPLETED, block);
+        }
+    }
+
+    /// Ends an operation: applies its effect, or the failure the seed chose.
+    pub fn complete(&mut self, token: u64, latency_ns: u64) -> Option<Finished> {
+        let InFlight { mut op, mark, sum } = self.in_flight.remove(&token)?;
+        self.seq += 1;
+        let number = self.ops;
+        self.ops += 1;
+        if op.kind == OpKind::Write && checksum(&op) != sum {
+            self.complain(format!(
+                "the buffer of the write at {} changed while the device owned it",
+                op.offset
+            ));
+        }
+        let chance = match op.kind {
+            OpKind::Read => self.faults.read_eio,
+            OpKind::Flush => self.faults.flush_eio,
+            OpKind::Write | OpKind::Discard | OpKind::WriteZeroes { .. } => self.faults.write_eio,
+        };
+        let range = op.offset..op.offset + op.len;
+        let bad_range = op.kind == OpKind::Read
+            && self
+                .faults
+                .bad_ranges
+                .iter()
+                .any(|r| r.start < range.end && range.start < r.end);
+        let full =
+            op.kind == OpKind::Write && self.rng.chance(u64::from(self.faults.no_space), 10_000);
+        let fails =
+            self.rng.chance(u64::from(chance), 10_000) || self.faults.fail_op == Some(number);
+        let result = if self.dead || fails || bad_range {
+            if !self.dead {
+                self.apply_some(&op);
+            }
+            Err(IoError::Os(libc::EIO))
+        } else if full {
+            self.apply_some(&op);
+            Err(IoError::Os(libc::ENOSPC))
+        } else if range.end > self.size {
+            Err(IoError::UnexpectedEof)
+        } else {
+            self.apply(&mut op, mark);
+            Ok(())
+        };
+        let injected = matches!(result, Err(IoError::Os(_)));
+        Some(Finished {
+            done: op.done(result, latency_ns),
+            injected,
+        })
+    }
+
+    fn apply(&mut self, op: &mut IoOp, mark: u64) {
+        let completed = self.seq;
+        match op.kind {
+            OpKind::Read => self.read_into(op),
+            OpKind::Flush => self.make_durable(mark),
+            OpKind::Write | OpKind::Discard | OpKind::WriteZeroes { .. } => {
+                for index in blocks_of(op) {
+                    self.apply_block(op, index, completed);
+                }
+            }
+        }
+    }
+
+    fn apply_block(&mut self, op: &IoOp, index: usize, mark: u64) {
+        let mut block = self.visible_block(index);
+        match (op.kind, self.target) {
+            (OpKind::Discard, Target::Flash(_)) => match self.rng.below(3) {
+                0 => return,
+                1 => block.fill(0),
+                _ => block.fill(self.rng.next_u64() as u8),
+            },
+            _ => overlay(op, index, &mut block),
+        }
+        self.push(index, mark, block);
+    }
+
+    /// A failed write may have stored any of its blocks.
+    fn apply_some(&mut self, op: &IoOp) {
+        if matches!(op.kind, OpKind::Read | OpKind::Flush) {
+            return;
+        }
+        let completed = self.seq;
+        let all = self.rng.below(3);
+        for index in blocks_of(op) {
+            let inside = (index + 1) * BLOCK <= (self.size as usize).next_multiple_of(BLOCK);
+            if inside && (all == 2 || (all == 1 && self.rng.chance(1, 2))) {
+                self.apply_block(op, index, completed);
+            }
+        }
+    }
+
+    fn read_into(&mut self, op: &mut IoOp) {
+        let mut at = op.offset;
+        let writing = self.in_flight.values().any(|f| {
+            f.op.kind == OpKind::Write
+                && f.op.offset < op.offset + op.len
+                && op.offset < f.op.offset + f.op.len
+        });
+        for buf in &mut op.bufs {
+            let bytes = buf.bytes_mut();
+            let mut done = 0;
+            while done < bytes.len() {
+                let (index, skip) = ((at / BLOCK as u64) as usize, (at % BLOCK as u64) as usize);
+                if writing {
+                    self.maybe_land_early(index);
+                }
+                let n = (BLOCK - skip).min(bytes.len() - done);
+                let out = &mut bytes[done..done + n];
+                let cell = &self.cells[index];
+                match cell
+                    .pending
+                    .last()
+                    .map(|(_, b)| b)
+                    .or(cell.durable.as_ref())
+                {
+                    Some(block) => out.copy_from_slice(&block[skip..skip + n]),
+                    None => out.copy_from_slice(&self.base_block(index)[skip..skip + n]),
+                }
+                done += n;
+                at += n as u64;
+            }
+        }
+    }
+
+    /// Everything that completed before `mark` is stored.
+    fn make_durable(&mut self, mark: u64) {
+        let cells = &mut self.cells;
+        self.volatile.retain(|index| {
+            let cell = &mut cells[*index as usize];
+            if let Some(last) = cell.pending.iter().rposition(|(done, _)| *done < mark) {
+                cell.durable = Some(cell.pending[last].1.clone());
+                cell.pending.drain(..=last);
+            }
+            !cell.pending.is_empty()
+        });
+    }
+
+    /// Power fails: each block keeps its stored content, or one of those that were on their way
+    /// (by the device's way of tearing). Operations in flight are forgotten, perhaps half done.
+    pub fn power_cut(&mut self) {
+        self.strand_in_flight();
+        let volatile = std::mem::take(&mut self.volatile);
+        // Some crashes lose nothing and some everything: both are special.
+        let mood = self.rng.below(4);
+        for index in volatile {
+            let index = index as usize;
+            let old = self.durable_block(index);
+            let pending = std::mem::take(&mut self.cells[index].pending);
+            let survivor = match mood {
+                0 => pending.last().map(|(_, b)| **b).unwrap_or(old),
+                1 => old,
+                _ => self.survivor(old, &pending),
+            };
+            self.cells[index].durable = Some(Rc::new(survivor));
+        }
+    }
+
+    fn survivor(&mut self, old: Block, pending: &[(u64, Rc<Block>)]) -> Block {
+        let one = |rng: &mut Prng| match rng.below(pending.len() as u64 + 1) as usize {
+            0 => old,
+            n => *pending[n - 1].1,
+        };
+        let mut block = one(&mut self.rng);
+        match self.tear {
+            Tear::Block => {}
+            Tear::Sector => {
+                for s in 0..8 {
+                    let other = one(&mut self.rng);
+                    block[s * 512..(s + 1) * 512].copy_from_slice(&other[s * 512..(s + 1) * 512]);
+                }
+            }
+            Tear::Anywhere if self.rng.chance(1, 4) => {
+                let other = one(&mut self.rng);
+                let cut = self.rng.below(BLOCK as u64) as usize;
+                block[cut..].copy_from_slice(&other[cut..]);
+            }
+            Tear::Anywhere => {}
+        }
+        block
+    }
+
+    /// The process dies (kill -9) but the device lives: what it holds stays, volatile as it was;
+    /// operations in flight happened or not, block by block.
+    pub fn process_death(&mut self) {
+        self.strand_in_flight();
+    }
+
+    fn strand_in_flight(&mut self) {
+        for (_, f) in std::mem::take(&mut self.in_flight) {
+            self.seq += 1;
+            let all = self.rng.below(3);
+            if !self.dead && all > 0 && !matches!(f.op.kind, OpKind::Read | OpKind::Flush) {
+                for index in blocks_of(&f.op)
+                    .filter(|i| *i < self.cells.len())
+                    .collect::<Vec<_>>()
+                {
+                    if all == 2 || self.rng.chance(1, 2) {
+                        self.apply_block(&f.op, index, self.seq);
+                    }
+                }
+            }
+        }
+        self.seq += 1;
+    }
+
+    /// Flips bits of a stored block, as flash left alone for years does.
+    pub fn rot(&mut self, index: usize) {
+        let at = self.rng.below(BLOCK as u64) as usize;
+        let bit = 1u8 << self.rng.below(8);
+        let mut block = self.durable_block(index);
+        block[at] ^= bit;
+        self.cells[index].durable = Some(Rc::new(block));
+        for (_, pending) in &mut self.cells[index].pending {
+            Rc::make_mut(pending)[at] ^= bit;
+        }
+    }
+
+    /// The device as [`Media`], for opening and closing a pool. After `cut` writes and flushes,
+    /// the plug is pulled: that operation and all after it fail.
+    pub fn media(&mut self, cut: Option<u64>) -> SimMedia<'_> {
+        SimMedia {
+            device: self,
+            cut,
+            used: 0,
+            tripped: false,
+        }
+    }
+}
+
+/// Blocks a write-like operation touches.
+fn blocks_of(op: &IoOp) -> std::ops::Range<usize> {
+    let (start, end) = (
+        op.offset / BLOCK as u64,
+        (op.offset + op.len).div_ceil(BLOCK as u64),
+    );
+    start as usize..end as usize
+}
+
+/// Lays what `op` writes into block `index` over `block`.
+fn overlay(op: &IoOp, index: usize, block: &mut Block) {
+    let base = (index * BLOCK) as u64;
+    let (start, end) = (
+        op.offset.max(base),
+        (op.offset + op.len).min(base + BLOCK as u64),
+    );
+    if start >= end {
+        return;
+    }
+    let out = &mut block[(start - base) as usize..(end - base) as usize];
+    if op.kind != OpKind::Write {
+        out.fill(0);
+        return;
+    }
+    let (mut skip, mut filled) = ((start - op.offset) as usize, 0);
+    for buf in &op.bufs {
+        if skip >= buf.len() {
+            skip -= buf.len();
+            continue;
+        }
+        let n = (buf.len() - skip).min(out.len() - filled);
+        out[filled..filled + n].copy_from_slice(&buf.bytes()[skip..skip + n]);
+        filled += n;
+        skip = 0;
+        if filled == out.len() {
+            return;
+        }
+    }
+}
+
+fn checksum(op: &IoOp) -> u32 {
+    op.bufs.iter().fold(0, |sum: u32, b| {
+        sum.rotate_left(5) ^ hearth_io::checksum::crc32c(b.bytes())
+    })
+}
+
+/// A [`SimDevice`] as synchronous storage.
+pub struct SimMedia<'a> {
+    device: &'a mut SimDevice,
+    cut: Option<u64>,
+    used: u64,
+    tripped: bool,
+}
+
+impl SimMedia<'_> {
+    /// Writes and flushes so far.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// True once the plug was pulled.
+    pub fn tripped(&self) -> bool {
+        self.tripped
+    }
+
+    fn check(&mut self, offset: u64, len: usize) -> io::Result<()> {
+        if !offset.is_multiple_of(BLOCK as u64) || !len.is_multiple_of(BLOCK) {
+            self.device.complain(format!(
+                "media access of {len} bytes at {offset} is not in whole blocks"
+            ));
+        }
+        if offset + len as u64 > self.device.size {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "access past the end of the device",
+            ));
+        }
+        if self.device.dead {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(())
+    }
+
+    fn spend(&mut self) -> io::Result<bool> {
+        if self.tripped {
+            return Err(io::Error::other("the plug was pulled (simulated)"));
+        }
+        self.tripped = self.cut.is_some_and(|cut| self.used >= cut);
+        self.used += 1;
+        Ok(self.tripped)
+    }
+}
+
+impl Media for SimMedia<'_> {
+    fn len(&self) -> u64 {
+        self.device.size
+    }
+
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.check(offset, data.len())?;
+        if self.tripped {
+            return Err(io::Error::other("the plug was pulled (simulated)"));
+        }
+        for (i, chunk) in data.chunks_mut(BLOCK).enumerate() {
+            let index = (offset / BLOCK as u64) as usize + i;
+            chunk.copy_from_slice(&self.device.visible_block(index)[..chunk.len()]);
+        }
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len())?;
+        let torn = self.spend()?;
+        self.device.seq += 1;
+        for (i, chunk) in data.chunks(BLOCK).enumerate() {
+            if torn && self.device.rng.chance(1, 2) {
+                continue;
+            }
+            let index = (offset / BLOCK as u64) as usize + i;
+            let mut block = self.device.visible_block(index);
+            block[..chunk.len()].copy_from_slice(chunk);
+            let mark = if torn { NOT_COMPLETED } else { self.device.seq };
+            self.device.push(index, mark, block);
+        }
+        if torn {
+            Err(io::Error::other("the plug was pulled (simulated)"))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.device.dead {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        if self.spend()? {
+            return Err(io::Error::other("the plug was pulled (simulated)"));
+        }
+        self.device.seq += 1;
+        let mark = self.device.seq;
+        self.device.make_durable(mark);
+        Ok(())
+    }
+}

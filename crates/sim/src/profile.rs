@@ -1,0 +1,187 @@
+//! What kind of trouble a world gets.
+//!
+//! One mix of everything finds little: a device that fails hides the bugs of one that crashes.
+//! So a profile names the hardships; `mixed` lets the seed choose one of the others.
+
+use crate::prng::Prng;
+
+/// Hardships of a world and the shape of its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// What it is for, in one line.
+    pub about: &'static str,
+    /// Weights of write-back, write-through, write-around and off for a disk's mode.
+    pub modes: [u32; 4],
+    /// Runs between crashes or stops.
+    pub lives: (u64, u64),
+    /// Requests per life.
+    pub requests: (u64, u64),
+    /// Of 100 lives but the last, how many end in a crash rather than a clean stop.
+    pub crash: u64,
+    /// In 10 000 operations: reads, writes, flushes of an origin that fail.
+    pub origin_eio: u32,
+    /// In 10 000 operations: reads of flash that fail.
+    pub flash_read_eio: u32,
+    /// In 10 000 operations: writes and flushes of flash that fail.
+    pub flash_write_eio: u32,
+    /// In 10 000 operations: slow ones; a tenth as many hang.
+    pub slow: u32,
+    /// In 1000 steps: a block of flash rots.
+    pub rot: u64,
+    /// The flash device dies once.
+    pub flash_death: bool,
+    /// In 1000 steps: modes, limits, sizes, drains and disks change.
+    pub change: u64,
+    /// Origins store 512-byte sectors one by one.
+    pub sector_origins: bool,
+    /// Requests smaller than a block and disks of odd size.
+    pub odd: bool,
+}
+
+const CALM: Profile = Profile {
+    name: "calm",
+    about: "no trouble at all, no crash: reads return what was written",
+    modes: [4, 2, 2, 1],
+    lives: (1, 1),
+    requests: (100, 500),
+    crash: 0,
+    origin_eio: 0,
+    flash_read_eio: 0,
+    flash_write_eio: 0,
+    slow: 0,
+    rot: 0,
+    flash_death: false,
+    change: 0,
+    sector_origins: false,
+    odd: true,
+};
+
+/// All profiles, in the order `mixed` chooses from (with [`weights`]).
+pub const PROFILES: [Profile; 11] = [
+    CALM,
+    Profile {
+        name: "restart",
+        about: "clean stops only",
+        lives: (2, 5),
+        requests: (40, 150),
+        change: 4,
+        ..CALM
+    },
+    Profile {
+        name: "crash",
+        about: "crashes, whole disks in any mode",
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 85,
+        ..CALM
+    },
+    Profile {
+        name: "write-back",
+        about: "crashes, write-back only",
+        modes: [1, 0, 0, 0],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 90,
+        ..CALM
+    },
+    Profile {
+        name: "write-through",
+        about: "crashes, write-through and write-around only",
+        modes: [0, 1, 1, 0],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 90,
+        ..CALM
+    },
+    Profile {
+        name: "change",
+        about: "crashes while modes, limits, sizes and disks change",
+        lives: (2, 5),
+        requests: (40, 160),
+        crash: 70,
+        change: 40,
+        ..CALM
+    },
+    Profile {
+        name: "rot",
+        about: "flash blocks rot",
+        lives: (1, 4),
+        requests: (40, 200),
+        crash: 50,
+        rot: 15,
+        ..CALM
+    },
+    Profile {
+        name: "origin-errors",
+        about: "origins fail, stall and crash",
+        lives: (1, 4),
+        requests: (40, 160),
+        crash: 50,
+        origin_eio: 150,
+        slow: 60,
+        ..CALM
+    },
+    Profile {
+        name: "flash-errors",
+        about: "flash fails now and then, and crashes",
+        lives: (1, 4),
+        requests: (40, 160),
+        crash: 50,
+        flash_read_eio: 60,
+        flash_write_eio: 60,
+        slow: 60,
+        ..CALM
+    },
+    Profile {
+        name: "flash-death",
+        about: "the flash device dies for good",
+        requests: (100, 300),
+        flash_death: true,
+        ..CALM
+    },
+    Profile {
+        name: "sectors",
+        about: "crashes over origins that tear inside a block",
+        lives: (2, 5),
+        requests: (20, 160),
+        crash: 90,
+        sector_origins: true,
+        ..CALM
+    },
+];
+
+const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6];
+
+/// The name that lets the seed choose.
+pub const MIXED: &str = "mixed";
+
+impl Profile {
+    /// The profile of a name; `mixed` draws one from `rng`. `None` if there is no such name.
+    pub fn named(name: &str, rng: &mut Prng) -> Option<Profile> {
+        if name == MIXED {
+            return Some(PROFILES[rng.weighted(&WEIGHTS)].clone());
+        }
+        PROFILES.iter().find(|p| p.name == name).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_and_mixed_reaches_all() {
+        let mut rng = Prng::new(3);
+        for p in &PROFILES {
+            assert_eq!(Profile::named(p.name, &mut rng).as_ref(), Some(p));
+        }
+        let seen: std::collections::BTreeSet<_> = (0..1000)
+            .filter_map(|_| Profile::named(MIXED, &mut rng))
+            .map(|p| p.name)
+            .collect();
+        assert_eq!(seen.len(), PROFILES.len());
+        assert!(Profile::named("no such", &mut rng).is_none());
+    }
+}

@@ -1,0 +1,187 @@
+//! What simulated guests ask for: requests with the habits that break caches.
+//!
+//! Hot ranges written again and again, cold ones read once, long streams, requests smaller than a
+//! block, requests across the end of a cache block, discards of much and of little.
+
+use crate::content::SECTOR;
+use crate::prng::Prng;
+use crate::profile::Profile;
+use hearth_engine::api::{DiskConfig, Mode, ReqOp};
+
+/// A request to be made; offset and length in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// What.
+    pub op: ReqOp,
+    /// First byte, a multiple of 512.
+    pub offset: u64,
+    /// Bytes; a multiple of 512 unless it ends at the disk's end.
+    pub len: u64,
+    /// For writes: the payload is zeros.
+    pub zeros: bool,
+}
+
+/// How one guest behaves.
+#[derive(Clone, Debug)]
+pub struct Habits {
+    reads: u32,
+    writes: u32,
+    hot_share: u64,
+    big: u32,
+    fua: u64,
+    flushes: u32,
+    odd: bool,
+    cursor: u64,
+}
+
+impl Habits {
+    /// Habits drawn from the seed.
+    pub fn draw(rng: &mut Prng, profile: &Profile) -> Habits {
+        Habits {
+            reads: rng.between(10, 60) as u32,
+            writes: rng.between(10, 60) as u32,
+            hot_share: rng.between(20, 95),
+            big: *rng.pick(&[0, 1, 3, 8]),
+            fua: *rng.pick(&[0, 5, 30]),
+            flushes: *rng.pick(&[0, 2, 8, 20]),
+            odd: profile.odd && rng.chance(2, 3),
+            cursor: 0,
+        }
+    }
+
+    /// The next request for a disk of `size` bytes.
+    pub fn next(&mut self, rng: &mut Prng, size: u64) -> Wish {
+        let fua = rng.chance(self.fua, 100);
+        let op = match rng.weighted(&[self.reads, self.writes, self.flushes, 2, 2, 2]) {
+            0 => ReqOp::Read,
+            1 => ReqOp::Write { fua },
+            2 => ReqOp::Flush,
+            3 => ReqOp::Discard { fua },
+            4 => ReqOp::WriteZeroes {
+                fua,
+                punch: rng.chance(1, 2),
+            },
+            _ => ReqOp::Prefetch,
+        };
+        if op == ReqOp::Flush {
+            return Wish {
+                op,
+                offset: 0,
+                len: 0,
+                zeros: false,
+            };
+        }
+        let mut len = self.length(rng);
+        if matches!(op, ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. }) && rng.chance(1, 6) {
+            len = rng.between(1, 256) * 4096;
+        }
+        let offset = self.place(rng, size, len);
+        let zeros = matches!(op, ReqOp::Write { .. }) && rng.chance(1, 25);
+        let len = len.min(size - offset);
+        // The part of a sector at the end of a disk of odd size goes only with its end.
+        let len = if offset + len < size {
+            (len / SECTOR * SECTOR).max(SECTOR).min(size - offset)
+        } else {
+            len
+        };
+        Wish {
+            op,
+            offset,
+            len,
+            zeros,
+        }
+    }
+
+    fn length(&self, rng: &mut Prng) -> u64 {
+        let small = if self.odd { 14 } else { 0 };
+        match rng.weighted(&[small, 45, 25, 6, self.big]) {
+            0 => rng.between(1, 24) * SECTOR,
+            1 => 4096,
+            2 => rng.between(1, 16) * 4096,
+            3 => rng.between(1, 40) * 4096,
+            _ => rng.between(64, 256) * 4096,
+        }
+    }
+
+    fn place(&mut self, rng: &mut Prng, size: u64, len: u64) -> u64 {
+        let unit = if self.odd && (len % 4096 != 0 || rng.chance(1, 20)) {
+            SECTOR
+        } else {
+            4096
+        };
+        let units = size.div_ceil(unit);
+        let at = match rng.below(10) {
+            // A stream.
+            0 | 1 => {
+                let at = self.cursor;
+                self.cursor = if at + len >= size { 0 } else { at + len };
+                return at / unit * unit;
+            }
+            // The last blocks, where sizes go wrong.
+            2 if rng.chance(1, 4) => units - 1 - rng.below(units.min(4)),
+            _ if rng.chance(self.hot_share, 100) => rng.below((units / 8).max(1)),
+            _ => rng.below(units),
+        };
+        at * unit
+    }
+}
+
+/// A disk's settings drawn from the seed. `max_blocks` bounds its size.
+pub fn draw_disk(rng: &mut Prng, profile: &Profile, id: u16, max_blocks: u64) -> DiskConfig {
+    let blocks = rng.between(16, max_blocks);
+    let mut size = blocks * 4096;
+    let origin_align = if profile.odd && rng.chance(1, 3) {
+        4096
+    } else {
+        512
+    };
+    if profile.odd && rng.chance(1, 3) {
+        size -= rng.between(1, 7) * SECTOR;
+        if rng.chance(1, 3) {
+            size -= rng.between(1, 500);
+        }
+    }
+    let mode = [
+        Mode::WriteBack,
+        Mode::WriteThrough,
+        Mode::WriteAround,
+        Mode::Off,
+    ][rng.weighted(&profile.modes)];
+    DiskConfig {
+        id,
+        size,
+        origin_align,
+        mode,
+        block_size: *rng.pick(&[4096, 4096, 8192, 16384, 65536, 1 << 20]),
+        min_bytes: 0,
+        max_bytes: *rng.pick(&[0, 0, 1 << 20, 4 << 20]),
+        seq_cutoff: *rng.pick(&[0, 0, 256 << 10]),
+        read_only: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::PROFILES;
+
+    #[test]
+    fn wishes_stay_inside_the_disk_and_on_sectors() {
+        let mut rng = Prng::new(11);
+        for round in 0..200 {
+            let profile = &PROFILES[round % PROFILES.len()];
+            let disk = draw_disk(&mut rng, profile, 1, 300);
+            let mut habits = Habits::draw(&mut rng, profile);
+            for _ in 0..200 {
+                let wish = habits.next(&mut rng, disk.size);
+                let end = wish.offset + wish.len;
+                assert!(end <= disk.size, "{wish:?} in {}", disk.size);
+                assert!(
+                    wish.offset % SECTOR == 0 && (end % SECTOR == 0 || end == disk.size),
+                    "{wish:?}"
+                );
+                assert!(wish.op == ReqOp::Flush || wish.len > 0, "{wish:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,737 @@
+//! One world: a subject, its devices, its guests and the oracle, under one virtual clock.
+//!
+//! This file moves the world by single steps: a request, the end of some I/O, a tick. What
+//! happens over a world's lifetime (crashes, stops, the final reckoning) is in [`crate::life`].
+
+use crate::content::{BLOCK, SECTOR, Value, fill, recognise, stamp, unstamp};
+use crate::device::{Base, SimDevice, Tear};
+use crate::model::{Model, WriteId};
+use crate::prng::{Clock, Prng};
+use crate::profile::Profile;
+use crate::subject::{Known, Maker, Shape, Subject};
+use crate::workload::{Habits, Wish, draw_disk};
+use hearth_engine::api::{Completion, DiskConfig, Effects, Mode, ReqError, ReqOp, Request};
+use hearth_io::{Buf, IoDone, IoOp, OpKind, Target};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A reason for a world to stop, in words.
+pub type Outcome = Result<(), String>;
+
+/// Most disks of a world.
+const DISKS_MAX: u64 = 3;
+/// Most blocks of a disk: small, so that the flash is full soon.
+const DISK_BLOCKS_MAX: u64 = 640;
+/// Most requests in flight.
+const DEPTH_MAX: u64 = 32;
+/// Calls of `tick` in a row that name a deadline already past: more is a busy loop.
+const TICKS_WITHOUT_TIME: u32 = 2000;
+/// Lines of the trace that are kept.
+const TRACE_MAX: usize = 60;
+
+/// A disk of the world.
+pub(crate) struct Disk {
+    pub config: DiskConfig,
+    /// Names the disk in stamps; unlike the id never used again.
+    pub uid: u8,
+    pub origin: SimDevice,
+    pub habits: Habits,
+    /// Ever write-back: only then can data have been on flash alone.
+    pub dirty_once: bool,
+    /// Blocks whose only copy may have been hurt: their reads may fail.
+    pub hurt: BTreeSet<u64>,
+    /// Blocks whose flash read failed at this moment of the model's time.
+    pub stung: BTreeMap<u64, u64>,
+    /// When an injected failure of the origin last happened, in the model's time.
+    pub origin_failed: u64,
+    /// No new requests: about to be detached.
+    pub resting: bool,
+}
+
+enum Pending {
+    Read {
+        mark: u64,
+    },
+    Write {
+        id: WriteId,
+    },
+    /// Whole blocks become zeros; of the edges it is not said.
+    Discard {
+        id: Option<WriteId>,
+        edges: [Option<WriteId>; 2],
+    },
+    Flush {
+        mark: u64,
+    },
+    Prefetch,
+}
+
+struct InFlight {
+    disk: usize,
+    wish: Wish,
+    kind: Pending,
+    since: u64,
+    /// Index of the disk's incarnation, so that a late completion is not credited to another.
+    buf: Option<Buf>,
+}
+
+/// A simulated world. See the module.
+pub struct World<'a> {
+    pub(crate) maker: &'a dyn Maker,
+    pub(crate) profile: Profile,
+    pub(crate) rng: Prng,
+    pub(crate) clock: Clock,
+    pub(crate) model: Model,
+    pub(crate) shape: Shape,
+    pub(crate) flash: SimDevice,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) known: Vec<Known>,
+    pub(crate) subject: Option<Box<dyn Subject>>,
+    /// When an injected failure of flash last happened, in the model's time.
+    pub(crate) flash_failed: u64,
+    pub(crate) next_uid: u8,
+    events: BTreeMap<(u64, u64), (Target, u64)>,
+    hung: Vec<(Target, u64)>,
+    event_number: u64,
+    requests: BTreeMap<u64, InFlight>,
+    next_tag: u64,
+    effects: Effects,
+    next_tick: Option<u64>,
+    idle_ticks: u32,
+    /// Requests completed and I/O done, for the report.
+    pub(crate) done_requests: u64,
+    pub(crate) done_ios: u64,
+    tracing: bool,
+    echo: bool,
+    trace: std::collections::VecDeque<String>,
+    depth: u64,
+}
+
+macro_rules! trace {
+    ($world:expr, $($arg:tt)*) => {
+        if $world.tracing() {
+            let line = format!($($arg)*);
+            $world.record(line);
+        }
+    };
+}
+pub(crate) use trace;
+
+impl<'a> World<'a> {
+    /// A world of a seed: devices and disks exist, nothing is formatted yet.
+    pub fn new(
+        seed: u64,
+        profile: &str,
+        maker: &'a dyn Maker,
+        tracing: bool,
+        echo: bool,
+    ) -> Result<World<'a>, String> {
+        let mut rng = Prng::new(seed);
+        let profile = Profile::named(profile, &mut rng)
+            .ok_or_else(|| format!("there is no profile {profile:?}"))?;
+        let segment_bytes = 1 << 20;
+        let segments = rng.between(8, 24);
+        let shape = Shape {
+            segment_bytes,
+            seed: rng.next_u64(),
+        };
+        let flash_bytes = (segments + 1) * segment_bytes;
+        let flash = SimDevice::new(
+            Target::Flash(0),
+            flash_bytes,
+            BLOCK as u64,
+            Base::Zeros,
+            Tear::Anywhere,
+            rng.fork(),
+        );
+        let depth = *rng.pick(&[1, 2, 4, 8, DEPTH_MAX]);
+        let mut world = World {
+            maker,
+            profile,
+            clock: Clock::new(seed),
+            model: Model::new(),
+            shape,
+            flash,
+            disks: Vec::new(),
+            known: Vec::new(),
+            subject: None,
+            flash_failed: 0,
+            next_uid: 1,
+            events: BTreeMap::new(),
+            hung: Vec::new(),
+            event_number: 0,
+            requests: BTreeMap::new(),
+            next_tag: 1,
+            effects: Effects::default(),
+            next_tick: None,
+            idle_ticks: 0,
+            done_requests: 0,
+            done_ios: 0,
+            tracing,
+            echo,
+            trace: std::collections::VecDeque::new(),
+            depth,
+            rng,
+        };
+        for id in 1..=world.rng.between(1, DISKS_MAX) {
+            let disk = world.draw(id as u16);
+            world.disks.push(disk);
+            world.known.push(Known {
+                id: id as u16,
+                since_seq: 0,
+            });
+        }
+        trace!(
+            world,
+            "profile {}, flash of {segments} segments, depth {depth}", world.profile.name
+        );
+        Ok(world)
+    }
+
+    /// A new disk with a new origin.
+    pub(crate) fn draw(&mut self, id: u16) -> Disk {
+        let mut config = draw_disk(&mut self.rng, &self.profile, id, DISK_BLOCKS_MAX);
+        self.maker.tune(&mut config);
+        let uid = self.next_uid;
+        self.next_uid += 1;
+        let base = Base::Stamped {
+            uid,
+            holes: (self.rng.next_u64() & self.rng.next_u64()) as u8,
+            size: config.size,
+        };
+        let tear = if self.profile.sector_origins {
+            Tear::Sector
+        } else {
+            Tear::Block
+        };
+        let align = u64::from(config.origin_align);
+        let origin = SimDevice::new(
+            Target::Origin(id),
+            config.size,
+            align,
+            base,
+            tear,
+            self.rng.fork(),
+        );
+        self.model
+            .add_disk(uid, base, config.size, tear == Tear::Block);
+        trace!(self, "disk {id} is #{uid}: {config:?}");
+        Disk {
+            dirty_once: config.mode == Mode::WriteBack,
+            config,
+            uid,
+            origin,
+            habits: Habits::draw(&mut self.rng, &self.profile),
+            hurt: BTreeSet::new(),
+            stung: BTreeMap::new(),
+            origin_failed: 0,
+            resting: false,
+        }
+    }
+
+    pub(crate) fn tracing(&self) -> bool {
+        self.tracing
+    }
+
+    pub(crate) fn record(&mut self, line: String) {
+        let line = format!(
+            "{:>12.3} ms t{:<5} {line}",
+            self.clock.now() as f64 / 1e6,
+            self.model.now()
+        );
+        if self.echo {
+            println!("{line}");
+        }
+        if self.trace.len() == TRACE_MAX {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(line);
+    }
+
+    /// The last events, oldest first.
+    pub fn trace_tail(&self) -> Vec<String> {
+        self.trace.iter().cloned().collect()
+    }
+
+    /// Digest of everything that happened.
+    pub fn digest(&self) -> u64 {
+        self.clock.digest()
+    }
+
+    /// Requests not answered yet.
+    pub(crate) fn open_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Open requests of one disk.
+    pub(crate) fn open_requests_of(&self, disk: usize) -> usize {
+        self.requests.values().filter(|r| r.disk == disk).count()
+    }
+
+    pub(crate) fn wants_more(&self) -> bool {
+        (self.requests.len() as u64) < self.depth
+    }
+
+    fn device(&mut self, target: Target) -> Option<&mut SimDevice> {
+        match target {
+            Target::Flash(0) => Some(&mut self.flash),
+            Target::Flash(_) => None,
+            Target::Origin(id) => self
+                .disks
+                .iter_mut()
+                .find(|d| d.config.id == id)
+                .map(|d| &mut d.origin),
+        }
+    }
+
+    /// Makes a request of disk `disk`.
+    pub(crate) fn submit(&mut self, disk: usize, wish: Wish) -> Outcome {
+        let now = self.clock.now();
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let (uid, id) = (self.disks[disk].uid, self.disks[disk].config.id);
+        let (first, count) = (wish.offset / SECTOR, wish.len.div_ceil(SECTOR));
+        let room = Request::buffer_len(wish.offset, wish.len) as usize;
+        let at = (wish.offset % BLOCK as u64) as usize;
+        let (kind, request, buf) = match wish.op {
+            ReqOp::Read => {
+                let mark = self.model.begin_read();
+                let buf = Buf::zeroed(room);
+                // So that a read that fills nothing is not taken for zeros.
+                buf.all().bytes_mut()[at..at + wish.len as usize].fill(0xAA);
+                (
+                    Pending::Read { mark },
+                    Request::read(tag, id, wish.offset, wish.len, &buf, now),
+                    Some(buf),
+                )
+            }
+            ReqOp::Write { fua } => {
+                let write = self.model.begin_write(uid, first, count, wish.zeros, fua);
+                let buf = Buf::zeroed(room);
+                let mut window = buf.all();
+                let payload = &mut window.bytes_mut()[at..at + wish.len as usize];
+                for (i, sector) in payload.chunks_mut(SECTOR as usize).enumerate() {
+                    let value = Value::Stamp(stamp(uid, write, first + i as u64));
+                    fill(if wish.zeros { Value::Zero } else { value }, sector);
+                }
+                let request = Request::write(tag, id, wish.offset, wish.len, fua, &buf, now);
+                (Pending::Write { id: write }, request, Some(buf))
+            }
+            ReqOp::Discard { fua } => {
+                let (middle, edges) = self.begin_discard(disk, wish, fua);
+                (
+                    Pending::Discard { id: middle, edges },
+                    Request::new(tag, id, wish.op, wish.offset, wish.len, None, now),
+                    None,
+                )
+            }
+            ReqOp::WriteZeroes { fua, .. } => {
+                let write = self.model.begin_write(uid, first, count, true, fua);
+                (
+                    Pending::Write { id: write },
+                    Request::new(tag, id, wish.op, wish.offset, wish.len, None, now),
+                    None,
+                )
+            }
+            ReqOp::Flush => {
+                let mark = self.model.begin_flush();
+                (
+                    Pending::Flush { mark },
+                    Request::new(tag, id, wish.op, 0, 0, None, now),
+                    None,
+                )
+            }
+            ReqOp::Prefetch => (
+                Pending::Prefetch,
+                Request::new(tag, id, wish.op, wish.offset, wish.len, None, now),
+                None,
+            ),
+        };
+        let name = match &kind {
+            Pending::Write { id } => format!(" as write {id}"),
+            Pending::Discard { id: Some(id), .. } => format!(" as write {id}"),
+            _ => String::new(),
+        };
+        trace!(
+            self,
+            "request {tag} #{uid} {:?} at block {}+{} ({} bytes at {}){name}",
+            wish.op,
+            wish.offset / BLOCK as u64,
+            wish.len.div_ceil(BLOCK as u64),
+            wish.len,
+            wish.offset
+        );
+        self.clock
+            .note(tag ^ wish.offset.rotate_left(13) ^ wish.len.rotate_left(40));
+        let since = self.model.now();
+        self.requests.insert(
+            tag,
+            InFlight {
+                disk,
+                wish,
+                kind,
+                since,
+                buf,
+            },
+        );
+        let mut list = vec![request];
+        let Some(subject) = &self.subject else {
+            return Err("no subject is open".into());
+        };
+        subject.submit(now, &mut list, &mut self.effects);
+        if !list.is_empty() {
+            return Err(format!(
+                "the subject left {} submitted requests in the list",
+                list.len()
+            ));
+        }
+        self.handle_effects()
+    }
+
+    /// A discard zeroes the whole blocks of its range; partial ones at its edges it may leave.
+    fn begin_discard(
+        &mut self,
+        disk: usize,
+        wish: Wish,
+        fua: bool,
+    ) -> (Option<WriteId>, [Option<WriteId>; 2]) {
+        let (uid, size) = (self.disks[disk].uid, self.disks[disk].config.size);
+        let block = BLOCK as u64;
+        let (start, end) = (wish.offset, wish.offset + wish.len);
+        let last = if end == size {
+            end
+        } else {
+            end / block * block
+        };
+        let first = start.next_multiple_of(block).min(end);
+        let mut begin = |from: u64, to: u64, fua: bool| {
+            (from < to).then(|| {
+                let count = (to - from).div_ceil(SECTOR);
+                self.model.begin_write(uid, from / SECTOR, count, true, fua)
+            })
+        };
+        if first >= last {
+            return (None, [begin(start, end, false), None]);
+        }
+        let edges = [begin(start, first, false), begin(last, end, false)];
+        (begin(first, last, fua), edges)
+    }
+
+    fn handle_effects(&mut self) -> Outcome {
+        // Completions first or last makes no difference to the subject; both orders happen.
+        let ios = std::mem::take(&mut self.effects.ios);
+        let completions = std::mem::take(&mut self.effects.completions);
+        for op in ios {
+            self.start_io(op)?;
+        }
+        for completion in completions {
+            self.end_request(completion)?;
+        }
+        Ok(())
+    }
+
+    fn start_io(&mut self, op: IoOp) -> Outcome {
+        let (target, now) = (op.target, self.clock.now());
+        trace!(
+            self,
+            "   io {:?} {:?} {:?} at {}+{} ({:?})",
+            op.id,
+            target,
+            op.kind,
+            op.offset / BLOCK as u64,
+            op.len / BLOCK as u64,
+            op.class
+        );
+        self.clock
+            .note(op.offset ^ op.len.rotate_left(32) ^ op.id.rotate_left(7));
+        let Some(device) = self.device(target) else {
+            return Err(format!("I/O to {target:?}, which does not exist"));
+        };
+        let (token, time) = device.submit(op);
+        if let Some(violation) = device.violation.take() {
+            return Err(format!("driver contract broken: {violation}"));
+        }
+        self.event_number += 1;
+        match time {
+            Some(time) => {
+                self.events
+                    .insert((now + time, self.event_number), (target, token));
+            }
+            None => {
+                trace!(self, "   (it hangs)");
+                self.hung.push((target, token));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hung operations go on.
+    pub(crate) fn release_hung(&mut self) {
+        for (target, token) in std::mem::take(&mut self.hung) {
+            self.event_number += 1;
+            self.events
+                .insert((self.clock.now(), self.event_number), (target, token));
+        }
+    }
+
+    pub(crate) fn hung(&self) -> usize {
+        self.hung.len()
+    }
+
+    /// One step of time: the next ends of I/O, or a tick. `Ok(false)`: nothing can happen any more.
+    pub(crate) fn pump(&mut self) -> Result<bool, String> {
+        let due = self.events.first_key_value().map(|((at, _), _)| *at);
+        let tick_first = match (self.next_tick, due) {
+            (Some(t), Some(d)) => t <= d || self.rng.chance(1, 8),
+            (Some(_), None) => true,
+            (None, Some(_)) => self.rng.chance(1, 8),
+            (None, None) => {
+                // The subject may not have been asked yet.
+                return self
+                    .tick()
+                    .map(|()| !self.events.is_empty() || self.next_tick.is_some());
+            }
+        };
+        if tick_first {
+            let until = self.next_tick.unwrap_or(0).min(due.unwrap_or(u64::MAX));
+            self.clock.advance_to(until);
+            self.tick()?;
+            return Ok(true);
+        }
+        let batch = if self.rng.chance(3, 4) {
+            1
+        } else {
+            self.rng.between(2, 6)
+        };
+        let mut done: Vec<IoDone> = Vec::new();
+        for _ in 0..batch {
+            let Some(((at, _), (target, token))) = self.events.pop_first() else {
+                break;
+            };
+            self.clock.advance_to(at);
+            done.extend(self.end_io(target, token)?);
+        }
+        let now = self.clock.now();
+        let Some(subject) = &self.subject else {
+            return Err("no subject is open".into());
+        };
+        subject.io_done(now, &mut done, &mut self.effects);
+        if !done.is_empty() {
+            return Err(format!(
+                "the subject left {} finished operations in the list",
+                done.len()
+            ));
+        }
+        self.handle_effects()?;
+        if self.events.is_empty() || self.rng.chance(1, 3) {
+            self.tick()?;
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn tick(&mut self) -> Outcome {
+        let now = self.clock.now();
+        let Some(subject) = &self.subject else {
+            return Err("no subject is open".into());
+        };
+        let before = self.effects.ios.len();
+        self.next_tick = subject.tick(now, &mut self.effects);
+        let stuck = self.next_tick.is_some_and(|t| t <= now) && before == self.effects.ios.len();
+        self.idle_ticks = if stuck { self.idle_ticks + 1 } else { 0 };
+        if self.idle_ticks > TICKS_WITHOUT_TIME {
+            return Err(
+                "tick keeps asking to be called at once and does nothing: a busy loop".into(),
+            );
+        }
+        self.clock.note(self.next_tick.unwrap_or(7));
+        self.handle_effects()
+    }
+
+    fn end_io(&mut self, target: Target, token: u64) -> Result<Option<IoDone>, String> {
+        let latency = 50_000;
+        let Some(device) = self.device(target) else {
+            return Ok(None);
+        };
+        let Some(finished) = device.complete(token, latency) else {
+            return Ok(None);
+        };
+        if let Some(violation) = device.violation.take() {
+            return Err(format!("driver contract broken: {violation}"));
+        }
+        self.done_ios += 1;
+        let done = finished.done;
+        self.clock.note(done.op.id ^ done.bad_blocks.len() as u64);
+        if finished.injected {
+            self.excuse(&done);
+        } else if let Err(e) = done.result {
+            return Err(format!(
+                "{target:?}: {:?} at {}+{} failed: {e}",
+                done.op.kind, done.op.offset, done.op.len
+            ));
+        }
+        trace!(
+            self,
+            "   done {} {target:?} {:?} at {}+{}: {:?}{}",
+            done.op.id,
+            done.op.kind,
+            done.op.offset / BLOCK as u64,
+            done.op.len / BLOCK as u64,
+            done.result,
+            if done.bad_blocks.is_empty() {
+                String::new()
+            } else {
+                format!(" BAD BLOCKS {:?}", done.bad_blocks)
+            }
+        );
+        Ok(Some(done))
+    }
+
+    /// An injected failure justifies failures of requests; notes which.
+    fn excuse(&mut self, done: &IoDone) {
+        let now = self.model.now();
+        match done.op.target {
+            Target::Origin(id) => {
+                if let Some(disk) = self.disks.iter_mut().find(|d| d.config.id == id) {
+                    disk.origin_failed = now;
+                }
+            }
+            Target::Flash(_) => {
+                self.flash_failed = now;
+                if done.op.kind == OpKind::Read {
+                    let first = (done.op.offset / BLOCK as u64) as usize;
+                    let last = ((done.op.offset + done.op.len) / BLOCK as u64) as usize;
+                    for index in first..last {
+                        if let Some((disk, block)) = self.owner_of(index) {
+                            self.disks[disk].stung.insert(block, now);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whose content a block of flash holds, if it is a guest's: (index of disk, block).
+    pub(crate) fn owner_of(&self, index: usize) -> Option<(usize, u64)> {
+        if index >= self.flash.blocks() || !self.flash.touched(index) {
+            return None;
+        }
+        let block = self.flash.visible_block(index);
+        block
+            .chunks(SECTOR as usize)
+            .find_map(|s| match recognise(s) {
+                Value::Stamp(s) => {
+                    let (uid, _, sector) = unstamp(s);
+                    let disk = self.disks.iter().position(|d| d.uid == uid)?;
+                    Some((disk, sector / 8))
+                }
+                _ => None,
+            })
+    }
+
+    fn end_request(&mut self, completion: Completion) -> Outcome {
+        let tag = completion.tag;
+        let Some(request) = self.requests.remove(&tag) else {
+            return Err(format!("request {tag} completed twice, or was never made"));
+        };
+        self.done_requests += 1;
+        trace!(self, "request {tag} ended: {:?}", completion.result);
+        self.clock
+            .note(tag.rotate_left(9) ^ u64::from(completion.result.is_ok()));
+        let InFlight {
+            disk,
+            wish,
+            kind,
+            since,
+            buf,
+        } = request;
+        let uid = self.disks[disk].uid;
+        if let Err(e) = completion.result
+            && let Err(why) = self.justify(disk, &wish, since, e)
+        {
+            return Err(format!(
+                "request {tag} (#{uid} {wish:?}) failed with \"{e}\" and no fault justifies it: {why}"
+            ));
+        }
+        let ok = completion.result.is_ok();
+        match kind {
+            Pending::Write { id } => self.model.end_write(id, ok),
+            Pending::Discard { id, edges } => {
+                if let Some(id) = id {
+                    self.model.end_write(id, ok);
+                }
+                // "May have happened" is what a failed write means to the model.
+                edges
+                    .into_iter()
+                    .flatten()
+                    .for_each(|edge| self.model.end_write(edge, false));
+            }
+            Pending::Flush { mark } if ok => self.model.end_flush(uid, mark),
+            Pending::Read { mark } if ok => {
+                let at = (wish.offset % BLOCK as u64) as usize;
+                let Some(buf) = buf else {
+                    return Err("a read without a buffer".into());
+                };
+                if completion.buf.is_none() {
+                    return Err(format!(
+                        "request {tag} (a read) came back without its buffer"
+                    ));
+                }
+                let window = buf.slice(at, wish.len as usize);
+                let verdict = self
+                    .model
+                    .end_read(uid, mark, wish.offset / SECTOR, window.bytes());
+                return verdict.map_err(|e| format!("request {tag} (read of #{uid}): {e}"));
+            }
+            Pending::Read { mark } => self.model.drop_read(mark),
+            Pending::Flush { .. } | Pending::Prefetch => {}
+        }
+        Ok(())
+    }
+
+    /// Does any injected fault explain that this request failed?
+    fn justify(&self, disk: usize, wish: &Wish, since: u64, error: ReqError) -> Outcome {
+        if wish.op == ReqOp::Prefetch {
+            return Ok(());
+        }
+        if !matches!(error, ReqError::Io | ReqError::NoSpace) {
+            return Err("the request was well formed and the disk attached".into());
+        }
+        let disk = &self.disks[disk];
+        if disk.origin_failed >= since {
+            return Ok(());
+        }
+        if !disk.dirty_once {
+            return Err("its origin did not fail, and it never had anything dirty on flash".into());
+        }
+        let (first, last) = (
+            wish.offset / BLOCK as u64,
+            (wish.offset + wish.len).div_ceil(BLOCK as u64),
+        );
+        let hurt = disk.hurt.range(first..last).next().is_some()
+            || disk.stung.range(first..last).any(|(_, at)| *at >= since);
+        let whole = wish.offset % BLOCK as u64 == 0 && (wish.offset + wish.len) % BLOCK as u64 == 0;
+        match wish.op {
+            ReqOp::Read if hurt => Ok(()),
+            ReqOp::Read => Err("no flash block holding its data was hurt".into()),
+            ReqOp::Flush if !disk.hurt.is_empty() || self.flash_failed >= since => Ok(()),
+            _ if self.flash_failed >= since || (hurt && !whole) => Ok(()),
+            _ => Err("flash did not fail meanwhile".into()),
+        }
+    }
+
+    /// Everything in flight is given up: the process died.
+    pub(crate) fn forget_in_flight(&mut self) {
+        self.requests.clear();
+        self.events.clear();
+        self.hung.clear();
+        self.effects = Effects::default();
+        self.next_tick = None;
+        self.idle_ticks = 0;
+        self.subject = None;
+    }
+
+    pub(crate) fn subject(&self) -> Result<&dyn Subject, String> {
+        self.subject
+            .as_deref()
+            .ok_or_else(|| "no subject is open".to_string())
+    }
+}
