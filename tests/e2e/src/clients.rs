@@ -6,7 +6,9 @@ use std::process::{Command, Output, Stdio};
 /// Finds `program` on the PATH.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(|p| p.is_file())
 }
 
 /// True if all of `programs` are there; otherwise says that the test `test` is skipped and why.
@@ -46,8 +48,16 @@ pub fn run(program: &str, args: &[&str], dir: &Path) -> anyhow::Result<Output> {
 /// Runs a program that must succeed; its standard output.
 pub fn run_ok(program: &str, args: &[&str], dir: &Path) -> anyhow::Result<String> {
     let out = run(program, args, dir)?;
-    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    anyhow::ensure!(out.status.success(), "{program} {}: {}\n{stdout}{stderr}", args.join(" "), out.status);
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr),
+    );
+    anyhow::ensure!(
+        out.status.success(),
+        "{program} {}: {}\n{stdout}{stderr}",
+        args.join(" "),
+        out.status
+    );
     Ok(stdout.into_owned())
 }
 

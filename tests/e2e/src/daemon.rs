@@ -15,6 +15,7 @@ const LIFE_LIMIT: Duration = Duration::from_secs(60);
 /// A daemon, its pool and its directory. Killed and removed when dropped.
 #[derive(Debug)]
 pub struct Hearth {
+    bin: PathBuf,
     dir: tempfile::TempDir,
     flash: PathBuf,
     child: Option<Child>,
@@ -30,13 +31,18 @@ pub fn binary() -> Result<PathBuf> {
         return Ok(path);
     }
     let me = std::env::current_exe()?;
-    let target = me.ancestors().find(|d| d.join("CACHEDIR.TAG").exists()).context("no target directory")?;
+    let target = me
+        .ancestors()
+        .find(|d| d.join("CACHEDIR.TAG").exists())
+        .context("no target directory")?;
     let newest = ["release/hearth", "debug/hearth"]
         .iter()
         .map(|p| target.join(p))
         .filter_map(|p| Some((fs::metadata(&p).ok()?.modified().ok()?, p)))
         .max();
-    newest.map(|(_, p)| p).context("no hearth binary: cargo build --release -p hearth, or set HEARTH_BIN")
+    newest
+        .map(|(_, p)| p)
+        .context("no hearth binary: cargo build --release -p hearth, or set HEARTH_BIN")
 }
 
 /// Where test files go: `$HEARTH_TEST_DIR`, else the target directory, which is on a real disk
@@ -44,7 +50,11 @@ pub fn binary() -> Result<PathBuf> {
 fn scratch() -> Result<PathBuf> {
     let dir = match std::env::var_os("HEARTH_TEST_DIR") {
         Some(dir) => PathBuf::from(dir),
-        None => binary()?.parent().and_then(Path::parent).context("binary outside a target directory")?.join("e2e"),
+        None => binary()?
+            .parent()
+            .and_then(Path::parent)
+            .context("binary outside a target directory")?
+            .join("e2e"),
     };
     fs::create_dir_all(&dir)?;
     Ok(dir)
@@ -53,9 +63,20 @@ fn scratch() -> Result<PathBuf> {
 impl Hearth {
     /// A directory with no pool yet.
     pub fn bare() -> Result<Hearth> {
-        let dir = tempfile::Builder::new().prefix("t").tempdir_in(scratch()?)?;
+        Hearth::bare_in(binary()?, &scratch()?)
+    }
+
+    /// The same with a given binary, below a given directory.
+    pub fn bare_in(bin: PathBuf, parent: &Path) -> Result<Hearth> {
+        let dir = tempfile::Builder::new().prefix("t").tempdir_in(parent)?;
         let flash = dir.path().join("flash.img");
-        Ok(Hearth { dir, flash, child: None, serve_args: Vec::new() })
+        Ok(Hearth {
+            bin,
+            dir,
+            flash,
+            child: None,
+            serve_args: Vec::new(),
+        })
     }
 
     /// A new pool of `size` (as `--size` spells it), not served yet.
@@ -74,7 +95,14 @@ impl Hearth {
 
     /// Formats the flash file.
     pub fn create_pool(&self, size: &str) -> Result<String> {
-        ok(self.hearth(&["pool", "create", "--flash", path(&self.flash), "--size", size])?)
+        ok(self.hearth(&[
+            "pool",
+            "create",
+            "--flash",
+            path(&self.flash),
+            "--size",
+            size,
+        ])?)
     }
 
     /// The test's directory.
@@ -114,7 +142,7 @@ impl Hearth {
 
     /// Runs the command line to its end.
     pub fn hearth(&self, args: &[&str]) -> Result<Output> {
-        Command::new(binary()?)
+        Command::new(&self.bin)
             .arg("--run-dir")
             .arg(self.run_dir())
             .args(args)
@@ -125,14 +153,23 @@ impl Hearth {
 
     /// Runs the command line, which must succeed; what it printed.
     pub fn ok(&self, args: &[&str]) -> Result<String> {
-        ok(self.hearth(args)?).with_context(|| format!("hearth {}\ndaemon's log:\n{}", args.join(" "), self.log()))
+        ok(self.hearth(args)?)
+            .with_context(|| format!("hearth {}\ndaemon's log:\n{}", args.join(" "), self.log()))
     }
 
     /// Runs the command line, which must fail with a plain sentence; that sentence.
     pub fn refused(&self, args: &[&str]) -> Result<String> {
         let out = self.hearth(args)?;
-        let words = format!("{}{}", String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
-        ensure!(!out.status.success(), "hearth {} should have been refused: {words}", args.join(" "));
+        let words = format!(
+            "{}{}",
+            String::from_utf8_lossy(&out.stderr),
+            String::from_utf8_lossy(&out.stdout)
+        );
+        ensure!(
+            !out.status.success(),
+            "hearth {} should have been refused: {words}",
+            args.join(" ")
+        );
         plain(&words)?;
         Ok(words)
     }
@@ -151,7 +188,11 @@ impl Hearth {
                 self.child = None;
                 bail!("hearth serve ended at start ({status}):\n{}", self.log());
             }
-            ensure!(Instant::now() < deadline, "hearth serve does not listen after {LIFE_LIMIT:?}:\n{}", self.log());
+            ensure!(
+                Instant::now() < deadline,
+                "hearth serve does not listen after {LIFE_LIMIT:?}:\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_micros(500));
         }
         Ok(start.elapsed())
@@ -159,8 +200,11 @@ impl Hearth {
 
     /// Starts the daemon without waiting.
     pub fn spawn(&mut self) -> Result<()> {
-        let log = OpenOptions::new().create(true).append(true).open(self.dir().join("daemon.log"))?;
-        let child = Command::new(binary()?)
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.dir().join("daemon.log"))?;
+        let child = Command::new(&self.bin)
             .args(["serve", "--flash"])
             .arg(&self.flash)
             .arg("--run-dir")
@@ -178,8 +222,12 @@ impl Hearth {
     pub fn start_refused(&mut self) -> Result<String> {
         let before = self.log().len();
         self.spawn()?;
-        let Some(mut child) = self.child.take() else { bail!("not started") };
-        let status = wait::until("hearth serve ends", LIFE_LIMIT, || child.try_wait().ok().flatten());
+        let Some(mut child) = self.child.take() else {
+            bail!("not started")
+        };
+        let status = wait::until("hearth serve ends", LIFE_LIMIT, || {
+            child.try_wait().ok().flatten()
+        });
         if status.is_err() {
             child.kill()?;
             child.wait()?;
@@ -197,7 +245,9 @@ impl Hearth {
 
     /// True while the daemon runs.
     pub fn running(&mut self) -> bool {
-        self.child.as_mut().is_some_and(|c| matches!(c.try_wait(), Ok(None)))
+        self.child
+            .as_mut()
+            .is_some_and(|c| matches!(c.try_wait(), Ok(None)))
     }
 
     /// kill -9.
@@ -211,12 +261,20 @@ impl Hearth {
 
     /// SIGTERM, and waits for the end.
     pub fn stop(&mut self) -> Result<ExitStatus> {
-        let Some(mut child) = self.child.take() else { bail!("not running") };
+        let Some(mut child) = self.child.take() else {
+            bail!("not running")
+        };
         // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
         unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-        match wait::until("hearth ends after SIGTERM", LIFE_LIMIT, || child.try_wait().ok().flatten()) {
+        match wait::until("hearth ends after SIGTERM", LIFE_LIMIT, || {
+            child.try_wait().ok().flatten()
+        }) {
             Ok(status) => {
-                ensure!(status.success(), "hearth ended with {status} after SIGTERM:\n{}", self.log());
+                ensure!(
+                    status.success(),
+                    "hearth ended with {status} after SIGTERM:\n{}",
+                    self.log()
+                );
                 Ok(status)
             }
             Err(e) => {
@@ -244,12 +302,38 @@ impl Hearth {
     /// Statistics of a disk, as `hearth stats NAME --json` prints them.
     pub fn stats(&self, name: &str) -> Result<Value> {
         let text = self.ok(&["stats", name, "--json"])?;
-        serde_json::from_str(&text).with_context(|| format!("stats are no JSON: {text}"))
+        let all: Value =
+            serde_json::from_str(&text).with_context(|| format!("stats are no JSON: {text}"))?;
+        if all["name"] == name {
+            return Ok(all);
+        }
+        let disk = all["disks"]
+            .as_array()
+            .and_then(|disks| disks.iter().find(|d| d["name"] == name))
+            .cloned();
+        disk.with_context(|| format!("no disk {name} in {text}"))
+    }
+
+    /// The pool's figures: `pool` of `hearth stats --json`.
+    pub fn pool_stats(&self) -> Result<Value> {
+        let text = self.ok(&["stats", "--json"])?;
+        let all: Value =
+            serde_json::from_str(&text).with_context(|| format!("stats are no JSON: {text}"))?;
+        Ok(all["pool"].clone())
+    }
+
+    /// A counter of a disk since the daemon's start.
+    pub fn counter(&self, name: &str, counter: &str) -> Result<u64> {
+        let stats = self.stats(name)?;
+        stats["spans"][0]["counters"][counter]
+            .as_u64()
+            .with_context(|| format!("no counter {counter} in {stats}"))
     }
 
     /// A connection to disk `name`.
     pub fn connect(&self, name: &str) -> Result<Client> {
-        Client::connect(&self.socket(), name).with_context(|| format!("connect to {name}; daemon's log:\n{}", self.log()))
+        Client::connect(&self.socket(), name)
+            .with_context(|| format!("connect to {name}; daemon's log:\n{}", self.log()))
     }
 }
 
@@ -264,8 +348,15 @@ impl Drop for Hearth {
 
 /// Standard output of a program that must have succeeded.
 pub fn ok(out: Output) -> Result<String> {
-    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    ensure!(out.status.success(), "failed with {}: {stderr}{stdout}", out.status);
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr),
+    );
+    ensure!(
+        out.status.success(),
+        "failed with {}: {stderr}{stdout}",
+        out.status
+    );
     Ok(stdout.into_owned())
 }
 

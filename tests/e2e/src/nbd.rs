@@ -106,11 +106,20 @@ impl Client {
                 REP_ACK => break,
                 refused => {
                     let why = String::from_utf8_lossy(&payload).into_owned();
-                    return Err(io::Error::new(io::ErrorKind::NotFound, format!("export refused ({refused:#x}): {why}")));
+                    return Err(io::Error::new(
+                        io::ErrorKind::NotFound,
+                        format!("export refused ({refused:#x}): {why}"),
+                    ));
                 }
             }
         }
-        Ok(Client { stream, in_flight: HashMap::new(), next_cookie: 1, size, flags })
+        Ok(Client {
+            stream,
+            in_flight: HashMap::new(),
+            next_cookie: 1,
+            size,
+            flags,
+        })
     }
 
     /// Requests sent and not answered.
@@ -119,7 +128,13 @@ impl Client {
     }
 
     /// Sends a request; its answer comes from [`receive`](Self::receive) with the same cookie.
-    pub fn send(&mut self, command: Command, offset: u64, len: u32, payload: &[u8]) -> io::Result<u64> {
+    pub fn send(
+        &mut self,
+        command: Command,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> io::Result<u64> {
         let (flags, kind) = match command {
             Command::Read => (0u16, 0u16),
             Command::Write { fua } => (fua as u16, 1),
@@ -139,7 +154,14 @@ impl Client {
         message.extend(len.to_be_bytes());
         message.extend(payload);
         self.stream.write_all(&message)?;
-        self.in_flight.insert(cookie, if command == Command::Read { len as usize } else { 0 });
+        self.in_flight.insert(
+            cookie,
+            if command == Command::Read {
+                len as usize
+            } else {
+                0
+            },
+        );
         Ok(cookie)
     }
 
@@ -151,14 +173,27 @@ impl Client {
             return Err(bad("malformed reply"));
         }
         let (error, cookie) = (be32(&head, 4), be64(&head, 8));
-        let len = self.in_flight.remove(&cookie).ok_or_else(|| bad("answer to a request nobody sent, or a second answer"))?;
+        let len = self
+            .in_flight
+            .remove(&cookie)
+            .ok_or_else(|| bad("answer to a request nobody sent, or a second answer"))?;
         let mut data = vec![0u8; if error == 0 { len } else { 0 }];
         self.stream.read_exact(&mut data)?;
-        Ok(Reply { cookie, error, data })
+        Ok(Reply {
+            cookie,
+            error,
+            data,
+        })
     }
 
     /// Sends one request and waits for it; no other may be in flight.
-    pub fn call(&mut self, command: Command, offset: u64, len: u32, payload: &[u8]) -> io::Result<Vec<u8>> {
+    pub fn call(
+        &mut self,
+        command: Command,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> io::Result<Vec<u8>> {
         self.send(command, offset, len, payload)?;
         let reply = self.receive()?;
         match reply.error {
@@ -175,7 +210,13 @@ impl Client {
 
     /// Writes `data`.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.call(Command::Write { fua: false }, offset, data.len() as u32, data).map(drop)
+        self.call(
+            Command::Write { fua: false },
+            offset,
+            data.len() as u32,
+            data,
+        )
+        .map(drop)
     }
 
     /// Makes completed writes durable.

@@ -23,13 +23,17 @@ pub fn version_of(data: &[u8], block: u64) -> Result<u64, String> {
     let word = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().unwrap_or_default());
     let (found, version) = (word(0), word(8));
     if found != block {
-        return Err(format!("block {block} holds what belongs to block {found} (version {version})"));
+        return Err(format!(
+            "block {block} holds what belongs to block {found} (version {version})"
+        ));
     }
     let mut expected = vec![0u8; data.len()];
     fill(&mut expected, block, version);
     match data.iter().zip(&expected).position(|(a, b)| a != b) {
         None => Ok(version),
-        Some(at) => Err(format!("block {block} claims version {version} but differs from it at byte {at}: torn or corrupt")),
+        Some(at) => Err(format!(
+            "block {block} claims version {version} but differs from it at byte {at}: torn or corrupt"
+        )),
     }
 }
 

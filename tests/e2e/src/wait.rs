@@ -6,7 +6,11 @@ use std::time::{Duration, Instant};
 const POLL_EVERY: Duration = Duration::from_millis(2);
 
 /// Looks at `condition` until it yields something; an error naming `what` after `limit`.
-pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> anyhow::Result<T> {
+pub fn until<T>(
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+) -> anyhow::Result<T> {
     let start = Instant::now();
     loop {
         if let Some(value) = condition() {

@@ -1,0 +1,99 @@
+//! Files and pools to measure on.
+//!
+//! Every file is written in full first: extents that were never written are slower to write and
+//! faster to read than real ones, and would bend every number.
+
+use crate::args::Args;
+use crate::peers::{At, Contender};
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::Hearth;
+use hearth_e2e::daemon::{path, write_random};
+use hearth_e2e::nbd::{Client, Command};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Room a pool needs beside its data.
+const POOL_SLACK: u64 = 256 << 20;
+/// How long the engine may take to settle what it has admitted.
+const SETTLE_LIMIT: Duration = Duration::from_secs(120);
+/// Bytes per prefetch when a cache is warmed, and how many of them in flight.
+const WARM_PIECE: u32 = 256 << 10;
+const WARM_DEPTH: usize = 8;
+
+/// A file of `size` random bytes, every extent written; reused if it is there already.
+pub fn file(args: &Args, name: &str, size: u64) -> Result<PathBuf> {
+    let file = args.dir.join(name);
+    let there = std::fs::metadata(&file).is_ok_and(|m| m.len() == size);
+    if !there {
+        write_random(&file, size, 1)?;
+    }
+    Ok(file)
+}
+
+/// A served pool with room for `capacity` bytes, on a flash file that was written in full.
+pub fn pool(args: &Args, capacity: u64) -> Result<Hearth> {
+    let slack = if args.smoke { 64 << 20 } else { POOL_SLACK };
+    pool_of(args, capacity + capacity / 8 + slack)
+}
+
+/// A served pool on a flash file of exactly `size` bytes.
+pub fn pool_of(args: &Args, size: u64) -> Result<Hearth> {
+    let mut hearth = Hearth::bare_in(args.hearth.clone(), &args.dir)?;
+    write_random(hearth.flash(), size, 2)?;
+    hearth.ok(&["pool", "create", "--flash", path(hearth.flash()), "--force"])?;
+    hearth.start()?;
+    Ok(hearth)
+}
+
+/// A disk of a served pool as a contender.
+pub fn contender(hearth: &Hearth, disk: &str, name: &str) -> Result<Contender> {
+    let pid = hearth.pid().context("the daemon is not running")?;
+    Ok(Contender {
+        name: name.to_owned(),
+        at: At::Uri(hearth.uri(disk)),
+        pid: Some(pid),
+    })
+}
+
+/// Adds a disk that caches everything, sequential or not.
+pub fn add(hearth: &Hearth, name: &str, origin: &str, mode: &str) -> Result<()> {
+    hearth
+        .add(name, origin, &["--mode", mode, "--seq-cutoff", "0"])
+        .map(drop)
+}
+
+/// Brings the whole of a disk on to flash; the bytes cached.
+pub fn warm(hearth: &Hearth, disk: &str, size: u64) -> Result<u64> {
+    let mut client = Client::connect(&hearth.socket(), disk)?;
+    client.sweep(Command::Cache, 0..size, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+    let deadline = Instant::now() + SETTLE_LIMIT;
+    let mut last = 0;
+    loop {
+        let cached = hearth.stats(disk)?["cached"]
+            .as_u64()
+            .context("no cached bytes in the statistics")?;
+        if cached >= size {
+            return Ok(cached);
+        }
+        // Fills may end after the prefetch is answered; once nothing grows any more it is what it is.
+        ensure!(
+            Instant::now() < deadline,
+            "only {cached} of {size} bytes could be cached"
+        );
+        if cached == last {
+            client.sweep(Command::Read, 0..size, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+        }
+        last = cached;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Writes every dirty block to the origin, so that one contender's leftovers are not another's load.
+pub fn drain(hearth: &Hearth, disk: &str) -> Result<()> {
+    hearth.ok(&["disk", "flush", disk]).map(drop)
+}
+
+/// Frees a file that is not needed by other rows.
+pub fn remove(file: &Path) {
+    let _ = std::fs::remove_file(file);
+}

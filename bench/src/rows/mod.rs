@@ -1,0 +1,190 @@
+//! The rows of the table: each sets up its contenders, runs them in turn, and compares.
+
+mod cold;
+mod reads;
+mod slow;
+mod start;
+mod writes;
+
+use crate::args::Args;
+use crate::fio::{Job, run};
+use crate::peers::Contender;
+use crate::report::{Outcome, Series};
+use anyhow::Result;
+
+/// A row.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its name on the command line.
+    pub id: &'static str,
+    /// What it measures.
+    pub title: &'static str,
+    /// Measures it.
+    pub run: fn(&Args) -> Result<Outcome>,
+}
+
+/// Rows of a smoke run: one of every kind.
+pub const SMOKE: &[&str] = &[
+    "read-qd24",
+    "write-qd24",
+    "flush-qd1",
+    "wt-qd24",
+    "cold",
+    "wa",
+    "start-1g",
+];
+
+/// All rows, in the order of the report.
+pub const ALL: &[Row] = &[
+    Row {
+        id: "read-qd24",
+        title: "Warm random 4 KiB reads, one connection, depth 24",
+        run: reads::qd24,
+    },
+    Row {
+        id: "read-qd1",
+        title: "Warm random 4 KiB reads, one connection, depth 1",
+        run: reads::qd1,
+    },
+    Row {
+        id: "hit-cpu",
+        title: "The cache's own CPU on a hit: a hit less a bare pass-through read",
+        run: reads::hit_cpu,
+    },
+    Row {
+        id: "scale",
+        title: "Warm random 4 KiB reads, depth 64: four connections and one",
+        run: reads::scale,
+    },
+    Row {
+        id: "seq-read",
+        title: "Warm sequential 128 KiB reads, depth 16",
+        run: reads::sequential,
+    },
+    Row {
+        id: "seq-write",
+        title: "Write-back sequential 128 KiB writes, depth 16",
+        run: writes::sequential,
+    },
+    Row {
+        id: "write-qd24",
+        title: "Write-back random 4 KiB writes, depth 24",
+        run: writes::qd24,
+    },
+    Row {
+        id: "flush-qd1",
+        title: "Write-back random 4 KiB writes, a flush every 32, depth 1",
+        run: writes::flush_qd1,
+    },
+    Row {
+        id: "flush-qd24",
+        title: "Write-back random 4 KiB writes, a flush every 32, depth 24",
+        run: writes::flush_qd24,
+    },
+    Row {
+        id: "wt-qd1",
+        title: "Write-through random 4 KiB writes, depth 1",
+        run: writes::through_qd1,
+    },
+    Row {
+        id: "wt-qd24",
+        title: "Write-through random 4 KiB writes, depth 24",
+        run: writes::through_qd24,
+    },
+    Row {
+        id: "wt-hdd",
+        title: "Write-through random 4 KiB writes on a modelled hard disk",
+        run: writes::through_hdd,
+    },
+    Row {
+        id: "cold",
+        title: "Cache off or cold, SSD origin, random 4 KiB reads at depth 1, 4, 24, 64",
+        run: cold::ssd,
+    },
+    Row {
+        id: "cold-8ms",
+        title: "Cache off or cold, 8 ms origin, random 4 KiB reads at depth 1, 24",
+        run: cold::slow,
+    },
+    Row {
+        id: "skew-8ms",
+        title: "8 ms origin, 80 % of reads in 20 % of the disk, cache 21 % of it, depth 24",
+        run: slow::skewed,
+    },
+    Row {
+        id: "hdd",
+        title: "Modelled hard disk: cold and warm random 4 KiB reads",
+        run: slow::hdd,
+    },
+    Row {
+        id: "wa",
+        title: "Flash write amplification",
+        run: start::amplification,
+    },
+    Row {
+        id: "start-1g",
+        title: "RAM, and time to the first answer, with 1 GiB cached",
+        run: start::one,
+    },
+    Row {
+        id: "start-4g",
+        title: "RAM, and time to the first answer, with 4 GiB cached",
+        run: start::four,
+    },
+    Row {
+        id: "start-16g",
+        title: "RAM, and time to the first answer, with 16 GiB cached",
+        run: start::sixteen,
+    },
+];
+
+/// Runs `job` against every contender, round by round; `after` runs, untimed, after each of them.
+fn rounds(
+    args: &Args,
+    job: &Job,
+    contenders: &[Contender],
+    mut after: impl FnMut(&Contender) -> Result<()>,
+) -> Result<Outcome> {
+    let mut series = contenders
+        .iter()
+        .map(|c| Series {
+            name: c.name.clone(),
+            samples: Vec::new(),
+        })
+        .collect::<Vec<_>>();
+    for round in 0..args.rounds {
+        for (contender, series) in contenders.iter().zip(&mut series) {
+            let job = Job {
+                seed: round as u64 + 1,
+                ..job.clone()
+            };
+            let sample = run(&job, contender)?;
+            eprintln!(
+                "   round {}: {:14} {:9.0} requests/s",
+                round + 1,
+                contender.name,
+                sample.iops
+            );
+            series.samples.push(sample);
+            after(contender)?;
+        }
+    }
+    let mut outcome = Outcome {
+        series,
+        ..Outcome::default()
+    };
+    // fio's NBD engine serves a connection with one thread: near a whole core it is the limit.
+    let limited = outcome
+        .series
+        .iter()
+        .filter(|s| s.samples.iter().any(|x| x.client_busy > 0.95))
+        .map(|s| s.name.clone())
+        .collect::<Vec<_>>();
+    if !limited.is_empty() {
+        outcome.notes.push(format!(
+            "The client (one fio thread per connection) was the limit against: {}. Compare the servers' CPU per request there.",
+            limited.join(", ")
+        ));
+    }
+    Ok(outcome)
+}

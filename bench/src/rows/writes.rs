@@ -1,0 +1,169 @@
+//! Writes: write-back against servers that write the flash file itself, write-through against
+//! the origin alone.
+//!
+//! After each run of Hearth what is dirty is destaged, untimed, before the next contender runs:
+//! a run shows a burst that fits the cache, which is what a write-back cache is for.
+
+use super::rounds;
+use crate::args::Args;
+use crate::fio::Job;
+use crate::peers::Contender;
+use crate::report::{Outcome, Wanted};
+use crate::{fixture, peers};
+use anyhow::Result;
+use hearth_e2e::Hearth;
+use hearth_e2e::daemon::path;
+
+pub fn qd24(args: &Args) -> Result<Outcome> {
+    let mut outcome = write_back(
+        args,
+        &Job::random("randwrite", 24, args.seconds, args.disk),
+        false,
+    )?;
+    outcome.compare_iops("hearth", "qemu-nbd", Wanted::AtLeast(1.5));
+    outcome.compare_iops("hearth", "raw", Wanted::Shown);
+    outcome.compare_cpu("hearth", "qemu-nbd", Wanted::Shown);
+    Ok(outcome)
+}
+
+pub fn sequential(args: &Args) -> Result<Outcome> {
+    let mut outcome = write_back(
+        args,
+        &Job::sequential("write", 16, args.seconds, args.disk),
+        false,
+    )?;
+    outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.8));
+    outcome.compare_iops("hearth", "qemu-nbd", Wanted::Shown);
+    outcome.compare_iops("qemu-nbd", "raw", Wanted::Shown);
+    Ok(outcome)
+}
+
+pub fn flush_qd1(args: &Args) -> Result<Outcome> {
+    let job = Job {
+        flush_every: 32,
+        ..Job::random("randwrite", 1, args.seconds, args.disk)
+    };
+    let mut outcome = write_back(args, &job, true)?;
+    outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.7));
+    outcome.compare_iops("hearth", "modelled disk", Wanted::AtLeast(100.0));
+    outcome.compare_iops("hearth", "qemu-nbd", Wanted::Shown);
+    Ok(outcome)
+}
+
+pub fn flush_qd24(args: &Args) -> Result<Outcome> {
+    let job = Job {
+        flush_every: 32,
+        ..Job::random("randwrite", 24, args.seconds, args.disk)
+    };
+    let mut outcome = write_back(args, &job, true)?;
+    outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.7));
+    outcome.compare_iops("hearth", "modelled disk", Wanted::Shown);
+    outcome.compare_iops("hearth", "qemu-nbd", Wanted::Shown);
+    Ok(outcome)
+}
+
+/// Peers write the raw file, Hearth its flash; with `modelled`, the modelled disk uncached, too.
+fn write_back(args: &Args, job: &Job, modelled: bool) -> Result<Outcome> {
+    let file = fixture::file(args, "raw.img", args.disk)?;
+    let qemu = peers::qemu_nbd(&file, &args.dir)?;
+    let mut contenders = vec![peers::raw(&file), qemu.contender()];
+    if args.peers_only {
+        return rounds(args, job, &contenders, |_| Ok(()));
+    }
+    let origin = fixture::file(args, "origin.img", args.disk)?;
+    // Twice the disk: the log takes a burst of overwrites without waiting for the destager.
+    let hearth = fixture::pool(args, args.disk * 2)?;
+    fixture::add(&hearth, "back", path(&origin), "write-back")?;
+    contenders.push(fixture::contender(&hearth, "back", "hearth")?);
+    if modelled {
+        let hdd = fixture::file(args, "hdd.img", args.disk)?;
+        fixture::add(&hearth, "hdd", &format!("model-hdd:{}", path(&hdd)), "off")?;
+        contenders.push(fixture::contender(&hearth, "hdd", "modelled disk")?);
+    }
+    let mut outcome = rounds(args, job, &contenders, |c| drain(&hearth, c, "back"))?;
+    amplification_note(&hearth, &mut outcome)?;
+    Ok(outcome)
+}
+
+pub fn through_qd1(args: &Args) -> Result<Outcome> {
+    write_through(args, 1, "")
+}
+
+pub fn through_qd24(args: &Args) -> Result<Outcome> {
+    write_through(args, 24, "")
+}
+
+pub fn through_hdd(args: &Args) -> Result<Outcome> {
+    write_through(args, 24, "model-hdd:")
+}
+
+fn write_through(args: &Args, depth: u32, wrapper: &str) -> Result<Outcome> {
+    let (alone, cached) = (
+        fixture::file(args, "raw.img", args.disk)?,
+        fixture::file(args, "origin.img", args.disk)?,
+    );
+    let seconds = if wrapper.is_empty() {
+        args.seconds
+    } else {
+        args.seconds * 2
+    };
+    let job = Job::random("randwrite", depth, seconds, args.disk);
+    if args.peers_only {
+        return Ok(Outcome::default());
+    }
+    let hearth = fixture::pool(args, args.disk)?;
+    fixture::add(
+        &hearth,
+        "alone",
+        &format!("{wrapper}{}", path(&alone)),
+        "off",
+    )?;
+    fixture::add(
+        &hearth,
+        "through",
+        &format!("{wrapper}{}", path(&cached)),
+        "write-through",
+    )?;
+    let mut contenders = vec![
+        fixture::contender(&hearth, "alone", "origin alone")?,
+        fixture::contender(&hearth, "through", "write-through")?,
+    ];
+    // The same file by somebody else's hand, so that a slow pass-through would show.
+    let other = fixture::file(args, "third.img", args.disk)?;
+    let qemu = if wrapper.is_empty() {
+        Some(peers::qemu_nbd(&other, &args.dir)?)
+    } else {
+        None
+    };
+    contenders.extend(qemu.as_ref().map(|q| q.contender()));
+    let mut outcome = rounds(args, &job, &contenders, |_| Ok(()))?;
+    outcome.compare_iops("write-through", "origin alone", Wanted::AtLeast(0.95));
+    outcome.compare_iops("write-through", "qemu-nbd", Wanted::Shown);
+    outcome
+        .notes
+        .push("\"Origin alone\" is the same daemon with the cache off.".to_owned());
+    Ok(outcome)
+}
+
+fn drain(hearth: &Hearth, contender: &Contender, disk: &str) -> Result<()> {
+    if contender.name == "hearth" {
+        fixture::drain(hearth, disk)
+    } else {
+        Ok(())
+    }
+}
+
+fn amplification_note(hearth: &Hearth, outcome: &mut Outcome) -> Result<()> {
+    let pool = hearth.pool_stats()?;
+    let total = &pool["spans"][0];
+    if let Some(wa) = total["write_amplification"].as_f64() {
+        let again = total["counters"]["flash_reinsert_bytes"]
+            .as_u64()
+            .unwrap_or(0);
+        outcome.notes.push(format!(
+            "Flash write amplification {wa:.3}, {} MiB written again.",
+            again >> 20
+        ));
+    }
+    Ok(())
+}
