@@ -312,6 +312,15 @@ impl Model {
             )
     }
 
+    /// True if a sector can hold only one content, so that seeing it tells nothing.
+    fn lonely(&self, uid: u8, sector: u64) -> bool {
+        let lists = self
+            .disks
+            .get(&uid)
+            .and_then(|d| d.blocks.get((sector / PER_BLOCK) as usize)?.as_ref());
+        lists.is_none_or(|l| l[(sector % PER_BLOCK) as usize].len() < 2)
+    }
+
     /// May `entry` be what a read that began at `mark` returns?
     fn current(&self, list: &List, entry: &Entry, mark: u64) -> bool {
         let write = &self.writes[entry.id as usize];
@@ -445,10 +454,10 @@ impl Model {
 
     /// A read that began at `mark` saw write `id`: what was complete by then is older.
     fn observe(&mut self, uid: u8, mark: u64, sector: u64, got: Value, id: WriteId) {
-        let list = self.list(uid, sector);
-        if list.len() < 2 {
+        if self.lonely(uid, sector) {
             return;
         }
+        let list = self.list(uid, sector);
         let by = if id != NOBODY {
             id
         } else {
