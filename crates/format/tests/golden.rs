@@ -1,0 +1,239 @@
+//! Golden bytes: what version 1 of the format looks like, to the byte.
+//!
+//! The expected bytes were computed from `docs/format.md` by a separate program, not by the
+//! encoders under test. If one of these tests fails, the format has changed: pools already
+//! written would not be read. Raise a version or add a feature flag instead of the constant.
+
+use hearth_format::disk::OriginIdentity;
+use hearth_format::{
+    BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, PoolState, Registry,
+    Section, SummaryHeader, Superblock, Uuid, pool_tag,
+};
+
+/// Decodes `lines` of hex and pads with zeros to a block.
+fn block(lines: &[&str]) -> Vec<u8> {
+    let hex = lines.concat();
+    let mut bytes: Vec<u8> = (0..hex.len() / 2)
+        .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap())
+        .collect();
+    bytes.resize(4096, 0);
+    bytes
+}
+
+fn pool() -> Uuid {
+    Uuid::from_bytes(std::array::from_fn(|i| 0x10 + i as u8))
+}
+
+fn device() -> Uuid {
+    Uuid::from_bytes(std::array::from_fn(|i| 0xa0 + i as u8))
+}
+
+fn entries() -> Vec<Entry> {
+    let entry = |disk, block, word, slot, kind| Entry {
+        disk,
+        block,
+        word,
+        slot,
+        kind,
+        flags: 0,
+    };
+    vec![
+        entry(7, 0x1234_5678_9abc, 0xdead_beef, 1, Kind::Dirty),
+        entry(1, 5, 0x0102_0304, 2, Kind::Clean),
+        entry(0xffff, 100, 3, 0, Kind::CleanedRun),
+        entry(2, 0, u32::MAX, 0, Kind::Intent),
+    ]
+}
+
+#[test]
+fn the_pool_tag_is_the_start_of_the_uuid() {
+    assert_eq!(pool_tag(&pool()).to_le_bytes(), pool().as_bytes()[..8]);
+}
+
+#[test]
+fn kinds_have_their_numbers() {
+    let kinds = [
+        Kind::Clean,
+        Kind::Dirty,
+        Kind::CleanedRun,
+        Kind::DropRun,
+        Kind::ZeroRun,
+        Kind::ZeroDoneRun,
+        Kind::Intent,
+        Kind::IntentClear,
+    ];
+    for (number, kind) in (1..).zip(kinds) {
+        assert_eq!(kind as u8, number);
+        assert_eq!(Kind::from_u8(number), Some(kind));
+    }
+    assert_eq!((Kind::from_u8(0), Kind::from_u8(9)), (None, None));
+}
+
+const BATCH: &[&str] = &[
+    "48424154431d6e2610111213141516171100000000000000e803000000000000",
+    "0300000000000000e6030000000000002a000000000000000400020010010000",
+    "bc9a785634120700efbeadde0100020005000000000001000403020102000100",
+    "640000000000ffff03000000000003000000000000000200ffffffff000007",
+];
+
+#[test]
+fn batch() {
+    let header = BatchHeader {
+        pool_tag: pool_tag(&pool()),
+        segment_seq: 17,
+        batch_seq: 1000,
+        tail_seq: 3,
+        durable_seq: 998,
+        epoch: 42,
+        data_blocks: 2,
+        flags: 0,
+    };
+    let mut out = vec![0xEE; 4096];
+    header.encode(&entries(), &mut out).unwrap();
+    assert_eq!(out, block(BATCH));
+    let mut back = Vec::new();
+    assert_eq!(BatchHeader::decode(&out, &mut back).unwrap(), header);
+    assert_eq!(back, entries());
+}
+
+const SUMMARY: &[&str] = &[
+    "4853554d192d74b010111213141516171100000000000000e803000000000000",
+    "0300000000000000e6030000000000002a000000000000000500000004001000",
+    "bc9a785634120700efbeadde0100020005000000000001000403020102000100",
+    "640000000000ffff03000000000003000000000000000200ffffffff000007",
+];
+
+#[test]
+fn summary() {
+    let header = SummaryHeader {
+        pool_tag: pool_tag(&pool()),
+        segment_seq: 17,
+        first_batch_seq: 1000,
+        last_batch_seq: 1005,
+        tail_seq: 3,
+        durable_seq: 998,
+        epoch: 42,
+        entry_count: 4,
+    };
+    let mut out = vec![0xEE; 10];
+    header.encode(&entries(), &mut out).unwrap();
+    assert_eq!(out, block(SUMMARY));
+    let mut back = Vec::new();
+    assert_eq!(SummaryHeader::decode(&out, &mut back).unwrap(), header);
+    assert_eq!(back, entries());
+}
+
+const SUPERBLOCK: &[&str] = &[
+    "484541525448534201000000f2dc56f000000000000000000900000000000000",
+    "0000000000000000040000000000000001010100020000001011121314151617",
+    "18191a1b1c1d1e1fa0a1a2a3a4a5a6a7a8a9aaabacadaeaf0000040000000000",
+    "000400000400000000040000000000000008000000000000000c000000000000",
+    "fd0000000000000000f15365000000004d000000000000000020000000000000",
+    "0474616e6b000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "06686f73742d31",
+];
+
+#[test]
+fn superblock() {
+    let layout = Layout::for_device(1 << 30, 1024).unwrap();
+    let mut superblock = Superblock::new(layout, pool(), device(), "tank", 1_700_000_000);
+    superblock.generation = 9;
+    superblock.compat = 4;
+    superblock.device_index = 1;
+    superblock.device_count = 2;
+    superblock.state = PoolState::Clean {
+        checkpoint_id: 77,
+        checkpoint_bytes: 8192,
+    };
+    superblock.last_host = "host-1".to_owned();
+    assert_eq!(superblock.encode().to_vec(), block(SUPERBLOCK));
+    assert_eq!(Superblock::decode(&block(SUPERBLOCK)).unwrap(), superblock);
+}
+
+const REGISTRY: &[&str] = &[
+    "4852454773e30a4d101112131415161718191a1b1c1d1e1f0600000000000000",
+    "d000000002000000000000000400000000000000000000000000000000000000",
+    "01000000be00000001000200030002000400766d2d310300120066696c653a2f",
+    "7372762f766d2d312e696d670400080000000040000000000500010002060004",
+    "0000000100070008000010000000000000080008000020000000000000090008",
+    "0000001000000000000a000100010b00080037000000000000000c001000a0a1",
+    "a2a3a4a5a6a7a8a9aaabacadaeaf0d0028000000004000000000ffffffffffff",
+    "ffff0200000000000000030000000000000004000000000000000e0001000163",
+    "0003006e657707000000020000006f6b",
+];
+
+#[test]
+fn registry() {
+    let disk = DiskRecord {
+        id: 3,
+        name: "vm-1".to_owned(),
+        origin: "file:/srv/vm-1.img".to_owned(),
+        size: 1 << 30,
+        mode: CacheMode::WriteThrough,
+        block_size: 65536,
+        min_bytes: 4096,
+        max_bytes: 8192,
+        seq_cutoff: 1 << 20,
+        read_only: true,
+        since_seq: 55,
+        serial: device(),
+        origin_identity: Some(OriginIdentity {
+            size: 1 << 30,
+            mtime_ns: -1,
+            ctime_ns: 2,
+            dev: 3,
+            inode: 4,
+        }),
+        clean_detach: true,
+        unknown: vec![(99, b"new".to_vec())],
+    };
+    let registry = Registry {
+        generation: 6,
+        next_disk_id: 4,
+        disks: vec![disk],
+        unknown_records: vec![(7, b"ok".to_vec())],
+    };
+    assert_eq!(registry.encode(pool()).unwrap(), block(REGISTRY));
+    assert_eq!(
+        Registry::decode(&block(REGISTRY), pool()).unwrap(),
+        registry
+    );
+}
+
+const CHECKPOINT: &[&str] = &[
+    "48434b50e945637210111213141516174d00000000000000e903000000000000",
+    "1200000000000000030000000000000002001800000000000000000000000000",
+    "010000004433221100100000000000000a000000000000000200000088776655",
+    "00200000000000000010",
+];
+
+#[test]
+fn checkpoint() {
+    let header = CheckpointHeader {
+        pool_tag: pool_tag(&pool()),
+        id: 77,
+        next_batch_seq: 1001,
+        next_segment_seq: 18,
+        tail_seq: 3,
+        sections: vec![
+            Section {
+                kind: 1,
+                offset: 4096,
+                len: 10,
+                crc: 0x1122_3344,
+            },
+            Section {
+                kind: 2,
+                offset: 8192,
+                len: 4096,
+                crc: 0x5566_7788,
+            },
+        ],
+    };
+    assert_eq!(header.encode(12288).unwrap().to_vec(), block(CHECKPOINT));
+    assert_eq!(
+        CheckpointHeader::decode(&block(CHECKPOINT), 12288).unwrap(),
+        header
+    );
+}

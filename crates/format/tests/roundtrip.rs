@@ -1,0 +1,256 @@
+//! What is written is read back; what is altered is refused; nothing panics.
+
+use hearth_format::disk::OriginIdentity;
+use hearth_format::{
+    BATCH_ENTRIES_MAX, BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, FormatError,
+    Kind, Layout, PoolState, Registry, Section, SummaryHeader, Superblock, Uuid, check_name,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let data = (1u16.., 0u64..1 << 48, any::<u32>(), 1u16.., any::<bool>()).prop_map(
+        |(disk, block, word, slot, dirty)| {
+            let kind = if dirty { Kind::Dirty } else { Kind::Clean };
+            Entry {
+                disk,
+                block,
+                word,
+                slot,
+                kind,
+                flags: 0,
+            }
+        },
+    );
+    let run = (1u16.., 0u64..(1 << 48) - (1 << 32), 1u32.., 3u8..=8).prop_map(
+        |(disk, block, word, kind)| {
+            let kind = Kind::from_u8(kind).unwrap();
+            Entry {
+                disk,
+                block,
+                word,
+                slot: 0,
+                kind,
+                flags: 0,
+            }
+        },
+    );
+    prop_oneof![3 => data, 1 => run]
+}
+
+fn data_count(entries: &[Entry]) -> u16 {
+    entries.iter().filter(|e| e.kind.is_data()).count() as u16
+}
+
+prop_compose! {
+    fn batch()(
+        seqs: [u64; 6], entries in vec(entry(), 0..=BATCH_ENTRIES_MAX),
+    ) -> (BatchHeader, Vec<Entry>) {
+        let [pool_tag, segment_seq, batch_seq, tail_seq, durable_seq, epoch] = seqs;
+        let data_blocks = data_count(&entries);
+        let header = BatchHeader {
+            pool_tag, segment_seq, batch_seq, tail_seq, durable_seq, epoch, data_blocks, flags: 0,
+        };
+        (header, entries)
+    }
+}
+
+prop_compose! {
+    fn summary()(
+        seqs: [u64; 5], first in 0..u64::MAX / 2, delta: u32, entries in vec(entry(), 0..1500),
+    ) -> (SummaryHeader, Vec<Entry>) {
+        let [pool_tag, segment_seq, tail_seq, durable_seq, epoch] = seqs;
+        let header = SummaryHeader {
+            pool_tag, segment_seq, tail_seq, durable_seq, epoch,
+            first_batch_seq: first, last_batch_seq: first + u64::from(delta),
+            entry_count: entries.len() as u32,
+        };
+        (header, entries)
+    }
+}
+
+prop_compose! {
+    fn disk()(
+        size: u64, mode in 0usize..4, shift in 12u32..=20, auto: bool, min in 0u64..1 << 40,
+        cutoff: u64, flags: [bool; 3], since_seq: u64, serial: [u8; 16],
+        identity: (u64, i64, i64, u64, u64), origin in "[ -~]{1,200}",
+        unknown in vec((100u16..0x8000, vec(any::<u8>(), 0..40)), 0..4),
+    ) -> DiskRecord {
+        let modes = [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::WriteAround, CacheMode::Off];
+        let (size_then, mtime_ns, ctime_ns, dev, inode) = identity;
+        DiskRecord {
+            id: 0,
+            name: String::new(),
+            origin,
+            size,
+            mode: modes[mode],
+            block_size: if auto { 0 } else { 1 << shift },
+            min_bytes: min,
+            max_bytes: if flags[0] { 0 } else { min * 2 },
+            seq_cutoff: cutoff,
+            read_only: flags[0],
+            since_seq,
+            serial: Uuid::from_bytes(serial),
+            origin_identity: flags[1].then_some(OriginIdentity { size: size_then, mtime_ns, ctime_ns, dev, inode }),
+            clean_detach: flags[2],
+            unknown,
+        }
+    }
+}
+
+prop_compose! {
+    fn registry()(
+        generation: u64, next_disk_id: u16, mut disks in vec(disk(), 0..20),
+        unknown_records in vec((100u16..0x8000, vec(any::<u8>(), 0..40)), 0..4),
+    ) -> Registry {
+        for (number, disk) in (1u16..).zip(&mut disks) {
+            disk.id = number * 3;
+            disk.name = format!("disk-{number}");
+        }
+        Registry { generation, next_disk_id, disks, unknown_records }
+    }
+}
+
+prop_compose! {
+    fn superblock()(
+        bytes in (1u64 << 25)..(1 << 50), shift in 8u32..=10, numbers: [u64; 4], ids: [[u8; 16]; 2],
+        texts in ("\\PC{0,100}", "\\PC{0,100}"), copy in 0u8..2, state in 0u8..3, index in 0u16..256,
+    ) -> Superblock {
+        let layout = Layout::for_device(bytes, 1 << shift).unwrap();
+        let [pool, device] = ids.map(Uuid::from_bytes);
+        let mut sb = Superblock::new(layout, pool, device, &texts.0, numbers[0]);
+        sb.copy = copy;
+        sb.generation = numbers[1];
+        sb.compat = numbers[2];
+        sb.ro_compat = numbers[3];
+        (sb.device_index, sb.device_count) = (index, 256);
+        sb.last_host = texts.1.chars().take(15).collect();
+        sb.state = match state {
+            0 => PoolState::Open,
+            1 => PoolState::Clean { checkpoint_id: numbers[0], checkpoint_bytes: layout.checkpoint_bytes() },
+            _ => PoolState::Failed,
+        };
+        sb
+    }
+}
+
+proptest! {
+    #[test]
+    fn batches_round_trip((header, entries) in batch(), prefix in vec(entry(), 0..3)) {
+        let mut block = [0xEEu8; 4096];
+        header.encode(&entries, &mut block).unwrap();
+        let mut back = prefix.clone();
+        prop_assert_eq!(BatchHeader::decode(&block, &mut back).unwrap(), header);
+        prop_assert_eq!(&back[..prefix.len()], &prefix[..]);
+        prop_assert_eq!(&back[prefix.len()..], &entries[..]);
+    }
+
+    #[test]
+    fn any_bit_flip_in_a_batch_is_noticed((header, entries) in batch(), bit in 0usize..4096 * 8) {
+        let mut block = [0u8; 4096];
+        header.encode(&entries, &mut block).unwrap();
+        block[bit / 8] ^= 1 << (bit % 8);
+        let mut back = Vec::new();
+        prop_assert!(BatchHeader::decode(&block, &mut back).is_err());
+        prop_assert!(back.is_empty());
+    }
+
+    #[test]
+    fn a_torn_batch_is_noticed((old, old_entries) in batch(), (new, new_entries) in batch(), sector in 1usize..8) {
+        let (mut a, mut b) = ([0u8; 4096], [0u8; 4096]);
+        old.encode(&old_entries, &mut a).unwrap();
+        new.encode(&new_entries, &mut b).unwrap();
+        let mut torn = a;
+        torn[..sector * 512].copy_from_slice(&b[..sector * 512]);
+        prop_assume!(torn != a && torn != b);
+        prop_assert!(BatchHeader::decode(&torn, &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn summaries_round_trip((header, entries) in summary()) {
+        let mut bytes = vec![1; 3];
+        header.encode(&entries, &mut bytes).unwrap();
+        prop_assert_eq!(bytes.len() % 4096, 0);
+        let mut back = Vec::new();
+        prop_assert_eq!(SummaryHeader::decode(&bytes, &mut back).unwrap(), header);
+        prop_assert_eq!(back, entries);
+    }
+
+    #[test]
+    fn any_bit_flip_in_a_summary_is_noticed((header, entries) in summary(), at: prop::sample::Index, bit in 0u8..8) {
+        let mut bytes = Vec::new();
+        header.encode(&entries, &mut bytes).unwrap();
+        let used = 64 + entries.len() * 16;
+        bytes[at.index(used)] ^= 1 << bit;
+        prop_assert!(SummaryHeader::decode(&bytes, &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn superblocks_round_trip(sb in superblock()) {
+        let bytes = sb.encode();
+        prop_assert_eq!(Superblock::decode(bytes.as_slice()).unwrap(), sb);
+    }
+
+    #[test]
+    fn any_bit_flip_in_a_superblock_is_noticed(sb in superblock(), bit in 0usize..4096 * 8) {
+        let mut bytes = sb.encode();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let error = Superblock::decode(bytes.as_slice()).unwrap_err();
+        prop_assert_eq!(matches!(error, FormatError::NotAPool), bit < 64, "{}", error);
+    }
+
+    #[test]
+    fn registries_round_trip(registry in registry(), pool: [u8; 16]) {
+        let pool = Uuid::from_bytes(pool);
+        let bytes = registry.encode(pool).unwrap();
+        prop_assert_eq!(bytes.len() % 4096, 0);
+        prop_assert_eq!(Registry::decode(&bytes, pool).unwrap(), registry);
+    }
+
+    #[test]
+    fn any_bit_flip_in_a_registry_is_noticed(registry in registry(), at: prop::sample::Index, bit in 0u8..8) {
+        let mut bytes = registry.encode(Uuid::nil()).unwrap();
+        let used = 64 + u32::from_le_bytes(bytes[32..36].try_into().unwrap()) as usize;
+        bytes[at.index(used)] ^= 1 << bit;
+        prop_assert!(Registry::decode(&bytes, Uuid::nil()).is_err());
+    }
+
+    #[test]
+    fn checkpoints_round_trip(words: [u64; 5], lens in vec(0u64..1 << 30, 0..=64), crc: u32) {
+        let [pool_tag, id, next_batch_seq, next_segment_seq, tail_seq] = words;
+        let mut offset = 4096;
+        let sections: Vec<Section> = (0..).zip(lens).map(|(kind, len)| {
+            let section = Section { kind, offset, len, crc };
+            offset += len;
+            section
+        }).collect();
+        let header = CheckpointHeader { pool_tag, id, next_batch_seq, next_segment_seq, tail_seq, sections };
+        let block = header.encode(offset).unwrap();
+        prop_assert_eq!(CheckpointHeader::decode(block.as_slice(), offset).unwrap(), header.clone());
+        if header.sections.iter().any(|s| s.len > 0) {
+            prop_assert!(CheckpointHeader::decode(block.as_slice(), offset - 1).is_err());
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused_without_panic(bytes in vec(any::<u8>(), 0..5000), which in 0u8..5) {
+        let mut bytes = bytes;
+        let magic: &[u8] = [&b"HEARTHSB\x01\0"[..], b"HBAT", b"HSUM", b"HREG", b"HCKP"][which as usize];
+        if let Some(start) = bytes.get_mut(..magic.len()) {
+            start.copy_from_slice(magic);
+        }
+        prop_assert!(Superblock::decode(&bytes).is_err());
+        prop_assert!(BatchHeader::decode(&bytes, &mut Vec::new()).is_err());
+        prop_assert!(SummaryHeader::decode(&bytes, &mut Vec::new()).is_err());
+        prop_assert!(Registry::decode(&bytes, Uuid::nil()).is_err());
+        prop_assert!(CheckpointHeader::decode(&bytes, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn names_are_safe(name in "\\PC{0,70}") {
+        if check_name(&name).is_ok() {
+            prop_assert!(!name.is_empty() && name.len() <= 64 && !name.contains(['/', ' ', '\0', '%', '?']));
+            prop_assert!(!name.starts_with(['-', '.']));
+        }
+    }
+}
