@@ -170,7 +170,11 @@ impl Wire {
     }
 
     pub fn new() -> Wire {
-        let disk = Disk::new(3, "vm1", SIZE);
+        Wire::sized(SIZE)
+    }
+
+    pub fn sized(size: u64) -> Wire {
+        let disk = Disk::new(3, "vm1", size);
         let server = Server(vec![disk.clone()]);
         Wire::over(
             Box::new(NbdSession::new(
