@@ -6,6 +6,9 @@ use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, Superb
 use hearth_io::Media;
 use std::io;
 
+/// Bytes that never tear; far less than any real sector, so that small fields tear too.
+const PIECE: usize = 64;
+
 /// A device with a volatile cache that dies after a number of writes and flushes.
 #[derive(Clone)]
 struct Flash {
@@ -37,13 +40,13 @@ impl Flash {
         Ok(())
     }
 
-    /// Power comes back. Of writes in the cache, the 512-byte sectors chosen by `keep` are
-    /// on the medium.
+    /// Power comes back. Of writes in the cache, the pieces chosen by `keep` are on the
+    /// medium.
     fn power_cycle(&mut self, keep: impl Fn(usize) -> bool) {
         for (offset, data) in std::mem::take(&mut self.cached) {
-            for (number, sector) in data.chunks(512).enumerate() {
+            for (number, piece) in data.chunks(PIECE).enumerate() {
                 if keep(number) {
-                    self.durable[offset + number * 512..][..sector.len()].copy_from_slice(sector);
+                    self.durable[offset + number * PIECE..][..piece.len()].copy_from_slice(piece);
                 }
             }
         }
@@ -90,7 +93,7 @@ impl Media for Flash {
     }
 }
 
-/// Ways of tearing: nothing, everything, a front, a back, every other sector.
+/// Ways of tearing: nothing, everything, a front, a back, every other piece.
 const TEARS: [fn(usize) -> bool; 6] = [
     |_| false,
     |_| true,
