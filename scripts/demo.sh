@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# The demo behind `make run`: a pool and a disk on files in ./.demo, the disk's origin as slow as
+# a hard disk (a model), a cold and a warm read, how to attach it, and serving until Ctrl-C.
+# Started again it finds the pool and starts warm. HEARTH_DEMO_DIR puts it elsewhere.
+set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
+cd "$ROOT"
+
+demo=${HEARTH_DEMO_DIR:-$ROOT/.demo}
+flash=$demo/flash
+origin=$demo/disk.raw
+run=$demo/run
+# Socket paths have at most 107 characters.
+((${#run} < 90)) || run=$(mktemp -d /tmp/hearth-demo.XXXXXX)
+requests=1200
+
+say "Building"
+cargo build --release --locked -p hearth
+hearth() { "$(target_dir)/release/hearth" --run-dir "$run" "$@"; }
+
+mkdir -p "$demo"
+if [[ ! -e $origin ]]; then
+    say "Making a disk of 1 GiB with random contents: $origin"
+    head -c 1G /dev/urandom >"$origin.new"
+    mv "$origin.new" "$origin"
+fi
+if [[ ! -e $flash ]]; then
+    say "Making a pool of 512 MiB: $flash"
+    hearth pool create --flash "$flash" --size 512M --label demo
+fi
+
+say "Serving"
+"$(target_dir)/release/hearth" serve --flash "$flash" --run-dir "$run" --log warn &
+daemon=$!
+stop() {
+    trap - INT TERM EXIT
+    kill -TERM "$daemon" 2>/dev/null || true
+    wait "$daemon" 2>/dev/null || true
+    note "stopped; make run starts it again, warm"
+}
+trap 'stop; exit 0' INT TERM
+trap stop EXIT
+until [[ -S $run/api.sock ]] && hearth disk list >/dev/null 2>&1; do
+    kill -0 "$daemon" 2>/dev/null || { trap - EXIT; die "the daemon did not start; what it said stands above"; }
+    sleep 0.05
+done
+if ! hearth disk show demo >/dev/null 2>&1; then
+    hearth disk add demo --origin "model-hdd:$origin"
+    known=
+else
+    known=1
+fi
+
+# The same random addresses every time: the first pass reads them from the origin, later ones
+# from flash. Prints requests per second.
+pass() {
+    fio --name=pass --ioengine=nbd --uri="nbd+unix:///demo?socket=$run/nbd.sock" --rw=randread --bs=4k \
+        --iodepth=24 --size=1g --number_ios=$requests --randrepeat=1 --output-format=json |
+        sed -n 's/^ *"iops" : \([0-9]*\)\..*/\1/p' | head -1
+}
+
+if command -v fio >/dev/null && fio --enghelp=nbd >/dev/null 2>&1; then
+    say "$requests random reads of 4 KiB, 24 at a time, through fio's NBD client"
+    first=$(pass)
+    if [[ -n $known ]]; then
+        note "first pass: $first requests/s: this pool was warm already"
+    else
+        note "cold:       $first requests/s, from the origin (a model of a 7200 rpm hard disk)"
+    fi
+    # A block has to be asked for again before it is worth its place on flash.
+    pass >/dev/null
+    note "warm:       $(pass) requests/s, from flash"
+else
+    note "fio with its NBD engine is not here; no reads are timed"
+fi
+
+socket=$run/nbd.sock
+say "Attach it"
+cat <<TEXT
+   QEMU:
+     qemu-system-x86_64 … \\
+       -blockdev driver=nbd,node-name=hearth0,server.type=unix,server.path=$socket,export=demo,reconnect-delay=60 \\
+       -device virtio-blk-pci,drive=hearth0
+
+   libvirt (virsh attach-device VM disk.xml):
+     <disk type='network' device='disk'>
+       <driver name='qemu' type='raw' cache='none' discard='unmap'/>
+       <source protocol='nbd' name='demo'>
+         <host transport='unix' socket='$socket'/>
+         <reconnect delay='60'/>
+       </source>
+       <target dev='vdb' bus='virtio'/>
+     </disk>
+   More: docs/attach.md
+
+   See what the cache does:
+     $(target_dir)/release/hearth --run-dir $run stats --watch
+TEXT
+
+say "Serving until Ctrl-C"
+wait "$daemon" || true
+trap - EXIT
+note "the daemon has ended"
