@@ -17,7 +17,9 @@ impl Authority {
     fn new() -> Authority {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(rcgen::DnType::CommonName, "test authority");
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, "test authority");
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
@@ -25,7 +27,10 @@ impl Authority {
     fn issue(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+        (
+            params.signed_by(&key, &self.0).unwrap().pem(),
+            key.serialize_pem(),
+        )
     }
 
     fn server_dir(&self) -> tempfile::TempDir {
@@ -49,8 +54,15 @@ impl Authority {
             None => builder.with_no_client_auth(),
             Some(authority) => {
                 let (cert, key) = authority.issue("client");
-                let chain = vec![rustls::pki_types::CertificateDer::from_pem_slice(cert.as_bytes()).unwrap()];
-                builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
+                let chain = vec![
+                    rustls::pki_types::CertificateDer::from_pem_slice(cert.as_bytes()).unwrap(),
+                ];
+                builder
+                    .with_client_auth_cert(
+                        chain,
+                        PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+                    )
+                    .unwrap()
             }
         };
         ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap()
@@ -75,7 +87,12 @@ impl Tunnel {
     fn start(mut wire: Wire, tls: ClientConnection) -> Tunnel {
         wire.greet(3);
         assert_eq!(wire.verdict(5, &[]), 1);
-        let mut tunnel = Tunnel { wire, tls, got: Vec::new(), step: usize::MAX };
+        let mut tunnel = Tunnel {
+            wire,
+            tls,
+            got: Vec::new(),
+            step: usize::MAX,
+        };
         tunnel.exchange().unwrap();
         tunnel
     }
@@ -120,15 +137,21 @@ fn requests_pass_through_tls_whole_and_in_pieces() {
     let authority = Authority::new();
     let dir = authority.server_dir();
     let config = certs::load(dir.path(), false).unwrap();
-    for (mode, step, send_step) in
-        [(TlsMode::Allowed, usize::MAX, usize::MAX), (TlsMode::Required, 1000, 700), (TlsMode::Required, 7, 3)]
-    {
+    for (mode, step, send_step) in [
+        (TlsMode::Allowed, usize::MAX, usize::MAX),
+        (TlsMode::Required, 1000, 700),
+        (TlsMode::Required, 7, 3),
+    ] {
         let mut wire = server(config.clone(), mode);
         wire.send_step = send_step;
         let mut tunnel = Tunnel::start(wire, authority.client(None));
         tunnel.step = step;
         tunnel.say(&option_bytes(5, &[]));
-        assert_eq!(tunnel.got[12..16], 0x8000_0003u32.to_be_bytes(), "TLS is up already");
+        assert_eq!(
+            tunnel.got[12..16],
+            0x8000_0003u32.to_be_bytes(),
+            "TLS is up already"
+        );
         tunnel.got.clear();
         tunnel.say(&option_bytes(7, &go("vm1", &[])));
         tunnel.got.clear();
@@ -168,7 +191,11 @@ fn many_requests_wait_their_turn_inside_tls() {
     while tunnel.got.len() < 3000 * 16 {
         delivered += tunnel.wire.feed_in(&out[delivered..], || usize::MAX);
         assert!(tunnel.wire.session.in_flight() <= hearth_nbd::REQUESTS_MAX);
-        let request = tunnel.wire.held.pop_front().expect("a request waits, or all are answered");
+        let request = tunnel
+            .wire
+            .held
+            .pop_front()
+            .expect("a request waits, or all are answered");
         tunnel.wire.complete(request);
         tunnel.wire.settle();
         tunnel.exchange().unwrap();
@@ -185,12 +212,21 @@ fn tls_forgets_what_was_agreed_in_the_clear() {
     wire.greet(3);
     assert_eq!(wire.verdict(8, &[]), 1);
     assert_eq!(wire.verdict(5, &[]), 1);
-    let mut tunnel = Tunnel { wire, tls: authority.client(None), got: Vec::new(), step: usize::MAX };
+    let mut tunnel = Tunnel {
+        wire,
+        tls: authority.client(None),
+        got: Vec::new(),
+        step: usize::MAX,
+    };
     tunnel.exchange().unwrap();
     tunnel.say(&option_bytes(7, &go("vm1", &[])));
     tunnel.got.clear();
     tunnel.say(&Req::new(0, 0, 10).bytes(Style::Simple));
-    assert_eq!(tunnel.got[..4], 0x67446698u32.to_be_bytes(), "a simple reply");
+    assert_eq!(
+        tunnel.got[..4],
+        0x67446698u32.to_be_bytes(),
+        "a simple reply"
+    );
 }
 
 #[test]
@@ -199,12 +235,20 @@ fn client_certificates_are_checked_if_asked_for() {
     let dir = authority.server_dir();
     let config = certs::load(dir.path(), true).unwrap();
     let stranger = Authority::new();
-    for (cert, welcome) in [(None, false), (Some(&authority), true), (Some(&stranger), false)] {
+    for (cert, welcome) in [
+        (None, false),
+        (Some(&authority), true),
+        (Some(&stranger), false),
+    ] {
         let mut wire = server(config.clone(), TlsMode::Required);
         wire.greet(3);
         assert_eq!(wire.verdict(5, &[]), 1);
-        let mut tunnel =
-            Tunnel { wire, tls: authority.client(cert), got: Vec::new(), step: usize::MAX };
+        let mut tunnel = Tunnel {
+            wire,
+            tls: authority.client(cert),
+            got: Vec::new(),
+            step: usize::MAX,
+        };
         let result = tunnel.exchange();
         assert_eq!(result.is_ok(), welcome);
         assert_eq!(tunnel.wire.session.closing(), !welcome);
@@ -223,19 +267,30 @@ fn garbage_instead_of_tls_ends_it() {
     let mut wire = server(config, TlsMode::Allowed);
     wire.greet(3);
     assert_eq!(wire.verdict(5, &[]), 1);
-    wire.feed_in(&option_bytes(7, &go("vm1", &[])).repeat(1000), || usize::MAX);
+    wire.feed_in(&option_bytes(7, &go("vm1", &[])).repeat(1000), || {
+        usize::MAX
+    });
     assert!(wire.session.closing());
 }
 
 #[test]
 fn unusable_files_are_named() {
     let authority = Authority::new();
-    let message = |dir: &Path, verify| certs::load(dir, verify).err().map(|e| e.to_string()).unwrap_or_default();
+    let message = |dir: &Path, verify| {
+        certs::load(dir, verify)
+            .err()
+            .map(|e| e.to_string())
+            .unwrap_or_default()
+    };
     let dir = authority.server_dir();
     std::fs::remove_file(dir.path().join(certs::CA_CERT)).unwrap();
     assert!(message(dir.path(), true).contains("ca-cert.pem"));
     assert_eq!(message(dir.path(), false), "");
-    std::fs::write(dir.path().join(certs::SERVER_KEY), authority.issue("other").1).unwrap();
+    std::fs::write(
+        dir.path().join(certs::SERVER_KEY),
+        authority.issue("other").1,
+    )
+    .unwrap();
     assert!(message(dir.path(), false).contains("cannot be used together"));
     std::fs::write(dir.path().join(certs::SERVER_KEY), "no key").unwrap();
     assert!(message(dir.path(), false).contains("server-key.pem"));
