@@ -123,10 +123,27 @@ impl Request {
 
     /// A write from `buf`, whose payload starts at `offset % 4096`. Computes the checksums here,
     /// outside the engine's lock.
-    pub fn write(tag: u64, disk: DiskId, offset: u64, len: u64, fua: bool, buf: &Buf, now_ns: u64) -> Request {
+    pub fn write(
+        tag: u64,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        fua: bool,
+        buf: &Buf,
+        now_ns: u64,
+    ) -> Request {
         let window = buf.slice(0, Self::buffer_len(offset, len) as usize);
-        let mut req = Self::new(tag, disk, ReqOp::Write { fua }, offset, len, Some(window), now_ns);
-        if offset % BLOCK == 0 && len % BLOCK == 0
+        let mut req = Self::new(
+            tag,
+            disk,
+            ReqOp::Write { fua },
+            offset,
+            len,
+            Some(window),
+            now_ns,
+        );
+        if offset % BLOCK == 0
+            && len % BLOCK == 0
             && let Some(window) = &req.buf
         {
             req.crcs = window.bytes().chunks(BLOCK as usize).map(crc32c).collect();
@@ -144,7 +161,17 @@ impl Request {
         buf: Option<BufSlice>,
         start_ns: u64,
     ) -> Request {
-        Request { owner: 0, tag, disk, op, offset, len, buf, crcs: SmallVec::new(), start_ns }
+        Request {
+            owner: 0,
+            tag,
+            disk,
+            op,
+            offset,
+            len,
+            buf,
+            crcs: SmallVec::new(),
+            start_ns,
+        }
     }
 }
 

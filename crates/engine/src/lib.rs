@@ -1,3 +1,28 @@
 //! The cache engine: a pure state machine between requests and I/O.
+//!
+//! [`Engine`] is what the daemon, the data threads and the simulation use. Inside, `core` holds
+//! the state and dispatches events; each duty has its file (see `ARCHITECTURE.md`).
 
 pub mod api;
+mod append;
+mod blockset;
+mod checkpoint;
+mod core;
+mod destage;
+mod disk;
+mod engine;
+mod evict;
+pub mod faults;
+mod flashfail;
+mod flush;
+mod index;
+mod log;
+mod read;
+mod recover;
+pub mod stats;
+mod write;
+mod zero;
+
+pub use checkpoint::CheckpointError;
+pub use core::EngineOptions;
+pub use engine::{ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom};

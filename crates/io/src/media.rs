@@ -13,6 +13,13 @@ pub trait Media {
     }
     /// Fills `data` from `offset`; an error if that reaches past the end.
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    /// Several reads, in parallel where the device gains by it.
+    fn read_many(&mut self, reads: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        for (offset, data) in reads.iter_mut() {
+            self.read_at(*offset, data)?;
+        }
+        Ok(())
+    }
     /// Stores `data` at `offset`.
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
     /// Makes completed writes durable.

@@ -1,0 +1,523 @@
+//! From the append queue to flash: batches, their application to the index, sealing.
+//!
+//! The order that must not change: a batch is written; it and all before it are on the device;
+//! the index maps its blocks; those who wait are told. A segment is freed in the RAM order
+//! first, then by the tail number in a later batch; only when that batch is durable may the
+//! segment be overwritten, else a crash would read another block's data out of it.
+
+use crate::api::{DiskId, Effects};
+use crate::core::{Core, OpCtx};
+use crate::faults::Fault;
+use crate::index::Key;
+use crate::log::{
+    Apply, BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing,
+    SegState, Then,
+};
+use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
+use hearth_io::{BLOCK, Buf, BufSlice, Class, IoError, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+impl Core {
+    /// Sends what may be sent.
+    pub fn pump(&mut self, now: u64, fx: &mut Effects) {
+        loop {
+            if self.flash_failed {
+                // Only notes about what became clean still come; there is nowhere to put them.
+                self.log.queue.clear();
+                self.log.queued_blocks = 0;
+            }
+            if self.log.queue.is_empty() {
+                self.log.urgent = false;
+                return;
+            }
+            if self
+                .log
+                .batches
+                .iter()
+                .any(|b| b.state == BatchState::Failed)
+            {
+                // Order must hold: wait for the rest, then send all again (`retry_failed`).
+                return;
+            }
+            let inflight = self.log.batches.len();
+            let small = self.log.queued_blocks < BATCH_MIN_BLOCKS && !self.log.urgent;
+            if inflight >= BATCHES_IN_FLIGHT || (inflight > 0 && small) {
+                return;
+            }
+            if self.log.head.is_none() && !self.open_head() {
+                return;
+            }
+            match self.log.take_batch() {
+                Some(items) => self.send(items, now, fx),
+                None => self.roll(fx),
+            }
+        }
+    }
+
+    /// Takes a free segment as the head.
+    pub fn open_head(&mut self) -> bool {
+        let Some(seg) = self.log.free.pop_front() else {
+            return false;
+        };
+        let seq = self.log.next_segment_seq;
+        self.log.next_segment_seq += 1;
+        let s = &mut self.log.segments[seg as usize];
+        s.state = SegState::Open;
+        s.seq = seq;
+        debug_assert!(s.live == 0 && s.pins == 0);
+        let first_batch = self.log.next_batch_seq;
+        self.log.head = Some(Head {
+            seg,
+            seq,
+            next: 0,
+            entries: Vec::new(),
+            first_batch,
+        });
+        true
+    }
+
+    /// Closes the head: it gets its summary once its last batch is on flash.
+    pub fn roll(&mut self, fx: &mut Effects) {
+        let Some(head) = self.log.head.take() else {
+            return;
+        };
+        self.log.segments[head.seg as usize].state = SegState::Closed;
+        self.log.order.push_back(head.seg);
+        self.counters.segments_sealed += 1;
+        if head.entries.is_empty() {
+            return;
+        }
+        // The summary is an operation on the segment: keep it from being freed before.
+        self.log.segments[head.seg as usize].pins += 1;
+        // The tail as of now rests only on batches up to `last_batch`; a later one might not.
+        let tail_seq = self.log.tail_seq();
+        self.log.sealing.push(Sealing {
+            tail_seq,
+            seg: head.seg,
+            seq: head.seq,
+            entries: head.entries,
+            first_batch: head.first_batch,
+            last_batch: self.log.next_batch_seq - 1,
+        });
+        self.write_summaries(fx);
+    }
+
+    fn send(&mut self, mut items: Vec<Item>, _now: u64, fx: &mut Effects) {
+        let tail_seq = self.log.tail_seq();
+        let (pool_tag, durable_seq, epoch) = (self.pool_tag, self.log.durable_seq, self.log.epoch);
+        let segment_start = self.layout.segment_start;
+        let segment_blocks = self.log.segment_blocks;
+        let Some(head) = self.log.head.as_mut() else {
+            return;
+        };
+        let seq = self.log.next_batch_seq;
+        self.log.next_batch_seq += 1;
+        let mut entries: SmallVec<[Entry; 32]> = SmallVec::new();
+        let mut bufs: SmallVec<[BufSlice; 2]> = SmallVec::new();
+        let descriptor = Buf::zeroed(BLOCK as usize);
+        bufs.push(descriptor.all());
+        let mut blocks = 0u32;
+        let mut payload = 0u64;
+        let mut moved = 0u64;
+        for item in &items {
+            if item.kind.is_data() {
+                let base = head.seg * segment_blocks;
+                for i in 0..item.count {
+                    entries.push(Entry {
+                        disk: item.disk,
+                        block: item.block + u64::from(i),
+                        word: item.crcs[i as usize],
+                        slot: (item.slot + i - base) as u16,
+                        kind: item.kind,
+                        flags: 0,
+                    });
+                }
+                blocks += item.count;
+                match item.apply {
+                    Apply::Move { .. } => moved += u64::from(item.count),
+                    _ => payload += u64::from(item.count),
+                }
+                if let Some(data) = &item.data {
+                    match bufs.last_mut() {
+                        Some(last) if last.adjoins(data) => last.extend(data.len()),
+                        _ => bufs.push(data.clone()),
+                    }
+                }
+            } else {
+                entries.push(Entry {
+                    disk: item.disk,
+                    block: item.block,
+                    word: item.count,
+                    slot: 0,
+                    kind: item.kind,
+                    flags: 0,
+                });
+            }
+        }
+        let header = BatchHeader {
+            pool_tag,
+            segment_seq: head.seq,
+            batch_seq: seq,
+            tail_seq,
+            durable_seq,
+            epoch,
+            data_blocks: blocks as u16,
+            flags: 0,
+        };
+        let mut window = descriptor.all();
+        if header.encode(&entries, window.bytes_mut()).is_err() {
+            // Cannot happen: `take_batch` keeps the bounds. Losing a batch silently must not.
+            debug_assert!(false, "a batch outside its bounds");
+        }
+        let at = head.next;
+        head.next += 1 + blocks;
+        head.entries.extend_from_slice(&entries);
+        let (seg, seg_seq) = (head.seg, head.seq);
+        let offset =
+            (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
+        let last_ord = items.last().map_or(0, |i| i.ord);
+        // A split item's first part must not make its last part count as applied.
+        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord);
+        for item in &mut items {
+            debug_assert!(
+                item.data
+                    .as_ref()
+                    .is_none_or(|d| d.len() == item.count as usize * 4096)
+            );
+        }
+        self.log.segments[seg as usize].batches += 1;
+        self.log.batches.push_back(Batch {
+            seq,
+            seg,
+            seg_seq,
+            items,
+            state: BatchState::InFlight,
+            last_ord: if partial { last_ord - 1 } else { last_ord },
+        });
+        self.counters.batches += 1;
+        self.counters.flash_payload_bytes += payload * BLOCK;
+        self.counters.flash_reinsert_bytes += moved * BLOCK;
+        let len = u64::from(1 + blocks) * BLOCK;
+        self.io(
+            fx,
+            OpCtx::Batch { seq },
+            Target::Flash(0),
+            OpKind::Write,
+            offset,
+            len,
+            bufs,
+            SmallVec::new(),
+            Class::Foreground,
+        );
+    }
+
+    pub fn batch_done(
+        &mut self,
+        seq: u64,
+        result: Result<(), IoError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let Some(batch) = self.log.batches.iter_mut().find(|b| b.seq == seq) else {
+            return;
+        };
+        batch.state = if result.is_ok() {
+            BatchState::Written
+        } else {
+            BatchState::Failed
+        };
+        if result.is_err() {
+            self.counters.flash_errors += 1;
+        }
+        while self
+            .log
+            .batches
+            .front()
+            .is_some_and(|b| b.state == BatchState::Written)
+        {
+            if let Some(batch) = self.log.batches.pop_front() {
+                self.apply(batch, now, fx);
+            }
+        }
+        if self
+            .log
+            .batches
+            .iter()
+            .any(|b| b.state == BatchState::Failed)
+        {
+            self.retry_failed(now, fx);
+        }
+        self.write_summaries(fx);
+        if !self.flash_waiters.is_empty() {
+            self.start_flash_flush(now, fx);
+        }
+    }
+
+    /// Maps a batch and tells who waited for it.
+    fn apply(&mut self, batch: Batch, now: u64, fx: &mut Effects) {
+        self.log.failures = 0;
+        self.log.segments[batch.seg as usize].batches -= 1;
+        self.log.applied_seq = batch.seq;
+        self.log.applied_ord = self.log.applied_ord.max(batch.last_ord);
+        for item in batch.items {
+            match item.apply {
+                Apply::Dirty => {
+                    for i in 0..item.count {
+                        self.map(
+                            item.disk,
+                            item.block + u64::from(i),
+                            item.slot + i,
+                            item.crcs[i as usize],
+                            true,
+                            0,
+                            now,
+                        );
+                    }
+                }
+                Apply::Clean { ticket } => {
+                    let cancelled = self
+                        .disk_mut(item.disk)
+                        .is_none_or(|d| d.ticket(ticket).is_none_or(|t| t.cancelled));
+                    if !cancelled || self.opts.faults.has(Fault::CacheRacedMiss) {
+                        for i in 0..item.count {
+                            let block = item.block + u64::from(i);
+                            self.map(
+                                item.disk,
+                                block,
+                                item.slot + i,
+                                item.crcs[i as usize],
+                                false,
+                                0,
+                                now,
+                            );
+                        }
+                    }
+                }
+                Apply::Move { old, dirty, freq } => {
+                    for i in 0..item.count {
+                        let block = item.block + u64::from(i);
+                        let still = self.index.get(Key::new(item.disk, block)) == Some(old + i)
+                            && self.index.slot(old + i).is_some_and(|s| s.dirty == dirty);
+                        if still {
+                            let lost = self.index.slot(old + i).is_some_and(|s| s.lost);
+                            let crc = item.crcs[i as usize];
+                            self.map(
+                                item.disk,
+                                block,
+                                item.slot + i,
+                                crc,
+                                dirty,
+                                u64::from(freq),
+                                now,
+                            );
+                            if lost {
+                                self.lose(item.disk, block, item.slot + i);
+                            }
+                        } else {
+                            self.index.set_mark(old + i, false);
+                        }
+                    }
+                }
+                Apply::Again => {}
+                Apply::Record => self.apply_record(
+                    item.kind,
+                    item.disk,
+                    item.block,
+                    item.count,
+                    batch.seg_seq,
+                    now,
+                ),
+            }
+            self.then(item.then, batch.seg_seq, now, fx);
+        }
+    }
+
+    fn then(&mut self, then: Then, seg_seq: u64, now: u64, fx: &mut Effects) {
+        match then {
+            Then::Nothing => {}
+            Then::Request(id) => self.request_applied(id, now, fx),
+            Then::Ticket { disk, ticket } => {
+                if let Some(d) = self.disk_mut(disk) {
+                    d.drop_ticket(ticket);
+                }
+            }
+            Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
+            Then::Relogged => self.evict.relogged = true,
+            Then::Moved => self.evict.moving = self.evict.moving.saturating_sub(1),
+        }
+    }
+
+    /// Points the index at a block's new place.
+    #[allow(clippy::too_many_arguments)]
+    pub fn map(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        slot: u32,
+        crc: u32,
+        dirty: bool,
+        freq: u64,
+        now: u64,
+    ) {
+        let old = self
+            .index
+            .set(Key::new(disk, block), slot, crc, dirty, freq);
+        let old_dirty = old.is_some_and(|(_, d)| d);
+        let seg = self.log.segment_of(slot);
+        let s = &mut self.log.segments[seg];
+        s.live += 1;
+        s.dirty += u32::from(dirty);
+        if let Some((old, was_dirty)) = old {
+            self.slot_emptied(old, was_dirty);
+        }
+        self.dirty_total += u64::from(dirty);
+        self.dirty_total -= u64::from(old_dirty);
+        let Some(d) = self.disk_mut(disk) else { return };
+        d.cached += u64::from(old.is_none());
+        if dirty {
+            if !d.is_dirty() {
+                d.dirty_since_ns = now;
+            }
+            d.zero.remove(block);
+            d.lost.remove(block);
+            d.dirty.insert(block);
+        } else if old_dirty {
+            d.dirty.remove(block);
+            d.lost.remove(block);
+        }
+    }
+
+    fn apply_record(
+        &mut self,
+        kind: Kind,
+        disk: DiskId,
+        block: u64,
+        count: u32,
+        seg_seq: u64,
+        now: u64,
+    ) {
+        if kind != Kind::ZeroRun {
+            return;
+        }
+        let end = block + u64::from(count);
+        self.forget_range(disk, block, end, now);
+        if let Some(d) = self.disk_mut(disk) {
+            if !d.is_dirty() {
+                d.dirty_since_ns = now;
+            }
+            let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
+            d.zero_seg_seq = Some(if d.zero.is_empty() { seg_seq } else { oldest });
+            d.zero.insert_range(block, end);
+        }
+    }
+
+    /// Writes the summary of closed segments whose batches are all on flash.
+    pub fn write_summaries(&mut self, fx: &mut Effects) {
+        while let Some(at) = self
+            .log
+            .sealing
+            .iter()
+            .position(|s| s.last_batch <= self.log.applied_seq)
+        {
+            let s = self.log.sealing.swap_remove(at);
+            let bytes = self.encode_summary(&s);
+            let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
+            buf.bytes_mut().copy_from_slice(&bytes);
+            let offset = self.summary_offset(s.seg);
+            let len = bytes.len() as u64;
+            self.io(
+                fx,
+                OpCtx::Summary { seg: s.seg },
+                Target::Flash(0),
+                OpKind::Write,
+                offset,
+                len,
+                smallvec![buf],
+                SmallVec::new(),
+                Class::Background,
+            );
+        }
+    }
+
+    pub fn summary_offset(&self, seg: u32) -> u64 {
+        (self.layout.segment_start
+            + u64::from(seg) * u64::from(self.log.segment_blocks)
+            + u64::from(self.log.data_blocks))
+            * BLOCK
+    }
+
+    /// A summary as whole blocks.
+    pub fn encode_summary(&self, s: &Sealing) -> Vec<u8> {
+        let header = SummaryHeader {
+            pool_tag: self.pool_tag,
+            segment_seq: s.seq,
+            first_batch_seq: s.first_batch,
+            last_batch_seq: s.last_batch,
+            tail_seq: s.tail_seq,
+            durable_seq: self.log.durable_seq,
+            epoch: self.log.epoch,
+            entry_count: s.entries.len() as u32,
+        };
+        let mut bytes = Vec::new();
+        if header.encode(&s.entries, &mut bytes).is_err() {
+            debug_assert!(false, "a summary outside its bounds");
+            bytes.clear();
+        }
+        bytes.resize(
+            bytes
+                .len()
+                .next_multiple_of(BLOCK as usize)
+                .max(BLOCK as usize),
+            0,
+        );
+        bytes
+    }
+
+    /// The log is durable further than before: segments freed before that may be reused.
+    pub fn segments_durable(&mut self, _now: u64, fx: &mut Effects) {
+        let durable = self.log.durable_ord;
+        for seg in 0..self.log.segments.len() as u32 {
+            let s = &self.log.segments[seg as usize];
+            if matches!(s.state, SegState::Freeing { ord } if ord <= durable) {
+                self.release(seg, fx);
+            }
+        }
+    }
+
+    /// Gives a freed segment back, trimming it first if wanted.
+    pub fn release(&mut self, seg: u32, fx: &mut Effects) {
+        self.counters.segments_freed += 1;
+        if !self.opts.trim {
+            self.log.segments[seg as usize].state = SegState::Free;
+            self.log.free.push_back(seg);
+            return;
+        }
+        self.log.segments[seg as usize].state = SegState::Trimming;
+        let bytes = u64::from(self.log.segment_blocks) * BLOCK;
+        let offset = self.layout.segment_start * BLOCK + u64::from(seg) * bytes;
+        self.io(
+            fx,
+            OpCtx::Trim { seg },
+            Target::Flash(0),
+            OpKind::Discard,
+            offset,
+            bytes,
+            SmallVec::new(),
+            SmallVec::new(),
+            Class::Background,
+        );
+    }
+
+    /// A trim ended; failing is no harm.
+    pub fn trim_done(&mut self, seg: u32) {
+        self.log.segments[seg as usize].state = SegState::Free;
+        self.log.free.push_back(seg);
+    }
+}
+
+/// Items of batches in flight and of the queue, oldest first, to be sent again.
+pub(crate) fn unsent(log: &mut Log) -> Vec<Item> {
+    let mut items: Vec<Item> = log.batches.drain(..).flat_map(|b| b.items).collect();
+    items.extend(log.queue.drain(..));
+    items
+}

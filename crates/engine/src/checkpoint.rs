@@ -1,0 +1,316 @@
+//! The index as a whole, written at a clean stop and read back at the next start.
+//!
+//! Sections (numbers in `docs/format.md`): the slot words, the checksums, the hash table as
+//! they are in RAM (little-endian), and the state: hash seed, segments, zero runs. A restart
+//! reads them in large pieces and is ready; nothing is rebuilt but counters. The log on flash
+//! stays complete, so a bad checkpoint only costs a recovery.
+
+use crate::api::DiskId;
+use crate::core::Core;
+use crate::log::{Sealing, SegState};
+use hearth_format::checkpoint::Section;
+use hearth_format::{CheckpointHeader, FormatError};
+use hearth_io::checksum::crc32c;
+use hearth_io::{BLOCK, Media};
+use std::collections::BTreeMap;
+use std::io;
+
+const SLOTS: u32 = 1;
+const CHECKSUMS: u32 = 2;
+const TABLE: u32 = 3;
+const STATE: u32 = 4;
+/// Bytes read or written at once.
+const CHUNK: usize = 1 << 20;
+
+/// Why a checkpoint could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The device.
+    #[error("cannot write the checkpoint: {0}")]
+    Io(#[from] io::Error),
+    /// A structure did not fit.
+    #[error("cannot write the checkpoint: {0}")]
+    Format(#[from] FormatError),
+}
+
+impl Core {
+    /// Seals the head and writes the checkpoint; returns its length in bytes. Nothing may be in
+    /// flight.
+    pub fn write_checkpoint(
+        &mut self,
+        media: &mut dyn Media,
+        id: u64,
+    ) -> Result<u64, CheckpointError> {
+        if let Some(head) = self.log.head.take() {
+            self.log.segments[head.seg as usize].state = SegState::Closed;
+            if head.entries.is_empty() {
+                self.log.segments[head.seg as usize].state = SegState::Free;
+                self.log.free.push_back(head.seg);
+            } else {
+                self.log.order.push_back(head.seg);
+                let sealing = Sealing {
+                    seg: head.seg,
+                    seq: head.seq,
+                    entries: head.entries,
+                    first_batch: head.first_batch,
+                    last_batch: self.log.next_batch_seq - 1,
+                    tail_seq: self.log.tail_seq(),
+                };
+                // Everything is on flash and about to be flushed: the summary may say so only after.
+                media.flush()?;
+                self.log.durable_seq = self.log.applied_seq;
+                let bytes = self.encode_summary(&sealing);
+                media.write_at(self.summary_offset(head.seg), &bytes)?;
+            }
+        }
+        let area = self.layout.checkpoint_offset();
+        let mut at = BLOCK;
+        let mut sections = Vec::new();
+        let state = self.encode_state();
+        let (slots, checksums, table) = self.index.sections();
+        let parts: [(u32, &[u8]); 4] = [
+            (SLOTS, bytemuck::cast_slice(slots)),
+            (CHECKSUMS, bytemuck::cast_slice(checksums)),
+            (TABLE, bytemuck::cast_slice(table)),
+            (STATE, &state),
+        ];
+        for (kind, bytes) in parts {
+            let mut block = vec![0u8; CHUNK];
+            for (i, chunk) in bytes.chunks(CHUNK).enumerate() {
+                let padded = chunk.len().next_multiple_of(BLOCK as usize);
+                block[..chunk.len()].copy_from_slice(chunk);
+                block[chunk.len()..padded].fill(0);
+                media.write_at(area + at + (i * CHUNK) as u64, &block[..padded])?;
+            }
+            sections.push(Section {
+                kind,
+                offset: at,
+                len: bytes.len() as u64,
+                crc: crc32c(bytes),
+            });
+            at += (bytes.len() as u64).next_multiple_of(BLOCK);
+        }
+        let header = CheckpointHeader {
+            pool_tag: self.pool_tag,
+            id,
+            next_batch_seq: self.log.next_batch_seq,
+            next_segment_seq: self.log.next_segment_seq,
+            tail_seq: self.log.tail_seq(),
+            sections,
+        };
+        let block = header.encode(self.layout.checkpoint_bytes())?;
+        media.write_at(area, &block[..])?;
+        media.flush()?;
+        Ok(at)
+    }
+
+    fn encode_state(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend_from_slice(&self.index.seed().to_le_bytes());
+        out.extend_from_slice(&(self.log.segments.len() as u32).to_le_bytes());
+        for s in &self.log.segments {
+            // Everything is durable now, so a segment is either part of the log or free.
+            out.push(u8::from(s.state == SegState::Closed));
+            out.extend_from_slice(&s.seq.to_le_bytes());
+        }
+        let zero: Vec<_> = self
+            .disks
+            .iter()
+            .flatten()
+            .filter(|d| !d.zero.is_empty())
+            .collect();
+        out.extend_from_slice(&(zero.len() as u32).to_le_bytes());
+        for d in zero {
+            let runs = d.zero.runs();
+            out.extend_from_slice(&d.cfg.id.to_le_bytes());
+            out.extend_from_slice(&d.zero_seg_seq.unwrap_or(0).to_le_bytes());
+            out.extend_from_slice(&(runs.len() as u32).to_le_bytes());
+            for (block, count) in runs {
+                out.extend_from_slice(&block.to_le_bytes());
+                out.extend_from_slice(&count.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads the checkpoint back. False: it is not usable, and the core must be built afresh.
+    pub fn read_checkpoint(
+        &mut self,
+        media: &mut dyn Media,
+        id: u64,
+        since: &BTreeMap<DiskId, u64>,
+    ) -> io::Result<bool> {
+        let mut block = vec![0u8; BLOCK as usize];
+        media.read_at(self.layout.checkpoint_offset(), &mut block)?;
+        let header = match CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()) {
+            Ok(h) if h.pool_tag == self.pool_tag && h.id == id => h,
+            _ => return Ok(false),
+        };
+        let area = self.layout.checkpoint_offset();
+        let part = |kind: u32, len: usize| {
+            header
+                .sections
+                .iter()
+                .find(|s| s.kind == kind && s.len == len as u64)
+        };
+        let Some(state_at) = header
+            .sections
+            .iter()
+            .find(|s| s.kind == STATE && s.len < 1 << 30)
+        else {
+            return Ok(false);
+        };
+        let mut state = vec![0u8; state_at.len as usize];
+        if !load(media, area, state_at, &mut state)? {
+            return Ok(false);
+        }
+        let (slots, checksums, table) = self.index.sections_mut();
+        let (slots, checksums, table): (&mut [u8], &mut [u8], &mut [u8]) = (
+            bytemuck::cast_slice_mut(slots),
+            bytemuck::cast_slice_mut(checksums),
+            bytemuck::cast_slice_mut(table),
+        );
+        for (kind, bytes) in [(SLOTS, slots), (CHECKSUMS, checksums), (TABLE, table)] {
+            let Some(section) = part(kind, bytes.len()) else {
+                return Ok(false);
+            };
+            if !load(media, area, section, bytes)? {
+                return Ok(false);
+            }
+        }
+        Ok(self.adopt_state(&state, &header, since).is_some())
+    }
+
+    fn adopt_state(
+        &mut self,
+        state: &[u8],
+        header: &CheckpointHeader,
+        since: &BTreeMap<DiskId, u64>,
+    ) -> Option<()> {
+        let mut r = Reader(state);
+        let seed = r.u64()?;
+        if !self.index.adopt(seed) || r.u32()? as usize != self.log.segments.len() {
+            return None;
+        }
+        let mut order: Vec<(u64, u32)> = Vec::new();
+        for seg in 0..self.log.segments.len() {
+            let closed = r.u8()? == 1;
+            let s = &mut self.log.segments[seg];
+            s.seq = r.u64()?;
+            if closed {
+                s.state = SegState::Closed;
+                order.push((s.seq, seg as u32));
+            }
+        }
+        order.sort_unstable();
+        self.log.order = order.iter().map(|(_, seg)| *seg).collect();
+        self.log.free = (0..self.log.segments.len() as u32)
+            .filter(|s| self.log.segments[*s as usize].state == SegState::Free)
+            .collect();
+        for _ in 0..r.u32()? {
+            let id = r.u16()?;
+            let seg_seq = r.u64()?;
+            let runs = r.u32()?;
+            for _ in 0..runs {
+                let (block, count) = (r.u64()?, r.u64()?);
+                let end = block.checked_add(count).filter(|e| *e <= 1 << 36)?;
+                if let Some(d) = self.disk_mut(id)
+                    && since.get(&id).is_none_or(|s| seg_seq >= *s)
+                {
+                    d.zero.insert_range(block, end);
+                    d.zero_seg_seq = Some(seg_seq);
+                }
+            }
+        }
+        self.log.next_batch_seq = header.next_batch_seq.max(1);
+        self.log.applied_seq = self.log.next_batch_seq - 1;
+        self.log.durable_seq = self.log.applied_seq;
+        self.recount(since)
+    }
+
+    /// Counts what the slots say, and drops what belongs to no disk.
+    fn recount(&mut self, since: &BTreeMap<DiskId, u64>) -> Option<()> {
+        let mut foreign = Vec::new();
+        let segment_blocks = self.log.segment_blocks;
+        for seg in 0..self.log.segments.len() {
+            let base = seg as u32 * segment_blocks;
+            let (closed, seq) = (
+                self.log.segments[seg].state == SegState::Closed,
+                self.log.segments[seg].seq,
+            );
+            for slot in base..base + segment_blocks {
+                let Some(info) = self.index.slot(slot) else {
+                    continue;
+                };
+                if !closed {
+                    return None;
+                }
+                let s = &mut self.log.segments[seg];
+                s.live += 1;
+                s.dirty += u32::from(info.dirty);
+                self.dirty_total += u64::from(info.dirty);
+                let disk = info.key.disk();
+                let void = since.get(&disk).is_none_or(|s| seq < *s);
+                match self.disk_mut(disk) {
+                    Some(d) if !void => {
+                        d.cached += 1;
+                        if info.dirty {
+                            d.dirty.insert(info.key.block());
+                            if info.lost {
+                                d.lost.insert(info.key.block());
+                            }
+                        }
+                    }
+                    _ => foreign.push((slot, info.key, info.dirty)),
+                }
+            }
+        }
+        for (slot, key, dirty) in foreign {
+            self.index.remove(key);
+            self.slot_emptied(slot, dirty);
+            self.dirty_total -= u64::from(dirty);
+        }
+        Some(())
+    }
+}
+
+/// Reads one section; false if its checksum is wrong.
+fn load(media: &mut dyn Media, area: u64, section: &Section, out: &mut [u8]) -> io::Result<bool> {
+    let whole = out.len() / BLOCK as usize * BLOCK as usize;
+    let (body, tail) = out.split_at_mut(whole);
+    let mut reads: Vec<(u64, &mut [u8])> = body
+        .chunks_mut(CHUNK)
+        .enumerate()
+        .map(|(i, chunk)| (area + section.offset + (i * CHUNK) as u64, chunk))
+        .collect();
+    media.read_many(&mut reads)?;
+    if !tail.is_empty() {
+        let mut last = vec![0u8; BLOCK as usize];
+        media.read_at(area + section.offset + whole as u64, &mut last)?;
+        tail.copy_from_slice(&last[..tail.len()]);
+    }
+    Ok(crc32c(out) == section.crc)
+}
+
+/// Reads little-endian numbers from untrusted bytes.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+    fn u8(&mut self) -> Option<u8> {
+        self.take::<1>().map(|b| b[0])
+    }
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+}

@@ -1,0 +1,657 @@
+//! The engine's state and how events reach it.
+//!
+//! [`Core`] is pure: it has no clock, no thread, no device. Every method takes the time and
+//! leaves what should happen in [`Effects`]. It is cut by duty over several files, each an
+//! `impl Core`: `read`, `write` (write-back and through, partial blocks), `zero`, `flush`
+//! (flushes, intents), `append` (batches to flash), `destage`, `evict`, `flashfail`.
+
+use crate::api::{Completion, DiskId, Effects, REQUEST_MAX, ReqError, ReqOp, Request};
+use crate::destage::DestageJob;
+use crate::disk::Disk;
+use crate::evict::Evict;
+use crate::faults::Faults;
+use crate::index::{Index, Key, SlotNo};
+use crate::log::Log;
+use crate::read::Miss;
+use crate::stats::PoolCounters;
+use hearth_format::{Layout, Superblock};
+use hearth_io::{BLOCK, BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
+use hearth_policy::Ghost;
+use slab::Slab;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// Requests with this owner are the engine's own; their tag is the parent request.
+pub(crate) const INTERNAL: u32 = u32::MAX;
+/// Already answered (only by a deliberate fault).
+pub(crate) const ANSWERED: u32 = u32::MAX - 1;
+
+/// Settings of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Seeds the index's hash; random in production, fixed in simulation.
+    pub hash_seed: u64,
+    /// Write-back writes wait when more than this share of flash is dirty.
+    pub dirty_high_percent: u32,
+    /// The destager works in the background above this share, and when idle below it.
+    pub dirty_low_percent: u32,
+    /// Nothing from clients for this long counts as idle.
+    pub idle_ns: u64,
+    /// Destage bandwidth limit in bytes per second; 0 means none.
+    pub destage_bytes_per_s: u64,
+    /// Discard whole segments as they are freed.
+    pub trim: bool,
+    /// An intent region nobody has written for this long is closed.
+    pub intent_idle_ns: u64,
+    /// Reuse a damaged log as far as it can be read.
+    pub accept_damage: bool,
+    /// Deliberate faults (simulation only).
+    pub faults: Faults,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            hash_seed: 0x9E37_79B9_7F4A_7C15,
+            dirty_high_percent: 60,
+            dirty_low_percent: 20,
+            idle_ns: 300_000_000,
+            destage_bytes_per_s: 0,
+            trim: true,
+            intent_idle_ns: 2_000_000_000,
+            accept_damage: false,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Reads in flight.
+    Reading,
+    /// Waits for the range.
+    WaitLock,
+    /// Reads the rest of partial blocks.
+    Merging,
+    /// Waits for room on flash.
+    WaitSpace,
+    /// Waits for its batches.
+    Appending,
+    /// Waits for the flash device flush.
+    WaitFlash,
+    /// Waits for its range to be destaged.
+    WaitClean,
+    /// Waits for the intent to be durable.
+    WaitIntent,
+    /// Writes the origin.
+    Origin,
+    /// Waits for the origin's flush.
+    WaitOrigin,
+}
+
+/// A request the engine has taken.
+#[derive(Debug)]
+pub(crate) struct Req {
+    pub r: Request,
+    pub phase: Phase,
+    /// Operations (or items) it still waits for.
+    pub pending: u32,
+    pub failed: Option<ReqError>,
+    /// Touched flash / touched the origin.
+    pub hit: bool,
+    pub missed: bool,
+    /// Holds its range.
+    pub locked: bool,
+    /// Counts in these intent regions.
+    pub regions: Option<(u32, u32)>,
+    pub retries: u8,
+    /// A fill of its range may be in the log already.
+    pub fills_appended: bool,
+    /// Blocks put into the append queue so far.
+    pub appended: u64,
+    /// Buffers of partial edge blocks of a zeroing (head, tail).
+    pub edges: SmallVec<[(u64, BufSlice); 2]>,
+    /// Goes to the origin directly.
+    pub through: bool,
+}
+
+/// What to do when an operation ends.
+#[derive(Debug)]
+pub(crate) enum OpCtx {
+    /// Blocks of a request read from flash; `at` is the first block's index in the request.
+    HitRead {
+        req: usize,
+        block: u64,
+        slot: SlotNo,
+    },
+    /// A run of a request read from the origin.
+    MissRead(Miss),
+    OriginWrite {
+        req: usize,
+    },
+    Batch {
+        seq: u64,
+    },
+    Summary {
+        seg: u32,
+    },
+    FlashFlush {
+        ord: u64,
+        seq: u64,
+    },
+    OriginFlush {
+        disk: DiskId,
+        covers: u64,
+    },
+    Trim {
+        seg: u32,
+    },
+    DestageRead {
+        job: usize,
+        slot: SlotNo,
+    },
+    DestageWrite {
+        job: usize,
+    },
+    EvictRead {
+        slot: SlotNo,
+    },
+    FailMark,
+}
+
+/// The whole state.
+pub(crate) struct Core {
+    pub opts: EngineOptions,
+    pub sb: Superblock,
+    pub layout: Layout,
+    pub pool_tag: u64,
+    pub index: Index,
+    pub ghost: Ghost,
+    pub log: Log,
+    pub disks: Vec<Option<Box<Disk>>>,
+    pub reqs: Slab<Req>,
+    pub ops: Slab<OpCtx>,
+    pub next_ticket: u64,
+    /// Write-back requests waiting for room.
+    pub stalled: VecDeque<usize>,
+    pub flash_flush_inflight: bool,
+    /// Who waits for the flash to be durable up to an ord.
+    pub flash_waiters: Vec<(u64, FlashWaiter)>,
+    pub evict: Evict,
+    pub jobs: Slab<DestageJob>,
+    pub destage_next_disk: usize,
+    pub destage_tokens: i64,
+    pub destage_refill_ns: u64,
+    pub dirty_total: u64,
+    pub counters: PoolCounters,
+    pub flash_failed: bool,
+    pub flash_read_errors: u32,
+    pub flash_ewma_ns: u64,
+    pub origin_ewma_ns: u64,
+    pub flash_inflight: u32,
+    pub last_flash_flush_ns: u64,
+    pub foreground: u64,
+    pub last_foreground_ns: u64,
+    pub quiescing: bool,
+    pub probe: u32,
+}
+
+/// Who waits for the flash device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FlashWaiter {
+    Request(usize),
+    Intent { disk: DiskId, region: u32 },
+    Nobody,
+}
+
+impl Core {
+    pub fn disk(&self, id: DiskId) -> Option<&Disk> {
+        self.disks.get(id as usize)?.as_deref()
+    }
+
+    pub fn disk_mut(&mut self, id: DiskId) -> Option<&mut Disk> {
+        self.disks.get_mut(id as usize)?.as_deref_mut()
+    }
+
+    /// Disks there are, by id.
+    pub fn disk_ids(&self) -> Vec<DiskId> {
+        self.disks.iter().flatten().map(|d| d.cfg.id).collect()
+    }
+
+    pub fn slot_offset(&self, slot: SlotNo) -> u64 {
+        (self.layout.segment_start + u64::from(slot)) * BLOCK
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub fn io(
+        &mut self,
+        fx: &mut Effects,
+        ctx: OpCtx,
+        target: Target,
+        kind: OpKind,
+        offset: u64,
+        len: u64,
+        bufs: SmallVec<[BufSlice; 2]>,
+        crcs: SmallVec<[u32; 4]>,
+        class: Class,
+    ) {
+        let id = self.ops.insert(ctx) as u64;
+        match (target, kind) {
+            (Target::Flash(_), OpKind::Read) => {
+                self.flash_inflight += 1;
+                self.counters.flash_read_bytes += len;
+            }
+            (Target::Flash(_), OpKind::Write) => self.counters.flash_write_bytes += len,
+            (Target::Origin(d), OpKind::Read) => {
+                if let Some(d) = self.disk_mut(d) {
+                    d.counters.origin_reads += 1;
+                    d.counters.origin_read_bytes += len;
+                }
+            }
+            (Target::Origin(d), OpKind::Write) => {
+                if let Some(d) = self.disk_mut(d) {
+                    d.counters.origin_writes += 1;
+                    d.counters.origin_write_bytes += len;
+                }
+            }
+            (Target::Origin(d), OpKind::Flush) => {
+                if let Some(d) = self.disk_mut(d) {
+                    d.counters.origin_flushes += 1;
+                }
+            }
+            _ => {}
+        }
+        fx.ios.push(IoOp {
+            id,
+            target,
+            kind,
+            offset,
+            len,
+            bufs,
+            crcs,
+            class,
+        });
+    }
+
+    /// Takes a client's request.
+    pub fn submit(&mut self, r: Request, now: u64, fx: &mut Effects) {
+        let refusal = self.refusal(&r);
+        if let Some(error) = refusal {
+            if let Some(d) = self.disk_mut(r.disk) {
+                d.counters.errors += 1;
+            }
+            fx.completions.push(Completion {
+                owner: r.owner,
+                tag: r.tag,
+                result: Err(error),
+                buf: r.buf,
+            });
+            return;
+        }
+        self.last_foreground_ns = now;
+        self.foreground += 1;
+        if let Some(d) = self.disk_mut(r.disk) {
+            d.last_request_ns = now;
+        }
+        self.start(r, now, fx);
+    }
+
+    /// Takes a valid request, a client's or an internal one.
+    pub fn start(&mut self, r: Request, now: u64, fx: &mut Effects) {
+        let op = r.op;
+        if let Some(d) = self.disk_mut(r.disk) {
+            d.in_flight += 1;
+        }
+        let id = self.reqs.insert(Req {
+            r,
+            phase: Phase::Reading,
+            pending: 0,
+            failed: None,
+            hit: false,
+            missed: false,
+            locked: false,
+            regions: None,
+            retries: 0,
+            fills_appended: false,
+            appended: 0,
+            edges: SmallVec::new(),
+            through: false,
+        });
+        match op {
+            ReqOp::Read => self.start_read(id, now, fx),
+            ReqOp::Prefetch => self.start_prefetch(id, now, fx),
+            ReqOp::Flush => self.start_flush(id, now, fx),
+            ReqOp::Write { .. } | ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
+                self.lock_or_wait(id, now, fx)
+            }
+        }
+    }
+
+    fn refusal(&self, r: &Request) -> Option<ReqError> {
+        let Some(d) = self.disk(r.disk).filter(|d| d.attached) else {
+            return Some(ReqError::NoDisk);
+        };
+        if self.quiescing {
+            return Some(ReqError::Shutdown);
+        }
+        let Some(end) = r.offset.checked_add(r.len) else {
+            return Some(ReqError::Invalid);
+        };
+        if end > d.cfg.size {
+            return Some(ReqError::Invalid);
+        }
+        match r.op {
+            ReqOp::Flush => None,
+            ReqOp::Read | ReqOp::Write { .. } => {
+                if matches!(r.op, ReqOp::Write { .. }) && d.cfg.read_only {
+                    return Some(ReqError::ReadOnly);
+                }
+                let fits = r
+                    .buf
+                    .as_ref()
+                    .is_some_and(|b| b.len() as u64 == Request::buffer_len(r.offset, r.len));
+                (r.len == 0 || r.len > REQUEST_MAX || !fits).then_some(ReqError::Invalid)
+            }
+            ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } if d.cfg.read_only => {
+                Some(ReqError::ReadOnly)
+            }
+            _ => (r.len == 0).then_some(ReqError::Invalid),
+        }
+    }
+
+    /// Ends a request: gives back what it holds, answers, wakes who waited for its range.
+    pub fn finish(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let req = self.reqs.remove(id);
+        let (disk, r) = (req.r.disk, req.r);
+        let result = match req.failed {
+            Some(e) => Err(e),
+            None => Ok(()),
+        };
+        if let Some((from, to)) = req.regions
+            && let Some(d) = self.disk_mut(disk)
+        {
+            for region in from..=to {
+                if let Some(i) = d.intents.get_mut(&region) {
+                    i.inflight -= 1;
+                    i.used_ns = now;
+                }
+            }
+        }
+        if let Some(d) = self.disk_mut(disk) {
+            d.in_flight -= 1;
+            if req.locked {
+                d.locks.retain(|l| l.req != id);
+            }
+            if r.owner != INTERNAL {
+                let ns = now.saturating_sub(r.start_ns);
+                let c = &mut d.counters;
+                if result.is_err() {
+                    c.errors += 1;
+                }
+                match r.op {
+                    ReqOp::Read => {
+                        c.read_ns += ns;
+                        if req.missed {
+                            if req.hit {
+                                c.read_partial_hits += 1
+                            } else {
+                                c.read_misses += 1
+                            }
+                            d.miss_latency.record(ns);
+                        } else {
+                            c.read_hits += 1;
+                            d.hit_latency.record(ns);
+                        }
+                    }
+                    ReqOp::Write { .. } => {
+                        c.write_bytes += r.len;
+                        c.write_ns += ns;
+                        d.write_latency.record(ns);
+                    }
+                    ReqOp::Flush => c.flushes += 1,
+                    ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
+                        c.discards += 1;
+                        c.discard_bytes += r.len;
+                    }
+                    ReqOp::Prefetch => {}
+                }
+            }
+        }
+        if r.owner == INTERNAL {
+            self.internal_done(r, result, now, fx);
+        } else {
+            self.foreground -= 1;
+            if r.owner != ANSWERED {
+                fx.completions.push(Completion {
+                    owner: r.owner,
+                    tag: r.tag,
+                    result,
+                    buf: r.buf,
+                });
+            }
+        }
+        if req.locked {
+            self.wake_locks(disk, now, fx);
+        }
+    }
+
+    /// An internal read ended: it belongs to a partial write or a prefetch.
+    fn internal_done(
+        &mut self,
+        r: Request,
+        result: Result<(), ReqError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let parent = r.tag as usize;
+        match self.reqs.get(parent).map(|p| p.r.op) {
+            Some(ReqOp::Prefetch) => self.prefetch_step(parent, result, now, fx),
+            Some(_) => self.merged(parent, r, result, now, fx),
+            None => {}
+        }
+    }
+
+    /// Takes a finished operation.
+    pub fn done(&mut self, done: IoDone, now: u64, fx: &mut Effects) {
+        let Some(ctx) = self.ops.try_remove(done.op.id as usize) else {
+            return;
+        };
+        self.account(&done);
+        match ctx {
+            OpCtx::HitRead { req, block, slot } => {
+                self.hit_read_done(req, block, slot, done, now, fx)
+            }
+            OpCtx::MissRead(miss) => self.miss_read_done(miss, done, now, fx),
+            OpCtx::OriginWrite { req } => self.origin_write_done(req, done, now, fx),
+            OpCtx::Batch { seq } => self.batch_done(seq, done.result, now, fx),
+            OpCtx::Summary { seg } => {
+                self.unpin(seg);
+                if done.result.is_err() {
+                    self.counters.flash_errors += 1;
+                }
+            }
+            OpCtx::FlashFlush { ord, seq } => self.flash_flush_done(ord, seq, done.result, now, fx),
+            OpCtx::OriginFlush { disk, covers } => {
+                self.origin_flush_done(disk, covers, done.result, now, fx)
+            }
+            OpCtx::Trim { seg } => self.trim_done(seg),
+            OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
+            OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
+            OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now, fx),
+            OpCtx::FailMark => {}
+        }
+    }
+
+    fn account(&mut self, done: &IoDone) {
+        let ns = done.latency_ns;
+        match (done.op.target, done.op.kind) {
+            (Target::Flash(_), OpKind::Read) => {
+                self.flash_inflight -= 1;
+                self.flash_ewma_ns = ewma(self.flash_ewma_ns, ns);
+                if done.result.is_err() {
+                    self.counters.flash_errors += 1;
+                    self.flash_read_errors += 1;
+                } else {
+                    self.flash_read_errors = 0;
+                }
+            }
+            (Target::Origin(d), kind) => {
+                if kind == OpKind::Read && done.op.class == Class::Foreground {
+                    self.origin_ewma_ns = ewma(self.origin_ewma_ns, ns);
+                }
+                if let Some(d) = self.disk_mut(d) {
+                    match kind {
+                        OpKind::Read => d.counters.origin_read_ns += ns,
+                        OpKind::Write => d.counters.origin_write_ns += ns,
+                        _ => {}
+                    }
+                    if done.result.is_err() {
+                        d.counters.origin_errors += 1;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Work that any event may have made possible. Called after every batch of events.
+    pub fn settle(&mut self, now: u64, fx: &mut Effects) {
+        self.pump(now, fx);
+        self.evict_step(now, fx);
+        self.wake_stalled(now, fx);
+        self.destage_step(now, fx);
+        self.pump(now, fx);
+    }
+
+    /// Periodic work; returns when to be called again.
+    pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
+        self.close_idle_intents(now, fx);
+        self.trim_own_overuse(now);
+        if self.log.applied_ord > self.log.durable_ord
+            && now.saturating_sub(self.last_flash_flush_ns) > 1_000_000_000
+        {
+            self.start_flash_flush(now, fx);
+        }
+        if self.quiescing {
+            self.log.urgent = true;
+        }
+        self.settle(now, fx);
+        let busy = self.quiescing
+            || !self.log.quiet()
+            || !self.stalled.is_empty()
+            || self.jobs_active()
+            || self
+                .disks
+                .iter()
+                .flatten()
+                .any(|d| d.drain || !d.clean_waiters.is_empty());
+        let pending = self
+            .disks
+            .iter()
+            .flatten()
+            .any(|d| d.is_dirty() || !d.intents.is_empty());
+        now + if busy {
+            5_000_000
+        } else if pending {
+            50_000_000
+        } else {
+            500_000_000
+        }
+    }
+
+    pub fn pin(&mut self, slot: SlotNo) {
+        let seg = self.log.segment_of(slot);
+        self.log.segments[seg].pins += 1;
+    }
+
+    pub fn unpin_slot(&mut self, slot: SlotNo) {
+        self.unpin(self.log.segment_of(slot) as u32);
+    }
+
+    pub fn unpin(&mut self, seg: u32) {
+        let s = &mut self.log.segments[seg as usize];
+        s.pins = s.pins.saturating_sub(1);
+    }
+
+    /// The index lost (or moved) what was in `slot`: adjust the counts.
+    pub fn slot_emptied(&mut self, slot: SlotNo, dirty: bool) {
+        let seg = self.log.segment_of(slot);
+        let s = &mut self.log.segments[seg];
+        s.live -= 1;
+        if dirty {
+            s.dirty -= 1;
+        }
+    }
+
+    /// Takes a block out of the index; true if it was there.
+    pub fn forget_block(&mut self, disk: DiskId, block: u64, now: u64) -> bool {
+        let key = Key::new(disk, block);
+        let Some(slot) = self.index.get(key) else {
+            return false;
+        };
+        let dirty = self.index.slot(slot).is_some_and(|s| s.dirty);
+        self.index.remove(key);
+        self.slot_emptied(slot, dirty);
+        if let Some(d) = self.disk_mut(disk) {
+            d.cached -= 1;
+            if dirty {
+                d.dirty.remove(block);
+                d.lost.remove(block);
+            }
+        }
+        if dirty {
+            self.dirty_total -= 1;
+            self.note_clean(disk, now);
+        }
+        true
+    }
+
+    /// Takes every cached block of a range out of the index; true if there was one.
+    pub fn forget_range(&mut self, disk: DiskId, start: u64, end: u64, now: u64) -> bool {
+        let mut any = false;
+        if end - start <= u64::from(self.index.slots()) {
+            for block in start..end {
+                any |= self.forget_block(disk, block, now);
+            }
+        } else {
+            // A huge range: cheaper to look at every slot than at every block.
+            for slot in 0..self.index.slots() {
+                if let Some(info) = self.index.slot(slot)
+                    && info.key.disk() == disk
+                    && (start..end).contains(&info.key.block())
+                {
+                    any |= self.forget_block(disk, info.key.block(), now);
+                }
+            }
+        }
+        any
+    }
+
+    /// Keeps "dirty for" honest.
+    pub fn note_clean(&mut self, disk: DiskId, now: u64) {
+        let _ = now;
+        if let Some(d) = self.disk_mut(disk)
+            && !d.is_dirty()
+        {
+            d.dirty_since_ns = 0;
+        }
+    }
+}
+
+fn ewma(old: u64, sample: u64) -> u64 {
+    if old == 0 {
+        sample
+    } else {
+        (old * 15 + sample) / 16
+    }
+}
+
+/// The request error for a failed operation.
+pub(crate) fn req_error(e: IoError) -> ReqError {
+    if e.is_no_space() {
+        ReqError::NoSpace
+    } else {
+        ReqError::Io
+    }
+}

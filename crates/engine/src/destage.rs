@@ -1,0 +1,566 @@
+//! The destager: dirty blocks to the origin, in disk order.
+//!
+//! For each run, in order: (1) read it from flash, checksums checked; (2) write the origin;
+//! (3) flush the origin, many runs at once; (4) mark clean, in RAM and in the log, the blocks
+//! that are still where they were read from. Before (3) the origin may lose them again, so
+//! they stay dirty; a crash anywhere repeats the work, which is harmless. A block that a write
+//! holds is not marked: its newer record may already stand in the log before our mark.
+
+use crate::api::{DiskId, Effects, Mode};
+use crate::core::{Core, OpCtx};
+use crate::disk::{SyncWaiter, Written};
+use crate::faults::Fault;
+use crate::index::{Key, SlotNo};
+use crate::log::Then;
+use hearth_format::Kind;
+use hearth_io::{Buf, Class, IoDone, IoError, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+/// Runs on their way to the origins while somebody waits for them: enough to let a hard disk
+/// reorder.
+const JOBS_BUSY: usize = 16;
+/// The same while nobody waits.
+const JOBS_IDLE: usize = 4;
+/// Longest run: 1 MiB.
+const RUN_MAX: u64 = 256;
+/// Runs written before the origin is flushed.
+const WRITTEN_MAX: usize = 4096;
+/// Longest punch told to the origin at once: 1 GiB.
+const ZERO_RUN_MAX: u64 = 1 << 18;
+/// First wait after the origin failed a write; doubles up to 32 times this.
+const BACKOFF_NS: u64 = 1_000_000_000;
+
+/// One run being destaged.
+#[derive(Debug)]
+pub(crate) struct DestageJob {
+    pub disk: DiskId,
+    pub start: u64,
+    pub count: u64,
+    pub buf: Option<Buf>,
+    /// Where each block was read from.
+    pub slots: Vec<SlotNo>,
+    pub reads: u32,
+    pub failed: bool,
+    pub zero: bool,
+}
+
+/// How much the destager wants to do for a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    None,
+    Idle,
+    Background,
+    Urgent,
+}
+
+impl Core {
+    pub fn jobs_active(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+
+    fn need(&self, disk: DiskId, now: u64) -> Need {
+        let Some(d) = self.disk(disk) else {
+            return Need::None;
+        };
+        if !d.attached || !d.is_dirty() || now < d.destage.not_before_ns {
+            return Need::None;
+        }
+        let capacity = self.capacity_blocks();
+        let over = |percent: u32| self.dirty_total * 100 > capacity * u64::from(percent);
+        let over_max = d.cfg.max_bytes > 0 && d.cached * 4096 > d.cfg.max_bytes;
+        if d.drain
+            || !d.clean_waiters.is_empty()
+            || d.cfg.mode != Mode::WriteBack
+            || !self.stalled.is_empty()
+            || self.flash_failed
+            || over_max
+            || over(self.opts.dirty_high_percent.saturating_sub(5))
+            || self.evict.wants_clean
+        {
+            return Need::Urgent;
+        }
+        if over(self.opts.dirty_low_percent) {
+            return Need::Background;
+        }
+        if self.foreground == 0 && now.saturating_sub(self.last_foreground_ns) > self.opts.idle_ns {
+            return Need::Idle;
+        }
+        Need::None
+    }
+
+    /// Starts as many runs as are due.
+    pub fn destage_step(&mut self, now: u64, fx: &mut Effects) {
+        if self.dirty_total == 0
+            && self
+                .disks
+                .iter()
+                .flatten()
+                .all(|d| d.zero.is_empty() && d.destage.written.is_empty())
+        {
+            return;
+        }
+        self.refill_tokens(now);
+        let ids = self.disk_ids();
+        let n = ids.len();
+        for i in 0..n {
+            let disk = ids[(self.destage_next_disk + i) % n];
+            let need = self.need(disk, now);
+            let limit = match need {
+                Need::None => 0,
+                Need::Urgent => JOBS_BUSY,
+                // Misses of clients go first: the origin has one arm.
+                Need::Background if self.disk(disk).is_some_and(|d| !d.tickets.is_empty()) => 1,
+                Need::Background | Need::Idle => JOBS_IDLE,
+            };
+            while self
+                .disk(disk)
+                .is_some_and(|d| d.destage.busy.len() < limit)
+            {
+                if need != Need::Urgent
+                    && self.opts.destage_bytes_per_s > 0
+                    && self.destage_tokens <= 0
+                {
+                    break;
+                }
+                if !self.destage_one(disk, fx) {
+                    break;
+                }
+            }
+            self.destage_flush_if_due(disk, now, fx);
+        }
+        self.destage_next_disk = self.destage_next_disk.wrapping_add(1) % n.max(1);
+    }
+
+    fn refill_tokens(&mut self, now: u64) {
+        let rate = self.opts.destage_bytes_per_s;
+        let elapsed = now
+            .saturating_sub(self.destage_refill_ns)
+            .min(1_000_000_000);
+        self.destage_refill_ns = now;
+        let add = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as i64;
+        self.destage_tokens = (self.destage_tokens + add).min(rate as i64 / 4 + 1);
+    }
+
+    /// Starts the next run of a disk; false if there is none to start.
+    fn destage_one(&mut self, disk: DiskId, fx: &mut Effects) -> bool {
+        let Some(d) = self.disk_mut(disk) else {
+            return false;
+        };
+        // Somebody waits for these.
+        if let Some(block) = d.destage.urgent.first_in(0, u64::MAX) {
+            d.destage.urgent.remove(block);
+            if d.dirty.contains(block) && !d.lost.contains(block) && !d.destaging(block, block + 1)
+            {
+                let left = d.dirty.run_len(block, RUN_MAX);
+                return self.destage_run(disk, block, left, fx)
+                    || self
+                        .disk(disk)
+                        .is_some_and(|d| !d.destage.urgent.is_empty());
+            }
+            return true;
+        }
+        if !d.zero.is_empty() && self.destage_zero(disk, fx) {
+            return true;
+        }
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        // One sweep over the disk, wrapping once.
+        let cursor = d.destage.cursor;
+        for (from, to) in [(cursor, u64::MAX), (0, cursor)] {
+            let mut at = from;
+            // Bounded: every step passes a busy range, a waiting read, or lost or written blocks.
+            for _ in 0..64 {
+                let Some(d) = self.disk(disk) else {
+                    return false;
+                };
+                let Some(block) = d.dirty.first_in(at, to) else {
+                    break;
+                };
+                match self.destage_obstacle(disk, block) {
+                    Some(past) => at = past,
+                    None => {
+                        let left = d.dirty.run_len(block, RUN_MAX.min(to - block));
+                        if self.destage_run(disk, block, left, fx) {
+                            return true;
+                        }
+                        at = block + 1;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// Why a dirty block cannot be destaged now: returns where to look on.
+    fn destage_obstacle(&self, disk: DiskId, block: u64) -> Option<u64> {
+        let d = self.disk(disk)?;
+        if let Some((_, end, _)) = d
+            .destage
+            .busy
+            .iter()
+            .find(|(s, e, _)| (*s..*e).contains(&block))
+        {
+            return Some(*end);
+        }
+        if d.lost.contains(block) || self.written_already(disk, block) {
+            return Some(block + 1);
+        }
+        // A client's read of the origin is under way: it must not see half of our write.
+        d.tickets
+            .iter()
+            .find(|t| t.reading && (t.start..t.end).contains(&block))
+            .map(|t| t.end)
+    }
+
+    /// The block was written to the origin as it is and waits for the flush.
+    fn written_already(&self, disk: DiskId, block: u64) -> bool {
+        let Some(slot) = self.index.get(Key::new(disk, block)) else {
+            return false;
+        };
+        self.index.slot_mark(slot)
+    }
+
+    fn destage_run(&mut self, disk: DiskId, start: u64, left: u64, fx: &mut Effects) -> bool {
+        let mut slots = Vec::new();
+        for block in start..start + left {
+            if block > start && self.destage_obstacle(disk, block).is_some() {
+                break;
+            }
+            match self.index.get(Key::new(disk, block)) {
+                Some(slot) if self.index.slot(slot).is_some_and(|s| s.dirty && !s.lost) => {
+                    slots.push(slot)
+                }
+                _ => break,
+            }
+        }
+        if slots.is_empty() {
+            return false;
+        }
+        let count = slots.len() as u64;
+        let buf = Buf::zeroed((count * 4096) as usize);
+        let job = self.jobs.insert(DestageJob {
+            disk,
+            start,
+            count,
+            buf: Some(buf.clone()),
+            slots: slots.clone(),
+            reads: 0,
+            failed: false,
+            zero: false,
+        });
+        self.destage_tokens -= (count * 4096) as i64;
+        if let Some(d) = self.disk_mut(disk) {
+            d.destage.busy.push((start, start + count, job));
+            d.destage.cursor = start + count;
+        }
+        let mut i = 0usize;
+        while i < slots.len() {
+            let mut n = 1;
+            while i + n < slots.len() && slots[i + n] == slots[i] + n as u32 {
+                n += 1;
+            }
+            let crcs: SmallVec<[u32; 4]> =
+                slots[i..i + n].iter().map(|s| self.index.crc(*s)).collect();
+            for slot in &slots[i..i + n] {
+                self.pin(*slot);
+                self.index.set_mark(*slot, true);
+            }
+            self.jobs[job].reads += 1;
+            let offset = self.slot_offset(slots[i]);
+            self.io(
+                fx,
+                OpCtx::DestageRead {
+                    job,
+                    slot: slots[i],
+                },
+                Target::Flash(0),
+                OpKind::Read,
+                offset,
+                n as u64 * 4096,
+                smallvec![buf.slice(i * 4096, n * 4096)],
+                crcs,
+                Class::Background,
+            );
+            i += n;
+        }
+        true
+    }
+
+    pub fn destage_read_done(
+        &mut self,
+        id: usize,
+        slot: SlotNo,
+        done: IoDone,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let (disk, start) = (self.jobs[id].disk, self.jobs[id].start);
+        let at = self.jobs[id]
+            .slots
+            .iter()
+            .position(|s| *s == slot)
+            .unwrap_or(0);
+        for i in &done.bad_blocks {
+            let block = start + at as u64 + u64::from(*i);
+            if self.index.get(Key::new(disk, block)) == Some(slot + i) {
+                self.lose(disk, block, slot + i);
+            }
+        }
+        let job = &mut self.jobs[id];
+        job.failed |= done.result.is_err() || !done.bad_blocks.is_empty();
+        job.reads -= 1;
+        if job.reads > 0 {
+            return;
+        }
+        if job.failed {
+            self.destage_failed(id, now, fx);
+            return;
+        }
+        let (count, buf) = (job.count, job.buf.take());
+        let Some(len) = self.disk(disk).map(|d| d.clip(start, count)) else {
+            return;
+        };
+        let Some(buf) = buf.filter(|_| len > 0) else {
+            self.destage_failed(id, now, fx);
+            return;
+        };
+        self.io(
+            fx,
+            OpCtx::DestageWrite { job: id },
+            Target::Origin(disk),
+            OpKind::Write,
+            start * 4096,
+            len,
+            smallvec![buf.slice(0, len as usize)],
+            SmallVec::new(),
+            Class::Background,
+        );
+    }
+
+    /// Tells the origin of a run of zeros; false if none can be told now.
+    fn destage_zero(&mut self, disk: DiskId, fx: &mut Effects) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        let mut at = 0;
+        for _ in 0..64 {
+            let Some(block) = d.zero.first_in(at, u64::MAX) else {
+                return false;
+            };
+            let waits = d.destage.written.iter().find_map(|w| match w {
+                Written::Zero { block: b, count } if (*b..*b + *count).contains(&block) => {
+                    Some(*b + *count)
+                }
+                _ => None,
+            });
+            if let Some(past) = waits.or_else(|| self.destage_obstacle(disk, block)) {
+                at = past;
+                continue;
+            }
+            let mut count = d.zero.run_len(block, ZERO_RUN_MAX);
+            let limit = d
+                .destage
+                .busy
+                .iter()
+                .map(|(s, _, _)| *s)
+                .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
+                .filter(|s| *s > block)
+                .min()
+                .unwrap_or(u64::MAX);
+            count = count.min(limit - block);
+            let len = d.clip(block, count);
+            let job = self.jobs.insert(DestageJob {
+                disk,
+                start: block,
+                count,
+                buf: None,
+                slots: Vec::new(),
+                reads: 0,
+                failed: false,
+                zero: true,
+            });
+            if let Some(d) = self.disk_mut(disk) {
+                d.destage.busy.push((block, block + count, job));
+            }
+            self.io(
+                fx,
+                OpCtx::DestageWrite { job },
+                Target::Origin(disk),
+                OpKind::WriteZeroes { punch: true },
+                block * 4096,
+                len,
+                SmallVec::new(),
+                SmallVec::new(),
+                Class::Background,
+            );
+            return true;
+        }
+        false
+    }
+
+    pub fn destage_write_done(
+        &mut self,
+        id: usize,
+        result: Result<(), IoError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        if result.is_err() {
+            self.destage_failed(id, now, fx);
+            return;
+        }
+        let job = self.jobs.remove(id);
+        let Some(d) = self.disk_mut(job.disk) else {
+            return;
+        };
+        d.destage.failures = 0;
+        d.destage.busy.retain(|(_, _, j)| *j != id);
+        d.sync.completed += 1;
+        if job.zero {
+            d.destage.written.push(Written::Zero {
+                block: job.start,
+                count: job.count,
+            });
+        } else {
+            d.counters.destaged += job.count;
+            for (block, slot) in (job.start..).zip(&job.slots) {
+                d.destage.written.push(Written::Data { block, slot: *slot });
+            }
+        }
+        if self.opts.faults.has(Fault::CleanBeforeOriginFlush) {
+            let n = self.disk(job.disk).map_or(0, |d| d.destage.written.len());
+            self.mark_clean(job.disk, n, now, fx);
+            return;
+        }
+        self.destage_step(now, fx);
+        self.destage_flush_if_due(job.disk, now, fx);
+    }
+
+    /// A run could not be read or written: leave it dirty and wait before trying again.
+    fn destage_failed(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let job = self.jobs.remove(id);
+        for slot in &job.slots {
+            self.unpin_slot(*slot);
+            self.index.set_mark(*slot, false);
+        }
+        let Some(d) = self.disk_mut(job.disk) else {
+            return;
+        };
+        d.destage.busy.retain(|(_, _, j)| *j != id);
+        self.destage_back_off(job.disk, now, fx);
+    }
+
+    /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
+    fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
+        d.destage.failures += 1;
+        d.destage.urgent.clear();
+        for id in std::mem::take(&mut d.clean_waiters) {
+            self.reqs[id].failed = Some(crate::api::ReqError::Io);
+            self.finish(id, now, fx);
+        }
+    }
+
+    /// Flushes the origin when enough was written, or nothing more is coming.
+    fn destage_flush_if_due(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        let ds = &mut d.destage;
+        let due =
+            ds.written.len() >= WRITTEN_MAX || ds.busy.is_empty() || !d.clean_waiters.is_empty();
+        if ds.written.is_empty() || ds.covered > 0 || !due {
+            return;
+        }
+        ds.covered = ds.written.len();
+        let target = d.sync.completed;
+        self.wait_origin(disk, target, SyncWaiter::Destage, now, fx);
+    }
+
+    pub fn destage_flushed(&mut self, disk: DiskId, failed: bool, now: u64, fx: &mut Effects) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        let n = std::mem::take(&mut d.destage.covered);
+        if failed {
+            for w in d.destage.written.drain(..n).collect::<Vec<_>>() {
+                if let Written::Data { slot, .. } = w {
+                    self.unpin_slot(slot);
+                    self.index.set_mark(slot, false);
+                }
+            }
+            self.destage_back_off(disk, now, fx);
+            return;
+        }
+        self.mark_clean(disk, n, now, fx);
+        self.destage_flush_if_due(disk, now, fx);
+    }
+
+    /// The origin has the first `n` written runs durably: step 4.
+    fn mark_clean(&mut self, disk: DiskId, n: usize, now: u64, fx: &mut Effects) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        let written: Vec<Written> = d.destage.written.drain(..n).collect();
+        let mut runs: Vec<(Kind, u64, u64)> = Vec::new();
+        for w in written {
+            match w {
+                Written::Data { block, slot } => {
+                    self.unpin_slot(slot);
+                    self.index.set_mark(slot, false);
+                    if self.clean_block(disk, block, slot) {
+                        push_run(&mut runs, Kind::CleanedRun, block, 1);
+                    }
+                }
+                Written::Zero { block, count } => {
+                    let Some(d) = self.disk(disk) else { continue };
+                    let still: Vec<u64> = d.zero.range(block, block + count).collect();
+                    for b in still {
+                        if !self.superseding(disk, b, b + 1) {
+                            push_run(&mut runs, Kind::ZeroDoneRun, b, 1);
+                        }
+                    }
+                }
+            }
+        }
+        for (kind, block, count) in runs {
+            let ord = self.log.record(kind, disk, block, count, Then::Nothing);
+            if let Some(d) = self.disk_mut(disk) {
+                if kind == Kind::ZeroDoneRun {
+                    d.zero.remove_range(block, block + count);
+                    if d.zero.is_empty() {
+                        d.zero_seg_seq = None;
+                    }
+                }
+                d.cleaned_ord = ord;
+            }
+        }
+        self.note_clean(disk, now);
+        self.wake_clean_waiters(disk, now, fx);
+    }
+
+    /// Marks one block clean if it is still the one that was destaged.
+    fn clean_block(&mut self, disk: DiskId, block: u64, slot: SlotNo) -> bool {
+        if self.index.get(Key::new(disk, block)) != Some(slot)
+            || !self.index.slot(slot).is_some_and(|s| s.dirty)
+        {
+            return false;
+        }
+        if self.superseding(disk, block, block + 1) {
+            return false;
+        }
+        let Some(d) = self.disk_mut(disk) else {
+            return false;
+        };
+        d.dirty.remove(block);
+        d.lost.remove(block);
+        self.index.set_dirty(slot, false);
+        let seg = self.log.segment_of(slot);
+        self.log.segments[seg].dirty -= 1;
+        self.dirty_total -= 1;
+        true
+    }
+}
+
+fn push_run(runs: &mut Vec<(Kind, u64, u64)>, kind: Kind, block: u64, count: u64) {
+    match runs.last_mut() {
+        Some((k, start, n)) if *k == kind && *start + *n == block => *n += count,
+        _ => runs.push((kind, block, count)),
+    }
+}

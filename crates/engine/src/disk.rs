@@ -1,0 +1,242 @@
+//! What the engine knows of one disk: its settings, who holds which range, what is dirty.
+
+use crate::api::{DiskConfig, Mode};
+use crate::blockset::BlockSet;
+use crate::stats::{DiskCounters, Latency};
+use hearth_policy::Sequential;
+use std::collections::{BTreeMap, VecDeque};
+
+/// A read of the origin in flight. While it lives, a write to its range cancels its fill:
+/// what was read is older than what the write leaves behind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub id: u64,
+    pub start: u64,
+    pub end: u64,
+    pub cancelled: bool,
+    /// It still reads the origin (false: only its append to flash is pending).
+    pub reading: bool,
+}
+
+/// A write, discard or zeroing that holds blocks `start..end` alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lock {
+    pub req: usize,
+    pub start: u64,
+    pub end: u64,
+}
+
+/// A region of the origin that may differ from what flash holds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Intent {
+    /// The record is durable: the origin may be written.
+    pub active: bool,
+    /// Origin writes in flight in it.
+    pub inflight: u32,
+    /// Last use, nanoseconds.
+    pub used_ns: u64,
+    /// Ord of its record while not active.
+    pub ord: u64,
+    /// Segment its record lies in, to log it again before that segment is freed.
+    pub seg_seq: u64,
+    /// Origin writes completed in this disk when the region was last written.
+    pub written: u64,
+}
+
+/// Flush bookkeeping of an origin: a flush covers the writes completed before it was submitted.
+#[derive(Debug, Default)]
+pub(crate) struct OriginSync {
+    /// Writes completed.
+    pub completed: u64,
+    /// Writes known durable.
+    pub durable: u64,
+    /// `completed` when a client last wrote past the cache: what its flush must cover.
+    pub guest: u64,
+    /// A flush is in flight and will cover this many.
+    pub inflight: Option<u64>,
+    /// Who waits for which count.
+    pub waiters: Vec<(u64, SyncWaiter)>,
+}
+
+/// Who waits for an origin flush.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SyncWaiter {
+    Request(usize),
+    Destage,
+    Intents,
+}
+
+/// A block written to the origin, waiting for the flush that lets it be called clean.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Written {
+    Data { block: u64, slot: u32 },
+    Zero { block: u64, count: u64 },
+}
+
+/// Destage state of one disk.
+#[derive(Debug, Default)]
+pub(crate) struct Destage {
+    /// Where the sweep in disk order goes on.
+    pub cursor: u64,
+    /// Ranges being written to the origin: (start, end, job).
+    pub busy: Vec<(u64, u64, usize)>,
+    /// Written, not yet flushed.
+    pub written: Vec<Written>,
+    /// Of `written`, how many the flush in flight covers.
+    pub covered: usize,
+    /// Do not try before this time (the origin failed).
+    pub not_before_ns: u64,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Blocks somebody waits for.
+    pub urgent: BlockSet,
+}
+
+/// One disk.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    pub cfg: DiskConfig,
+    /// Blocks, the last one perhaps partial.
+    pub blocks: u64,
+    pub attached: bool,
+    pub locks: Vec<Lock>,
+    /// Requests that wait for a lock, in order.
+    pub lock_queue: VecDeque<usize>,
+    pub tickets: Vec<Ticket>,
+    pub dirty: BlockSet,
+    pub zero: BlockSet,
+    /// Dirty blocks whose data is lost.
+    pub lost: BlockSet,
+    /// Oldest segment with a zero record that still matters.
+    pub zero_seg_seq: Option<u64>,
+    pub intents: BTreeMap<u32, Intent>,
+    /// Blocks per intent region, a power of two.
+    pub region_blocks: u64,
+    pub sync: OriginSync,
+    pub destage: Destage,
+    /// Requests that wait until their range is clean.
+    pub clean_waiters: Vec<usize>,
+    /// Ord of the last record that calls something clean.
+    pub cleaned_ord: u64,
+    pub drain: bool,
+    /// Clock hand for evicting this disk's own blocks when it is over its maximum.
+    pub own_hand: u32,
+    pub cached: u64,
+    pub in_flight: u64,
+    pub sequential: Sequential,
+    pub dirty_since_ns: u64,
+    pub last_request_ns: u64,
+    pub counters: DiskCounters,
+    pub hit_latency: Latency,
+    pub miss_latency: Latency,
+    pub write_latency: Latency,
+}
+
+/// Smallest intent region: 16 MiB. A region costs one flash flush when it is first written and,
+/// after a crash, its clean blocks; regions of this size settle both to nothing that shows.
+const REGION_BLOCKS_MIN: u64 = 4096;
+/// Most regions of a disk, bounding memory and records.
+const REGIONS_MAX: u64 = 4096;
+
+impl Disk {
+    pub fn new(cfg: DiskConfig) -> Disk {
+        let mut disk = Disk {
+            blocks: 0,
+            attached: true,
+            locks: Vec::new(),
+            lock_queue: VecDeque::new(),
+            tickets: Vec::new(),
+            dirty: BlockSet::default(),
+            zero: BlockSet::default(),
+            lost: BlockSet::default(),
+            zero_seg_seq: None,
+            intents: BTreeMap::new(),
+            region_blocks: REGION_BLOCKS_MIN,
+            sync: OriginSync::default(),
+            destage: Destage::default(),
+            clean_waiters: Vec::new(),
+            cleaned_ord: 0,
+            drain: false,
+            own_hand: 0,
+            cached: 0,
+            in_flight: 0,
+            sequential: Sequential::default(),
+            dirty_since_ns: 0,
+            last_request_ns: 0,
+            counters: DiskCounters::default(),
+            hit_latency: Latency::default(),
+            miss_latency: Latency::default(),
+            write_latency: Latency::default(),
+            cfg,
+        };
+        disk.set_size(disk.cfg.size);
+        disk
+    }
+
+    pub fn set_size(&mut self, size: u64) {
+        self.cfg.size = size;
+        self.blocks = size.div_ceil(4096);
+        self.region_blocks = (self.blocks / REGIONS_MAX)
+            .next_power_of_two()
+            .max(REGION_BLOCKS_MIN);
+    }
+
+    /// Bytes of `count` blocks from `block` that lie inside the disk.
+    pub fn clip(&self, block: u64, count: u64) -> u64 {
+        (self.cfg.size.saturating_sub(block * 4096)).min(count * 4096)
+    }
+
+    /// Does a write hold any of `start..end`?
+    pub fn locked(&self, start: u64, end: u64) -> bool {
+        self.locks.iter().any(|l| l.start < end && start < l.end)
+    }
+
+    /// Cancels the fills of a range; true if one of them may already be in the log.
+    pub fn cancel_fills(&mut self, start: u64, end: u64) -> bool {
+        let mut appended = false;
+        for t in self
+            .tickets
+            .iter_mut()
+            .filter(|t| t.start < end && start < t.end)
+        {
+            if !t.cancelled {
+                self.counters.fills_cancelled += 1;
+            }
+            t.cancelled = true;
+            appended |= !t.reading;
+        }
+        appended
+    }
+
+    pub fn ticket(&mut self, id: u64) -> Option<&mut Ticket> {
+        self.tickets.iter_mut().find(|t| t.id == id)
+    }
+
+    pub fn drop_ticket(&mut self, id: u64) {
+        if let Some(at) = self.tickets.iter().position(|t| t.id == id) {
+            self.tickets.swap_remove(at);
+        }
+    }
+
+    /// Is any block of the range newer than the origin?
+    pub fn range_dirty(&self, start: u64, end: u64) -> bool {
+        self.dirty.first_in(start, end).is_some() || self.zero.first_in(start, end).is_some()
+    }
+
+    /// Does a destage write touch the range?
+    pub fn destaging(&self, start: u64, end: u64) -> bool {
+        self.destage
+            .busy
+            .iter()
+            .any(|(s, e, _)| *s < end && start < *e)
+    }
+
+    /// Anything the origin does not have?
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty() || !self.zero.is_empty()
+    }
+
+    pub fn writes_to_flash(&self) -> bool {
+        self.cfg.mode == Mode::WriteBack
+    }
+}

@@ -1,0 +1,715 @@
+//! The engine as the rest of the daemon sees it: one per pool, shared by all threads.
+//!
+//! All state is in one [`Core`] behind one short lock. A hit takes it twice, for some hundred
+//! nanoseconds each; checksums, copies and system calls happen outside.
+
+use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, Request};
+use crate::checkpoint::CheckpointError;
+use crate::core::{Core, EngineOptions};
+use crate::disk::Disk;
+use crate::evict::Evict;
+use crate::index::{Index, Key};
+use crate::log::{Log, SegState, Segment, Then};
+use crate::recover::RecoverError;
+use crate::stats::{DiskStats, PoolCounters, PoolStats};
+use hearth_format::superblock::PoolState;
+use hearth_format::{FormatError, Kind, Layout, Superblock};
+use hearth_io::{BLOCK, IoDone, Media};
+use hearth_policy::Ghost;
+use serde::Serialize;
+use slab::Slab;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A disk the registry knows, told to the engine before it reads the log.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownDisk {
+    /// Its number.
+    pub id: DiskId,
+    /// Its size in bytes when last seen.
+    pub size: u64,
+    /// Records of this disk in segments numbered below this are void.
+    pub since_seq: u64,
+}
+
+/// How a pool was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OpenedFrom {
+    /// From the checkpoint of a clean stop.
+    Checkpoint,
+    /// From the log.
+    Log,
+}
+
+/// What opening a pool found.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpenReport {
+    /// Where the index came from.
+    pub from: OpenedFrom,
+    /// Blocks cached.
+    pub cached_blocks: u64,
+    /// Per disk: dirty blocks and zeroed blocks the origin does not know of.
+    pub dirty: Vec<(DiskId, u64, u64)>,
+    /// Segments holding data.
+    pub segments: u32,
+    /// Segments whose end was not on flash when the daemon died.
+    pub discarded: u64,
+    /// The pool was marked failed by an earlier run: dirty data may be older than its origin.
+    pub was_failed: bool,
+}
+
+/// Why a pool cannot be opened or closed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A structure on flash is not what it should be.
+    #[error("{0}")]
+    Format(#[from] FormatError),
+    /// The device.
+    #[error("cannot read or write the flash device: {0}")]
+    Io(#[from] std::io::Error),
+    /// Durable parts of the log cannot be read.
+    #[error(
+        "the pool's log is damaged ({0}); nothing was changed. Start with --accept-damage to use what can be read"
+    )]
+    Damaged(String),
+    /// Requests or background work are in flight.
+    #[error("the engine is busy; quiesce it and wait until it is idle")]
+    Busy,
+    /// Writing the checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// Why a control call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// No such disk.
+    #[error("no such disk")]
+    NoDisk,
+    /// Requests or background work of this disk are in flight.
+    #[error("the disk is busy; try again in a moment")]
+    Busy,
+    /// Already attached.
+    #[error("the disk is attached already")]
+    Attached,
+    /// A size the engine cannot hold.
+    #[error("disks may have up to 256 TiB and must not shrink while attached")]
+    Size,
+    /// It has data the origin does not have.
+    #[error("the disk has dirty data; flush it first")]
+    Dirty,
+}
+
+/// A disk's state for the control plane.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DiskStatus {
+    /// Attached, i.e. serving requests.
+    pub attached: bool,
+    /// Blocks on flash.
+    pub cached_blocks: u64,
+    /// Of these, dirty.
+    pub dirty_blocks: u64,
+    /// Zeroed blocks the origin does not know of.
+    pub zero_blocks: u64,
+    /// The origin alone is the disk: nothing dirty, every write flushed, no region open.
+    pub drained: bool,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Lost ranges: (byte offset, length).
+    pub lost_ranges: Vec<(u64, u64)>,
+    /// The origin refused the destager lately.
+    pub origin_failing: bool,
+}
+
+/// The cache engine of one pool.
+pub struct Engine(Mutex<Core>);
+
+impl Engine {
+    fn core(&self) -> MutexGuard<'_, Core> {
+        // A panic inside the core is a bug that must not take the other disks along silently;
+        // the state is still the best there is.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
+        let layout: Layout = sb.layout.clone();
+        let slots = layout.slots();
+        let segment = Segment {
+            state: SegState::Free,
+            seq: 0,
+            live: 0,
+            dirty: 0,
+            pins: 0,
+            batches: 0,
+        };
+        let log = Log {
+            segments: vec![segment; layout.segment_count as usize],
+            next_batch_seq: 1,
+            segment_blocks: layout.segment_blocks,
+            data_blocks: layout.data_blocks(),
+            summary_capacity: layout.summary_capacity(),
+            ..Log::default()
+        };
+        let mut core = Core {
+            pool_tag: sb.pool_tag(),
+            index: Index::new(slots, opts.hash_seed),
+            ghost: Ghost::new(slots),
+            log,
+            disks: Vec::new(),
+            reqs: Slab::new(),
+            ops: Slab::new(),
+            next_ticket: 0,
+            stalled: VecDeque::new(),
+            flash_flush_inflight: false,
+            flash_waiters: Vec::new(),
+            evict: Evict::default(),
+            jobs: Slab::new(),
+            destage_next_disk: 0,
+            destage_tokens: 0,
+            destage_refill_ns: 0,
+            dirty_total: 0,
+            counters: PoolCounters::default(),
+            flash_failed: false,
+            flash_read_errors: 0,
+            flash_ewma_ns: 0,
+            origin_ewma_ns: 0,
+            flash_inflight: 0,
+            last_flash_flush_ns: 0,
+            foreground: 0,
+            last_foreground_ns: 0,
+            quiescing: false,
+            probe: 0,
+            sb,
+            layout,
+            opts,
+        };
+        for k in known {
+            let cfg = DiskConfig {
+                id: k.id,
+                size: k.size,
+                origin_align: 4096,
+                mode: Mode::WriteBack,
+                block_size: 4096,
+                min_bytes: 0,
+                max_bytes: 0,
+                seq_cutoff: 0,
+                read_only: true,
+            };
+            let mut disk = Disk::new(cfg);
+            disk.attached = false;
+            place(&mut core, disk);
+        }
+        core
+    }
+
+    /// Opens the pool on `media`: from its checkpoint, else from its log.
+    ///
+    /// Afterwards the pool is marked as open on flash. Disks in `known` are there but not
+    /// attached; data of disks not in `known` is dropped.
+    pub fn open(
+        media: &mut dyn Media,
+        opts: EngineOptions,
+        known: &[KnownDisk],
+    ) -> Result<(Engine, OpenReport), OpenError> {
+        let sb = Superblock::load(media)?;
+        let state = sb.state;
+        let since: BTreeMap<DiskId, u64> = known.iter().map(|k| (k.id, k.since_seq)).collect();
+        let mut core = Self::blank(sb.clone(), opts.clone(), known);
+        let mut report = OpenReport {
+            from: OpenedFrom::Log,
+            cached_blocks: 0,
+            dirty: Vec::new(),
+            segments: 0,
+            discarded: 0,
+            was_failed: state == PoolState::Failed,
+        };
+        let mut loaded = false;
+        if let PoolState::Clean { checkpoint_id, .. } = state {
+            loaded = core.read_checkpoint(media, checkpoint_id, &since)?;
+            if loaded {
+                report.from = OpenedFrom::Checkpoint;
+                report.segments = core.log.order.len() as u32;
+            } else {
+                core = Self::blank(sb, opts, known);
+            }
+        }
+        if !loaded {
+            Self::recover(&mut core, media, &since, &mut report)?;
+        }
+        core.sb.state = PoolState::Open;
+        core.sb.store(media)?;
+        // Segment numbers never repeat: the superblock's generation is in their upper half.
+        core.log.next_segment_seq = core
+            .log
+            .next_segment_seq
+            .max(core.sb.generation << 32)
+            .max(1);
+        report.cached_blocks = core.index.len() as u64;
+        report.dirty = core
+            .disks
+            .iter()
+            .flatten()
+            .filter(|d| d.is_dirty())
+            .map(|d| (d.cfg.id, d.dirty.len(), d.zero.len()))
+            .collect();
+        Ok((Engine(Mutex::new(core)), report))
+    }
+
+    fn recover(
+        core: &mut Core,
+        media: &mut dyn Media,
+        since: &BTreeMap<DiskId, u64>,
+        report: &mut OpenReport,
+    ) -> Result<(), OpenError> {
+        let found = core.recover(media, since).map_err(|e| match e {
+            RecoverError::Io(e) => OpenError::Io(e),
+            RecoverError::Damaged(why) => OpenError::Damaged(why),
+        })?;
+        report.segments = found.segments;
+        report.discarded = found.discarded;
+        core.log.next_batch_seq = found.last_batch + 1;
+        core.log.applied_seq = found.last_batch;
+        core.log.next_segment_seq = found.max_segment_seq + 1;
+        // First what was accepted becomes durable; only then may anything on flash claim so.
+        media.flush()?;
+        core.log.durable_seq = found.last_batch;
+        for (seg, seq, first_batch, last_batch, tail_seq, entries) in found.seal {
+            let sealing = crate::log::Sealing {
+                seg,
+                seq,
+                entries,
+                first_batch,
+                last_batch,
+                tail_seq,
+            };
+            let bytes = core.encode_summary(&sealing);
+            media.write_at(core.summary_offset(seg), &bytes)?;
+        }
+        // What was not accepted must not be met again between newer batches.
+        let zeros = vec![0u8; BLOCK as usize];
+        for seg in found.wipe {
+            media.write_at(core.layout.segment_offset(seg), &zeros)?;
+            media.write_at(core.summary_offset(seg), &zeros)?;
+        }
+        Ok(())
+    }
+
+    /// Starts serving a disk.
+    pub fn attach(&self, cfg: DiskConfig) -> Result<(), ControlError> {
+        let mut core = self.core();
+        if cfg.size == 0 || cfg.size > crate::api::DISK_MAX || cfg.id == 0 || cfg.id == DiskId::MAX
+        {
+            return Err(ControlError::Size);
+        }
+        let id = cfg.id;
+        match core.disk_mut(id) {
+            Some(d) if d.attached => return Err(ControlError::Attached),
+            Some(d) => {
+                let regions = d.region_blocks;
+                let open = !d.intents.is_empty();
+                let size = cfg.size;
+                d.cfg = cfg;
+                d.set_size(size);
+                if open {
+                    // Open intents are numbered by the old region size.
+                    d.region_blocks = regions;
+                }
+                d.attached = true;
+            }
+            None => place(&mut core, Disk::new(cfg)),
+        }
+        Ok(())
+    }
+
+    /// Stops serving a disk; what is cached stays.
+    pub fn detach(&self, id: DiskId) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        if d.in_flight > 0 || !d.destage.busy.is_empty() || !d.destage.written.is_empty() {
+            return Err(ControlError::Busy);
+        }
+        d.attached = false;
+        Ok(())
+    }
+
+    /// Drops everything cached of a disk, dirty data included, and returns the segment number
+    /// below which its records are void. The caller stores that in the registry before the
+    /// disk is used again; only then is the drop durable.
+    pub fn forget(&self, id: DiskId, fx: &mut Effects) -> Result<u64, ControlError> {
+        let mut core = self.core();
+        let quiet = core.log.queue.iter().all(|i| i.disk != id)
+            && core
+                .log
+                .batches
+                .iter()
+                .all(|b| b.items.iter().all(|i| i.disk != id));
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if d.in_flight > 0
+            || !d.tickets.is_empty()
+            || !d.destage.busy.is_empty()
+            || !d.destage.written.is_empty()
+            || !quiet
+        {
+            core.log.urgent = true;
+            return Err(ControlError::Busy);
+        }
+        let blocks = d.blocks.max(1 << 36);
+        core.forget_range(id, 0, blocks, 0);
+        if let Some(d) = core.disk_mut(id) {
+            d.zero.clear();
+            d.zero_seg_seq = None;
+            d.lost.clear();
+            d.intents.clear();
+        }
+        core.roll(fx);
+        Ok(core.log.next_segment_seq)
+    }
+
+    /// Forgets that the disk exists. It must be detached and hold nothing dirty.
+    pub fn remove(&self, id: DiskId) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if d.attached || d.in_flight > 0 {
+            return Err(ControlError::Busy);
+        }
+        if d.is_dirty() || d.cached > 0 {
+            return Err(ControlError::Dirty);
+        }
+        core.disks[id as usize] = None;
+        Ok(())
+    }
+
+    /// Changes the cache mode; requests in flight end as they began.
+    pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk_mut(id).ok_or(ControlError::NoDisk)?.cfg.mode = mode;
+        Ok(())
+    }
+
+    /// Changes the share of flash a disk keeps and may take, in bytes.
+    pub fn set_limits(
+        &self,
+        id: DiskId,
+        min_bytes: u64,
+        max_bytes: u64,
+    ) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        d.cfg.min_bytes = min_bytes;
+        d.cfg.max_bytes = max_bytes;
+        Ok(())
+    }
+
+    /// Changes the unit of filling, in bytes.
+    pub fn set_block_size(&self, id: DiskId, bytes: u32) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk_mut(id)
+            .ok_or(ControlError::NoDisk)?
+            .cfg
+            .block_size = bytes;
+        Ok(())
+    }
+
+    /// Changes the sequential bypass, in bytes; 0 turns it off.
+    pub fn set_seq_cutoff(&self, id: DiskId, bytes: u64) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk_mut(id)
+            .ok_or(ControlError::NoDisk)?
+            .cfg
+            .seq_cutoff = bytes;
+        Ok(())
+    }
+
+    /// The origin grew. The copy of an odd last block is dropped: its tail was padding.
+    pub fn set_size(&self, id: DiskId, size: u64) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if size < d.cfg.size || size > crate::api::DISK_MAX {
+            return Err(ControlError::Size);
+        }
+        let (old, blocks) = (d.cfg.size, d.blocks);
+        let odd = old % BLOCK != 0 && size != old;
+        if odd && (d.in_flight > 0 || d.destaging(blocks - 1, blocks)) {
+            return Err(ControlError::Busy);
+        }
+        let clean_tail = odd
+            && core
+                .index
+                .get(Key::new(id, blocks - 1))
+                .and_then(|s| core.index.slot(s))
+                .is_some_and(|s| !s.dirty);
+        if clean_tail {
+            core.forget_block(id, blocks - 1, 0);
+            core.log
+                .record(Kind::DropRun, id, blocks - 1, 1, Then::Nothing);
+        }
+        let Some(d) = core.disk_mut(id) else {
+            return Err(ControlError::NoDisk);
+        };
+        let regions = d.region_blocks;
+        let open = !d.intents.is_empty();
+        d.set_size(size);
+        if open {
+            d.region_blocks = regions;
+        }
+        Ok(())
+    }
+
+    /// Asks for (or stops asking for) everything dirty to be destaged.
+    pub fn drain(&self, id: DiskId, on: bool) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        d.drain = on;
+        if on {
+            d.destage.not_before_ns = 0;
+        }
+        Ok(())
+    }
+
+    /// Gives up lost blocks: their ranges read what the origin has. Returns how many.
+    pub fn accept_loss(&self, id: DiskId) -> Result<u64, ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        let lost: Vec<u64> = d.lost.range(0, u64::MAX).collect();
+        for block in &lost {
+            if core.superseding(id, *block, *block + 1) {
+                continue;
+            }
+            core.forget_block(id, *block, 0);
+            if !core.flash_failed {
+                core.log.record(Kind::DropRun, id, *block, 1, Then::Nothing);
+            }
+        }
+        Ok(lost.len() as u64)
+    }
+
+    /// A disk's state.
+    pub fn status(&self, id: DiskId) -> Option<DiskStatus> {
+        let core = self.core();
+        let d = core.disk(id)?;
+        let unfinished =
+            !d.destage.busy.is_empty() || !d.destage.written.is_empty() || !d.intents.is_empty();
+        Some(DiskStatus {
+            attached: d.attached,
+            cached_blocks: d.cached,
+            dirty_blocks: d.dirty.len(),
+            zero_blocks: d.zero.len(),
+            drained: !d.is_dirty()
+                && !unfinished
+                && d.sync.durable >= d.sync.completed
+                && d.cleaned_ord <= core.log.applied_ord,
+            in_flight: d.in_flight,
+            lost_ranges: d
+                .lost
+                .runs()
+                .iter()
+                .map(|(b, n)| (b * BLOCK, n * BLOCK))
+                .collect(),
+            origin_failing: d.destage.failures > 0,
+        })
+    }
+
+    /// A disk's statistics.
+    pub fn stats(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
+        let core = self.core();
+        let d = core.disk(id)?;
+        Some(DiskStats {
+            counters: d.counters,
+            cached_blocks: d.cached,
+            dirty_blocks: d.dirty.len(),
+            zero_blocks: d.zero.len(),
+            dirty_for_ns: if d.is_dirty() {
+                now_ns.saturating_sub(d.dirty_since_ns).max(1)
+            } else {
+                0
+            },
+            read_hit_latency: d.hit_latency.percentiles(),
+            read_miss_latency: d.miss_latency.percentiles(),
+            write_latency: d.write_latency.percentiles(),
+        })
+    }
+
+    /// The pool's statistics.
+    pub fn pool_stats(&self) -> PoolStats {
+        let core = self.core();
+        PoolStats {
+            counters: core.counters,
+            capacity_blocks: core.capacity_blocks(),
+            cached_blocks: core.index.len() as u64,
+            dirty_blocks: core.dirty_total,
+            free_segments: core.log.free.len() as u64,
+            segments: core.log.segments.len() as u64,
+            footprint_bytes: Self::footprint(core.index.slots()),
+            flash_failed: core.flash_failed,
+            flash_read_ns: core.flash_ewma_ns,
+        }
+    }
+
+    /// Bytes of RAM the index and ghost list take for `slots` slots of flash.
+    pub fn footprint(slots: u32) -> u64 {
+        Index::footprint(slots) + Ghost::footprint(slots)
+    }
+
+    /// Clean cached blocks of a disk with their checksums, for comparison with the origin: those
+    /// within `ranges` (block numbers), then the most used ones, at most `n` of each.
+    pub fn sample_clean(
+        &self,
+        id: DiskId,
+        ranges: &[std::ops::Range<u64>],
+        n: usize,
+    ) -> Vec<(u64, u32)> {
+        let core = self.core();
+        let mut sample = BTreeMap::new();
+        for block in ranges.iter().cloned().flatten() {
+            if sample.len() >= n {
+                break;
+            }
+            if block >= 1 << 36 {
+                continue;
+            }
+            if let Some(slot) = core.index.get(Key::new(id, block))
+                && core.index.slot(slot).is_some_and(|s| !s.dirty)
+            {
+                sample.insert(block, core.index.crc(slot));
+            }
+        }
+        let slots = core.index.slots();
+        let step = (slots / (n as u32 * 16).max(1)).max(1);
+        let mut hot: Vec<(u64, u64, u32)> = (0..slots)
+            .step_by(step as usize)
+            .filter_map(|slot| core.index.slot(slot).map(|s| (slot, s)))
+            .filter(|(_, s)| s.key.disk() == id && !s.dirty)
+            .map(|(slot, s)| (s.freq, s.key.block(), core.index.crc(slot)))
+            .collect();
+        hot.sort_unstable_by(|a, b| b.cmp(a));
+        sample.extend(hot.into_iter().take(n).map(|(_, block, crc)| (block, crc)));
+        sample.into_iter().collect()
+    }
+
+    /// What the cache knows of a byte range: consecutive extents covering it.
+    pub fn block_status(
+        &self,
+        id: DiskId,
+        offset: u64,
+        len: u64,
+        out: &mut Vec<(u64, ExtentState)>,
+    ) {
+        /// Blocks looked at under the lock; the rest is told by a later call.
+        const LOOK_MAX: u64 = 65_536;
+        let core = self.core();
+        let Some(d) = core.disk(id) else { return };
+        let end = offset.saturating_add(len).min(d.cfg.size);
+        let mut at = offset;
+        let last = (offset / BLOCK + LOOK_MAX) * BLOCK;
+        while at < end.min(last) {
+            let block = at / BLOCK;
+            let next = ((block + 1) * BLOCK).min(end);
+            let state = if d.zero.contains(block) {
+                ExtentState::Zero
+            } else if core
+                .index
+                .get(Key::new(id, block))
+                .and_then(|s| core.index.slot(s))
+                .is_some_and(|s| s.dirty)
+            {
+                ExtentState::Data
+            } else {
+                ExtentState::Origin
+            };
+            match out.last_mut() {
+                Some((n, s)) if *s == state => *n += next - at,
+                _ => out.push((next - at, state)),
+            }
+            at = next;
+        }
+    }
+
+    /// Disks with anything the origin does not have: (id, dirty blocks, zeroed blocks).
+    pub fn dirty_disks(&self) -> Vec<(DiskId, u64, u64)> {
+        let core = self.core();
+        core.disks
+            .iter()
+            .flatten()
+            .filter(|d| d.is_dirty())
+            .map(|d| (d.cfg.id, d.dirty.len(), d.zero.len()))
+            .collect()
+    }
+
+    /// Takes no more requests (or takes them again) and brings everything to rest.
+    pub fn quiesce(&self, on: bool) {
+        self.core().quiescing = on;
+    }
+
+    /// Nothing is in flight, everything is durable: [`close`](Self::close) may be called.
+    pub fn idle(&self) -> bool {
+        let core = self.core();
+        let busy_evict = core.evict.moving > 0;
+        let intents = core.disks.iter().flatten().any(|d| {
+            d.attached && (!d.intents.is_empty() || d.sync.inflight.is_some())
+                || !d.destage.written.is_empty()
+        });
+        core.reqs.is_empty()
+            && core.ops.is_empty()
+            && core.jobs.is_empty()
+            && core.log.quiet()
+            && !busy_evict
+            && (!intents || core.flash_failed)
+    }
+
+    /// Writes the checkpoint and marks the pool clean. Needs [`idle`](Self::idle).
+    pub fn close(&self, media: &mut dyn Media) -> Result<(), OpenError> {
+        let mut core = self.core();
+        if !core.reqs.is_empty() || !core.ops.is_empty() || !core.log.quiet() {
+            return Err(OpenError::Busy);
+        }
+        if core.flash_failed {
+            return Ok(());
+        }
+        if core.disks.iter().flatten().any(|d| !d.intents.is_empty()) {
+            // An origin did not take its flush: a checkpoint would forget what may be stale. The
+            // log remembers; the next start reads it.
+            media.flush()?;
+            return Ok(());
+        }
+        let id = core.sb.generation + 1;
+        let checkpoint_bytes = core.write_checkpoint(media, id)?;
+        core.sb.state = PoolState::Clean {
+            checkpoint_id: id,
+            checkpoint_bytes,
+        };
+        core.sb.store(media)?;
+        Ok(())
+    }
+
+    /// Takes requests; `now_ns` is monotonic. Drains `reqs`.
+    pub fn submit(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
+        let mut core = self.core();
+        for r in reqs.drain(..) {
+            core.submit(r, now_ns, fx);
+        }
+        core.settle(now_ns, fx);
+    }
+
+    /// Takes finished operations. Drains `dones`.
+    pub fn io_done(&self, now_ns: u64, dones: &mut Vec<IoDone>, fx: &mut Effects) {
+        let mut core = self.core();
+        for d in dones.drain(..) {
+            core.done(d, now_ns, fx);
+        }
+        core.settle(now_ns, fx);
+    }
+
+    /// Background work; returns when to be called again at the latest.
+    pub fn tick(&self, now_ns: u64, fx: &mut Effects) -> Option<u64> {
+        Some(self.core().tick(now_ns, fx))
+    }
+}
+
+fn place(core: &mut Core, disk: Disk) {
+    let at = disk.cfg.id as usize;
+    if core.disks.len() <= at {
+        core.disks.resize_with(at + 1, || None);
+    }
+    core.disks[at] = Some(Box::new(disk));
+}

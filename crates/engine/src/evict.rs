@@ -1,0 +1,390 @@
+//! Making room: the oldest segment first.
+//!
+//! Of its blocks, those used since they were written (and those within their disk's minimum)
+//! are appended again with one use less; dirty ones too, unless the segment is mostly dirty,
+//! in which case the destager is asked instead; the rest is dropped and remembered in the
+//! ghost list. Records that still matter (open intents, zero runs) are logged again. Then the
+//! segment leaves the log's tail, and may be overwritten once a later batch that says so is
+//! durable.
+
+use crate::api::{DiskId, Effects};
+use crate::core::{Core, OpCtx, Phase};
+use crate::faults::Fault;
+use crate::index::SlotNo;
+use crate::log::{Apply, Item, RESERVE_SEGMENTS, SegState, Then};
+use hearth_format::Kind;
+use hearth_io::{Buf, Class, IoDone, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+/// Blocks read at once for reinsertion.
+const MOVE_RUN: u32 = 64;
+/// Reinsertions (reads and appends) in flight.
+const MOVES_MAX: u32 = 8;
+/// Time between looks at a segment in which everything waits for something.
+const RESCAN_NS: u64 = 1_000_000;
+/// A disk number no disk has, for records that only carry a batch header.
+const NO_DISK: DiskId = DiskId::MAX;
+/// Slots looked at per call when a disk evicts its own blocks.
+const OWN_SCAN: u32 = 8192;
+
+/// Eviction's progress in the oldest segment.
+#[derive(Debug, Default)]
+pub(crate) struct Evict {
+    pub current: Option<u32>,
+    /// Next block of it to look at.
+    pub at: u32,
+    pub scanned_ns: u64,
+    /// Reads and appends in flight.
+    pub moving: u32,
+    pub kept: u32,
+    pub relog_sent: bool,
+    pub relogged: bool,
+    /// The segment is mostly dirty: the destager should hurry.
+    pub wants_clean: bool,
+}
+
+impl Core {
+    /// Free segments to keep ready.
+    fn free_target(&self) -> usize {
+        RESERVE_SEGMENTS + (self.log.segments.len() / 32).clamp(2, 16)
+    }
+
+    /// Has a write for any of these blocks put a newer record into the append queue? Then
+    /// nothing about the old content may be appended any more.
+    pub fn superseding(&self, disk: DiskId, start: u64, end: u64) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        d.locks.iter().any(|l| {
+            let Some(req) = self.reqs.get(l.req) else {
+                return false;
+            };
+            let to = match req.phase {
+                Phase::Appending | Phase::WaitFlash => l.end,
+                _ => (l.start + req.appended).min(l.end),
+            };
+            l.start < end && start < to
+        })
+    }
+
+    /// One step of eviction, if room is short.
+    pub fn evict_step(&mut self, now: u64, fx: &mut Effects) {
+        for _ in 0..4 {
+            if self.flash_failed {
+                return;
+            }
+            let coming = self
+                .log
+                .segments
+                .iter()
+                .filter(|s| matches!(s.state, SegState::Freeing { .. } | SegState::Trimming))
+                .count();
+            if self.log.free.len() + coming >= self.free_target() && self.evict.current.is_none() {
+                self.evict.wants_clean = false;
+                break;
+            }
+            let Some(seg) = self.evict.current.or(self.log.order.front().copied()) else {
+                break;
+            };
+            if self.evict.current.is_none() {
+                self.evict = Evict {
+                    current: Some(seg),
+                    moving: self.evict.moving,
+                    ..Evict::default()
+                };
+            }
+            if !self.evict_segment(seg, now, fx) {
+                break;
+            }
+        }
+        let durable = self.log.durable_ord;
+        let applied = self.log.applied_ord;
+        let waiting = self.log.segments.iter().any(
+            |s| matches!(s.state, SegState::Freeing { ord } if ord > durable && ord <= applied),
+        );
+        if waiting && self.log.free.len() < self.free_target() {
+            self.start_flash_flush(now, fx);
+        }
+    }
+
+    /// Works on the oldest segment; true if it was freed.
+    fn evict_segment(&mut self, seg: u32, now: u64, fx: &mut Effects) -> bool {
+        if self.log.segments[seg as usize].live > 0 {
+            self.scan(seg, now, fx);
+        }
+        let s = &self.log.segments[seg as usize];
+        if s.live > 0 || s.pins > 0 || s.batches > 0 || self.evict.moving > 0 {
+            return false;
+        }
+        if !self.relog(seg) {
+            return false;
+        }
+        self.log.order.retain(|s| *s != seg);
+        self.evict.current = None;
+        self.evict.wants_clean = false;
+        // Carries the new tail to flash even if nobody writes.
+        let ord = self
+            .log
+            .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing);
+        self.log.segments[seg as usize].state = SegState::Freeing { ord };
+        self.log.urgent = true;
+        if self.opts.faults.has(Fault::ReuseEarly) {
+            self.release(seg, fx);
+        }
+        true
+    }
+
+    fn scan(&mut self, seg: u32, now: u64, fx: &mut Effects) {
+        let base = seg * self.log.segment_blocks;
+        let data_blocks = self.log.data_blocks;
+        if self.evict.at >= data_blocks {
+            if self.evict.moving > 0 || now.saturating_sub(self.evict.scanned_ns) < RESCAN_NS {
+                return;
+            }
+            self.evict.at = 0;
+        }
+        let s = self.log.segments[seg as usize];
+        // Reinserting a segment that is nearly all dirty would only move it in a circle.
+        let mostly_dirty = s.dirty * 4 > data_blocks * 3;
+        self.evict.wants_clean |= mostly_dirty;
+        let keep_max = data_blocks * 3 / 4;
+        while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
+            let slot = base + self.evict.at;
+            let n = self.movable_run(slot, base + data_blocks, mostly_dirty, keep_max, now);
+            if n == 0 {
+                self.evict.at += 1;
+                continue;
+            }
+            self.evict.at += n;
+            self.evict.kept += n;
+            self.read_for_move(slot, n, fx);
+        }
+        if self.evict.at >= data_blocks {
+            self.evict.scanned_ns = now;
+        }
+    }
+
+    /// How many slots from `slot` are to be moved; drops what is not worth it on the way.
+    fn movable_run(
+        &mut self,
+        slot: SlotNo,
+        end: SlotNo,
+        mostly_dirty: bool,
+        keep_max: u32,
+        now: u64,
+    ) -> u32 {
+        let mut n = 0;
+        while n < MOVE_RUN && slot + n < end {
+            let Some(info) = self.index.slot(slot + n) else {
+                break;
+            };
+            let (disk, block) = (info.key.disk(), info.key.block());
+            if self.index.slot_mark(slot + n) || self.superseding(disk, block, block + 1) {
+                break;
+            }
+            if info.dirty {
+                let stuck = self
+                    .disk(disk)
+                    .is_none_or(|d| !d.attached || d.destage.not_before_ns > now);
+                if mostly_dirty && !stuck {
+                    break;
+                }
+            } else {
+                let within_min = self
+                    .disk(disk)
+                    .is_some_and(|d| d.cached * 4096 <= d.cfg.min_bytes);
+                let earned = info.freq > 0 && self.evict.kept + n < keep_max;
+                if !earned && !within_min {
+                    self.forget_block(disk, block, now);
+                    let hash = self.index.fingerprint(info.key);
+                    self.ghost.remember(hash);
+                    if let Some(d) = self.disk_mut(disk) {
+                        d.counters.evictions += 1;
+                    }
+                    break;
+                }
+            }
+            n += 1;
+        }
+        n
+    }
+
+    fn read_for_move(&mut self, slot: SlotNo, n: u32, fx: &mut Effects) {
+        let mut crcs: SmallVec<[u32; 4]> = SmallVec::new();
+        for i in 0..n {
+            crcs.push(self.index.crc(slot + i));
+            self.index.set_mark(slot + i, true);
+        }
+        self.pin(slot);
+        self.evict.moving += 1;
+        let len = n as usize * 4096;
+        let buf = Buf::zeroed(len).slice(0, len);
+        let offset = self.slot_offset(slot);
+        self.io(
+            fx,
+            OpCtx::EvictRead { slot },
+            Target::Flash(0),
+            OpKind::Read,
+            offset,
+            len as u64,
+            smallvec![buf],
+            crcs,
+            Class::Background,
+        );
+    }
+
+    pub fn evict_read_done(&mut self, slot: SlotNo, done: IoDone, now: u64, _fx: &mut Effects) {
+        self.unpin_slot(slot);
+        self.evict.moving = self.evict.moving.saturating_sub(1);
+        let n = (done.op.len / 4096) as u32;
+        let Some(data) = done.op.bufs.first() else {
+            return;
+        };
+        for i in 0..n {
+            let Some(info) = self.index.slot(slot + i) else {
+                continue;
+            };
+            let (disk, block) = (info.key.disk(), info.key.block());
+            let (unread, bad) = (done.result.is_err(), done.bad_blocks.contains(&i));
+            if bad && info.dirty {
+                // Moved with the checksum it should have: it goes on failing, never lies.
+                self.lose(disk, block, slot + i);
+            } else if bad || unread || self.flash_failed || self.superseding(disk, block, block + 1)
+            {
+                self.index.set_mark(slot + i, false);
+                if (bad || unread) && !info.dirty {
+                    self.forget_block(disk, block, now);
+                    self.log
+                        .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+                }
+                continue;
+            }
+            self.evict.moving += 1;
+            if let Some(d) = self.disk_mut(disk) {
+                d.counters.reinsertions += 1;
+            }
+            let crc = self.index.crc(slot + i);
+            let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
+            self.log.push(Item {
+                kind,
+                disk,
+                block,
+                count: 1,
+                data: Some(data.sub(i as usize * 4096, 4096)),
+                crcs: smallvec![crc],
+                apply: Apply::Move {
+                    old: slot + i,
+                    dirty: info.dirty,
+                    freq: info.freq.saturating_sub(1) as u8,
+                },
+                then: Then::Moved,
+                ord: 0,
+                slot: 0,
+            });
+        }
+        self.log.urgent = true;
+    }
+
+    /// Logs again what the segment says that still holds. True when nothing is left to wait for.
+    fn relog(&mut self, seg: u32) -> bool {
+        if self.evict.relog_sent {
+            return self.evict.relogged;
+        }
+        let seq = self.log.segments[seg as usize].seq;
+        let mut records: Vec<(Kind, DiskId, u64, u64)> = Vec::new();
+        for d in self.disks.iter().flatten() {
+            let (id, region_blocks) = (d.cfg.id, d.region_blocks);
+            for (region, _) in d.intents.iter().filter(|(_, i)| i.seg_seq <= seq) {
+                records.push((
+                    Kind::Intent,
+                    id,
+                    u64::from(*region) * region_blocks,
+                    region_blocks,
+                ));
+            }
+            if d.zero_seg_seq.is_some_and(|z| z <= seq) {
+                for (block, count) in d.zero.runs() {
+                    if self.superseding(id, block, block + count) {
+                        // The write will be through soon; ask again then.
+                        return false;
+                    }
+                    records.push((Kind::ZeroRun, id, block, count));
+                }
+            }
+        }
+        if records.is_empty() {
+            return true;
+        }
+        let next = self.log.next_segment_seq;
+        let here = self.log.head.as_ref().map_or(next, |h| h.seq);
+        let last = records.len() - 1;
+        for (i, (kind, disk, block, count)) in records.into_iter().enumerate() {
+            let then = if i == last {
+                Then::Relogged
+            } else {
+                Then::Nothing
+            };
+            self.log.record_again(kind, disk, block, count, then);
+            let Some(d) = self.disk_mut(disk) else {
+                continue;
+            };
+            if kind == Kind::ZeroRun {
+                d.zero_seg_seq = Some(here);
+            } else if let Some(i) = d.intents.get_mut(&((block / d.region_blocks) as u32)) {
+                i.seg_seq = here;
+            }
+        }
+        self.evict.relog_sent = true;
+        self.log.urgent = true;
+        false
+    }
+
+    /// Drops clean blocks of a disk that is at its maximum; true if `count` came free.
+    pub fn make_own_room(&mut self, disk: DiskId, count: u64, now: u64) -> bool {
+        let slots = self.index.slots();
+        let Some(mut hand) = self.disk(disk).map(|d| d.own_hand) else {
+            return false;
+        };
+        let mut freed = 0;
+        for _ in 0..OWN_SCAN.min(slots) {
+            if freed >= count {
+                break;
+            }
+            hand = (hand + 1) % slots;
+            let Some(info) = self.index.slot(hand) else {
+                continue;
+            };
+            if info.key.disk() != disk || info.dirty || self.index.slot_mark(hand) {
+                continue;
+            }
+            if info.freq > 0 {
+                self.index.untouch(hand);
+                continue;
+            }
+            let block = info.key.block();
+            self.forget_block(disk, block, now);
+            self.log
+                .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+            if let Some(d) = self.disk_mut(disk) {
+                d.counters.evictions += 1;
+            }
+            freed += 1;
+        }
+        if let Some(d) = self.disk_mut(disk) {
+            d.own_hand = hand;
+        }
+        freed >= count
+    }
+
+    /// Brings disks above their maximum (after it was lowered) back below it.
+    pub fn trim_own_overuse(&mut self, now: u64) {
+        for disk in self.disk_ids() {
+            let Some(d) = self.disk(disk) else { continue };
+            let max = d.cfg.max_bytes / 4096;
+            if max > 0 && d.cached > max {
+                let excess = (d.cached - max).min(4096);
+                self.make_own_room(disk, excess, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Flash that refuses writes, and flash that has died.
+//!
+//! A failed batch is sent again, with all that followed it, into another segment: a sparse
+//! flash file on a full file system may still have room in segments written before. When that
+//! fails too often in a row, or a device flush or many reads fail, the device counts as failed:
+//! nothing is appended any more, clean data comes from the origins, writes go to the origins,
+//! and what is dirty is read from flash as long as it answers. The disks go on (invariant 7).
+
+use crate::api::Effects;
+use crate::append::unsent;
+use crate::core::{Core, OpCtx, Phase};
+use crate::log::{BatchState, SegState, Then};
+use hearth_format::superblock::PoolState;
+use hearth_io::{BLOCK, Buf, Class, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+/// Segments tried before the device counts as failed.
+const SEGMENT_TRIES: u32 = 4;
+
+impl Core {
+    /// A batch failed. Once all in flight have ended, sends them again elsewhere.
+    pub fn retry_failed(&mut self, now: u64, fx: &mut Effects) {
+        if self
+            .log
+            .batches
+            .iter()
+            .any(|b| b.state == BatchState::InFlight)
+        {
+            return;
+        }
+        let Some(first) = self.log.batches.front() else {
+            return;
+        };
+        let seq = first.seq;
+        self.log.failures += 1;
+        if self.log.failures > SEGMENT_TRIES {
+            self.fail_flash(now, fx);
+            return;
+        }
+        for batch in &self.log.batches {
+            let s = &mut self.log.segments[batch.seg as usize];
+            s.batches -= 1;
+        }
+        // The head (and a segment being sealed) with failed batches get no summary: recovery
+        // walks them and finds the batches again, with the same numbers, in a later segment.
+        let sealing = std::mem::take(&mut self.log.sealing);
+        for s in sealing {
+            if s.last_batch >= seq {
+                self.unpin(s.seg);
+            } else {
+                self.log.sealing.push(s);
+            }
+        }
+        if let Some(head) = self.log.head.take() {
+            let unused = head.first_batch >= seq;
+            let s = &mut self.log.segments[head.seg as usize];
+            // A segment that never took a batch is left alone for this run.
+            s.state = if unused {
+                SegState::Bad
+            } else {
+                SegState::Closed
+            };
+            if !unused {
+                self.log.order.push_back(head.seg);
+            }
+        }
+        // Trimming gives space away that a full file system will not give back.
+        self.opts.trim = false;
+        for item in unsent(&mut self.log) {
+            self.log.queue.push_back(item);
+        }
+        self.log.queued_blocks = self
+            .log
+            .queue
+            .iter()
+            .filter(|i| i.kind.is_data())
+            .map(|i| i.count)
+            .sum();
+        self.log.next_batch_seq = seq;
+        self.pump(now, fx);
+    }
+
+    /// The flash device has failed: from here on the origins carry the disks.
+    pub fn fail_flash(&mut self, now: u64, fx: &mut Effects) {
+        if self.flash_failed {
+            return;
+        }
+        self.flash_failed = true;
+        self.mark_failed(fx);
+        self.log.sealing.clear();
+        let items = unsent(&mut self.log);
+        self.log.queued_blocks = 0;
+        let mut requests = Vec::new();
+        for item in items {
+            match item.then {
+                Then::Request(id) => requests.push(id),
+                Then::Ticket { disk, ticket } => {
+                    if let Some(d) = self.disk_mut(disk) {
+                        d.drop_ticket(ticket);
+                    }
+                }
+                Then::Moved => self.evict.moving = self.evict.moving.saturating_sub(1),
+                _ => {}
+            }
+        }
+        requests.extend(self.stalled.drain(..));
+        requests.sort_unstable();
+        requests.dedup();
+        self.fail_flash_waiters(now, fx);
+        for id in requests {
+            if self
+                .reqs
+                .get(id)
+                .is_some_and(|r| matches!(r.phase, Phase::Appending | Phase::WaitSpace))
+            {
+                self.divert(id, now, fx);
+            }
+        }
+        for disk in self.disk_ids() {
+            self.wake_clean_waiters(disk, now, fx);
+        }
+    }
+
+    /// Tries to note the failure on the device itself, so that a later start asks before it
+    /// trusts what is dirty there.
+    fn mark_failed(&mut self, fx: &mut Effects) {
+        self.sb.state = PoolState::Failed;
+        self.sb.generation += 1;
+        for (copy, block) in [(0u8, 0u64), (1, 256)] {
+            self.sb.copy = copy;
+            let bytes = self.sb.encode();
+            let mut buf = Buf::zeroed(BLOCK as usize).all();
+            buf.bytes_mut().copy_from_slice(&bytes[..]);
+            self.io(
+                fx,
+                OpCtx::FailMark,
+                Target::Flash(0),
+                OpKind::Write,
+                block * BLOCK,
+                BLOCK,
+                smallvec![buf],
+                SmallVec::new(),
+                Class::Background,
+            );
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Durability: flushes of flash and origins, shared by all who wait, and the intents that
+//! protect clean copies while an origin changes.
+
+use crate::api::{DiskId, Effects, Mode, ReqError};
+use crate::core::{Core, FlashWaiter, OpCtx, Phase};
+use crate::disk::{Intent, SyncWaiter};
+use crate::faults::Fault;
+use crate::log::Then;
+use hearth_format::Kind;
+use hearth_io::{Class, IoError, OpKind, Target};
+use smallvec::SmallVec;
+
+impl Core {
+    /// A client's flush: whatever it covers is durable on flash, or on the origin, or both.
+    pub fn start_flush(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        let applied = self.log.applied_ord;
+        let Some(d) = self.disk(disk) else { return };
+        let flash = d.is_dirty() && self.log.durable_ord < applied;
+        let (guest, durable) = (d.sync.guest, d.sync.durable);
+        if self.flash_failed && d.is_dirty() {
+            // What is dirty on failed flash may or may not be there: no promise can be made.
+            self.reqs[id].failed = Some(ReqError::Io);
+            self.finish(id, now, fx);
+            return;
+        }
+        if flash && self.opts.faults.has(Fault::SkipDeviceFlush) {
+            self.finish(id, now, fx);
+            return;
+        }
+        let origin = guest > durable;
+        self.reqs[id].phase = Phase::WaitFlash;
+        self.reqs[id].pending = u32::from(flash) + u32::from(origin);
+        if !flash && !origin {
+            self.finish(id, now, fx);
+            return;
+        }
+        if flash {
+            self.wait_flash(applied, FlashWaiter::Request(id), now, fx);
+        }
+        if origin {
+            self.wait_origin(disk, guest, SyncWaiter::Request(id), now, fx);
+        }
+    }
+
+    /// A device flush a request waited for has ended.
+    fn request_durable(&mut self, id: usize, failed: bool, now: u64, fx: &mut Effects) {
+        let req = &mut self.reqs[id];
+        if failed {
+            req.failed = Some(ReqError::Io);
+        }
+        req.pending = req.pending.saturating_sub(1);
+        if req.pending == 0 {
+            self.finish(id, now, fx);
+        }
+    }
+
+    /// Waits until the log is durable up to `ord`.
+    pub fn wait_flash(&mut self, ord: u64, who: FlashWaiter, now: u64, fx: &mut Effects) {
+        self.flash_waiters.push((ord, who));
+        self.start_flash_flush(now, fx);
+    }
+
+    /// Starts a device flush unless one is in flight; waiters it does not cover start the next.
+    pub fn start_flash_flush(&mut self, now: u64, fx: &mut Effects) {
+        if self.flash_flush_inflight || self.flash_failed {
+            return;
+        }
+        if self.log.applied_ord <= self.log.durable_ord && !self.flash_waiters.is_empty() {
+            // Nothing new is on flash yet; what is waited for is still queued.
+            self.log.urgent = true;
+            return;
+        }
+        self.flash_flush_inflight = true;
+        self.last_flash_flush_ns = now;
+        self.log.epoch += 1;
+        self.counters.flash_flushes += 1;
+        let ctx = OpCtx::FlashFlush {
+            ord: self.log.applied_ord,
+            seq: self.log.applied_seq,
+        };
+        self.io(
+            fx,
+            ctx,
+            Target::Flash(0),
+            OpKind::Flush,
+            0,
+            0,
+            SmallVec::new(),
+            SmallVec::new(),
+            Class::Foreground,
+        );
+    }
+
+    pub fn flash_flush_done(
+        &mut self,
+        ord: u64,
+        seq: u64,
+        result: Result<(), IoError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        self.flash_flush_inflight = false;
+        if result.is_err() {
+            // After a failed flush nobody knows what the device kept: it has failed.
+            self.counters.flash_errors += 1;
+            self.fail_flash(now, fx);
+            return;
+        }
+        self.log.durable_ord = self.log.durable_ord.max(ord);
+        self.log.durable_seq = self.log.durable_seq.max(seq);
+        self.segments_durable(now, fx);
+        let durable = self.log.durable_ord;
+        let waiters = std::mem::take(&mut self.flash_waiters);
+        let (ready, wait): (Vec<_>, Vec<_>) =
+            waiters.into_iter().partition(|(ord, _)| *ord <= durable);
+        self.flash_waiters = wait;
+        for (_, who) in ready {
+            self.flash_waited(who, false, now, fx);
+        }
+        for disk in self.disk_ids() {
+            if self.disk(disk).is_some_and(|d| !d.clean_waiters.is_empty()) {
+                self.wake_clean_waiters(disk, now, fx);
+            }
+        }
+        if !self.flash_waiters.is_empty() {
+            self.start_flash_flush(now, fx);
+        }
+    }
+
+    /// Tells one waiter how the flash flush ended.
+    pub fn flash_waited(&mut self, who: FlashWaiter, failed: bool, now: u64, fx: &mut Effects) {
+        match who {
+            FlashWaiter::Request(id) => self.request_durable(id, failed, now, fx),
+            FlashWaiter::Intent { disk, region } => {
+                if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
+                    i.active = true;
+                }
+                self.wake_intent(disk, now, fx);
+            }
+            FlashWaiter::Nobody => {}
+        }
+    }
+
+    /// Waits until the origin's first `target` writes are durable.
+    pub fn wait_origin(
+        &mut self,
+        disk: DiskId,
+        target: u64,
+        who: SyncWaiter,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        if d.sync.durable >= target {
+            self.origin_waited(disk, who, false, now, fx);
+            return;
+        }
+        d.sync.waiters.push((target, who));
+        self.start_origin_flush(disk, fx);
+    }
+
+    fn start_origin_flush(&mut self, disk: DiskId, fx: &mut Effects) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        if d.sync.inflight.is_some() {
+            return;
+        }
+        let covers = d.sync.completed;
+        d.sync.inflight = Some(covers);
+        self.io(
+            fx,
+            OpCtx::OriginFlush { disk, covers },
+            Target::Origin(disk),
+            OpKind::Flush,
+            0,
+            0,
+            SmallVec::new(),
+            SmallVec::new(),
+            Class::Foreground,
+        );
+    }
+
+    pub fn origin_flush_done(
+        &mut self,
+        disk: DiskId,
+        covers: u64,
+        result: Result<(), IoError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        d.sync.inflight = None;
+        let failed = result.is_err();
+        if !failed {
+            d.sync.durable = d.sync.durable.max(covers);
+        }
+        let waiters = std::mem::take(&mut d.sync.waiters);
+        let (ready, wait): (Vec<_>, Vec<_>) = waiters
+            .into_iter()
+            .partition(|(target, _)| failed || *target <= covers);
+        d.sync.waiters = wait;
+        for (_, who) in ready {
+            self.origin_waited(disk, who, failed, now, fx);
+        }
+        let more = self.disk(disk).is_some_and(|d| !d.sync.waiters.is_empty());
+        if more {
+            self.start_origin_flush(disk, fx);
+        }
+    }
+
+    fn origin_waited(
+        &mut self,
+        disk: DiskId,
+        who: SyncWaiter,
+        failed: bool,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        match who {
+            SyncWaiter::Request(id) => self.request_durable(id, failed, now, fx),
+            SyncWaiter::Destage => self.destage_flushed(disk, failed, now, fx),
+            SyncWaiter::Intents => {
+                if !failed {
+                    self.clear_intents(disk, now);
+                }
+            }
+        }
+    }
+
+    /// Step 3 of a write past the cache. False: the request waits for its intent.
+    pub fn intent_or_wait(
+        &mut self,
+        id: usize,
+        disk: DiskId,
+        start: u64,
+        end: u64,
+        now: u64,
+        fx: &mut Effects,
+    ) -> bool {
+        let seg_hint = self.log.next_segment_seq;
+        if self.reqs[id].regions.is_some()
+            || self.flash_failed
+            || self.opts.faults.has(Fault::DropIntent)
+        {
+            let waiting = self.reqs[id].regions.is_some_and(|(from, to)| {
+                self.disk(disk).is_some_and(|d| {
+                    (from..=to).any(|r| d.intents.get(&r).is_some_and(|i| !i.active))
+                })
+            });
+            return !waiting || self.flash_failed;
+        }
+        let Some(d) = self.disk_mut(disk) else {
+            return false;
+        };
+        // Nothing of this disk is on flash, nor on its way there: nothing can become stale.
+        if d.cfg.mode == Mode::Off && d.cached == 0 && d.tickets.is_empty() && d.intents.is_empty()
+        {
+            return true;
+        }
+        let (from, to) = (
+            (start / d.region_blocks) as u32,
+            ((end - 1) / d.region_blocks) as u32,
+        );
+        let region_blocks = d.region_blocks;
+        let mut ready = true;
+        let mut new = Vec::new();
+        for region in from..=to {
+            let intent = d.intents.entry(region).or_insert_with(|| {
+                new.push(region);
+                Intent {
+                    seg_seq: seg_hint,
+                    ..Intent::default()
+                }
+            });
+            intent.inflight += 1;
+            intent.used_ns = now;
+            ready &= intent.active;
+        }
+        self.reqs[id].regions = Some((from, to));
+        for region in new {
+            let then = Then::Intent { disk, region };
+            let ord = self.log.record(
+                Kind::Intent,
+                disk,
+                u64::from(region) * region_blocks,
+                region_blocks,
+                then,
+            );
+            if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
+                i.ord = ord;
+            }
+            self.flash_waiters
+                .push((ord, FlashWaiter::Intent { disk, region }));
+            self.log.urgent = true;
+        }
+        if !ready {
+            self.reqs[id].phase = Phase::WaitIntent;
+            self.start_flash_flush(now, fx);
+        }
+        ready
+    }
+
+    /// The record of an intent is on flash (not yet durable): remember where.
+    pub fn intent_applied(&mut self, disk: DiskId, region: u32, seg_seq: u64) {
+        if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
+            i.seg_seq = seg_seq;
+        }
+    }
+
+    /// An intent became durable: requests that waited for it go on.
+    pub fn wake_intent(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let waiting: Vec<usize> = self
+            .disk(disk)
+            .into_iter()
+            .flat_map(|d| d.locks.iter().map(|l| l.req))
+            .filter(|id| {
+                self.reqs
+                    .get(*id)
+                    .is_some_and(|r| r.phase == Phase::WaitIntent)
+            })
+            .collect();
+        for id in waiting {
+            if self
+                .reqs
+                .get(id)
+                .is_some_and(|r| r.phase == Phase::WaitIntent)
+            {
+                self.go_through(id, now, fx);
+            }
+        }
+    }
+
+    /// Asks for an origin flush where intents have been idle, so that they can be closed.
+    pub fn close_idle_intents(&mut self, now: u64, fx: &mut Effects) {
+        let idle_ns = if self.quiescing {
+            0
+        } else {
+            self.opts.intent_idle_ns
+        };
+        for disk in self.disk_ids() {
+            let drain = self.disk(disk).is_some_and(|d| d.drain);
+            let idle_ns = if drain { 0 } else { idle_ns };
+            let Some(d) = self.disk_mut(disk) else {
+                continue;
+            };
+            let idle = |i: &Intent| {
+                i.active && i.inflight == 0 && now.saturating_sub(i.used_ns) >= idle_ns
+            };
+            let Some(target) = d
+                .intents
+                .values()
+                .filter(|i| idle(i))
+                .map(|i| i.written)
+                .max()
+            else {
+                continue;
+            };
+            let asked = d
+                .sync
+                .waiters
+                .iter()
+                .any(|(_, w)| matches!(w, SyncWaiter::Intents));
+            if !asked {
+                self.wait_origin(disk, target, SyncWaiter::Intents, now, fx);
+            }
+        }
+    }
+
+    /// Closes intents whose writes the origin has made durable. Their replaced copies are in the
+    /// log before this record, so a crash sees both or still sees the intent.
+    fn clear_intents(&mut self, disk: DiskId, now: u64) {
+        let idle_ns = if self.quiescing {
+            0
+        } else {
+            self.opts.intent_idle_ns
+        };
+        let Some(d) = self.disk_mut(disk) else { return };
+        let idle_ns = if d.drain { 0 } else { idle_ns };
+        let durable = d.sync.durable;
+        let region_blocks = d.region_blocks;
+        let done: Vec<u32> = d
+            .intents
+            .iter()
+            .filter(|(_, i)| {
+                i.active
+                    && i.inflight == 0
+                    && i.written <= durable
+                    && now.saturating_sub(i.used_ns) >= idle_ns
+            })
+            .map(|(r, _)| *r)
+            .collect();
+        for region in done {
+            if let Some(d) = self.disk_mut(disk) {
+                d.intents.remove(&region);
+            }
+            let block = u64::from(region) * region_blocks;
+            self.log
+                .record(Kind::IntentClear, disk, block, region_blocks, Then::Nothing);
+        }
+    }
+
+    /// Fails every request that waits for an origin flush or for flash; used when flash fails.
+    pub fn fail_flash_waiters(&mut self, now: u64, fx: &mut Effects) {
+        for (_, who) in std::mem::take(&mut self.flash_waiters) {
+            self.flash_waited(who, true, now, fx);
+        }
+    }
+}

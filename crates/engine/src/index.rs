@@ -1,0 +1,457 @@
+//! Where block b of disk d is on flash: the RAM index.
+//!
+//! The index is most of a cache's memory, so it is built for bytes: per 4 KiB of flash a key
+//! with flags (8 bytes) and a checksum (4 bytes) in arrays ordered by slot, and a hash table of
+//! slot numbers whose buckets are one cache line: 12 one-byte tags, an overflow count and 12
+//! slot numbers. At the table's load this is 18.2 bytes per slot. Keys live only in the slot
+//! array; the tag keeps a lookup from touching it more often than it must.
+//!
+//! The table never grows: it is sized for all slots at start, so there is no resize stall.
+
+/// A 4 KiB place on flash: its number counted from the first segment.
+pub type SlotNo = u32;
+
+/// Slot flag: the block differs from the origin.
+pub const DIRTY: u64 = 1;
+/// Slot flag: the checksum did not match and the data is lost.
+pub const LOST: u64 = 1 << 3;
+/// Slot flag: being copied elsewhere (destaged or reinserted); not kept over a restart.
+pub const MARK: u64 = 1 << 4;
+const FREQ_SHIFT: u32 = 1;
+const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
+/// Highest value of a slot's use counter.
+pub const FREQ_MAX: u64 = 3;
+const BLOCK_SHIFT: u32 = 12;
+const BLOCK_BITS: u32 = 36;
+
+/// Words of 4 bytes in a bucket: 3 of tags, 1 overflow count, 12 slot numbers.
+const WORDS: usize = 16;
+/// Entries in a bucket.
+const WAYS: usize = 12;
+/// Slots per bucket on average when every slot is in use: 86 % load.
+const SLOTS_PER_BUCKET: f64 = 10.3;
+
+/// A disk and a block number, as the index packs them: disk in bits 63–48 of the slot word,
+/// block in bits 47–12.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key(u64);
+
+impl Key {
+    /// Packs a key; `block` must be below 2^36, which requests are checked for.
+    #[inline]
+    pub fn new(disk: u16, block: u64) -> Key {
+        debug_assert!(block < 1 << BLOCK_BITS && disk != 0);
+        Key(u64::from(disk) << BLOCK_BITS | block)
+    }
+
+    /// The disk.
+    pub fn disk(self) -> u16 {
+        (self.0 >> BLOCK_BITS) as u16
+    }
+
+    /// The block.
+    pub fn block(self) -> u64 {
+        self.0 & ((1 << BLOCK_BITS) - 1)
+    }
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotInfo {
+    /// Whose block.
+    pub key: Key,
+    /// Differs from the origin.
+    pub dirty: bool,
+    /// Known unreadable.
+    pub lost: bool,
+    /// Uses since it was written, saturating.
+    pub freq: u64,
+}
+
+/// The index of one flash device.
+pub struct Index {
+    meta: Vec<u64>,
+    crc: Vec<u32>,
+    /// Buckets, starting at `table_base` so that each is one cache line.
+    table: Vec<u32>,
+    table_base: usize,
+    buckets: usize,
+    seed: u64,
+    len: usize,
+}
+
+impl Index {
+    /// An empty index for `slots` slots. `seed` keeps guests from choosing colliding blocks.
+    pub fn new(slots: u32, seed: u64) -> Index {
+        let buckets = ((f64::from(slots) / SLOTS_PER_BUCKET) as usize).max(4) + 1;
+        let table = vec![0u32; buckets * WORDS + WORDS];
+        let misalign = (table.as_ptr() as usize / 4) % WORDS;
+        let table_base = (WORDS - misalign) % WORDS;
+        Index {
+            meta: vec![0; slots as usize],
+            crc: vec![0; slots as usize],
+            table,
+            table_base,
+            buckets,
+            seed,
+            len: 0,
+        }
+    }
+
+    /// Bytes of RAM for `slots` slots.
+    pub fn footprint(slots: u32) -> u64 {
+        let buckets = ((f64::from(slots) / SLOTS_PER_BUCKET) as u64).max(4) + 1;
+        u64::from(slots) * 12 + (buckets + 1) * WORDS as u64 * 4
+    }
+
+    /// Blocks indexed.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Slots there are.
+    pub fn slots(&self) -> u32 {
+        self.meta.len() as u32
+    }
+
+    #[inline]
+    fn hash(&self, key: Key) -> u64 {
+        // A finaliser in the manner of MurmurHash3: two multiplications, three shifts.
+        let mut h = key.0 ^ self.seed;
+        h = (h ^ (h >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        h = (h ^ (h >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        h ^ (h >> 32)
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.buckets as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn tag(hash: u64) -> u8 {
+        (hash as u8) | 1
+    }
+
+    #[inline]
+    fn bucket(&self, b: usize) -> &[u32; WORDS] {
+        let at = self.table_base + b * WORDS;
+        self.table[at..at + WORDS]
+            .try_into()
+            .expect("a bucket is WORDS long")
+    }
+
+    #[inline]
+    fn bucket_mut(&mut self, b: usize) -> &mut [u32; WORDS] {
+        let at = self.table_base + b * WORDS;
+        (&mut self.table[at..at + WORDS])
+            .try_into()
+            .expect("a bucket is WORDS long")
+    }
+
+    #[inline]
+    fn next(&self, b: usize) -> usize {
+        if b + 1 == self.buckets { 0 } else { b + 1 }
+    }
+
+    /// Bit mask of the ways whose tag equals `tag` (a multiple of the tag in three words at once).
+    #[inline]
+    fn matches(bucket: &[u32; WORDS], tag: u8) -> u32 {
+        let want = u32::from(tag) * 0x0101_0101;
+        let mut mask = 0u32;
+        for word in 0..3 {
+            let x = bucket[word] ^ want;
+            // Exact zero-byte test (no borrow between bytes).
+            let zero = !(((x & 0x7F7F_7F7F) + 0x7F7F_7F7F) | x | 0x7F7F_7F7F);
+            let bits = (zero >> 7) & 1 | (zero >> 14) & 2 | (zero >> 21) & 4 | (zero >> 28) & 8;
+            mask |= bits << (word * 4);
+        }
+        mask
+    }
+
+    #[inline]
+    fn slot_key(&self, slot: SlotNo) -> u64 {
+        self.meta
+            .get(slot as usize)
+            .map_or(u64::MAX, |m| m >> BLOCK_SHIFT)
+    }
+
+    #[inline]
+    fn find(&self, key: Key) -> Option<(usize, usize)> {
+        let hash = self.hash(key);
+        let tag = Self::tag(hash);
+        let mut b = self.home(hash);
+        // Bounded by the table, whatever a damaged checkpoint says.
+        for _ in 0..self.buckets {
+            let bucket = self.bucket(b);
+            let mut mask = Self::matches(bucket, tag);
+            while mask != 0 {
+                let way = mask.trailing_zeros() as usize;
+                if self.slot_key(bucket[4 + way]) == key.0 {
+                    return Some((b, way));
+                }
+                mask &= mask - 1;
+            }
+            if bucket[3] == 0 {
+                return None;
+            }
+            b = self.next(b);
+        }
+        None
+    }
+
+    /// The slot holding `key`.
+    #[inline]
+    pub fn get(&self, key: Key) -> Option<SlotNo> {
+        let (b, way) = self.find(key)?;
+        Some(self.bucket(b)[4 + way])
+    }
+
+    /// Maps `key` to `slot`; returns the slot it had, which is now empty, and whether that was
+    /// dirty. `slot` must be empty.
+    pub fn set(
+        &mut self,
+        key: Key,
+        slot: SlotNo,
+        crc: u32,
+        dirty: bool,
+        freq: u64,
+    ) -> Option<(SlotNo, bool)> {
+        debug_assert_eq!(self.meta[slot as usize], 0, "slot in use");
+        self.meta[slot as usize] =
+            key.0 << BLOCK_SHIFT | if dirty { DIRTY } else { 0 } | freq.min(FREQ_MAX) << FREQ_SHIFT;
+        self.crc[slot as usize] = crc;
+        // `find` must not match the new slot: it is not in the table yet, so it cannot.
+        if let Some((b, way)) = self.find(key) {
+            let bucket = self.bucket_mut(b);
+            let old = std::mem::replace(&mut bucket[4 + way], slot);
+            let was = std::mem::take(&mut self.meta[old as usize]);
+            return Some((old, was & DIRTY != 0));
+        }
+        let hash = self.hash(key);
+        let mut b = self.home(hash);
+        for _ in 0..self.buckets {
+            let free = Self::matches(self.bucket(b), 0);
+            let bucket = self.bucket_mut(b);
+            if free != 0 {
+                let way = free.trailing_zeros() as usize;
+                bucket[way / 4] |= u32::from(Self::tag(hash)) << (way % 4 * 8);
+                bucket[4 + way] = slot;
+                self.len += 1;
+                return None;
+            }
+            bucket[3] += 1;
+            b = self.next(b);
+        }
+        unreachable!("the table has room for every slot")
+    }
+
+    /// Forgets `key`; returns the slot it had.
+    pub fn remove(&mut self, key: Key) -> Option<SlotNo> {
+        let (b, way) = self.find(key)?;
+        let mut at = self.home(self.hash(key));
+        for _ in 0..self.buckets {
+            if at == b {
+                break;
+            }
+            let bucket = self.bucket_mut(at);
+            bucket[3] = bucket[3].saturating_sub(1);
+            at = self.next(at);
+        }
+        let bucket = self.bucket_mut(b);
+        bucket[way / 4] &= !(0xFF << (way % 4 * 8));
+        let slot = std::mem::take(&mut bucket[4 + way]);
+        self.meta[slot as usize] = 0;
+        self.len -= 1;
+        Some(slot)
+    }
+
+    /// What `slot` holds; `None` if nothing.
+    #[inline]
+    pub fn slot(&self, slot: SlotNo) -> Option<SlotInfo> {
+        let m = *self.meta.get(slot as usize)?;
+        if m == 0 {
+            return None;
+        }
+        Some(SlotInfo {
+            key: Key(m >> BLOCK_SHIFT),
+            dirty: m & DIRTY != 0,
+            lost: m & LOST != 0,
+            freq: (m & FREQ_MASK) >> FREQ_SHIFT,
+        })
+    }
+
+    /// Checksum of a slot's block.
+    #[inline]
+    pub fn crc(&self, slot: SlotNo) -> u32 {
+        self.crc[slot as usize]
+    }
+
+    /// Counts a use of the slot.
+    #[inline]
+    pub fn touch(&mut self, slot: SlotNo) {
+        let m = &mut self.meta[slot as usize];
+        if *m & FREQ_MASK != FREQ_MASK {
+            *m += 1 << FREQ_SHIFT;
+        }
+    }
+
+    /// Takes back one use.
+    pub fn untouch(&mut self, slot: SlotNo) {
+        let m = &mut self.meta[slot as usize];
+        if *m & FREQ_MASK != 0 {
+            *m -= 1 << FREQ_SHIFT;
+        }
+    }
+
+    /// Changes the dirty flag.
+    pub fn set_dirty(&mut self, slot: SlotNo, dirty: bool) {
+        let m = &mut self.meta[slot as usize];
+        *m = if dirty {
+            *m | DIRTY
+        } else {
+            *m & !(DIRTY | LOST)
+        };
+    }
+
+    /// Marks a dirty slot's data as lost.
+    pub fn set_lost(&mut self, slot: SlotNo) {
+        self.meta[slot as usize] |= LOST;
+    }
+
+    /// Is the slot being copied elsewhere?
+    pub fn slot_mark(&self, slot: SlotNo) -> bool {
+        self.meta[slot as usize] & MARK != 0
+    }
+
+    /// Notes that the slot is (not) being copied elsewhere. No effect on an empty slot.
+    pub fn set_mark(&mut self, slot: SlotNo, on: bool) {
+        let m = &mut self.meta[slot as usize];
+        if on && *m != 0 {
+            *m |= MARK;
+        } else {
+            *m &= !MARK;
+        }
+    }
+
+    /// Random seed of the hash, which a checkpoint must carry.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The raw arrays, for a checkpoint: slots, checksums, table.
+    pub fn sections(&self) -> (&[u64], &[u32], &[u32]) {
+        (
+            &self.meta,
+            &self.crc,
+            &self.table[self.table_base..self.table_base + self.buckets * WORDS],
+        )
+    }
+
+    /// The raw arrays, to be filled from a checkpoint, then [`adopt`](Self::adopt)ed.
+    pub fn sections_mut(&mut self) -> (&mut [u64], &mut [u32], &mut [u32]) {
+        let (from, to) = (self.table_base, self.table_base + self.buckets * WORDS);
+        (&mut self.meta, &mut self.crc, &mut self.table[from..to])
+    }
+
+    /// Accepts arrays read from a checkpoint. Lookups check slot numbers and keys themselves, so
+    /// a crafted table can hide blocks but not cross-wire them; counts are checked here.
+    ///
+    /// Returns false if the table and the slots disagree: then the arrays must not be used.
+    pub fn adopt(&mut self, seed: u64) -> bool {
+        self.seed = seed;
+        self.meta.iter_mut().for_each(|m| *m &= !MARK);
+        self.len = self.meta.iter().filter(|m| **m != 0).count();
+        let mut tagged = 0usize;
+        for b in 0..self.buckets {
+            tagged += WAYS - Self::matches(self.bucket(b), 0).count_ones() as usize;
+        }
+        tagged == self.len
+    }
+
+    /// A fingerprint of a key for the ghost list.
+    pub fn fingerprint(&self, key: Key) -> u64 {
+        self.hash(key)
+    }
+
+    /// Touches the home buckets of `keys` so that their cache misses overlap (recovery).
+    pub fn warm(&self, keys: impl Iterator<Item = Key>) -> u32 {
+        keys.fold(0, |acc, key| {
+            acc ^ self.bucket(self.home(self.hash(key)))[3]
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn footprint_is_below_twenty_bytes_a_slot() {
+        for slots in [1u32 << 12, 1 << 20, 1 << 28] {
+            let per_slot = Index::footprint(slots) as f64 / f64::from(slots);
+            assert!(per_slot < 18.4, "{per_slot}");
+        }
+    }
+
+    #[test]
+    fn a_full_index_finds_everything() {
+        let n = 50_000u32;
+        let mut index = Index::new(n, 42);
+        for s in 0..n {
+            assert_eq!(
+                index.set(Key::new(1 + (s % 3) as u16, u64::from(s)), s, s, false, 0),
+                None
+            );
+        }
+        for s in 0..n {
+            assert_eq!(
+                index.get(Key::new(1 + (s % 3) as u16, u64::from(s))),
+                Some(s)
+            );
+        }
+        assert_eq!(index.len(), n as usize);
+        let (meta, crc, table) = index.sections();
+        let (meta, crc, table) = (meta.to_vec(), crc.to_vec(), table.to_vec());
+        let mut copy = Index::new(n, 0);
+        let parts = copy.sections_mut();
+        parts.0.copy_from_slice(&meta);
+        parts.1.copy_from_slice(&crc);
+        parts.2.copy_from_slice(&table);
+        assert!(copy.adopt(42));
+        assert_eq!(copy.get(Key::new(1, 3)), Some(3));
+    }
+
+    proptest! {
+        /// The index behaves as a map under churn near full load.
+        #[test]
+        fn matches_a_map(ops in proptest::collection::vec((0u8..3, 0u64..400), 1..3000)) {
+            let slots = 256u32;
+            let mut index = Index::new(slots, 7);
+            let mut model: HashMap<u64, u32> = HashMap::new();
+            let mut free: Vec<u32> = (0..slots).collect();
+            for (op, block) in ops {
+                let key = Key::new(5, block);
+                match op {
+                    0 | 1 => {
+                        let Some(slot) = free.pop() else { continue };
+                        let old = index.set(key, slot, block as u32, op == 1, 0);
+                        prop_assert_eq!(old.map(|o| o.0), model.insert(block, slot));
+                        free.extend(old.map(|o| o.0));
+                    }
+                    _ => {
+                        let old = index.remove(key);
+                        prop_assert_eq!(old, model.remove(&block));
+                        free.extend(old);
+                    }
+                }
+                prop_assert_eq!(index.len(), model.len());
+            }
+            for block in 0..400 {
+                prop_assert_eq!(index.get(Key::new(5, block)), model.get(&block).copied());
+            }
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The log's bookkeeping: segments, the append queue, batches in flight.
+//!
+//! Everything that must reach flash is an [`Item`] in one first-in first-out queue. Batches
+//! take items from its front, are written to the head segment, and are *applied* to the index
+//! strictly in order, whatever order the device finishes them in: a batch counts only when all
+//! before it are on flash, because recovery stops at the first hole. An item's `ord` is its
+//! place in that order, so "durable up to ord n" says all there is to say about durability.
+
+use crate::index::SlotNo;
+use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind};
+use hearth_io::BufSlice;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// Batches in flight at once. Two keep the device busy while the next one gathers; more would
+/// only make batches smaller.
+pub(crate) const BATCHES_IN_FLIGHT: usize = 4;
+/// While another batch is in flight, wait for this many blocks before sending one.
+pub(crate) const BATCH_MIN_BLOCKS: u32 = 12;
+/// Segments only internal records, reinsertions and the head may use, so that eviction, which
+/// must append before it can free, always has room.
+pub(crate) const RESERVE_SEGMENTS: usize = 2;
+
+/// How an item changes the index, block by block, once it is on flash.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Apply {
+    /// New data from a client.
+    Dirty,
+    /// A copy of the origin, unless its ticket was cancelled meanwhile.
+    Clean { ticket: u64 },
+    /// The same data at a new place, if it is still at the old one.
+    Move { old: SlotNo, dirty: bool, freq: u8 },
+    /// No data.
+    Record,
+    /// A record logged again; nothing changes in RAM.
+    Again,
+}
+
+/// Who waits for an item to be applied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Then {
+    Nothing,
+    /// A request counts down.
+    Request(usize),
+    /// A fill ends: its ticket is given back.
+    Ticket {
+        disk: u16,
+        ticket: u64,
+    },
+    /// An intent was recorded.
+    Intent {
+        disk: u16,
+        region: u32,
+    },
+    /// Eviction has re-logged the records of the segment it frees.
+    Relogged,
+    /// One reinsertion less in flight.
+    Moved,
+}
+
+/// One thing to append: a run of consecutive blocks of one disk, with or without data.
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub kind: Kind,
+    pub disk: u16,
+    pub block: u64,
+    pub count: u32,
+    pub data: Option<BufSlice>,
+    pub crcs: SmallVec<[u32; 4]>,
+    pub apply: Apply,
+    pub then: Then,
+    pub ord: u64,
+    /// The first slot, once placed in a batch.
+    pub slot: SlotNo,
+}
+
+impl Item {
+    /// Entries (and, for data, blocks) it takes in a batch.
+    fn entries(&self) -> u32 {
+        if self.kind.is_data() { self.count } else { 1 }
+    }
+
+    /// Cuts off the first `n` blocks of a data item; the rest keeps who waits.
+    fn split(&mut self, n: u32) -> Item {
+        let bytes = n as usize * 4096;
+        let data = self
+            .data
+            .as_ref()
+            .map(|d| (d.sub(0, bytes), d.sub(bytes, d.len() - bytes)));
+        let (head, rest) = match data {
+            Some((h, r)) => (Some(h), Some(r)),
+            None => (None, None),
+        };
+        let crcs: SmallVec<[u32; 4]> = self.crcs.drain(..n as usize).collect();
+        let part = Item {
+            kind: self.kind,
+            disk: self.disk,
+            block: self.block,
+            count: n,
+            data: head,
+            crcs,
+            apply: self.apply,
+            then: Then::Nothing,
+            ord: self.ord,
+            slot: 0,
+        };
+        self.data = rest;
+        self.block += u64::from(n);
+        self.count -= n;
+        if let Apply::Move { old, .. } = &mut self.apply {
+            *old += n;
+        }
+        part
+    }
+}
+
+/// What a segment is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SegState {
+    /// May be written.
+    Free,
+    /// Empty, but the record that says so is not durable before this ord.
+    Freeing { ord: u64 },
+    /// Being discarded.
+    Trimming,
+    /// The head.
+    Open,
+    /// Holds data.
+    Closed,
+    /// Refused writes; not used again in this run.
+    Bad,
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub state: SegState,
+    pub seq: u64,
+    /// Slots the index points at.
+    pub live: u32,
+    /// Of these, dirty.
+    pub dirty: u32,
+    /// Operations that read it or still write its summary: it may not be reused.
+    pub pins: u32,
+    /// Batches in flight in it.
+    pub batches: u32,
+}
+
+/// The segment being written.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub seg: u32,
+    pub seq: u64,
+    /// Next free block within it.
+    pub next: u32,
+    pub entries: Vec<Entry>,
+    pub first_batch: u64,
+}
+
+/// A closed segment whose summary waits for its last batches.
+#[derive(Debug)]
+pub(crate) struct Sealing {
+    pub seg: u32,
+    pub seq: u64,
+    pub entries: Vec<Entry>,
+    pub first_batch: u64,
+    pub last_batch: u64,
+    pub tail_seq: u64,
+}
+
+/// How a batch in flight stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BatchState {
+    InFlight,
+    Written,
+    Failed,
+}
+
+/// A batch on its way to flash.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub seq: u64,
+    pub seg: u32,
+    pub seg_seq: u64,
+    pub items: Vec<Item>,
+    pub state: BatchState,
+    pub last_ord: u64,
+}
+
+/// The log's state.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub segments: Vec<Segment>,
+    /// Segments with data, oldest first, the head not included.
+    pub order: VecDeque<u32>,
+    pub free: VecDeque<u32>,
+    pub head: Option<Head>,
+    pub sealing: Vec<Sealing>,
+    pub queue: VecDeque<Item>,
+    /// Data blocks in the queue.
+    pub queued_blocks: u32,
+    pub batches: VecDeque<Batch>,
+    pub next_batch_seq: u64,
+    pub next_segment_seq: u64,
+    pub next_ord: u64,
+    pub applied_ord: u64,
+    pub applied_seq: u64,
+    pub durable_ord: u64,
+    pub durable_seq: u64,
+    pub epoch: u64,
+    /// Somebody needs the queue written out now, however small.
+    pub urgent: bool,
+    /// Failed batches in a row; see `flashfail`.
+    pub failures: u32,
+    pub segment_blocks: u32,
+    pub data_blocks: u32,
+    pub summary_capacity: usize,
+}
+
+impl Log {
+    /// Appends an item; returns its ord.
+    pub fn push(&mut self, mut item: Item) -> u64 {
+        self.next_ord += 1;
+        item.ord = self.next_ord;
+        if item.kind.is_data() {
+            self.queued_blocks += item.count;
+        }
+        self.queue.push_back(item);
+        self.next_ord
+    }
+
+    /// Appends a record about a run of blocks.
+    pub fn record(&mut self, kind: Kind, disk: u16, block: u64, count: u64, then: Then) -> u64 {
+        self.record_as(kind, disk, block, count, Apply::Record, then)
+    }
+
+    /// The same, for a record that only repeats an older one.
+    pub fn record_again(
+        &mut self,
+        kind: Kind,
+        disk: u16,
+        block: u64,
+        count: u64,
+        then: Then,
+    ) -> u64 {
+        self.record_as(kind, disk, block, count, Apply::Again, then)
+    }
+
+    fn record_as(
+        &mut self,
+        kind: Kind,
+        disk: u16,
+        block: u64,
+        count: u64,
+        apply: Apply,
+        then: Then,
+    ) -> u64 {
+        let mut at = block;
+        let mut left = count;
+        // A record counts blocks in 32 bits.
+        while left > u64::from(u32::MAX) {
+            self.push_record(kind, disk, at, u32::MAX, apply, Then::Nothing);
+            at += u64::from(u32::MAX);
+            left -= u64::from(u32::MAX);
+        }
+        self.push_record(kind, disk, at, left as u32, apply, then)
+    }
+
+    fn push_record(
+        &mut self,
+        kind: Kind,
+        disk: u16,
+        block: u64,
+        count: u32,
+        apply: Apply,
+        then: Then,
+    ) -> u64 {
+        self.push(Item {
+            kind,
+            disk,
+            block,
+            count,
+            data: None,
+            crcs: SmallVec::new(),
+            apply,
+            then,
+            ord: 0,
+            slot: 0,
+        })
+    }
+
+    /// Sequence number of the oldest segment that counts.
+    pub fn tail_seq(&self) -> u64 {
+        match (self.order.front(), &self.head) {
+            (Some(seg), _) => self.segments[*seg as usize].seq,
+            (None, Some(head)) => head.seq,
+            (None, None) => self.next_segment_seq,
+        }
+    }
+
+    /// Blocks client data may still take, keeping the reserve.
+    pub fn room(&self) -> u32 {
+        let free =
+            self.free.len().saturating_sub(RESERVE_SEGMENTS) as u32 * (self.data_blocks * 9 / 10);
+        let head = self
+            .head
+            .as_ref()
+            .map_or(0, |h| self.data_blocks.saturating_sub(h.next) * 8 / 10);
+        (free + head).saturating_sub(self.queued_blocks)
+    }
+
+    /// The segment a slot lies in.
+    pub fn segment_of(&self, slot: SlotNo) -> usize {
+        (slot / self.segment_blocks) as usize
+    }
+
+    /// True if nothing waits or is in flight.
+    pub fn quiet(&self) -> bool {
+        self.queue.is_empty() && self.batches.is_empty() && self.sealing.is_empty()
+    }
+
+    /// Takes from the queue what fits into the head segment as one batch. `None`: the head is
+    /// full (or absent) and must be rolled first.
+    pub fn take_batch(&mut self) -> Option<Vec<Item>> {
+        let head = self.head.as_ref()?;
+        let mut room_blocks = self.data_blocks.saturating_sub(head.next + 1);
+        let mut room_entries =
+            BATCH_ENTRIES_MAX.min(self.summary_capacity.saturating_sub(head.entries.len())) as u32;
+        // A descriptor block must fit even for a batch of records.
+        if head.next >= self.data_blocks || room_entries == 0 {
+            return None;
+        }
+        let mut items = Vec::new();
+        let mut slot = head.seg * self.segment_blocks + head.next + 1;
+        while let Some(front) = self.queue.front_mut() {
+            let want = front.entries();
+            let data = front.kind.is_data();
+            let fits = want
+                .min(room_entries)
+                .min(if data { room_blocks } else { u32::MAX });
+            if fits == 0 {
+                break;
+            }
+            let mut item = if fits < want {
+                front.split(fits)
+            } else {
+                match self.queue.pop_front() {
+                    Some(item) => item,
+                    None => break,
+                }
+            };
+            room_entries -= fits;
+            if data {
+                item.slot = slot;
+                slot += fits;
+                room_blocks -= fits;
+                self.queued_blocks -= fits;
+            }
+            items.push(item);
+        }
+        if items.is_empty() { None } else { Some(items) }
+    }
+}

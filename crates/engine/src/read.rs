@@ -1,0 +1,526 @@
+//! Reads: what is on flash comes from flash, the rest from the origin, both at once.
+//!
+//! A hit holds no lock: it pins the segment it reads, and a write meanwhile goes to another
+//! slot, so the read returns what was there when it arrived. A miss takes a [`Ticket`]; a
+//! write that arrives while the ticket lives cancels it, so what the miss read is given to
+//! its reader but never cached (invariant 4).
+
+use crate::api::{Effects, Mode, ReqError, ReqOp, Request};
+use crate::core::{Core, INTERNAL, OpCtx, Phase, req_error};
+use crate::disk::Ticket;
+use crate::faults::Fault;
+use crate::index::{Key, SlotNo};
+use crate::log::{Apply, Item, Then};
+use hearth_format::Kind;
+use hearth_io::checksum::crc32c;
+use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+/// Blocks in one device operation of a request: 1 MiB.
+const RUN_MAX: u64 = 256;
+/// Fills in flight per disk; more misses are served without being cached.
+const FILLS_MAX: usize = 512;
+/// How often a read looks again for blocks that moved or failed their checksum.
+const RETRIES_MAX: u8 = 8;
+/// Consecutive flash read errors after which the device counts as failed.
+const READ_ERRORS_MAX: u32 = 32;
+/// Bytes a prefetch request reads at a time.
+const PREFETCH_STEP: u64 = 256 << 10;
+/// Most a prefetch request reads; it is a hint, and its steps nest.
+const PREFETCH_MAX: u64 = 32 << 20;
+
+/// A run of blocks being read from the origin.
+#[derive(Debug)]
+pub(crate) struct Miss {
+    pub req: usize,
+    pub disk: u16,
+    pub block: u64,
+    pub count: u64,
+    /// Whole blocks, the tail beyond the disk zeroed.
+    pub data: BufSlice,
+    pub ticket: u64,
+    pub admit: bool,
+    /// `data` is wider than the request; copy what it asked for.
+    pub copy: bool,
+}
+
+impl Core {
+    pub fn start_read(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let (offset, len, owner) = {
+            let r = &self.reqs[id].r;
+            (r.offset, r.len, r.owner)
+        };
+        let stream = match self.disk_mut(self.reqs[id].r.disk) {
+            Some(d) if owner != INTERNAL => d.sequential.observe(offset, len),
+            _ => 0,
+        };
+        let bypass = self
+            .disk(self.reqs[id].r.disk)
+            .is_some_and(|d| d.cfg.seq_cutoff > 0 && stream > d.cfg.seq_cutoff);
+        // Guards against completing while pieces are still being issued.
+        self.reqs[id].pending = 1;
+        self.read_range(
+            id,
+            offset / 4096,
+            (offset + len).div_ceil(4096),
+            bypass,
+            now,
+            fx,
+        );
+        self.read_part_done(id, now, fx);
+    }
+
+    fn read_part_done(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        self.reqs[id].pending -= 1;
+        if self.reqs[id].pending == 0 {
+            self.finish(id, now, fx);
+        }
+    }
+
+    /// Issues what brings blocks `start..end` into the request's buffer.
+    fn read_range(
+        &mut self,
+        id: usize,
+        start: u64,
+        end: u64,
+        bypass: bool,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let (disk, owner, base) = {
+            let r = &self.reqs[id].r;
+            (r.disk, r.owner, r.offset / 4096)
+        };
+        let Some(buf) = self.reqs[id].r.buf.clone() else {
+            self.reqs[id].failed = Some(ReqError::Invalid);
+            return;
+        };
+        let Some(d) = self.disk(disk) else {
+            self.reqs[id].failed = Some(ReqError::NoDisk);
+            return;
+        };
+        let (mode, empty) = (d.cfg.mode, d.cached == 0 && d.zero.is_empty());
+        let piece = |from: u64, count: u64| {
+            buf.sub(((from - base) * 4096) as usize, (count * 4096) as usize)
+        };
+        if empty {
+            self.miss(
+                id,
+                start,
+                end - start,
+                piece(start, end - start),
+                bypass,
+                mode,
+                now,
+                fx,
+            );
+            return;
+        }
+        let mut b = start;
+        while b < end {
+            let left = (end - b).min(RUN_MAX);
+            let zeros = self.disk(disk).map_or(0, |d| {
+                if d.zero.contains(b) {
+                    d.zero.run_len(b, left)
+                } else {
+                    0
+                }
+            });
+            if zeros > 0 {
+                piece(b, zeros).bytes_mut().fill(0);
+                self.reqs[id].hit = true;
+                b += zeros;
+                continue;
+            }
+            let Some(slot) = self.index.get(Key::new(disk, b)) else {
+                let mut n = 1;
+                while n < left && !self.present(disk, b + n) {
+                    n += 1;
+                }
+                self.miss(id, b, n, piece(b, n), bypass, mode, now, fx);
+                b += n;
+                continue;
+            };
+            let info = self.index.slot(slot);
+            let dirty = info.is_some_and(|i| i.dirty);
+            if info.is_some_and(|i| i.lost) {
+                self.reqs[id].failed = Some(ReqError::Io);
+                b += 1;
+                continue;
+            }
+            if !dirty && self.avoid_flash(disk, mode) {
+                self.miss(id, b, 1, piece(b, 1), true, mode, now, fx);
+                b += 1;
+                continue;
+            }
+            let mut n = 1u64;
+            let mut crcs: SmallVec<[u32; 4]> = smallvec![self.index.crc(slot)];
+            self.index.touch(slot);
+            while n < left {
+                let next = slot + n as u32;
+                let follows = self.index.slot(next).is_some_and(|i| {
+                    i.key.disk() == disk && i.key.block() == b + n && i.dirty == dirty && !i.lost
+                });
+                if !follows {
+                    break;
+                }
+                self.index.touch(next);
+                crcs.push(self.index.crc(next));
+                n += 1;
+            }
+            if owner != INTERNAL
+                && let Some(d) = self.disk_mut(disk)
+            {
+                d.counters.read_hit_bytes += n * 4096;
+            }
+            self.reqs[id].hit = true;
+            self.reqs[id].pending += 1;
+            self.pin(slot);
+            let offset = self.slot_offset(slot);
+            self.io(
+                fx,
+                OpCtx::HitRead {
+                    req: id,
+                    block: b,
+                    slot,
+                },
+                Target::Flash(0),
+                OpKind::Read,
+                offset,
+                n * 4096,
+                smallvec![piece(b, n)],
+                crcs,
+                Class::Foreground,
+            );
+            b += n;
+        }
+    }
+
+    /// Is a block on flash, or known to be zero?
+    fn present(&self, disk: u16, block: u64) -> bool {
+        self.index.get(Key::new(disk, block)).is_some()
+            || self.disk(disk).is_some_and(|d| d.zero.contains(block))
+    }
+
+    /// Should a clean hit go to the origin: the cache is off, flash failed, or flash is slower
+    /// than the origin just now? One in sixteen still asks flash, to notice when it recovers.
+    fn avoid_flash(&mut self, disk: u16, mode: Mode) -> bool {
+        if mode == Mode::Off || self.flash_failed {
+            return true;
+        }
+        let congested = self.origin_ewma_ns > 0
+            && self.flash_ewma_ns > self.origin_ewma_ns.saturating_mul(2)
+            && self.flash_ewma_ns > 1_000_000
+            && self.flash_inflight > 0;
+        if !congested {
+            return false;
+        }
+        self.probe = self.probe.wrapping_add(1);
+        if self.probe % 16 == 0 {
+            return false;
+        }
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.bypassed_congested += 1;
+        }
+        true
+    }
+
+    /// Reads a run that is not on flash from the origin.
+    #[allow(clippy::too_many_arguments)]
+    fn miss(
+        &mut self,
+        id: usize,
+        block: u64,
+        count: u64,
+        data: BufSlice,
+        bypass: bool,
+        mode: Mode,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let (disk, owner, parent) = {
+            let r = &self.reqs[id].r;
+            (r.disk, r.owner, r.tag as usize)
+        };
+        let prefetch = owner == INTERNAL
+            && matches!(self.reqs.get(parent).map(|p| p.r.op), Some(ReqOp::Prefetch));
+        self.reqs[id].missed = true;
+        let cacheable = !bypass
+            && mode != Mode::Off
+            && !self.flash_failed
+            && (owner != INTERNAL || prefetch)
+            && count <= RUN_MAX
+            && self.disk(disk).is_some_and(|d| d.tickets.len() < FILLS_MAX);
+        let admit = cacheable && self.admit(disk, block, count, prefetch, now);
+        let (mut block, mut count, mut data, mut copy) = (block, count, data, false);
+        if admit && let Some((wide_block, wide_count)) = self.widen(disk, block, count) {
+            data = Buf::zeroed((wide_count * 4096) as usize).slice(0, (wide_count * 4096) as usize);
+            (block, count, copy) = (wide_block, wide_count, true);
+        }
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+        let Some(d) = self.disk_mut(disk) else { return };
+        if bypass && owner != INTERNAL {
+            d.counters.bypassed_sequential += u64::from(mode != Mode::Off);
+        } else if !admit && owner != INTERNAL {
+            d.counters.fills_rejected += count;
+        }
+        if owner != INTERNAL {
+            d.counters.read_miss_bytes += count * 4096;
+        }
+        // A write that is under way may reach the origin before or after this read.
+        let cancelled = d.locked(block, block + count) && !raced;
+        d.tickets.push(Ticket {
+            id: ticket,
+            start: block,
+            end: block + count,
+            cancelled,
+            reading: true,
+        });
+        let len = d.clip(block, count);
+        self.reqs[id].pending += 1;
+        let piece = data.sub(0, len as usize);
+        let miss = Miss {
+            req: id,
+            disk,
+            block,
+            count,
+            data,
+            ticket,
+            admit,
+            copy,
+        };
+        self.io(
+            fx,
+            OpCtx::MissRead(miss),
+            Target::Origin(disk),
+            OpKind::Read,
+            block * 4096,
+            len,
+            smallvec![piece],
+            SmallVec::new(),
+            Class::Foreground,
+        );
+    }
+
+    /// Decides whether a missed run goes on flash.
+    fn admit(&mut self, disk: u16, block: u64, count: u64, prefetch: bool, now: u64) -> bool {
+        if u64::from(self.log.room()) < count * 2 {
+            return false;
+        }
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        let (max, cached, unit) = (
+            d.cfg.max_bytes / 4096,
+            d.cached,
+            u64::from(d.cfg.block_size / 4096).max(1),
+        );
+        let over = max > 0 && cached + count > max;
+        // While flash fills for the first time everything is welcome; later a block must have
+        // been asked for twice.
+        let filling = self.log.free.len() * 16 > self.log.segments.len() && !over;
+        let hash = self.index.fingerprint(Key::new(disk, block / unit * unit));
+        if !(filling || prefetch || self.ghost.seen(hash)) {
+            return false;
+        }
+        !over || self.make_own_room(disk, count, now)
+    }
+
+    /// The run to fill for a disk with cache blocks above 4 KiB: up to the unit's limits, as far
+    /// as nothing is on flash yet. `None` if that is the run itself.
+    fn widen(&self, disk: u16, block: u64, count: u64) -> Option<(u64, u64)> {
+        let d = self.disk(disk)?;
+        let unit = u64::from(d.cfg.block_size / 4096);
+        if unit <= 1 {
+            return None;
+        }
+        let floor = block / unit * unit;
+        let ceil = (block + count).next_multiple_of(unit).min(d.blocks);
+        let (mut from, mut to) = (block, block + count);
+        while from > floor && !self.present(disk, from - 1) {
+            from -= 1;
+        }
+        while to < ceil && !self.present(disk, to) {
+            to += 1;
+        }
+        ((from, to) != (block, block + count)).then_some((from, to - from))
+    }
+
+    pub fn hit_read_done(
+        &mut self,
+        id: usize,
+        block: u64,
+        slot: SlotNo,
+        done: IoDone,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        self.unpin_slot(slot);
+        if done.result.is_err() && self.flash_read_errors > READ_ERRORS_MAX {
+            self.fail_flash(now, fx);
+        }
+        let unchecked = self.opts.faults.has(Fault::SkipChecksum);
+        let count = (done.op.len / 4096) as u32;
+        let failed = done.result.is_err();
+        if failed || (!done.bad_blocks.is_empty() && !unchecked) {
+            let disk = self.reqs[id].r.disk;
+            for i in 0..count {
+                if failed || done.bad_blocks.contains(&i) {
+                    self.bad_block(id, disk, block + u64::from(i), slot + i, failed, now, fx);
+                }
+            }
+        }
+        self.read_part_done(id, now, fx);
+    }
+
+    /// A block could not be read from flash as it was written.
+    #[allow(clippy::too_many_arguments)]
+    fn bad_block(
+        &mut self,
+        id: usize,
+        disk: u16,
+        block: u64,
+        slot: SlotNo,
+        eio: bool,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        if self.index.get(Key::new(disk, block)) == Some(slot) {
+            if self.index.slot(slot).is_some_and(|s| s.dirty) {
+                if !eio {
+                    self.lose(disk, block, slot);
+                }
+                self.reqs[id].failed = Some(ReqError::Io);
+                return;
+            }
+            self.forget_block(disk, block, now);
+            // Without the record, a crash could bring the copy back after the origin changed.
+            self.log
+                .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+            if let Some(d) = self.disk_mut(disk) {
+                d.counters.bad_clean_blocks += 1;
+            }
+        }
+        self.reqs[id].retries += 1;
+        if self.reqs[id].retries > RETRIES_MAX {
+            self.reqs[id].failed = Some(ReqError::Io);
+            return;
+        }
+        self.read_range(id, block, block + 1, true, now, fx);
+    }
+
+    /// Notes that the only copy of a dirty block is bad.
+    pub fn lose(&mut self, disk: u16, block: u64, slot: SlotNo) {
+        self.index.set_lost(slot);
+        if let Some(d) = self.disk_mut(disk)
+            && d.lost.insert(block)
+        {
+            d.counters.bad_dirty_blocks += 1;
+        }
+    }
+
+    pub fn miss_read_done(&mut self, mut miss: Miss, done: IoDone, now: u64, fx: &mut Effects) {
+        let id = miss.req;
+        if let Err(e) = done.result {
+            self.reqs[id].failed = Some(req_error(e));
+            if let Some(d) = self.disk_mut(miss.disk) {
+                d.drop_ticket(miss.ticket);
+            }
+            self.read_part_done(id, now, fx);
+            return;
+        }
+        let got = done.op.len as usize;
+        miss.data.bytes_mut()[got..].fill(0);
+        if miss.copy {
+            self.copy_out(id, &miss);
+        }
+        let ignore = self.opts.faults.has(Fault::CacheRacedMiss);
+        let failed = self.flash_failed;
+        let room = u64::from(self.log.room()) >= miss.count;
+        let Some(d) = self.disk_mut(miss.disk) else {
+            return;
+        };
+        let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.cancelled) && !ignore;
+        if miss.admit && !cancelled && room && !failed && d.cfg.mode != Mode::Off {
+            if let Some(t) = d.ticket(miss.ticket) {
+                t.reading = false;
+            }
+            d.counters.fills += miss.count;
+            self.append_clean(miss.disk, miss.block, miss.data, miss.ticket);
+        } else {
+            d.drop_ticket(miss.ticket);
+        }
+        self.read_part_done(id, now, fx);
+    }
+
+    /// Puts a copy of the origin in the append queue.
+    pub fn append_clean(&mut self, disk: u16, block: u64, data: BufSlice, ticket: u64) {
+        let crcs = data.bytes().chunks(4096).map(crc32c).collect();
+        self.log.push(Item {
+            kind: Kind::Clean,
+            disk,
+            block,
+            count: (data.len() / 4096) as u32,
+            data: Some(data),
+            crcs,
+            apply: Apply::Clean { ticket },
+            then: Then::Ticket { disk, ticket },
+            ord: 0,
+            slot: 0,
+        });
+    }
+
+    /// Copies what the request asked for out of a wider read.
+    fn copy_out(&mut self, id: usize, miss: &Miss) {
+        let r = &mut self.reqs[id].r;
+        let base = r.offset / 4096;
+        let end = (r.offset + r.len).div_ceil(4096);
+        let (from, to) = (miss.block.max(base), (miss.block + miss.count).min(end));
+        let Some(buf) = r.buf.as_mut() else { return };
+        if from >= to {
+            return;
+        }
+        let bytes = ((to - from) * 4096) as usize;
+        let src = miss.data.sub(((from - miss.block) * 4096) as usize, bytes);
+        let at = ((from - base) * 4096) as usize;
+        buf.bytes_mut()[at..at + bytes].copy_from_slice(src.bytes());
+    }
+
+    /// NBD_CMD_CACHE: reads the range piece by piece and always admits.
+    pub fn start_prefetch(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let r = &mut self.reqs[id].r;
+        r.len = r.len.min(PREFETCH_MAX);
+        self.prefetch_step(id, Ok(()), now, fx);
+    }
+
+    pub fn prefetch_step(
+        &mut self,
+        id: usize,
+        result: Result<(), ReqError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        if let Err(e) = result {
+            self.reqs[id].failed = Some(e);
+        }
+        let (disk, offset, len) = {
+            let r = &self.reqs[id].r;
+            (r.disk, r.offset, r.len)
+        };
+        if len == 0 || self.reqs[id].failed.is_some() || self.quiescing {
+            self.finish(id, now, fx);
+            return;
+        }
+        let step = PREFETCH_STEP.min(len);
+        let buf = Buf::zeroed(Request::buffer_len(offset, step) as usize);
+        let mut r = Request::read(id as u64, disk, offset, step, &buf, now);
+        r.owner = INTERNAL;
+        let req = &mut self.reqs[id];
+        req.phase = Phase::Reading;
+        req.r.offset += step;
+        req.r.len -= step;
+        self.start(r, now, fx);
+    }
+}

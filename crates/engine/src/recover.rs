@@ -1,0 +1,502 @@
+//! Opening a pool after a crash: the index from the log.
+//!
+//! The log is a sequence of batches, numbered without gaps, in segments, numbered upwards.
+//! Recovery accepts a prefix of it: at least everything up to the highest `durable_seq` any
+//! batch claims (those were covered by a device flush and are believed without reading their
+//! data), then batch by batch as long as every block's checksum is right. Everything behind
+//! the first hole never happened. `docs/format.md` has the argument.
+
+use crate::api::DiskId;
+use crate::core::Core;
+use crate::disk::Intent;
+use crate::faults::Fault;
+use crate::index::Key;
+use crate::log::{SegState, Then};
+use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
+use hearth_io::checksum::crc32c;
+use hearth_io::{BLOCK, Media};
+use std::collections::BTreeMap;
+use std::io;
+
+const BLOCK_BYTES: usize = BLOCK as usize;
+/// Segments whose ends are read at once.
+const READ_AHEAD: usize = 256;
+/// Up to this many slots, entries of summaries are kept between the two passes (384 MB at most).
+const KEEP_SLOTS: u32 = 16 << 20;
+
+/// Why the log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecoverError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("the log is damaged: {0}")]
+    Damaged(String),
+}
+
+/// What recovery found.
+#[derive(Debug, Default)]
+pub(crate) struct Recovered {
+    pub segments: u32,
+    pub last_batch: u64,
+    pub max_segment_seq: u64,
+    pub discarded: u64,
+    /// Segments to be sealed with the entries that count: (segment, seq, first, last, tail, entries).
+    pub seal: Vec<(u32, u64, u64, u64, u64, Vec<Entry>)>,
+    /// Segments whose content never happened.
+    pub wipe: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct WalkedBatch {
+    header: BatchHeader,
+    entries: Vec<Entry>,
+    data_ok: bool,
+}
+
+#[derive(Debug)]
+enum Content {
+    Sealed(SummaryHeader, Option<Vec<Entry>>),
+    Walked(Vec<WalkedBatch>),
+}
+
+#[derive(Debug)]
+struct Found {
+    seg: u32,
+    seq: u64,
+    content: Content,
+}
+
+impl Core {
+    /// Rebuilds index, disks and segments from the log on `media`.
+    pub fn recover(
+        &mut self,
+        media: &mut dyn Media,
+        since: &BTreeMap<DiskId, u64>,
+    ) -> Result<Recovered, RecoverError> {
+        let mut found = self.survey(media)?;
+        found.sort_by_key(|f| f.seq);
+        let mut out = Recovered {
+            max_segment_seq: found.last().map_or(0, |f| f.seq),
+            ..Recovered::default()
+        };
+        let durable = found.iter().map(claims_durable).max().unwrap_or(0);
+        let tail = found
+            .iter()
+            .filter_map(|f| tail_within(f, durable))
+            .max()
+            .unwrap_or(0);
+        if tail > 0 && !found.iter().any(|f| f.seq == tail) && !self.opts.accept_damage {
+            return Err(RecoverError::Damaged(format!(
+                "segment number {tail}, the oldest that counts, is missing"
+            )));
+        }
+        let mut intents: BTreeMap<(DiskId, u32), u64> = BTreeMap::new();
+        let mut expected: Option<u64> = None;
+        let mut accepted: Vec<(u32, u64)> = Vec::new();
+        let mut tail_end = tail;
+        if self.opts.faults.has(Fault::ReplayBackwards) {
+            found.reverse();
+        }
+        for f in found {
+            if f.seq < tail {
+                continue;
+            }
+            let Found {
+                seg,
+                seq,
+                mut content,
+            } = f;
+            if let Content::Sealed(h, _) = &content
+                && h.last_batch_seq > durable
+                && !self.opts.faults.has(Fault::TrustUnverifiedTail)
+            {
+                content = Content::Walked(self.walk(media, seg)?);
+            }
+            let first = match &content {
+                Content::Sealed(h, _) => h.first_batch_seq,
+                Content::Walked(b) => b.first().map_or(u64::MAX, |b| b.header.batch_seq),
+            };
+            let backwards = self.opts.faults.has(Fault::ReplayBackwards);
+            if expected.is_some_and(|e| first > e) && !backwards || first == u64::MAX {
+                out.wipe.push(seg);
+                out.discarded += 1;
+                continue;
+            }
+            match content {
+                Content::Sealed(h, entries) => {
+                    let entries = match entries {
+                        Some(e) => e,
+                        None => self
+                            .read_summary(media, seg)?
+                            .map(|s| s.1)
+                            .unwrap_or_default(),
+                    };
+                    self.log.segments[seg as usize].seq = seq;
+                    self.replay(seg, seq, &entries, since, &mut intents);
+                    expected = Some(h.last_batch_seq + 1);
+                    tail_end = tail_end.max(h.tail_seq);
+                    accepted.push((seg, seq));
+                }
+                Content::Walked(batches) => {
+                    let mut kept = Vec::new();
+                    let mut last = 0;
+                    let mut seg_tail = 0;
+                    let all = batches.len();
+                    self.log.segments[seg as usize].seq = seq;
+                    for b in batches {
+                        let trusted = b.header.batch_seq <= durable
+                            || self.opts.faults.has(Fault::TrustUnverifiedTail);
+                        if !(b.data_ok || trusted) {
+                            break;
+                        }
+                        self.replay(seg, seq, &b.entries, since, &mut intents);
+                        last = b.header.batch_seq;
+                        seg_tail = b.header.tail_seq;
+                        kept.push(b.entries);
+                    }
+                    if kept.is_empty() {
+                        out.wipe.push(seg);
+                        out.discarded += 1;
+                        continue;
+                    }
+                    out.discarded += u64::from(kept.len() < all);
+                    expected = Some(last + 1);
+                    tail_end = tail_end.max(seg_tail);
+                    accepted.push((seg, seq));
+                    out.seal
+                        .push((seg, seq, first, last, seg_tail, kept.concat()));
+                }
+            }
+        }
+        let last = expected.map_or(0, |e| e - 1);
+        if last < durable && !self.opts.accept_damage {
+            return Err(RecoverError::Damaged(format!(
+                "batches {} to {durable} were made durable but cannot be read",
+                last + 1
+            )));
+        }
+        out.last_batch = last;
+        self.adopt_segments(&accepted, tail_end, &mut out);
+        self.restore_intents(intents);
+        Ok(out)
+    }
+
+    /// Accepted segments become the log; those before the tail are empty.
+    fn adopt_segments(&mut self, accepted: &[(u32, u64)], tail: u64, out: &mut Recovered) {
+        for (seg, seq) in accepted {
+            let s = &mut self.log.segments[*seg as usize];
+            if *seq < tail && s.live == 0 {
+                out.seal.retain(|x| x.0 != *seg);
+                continue;
+            }
+            s.state = SegState::Closed;
+            self.log.order.push_back(*seg);
+            out.segments += 1;
+        }
+        for seg in 0..self.log.segments.len() as u32 {
+            if self.log.segments[seg as usize].state == SegState::Free {
+                self.log.free.push_back(seg);
+            }
+        }
+    }
+
+    /// Regions that were being written: their clean copies may be older than the origin.
+    fn restore_intents(&mut self, intents: BTreeMap<(DiskId, u32), u64>) {
+        if intents.is_empty() {
+            return;
+        }
+        for slot in 0..self.index.slots() {
+            let Some(info) = self.index.slot(slot) else {
+                continue;
+            };
+            let (disk, block) = (info.key.disk(), info.key.block());
+            let Some(d) = self.disk(disk) else { continue };
+            let region = (block / d.region_blocks) as u32;
+            if !info.dirty
+                && intents.contains_key(&(disk, region))
+                && !self.opts.faults.has(Fault::DropIntent)
+            {
+                self.forget_block(disk, block, 0);
+            }
+        }
+        for ((disk, region), seg_seq) in intents {
+            let Some(d) = self.disk_mut(disk) else {
+                continue;
+            };
+            let region_blocks = d.region_blocks;
+            // The record is on flash, so the intent holds until a flush of the origin; what it
+            // covers is void, and must stay void after the intent is closed.
+            d.intents.insert(
+                region,
+                Intent {
+                    active: true,
+                    seg_seq,
+                    written: 1,
+                    ..Intent::default()
+                },
+            );
+            d.sync.completed = d.sync.completed.max(1);
+            // Dirty copies in the region stay: say again what is void, block by block around them.
+            let (start, end) = (
+                u64::from(region) * region_blocks,
+                (u64::from(region) + 1) * region_blocks,
+            );
+            let keep: Vec<u64> = d.dirty.range(start, end).collect();
+            let mut at = start;
+            for block in keep.into_iter().chain([end]) {
+                if block > at {
+                    self.log
+                        .record(Kind::DropRun, disk, at, block - at, Then::Nothing);
+                }
+                at = block + 1;
+            }
+        }
+    }
+
+    /// Reads both ends of every segment.
+    fn survey(&mut self, media: &mut dyn Media) -> Result<Vec<Found>, RecoverError> {
+        let mut found = Vec::new();
+        let summary_bytes = self.layout.summary_bytes();
+        let total = self.log.segments.len() as u32;
+        let keep = self.index.slots() <= KEEP_SLOTS;
+        let mut ends = vec![0u8; READ_AHEAD * summary_bytes];
+        let mut starts = vec![0u8; READ_AHEAD * BLOCK_BYTES];
+        for base in (0..total).step_by(READ_AHEAD) {
+            let n = (total - base).min(READ_AHEAD as u32);
+            let mut reads: Vec<(u64, &mut [u8])> = Vec::with_capacity(2 * n as usize);
+            for (i, chunk) in ends.chunks_mut(summary_bytes).take(n as usize).enumerate() {
+                reads.push((self.summary_offset(base + i as u32), chunk));
+            }
+            for (i, chunk) in starts.chunks_mut(BLOCK_BYTES).take(n as usize).enumerate() {
+                reads.push((self.layout.segment_offset(base + i as u32), chunk));
+            }
+            media.read_many(&mut reads)?;
+            for i in 0..n {
+                let seg = base + i;
+                let end = &ends[i as usize * summary_bytes..][..summary_bytes];
+                let start = &starts[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+                let sealed = self.decode_summary(end);
+                let mut scratch = Vec::new();
+                let head = BatchHeader::decode(start, &mut scratch)
+                    .ok()
+                    .filter(|h| h.pool_tag == self.pool_tag);
+                match (sealed, head) {
+                    (Some((h, entries)), head)
+                        if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq) =>
+                    {
+                        let entries = keep.then_some(entries);
+                        found.push(Found {
+                            seg,
+                            seq: h.segment_seq,
+                            content: Content::Sealed(h, entries),
+                        });
+                    }
+                    (_, Some(b)) => {
+                        let batches = self.walk(media, seg)?;
+                        found.push(Found {
+                            seg,
+                            seq: b.segment_seq,
+                            content: Content::Walked(batches),
+                        });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Vec<Entry>)> {
+        let mut entries = Vec::new();
+        let h = SummaryHeader::decode(bytes, &mut entries)
+            .ok()
+            .filter(|h| h.pool_tag == self.pool_tag)?;
+        let data_blocks = self.log.data_blocks;
+        let inside = entries
+            .iter()
+            .all(|e| !e.kind.is_data() || u32::from(e.slot) < data_blocks);
+        inside.then_some((h, entries))
+    }
+
+    fn read_summary(
+        &self,
+        media: &mut dyn Media,
+        seg: u32,
+    ) -> io::Result<Option<(SummaryHeader, Vec<Entry>)>> {
+        let mut bytes = vec![0u8; self.layout.summary_bytes()];
+        media.read_at(self.summary_offset(seg), &mut bytes)?;
+        Ok(self.decode_summary(&bytes))
+    }
+
+    /// Reads a segment batch by batch, as far as descriptors are whole and in order.
+    fn walk(&self, media: &mut dyn Media, seg: u32) -> io::Result<Vec<WalkedBatch>> {
+        let data_blocks = self.log.data_blocks;
+        let mut bytes = vec![0u8; data_blocks as usize * BLOCK_BYTES];
+        media.read_at(self.layout.segment_offset(seg), &mut bytes)?;
+        let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+        let mut batches: Vec<WalkedBatch> = Vec::new();
+        let mut at = 0u32;
+        while at < data_blocks {
+            let mut entries = Vec::new();
+            let Ok(header) = BatchHeader::decode(block(at), &mut entries) else {
+                break;
+            };
+            let follows = batches.last().is_none_or(|b| {
+                b.header.segment_seq == header.segment_seq
+                    && b.header.batch_seq + 1 == header.batch_seq
+            });
+            if header.pool_tag != self.pool_tag
+                || !follows
+                || header.check_slots(at, data_blocks, &entries).is_err()
+            {
+                break;
+            }
+            let data_ok = entries
+                .iter()
+                .filter(|e| e.kind.is_data())
+                .all(|e| crc32c(block(u32::from(e.slot))) == e.word);
+            at += 1 + u32::from(header.data_blocks);
+            batches.push(WalkedBatch {
+                header,
+                entries,
+                data_ok,
+            });
+        }
+        Ok(batches)
+    }
+
+    /// Applies entries in log order.
+    fn replay(
+        &mut self,
+        seg: u32,
+        seg_seq: u64,
+        entries: &[Entry],
+        since: &BTreeMap<DiskId, u64>,
+        intents: &mut BTreeMap<(DiskId, u32), u64>,
+    ) {
+        let base = seg * self.log.segment_blocks;
+        let mut last = (0, false);
+        for group in entries.chunks(32) {
+            let data = group.iter().filter(|e| e.kind.is_data());
+            std::hint::black_box(
+                self.index
+                    .warm(data.map(|e| Key::new(e.disk, e.block & ((1 << 36) - 1)))),
+            );
+            for e in group {
+                if last.0 != e.disk {
+                    let counts = since.get(&e.disk).is_some_and(|s| seg_seq >= *s)
+                        && self.disk(e.disk).is_some();
+                    last = (e.disk, counts);
+                }
+                if !last.1 {
+                    continue;
+                }
+                self.replay_entry(e, base, seg_seq, intents);
+            }
+        }
+    }
+
+    fn replay_entry(
+        &mut self,
+        e: &Entry,
+        base: u32,
+        seg_seq: u64,
+        intents: &mut BTreeMap<(DiskId, u32), u64>,
+    ) {
+        let Some(blocks) = self.disk(e.disk).map(|d| d.blocks) else {
+            return;
+        };
+        // A disk may have grown since its size was stored; what is absurd is not believed.
+        let limit = (1u64 << 36).max(blocks);
+        if e.block >= limit {
+            return;
+        }
+        let end = (e.block
+            + if e.kind.is_data() {
+                1
+            } else {
+                u64::from(e.word)
+            })
+        .min(limit);
+        match e.kind {
+            Kind::Clean | Kind::Dirty => {
+                let slot = base + u32::from(e.slot);
+                if self.index.slot(slot).is_none() {
+                    self.map(e.disk, e.block, slot, e.word, e.kind == Kind::Dirty, 0, 0);
+                }
+            }
+            Kind::CleanedRun => self.replay_cleaned(e.disk, e.block, end),
+            Kind::DropRun => {
+                self.forget_range(e.disk, e.block, end, 0);
+            }
+            Kind::ZeroRun => {
+                self.forget_range(e.disk, e.block, end, 0);
+                if let Some(d) = self.disk_mut(e.disk) {
+                    d.zero_seg_seq.get_or_insert(seg_seq);
+                    d.zero.insert_range(e.block, end);
+                }
+            }
+            Kind::ZeroDoneRun => {
+                if let Some(d) = self.disk_mut(e.disk) {
+                    d.zero.remove_range(e.block, end);
+                    if d.zero.is_empty() {
+                        d.zero_seg_seq = None;
+                    }
+                }
+            }
+            Kind::Intent | Kind::IntentClear => {
+                let Some(region_blocks) = self.disk(e.disk).map(|d| d.region_blocks) else {
+                    return;
+                };
+                let (from, to) = (
+                    (e.block / region_blocks) as u32,
+                    ((end - 1) / region_blocks) as u32,
+                );
+                for region in from..=to {
+                    if e.kind == Kind::Intent {
+                        intents.insert((e.disk, region), seg_seq);
+                    } else {
+                        intents.remove(&(e.disk, region));
+                    }
+                }
+            }
+        }
+    }
+
+    fn replay_cleaned(&mut self, disk: DiskId, start: u64, end: u64) {
+        let Some(d) = self.disk(disk) else { return };
+        let blocks: Vec<u64> = d.dirty.range(start, end).collect();
+        for block in blocks {
+            let Some(slot) = self.index.get(Key::new(disk, block)) else {
+                continue;
+            };
+            self.index.set_dirty(slot, false);
+            let seg = self.log.segment_of(slot);
+            self.log.segments[seg].dirty -= 1;
+            self.dirty_total -= 1;
+            if let Some(d) = self.disk_mut(disk) {
+                d.dirty.remove(block);
+            }
+        }
+    }
+}
+
+/// The highest batch number a segment's structures say was durable when they were written.
+fn claims_durable(f: &Found) -> u64 {
+    match &f.content {
+        Content::Sealed(h, _) => h.durable_seq,
+        Content::Walked(b) => b.iter().map(|b| b.header.durable_seq).max().unwrap_or(0),
+    }
+}
+
+/// The newest tail that durable structures of a segment name.
+fn tail_within(f: &Found, durable: u64) -> Option<u64> {
+    match &f.content {
+        Content::Sealed(h, _) => (h.last_batch_seq <= durable).then_some(h.tail_seq),
+        Content::Walked(b) => b
+            .iter()
+            .filter(|b| b.header.batch_seq <= durable)
+            .map(|b| b.header.tail_seq)
+            .max(),
+    }
+}

@@ -1,0 +1,198 @@
+//! What a disk and a pool have done, as plain counters since the daemon started.
+//!
+//! Definitions are printed in `docs/statistics.md`. Counters only grow; windows (5 minutes,
+//! hour, day) are differences of snapshots and are made by the daemon.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// Counters of one disk. Requests are client requests; bytes are client bytes unless said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCounters {
+    /// Reads served wholly from flash (or known zeros).
+    pub read_hits: u64,
+    /// Reads served partly from flash: a miss in hit ratios by request.
+    pub read_partial_hits: u64,
+    /// Reads with nothing on flash, or passed by it on purpose.
+    pub read_misses: u64,
+    /// Bytes read from flash for clients.
+    pub read_hit_bytes: u64,
+    /// Bytes read from the origin for clients.
+    pub read_miss_bytes: u64,
+    /// Writes of which every block was cached when they arrived.
+    pub write_hits: u64,
+    /// Writes of which some blocks were cached.
+    pub write_partial_hits: u64,
+    /// Writes of which no block was cached.
+    pub write_misses: u64,
+    /// Bytes written by clients.
+    pub write_bytes: u64,
+    /// Flush requests.
+    pub flushes: u64,
+    /// Discards and write-zeroes.
+    pub discards: u64,
+    /// Bytes discarded or zeroed.
+    pub discard_bytes: u64,
+    /// Read requests not admitted because they belong to a long sequential stream.
+    pub bypassed_sequential: u64,
+    /// Blocks of clean hits sent to the origin because flash was slower.
+    pub bypassed_congested: u64,
+    /// Blocks read from the origin and put on flash.
+    pub fills: u64,
+    /// Blocks read from the origin and not admitted.
+    pub fills_rejected: u64,
+    /// Fills dropped because a write overtook them.
+    pub fills_cancelled: u64,
+    /// Clean blocks dropped to make room.
+    pub evictions: u64,
+    /// Blocks appended again because they had earned it or were dirty.
+    pub reinsertions: u64,
+    /// Blocks written to the origin by the destager.
+    pub destaged: u64,
+    /// Operations sent to the origin: reads.
+    pub origin_reads: u64,
+    /// Bytes read from the origin.
+    pub origin_read_bytes: u64,
+    /// Operations sent to the origin: writes.
+    pub origin_writes: u64,
+    /// Bytes written to the origin.
+    pub origin_write_bytes: u64,
+    /// Origin flushes.
+    pub origin_flushes: u64,
+    /// Failed operations on the origin.
+    pub origin_errors: u64,
+    /// Clean blocks whose checksum failed; fetched again from the origin.
+    pub bad_clean_blocks: u64,
+    /// Dirty blocks whose checksum failed: lost data.
+    pub bad_dirty_blocks: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Total origin read time, nanoseconds (device time of misses).
+    pub origin_read_ns: u64,
+    /// Total time of reads as clients saw it, nanoseconds.
+    pub read_ns: u64,
+    /// Total time of writes as clients saw it, nanoseconds.
+    pub write_ns: u64,
+    /// Total origin write time, nanoseconds.
+    pub origin_write_ns: u64,
+}
+
+/// Counters of a pool's flash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolCounters {
+    /// Bytes written to flash, everything included.
+    pub flash_write_bytes: u64,
+    /// Of these, client data and fills (the denominator of write amplification).
+    pub flash_payload_bytes: u64,
+    /// Of these, blocks appended again.
+    pub flash_reinsert_bytes: u64,
+    /// Bytes read from flash.
+    pub flash_read_bytes: u64,
+    /// Batches appended.
+    pub batches: u64,
+    /// Device flushes.
+    pub flash_flushes: u64,
+    /// Segments sealed.
+    pub segments_sealed: u64,
+    /// Segments freed.
+    pub segments_freed: u64,
+    /// Failed flash operations.
+    pub flash_errors: u64,
+}
+
+/// Latency percentiles in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    /// Samples.
+    pub count: u64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Median.
+    pub p50_us: f64,
+    /// 90th percentile.
+    pub p90_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// Largest.
+    pub max_us: f64,
+}
+
+/// A latency histogram in nanoseconds, 1 µs to 1000 s, two significant digits.
+#[derive(Clone, Debug)]
+pub struct Latency(Histogram<u32>);
+
+impl Default for Latency {
+    fn default() -> Self {
+        let mut h =
+            Histogram::new_with_bounds(1, 1_000_000_000, 2).expect("constant bounds are valid");
+        h.auto(false);
+        Latency(h)
+    }
+}
+
+impl Latency {
+    /// Records one sample.
+    pub fn record(&mut self, ns: u64) {
+        self.0.saturating_record((ns / 1000).max(1));
+    }
+
+    /// The usual figures.
+    pub fn percentiles(&self) -> Percentiles {
+        let q = |q| self.0.value_at_quantile(q) as f64;
+        Percentiles {
+            count: self.0.len(),
+            mean_us: self.0.mean(),
+            p50_us: q(0.5),
+            p90_us: q(0.9),
+            p99_us: q(0.99),
+            p999_us: q(0.999),
+            max_us: self.0.max() as f64,
+        }
+    }
+}
+
+/// Everything about one disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskStats {
+    /// Counters since start.
+    pub counters: DiskCounters,
+    /// Blocks on flash.
+    pub cached_blocks: u64,
+    /// Of these, blocks the origin does not have yet.
+    pub dirty_blocks: u64,
+    /// Zeroed blocks the origin does not know of yet.
+    pub zero_blocks: u64,
+    /// Nanoseconds since the disk last had nothing dirty; 0 if it is clean.
+    pub dirty_for_ns: u64,
+    /// Reads served from flash.
+    pub read_hit_latency: Percentiles,
+    /// Reads that needed the origin.
+    pub read_miss_latency: Percentiles,
+    /// Writes.
+    pub write_latency: Percentiles,
+}
+
+/// Everything about the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PoolStats {
+    /// Counters since start.
+    pub counters: PoolCounters,
+    /// Blocks of flash usable for data.
+    pub capacity_blocks: u64,
+    /// Blocks cached.
+    pub cached_blocks: u64,
+    /// Dirty blocks.
+    pub dirty_blocks: u64,
+    /// Segments free to write.
+    pub free_segments: u64,
+    /// Segments there are.
+    pub segments: u64,
+    /// Bytes of RAM for index and ghost list.
+    pub footprint_bytes: u64,
+    /// 0 healthy, 1 failed.
+    pub flash_failed: bool,
+    /// Mean flash read latency lately, nanoseconds.
+    pub flash_read_ns: u64,
+}

@@ -1,0 +1,575 @@
+//! Writes: to flash (write-back) or to the origin (all other modes).
+//!
+//! Write-back, in order: (1) hold the range, cancel fills of it; (2) read what partial blocks
+//! lack; (3) append to the log; (4) when the batch and all before it are on flash, map the
+//! blocks, then answer. Answering before (4) would let a crash of the daemon lose a write the
+//! guest believes done, although the device never lost power.
+//!
+//! Past the cache, in order: (1) hold the range, cancel fills; (2) wait until nothing in it is
+//! newer on flash than on the origin, durably, or the older dirty copy would be destaged over
+//! the new data after a crash (invariant 5); (3) record the intent, durably, or a crash would
+//! leave the old copy on flash being served (invariant 3); (4) write the origin; (5) unmap the
+//! old copy and append the new one or a record that it is void; (6) answer. The intent stays
+//! until (5) is on flash and the origin was flushed.
+
+use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
+use crate::core::{ANSWERED, Core, INTERNAL, OpCtx, Phase, req_error};
+use crate::disk::{Lock, SyncWaiter, Ticket};
+use crate::faults::Fault;
+use crate::index::Key;
+use crate::log::{Apply, Item, Then};
+use hearth_format::Kind;
+use hearth_io::checksum::crc32c;
+use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+/// Blocks appended as one item at most, so that a large write fits a small pool piecewise.
+const APPEND_MAX: u64 = 128;
+
+impl Core {
+    /// Blocks a request touches.
+    pub fn blocks_of(&self, id: usize) -> (u64, u64) {
+        let r = &self.reqs[id].r;
+        (r.offset / 4096, (r.offset + r.len).div_ceil(4096))
+    }
+
+    /// Takes the request's range or queues behind whoever has it.
+    pub fn lock_or_wait(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        if self.range_free(disk, id, None) {
+            self.acquire(id, now, fx);
+        } else {
+            self.reqs[id].phase = Phase::WaitLock;
+            if let Some(d) = self.disk_mut(disk) {
+                d.lock_queue.push_back(id);
+            }
+        }
+    }
+
+    /// Nobody holds the range, nor waits for it longer (of the first `ahead` in the queue).
+    fn range_free(&self, disk: DiskId, id: usize, ahead: Option<usize>) -> bool {
+        let (start, end) = self.blocks_of(id);
+        let Some(d) = self.disk(disk) else {
+            return true;
+        };
+        if self.opts.faults.has(Fault::SkipRangeLock) {
+            return true;
+        }
+        if d.locked(start, end) {
+            return false;
+        }
+        d.lock_queue
+            .iter()
+            .take(ahead.unwrap_or(usize::MAX))
+            .all(|&other| {
+                let (s, e) = self.blocks_of(other);
+                e <= start || end <= s
+            })
+    }
+
+    fn acquire(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        let (start, end) = self.blocks_of(id);
+        let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+        if let Some(d) = self.disk_mut(disk) {
+            d.locks.push(Lock {
+                req: id,
+                start,
+                end,
+            });
+            let appended = !raced && d.cancel_fills(start, end);
+            let req = &mut self.reqs[id];
+            req.locked = true;
+            req.fills_appended = appended;
+        }
+        self.begin_write(id, now, fx);
+    }
+
+    /// A range was given back: let in who waited for it, in order.
+    pub fn wake_locks(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        loop {
+            let Some(d) = self.disk(disk) else { return };
+            let ready = (0..d.lock_queue.len())
+                .find(|&at| self.range_free(disk, d.lock_queue[at], Some(at)));
+            let Some(at) = ready else { return };
+            let Some(id) = self.disk_mut(disk).and_then(|d| d.lock_queue.remove(at)) else {
+                return;
+            };
+            self.acquire(id, now, fx);
+        }
+    }
+
+    fn begin_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let r = &self.reqs[id].r;
+        let (disk, offset, len) = (r.disk, r.offset, r.len);
+        let Some(d) = self.disk(disk) else { return };
+        let through = self.flash_failed || !d.writes_to_flash();
+        let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
+        self.reqs[id].through = through;
+        if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+            self.begin_zero(id, now, fx);
+            return;
+        }
+        self.count_write(id, disk);
+        let end = offset + len;
+        let unit = if through { align } else { 4096 };
+        let head = offset % unit != 0;
+        let tail = end % unit != 0 && end != size;
+        if head || tail {
+            self.merge_edges(id, now, fx);
+        } else if through {
+            self.go_through(id, now, fx);
+        } else {
+            self.append_or_stall(id, now, fx);
+        }
+    }
+
+    fn count_write(&mut self, id: usize, disk: DiskId) {
+        let (start, end) = self.blocks_of(id);
+        let cached = (start..end)
+            .filter(|b| self.index.get(Key::new(disk, *b)).is_some())
+            .count() as u64;
+        if let Some(d) = self.disk_mut(disk) {
+            match cached {
+                0 => d.counters.write_misses += 1,
+                n if n == end - start => d.counters.write_hits += 1,
+                _ => d.counters.write_partial_hits += 1,
+            }
+        }
+    }
+
+    /// Reads the blocks a write covers only partly; [`merged`](Self::merged) goes on.
+    pub fn merge_edges(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let r = &self.reqs[id].r;
+        let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
+        let Some(size) = self.disk(disk).map(|d| d.cfg.size) else {
+            return;
+        };
+        let mut edges: SmallVec<[u64; 2]> = SmallVec::new();
+        if offset % 4096 != 0 {
+            edges.push(offset / 4096);
+        }
+        if end % 4096 != 0 && end != size && edges.last() != Some(&(end / 4096)) {
+            edges.push(end / 4096);
+        }
+        self.reqs[id].phase = Phase::Merging;
+        self.reqs[id].pending = edges.len() as u32;
+        if edges.is_empty() {
+            self.merge_complete(id, now, fx);
+        }
+        for block in edges {
+            let len = (size - block * 4096).min(4096);
+            let mut r = Request::read(id as u64, disk, block * 4096, len, &Buf::zeroed(4096), now);
+            r.owner = INTERNAL;
+            self.start(r, now, fx);
+        }
+    }
+
+    /// One edge block has been read.
+    pub fn merged(
+        &mut self,
+        id: usize,
+        edge: Request,
+        result: Result<(), ReqError>,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let req = &mut self.reqs[id];
+        req.pending -= 1;
+        match (result, edge.buf) {
+            (Ok(()), Some(old)) => {
+                let block = edge.offset / 4096;
+                let (start, end) = (req.r.offset, req.r.offset + req.r.len);
+                // Bytes of the edge block the write covers.
+                let from = start.saturating_sub(block * 4096).min(4096) as usize;
+                let to = (end - block * 4096).min(4096) as usize;
+                if let Some(buf) = req.r.buf.as_mut() {
+                    let at = ((block - start / 4096) * 4096) as usize;
+                    let bytes = &mut buf.bytes_mut()[at..at + 4096];
+                    bytes[..from].copy_from_slice(&old.bytes()[..from]);
+                    bytes[to..].copy_from_slice(&old.bytes()[to..]);
+                } else {
+                    let mut whole = old;
+                    whole.bytes_mut()[from..to].fill(0);
+                    req.edges.push((block, whole));
+                }
+            }
+            (Err(e), _) => req.failed = Some(e),
+            (Ok(()), None) => req.failed = Some(ReqError::Io),
+        }
+        if req.pending == 0 {
+            self.merge_complete(id, now, fx);
+        }
+    }
+
+    fn merge_complete(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        if self.reqs[id].failed.is_some() {
+            self.finish(id, now, fx);
+        } else if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+            self.zero_with_edges(id, now, fx);
+        } else {
+            self.reqs[id].r.crcs.clear();
+            // Whole blocks from here on.
+            if self.reqs[id].through || self.flash_failed {
+                self.go_through(id, now, fx);
+            } else {
+                self.append_or_stall(id, now, fx);
+            }
+        }
+    }
+
+    pub fn append_or_stall(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        self.reqs[id].phase = Phase::WaitSpace;
+        if !self.stalled.is_empty() || !self.append_some(id, now, fx) {
+            self.stalled.push_back(id);
+        }
+    }
+
+    /// Appends as much of a write-back request as there is room for; true when all of it is in
+    /// the queue (or it took another way).
+    fn append_some(&mut self, id: usize, now: u64, fx: &mut Effects) -> bool {
+        let disk = self.reqs[id].r.disk;
+        let (start, end) = self.blocks_of(id);
+        if self.flash_failed {
+            self.reqs[id].through = true;
+            if self.reqs[id].pending == 0 {
+                self.divert(id, now, fx);
+            }
+            return true;
+        }
+        let high = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
+        loop {
+            let done = self.reqs[id].appended;
+            let left = end - start - done;
+            if left == 0 {
+                self.reqs[id].phase = Phase::Appending;
+                if self.opts.faults.has(Fault::AckEarly) {
+                    self.ack_early(id, fx);
+                }
+                return true;
+            }
+            let n = left.min(APPEND_MAX);
+            let over = self.dirty_total + u64::from(self.log.queued_blocks) + n > high;
+            if over || u64::from(self.log.room()) < n + 1 {
+                return false;
+            }
+            let req = &mut self.reqs[id];
+            let Some(buf) = req.r.buf.as_ref() else {
+                return true;
+            };
+            let mut data = buf.sub((done * 4096) as usize, (n * 4096) as usize);
+            let mut crcs: SmallVec<[u32; 4]> = req
+                .r
+                .crcs
+                .get(done as usize..(done + n) as usize)
+                .map(SmallVec::from_slice)
+                .unwrap_or_default();
+            if crcs.is_empty() {
+                let covered =
+                    (req.r.offset + req.r.len - (start + done) * 4096).min(n * 4096) as usize;
+                let tail = (req.r.offset + req.r.len) % 4096 != 0 && end == start + done + n;
+                // Only the disk's odd last block ends inside a block here: the rest is zeros.
+                if tail
+                    && self.disks[disk as usize]
+                        .as_ref()
+                        .is_some_and(|d| d.blocks == end && d.cfg.size % 4096 != 0)
+                {
+                    data.bytes_mut()[covered..].fill(0);
+                }
+                crcs = data.bytes().chunks(4096).map(crc32c).collect();
+            }
+            req.appended += n;
+            req.pending += 1;
+            self.push_dirty(disk, start + done, data, crcs, id);
+        }
+    }
+
+    /// Appends client data; the request counts down when it is applied.
+    pub fn push_dirty(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        data: BufSlice,
+        crcs: SmallVec<[u32; 4]>,
+        id: usize,
+    ) {
+        self.log.push(Item {
+            kind: Kind::Dirty,
+            disk,
+            block,
+            count: (data.len() / 4096) as u32,
+            data: Some(data),
+            crcs,
+            apply: Apply::Dirty,
+            then: Then::Request(id),
+            ord: 0,
+            slot: 0,
+        });
+    }
+
+    /// Blocks of flash that can hold data.
+    pub fn capacity_blocks(&self) -> u64 {
+        self.log.segments.len() as u64 * u64::from(self.log.data_blocks)
+    }
+
+    /// Room may have come free: go on with writes that waited for it, in order.
+    pub fn wake_stalled(&mut self, now: u64, fx: &mut Effects) {
+        while let Some(id) = self.stalled.front().copied() {
+            if !self.append_some(id, now, fx) {
+                return;
+            }
+            self.stalled.pop_front();
+        }
+    }
+
+    /// An item of a request is on flash and mapped.
+    pub fn request_applied(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let req = &mut self.reqs[id];
+        req.pending -= 1;
+        if req.pending > 0 || req.phase == Phase::WaitSpace {
+            return;
+        }
+        if req.through && self.flash_failed {
+            self.divert(id, now, fx);
+            return;
+        }
+        let fua = match req.r.op {
+            ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
+            _ => false,
+        };
+        if fua && !self.opts.faults.has(Fault::IgnoreFua) {
+            req.phase = Phase::WaitFlash;
+            let ord = self.log.applied_ord;
+            self.wait_flash(ord, crate::core::FlashWaiter::Request(id), now, fx);
+        } else {
+            self.finish(id, now, fx);
+        }
+    }
+
+    /// The deliberate fault: answers although nothing is on flash yet.
+    fn ack_early(&mut self, id: usize, fx: &mut Effects) {
+        let r = &mut self.reqs[id].r;
+        if r.owner < ANSWERED {
+            fx.completions.push(crate::api::Completion {
+                owner: r.owner,
+                tag: r.tag,
+                result: Ok(()),
+                buf: None,
+            });
+            r.owner = ANSWERED;
+        }
+    }
+
+    /// Flash failed under a write-back request: the origin takes it.
+    pub fn divert(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        self.reqs[id].through = true;
+        self.reqs[id].pending = 0;
+        let zero = !matches!(self.reqs[id].r.op, ReqOp::Write { .. });
+        if zero {
+            self.begin_zero(id, now, fx)
+        } else {
+            self.go_through(id, now, fx)
+        }
+    }
+
+    /// Past the cache, from step 2 of the module's list. Entered again after every wait.
+    pub fn go_through(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        let (start, end) = self.blocks_of(id);
+        if !self.clean_or_wait(id, disk, start, end, now, fx)
+            || !self.intent_or_wait(id, disk, start, end, now, fx)
+        {
+            return;
+        }
+        let r = &self.reqs[id].r;
+        let (offset, len) = (r.offset, r.len);
+        let Some(d) = self.disk(disk) else { return };
+        let (align, size, whole) = (
+            u64::from(d.cfg.origin_align).clamp(1, 4096),
+            d.cfg.size,
+            d.clip(start, end - start),
+        );
+        self.reqs[id].phase = Phase::Origin;
+        match self.reqs[id].r.op {
+            ReqOp::Write { .. } => {
+                let exact =
+                    offset % align == 0 && ((offset + len) % align == 0 || offset + len == size);
+                let (from, bytes) = if exact {
+                    (offset, len)
+                } else {
+                    (start * 4096, whole)
+                };
+                let Some(buf) = self.reqs[id].r.buf.as_ref() else {
+                    return;
+                };
+                let piece = buf.sub((from - start * 4096) as usize, bytes as usize);
+                self.io(
+                    fx,
+                    OpCtx::OriginWrite { req: id },
+                    Target::Origin(disk),
+                    OpKind::Write,
+                    from,
+                    bytes,
+                    smallvec![piece],
+                    SmallVec::new(),
+                    Class::Foreground,
+                );
+            }
+            op => {
+                let punch = !matches!(op, ReqOp::WriteZeroes { punch: false, .. });
+                self.io(
+                    fx,
+                    OpCtx::OriginWrite { req: id },
+                    Target::Origin(disk),
+                    OpKind::WriteZeroes { punch },
+                    offset,
+                    len,
+                    SmallVec::new(),
+                    SmallVec::new(),
+                    Class::Foreground,
+                );
+            }
+        }
+    }
+
+    /// Step 2. False: the request waits.
+    fn clean_or_wait(
+        &mut self,
+        id: usize,
+        disk: DiskId,
+        start: u64,
+        end: u64,
+        now: u64,
+        fx: &mut Effects,
+    ) -> bool {
+        if self.flash_failed {
+            return true;
+        }
+        let durable = self.log.durable_ord;
+        let Some(d) = self.disk_mut(disk) else {
+            return false;
+        };
+        let dirty = d.range_dirty(start, end) || d.destaging(start, end);
+        if !dirty && d.cleaned_ord <= durable {
+            return true;
+        }
+        let blocks: Vec<u64> = d.dirty.range(start, end).collect();
+        for block in blocks {
+            d.destage.urgent.insert(block);
+        }
+        let cleaned = d.cleaned_ord;
+        d.clean_waiters.push(id);
+        self.reqs[id].phase = Phase::WaitClean;
+        if !dirty {
+            self.log.urgent = true;
+            self.wait_flash(cleaned, crate::core::FlashWaiter::Nobody, now, fx);
+        }
+        false
+    }
+
+    /// Blocks became clean, or the log durable: see who of the waiting writes can go on.
+    pub fn wake_clean_waiters(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        let waiting = std::mem::take(&mut d.clean_waiters);
+        for id in waiting {
+            self.go_through(id, now, fx);
+        }
+    }
+
+    pub fn origin_write_done(&mut self, id: usize, done: IoDone, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        let (start, end) = self.blocks_of(id);
+        if let Err(e) = done.result {
+            self.reqs[id].failed = Some(req_error(e));
+        }
+        let Some(d) = self.disk_mut(disk) else { return };
+        d.sync.completed += 1;
+        d.sync.guest = d.sync.completed;
+        let written = d.sync.completed;
+        let mode = d.cfg.mode;
+        if let Some((from, to)) = self.reqs[id].regions
+            && let Some(d) = self.disk_mut(disk)
+        {
+            for region in from..=to {
+                if let Some(i) = d.intents.get_mut(&region) {
+                    i.written = written;
+                }
+            }
+        }
+        let had = self.forget_range(disk, start, end, now) || self.reqs[id].fills_appended;
+        if let Some(d) = self.disk_mut(disk)
+            && !d.zero.is_empty()
+        {
+            // Only after flash failed: the origin now holds what was written.
+            d.zero.remove_range(start, end);
+        }
+        let op = self.reqs[id].r.op;
+        let ok = self.reqs[id].failed.is_none();
+        let renewed = ok
+            && mode == Mode::WriteThrough
+            && matches!(op, ReqOp::Write { .. })
+            && self.renew(id, disk, start, end, had, &done, now);
+        if had && !renewed && !self.flash_failed && !self.opts.faults.has(Fault::SkipDropRecord) {
+            self.log
+                .record(Kind::DropRun, disk, start, end - start, Then::Nothing);
+        }
+        let fua = match op {
+            ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
+            _ => false,
+        };
+        if ok && fua {
+            self.reqs[id].phase = Phase::WaitOrigin;
+            self.wait_origin(disk, written, SyncWaiter::Request(id), now, fx);
+        } else {
+            self.finish(id, now, fx);
+        }
+    }
+
+    /// Write-through: appends what was written as the new clean copy. False if it was not.
+    #[allow(clippy::too_many_arguments)]
+    fn renew(
+        &mut self,
+        id: usize,
+        disk: DiskId,
+        start: u64,
+        end: u64,
+        had: bool,
+        done: &IoDone,
+        now: u64,
+    ) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        let (offset, bytes) = (done.op.offset, done.op.len);
+        let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
+        let count = end - start;
+        let filling = self.log.free.len() * 16 > self.log.segments.len();
+        let over = d.cfg.max_bytes > 0 && (d.cached + count) * 4096 > d.cfg.max_bytes;
+        let hash = self.index.fingerprint(Key::new(disk, start));
+        let wanted = had || filling || self.ghost.seen(hash);
+        if !whole || !wanted || self.flash_failed || u64::from(self.log.room()) < count * 2 {
+            return false;
+        }
+        if over && !self.make_own_room(disk, count, now) {
+            return false;
+        }
+        let Some(buf) = self.reqs[id].r.buf.as_ref() else {
+            return false;
+        };
+        let mut data = buf.sub(0, (count * 4096) as usize);
+        data.bytes_mut()[bytes as usize..].fill(0);
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        if let Some(d) = self.disk_mut(disk) {
+            d.tickets.push(Ticket {
+                id: ticket,
+                start,
+                end,
+                cancelled: false,
+                reading: false,
+            });
+        }
+        self.append_clean(disk, start, data, ticket);
+        true
+    }
+}
