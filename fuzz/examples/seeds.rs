@@ -1,0 +1,142 @@
+//! Writes the seed inputs in `corpus/`: one or two well-formed structures per target, behind
+//! the steering byte, without the zeros the targets put back. Run from `fuzz/` with
+//! `cargo run --example seeds` after a change of the format.
+
+use hearth_format::{
+    BatchHeader, CheckpointHeader, DiskRecord, Entry, Kind, Layout, OriginIdentity, PoolState,
+    Registry, Section, SummaryHeader, Superblock, Uuid,
+};
+use std::error::Error;
+use std::fs;
+
+fn save(target: &str, name: &str, steer: u8, bytes: &[u8]) -> std::io::Result<()> {
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |last| last + 1);
+    let mut input = vec![steer];
+    input.extend_from_slice(&bytes[..end]);
+    let dir = format!("corpus/fuzz_{target}");
+    fs::create_dir_all(&dir)?;
+    fs::write(format!("{dir}/{name}"), input)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let layout = Layout::for_device(1 << 30, 1024)?;
+    let mut superblock = Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "tank", 1);
+    save("superblock", "open", 1, superblock.encode().as_slice())?;
+    superblock.state = PoolState::Clean {
+        checkpoint_id: 3,
+        checkpoint_bytes: 4096,
+    };
+    superblock.last_host = "host".to_owned();
+    save("superblock", "clean", 0, superblock.encode().as_slice())?;
+
+    let data = |slot| Entry {
+        disk: 1,
+        block: 9,
+        word: 8,
+        slot,
+        kind: Kind::Dirty,
+        flags: 0,
+    };
+    let runs: Vec<Entry> = (3..=8)
+        .filter_map(Kind::from_u8)
+        .map(|kind| Entry {
+            disk: 2,
+            block: 7,
+            word: 6,
+            slot: 0,
+            kind,
+            flags: 0,
+        })
+        .collect();
+    let mut segment = vec![0u8; 16 * 4096];
+    let header = BatchHeader {
+        pool_tag: 1,
+        segment_seq: 2,
+        batch_seq: 3,
+        data_blocks: 2,
+        ..Default::default()
+    };
+    header.encode(&[data(1), data(2)], &mut segment[..4096])?;
+    let header = BatchHeader {
+        batch_seq: 4,
+        data_blocks: 0,
+        ..header
+    };
+    header.encode(&runs, &mut segment[3 * 4096..4 * 4096])?;
+    save("segment", "data-then-runs", 1, &segment)?;
+    save("segment", "runs-alone", 0, &segment[3 * 4096..])?;
+
+    let mut summary = Vec::new();
+    let entries: Vec<Entry> = [data(1), data(2)].into_iter().chain(runs).collect();
+    let header = SummaryHeader {
+        pool_tag: 1,
+        segment_seq: 2,
+        first_batch_seq: 3,
+        last_batch_seq: 4,
+        ..Default::default()
+    };
+    header.encode(&entries, &mut summary)?;
+    save("summary", "two-batches", 1, &summary)?;
+    save("summary", "sealed", 0, &summary)?;
+
+    let disk = |id: u16| DiskRecord {
+        id,
+        name: format!("vm-{id}"),
+        origin: "file:/vm".to_owned(),
+        origin_identity: Some(OriginIdentity::default()),
+        unknown: vec![(99, b"later".to_vec())],
+        ..DiskRecord::default()
+    };
+    let registry = Registry {
+        disks: vec![disk(1), disk(2)],
+        unknown_records: vec![(9, vec![1, 2])],
+        ..Registry::default()
+    };
+    let bytes = registry.encode(Uuid::nil())?;
+    save("registry", "two-disks", 1, &bytes)?;
+    save("registry", "sealed", 0, &bytes)?;
+
+    let section = |kind, offset| Section {
+        kind,
+        offset,
+        len: 4096,
+        crc: 5,
+    };
+    let header = CheckpointHeader {
+        sections: vec![section(1, 4096), section(2, 8192)],
+        ..Default::default()
+    };
+    // The steering byte's upper bits are the size of the area: 4096 << 3.
+    save(
+        "checkpoint",
+        "two-sections",
+        1 | 3 << 3,
+        header.encode(4096 << 3)?.as_slice(),
+    )?;
+    save(
+        "checkpoint",
+        "sealed",
+        3 << 3,
+        header.encode(4096 << 3)?.as_slice(),
+    )?;
+
+    for (name, place, mark) in [
+        ("xfs", 0u32, &b"XFSB"[..]),
+        ("ext", 1080, b"\x53\xef"),
+        ("btrfs", 65600, b"_BHRfS_M"),
+        ("gpt", 512, b"EFI PART"),
+        ("md", 4096, b"\xfc\x4e\x2b\xa9\x01"),
+        ("mbr", 510, b"\x55\xaa"),
+        ("vhd-at-end", u32::MAX - 512, b"conectix"),
+    ] {
+        let mut patch = vec![0];
+        patch.extend_from_slice(&place.to_le_bytes());
+        patch.extend_from_slice(mark);
+        patch.resize(13, 0);
+        save("foreign", name, 0, &[&patch[..], &[0xff; 11]].concat())?;
+    }
+    Ok(())
+}
