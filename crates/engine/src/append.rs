@@ -476,10 +476,21 @@ impl Core {
     /// The log is durable further than before: segments freed before that may be reused.
     pub fn segments_durable(&mut self, _now: u64, fx: &mut Effects) {
         let durable = self.log.durable_ord;
+        let mut claim = None;
         for seg in 0..self.log.segments.len() as u32 {
             let s = &self.log.segments[seg as usize];
-            if matches!(s.state, SegState::Freeing { ord } if ord <= durable) {
-                self.release(seg, fx);
+            match s.state {
+                SegState::Freeing { ord, claimed: true } if ord <= durable => self.release(seg, fx),
+                SegState::Freeing { ord, claimed: false } if ord <= durable => {
+                    // Recovery believes the new tail only if a batch on flash claims that the
+                    // one naming it is durable: such a batch must be durable too.
+                    let claim = *claim.get_or_insert_with(|| {
+                        self.log.record_again(Kind::DropRun, 0, 0, 0, Then::Nothing)
+                    });
+                    self.log.segments[seg as usize].state = SegState::Freeing { ord: claim, claimed: true };
+                    self.log.urgent = true;
+                }
+                _ => {}
             }
         }
     }

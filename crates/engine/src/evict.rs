@@ -100,7 +100,7 @@ impl Core {
         let durable = self.log.durable_ord;
         let applied = self.log.applied_ord;
         let waiting = self.log.segments.iter().any(
-            |s| matches!(s.state, SegState::Freeing { ord } if ord > durable && ord <= applied),
+            |s| matches!(s.state, SegState::Freeing { ord, .. } if ord > durable && ord <= applied),
         );
         if waiting && self.log.free.len() < self.free_target() {
             self.start_flash_flush(now, fx);
@@ -126,12 +126,18 @@ impl Core {
         let ord = self
             .log
             .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing);
-        self.log.segments[seg as usize].state = SegState::Freeing { ord };
+        self.log.segments[seg as usize].state = SegState::Freeing { ord, claimed: false };
         self.log.urgent = true;
         if self.opts.faults.has(Fault::ReuseEarly) {
             self.release(seg, fx);
         }
         true
+    }
+
+    /// Appends a record that only carries a batch header with tail and durable numbers.
+    pub fn note_tail(&mut self) -> u64 {
+        self.log.urgent = true;
+        self.log.record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing)
     }
 
     fn scan(&mut self, seg: u32, now: u64, fx: &mut Effects) {

@@ -120,7 +120,11 @@ pub(crate) enum SegState {
     /// May be written.
     Free,
     /// Empty, but the record that says so is not durable before this ord.
-    Freeing { ord: u64 },
+    Freeing {
+        ord: u64,
+        /// `ord` is that of a record which says that the first one is durable.
+        claimed: bool,
+    },
     /// Being discarded.
     Trimming,
     /// The head.

@@ -403,6 +403,7 @@ impl Core {
                     return;
                 };
                 let piece = buf.sub((from - start * 4096) as usize, bytes as usize);
+                self.reqs[id].pending = 1;
                 self.io(
                     fx,
                     OpCtx::OriginWrite { req: id },
@@ -415,20 +416,62 @@ impl Core {
                     Class::Foreground,
                 );
             }
-            op => {
-                let punch = !matches!(op, ReqOp::WriteZeroes { punch: false, .. });
-                self.io(
-                    fx,
-                    OpCtx::OriginWrite { req: id },
-                    Target::Origin(disk),
-                    OpKind::WriteZeroes { punch },
-                    offset,
-                    len,
-                    SmallVec::new(),
-                    SmallVec::new(),
-                    Class::Foreground,
-                );
-            }
+            op => self.zero_through(id, disk, op, align, size, now, fx),
+        }
+    }
+
+    /// Step 4 for a discard or zeroing: the partial blocks at its ends as data, the rest as zeros.
+    #[allow(clippy::too_many_arguments)]
+    fn zero_through(
+        &mut self,
+        id: usize,
+        disk: DiskId,
+        op: ReqOp,
+        align: u64,
+        size: u64,
+        now: u64,
+        fx: &mut Effects,
+    ) {
+        let r = &self.reqs[id].r;
+        let (offset, end) = (r.offset, r.offset + r.len);
+        let edges = self.reqs[id].edges.clone();
+        // With merged edges the zeros begin at whole blocks; a discard only shrinks.
+        let unit = if edges.is_empty() { align } else { 4096 };
+        let from = offset.next_multiple_of(unit);
+        let to = if end == size { end } else { end / unit * unit };
+        let middle = to > from;
+        self.reqs[id].pending = edges.len() as u32 + u32::from(middle);
+        if self.reqs[id].pending == 0 {
+            self.finish(id, now, fx);
+            return;
+        }
+        for (block, data) in edges {
+            let len = (size - block * 4096).min(4096);
+            self.io(
+                fx,
+                OpCtx::OriginWrite { req: id },
+                Target::Origin(disk),
+                OpKind::Write,
+                block * 4096,
+                len,
+                smallvec![data.sub(0, len as usize)],
+                SmallVec::new(),
+                Class::Foreground,
+            );
+        }
+        if middle {
+            let punch = !matches!(op, ReqOp::WriteZeroes { punch: false, .. });
+            self.io(
+                fx,
+                OpCtx::OriginWrite { req: id },
+                Target::Origin(disk),
+                OpKind::WriteZeroes { punch },
+                from,
+                to - from,
+                SmallVec::new(),
+                SmallVec::new(),
+                Class::Foreground,
+            );
         }
     }
 
@@ -481,6 +524,10 @@ impl Core {
         let (start, end) = self.blocks_of(id);
         if let Err(e) = done.result {
             self.reqs[id].failed = Some(req_error(e));
+        }
+        self.reqs[id].pending -= 1;
+        if self.reqs[id].pending > 0 {
+            return;
         }
         let Some(d) = self.disk_mut(disk) else { return };
         d.sync.completed += 1;

@@ -6,17 +6,17 @@
 //! at a crash every block keeps its durable content or any one of its volatile contents.
 
 use crate::content::{BLOCK, Value, fill, stamp};
+use crate::media::SimMedia;
 use crate::prng::Prng;
-use hearth_io::{IoDone, IoError, IoOp, Media, OpKind, Target};
+use hearth_io::{IoDone, IoError, IoOp, OpKind, Target};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
 type Block = [u8; BLOCK];
 
 /// Mark of a content that reached the medium before its write completed: no flush covers it.
-const NOT_COMPLETED: u64 = u64::MAX;
+pub(crate) const NOT_COMPLETED: u64 = u64::MAX;
 
 /// What a block may become when power fails while it has volatile contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,10 +117,10 @@ pub struct SimDevice {
     cells: Vec<Cell>,
     volatile: BTreeSet<u32>,
     in_flight: BTreeMap<u64, InFlight>,
-    seq: u64,
+    pub(crate) seq: u64,
     ops: u64,
     dead: bool,
-    rng: Prng,
+    pub(crate) rng: Prng,
 }
 
 impl SimDevice {
@@ -226,12 +226,12 @@ impl SimDevice {
         cell.durable.is_some() || !cell.pending.is_empty()
     }
 
-    fn push(&mut self, index: usize, mark: u64, block: Block) {
+    pub(crate) fn push(&mut self, index: usize, mark: u64, block: Block) {
         self.cells[index].pending.push((mark, Rc::new(block)));
         self.volatile.insert(index as u32);
     }
 
-    fn complain(&mut self, what: String) {
+    pub(crate) fn complain(&mut self, what: String) {
         if self.violation.is_none() {
             self.violation = Some(format!("{:?}: {what}", self.target));
         }
@@ -453,7 +453,7 @@ impl SimDevice {
     }
 
     /// Everything that completed before `mark` is stored.
-    fn make_durable(&mut self, mark: u64) {
+    pub(crate) fn make_durable(&mut self, mark: u64) {
         let cells = &mut self.cells;
         self.volatile.retain(|index| {
             let cell = &mut cells[*index as usize];
@@ -548,12 +548,7 @@ impl SimDevice {
     /// The device as [`Media`], for opening and closing a pool. After `cut` writes and flushes,
     /// the plug is pulled: that operation and all after it fail.
     pub fn media(&mut self, cut: Option<u64>) -> SimMedia<'_> {
-        SimMedia {
-            device: self,
-            cut,
-            used: 0,
-            tripped: false,
-        }
+        SimMedia::new(self, cut)
     }
 }
 
@@ -603,101 +598,166 @@ fn checksum(op: &IoOp) -> u32 {
     })
 }
 
-/// A [`SimDevice`] as synchronous storage.
-pub struct SimMedia<'a> {
-    device: &'a mut SimDevice,
-    cut: Option<u64>,
-    used: u64,
-    tripped: bool,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_io::{Buf, Class, Media};
+    use smallvec::SmallVec;
 
-impl SimMedia<'_> {
-    /// Writes and flushes so far.
-    pub fn used(&self) -> u64 {
-        self.used
+    fn device(seed: u64, tear: Tear) -> SimDevice {
+        SimDevice::new(
+            Target::Flash(0),
+            1 << 20,
+            4096,
+            Base::Zeros,
+            tear,
+            Prng::new(seed),
+        )
     }
 
-    /// True once the plug was pulled.
-    pub fn tripped(&self) -> bool {
-        self.tripped
+    fn op(kind: OpKind, offset: u64, len: u64, fill: u8) -> IoOp {
+        let mut bufs = SmallVec::new();
+        if len > 0 && matches!(kind, OpKind::Read | OpKind::Write) {
+            let mut all = Buf::zeroed(len as usize).all();
+            all.bytes_mut().fill(fill);
+            bufs.push(all);
+        }
+        IoOp {
+            id: 0,
+            target: Target::Flash(0),
+            kind,
+            offset,
+            len,
+            bufs,
+            crcs: SmallVec::new(),
+            class: Class::Foreground,
+        }
     }
 
-    fn check(&mut self, offset: u64, len: usize) -> io::Result<()> {
-        if !offset.is_multiple_of(BLOCK as u64) || !len.is_multiple_of(BLOCK) {
-            self.device.complain(format!(
-                "media access of {len} bytes at {offset} is not in whole blocks"
-            ));
-        }
-        if offset + len as u64 > self.device.size {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "access past the end of the device",
-            ));
-        }
-        if self.device.dead {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
-        }
-        Ok(())
+    fn run(d: &mut SimDevice, op: IoOp) -> IoDone {
+        let (token, _) = d.submit(op);
+        d.complete(token, 0).expect("in flight").done
     }
 
-    fn spend(&mut self) -> io::Result<bool> {
-        if self.tripped {
-            return Err(io::Error::other("the plug was pulled (simulated)"));
+    #[test]
+    fn a_flush_covers_only_writes_completed_before_it_was_submitted() {
+        for seed in 0..50 {
+            let mut d = device(seed, Tear::Block);
+            run(&mut d, op(OpKind::Write, 0, 4096, 1));
+            let (late, _) = d.submit(op(OpKind::Write, 4096, 4096, 2));
+            let (flush, _) = d.submit(op(OpKind::Flush, 0, 0, 0));
+            d.complete(late, 0);
+            d.complete(flush, 0);
+            assert_eq!(d.stored_block(0)[0], 1);
+            assert_eq!(
+                d.stored_block(1)[0],
+                0,
+                "completed after the flush was submitted"
+            );
+            assert_eq!(d.visible_block(1)[0], 2);
         }
-        self.tripped = self.cut.is_some_and(|cut| self.used >= cut);
-        self.used += 1;
-        Ok(self.tripped)
-    }
-}
-
-impl Media for SimMedia<'_> {
-    fn len(&self) -> u64 {
-        self.device.size
-    }
-
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.check(offset, data.len())?;
-        if self.tripped {
-            return Err(io::Error::other("the plug was pulled (simulated)"));
-        }
-        for (i, chunk) in data.chunks_mut(BLOCK).enumerate() {
-            let index = (offset / BLOCK as u64) as usize + i;
-            chunk.copy_from_slice(&self.device.visible_block(index)[..chunk.len()]);
-        }
-        Ok(())
     }
 
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.check(offset, data.len())?;
-        let torn = self.spend()?;
-        self.device.seq += 1;
-        for (i, chunk) in data.chunks(BLOCK).enumerate() {
-            if torn && self.device.rng.chance(1, 2) {
-                continue;
+    #[test]
+    fn a_power_cut_keeps_any_subset_and_stored_contents() {
+        let mut outcomes = BTreeSet::new();
+        for seed in 0..200 {
+            let mut d = device(seed, Tear::Block);
+            run(&mut d, op(OpKind::Write, 0, 4096, 9));
+            run(&mut d, op(OpKind::Flush, 0, 0, 0));
+            run(&mut d, op(OpKind::Write, 4096, 8192, 1));
+            d.submit(op(OpKind::Write, 4096, 8192, 2));
+            d.power_cut();
+            assert_eq!(d.visible_block(0), [9; BLOCK]);
+            assert_eq!(d.busy(), 0);
+            let (a, b) = (d.visible_block(1), d.visible_block(2));
+            assert!(
+                a.iter().all(|x| *x == a[0]) && b.iter().all(|x| *x == b[0]),
+                "blocks are whole"
+            );
+            outcomes.insert((a[0], b[0]));
+        }
+        assert_eq!(outcomes.len(), 9, "every mixture happens: {outcomes:?}");
+    }
+
+    #[test]
+    fn flash_tears_anywhere_and_sectors_at_their_borders() {
+        let (mut odd, mut sectors) = (0, 0);
+        for seed in 0..400 {
+            for tear in [Tear::Anywhere, Tear::Sector] {
+                let mut d = device(seed, tear);
+                run(&mut d, op(OpKind::Write, 0, 4096, 7));
+                d.power_cut();
+                let block = d.visible_block(0);
+                let cuts: Vec<usize> = (1..BLOCK).filter(|i| block[*i] != block[*i - 1]).collect();
+                match tear {
+                    Tear::Sector => {
+                        assert!(cuts.iter().all(|c| c % 512 == 0), "{cuts:?}");
+                        sectors += usize::from(!cuts.is_empty());
+                    }
+                    _ => odd += usize::from(cuts.iter().any(|c| c % 512 != 0)),
+                }
             }
-            let index = (offset / BLOCK as u64) as usize + i;
-            let mut block = self.device.visible_block(index);
-            block[..chunk.len()].copy_from_slice(chunk);
-            let mark = if torn { NOT_COMPLETED } else { self.device.seq };
-            self.device.push(index, mark, block);
         }
-        if torn {
-            Err(io::Error::other("the plug was pulled (simulated)"))
-        } else {
-            Ok(())
-        }
+        assert!(odd > 5 && sectors > 5, "{odd} {sectors}");
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        if self.device.dead {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
+    #[test]
+    fn a_dead_process_leaves_contents_volatile() {
+        let mut lost = false;
+        for seed in 0..50 {
+            let mut d = device(seed, Tear::Block);
+            run(&mut d, op(OpKind::Write, 0, 4096, 5));
+            d.process_death();
+            assert_eq!(d.visible_block(0)[0], 5);
+            d.power_cut();
+            lost |= d.visible_block(0)[0] == 0;
         }
-        if self.spend()? {
-            return Err(io::Error::other("the plug was pulled (simulated)"));
+        assert!(lost);
+    }
+
+    #[test]
+    fn broken_contracts_are_noticed() {
+        for bad in [
+            op(OpKind::Write, 512, 4096, 0),
+            op(OpKind::Write, 0, 100, 0),
+            op(OpKind::Write, 1 << 20, 4096, 0),
+            IoOp {
+                len: 8192,
+                ..op(OpKind::Read, 0, 4096, 0)
+            },
+        ] {
+            let mut d = device(1, Tear::Block);
+            d.submit(bad);
+            assert!(d.violation.is_some());
         }
-        self.device.seq += 1;
-        let mark = self.device.seq;
-        self.device.make_durable(mark);
-        Ok(())
+        let mut d = device(1, Tear::Block);
+        let write = op(OpKind::Write, 0, 4096, 1);
+        let mut window = write.bufs[0].clone();
+        let (token, _) = d.submit(write);
+        window.bytes_mut()[0] = 2;
+        d.complete(token, 0);
+        assert!(d.violation.is_some_and(|v| v.contains("changed")));
+    }
+
+    #[test]
+    fn injected_errors_are_marked_and_a_dead_device_answers_nothing() {
+        let mut d = device(3, Tear::Block);
+        d.faults = Faults {
+            fail_op: Some(1),
+            ..Faults::default()
+        };
+        assert!(run(&mut d, op(OpKind::Write, 0, 4096, 1)).result.is_ok());
+        assert!(run(&mut d, op(OpKind::Read, 0, 4096, 1)).result.is_err());
+        assert!(run(&mut d, op(OpKind::Read, 0, 4096, 1)).result.is_ok());
+        d.faults = Faults {
+            bad_ranges: vec![4096..8192],
+            ..Faults::default()
+        };
+        assert!(run(&mut d, op(OpKind::Read, 0, 8192, 1)).result.is_err());
+        assert!(run(&mut d, op(OpKind::Read, 8192, 4096, 1)).result.is_ok());
+        d.kill();
+        assert!(run(&mut d, op(OpKind::Write, 0, 4096, 1)).result.is_err());
+        assert!(d.media(None).write_at(0, &[0; 4096]).is_err());
     }
 }

@@ -12,9 +12,11 @@
 pub mod content;
 pub mod device;
 pub mod life;
+pub mod media;
 pub mod model;
 pub mod prng;
 pub mod profile;
+pub mod real;
 pub mod runner;
 pub mod subject;
 #[cfg(test)]

@@ -6,7 +6,6 @@
 //! what the oracle says.
 
 use crate::device::Faults;
-use crate::prng::Prng;
 use crate::subject::Known;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
@@ -39,7 +38,7 @@ impl World<'_> {
             };
             self.live(requests)?;
             self.hurt(false);
-            if life == lives {
+            if life == lives || self.given_up {
                 break;
             }
             if self.rng.chance(self.profile.crash, 100) {
@@ -50,6 +49,9 @@ impl World<'_> {
             self.reopen()?;
             if self.rng.chance(1, 3) {
                 self.verify()?;
+            }
+            if self.given_up {
+                break;
             }
         }
         self.finale()
@@ -237,24 +239,36 @@ impl World<'_> {
                 trace!(self, "disk {id} drains: {on}");
                 self.subject()?.drain(id, on)?;
             }
-            8 | 9 => {
-                let disk = &mut self.disks[index];
-                // Within an odd sector growing is a file system's business, not tested here.
-                if disk.config.size % 512 == 0 {
-                    let size = disk.config.size + self.rng.between(1, 64) * 512;
-                    let size = size.next_multiple_of(u64::from(disk.config.origin_align));
-                    disk.config.size = size;
-                    disk.origin.grow(size);
-                    let uid = disk.uid;
-                    self.model.grow(uid, size);
-                    trace!(self, "disk {id} grows to {size}");
-                    self.subject()?.set_size(id, size)?;
-                }
-            }
+            8 | 9 => self.grow(index)?,
             10 => self.disks[index].resting = true,
             _ => self.tick()?,
         }
         Ok(())
+    }
+
+    /// The origin grows, and the subject is told.
+    fn grow(&mut self, index: usize) -> Outcome {
+        let config = &self.disks[index].config;
+        // Within an odd sector growing is a file system's business, not tested here.
+        if config.size % 512 != 0 {
+            return Ok(());
+        }
+        let (id, size) = (config.id, config.size + self.rng.between(1, 64) * 512);
+        let size = size.next_multiple_of(u64::from(self.disks[index].config.origin_align));
+        if !self.subject()?.set_size(id, size)? {
+            return Ok(());
+        }
+        trace!(self, "disk {id} grows to {size}");
+        let disk = &mut self.disks[index];
+        disk.config.size = size;
+        disk.origin.grow(size);
+        let uid = disk.uid;
+        self.model.grow(uid, size);
+        self.known
+            .iter_mut()
+            .filter(|k| k.id == id)
+            .for_each(|k| k.size = size);
+        self.handle_effects()
     }
 
     /// Removes a disk and creates another with the same id, once its requests have ended.
@@ -265,32 +279,43 @@ impl World<'_> {
         let id = self.disks[index].config.id;
         trace!(self, "disk {id} is removed");
         self.release_hung();
-        self.subject()?.detach(id)?;
-        let mut steps = 0;
-        while !self.subject()?.detached(id) {
-            self.pump()?;
-            steps += 1;
-            if steps > LIFE_STEPS_MAX {
-                return self.stuck("a disk does not come off");
+        self.subject()?.drain(id, false)?;
+        self.settle("detaching a disk", |w| {
+            matches!(w.subject().and_then(|s| s.detach(id)), Ok(true))
+        })?;
+        let mut since_seq = None;
+        for _ in 0..LIFE_STEPS_MAX {
+            let mut effects = std::mem::take(&mut self.effects);
+            since_seq = self.subject()?.forget(id, &mut effects)?;
+            self.effects = effects;
+            self.handle_effects()?;
+            if since_seq.is_some() || !self.pump()? {
+                break;
             }
         }
+        let Some(since_seq) = since_seq else {
+            return self.stuck("a disk cannot be forgotten");
+        };
         if self.disks[index].origin.busy() > 0 {
             return Err(format!(
-                "disk {id} is said to be detached with I/O of its origin in flight"
+                "disk {id} was forgotten with I/O of its origin in flight"
             ));
         }
-        self.subject()?.forget(id)?;
-        let since_seq = self.subject()?.seq();
+        let disk = self.draw(id);
+        self.disks[index] = disk;
+        self.known.retain(|k| k.id != id);
+        let size = self.disks[index].config.size;
+        self.known.push(Known {
+            id,
+            size,
+            since_seq,
+        });
         if self.rng.chance(1, 2) {
             // Time passes between the removal and the creation.
             for _ in 0..self.rng.below(20) {
                 self.pump()?;
             }
         }
-        let disk = self.draw(id);
-        self.disks[index] = disk;
-        self.known.retain(|k| k.id != id);
-        self.known.push(Known { id, since_seq });
         self.subject()?.attach(self.disks[index].config.clone())
     }
 
@@ -462,7 +487,7 @@ impl World<'_> {
         self.verify()?;
         if !self.flash.is_dead() {
             self.drain_and_compare()?;
-            if self.rng.chance(1, 2) {
+            if !self.given_up && self.rng.chance(1, 2) {
                 if self.rng.chance(1, 2) {
                     self.crash();
                 } else {
@@ -512,9 +537,4 @@ impl World<'_> {
         }
         Ok(())
     }
-}
-
-/// The seed of a world's own generator, for what production takes from entropy.
-pub fn entropy(seed: u64) -> u64 {
-    Prng::new(seed ^ 0xE17A).next_u64()
 }

@@ -106,10 +106,10 @@ pub const PROFILES: [Profile; 11] = [
     },
     Profile {
         name: "rot",
-        about: "flash blocks rot",
+        about: "flash blocks rot (and only that: rot in the unclaimed tail of a crash looks like a torn batch)",
         lives: (1, 4),
         requests: (40, 200),
-        crash: 50,
+        crash: 0,
         rot: 15,
         ..CALM
     },

@@ -11,6 +11,8 @@ use hearth_io::{IoDone, Media};
 pub struct Known {
     /// Number within the pool.
     pub id: DiskId,
+    /// Its size in bytes.
+    pub size: u64,
     /// The log's sequence number when the disk was created.
     pub since_seq: u64,
 }
@@ -18,8 +20,8 @@ pub struct Known {
 /// The parts of a world the subject must know to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Bytes per segment of the log.
-    pub segment_bytes: u64,
+    /// Blocks per segment of the log.
+    pub segment_blocks: u32,
     /// Drives choices inside the subject that production takes from entropy.
     pub seed: u64,
 }
@@ -28,24 +30,21 @@ pub struct Shape {
 pub trait Subject {
     /// Puts a disk into service.
     fn attach(&self, config: DiskConfig) -> Result<(), String>;
-    /// Takes a disk out of service. Called with no request of it in flight.
-    fn detach(&self, id: DiskId) -> Result<(), String>;
-    /// Drops everything cached of a detached disk.
-    fn forget(&self, id: DiskId) -> Result<(), String>;
-    /// True when a disk being detached has no I/O in flight any more.
-    fn detached(&self, id: DiskId) -> bool;
+    /// Takes a disk out of service. Called with no request of it in flight. False: busy, try again.
+    fn detach(&self, id: DiskId) -> Result<bool, String>;
+    /// Drops everything cached of a detached disk and returns the new [`Known::since_seq`] for
+    /// its id. `None`: busy, try again.
+    fn forget(&self, id: DiskId, effects: &mut Effects) -> Result<Option<u64>, String>;
     /// Changes the cache mode.
     fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String>;
     /// Changes the limits, in bytes of flash.
     fn set_limits(&self, id: DiskId, min: u64, max: u64) -> Result<(), String>;
-    /// Tells of a grown origin.
-    fn set_size(&self, id: DiskId, size: u64) -> Result<(), String>;
+    /// Tells of a grown origin. False: busy, try again.
+    fn set_size(&self, id: DiskId, size: u64) -> Result<bool, String>;
     /// Starts or stops writing back everything dirty at full speed.
     fn drain(&self, id: DiskId, on: bool) -> Result<(), String>;
     /// True if nothing of the disk is dirty: the origin alone is the disk.
     fn clean(&self, id: DiskId) -> bool;
-    /// Sequence number for [`Known::since_seq`] of a disk created now.
-    fn seq(&self) -> u64;
     /// Stops (or resumes) background work, before a close.
     fn quiesce(&self, on: bool);
     /// True when no request and no I/O is in flight.
@@ -58,6 +57,10 @@ pub trait Subject {
     fn io_done(&self, now_ns: u64, done: &mut Vec<IoDone>, effects: &mut Effects);
     /// Time passed. Returns when to call again at the latest.
     fn tick(&self, now_ns: u64, effects: &mut Effects) -> Option<u64>;
+    /// True once the subject no longer uses flash because it failed too often.
+    fn gave_up_flash(&self) -> bool {
+        false
+    }
     /// Internal state worth seeing when something went wrong.
     fn describe(&self) -> String {
         String::new()

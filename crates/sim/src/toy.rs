@@ -176,20 +176,16 @@ impl Subject for Toy {
         self.state.borrow_mut().disks.insert(config.id, config);
         Ok(())
     }
-    fn detach(&self, id: DiskId) -> Result<(), String> {
-        self.state.borrow_mut().disks.remove(&id);
-        Ok(())
+    fn detach(&self, id: DiskId) -> Result<bool, String> {
+        let s = &mut *self.state.borrow_mut();
+        if s.running.values().any(|r| r.request.disk == id) {
+            return Ok(false);
+        }
+        s.disks.remove(&id);
+        Ok(true)
     }
-    fn forget(&self, _: DiskId) -> Result<(), String> {
-        Ok(())
-    }
-    fn detached(&self, id: DiskId) -> bool {
-        !self
-            .state
-            .borrow()
-            .running
-            .values()
-            .any(|r| r.request.disk == id)
+    fn forget(&self, _: DiskId, _: &mut Effects) -> Result<Option<u64>, String> {
+        Ok(Some(0))
     }
     fn set_mode(&self, _: DiskId, _: Mode) -> Result<(), String> {
         Ok(())
@@ -197,20 +193,17 @@ impl Subject for Toy {
     fn set_limits(&self, _: DiskId, _: u64, _: u64) -> Result<(), String> {
         Ok(())
     }
-    fn set_size(&self, id: DiskId, size: u64) -> Result<(), String> {
+    fn set_size(&self, id: DiskId, size: u64) -> Result<bool, String> {
         if let Some(d) = self.state.borrow_mut().disks.get_mut(&id) {
             d.size = size;
         }
-        Ok(())
+        Ok(true)
     }
     fn drain(&self, _: DiskId, _: bool) -> Result<(), String> {
         Ok(())
     }
     fn clean(&self, _: DiskId) -> bool {
         true
-    }
-    fn seq(&self) -> u64 {
-        0
     }
     fn quiesce(&self, _: bool) {}
     fn idle(&self) -> bool {

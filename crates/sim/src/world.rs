@@ -20,9 +20,13 @@ pub type Outcome = Result<(), String>;
 /// Most disks of a world.
 const DISKS_MAX: u64 = 3;
 /// Most blocks of a disk: small, so that the flash is full soon.
-const DISK_BLOCKS_MAX: u64 = 640;
+const DISK_BLOCKS_MAX: u64 = 1200;
 /// Most requests in flight.
 const DEPTH_MAX: u64 = 32;
+/// Blocks of a segment: the least the format allows, so that segments are many.
+const SEGMENT_BLOCKS: u32 = 256;
+/// Bytes of flash besides the segments: superblocks, registry, checkpoint.
+const FIXED_BYTES: u64 = 6 << 20;
 /// Calls of `tick` in a row that name a deadline already past: more is a busy loop.
 const TICKS_WITHOUT_TIME: u32 = 2000;
 /// Lines of the trace that are kept.
@@ -88,13 +92,15 @@ pub struct World<'a> {
     pub(crate) subject: Option<Box<dyn Subject>>,
     /// When an injected failure of flash last happened, in the model's time.
     pub(crate) flash_failed: u64,
+    /// The subject stopped using flash.
+    pub(crate) given_up: bool,
     pub(crate) next_uid: u8,
     events: BTreeMap<(u64, u64), (Target, u64)>,
     hung: Vec<(Target, u64)>,
     event_number: u64,
     requests: BTreeMap<u64, InFlight>,
     next_tag: u64,
-    effects: Effects,
+    pub(crate) effects: Effects,
     next_tick: Option<u64>,
     idle_ticks: u32,
     /// Requests completed and I/O done, for the report.
@@ -128,13 +134,12 @@ impl<'a> World<'a> {
         let mut rng = Prng::new(seed);
         let profile = Profile::named(profile, &mut rng)
             .ok_or_else(|| format!("there is no profile {profile:?}"))?;
-        let segment_bytes = 1 << 20;
-        let segments = rng.between(8, 24);
+        let segments = *rng.pick(&[8, 8, 8, 9, 10, 12, 16, 24]);
         let shape = Shape {
-            segment_bytes,
+            segment_blocks: SEGMENT_BLOCKS,
             seed: rng.next_u64(),
         };
-        let flash_bytes = (segments + 1) * segment_bytes;
+        let flash_bytes = FIXED_BYTES + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
         let flash = SimDevice::new(
             Target::Flash(0),
             flash_bytes,
@@ -155,6 +160,7 @@ impl<'a> World<'a> {
             known: Vec::new(),
             subject: None,
             flash_failed: 0,
+            given_up: false,
             next_uid: 1,
             events: BTreeMap::new(),
             hung: Vec::new(),
@@ -174,9 +180,11 @@ impl<'a> World<'a> {
         };
         for id in 1..=world.rng.between(1, DISKS_MAX) {
             let disk = world.draw(id as u16);
+            let size = disk.config.size;
             world.disks.push(disk);
             world.known.push(Known {
                 id: id as u16,
+                size,
                 since_seq: 0,
             });
         }
@@ -416,8 +424,8 @@ impl<'a> World<'a> {
         (begin(first, last, fua), edges)
     }
 
-    fn handle_effects(&mut self) -> Outcome {
-        // Completions first or last makes no difference to the subject; both orders happen.
+    pub(crate) fn handle_effects(&mut self) -> Outcome {
+        self.note_flash()?;
         let ios = std::mem::take(&mut self.effects.ios);
         let completions = std::mem::take(&mut self.effects.completions);
         for op in ios {
@@ -427,6 +435,20 @@ impl<'a> World<'a> {
             self.end_request(completion)?;
         }
         Ok(())
+    }
+
+    /// Has the subject given up flash, and had it a reason?
+    fn note_flash(&mut self) -> Outcome {
+        if self.given_up || !self.subject.as_ref().is_some_and(|s| s.gave_up_flash()) {
+            return Ok(());
+        }
+        trace!(self, "the subject gives up flash");
+        self.given_up = true;
+        if self.flash_failed == 0 {
+            Err("flash was given up although it never failed".into())
+        } else {
+            Ok(())
+        }
     }
 
     fn start_io(&mut self, op: IoOp) -> Outcome {
@@ -712,7 +734,11 @@ impl<'a> World<'a> {
         match wish.op {
             ReqOp::Read if hurt => Ok(()),
             ReqOp::Read => Err("no flash block holding its data was hurt".into()),
-            ReqOp::Flush if !disk.hurt.is_empty() || self.flash_failed >= since => Ok(()),
+            ReqOp::Flush
+                if !disk.hurt.is_empty() || self.given_up || self.flash_failed >= since =>
+            {
+                Ok(())
+            }
             _ if self.flash_failed >= since || (hurt && !whole) => Ok(()),
             _ => Err("flash did not fail meanwhile".into()),
         }

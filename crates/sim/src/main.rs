@@ -1,0 +1,170 @@
+//! `hearth-sim`: runs seeds of the deterministic simulation.
+
+use hearth_sim::profile::{MIXED, PROFILES};
+use hearth_sim::real::{Real, fault_names};
+use hearth_sim::runner::{first_failure, run_loud, run_many};
+use std::process::ExitCode;
+use std::time::Instant;
+
+const USAGE: &str = "\
+usage: hearth-sim [options]
+  --seeds N        how many seeds to run (default 1000)
+  --start N        the first seed (default 0)
+  --seed N         run only this seed
+  --trace          print every event of it
+  --jobs N         threads (default 2)
+  --profile NAME   the kind of hardship (default mixed, which lets the seed choose)
+  --mutation NAME  break the engine on purpose; exits 0 if a seed catches it
+  --list           name the profiles and mutations";
+
+struct Options {
+    seeds: u64,
+    start: u64,
+    seed: Option<u64>,
+    trace: bool,
+    jobs: usize,
+    profile: String,
+    mutation: Option<String>,
+    list: bool,
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut o = Options {
+        seeds: 1000,
+        start: 0,
+        seed: None,
+        trace: false,
+        jobs: 2,
+        profile: MIXED.to_string(),
+        mutation: None,
+        list: false,
+    };
+    fn number(name: &str, value: Option<String>) -> Result<u64, String> {
+        let value = value.ok_or_else(|| format!("{name} needs a number"))?;
+        value
+            .parse()
+            .map_err(|_| format!("{name} needs a number, not {value:?}"))
+    }
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--seeds" => o.seeds = number("--seeds", args.next())?,
+            "--start" => o.start = number("--start", args.next())?,
+            "--seed" => o.seed = Some(number("--seed", args.next())?),
+            "--jobs" => o.jobs = number("--jobs", args.next())?.clamp(1, 256) as usize,
+            "--profile" => o.profile = args.next().ok_or("--profile needs a name")?,
+            "--mutation" => o.mutation = Some(args.next().ok_or("--mutation needs a name")?),
+            "--trace" => o.trace = true,
+            "--list" => o.list = true,
+            other => return Err(format!("unknown option {other:?}")),
+        }
+    }
+    Ok(o)
+}
+
+fn main() -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(e) => {
+            eprintln!("hearth-sim: {e}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    if options.list {
+        println!("profiles:");
+        for p in &PROFILES {
+            println!("  {:14} {}", p.name, p.about);
+        }
+        println!("mutations:\n  {}", fault_names().join("\n  "));
+        return ExitCode::SUCCESS;
+    }
+    let maker = match &options.mutation {
+        None => Real::default(),
+        Some(name) => match Real::broken(name) {
+            Ok(maker) => maker,
+            Err(e) => {
+                eprintln!("hearth-sim: {e}");
+                return ExitCode::from(2);
+            }
+        },
+    };
+    if let Some(name) = &options.mutation {
+        return hunt(name, &options, &maker);
+    }
+    match options.seed {
+        Some(seed) if options.trace => match run_loud(seed, &options.profile, &maker) {
+            Ok(report) => {
+                println!("seed {seed} passed: {report:?}");
+                ExitCode::SUCCESS
+            }
+            Err(what) => {
+                println!("seed {seed} FAILED: {what}");
+                ExitCode::FAILURE
+            }
+        },
+        Some(seed) => batch(seed, 1, &options, &maker),
+        None => batch(options.start, options.seeds, &options, &maker),
+    }
+}
+
+fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
+    // A panic inside the engine is reported with its seed by the runner.
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let summary = run_many(
+        start,
+        count,
+        options.jobs,
+        &options.profile,
+        maker,
+        &|done, failed| {
+            eprint!(
+                "\r{done} of {count} seeds, {failed} failed, {:.0} s ",
+                began.elapsed().as_secs_f64()
+            );
+        },
+    );
+    eprintln!();
+    for (i, failure) in summary.failures.iter().enumerate() {
+        if i < 3 {
+            println!("{failure}\n");
+        } else {
+            println!(
+                "seed {}: {}",
+                failure.seed,
+                failure.what.lines().next().unwrap_or("")
+            );
+        }
+    }
+    let took = began.elapsed().as_secs_f64();
+    println!(
+        "{} requests and {} device operations in {took:.1} s; digest {:016x}",
+        summary.totals.requests, summary.totals.ios, summary.totals.digest
+    );
+    println!(
+        "{} passed, {} failed",
+        summary.passed,
+        summary.failures.len()
+    );
+    if summary.failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn hunt(name: &str, options: &Options, maker: &Real) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    match first_failure(options.start, options.seeds, &options.profile, maker) {
+        Some(failure) => {
+            println!(
+                "mutation {name} caught after {} seeds by {failure}",
+                failure.seed - options.start + 1
+            );
+            ExitCode::SUCCESS
+        }
+        None => {
+            println!("mutation {name} NOT caught by {} seeds", options.seeds);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The real engine as a [`Subject`].
+
+use crate::prng::Prng;
+use crate::subject::{Known, Maker, Shape, Subject};
+use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, Request};
+use hearth_engine::faults::{Fault, Faults};
+use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
+use hearth_format::{Layout, Superblock, Uuid};
+use hearth_io::{IoDone, Media};
+
+/// Makes real engines, whole or with one deliberate fault.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Real {
+    faults: Faults,
+}
+
+/// Names of the deliberate faults.
+pub fn fault_names() -> Vec<String> {
+    Fault::ALL.iter().map(|f| format!("{f:?}")).collect()
+}
+
+impl Real {
+    /// An engine with the fault of this name. Needs the feature `mutations`.
+    pub fn broken(name: &str) -> Result<Real, String> {
+        let fault = Fault::ALL
+            .into_iter()
+            .find(|f| format!("{f:?}").eq_ignore_ascii_case(name))
+            .ok_or_else(|| format!("there is no mutation {name:?}; --list names them"))?;
+        Real::with(fault)
+    }
+
+    /// An engine with this fault.
+    #[cfg(feature = "mutations")]
+    pub fn with(fault: Fault) -> Result<Real, String> {
+        Ok(Real {
+            faults: Faults(Some(fault)),
+        })
+    }
+
+    /// An engine with this fault: not in this build.
+    #[cfg(not(feature = "mutations"))]
+    pub fn with(fault: Fault) -> Result<Real, String> {
+        Err(format!(
+            "the engine was built without {fault:?}; build with --features mutations"
+        ))
+    }
+
+    /// Settings drawn from the world's seed.
+    fn options(&self, shape: Shape) -> EngineOptions {
+        let mut rng = Prng::new(shape.seed);
+        EngineOptions {
+            hash_seed: rng.next_u64(),
+            dirty_high_percent: *rng.pick(&[60, 60, 30, 80]),
+            dirty_low_percent: *rng.pick(&[20, 5, 0]),
+            idle_ns: *rng.pick(&[300_000_000, 5_000_000]),
+            destage_bytes_per_s: *rng.pick(&[0, 0, 0, 4 << 20]),
+            trim: rng.chance(2, 3),
+            intent_idle_ns: *rng.pick(&[2_000_000_000, 20_000_000, 1_000_000]),
+            faults: self.faults,
+            ..EngineOptions::default()
+        }
+    }
+}
+
+impl Maker for Real {
+    fn format(&self, media: &mut dyn Media, shape: Shape) -> Result<(), String> {
+        let mut rng = Prng::new(shape.seed ^ 0x0F0F);
+        let mut uuid = || {
+            let (a, b) = (rng.next_u64(), rng.next_u64());
+            Uuid::from_u128((u128::from(a) << 64) | u128::from(b))
+        };
+        let layout =
+            Layout::for_device(media.len(), shape.segment_blocks).map_err(|e| e.to_string())?;
+        Superblock::new(layout, uuid(), uuid(), "simulated", 0)
+            .store(media)
+            .map_err(|e| e.to_string())
+    }
+
+    fn open(
+        &self,
+        media: &mut dyn Media,
+        shape: Shape,
+        known: &[Known],
+    ) -> Result<Box<dyn Subject>, String> {
+        let known: Vec<KnownDisk> = known
+            .iter()
+            .map(|k| KnownDisk {
+                id: k.id,
+                size: k.size,
+                since_seq: k.since_seq,
+            })
+            .collect();
+        let (engine, _) =
+            Engine::open(media, self.options(shape), &known).map_err(|e| e.to_string())?;
+        Ok(Box::new(RealSubject { engine }))
+    }
+}
+
+struct RealSubject {
+    engine: Engine,
+}
+
+fn text(e: impl std::fmt::Display) -> String {
+    e.to_string()
+}
+
+/// `Busy` is an answer, not an error.
+fn retry<T>(result: Result<T, ControlError>) -> Result<Option<T>, String> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(ControlError::Busy) => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+impl Subject for RealSubject {
+    fn attach(&self, config: DiskConfig) -> Result<(), String> {
+        self.engine.attach(config).map_err(text)
+    }
+    fn detach(&self, id: DiskId) -> Result<bool, String> {
+        retry(self.engine.detach(id)).map(|done| done.is_some())
+    }
+    fn forget(&self, id: DiskId, effects: &mut Effects) -> Result<Option<u64>, String> {
+        retry(self.engine.forget(id, effects))
+    }
+    fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String> {
+        self.engine.set_mode(id, mode).map_err(text)
+    }
+    fn set_limits(&self, id: DiskId, min: u64, max: u64) -> Result<(), String> {
+        self.engine.set_limits(id, min, max).map_err(text)
+    }
+    fn set_size(&self, id: DiskId, size: u64) -> Result<bool, String> {
+        retry(self.engine.set_size(id, size)).map(|done| done.is_some())
+    }
+    fn drain(&self, id: DiskId, on: bool) -> Result<(), String> {
+        self.engine.drain(id, on).map_err(text)
+    }
+    fn clean(&self, id: DiskId) -> bool {
+        self.engine.status(id).is_none_or(|s| s.drained)
+    }
+    fn quiesce(&self, on: bool) {
+        self.engine.quiesce(on);
+    }
+    fn idle(&self) -> bool {
+        self.engine.idle()
+    }
+    fn close(self: Box<Self>, media: &mut dyn Media) -> Result<(), String> {
+        self.engine.close(media).map_err(text)
+    }
+    fn submit(&self, now_ns: u64, requests: &mut Vec<Request>, effects: &mut Effects) {
+        self.engine.submit(now_ns, requests, effects);
+    }
+    fn io_done(&self, now_ns: u64, done: &mut Vec<IoDone>, effects: &mut Effects) {
+        self.engine.io_done(now_ns, done, effects);
+    }
+    fn tick(&self, now_ns: u64, effects: &mut Effects) -> Option<u64> {
+        self.engine.tick(now_ns, effects)
+    }
+    fn gave_up_flash(&self) -> bool {
+        self.engine.pool_stats().flash_failed
+    }
+}

@@ -1,0 +1,40 @@
+//! Each deliberate fault of the engine must be caught by some seed: a simulation that misses
+//! one would miss the same mistake made by accident.
+#![cfg(feature = "mutations")]
+
+use hearth_engine::faults::Fault;
+use hearth_sim::real::Real;
+use hearth_sim::runner::first_failure;
+
+/// Most seeds tried for one fault.
+const SEEDS_MAX: u64 = 3000;
+
+#[test]
+fn every_fault_is_caught() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let missed: Vec<Fault> = std::thread::scope(|scope| {
+        let halves: Vec<_> = Fault::ALL
+            .chunks(Fault::ALL.len().div_ceil(2))
+            .map(|faults| {
+                scope.spawn(move || {
+                    faults
+                        .iter()
+                        .copied()
+                        .filter(|fault| match Real::with(*fault) {
+                            Ok(maker) => first_failure(0, SEEDS_MAX, "mixed", &maker).is_none(),
+                            Err(_) => true,
+                        })
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        halves
+            .into_iter()
+            .flat_map(|h| h.join().unwrap_or_default())
+            .collect()
+    });
+    assert!(
+        missed.is_empty(),
+        "not caught within {SEEDS_MAX} seeds: {missed:?}"
+    );
+}
