@@ -1,5 +1,20 @@
 //! Data threads: each owns a ring, its connections, and runs requests to completion.
+//!
+//! A thread that receives a request looks it up, does the I/O on its own ring and answers;
+//! a hit never changes threads. Start them with [`Reactors::start`], give them listening
+//! sockets with a [`SessionFactory`] each, and stop them with [`Reactors::stop`].
 
+mod background;
+mod conn;
+pub mod engine;
+mod inbox;
+pub mod peer;
+pub mod reactors;
 pub mod session;
+mod tags;
+mod worker;
 
+pub use engine::BlockEngine;
+pub use peer::{ListenerId, PeerAddress, PeerInfo, SessionFactory};
+pub use reactors::{Config, ReactorError, Reactors, Stats};
 pub use session::{SendList, Session, SessionCx};

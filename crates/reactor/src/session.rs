@@ -27,7 +27,9 @@ pub type SendList = SmallVec<[BufSlice; 16]>;
 pub trait Session: Send {
     /// Where the next received bytes go. `None`: receive nothing for now (back-pressure);
     /// the reactor asks again after the next completion or send. The memory belongs to the
-    /// kernel until `received` is called.
+    /// kernel until `received` is called. Windows above 256 KiB are only for the rest of a
+    /// payload the peer has announced: they count against the daemon's memory budget, and a
+    /// peer that does not fill them is cut off.
     fn recv_buf(&mut self, cx: &mut SessionCx<'_>) -> Option<BufSlice>;
     /// `n` bytes have arrived in the last `recv_buf`; 0 is the peer's end of stream.
     fn received(&mut self, n: usize, cx: &mut SessionCx<'_>);
@@ -45,4 +47,9 @@ pub trait Session: Send {
     fn shutdown(&mut self);
     /// Requests handed to the engine and not completed.
     fn in_flight(&self) -> usize;
+    /// True until the client has said what it wants. A client that takes too long over it is
+    /// cut off; afterwards it may be idle as long as it likes.
+    fn handshaking(&self) -> bool {
+        false
+    }
 }

@@ -1,0 +1,72 @@
+//! One connection: its socket, its session, and what is in flight for it.
+
+use crate::session::Session;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// See the module.
+pub(crate) struct Conn {
+    fd: OwnedFd,
+    pub session: Box<dyn Session>,
+    /// Bytes of the receive window the kernel has, 0 if none.
+    pub receiving: usize,
+    /// A send is in flight.
+    pub sending: bool,
+    /// The kernel said that more bytes are waiting.
+    pub more: bool,
+    /// The last receive filled part of a large window: the rest of a payload is on its way.
+    pub mid_payload: bool,
+    /// Queued for a look after this round.
+    pub dirty: bool,
+    /// Waits for the memory budget.
+    pub gated: bool,
+    /// The socket is of no use any more; kept until everything in flight has ended.
+    pub dead: bool,
+    /// The session was told that the stream ended.
+    pub ended: bool,
+    /// Requests the engine has not completed.
+    pub requests: usize,
+    pub since_ns: u64,
+    pub recv_ns: u64,
+    /// When the session began to close, 0 before.
+    pub closing_ns: u64,
+}
+
+impl Conn {
+    pub(crate) fn new(fd: OwnedFd, session: Box<dyn Session>, now_ns: u64) -> Conn {
+        Conn {
+            fd,
+            session,
+            receiving: 0,
+            sending: false,
+            // The client usually speaks first or at once.
+            more: true,
+            mid_payload: false,
+            dirty: false,
+            gated: false,
+            dead: false,
+            ended: false,
+            requests: 0,
+            since_ns: now_ns,
+            recv_ns: now_ns,
+            closing_ns: 0,
+        }
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Gives the socket up: what is in flight on it ends soon, nothing new is started.
+    pub(crate) fn kill(&mut self) {
+        if !self.dead {
+            self.dead = true;
+            // SAFETY: plain numbers; the descriptor is open. Fails only if the peer is gone already.
+            unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
+        }
+    }
+
+    /// True when nothing refers to the connection any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.dead && self.receiving == 0 && !self.sending && self.requests == 0
+    }
+}

@@ -1,0 +1,114 @@
+//! Who connects, and who makes a session of it.
+
+use crate::session::Session;
+use std::fmt;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// A listening socket given to the reactors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub(crate) u64);
+
+/// Where a client comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerAddress {
+    /// A process of this host, over a unix socket (`SO_PEERCRED`, unix(7)).
+    Unix {
+        /// Process.
+        pid: i32,
+        /// User.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// TCP.
+    Tcp(SocketAddr),
+    /// The kernel does not say.
+    Unknown,
+}
+
+/// A client that has just connected.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerInfo {
+    /// Where it comes from.
+    pub address: PeerAddress,
+    /// Where it knocked.
+    pub listener: ListenerId,
+}
+
+impl fmt::Display for PeerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            PeerAddress::Unix { pid, uid, .. } => write!(f, "process {pid} of user {uid}"),
+            PeerAddress::Tcp(address) => address.fmt(f),
+            PeerAddress::Unknown => f.write_str("unknown peer"),
+        }
+    }
+}
+
+/// Makes sessions of connections; one per listening socket. Called on a data thread, so it
+/// must not block.
+pub trait SessionFactory: Send + Sync {
+    /// A session for a new client, or `None` to turn it away.
+    fn connect(&self, peer: &PeerInfo) -> Option<Box<dyn Session>>;
+}
+
+/// Prepares an accepted socket and finds out who it is.
+pub(crate) fn identify(fd: OwnedFd) -> (OwnedFd, PeerAddress) {
+    let stream = TcpStream::from(fd);
+    if let Ok(address) = stream.peer_addr() {
+        // Replies are small and must not wait for acknowledgements; failure costs speed only.
+        let _ = stream.set_nodelay(true);
+        keepalive(&stream);
+        return (stream.into(), PeerAddress::Tcp(address));
+    }
+    let address = credentials(&stream).unwrap_or(PeerAddress::Unknown);
+    (stream.into(), address)
+}
+
+/// Puts a socket into blocking mode, as the drivers need it.
+pub(crate) fn make_blocking(fd: OwnedFd) -> OwnedFd {
+    let stream = TcpStream::from(fd);
+    // Fails only for descriptors that are no sockets; their first receive says so.
+    let _ = stream.set_nonblocking(false);
+    stream.into()
+}
+
+/// So that a client whose host died gives its slot back some day.
+fn keepalive(stream: &TcpStream) {
+    let on: libc::c_int = 1;
+    // SAFETY: a C int passed with its size; the descriptor is open for the call. Failure is harmless.
+    unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_KEEPALIVE,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+}
+
+fn credentials(stream: &TcpStream) -> Option<PeerAddress> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of_val(&cred) as libc::socklen_t;
+    // SAFETY: an out-pointer to `ucred` with its size; both live across the call.
+    let ret = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &mut len,
+        )
+    };
+    (ret == 0).then_some(PeerAddress::Unix {
+        pid: cred.pid,
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}

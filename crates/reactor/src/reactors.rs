@@ -1,0 +1,436 @@
+//! Starting, feeding and stopping the data threads.
+
+use crate::background::Background;
+use crate::engine::BlockEngine;
+use crate::inbox::{Command, EngineJob, Inbox};
+use crate::peer::{ListenerId, SessionFactory, make_blocking};
+use crate::session::Session;
+use crate::worker::Worker;
+use hearth_engine::api::{Completion, Effects, ReqError, Request};
+use hearth_io::proactor::{self, Proactor};
+use hearth_io::{Backend, ProactorError, Targets};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Most data threads: beyond that, the engine's locks cost more than another thread gives.
+const THREADS_MAX: usize = 8;
+/// Orders of the control plane waiting for the background thread.
+const COMMANDS_MAX: usize = 1024;
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Data threads, at most 8; 0: one per processor, at most 8.
+    pub threads: usize,
+    /// The I/O driver; `None` chooses (see [`hearth_io::proactor::open`]).
+    pub backend: Option<Backend>,
+    /// Most connections at a time; more are accepted and closed at once.
+    pub max_connections: usize,
+    /// Bytes of memory for large payloads (above 256 KiB) in flight, all connections together.
+    /// When it is used up, connections take turns; a single payload may exceed it.
+    pub payload_memory: u64,
+    /// How long a client may take over its handshake, over a payload it announced, and over
+    /// the last replies before it is cut off.
+    pub stall: Duration,
+    /// How long connections have to finish when the daemon stops; as long again until their
+    /// requests are given up.
+    pub grace: Duration,
+}
+
+impl Default for Config {
+    /// One thread per processor, 1024 connections, 1 GiB of payloads, 30 s, 10 s.
+    fn default() -> Config {
+        Config {
+            threads: 0,
+            backend: None,
+            max_connections: 1024,
+            payload_memory: 1 << 30,
+            stall: Duration::from_secs(30),
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why the data threads could not be started or used.
+#[derive(Debug, thiserror::Error)]
+pub enum ReactorError {
+    /// No driver.
+    #[error(transparent)]
+    Proactor(#[from] ProactorError),
+    /// No thread.
+    #[error("cannot start a data thread: {0}; check the limit on processes")]
+    Thread(io::Error),
+    /// The threads have been stopped, or died.
+    #[error("the data threads are stopping; start the daemon again")]
+    Stopped,
+    /// Too many orders wait.
+    #[error("more than 1024 control requests are waiting; try again when some are done")]
+    Busy,
+    /// Too many connections.
+    #[error("the limit on connections is reached; close some or raise it")]
+    Full,
+}
+
+/// Counters of the data threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Open connections.
+    pub connections: usize,
+    /// Bytes of large payloads in flight.
+    pub payload_bytes: u64,
+    /// Connections turned away because of the limit.
+    pub refused: u64,
+    /// Data threads.
+    pub threads: u32,
+    /// `"io_uring"` or `"threads"`.
+    pub backend: &'static str,
+}
+
+/// What all threads share.
+pub(crate) struct Shared {
+    pub threads: u32,
+    pub config: Config,
+    /// Of each data thread, then of the background thread; set before any of them runs.
+    inboxes: OnceLock<Vec<Inbox>>,
+    connections: AtomicUsize,
+    refused: AtomicU64,
+    held: AtomicU64,
+    turn: AtomicU32,
+}
+
+impl Shared {
+    /// The inbox of a thread. Indices are those handed out at start.
+    pub(crate) fn inbox(&self, thread: u32) -> &Inbox {
+        // Set by `start` before it lets any thread run.
+        &self.inboxes.get().map_or(&[][..], Vec::as_slice)[thread as usize]
+    }
+
+    /// Counts a connection in; false if there are too many.
+    pub(crate) fn admit(&self) -> bool {
+        let fits = self.connections.fetch_add(1, Ordering::Relaxed) < self.config.max_connections;
+        if !fits {
+            self.release();
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Counts a connection out.
+    pub(crate) fn release(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Gives a connection, counted already, to the next thread in turn that still runs.
+    pub(crate) fn place(&self, fd: OwnedFd, session: Box<dyn Session>) -> bool {
+        let mut command = Command::Adopt(fd, session);
+        for _ in 0..self.threads {
+            let thread = self.turn.fetch_add(1, Ordering::Relaxed) % self.threads;
+            match self.inbox(thread).command(command) {
+                Ok(()) => return true,
+                Err(back) => command = *back,
+            }
+        }
+        self.release();
+        false
+    }
+
+    /// Takes `bytes` of the memory budget, even beyond its end.
+    pub(crate) fn hold(&self, bytes: u64) {
+        if bytes > 0 {
+            self.held.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives `bytes` of the memory budget back.
+    pub(crate) fn unhold(&self, bytes: u64) {
+        if bytes > 0 {
+            self.held.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_over_budget(&self) -> bool {
+        self.held.load(Ordering::Relaxed) >= self.config.payload_memory
+    }
+}
+
+/// The running data threads. Dropping it stops them.
+pub struct Reactors {
+    shared: Arc<Shared>,
+    backend: &'static str,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+    background: Mutex<Option<JoinHandle<()>>>,
+    next_listener: AtomicU64,
+}
+
+/// What a new thread reports: its driver's wake handle and name.
+type Report = Result<(u32, hearth_io::WakeHandle, &'static str), ProactorError>;
+
+impl Reactors {
+    /// Starts the data threads and the background thread.
+    pub fn start(
+        engine: Arc<dyn BlockEngine>,
+        targets: Arc<Targets>,
+        config: Config,
+    ) -> Result<Reactors, ReactorError> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let wanted = if config.threads == 0 {
+            cores
+        } else {
+            config.threads
+        };
+        let threads = wanted.clamp(1, THREADS_MAX) as u32;
+        let shared = Arc::new(Shared {
+            threads,
+            config,
+            inboxes: OnceLock::new(),
+            connections: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
+        });
+        let (report, reports) = channel::<Report>();
+        let (mut handles, mut go) = (Vec::new(), Vec::new());
+        for index in 0..=threads {
+            let (start, started) = channel::<()>();
+            go.push(start);
+            let body = Body {
+                index,
+                engine: engine.clone(),
+                targets: targets.clone(),
+                shared: shared.clone(),
+                report: report.clone(),
+                started,
+            };
+            let name = if index < threads {
+                format!("hearth-data{index}")
+            } else {
+                "hearth-bg".to_owned()
+            };
+            let thread = std::thread::Builder::new()
+                .name(name)
+                .spawn(move || body.run());
+            // On failure `go` is dropped, which ends the threads that did start.
+            handles.push(thread.map_err(ReactorError::Thread)?);
+        }
+        drop(report);
+        let mut wakes = Vec::new();
+        for report in reports.iter().take(handles.len()) {
+            wakes.push(report?);
+        }
+        wakes.sort_by_key(|(index, ..)| *index);
+        if wakes.len() != handles.len() {
+            return Err(ReactorError::Stopped);
+        }
+        let backend = wakes.first().map_or("", |w| w.2);
+        let inboxes = wakes
+            .into_iter()
+            .map(|(_, wake, _)| Inbox::new(wake))
+            .collect();
+        // First and only call: the cell was made above.
+        let _ = shared.inboxes.set(inboxes);
+        for start in go {
+            let _ = start.send(());
+        }
+        tracing::info!(threads, backend, "data threads started");
+        let background = handles.pop();
+        Ok(Reactors {
+            shared,
+            backend,
+            workers: Mutex::new(handles),
+            background: Mutex::new(background),
+            next_listener: AtomicU64::new(0),
+        })
+    }
+
+    /// Accepts connections on a listening socket, unix or TCP, from now on, and makes a
+    /// session of each. They are spread over the threads in turn.
+    pub fn listen(
+        &self,
+        socket: impl Into<OwnedFd>,
+        factory: Arc<dyn SessionFactory>,
+    ) -> ListenerId {
+        let id = ListenerId(self.next_listener.fetch_add(1, Ordering::Relaxed));
+        let thread = (id.0 % u64::from(self.shared.threads)) as u32;
+        if self
+            .shared
+            .inbox(thread)
+            .command(Command::Listen(id, socket.into(), factory))
+            .is_err()
+        {
+            tracing::error!(
+                "a listening socket was added while the data threads stop; it is closed"
+            );
+        }
+        id
+    }
+
+    /// Accepts no more there and closes our descriptor of the socket; its connections go on.
+    /// Returns when that is done.
+    pub fn unlisten(&self, id: ListenerId) {
+        let (told, done) = sync_channel(1);
+        let thread = (id.0 % u64::from(self.shared.threads)) as u32;
+        if self
+            .shared
+            .inbox(thread)
+            .command(Command::Unlisten(id, told))
+            .is_ok()
+        {
+            // Nothing is ever sent: the other end is dropped with the socket, or with the thread.
+            let _ = done.recv();
+        }
+    }
+
+    /// Serves a socket that is connected already.
+    pub fn adopt(
+        &self,
+        socket: impl Into<OwnedFd>,
+        session: Box<dyn Session>,
+    ) -> Result<(), ReactorError> {
+        if !self.shared.admit() {
+            return Err(ReactorError::Full);
+        }
+        let fd = make_blocking(socket.into());
+        if self.shared.place(fd, session) {
+            Ok(())
+        } else {
+            Err(ReactorError::Stopped)
+        }
+    }
+
+    /// Hands a request of the control plane to the engine, on the background thread. `owner`
+    /// is filled in; the completion, with the request's own tag, comes out of the receiver,
+    /// which is cut off without one if the threads stop first.
+    pub fn request(&self, request: Request) -> Result<Receiver<Completion>, ReactorError> {
+        let (answer, receiver) = sync_channel(1);
+        self.background(Command::Request(request, answer))?;
+        Ok(receiver)
+    }
+
+    /// Like [`request`](Self::request), and waits. Not for data threads.
+    pub fn request_blocking(&self, request: Request) -> Result<Completion, ReqError> {
+        let receiver = self.request(request).map_err(|_| ReqError::Shutdown)?;
+        receiver.recv().map_err(|_| ReqError::Shutdown)
+    }
+
+    /// Calls the engine on the background thread, with the time, and carries out the effects
+    /// it leaves. The job must not block.
+    pub fn run(
+        &self,
+        job: impl FnOnce(u64, &mut Effects) + Send + 'static,
+    ) -> Result<(), ReactorError> {
+        self.background(Command::Job(Box::new(job) as EngineJob))
+    }
+
+    fn background(&self, command: Command) -> Result<(), ReactorError> {
+        let gone = lock(&self.background)
+            .as_ref()
+            .is_none_or(JoinHandle::is_finished);
+        if gone {
+            return Err(ReactorError::Stopped);
+        }
+        self.shared
+            .inbox(self.shared.threads)
+            .try_command(command, COMMANDS_MAX)
+            .map_err(|_| ReactorError::Busy)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            connections: self.shared.connections.load(Ordering::Relaxed),
+            payload_bytes: self.shared.held.load(Ordering::Relaxed),
+            refused: self.shared.refused.load(Ordering::Relaxed),
+            threads: self.shared.threads,
+            backend: self.backend,
+        }
+    }
+
+    /// Ends all connections, each when its requests are answered or the grace is over, and
+    /// the data threads. Background work and [`request`](Self::request) go on, so that disks
+    /// can be flushed. Waits.
+    pub fn disconnect(&self) {
+        let workers = std::mem::take(&mut *lock(&self.workers));
+        if workers.is_empty() {
+            return;
+        }
+        for thread in 0..self.shared.threads {
+            // A thread that has ended needs no order.
+            let _ = self.shared.inbox(thread).command(Command::Stop);
+        }
+        join(workers);
+    }
+
+    /// [`disconnect`](Self::disconnect)s, waits for background I/O, and ends all threads.
+    pub fn stop(&self) {
+        self.disconnect();
+        if let Some(thread) = lock(&self.background).take() {
+            let _ = self
+                .shared
+                .inbox(self.shared.threads)
+                .command(Command::Stop);
+            join([thread]);
+        }
+    }
+}
+
+impl Drop for Reactors {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What a thread needs to start.
+struct Body {
+    index: u32,
+    engine: Arc<dyn BlockEngine>,
+    targets: Arc<Targets>,
+    shared: Arc<Shared>,
+    report: Sender<Report>,
+    started: Receiver<()>,
+}
+
+impl Body {
+    fn run(self) {
+        // Drivers belong to the thread that opens them.
+        let proactor: Box<dyn Proactor> =
+            match proactor::open(self.targets, self.shared.config.backend) {
+                Ok(proactor) => proactor,
+                Err(e) => {
+                    let _ = self.report.send(Err(e));
+                    return;
+                }
+            };
+        let report = (self.index, proactor.wake_handle(), proactor.backend_name());
+        if self.report.send(Ok(report)).is_err() || self.started.recv().is_err() {
+            return;
+        }
+        drop(self.report);
+        let result = if self.index < self.shared.threads {
+            Worker::new(self.index, self.engine, self.shared, proactor).run()
+        } else {
+            Background::new(self.engine, self.shared, proactor).run()
+        };
+        if let Err(e) = result {
+            tracing::error!(
+                "a data thread cannot go on: {e}; its connections are closed, restart the daemon"
+            );
+        }
+    }
+}
+
+fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("a data thread panicked; its connections are closed");
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

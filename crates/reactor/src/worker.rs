@@ -1,0 +1,567 @@
+//! The loop of one data thread.
+//!
+//! Each round: one entry into the kernel, then everything that happened is carried as far as
+//! it goes (received bytes to requests, requests to the engine, effects to the ring and to
+//! sessions, and again) until the thread has nothing left to do; only then replies are sent,
+//! many in one call, and the kernel is entered once more.
+
+use crate::conn::Conn;
+use crate::engine::BlockEngine;
+use crate::inbox::{Command, Mail};
+use crate::peer::{ListenerId, PeerInfo, SessionFactory, identify};
+use crate::reactors::Shared;
+use crate::session::{SendList, Session, SessionCx};
+use crate::tags::{Tag, Tags};
+use hearth_engine::api::{Completion, Effects, Request};
+use hearth_io::{BufPool, Event, IoDone, Proactor, Wait};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+/// Rounds between two entries into the kernel: a session with much buffered input must not
+/// keep the others waiting.
+const ROUNDS_MAX: usize = 16;
+/// How often timeouts are looked at; they are tens of seconds.
+const SWEEP_NS: u64 = 1_000_000_000;
+/// How often connections waiting for the memory budget are looked at.
+const GATED_NS: u64 = 10_000_000;
+/// Pause after the system ran out of descriptors or memory for a new connection.
+const ACCEPT_RETRY_NS: u64 = 100_000_000;
+/// Windows and request buffers above this many bytes count against the memory budget.
+pub(crate) const LARGE: usize = 256 << 10;
+
+const RECV: u64 = 0;
+const SEND: u64 = 1 << 32;
+const ACCEPT: u64 = 2 << 32;
+const KIND: u64 = 3 << 32;
+
+struct Listener {
+    id: ListenerId,
+    fd: OwnedFd,
+    factory: Arc<dyn SessionFactory>,
+    accepting: bool,
+    /// Dropped once the last accept has ended.
+    removed: Option<Vec<SyncSender<()>>>,
+}
+
+/// See the module.
+pub(crate) struct Worker {
+    index: u32,
+    engine: Arc<dyn BlockEngine>,
+    shared: Arc<Shared>,
+    proactor: Box<dyn Proactor>,
+    conns: Vec<Option<Box<Conn>>>,
+    free: Vec<u32>,
+    dirty: Vec<u32>,
+    listeners: Vec<Option<Listener>>,
+    tags: Tags<u32>,
+    bufs: BufPool,
+    requests: Vec<Request>,
+    fx: Effects,
+    dones: Vec<IoDone>,
+    /// Completions for other threads, by thread.
+    outgoing: Vec<Vec<Completion>>,
+    mail: Mail,
+    now: u64,
+    next_sweep: u64,
+    accept_retry: Option<u64>,
+    gated: usize,
+    /// When stopping: connections are cut at the first time, the thread ends at the second.
+    stop: Option<(u64, u64)>,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        index: u32,
+        engine: Arc<dyn BlockEngine>,
+        shared: Arc<Shared>,
+        proactor: Box<dyn Proactor>,
+    ) -> Worker {
+        let outgoing = (0..=shared.threads).map(|_| Vec::new()).collect();
+        Worker {
+            index,
+            engine,
+            shared,
+            proactor,
+            conns: Vec::new(),
+            free: Vec::new(),
+            dirty: Vec::new(),
+            listeners: Vec::new(),
+            tags: Tags::default(),
+            bufs: BufPool::default(),
+            requests: Vec::new(),
+            fx: Effects::default(),
+            dones: Vec::new(),
+            outgoing,
+            mail: Mail::default(),
+            now: hearth_io::now_ns(),
+            next_sweep: 0,
+            accept_retry: None,
+            gated: 0,
+            stop: None,
+        }
+    }
+
+    /// Runs until stopped. An error means that the driver cannot go on.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let mut events = Vec::new();
+        let mut wait = Wait::Poll;
+        loop {
+            self.now = self.proactor.wait(wait, &mut events, &mut self.dones)?;
+            for event in events.drain(..) {
+                self.event(event);
+            }
+            if self.now >= self.next_sweep {
+                self.sweep();
+            }
+            if self.gated > 0 && !self.shared.is_over_budget() {
+                self.ungate();
+            }
+            let quiet = self.work();
+            self.pump_sends();
+            if let Some((_, end)) = self.stop {
+                if self.is_idle() {
+                    return Ok(());
+                }
+                if self.now >= end {
+                    tracing::error!(
+                        requests = self.tags.len(),
+                        "requests did not finish; the data thread stops without them"
+                    );
+                    return Ok(());
+                }
+            }
+            wait = if quiet { self.wait() } else { Wait::Poll };
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.conns.len()
+            && self.listeners.iter().all(Option::is_none)
+            && self.proactor.io_in_flight() == 0
+    }
+
+    fn wait(&self) -> Wait {
+        let sweep =
+            (self.free.len() < self.conns.len() || self.stop.is_some()).then_some(self.next_sweep);
+        let gated = (self.gated > 0).then_some(self.now + GATED_NS);
+        match [sweep, gated, self.accept_retry]
+            .into_iter()
+            .flatten()
+            .min()
+        {
+            Some(at) => Wait::Until(at),
+            None => Wait::Forever,
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Recv {
+                token,
+                result,
+                more,
+            } => self.received(token as u32, result, more),
+            Event::Sent { token, result } => self.sent(token as u32, result),
+            Event::Accepted { token, result } => self.accepted((token & !KIND) as usize, result),
+            Event::Woken => {
+                let mut mail = std::mem::take(&mut self.mail);
+                self.shared.inbox(self.index).take(&mut mail);
+                for completion in mail.completions.drain(..) {
+                    self.deliver(completion);
+                }
+                for command in mail.commands.drain(..) {
+                    self.command(command);
+                }
+                self.mail = mail;
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Adopt(fd, session) => self.adopt(fd, session),
+            Command::Listen(id, fd, factory) => {
+                let listener = Listener {
+                    id,
+                    fd,
+                    factory,
+                    accepting: false,
+                    removed: None,
+                };
+                let index = self
+                    .listeners
+                    .iter()
+                    .position(Option::is_none)
+                    .unwrap_or_else(|| {
+                        self.listeners.push(None);
+                        self.listeners.len() - 1
+                    });
+                self.listeners[index] = Some(listener);
+                self.accept(index);
+            }
+            Command::Unlisten(id, told) => {
+                let found = self
+                    .listeners
+                    .iter_mut()
+                    .position(|l| l.as_ref().is_some_and(|l| l.id == id));
+                if let Some(index) = found {
+                    self.unlisten(index, Some(told));
+                }
+            }
+            Command::Stop => {
+                let grace = self.shared.config.grace.as_nanos() as u64;
+                self.stop = Some((self.now + grace, self.now + 2 * grace));
+                self.next_sweep = self.now + grace.min(SWEEP_NS);
+                (0..self.listeners.len()).for_each(|i| self.unlisten(i, None));
+                for index in 0..self.conns.len() as u32 {
+                    if let Some(conn) = self.conn(index) {
+                        conn.session.shutdown();
+                        self.mark(index);
+                    }
+                }
+            }
+            // Sent to the background thread only; dropping them tells the sender.
+            Command::Request(..) | Command::Job(_) => {}
+        }
+    }
+
+    fn accept(&mut self, index: usize) {
+        let stopping = self.stop.is_some();
+        if let Some(Some(listener)) = self.listeners.get_mut(index)
+            && !listener.accepting
+        {
+            if stopping || listener.removed.is_some() {
+                self.listeners[index] = None;
+                return;
+            }
+            listener.accepting = true;
+            self.proactor
+                .accept(ACCEPT | index as u64, listener.fd.as_raw_fd());
+        }
+    }
+
+    fn unlisten(&mut self, index: usize, told: Option<SyncSender<()>>) {
+        let Some(Some(listener)) = self.listeners.get_mut(index) else {
+            return;
+        };
+        listener.removed.get_or_insert_default().extend(told);
+        if listener.accepting {
+            self.proactor.cancel(ACCEPT | index as u64);
+        } else {
+            self.listeners[index] = None;
+        }
+    }
+
+    fn accepted(&mut self, index: usize, result: io::Result<OwnedFd>) {
+        let Some(Some(listener)) = self.listeners.get_mut(index) else {
+            return;
+        };
+        listener.accepting = false;
+        match result {
+            Ok(fd) if self.stop.is_none() && listener.removed.is_none() => {
+                let (fd, address) = identify(fd);
+                let peer = PeerInfo {
+                    address,
+                    listener: listener.id,
+                };
+                if !self.shared.admit() {
+                    tracing::warn!(%peer, "connection refused: the limit on connections is reached");
+                } else if let Some(session) = listener.factory.connect(&peer) {
+                    self.shared.place(fd, session);
+                } else {
+                    self.shared.release();
+                }
+            }
+            Err(e) if is_shortage(&e) && listener.removed.is_none() => {
+                tracing::warn!("cannot accept a connection: {e}; trying again shortly");
+                self.accept_retry = Some(self.now + ACCEPT_RETRY_NS);
+                self.next_sweep = self.next_sweep.min(self.now + ACCEPT_RETRY_NS);
+                return;
+            }
+            // Ours to close: we are stopping. Or it went away while it waited, or was cancelled.
+            Ok(_) | Err(_) => {}
+        }
+        self.accept(index);
+    }
+
+    fn adopt(&mut self, fd: OwnedFd, session: Box<dyn Session>) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.conns.push(None);
+            (self.conns.len() - 1) as u32
+        });
+        let mut conn = Box::new(Conn::new(fd, session, self.now));
+        if self.stop.is_some() {
+            conn.session.shutdown();
+        }
+        if self.free.len() + 1 == self.conns.len() {
+            self.next_sweep = self.now + SWEEP_NS;
+        }
+        self.conns[index as usize] = Some(conn);
+        self.mark(index);
+    }
+
+    fn conn(&mut self, index: u32) -> Option<&mut Conn> {
+        self.conns.get_mut(index as usize)?.as_deref_mut()
+    }
+
+    fn mark(&mut self, index: u32) {
+        if let Some(conn) = self.conn(index)
+            && !conn.dirty
+        {
+            conn.dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    /// Calls a session and takes the requests it made.
+    fn call(&mut self, index: u32, f: impl FnOnce(&mut Conn, &mut SessionCx<'_>)) {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return;
+        };
+        let before = self.requests.len();
+        let mut cx = SessionCx {
+            requests: &mut self.requests,
+            bufs: &mut self.bufs,
+            now_ns: self.now,
+        };
+        f(conn, &mut cx);
+        for request in &mut self.requests[before..] {
+            let bytes = request.buf.as_ref().map_or(0, |b| b.len());
+            let budget = if bytes > LARGE { bytes as u64 } else { 0 };
+            self.shared.hold(budget);
+            conn.requests += 1;
+            request.owner = self.index;
+            request.tag = self.tags.put(Tag {
+                owner: index,
+                tag: request.tag,
+                budget,
+            });
+        }
+    }
+
+    fn received(&mut self, index: u32, result: io::Result<usize>, more: bool) {
+        let now = self.now;
+        let mut large = 0;
+        self.call(index, |conn, cx| {
+            let window = std::mem::take(&mut conn.receiving);
+            large = if window > LARGE { window } else { 0 };
+            // A reset connection has ended like any other.
+            let n = result.unwrap_or(0);
+            conn.more = more;
+            conn.mid_payload = large > 0 && n > 0 && n < window;
+            conn.recv_ns = now;
+            conn.ended |= n == 0;
+            conn.session.received(n, cx);
+        });
+        self.shared.unhold(large as u64);
+        self.mark(index);
+    }
+
+    fn sent(&mut self, index: u32, result: io::Result<usize>) {
+        self.call(index, |conn, cx| {
+            conn.sending = false;
+            match result {
+                Ok(n) if n > 0 => conn.session.sent(n, cx),
+                _ => conn.kill(),
+            }
+        });
+        self.mark(index);
+    }
+
+    fn deliver(&mut self, mut completion: Completion) {
+        let Some(tag) = self.tags.take(completion.tag) else {
+            tracing::error!(
+                tag = completion.tag,
+                "the engine completed a request that is not outstanding"
+            );
+            return;
+        };
+        self.shared.unhold(tag.budget);
+        completion.tag = tag.tag;
+        self.call(tag.owner, |conn, cx| {
+            conn.requests = conn.requests.saturating_sub(1);
+            conn.session.completed(completion, cx);
+        });
+        self.mark(tag.owner);
+    }
+
+    /// Carries everything as far as it goes without the kernel; false if some is left.
+    fn work(&mut self) -> bool {
+        for _ in 0..ROUNDS_MAX {
+            if !self.dones.is_empty() {
+                self.engine.io_done(self.now, &mut self.dones, &mut self.fx);
+                self.apply();
+            }
+            self.pump_recvs();
+            if self.requests.is_empty() {
+                return true;
+            }
+            self.engine
+                .submit(self.now, &mut self.requests, &mut self.fx);
+            self.apply();
+        }
+        false
+    }
+
+    fn apply(&mut self) {
+        for op in self.fx.ios.drain(..) {
+            self.proactor.submit_io(op);
+        }
+        let mut completions = std::mem::take(&mut self.fx.completions);
+        for completion in completions.drain(..) {
+            if completion.owner == self.index {
+                self.deliver(completion);
+            } else if let Some(list) = self.outgoing.get_mut(completion.owner as usize) {
+                list.push(completion);
+            }
+        }
+        self.fx.completions = completions;
+        for (thread, list) in self.outgoing.iter_mut().enumerate() {
+            if !list.is_empty() {
+                self.shared.inbox(thread as u32).complete(list);
+            }
+        }
+    }
+
+    /// Asks sessions that something happened to where the next bytes go.
+    fn pump_recvs(&mut self) {
+        for i in 0..self.dirty.len() {
+            let index = self.dirty[i];
+            let shared = self.shared.clone();
+            let mut window = None;
+            let mut gate = 0isize;
+            self.call(index, |conn, cx| {
+                if conn.dead && !conn.ended && conn.receiving == 0 {
+                    conn.ended = true;
+                    conn.session.received(0, cx);
+                }
+                if conn.receiving > 0 || conn.dead || conn.ended {
+                    return;
+                }
+                let gated = !conn.mid_payload && shared.is_over_budget();
+                gate = gated as isize - conn.gated as isize;
+                conn.gated = gated;
+                if !gated && let Some(buf) = conn.session.recv_buf(cx).filter(|b| !b.is_empty()) {
+                    conn.receiving = buf.len();
+                    conn.recv_ns = cx.now_ns;
+                    window = Some((conn.fd(), buf, conn.more));
+                }
+            });
+            self.gated = self.gated.saturating_add_signed(gate);
+            if let Some((fd, buf, more)) = window {
+                if buf.len() > LARGE {
+                    self.shared.hold(buf.len() as u64);
+                }
+                self.proactor.recv(RECV | u64::from(index), fd, buf, more);
+            }
+        }
+    }
+
+    /// Sends what the round produced; closes what is finished.
+    fn pump_sends(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for index in dirty.drain(..) {
+            let now = self.now;
+            let Some(conn) = self
+                .conns
+                .get_mut(index as usize)
+                .and_then(|c| c.as_deref_mut())
+            else {
+                continue;
+            };
+            conn.dirty = false;
+            if !conn.dead && !conn.sending {
+                let mut list = SendList::new();
+                conn.session.send_list(&mut list);
+                if list.is_empty() {
+                    if conn.session.closing() || (conn.ended && conn.requests == 0) {
+                        conn.kill();
+                    }
+                } else {
+                    conn.sending = true;
+                    self.proactor.send(SEND | u64::from(index), conn.fd(), list);
+                }
+            }
+            if conn.closing_ns == 0 && conn.session.closing() {
+                conn.closing_ns = now;
+            }
+            if conn.is_over() {
+                self.gated -= usize::from(conn.gated).min(self.gated);
+                self.conns[index as usize] = None;
+                self.free.push(index);
+                self.shared.release();
+            }
+        }
+        // Nothing marks a connection while replies are collected.
+        self.dirty = dirty;
+    }
+
+    /// Lets connections go on that waited for memory.
+    fn ungate(&mut self) {
+        for index in 0..self.conns.len() as u32 {
+            if self.conn(index).is_some_and(|c| c.gated) {
+                self.mark(index);
+            }
+        }
+    }
+
+    /// Looks for clients that stall, and for what else waits for time to pass.
+    fn sweep(&mut self) {
+        let now = self.now;
+        self.next_sweep = now + SWEEP_NS;
+        let stall = self.shared.config.stall.as_nanos() as u64;
+        let cut = self.stop.is_some_and(|(at, _)| now >= at);
+        for index in 0..self.conns.len() as u32 {
+            let Some(conn) = self.conn(index) else {
+                continue;
+            };
+            let since = |then: u64| now.saturating_sub(then) > stall;
+            let why = if conn.dead {
+                None
+            } else if cut {
+                Some("the daemon is stopping")
+            } else if conn.session.handshaking() && since(conn.since_ns) {
+                Some("the handshake took too long")
+            } else if conn.receiving > LARGE && since(conn.recv_ns) {
+                Some("a payload stopped half-way")
+            } else if conn.closing_ns > 0 && since(conn.closing_ns) {
+                Some("the peer does not take the last replies")
+            } else {
+                None
+            };
+            if let Some(why) = why {
+                tracing::info!("connection cut: {why}");
+                conn.kill();
+                self.mark(index);
+            }
+        }
+        if self.accept_retry.is_some_and(|at| now >= at) {
+            self.accept_retry = None;
+            (0..self.listeners.len()).for_each(|i| self.accept(i));
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let left = self.shared.inbox(self.index).close();
+        let waiting = left
+            .commands
+            .iter()
+            .filter(|c| matches!(c, Command::Adopt(..)))
+            .count();
+        for _ in 0..self.conns.iter().flatten().count() + waiting {
+            self.shared.release();
+        }
+    }
+}
+
+/// The system is short of something a closed connection would give back.
+fn is_shortage(e: &io::Error) -> bool {
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
