@@ -8,7 +8,21 @@ use crate::media::Media;
 use crate::model::HddParams;
 use crate::op::{IoError, IoOp, OpKind};
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What to do before the first operation that may change a device's content.
+#[derive(Default)]
+struct FirstWrite {
+    armed: AtomicBool,
+    hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for FirstWrite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("FirstWrite").field(&self.armed).finish()
+    }
+}
 
 /// A flash device or origin, ready for any driver. Shared by all data threads.
 #[derive(Debug)]
@@ -17,6 +31,7 @@ pub struct Device {
     faults: Faults,
     latency_ns: u64,
     disk: Option<SlowDisk>,
+    first_write: FirstWrite,
 }
 
 impl Device {
@@ -27,7 +42,39 @@ impl Device {
             faults: Faults::default(),
             latency_ns: 0,
             disk: None,
+            first_write: FirstWrite::default(),
         }
+    }
+
+    /// Calls `hook` once, before the first write, discard or zeroing goes to the device. It may
+    /// block, and every other writer waits with it: this is for a durable note, made once, that
+    /// the content is about to change.
+    pub fn before_first_write(mut self, hook: impl FnOnce() + Send + 'static) -> Device {
+        self.first_write = FirstWrite {
+            armed: AtomicBool::new(true),
+            hook: Mutex::new(Some(Box::new(hook))),
+        };
+        self
+    }
+
+    /// True while the hook of [`before_first_write`](Self::before_first_write) has not been
+    /// called: nothing was written since.
+    pub fn is_untouched(&self) -> bool {
+        self.first_write.armed.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn note_first_write(&self) {
+        // The lock is held over the hook, so that nobody writes before it has returned.
+        let mut hook = self
+            .first_write
+            .hook
+            .lock()
+            .unwrap_or_else(|e| e.into_inner());
+        if let Some(hook) = hook.take() {
+            hook();
+        }
+        self.first_write.armed.store(false, Ordering::Release);
     }
 
     /// Completes nothing sooner than `latency_ns` after its submission.
@@ -80,6 +127,9 @@ impl Device {
         let has_data = matches!(op.kind, OpKind::Read | OpKind::Write);
         if has_data && op.bufs.iter().map(|b| b.len() as u64).sum::<u64>() != op.len {
             return Err(IoError::Os(libc::EINVAL));
+        }
+        if op.kind != OpKind::Read && self.first_write.armed.load(Ordering::Acquire) {
+            self.note_first_write();
         }
         Ok(())
     }
@@ -146,5 +196,54 @@ impl Media for Arc<Device> {
     fn flush(&mut self) -> io::Result<()> {
         self.fault(FaultKind::Flush, 0, 0)?;
         self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::Buf;
+    use crate::op::{BLOCK, Class, Target};
+    use smallvec::SmallVec;
+    use std::sync::atomic::AtomicU32;
+
+    fn op(kind: OpKind) -> IoOp {
+        let has_data = matches!(kind, OpKind::Read | OpKind::Write);
+        IoOp {
+            id: 0,
+            target: Target::Origin(1),
+            kind,
+            offset: 0,
+            len: if kind == OpKind::Flush { 0 } else { BLOCK },
+            bufs: has_data
+                .then(|| Buf::zeroed(BLOCK as usize).all())
+                .into_iter()
+                .collect(),
+            crcs: SmallVec::new(),
+            class: Class::Foreground,
+        }
+    }
+
+    #[test]
+    fn the_first_change_is_announced_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = BlockFile::create_sized(dir.path().join("f"), 4 * BLOCK).unwrap();
+        let calls = Arc::new(AtomicU32::new(0));
+        let count = calls.clone();
+        let device = Device::new(file).before_first_write(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        device.admit(&op(OpKind::Read)).unwrap();
+        device.admit(&op(OpKind::Flush)).unwrap();
+        assert!(device.is_untouched());
+        for kind in [
+            OpKind::Write,
+            OpKind::Discard,
+            OpKind::WriteZeroes { punch: true },
+        ] {
+            device.admit(&op(kind)).unwrap();
+        }
+        assert!(!device.is_untouched());
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 }
