@@ -484,9 +484,7 @@ impl Core {
                 SegState::Freeing { ord, claimed: false } if ord <= durable => {
                     // Recovery believes the new tail only if a batch on flash claims that the
                     // one naming it is durable: such a batch must be durable too.
-                    let claim = *claim.get_or_insert_with(|| {
-                        self.log.record_again(Kind::DropRun, 0, 0, 0, Then::Nothing)
-                    });
+                    let claim = *claim.get_or_insert_with(|| self.note_tail());
                     self.log.segments[seg as usize].state = SegState::Freeing { ord: claim, claimed: true };
                     self.log.urgent = true;
                 }
