@@ -9,6 +9,8 @@
 use crate::error::FormatError;
 use uuid::Uuid;
 
+/// A number no disk gets: log entries that say nothing about any disk carry it.
+pub const NO_DISK: u16 = u16::MAX;
 /// Longest disk name, in bytes.
 pub const NAME_MAX: usize = 64;
 /// Longest origin description, in bytes.
@@ -73,7 +75,7 @@ pub struct OriginIdentity {
 /// One disk of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskRecord {
-    /// Number in the pool; never 0, never given twice while the log may hold old records of it
+    /// Number in the pool; never 0 or [`NO_DISK`], never given twice while the log may hold old records of it
     /// without [`since_seq`](Self::since_seq) being raised.
     pub id: u16,
     /// Unique in the pool; see [`check_name`].
@@ -94,7 +96,7 @@ pub struct DiskRecord {
     pub seq_cutoff: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Log records of this id in batches before this one are void.
+    /// Log records of this id in segments numbered below this are void.
     pub since_seq: u64,
     /// Shown to guests as the disk's serial number.
     pub serial: Uuid,
@@ -157,6 +159,8 @@ impl DiskRecord {
         check_name(&self.name)?;
         let fault = if self.id == 0 {
             "its number is 0"
+        } else if self.id == NO_DISK {
+            "its number is 65535, which is no disk's"
         } else if self.origin.is_empty() {
             "it has no origin"
         } else if self.origin.len() > ORIGIN_MAX {

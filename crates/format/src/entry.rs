@@ -60,7 +60,8 @@ impl Kind {
 /// One entry of a batch or summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The disk's number in the pool; never 0.
+    /// The disk's number in the pool; never 0. [`NO_DISK`](crate::disk::NO_DISK) in entries that
+    /// say nothing and are only there because a batch was needed.
     pub disk: u16,
     /// First block, in 4 KiB units from the start of the disk; below 2^48.
     pub block: u64,

@@ -6,7 +6,7 @@
 //! make void log records count again).
 
 use crate::BLOCK_BYTES;
-use crate::disk::{CRITICAL, DiskRecord};
+use crate::disk::{CRITICAL, DiskRecord, NO_DISK};
 use crate::error::FormatError;
 use crate::layout::{Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
@@ -71,9 +71,12 @@ impl Registry {
     /// `next_disk_id`, so that a number is reused as late as possible. `None` if all are taken.
     pub fn take_disk_id(&mut self) -> Option<u16> {
         let taken: HashSet<u16> = self.disks.iter().map(|disk| disk.id).collect();
-        let mut id = self.next_disk_id.max(1);
-        for _ in 0..u16::MAX {
-            let next = id.checked_add(1).unwrap_or(1);
+        let mut id = match self.next_disk_id {
+            0 | NO_DISK => 1,
+            id => id,
+        };
+        for _ in 1..NO_DISK {
+            let next = if id + 1 == NO_DISK { 1 } else { id + 1 };
             if !taken.contains(&id) {
                 self.next_disk_id = next;
                 return Some(id);

@@ -287,6 +287,7 @@ fn registry(disks: Vec<DiskRecord>) -> Registry {
 fn registries_that_break_rules_cannot_be_written() {
     let fails = |disks| assert!(registry(disks).encode(Uuid::nil()).is_err());
     fails(vec![disk(0, "a")]);
+    fails(vec![disk(u16::MAX, "a")]);
     fails(vec![disk(1, "a"), disk(1, "b")]);
     fails(vec![disk(1, "a"), disk(2, "a")]);
     for name in ["", "-a", ".a", "a/b", "a b", "ä", "a\0", &"x".repeat(65)] {
@@ -416,13 +417,16 @@ fn a_registry_of_another_pool_is_absent() {
 
 #[test]
 fn disk_numbers_are_reused_as_late_as_possible() {
+    let last = u16::MAX - 1;
     let mut registry = Registry {
-        next_disk_id: u16::MAX,
+        next_disk_id: last,
         ..registry(vec![disk(1, "a")])
     };
-    assert_eq!(registry.take_disk_id(), Some(u16::MAX));
+    assert_eq!(registry.take_disk_id(), Some(last));
     assert_eq!(registry.take_disk_id(), Some(2));
     assert_eq!(registry.take_disk_id(), Some(3));
+    registry.next_disk_id = u16::MAX;
+    assert_eq!(registry.take_disk_id(), Some(2));
 }
 
 #[test]
