@@ -482,9 +482,16 @@ impl Core {
         let n = std::mem::take(&mut d.destage.covered);
         if failed {
             for w in d.destage.written.drain(..n).collect::<Vec<_>>() {
-                if let Written::Data { slot, .. } = w {
-                    self.unpin_slot(slot);
-                    self.index.set_mark(slot, false);
+                match w {
+                    Written::Data { slot, .. } => {
+                        self.unpin_slot(slot);
+                        self.index.set_mark(slot, false);
+                    }
+                    Written::Zero { block, count } => {
+                        if let Some(d) = self.disk_mut(disk) {
+                            d.destage.zero_void.remove_range(block, block + count);
+                        }
+                    }
                 }
             }
             self.destage_back_off(disk, now, fx);
@@ -509,8 +516,11 @@ impl Core {
                     }
                 }
                 Written::Zero { block, count } => {
-                    let Some(d) = self.disk(disk) else { continue };
-                    let still: Vec<u64> = d.zero.range(block, block + count).collect();
+                    let Some(d) = self.disk_mut(disk) else { continue };
+                    let void = &d.destage.zero_void;
+                    let still: Vec<u64> =
+                        d.zero.range(block, block + count).filter(|b| !void.contains(*b)).collect();
+                    d.destage.zero_void.remove_range(block, block + count);
                     for b in still {
                         if !self.superseding(disk, b, b + 1) {
                             push_run(&mut runs, Kind::ZeroDoneRun, b, 1);

@@ -82,6 +82,9 @@ pub(crate) struct Destage {
     pub busy: Vec<(u64, u64, usize)>,
     /// Written, not yet flushed.
     pub written: Vec<Written>,
+    /// Zeros in `written` that were written and zeroed again since: the origin may hold what was
+    /// between, so the entry says nothing about them.
+    pub zero_void: BlockSet,
     /// Of `written`, how many the flush in flight covers.
     pub covered: usize,
     /// Do not try before this time (the origin failed).

@@ -326,7 +326,8 @@ impl Engine {
     pub fn detach(&self, id: DiskId) -> Result<(), ControlError> {
         let mut core = self.core();
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        if d.in_flight > 0 || !d.destage.busy.is_empty() || !d.destage.written.is_empty() {
+        let io = !d.destage.busy.is_empty() || !d.tickets.is_empty() || d.sync.inflight.is_some();
+        if d.in_flight > 0 || io || !d.destage.written.is_empty() {
             return Err(ControlError::Busy);
         }
         d.attached = false;
@@ -349,6 +350,7 @@ impl Engine {
             || !d.tickets.is_empty()
             || !d.destage.busy.is_empty()
             || !d.destage.written.is_empty()
+            || d.sync.inflight.is_some()
             || !quiet
         {
             core.log.urgent = true;
