@@ -202,6 +202,8 @@ pub(crate) struct Core {
 pub(crate) enum FlashWaiter {
     Request(usize),
     Intent { disk: DiskId, region: u32 },
+    /// A destage job.
+    Destage(usize),
     Nobody,
 }
 

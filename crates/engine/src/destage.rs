@@ -1,13 +1,14 @@
 //! The destager: dirty blocks to the origin, in disk order.
 //!
-//! For each run, in order: (1) read it from flash, checksums checked; (2) write the origin;
+//! For each run, in order: (1) read it from flash, checksums checked; (2) once the log is durable
+//! up to it, write the origin;
 //! (3) flush the origin, many runs at once; (4) mark clean, in RAM and in the log, the blocks
 //! that are still where they were read from. Before (3) the origin may lose them again, so
 //! they stay dirty; a crash anywhere repeats the work, which is harmless. A block that a write
 //! holds is not marked: its newer record may already stand in the log before our mark.
 
 use crate::api::{DiskId, Effects, Mode};
-use crate::core::{Core, OpCtx};
+use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::disk::{SyncWaiter, Written};
 use crate::faults::Fault;
 use crate::index::{Key, SlotNo};
@@ -42,6 +43,8 @@ pub(crate) struct DestageJob {
     pub reads: u32,
     pub failed: bool,
     pub zero: bool,
+    /// The log must be durable up to here before the origin is written.
+    pub ord: u64,
 }
 
 /// How much the destager wants to do for a disk.
@@ -122,7 +125,7 @@ impl Core {
                 {
                     break;
                 }
-                if !self.destage_one(disk, fx) {
+                if !self.destage_one(disk, now, fx) {
                     break;
                 }
             }
@@ -142,7 +145,7 @@ impl Core {
     }
 
     /// Starts the next run of a disk; false if there is none to start.
-    fn destage_one(&mut self, disk: DiskId, fx: &mut Effects) -> bool {
+    fn destage_one(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
@@ -159,7 +162,7 @@ impl Core {
             }
             return true;
         }
-        if !d.zero.is_empty() && self.destage_zero(disk, fx) {
+        if !d.zero.is_empty() && self.destage_zero(disk, now, fx) {
             return true;
         }
         let Some(d) = self.disk(disk) else {
@@ -239,6 +242,7 @@ impl Core {
         }
         let count = slots.len() as u64;
         let buf = Buf::zeroed((count * 4096) as usize);
+        let ord = self.log.applied_ord;
         let job = self.jobs.insert(DestageJob {
             disk,
             start,
@@ -248,6 +252,7 @@ impl Core {
             reads: 0,
             failed: false,
             zero: false,
+            ord,
         });
         self.destage_tokens -= (count * 4096) as i64;
         if let Some(d) = self.disk_mut(disk) {
@@ -317,29 +322,46 @@ impl Core {
             self.destage_failed(id, now, fx);
             return;
         }
-        let (count, buf) = (job.count, job.buf.take());
-        let Some(len) = self.disk(disk).map(|d| d.clip(start, count)) else {
-            return;
-        };
-        let Some(buf) = buf.filter(|_| len > 0) else {
+        self.destage_durable(id, now, fx);
+    }
+
+    /// Step 2. If the log were not durable up to the run, a crash could bring an older clean copy
+    /// back while the origin has the run's data.
+    fn destage_durable(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let ord = self.jobs[id].ord;
+        if self.log.durable_ord < ord && !self.flash_failed {
+            self.wait_flash(ord, FlashWaiter::Destage(id), now, fx);
+        } else {
+            self.destage_write(id, now, fx);
+        }
+    }
+
+    /// Writes the origin.
+    pub fn destage_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let job = &mut self.jobs[id];
+        let (disk, start, count, zero, buf) =
+            (job.disk, job.start, job.count, job.zero, job.buf.take());
+        let len = self.disk(disk).map_or(0, |d| d.clip(start, count));
+        if len == 0 || (!zero && buf.is_none()) {
             self.destage_failed(id, now, fx);
             return;
-        };
+        }
+        let kind = if zero { OpKind::WriteZeroes { punch: true } } else { OpKind::Write };
         self.io(
             fx,
             OpCtx::DestageWrite { job: id },
             Target::Origin(disk),
-            OpKind::Write,
+            kind,
             start * 4096,
             len,
-            smallvec![buf.slice(0, len as usize)],
+            buf.into_iter().map(|b| b.slice(0, len as usize)).collect(),
             SmallVec::new(),
             Class::Background,
         );
     }
 
     /// Tells the origin of a run of zeros; false if none can be told now.
-    fn destage_zero(&mut self, disk: DiskId, fx: &mut Effects) -> bool {
+    fn destage_zero(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
         let Some(d) = self.disk(disk) else {
             return false;
         };
@@ -369,7 +391,7 @@ impl Core {
                 .min()
                 .unwrap_or(u64::MAX);
             count = count.min(limit - block);
-            let len = d.clip(block, count);
+            let ord = self.log.applied_ord;
             let job = self.jobs.insert(DestageJob {
                 disk,
                 start: block,
@@ -379,21 +401,12 @@ impl Core {
                 reads: 0,
                 failed: false,
                 zero: true,
+                ord,
             });
             if let Some(d) = self.disk_mut(disk) {
                 d.destage.busy.push((block, block + count, job));
             }
-            self.io(
-                fx,
-                OpCtx::DestageWrite { job },
-                Target::Origin(disk),
-                OpKind::WriteZeroes { punch: true },
-                block * 4096,
-                len,
-                SmallVec::new(),
-                SmallVec::new(),
-                Class::Background,
-            );
+            self.destage_durable(job, now, fx);
             return true;
         }
         false

@@ -138,6 +138,8 @@ impl Core {
                 }
                 self.wake_intent(disk, now, fx);
             }
+            // If flash failed, nothing on it counts any more: the origin is what must be whole.
+            FlashWaiter::Destage(job) => self.destage_write(job, now, fx),
             FlashWaiter::Nobody => {}
         }
     }
