@@ -188,8 +188,22 @@ pub struct BufPool {
 
 /// Buffers of one size kept for reuse; more than any one connection has in flight.
 const POOL_PER_CLASS: usize = 256;
-/// Largest buffer kept for reuse: larger requests are rare and would pin memory.
-const POOL_MAX_LEN: usize = 256 << 10;
+/// Largest buffer kept for reuse: guests split what is longer, so larger ones are rare.
+const POOL_MAX_LEN: usize = 2 << 20;
+/// Buffers longer than this are kept by bytes instead of number.
+const POOL_SMALL_LEN: usize = 256 << 10;
+/// Bytes kept per size of long buffers: enough for the depth of a sequential stream. Without
+/// them each long request pays for the page faults of fresh memory, more than for its I/O.
+const POOL_LARGE_BYTES: usize = 8 << 20;
+
+/// How many buffers of a size are kept.
+fn pool_limit(class: usize) -> usize {
+    if class <= POOL_SMALL_LEN {
+        POOL_PER_CLASS
+    } else {
+        POOL_LARGE_BYTES / class
+    }
+}
 
 impl BufPool {
     /// A buffer of at least `len` bytes. Contents are unspecified (never uninitialised).
@@ -213,7 +227,7 @@ impl BufPool {
             return;
         }
         match self.free.iter_mut().find(|(c, _)| *c == len) {
-            Some((_, list)) if list.len() < POOL_PER_CLASS => list.push(buf),
+            Some((_, list)) if list.len() < pool_limit(len) => list.push(buf),
             Some(_) => {}
             None => self.free.push((len, vec![buf])),
         }
