@@ -12,6 +12,7 @@ pub mod tls;
 pub mod wire;
 
 mod extents;
+mod factory;
 mod handshake;
 mod input;
 mod output;
@@ -21,6 +22,7 @@ mod transmission;
 
 pub use export::{Export, ExportSummary, Exports, Status};
 pub use extents::EXTENTS_MAX;
+pub use factory::NbdFactory;
 pub use handshake::{LIST_MAX, OPTION_MAX, OPTION_SKIP_MAX, OPTIONS_MAX, TlsMode};
 pub use output::REQUESTS_MAX;
 pub use session::NbdSession;

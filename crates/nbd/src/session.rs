@@ -329,6 +329,10 @@ impl Session for NbdSession {
             _ => 0,
         }
     }
+
+    fn handshaking(&self) -> bool {
+        !matches!(self.phase, Phase::Transmission(_))
+    }
 }
 
 impl Drop for NbdSession {

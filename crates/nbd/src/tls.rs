@@ -265,4 +265,8 @@ impl Session for TlsSession {
     fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }
+
+    fn handshaking(&self) -> bool {
+        self.inner.handshaking()
+    }
 }

@@ -6,7 +6,7 @@ mod common;
 mod socket;
 
 use common::*;
-use hearth_nbd::{Status, TlsMode, certs};
+use hearth_nbd::{Status, certs};
 use socket::serve;
 use std::process::{Command, Output};
 
@@ -249,7 +249,7 @@ fn clients_come_through_tls_with_their_certificates() {
     }
     let disk = Disk::new(3, "vm1", 16 * MIB);
     let config = certs::load(dir.path(), true).unwrap();
-    let server = serve(vec![disk.clone()], Some((TlsMode::Required, config)));
+    let server = serve(vec![disk.clone()], Some((true, config)));
     let socket = server.socket.to_string_lossy();
     let creds = format!(
         "tls-creds-x509,id=t,dir={},endpoint=client",

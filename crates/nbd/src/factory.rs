@@ -1,0 +1,68 @@
+//! Makes a session of every connection to a listening socket.
+
+use crate::export::Exports;
+use crate::handshake::TlsMode;
+use crate::session::NbdSession;
+use crate::tls::TlsSession;
+use hearth_reactor::{PeerInfo, Session, SessionFactory};
+use rustls::ServerConfig;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// The NBD server behind one listening socket.
+pub struct NbdFactory {
+    exports: Arc<dyn Exports>,
+    mode: TlsMode,
+    tls: RwLock<Option<Arc<ServerConfig>>>,
+}
+
+impl NbdFactory {
+    /// A server without TLS: for unix sockets and loopback.
+    pub fn plain(exports: Arc<dyn Exports>) -> NbdFactory {
+        NbdFactory {
+            exports,
+            mode: TlsMode::Off,
+            tls: RwLock::new(None),
+        }
+    }
+
+    /// A server with TLS; `required`: clients get nothing without it. See
+    /// [`certs::load`](crate::certs::load) for the configuration.
+    pub fn with_tls(
+        exports: Arc<dyn Exports>,
+        config: Arc<ServerConfig>,
+        required: bool,
+    ) -> NbdFactory {
+        let mode = if required {
+            TlsMode::Required
+        } else {
+            TlsMode::Allowed
+        };
+        NbdFactory {
+            exports,
+            mode,
+            tls: RwLock::new(Some(config)),
+        }
+    }
+
+    /// New certificates, for connections from now on. Without effect on a server without TLS.
+    pub fn renew_tls(&self, config: Arc<ServerConfig>) {
+        if self.mode != TlsMode::Off {
+            *self.tls.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
+        }
+    }
+}
+
+impl SessionFactory for NbdFactory {
+    fn connect(&self, peer: &PeerInfo) -> Option<Box<dyn Session>> {
+        let session = NbdSession::new(self.exports.clone(), self.mode, peer.to_string());
+        let tls = self
+            .tls
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        Some(match tls {
+            Some(config) => Box::new(TlsSession::new(session, config)),
+            None => Box::new(session),
+        })
+    }
+}
