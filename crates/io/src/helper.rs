@@ -44,9 +44,8 @@ impl Outbox {
 
 /// One operation to execute by blocking.
 pub(crate) struct Job {
-    /// `None` once answered.
-    op: Option<IoOp>,
-    device: Arc<Device>,
+    /// `None` once answered: the job then holds nothing the answer's receiver may want to close.
+    work: Option<(IoOp, Arc<Device>)>,
     start_ns: u64,
     outbox: Arc<Outbox>,
 }
@@ -54,28 +53,26 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new(op: IoOp, device: Arc<Device>, start_ns: u64, outbox: Arc<Outbox>) -> Job {
         Job {
-            op: Some(op),
-            device,
+            work: Some((op, device)),
             start_ns,
             outbox,
         }
     }
 
     pub(crate) fn op(&self) -> Option<&IoOp> {
-        self.op.as_ref()
+        self.work.as_ref().map(|(op, _)| op)
     }
 
     /// Executes and answers.
     pub(crate) fn run(mut self) {
-        if let Some(op) = self.op.as_mut() {
-            let result = self.device.execute(op);
+        if let Some((op, device)) = self.work.as_mut() {
+            let result = device.execute(op);
             self.answer(result);
         }
     }
 
     fn answer(&mut self, result: Result<(), IoError>) {
-        if let Some(op) = self.op.take() {
-            let device = self.device.clone();
+        if let Some((op, device)) = self.work.take() {
             let finished = Finished {
                 op,
                 device,
