@@ -1,0 +1,121 @@
+//! Clients that lie, stall or die, next to one that wants its data.
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "common/socket.rs"]
+mod socket;
+
+use common::*;
+use socket::{Running, serve};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A client in the transmission phase of simple replies.
+fn connect(server: &Running) -> UnixStream {
+    let mut stream = UnixStream::connect(&server.socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+        .write_all(&[&3u32.to_be_bytes()[..], &option_bytes(1, b"vm1")].concat())
+        .unwrap();
+    stream.read_exact(&mut [0; 18 + 10]).unwrap();
+    stream
+}
+
+fn read(stream: &mut UnixStream, offset: u64, len: usize) -> Vec<u8> {
+    stream
+        .write_all(&Req::new(0, offset, len as u64).bytes(Style::Simple))
+        .unwrap();
+    let mut reply = vec![0; 16 + len];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    reply.split_off(16)
+}
+
+#[test]
+fn bad_company_hurts_nobody() {
+    let disk = Disk::new(3, "vm1", 4 << 20);
+    let server = serve(vec![disk.clone()], None);
+    let mut good = connect(&server);
+    let mut bad = Vec::new();
+    for i in 0..60u8 {
+        let mut stream = if i % 2 == 0 {
+            UnixStream::connect(&server.socket).unwrap()
+        } else {
+            connect(&server)
+        };
+        let sent = match i % 12 {
+            // Nothing, and half a greeting.
+            0 => stream.write_all(&[]),
+            2 => stream.write_all(&[0, 0]),
+            // An option longer than any, and one that never comes whole.
+            4 => stream.write_all(
+                &[
+                    &3u32.to_be_bytes()[..],
+                    b"IHAVEOPT\0\0\0\x03\xff\xff\xff\xff",
+                ]
+                .concat(),
+            ),
+            6 => stream
+                .write_all(&[&3u32.to_be_bytes()[..], b"IHAVEOPT\0\0\0\x03\0\0\xff\xff"].concat()),
+            8 | 10 => stream.write_all(&[i; 5000]),
+            // Garbage in place of a request.
+            1 => stream.write_all(&[i; 5000]),
+            // Payloads that stop half-way, a short and a long one.
+            3 => stream.write_all(&Req::write(0, vec![1; 4096]).bytes(Style::Simple)[..1000]),
+            5 => stream.write_all(&Req::write(0, vec![1; 1 << 20]).bytes(Style::Simple)[..100_000]),
+            // Requests without end, and nobody to read the answers.
+            7 => {
+                stream.set_nonblocking(true).unwrap();
+                let many = Req::new(0, 0, 1 << 20).bytes(Style::Simple).repeat(10_000);
+                stream.write(&many).map(|_| ())
+            }
+            // Death in the middle of an answer.
+            9 => {
+                let many = Req::new(0, 0, 1 << 20).bytes(Style::Simple).repeat(20);
+                let sent = stream.write_all(&many);
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+                sent
+            }
+            _ => stream.write_all(&Req::new(2, 0, 0).bytes(Style::Simple)),
+        };
+        // The server may have cut it off already; that is its good right.
+        let _ = sent;
+        bad.push(stream);
+        let want = disk.data.lock().unwrap()[usize::from(i)..usize::from(i) + 70_000].to_vec();
+        assert!(read(&mut good, u64::from(i), 70_000) == want);
+    }
+    drop(bad);
+    // All of them are forgotten, and the good one is not.
+    let start = Instant::now();
+    while disk.clients.load(Ordering::Relaxed) > 1 {
+        assert!(
+            start.elapsed() < LIMIT,
+            "{} clients are left",
+            disk.clients.load(Ordering::Relaxed)
+        );
+        read(&mut good, 0, 4096);
+    }
+    assert_eq!(read(&mut good, 0, 10), disk.data.lock().unwrap()[..10]);
+}
+
+#[test]
+fn what_was_asked_before_goodbye_is_answered() {
+    let disk = Disk::new(3, "vm1", 4 << 20);
+    let server = serve(vec![disk.clone()], None);
+    let mut stream = connect(&server);
+    let write = Req::write(4096, vec![5; 8192]).bytes(Style::Simple);
+    let bye = Req::new(2, 0, 0).bytes(Style::Simple);
+    stream.write_all(&[write, bye].concat()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 16);
+    assert!(
+        disk.data.lock().unwrap()[4096..12288]
+            .iter()
+            .all(|b| *b == 5)
+    );
+}
