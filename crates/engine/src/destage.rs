@@ -209,6 +209,12 @@ impl Core {
         if d.lost.contains(block) || self.written_already(disk, block) {
             return Some(block + 1);
         }
+        // After flash failed, writes go to the origin past what is dirty: theirs is newer.
+        if self.flash_failed
+            && let Some(l) = d.locks.iter().find(|l| (l.start..l.end).contains(&block))
+        {
+            return Some(l.end);
+        }
         // A client's read of the origin is under way: it must not see half of our write.
         d.tickets
             .iter()
@@ -446,6 +452,9 @@ impl Core {
             self.mark_clean(job.disk, n, now, fx);
             return;
         }
+        if self.flash_failed {
+            self.wake_clean_waiters(job.disk, now, fx);
+        }
         self.destage_step(now, fx);
         self.destage_flush_if_due(job.disk, now, fx);
     }
@@ -466,10 +475,15 @@ impl Core {
 
     /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
     fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let flash_failed = self.flash_failed;
         let Some(d) = self.disk_mut(disk) else { return };
         d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
         d.destage.failures += 1;
         d.destage.urgent.clear();
+        if flash_failed {
+            self.wake_clean_waiters(disk, now, fx);
+            return;
+        }
         for id in std::mem::take(&mut d.clean_waiters) {
             self.reqs[id].failed = Some(crate::api::ReqError::Io);
             self.finish(id, now, fx);

@@ -491,7 +491,8 @@ impl Engine {
         let core = self.core();
         let d = core.disk(id)?;
         let unfinished =
-            !d.destage.busy.is_empty() || !d.destage.written.is_empty() || !d.intents.is_empty();
+            !d.destage.busy.is_empty() || !d.destage.written.is_empty()
+                || (!d.intents.is_empty() && !core.flash_failed);
         Some(DiskStatus {
             attached: d.attached,
             cached_blocks: d.cached,
@@ -500,7 +501,7 @@ impl Engine {
             drained: !d.is_dirty()
                 && !unfinished
                 && d.sync.durable >= d.sync.completed
-                && d.cleaned_ord <= core.log.applied_ord,
+                && (core.flash_failed || d.cleaned_ord <= core.log.applied_ord),
             in_flight: d.in_flight,
             lost_ranges: d
                 .lost
@@ -682,6 +683,45 @@ impl Engine {
         };
         core.sb.store(media)?;
         Ok(())
+    }
+
+    /// The engine's inner state in words, for diagnosis of a stall.
+    pub fn explain(&self) -> String {
+        let core = self.core();
+        let mut states = BTreeMap::new();
+        for s in &core.log.segments {
+            *states.entry(format!("{:?}", s.state).split(' ').next().unwrap_or("").to_owned()).or_insert(0u32) += 1;
+        }
+        let phases: Vec<String> = core.reqs.iter().take(8).map(|(id, r)| format!("{id}:{:?}/{}", r.phase, r.pending)).collect();
+        let front = core.log.order.front().map(|s| core.log.segments[*s as usize]);
+        format!(
+            "requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {}; \
+             segments {states:?}; oldest {front:?}; evict {:?}; jobs {}; dirty {}; ord next {} applied {} durable {}; \
+             flush in flight {}; waiters {}; disks {:?}",
+            core.reqs.len(),
+            core.ops.len(),
+            core.log.queue.len(),
+            core.log.queued_blocks,
+            core.log.batches.len(),
+            core.log.sealing.len(),
+            core.stalled.len(),
+            core.evict,
+            core.jobs.len(),
+            core.dirty_total,
+            core.log.next_ord,
+            core.log.applied_ord,
+            core.log.durable_ord,
+            core.flash_flush_inflight,
+            core.flash_waiters.len(),
+            core.disks
+                .iter()
+                .flatten()
+                .map(|d| {
+                    let g = &d.destage;
+                    (d.cfg.id, g.busy.len(), g.written.len(), g.covered, g.not_before_ns, d.tickets.len(), d.locks.len())
+                })
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// Takes requests; `now_ns` is monotonic. Drains `reqs`.

@@ -80,6 +80,16 @@ impl Core {
             ..Recovered::default()
         };
         let durable = found.iter().map(claims_durable).max().unwrap_or(0);
+        // A summary that reaches past what is durable is not enough: its batches are looked at one
+        // by one, also because those which are durable may name a newer tail.
+        for f in &mut found {
+            if let Content::Sealed(h, _) = &f.content
+                && h.last_batch_seq > durable
+                && !self.opts.faults.has(Fault::TrustUnverifiedTail)
+            {
+                f.content = Content::Walked(self.walk(media, f.seg)?);
+            }
+        }
         let tail = found
             .iter()
             .filter_map(|f| tail_within(f, durable))
@@ -101,17 +111,7 @@ impl Core {
             if f.seq < tail {
                 continue;
             }
-            let Found {
-                seg,
-                seq,
-                mut content,
-            } = f;
-            if let Content::Sealed(h, _) = &content
-                && h.last_batch_seq > durable
-                && !self.opts.faults.has(Fault::TrustUnverifiedTail)
-            {
-                content = Content::Walked(self.walk(media, seg)?);
-            }
+            let Found { seg, seq, content } = f;
             let first = match &content {
                 Content::Sealed(h, _) => h.first_batch_seq,
                 Content::Walked(b) => b.first().map_or(u64::MAX, |b| b.header.batch_seq),

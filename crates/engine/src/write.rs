@@ -265,17 +265,10 @@ impl Core {
                 .map(SmallVec::from_slice)
                 .unwrap_or_default();
             if crcs.is_empty() {
-                let covered =
-                    (req.r.offset + req.r.len - (start + done) * 4096).min(n * 4096) as usize;
-                let tail = (req.r.offset + req.r.len) % 4096 != 0 && end == start + done + n;
-                // Only the disk's odd last block ends inside a block here: the rest is zeros.
-                if tail
-                    && self.disks[disk as usize]
-                        .as_ref()
-                        .is_some_and(|d| d.blocks == end && d.cfg.size % 4096 != 0)
-                {
-                    data.bytes_mut()[covered..].fill(0);
-                }
+                // Past the disk's end is nothing; the cache keeps zeros there.
+                let size = self.disks[disk as usize].as_ref().map_or(0, |d| d.cfg.size);
+                let inside = size.saturating_sub((start + done) * 4096).min(n * 4096) as usize;
+                data.bytes_mut()[inside..].fill(0);
                 crcs = data.bytes().chunks(4096).map(crc32c).collect();
             }
             req.appended += n;
@@ -486,7 +479,13 @@ impl Core {
         fx: &mut Effects,
     ) -> bool {
         if self.flash_failed {
-            return true;
+            // Nothing on flash counts any more, but a run on its way must not land after us.
+            let Some(d) = self.disk_mut(disk).filter(|d| d.destaging(start, end)) else {
+                return true;
+            };
+            d.clean_waiters.push(id);
+            self.reqs[id].phase = Phase::WaitClean;
+            return false;
         }
         let durable = self.log.durable_ord;
         let Some(d) = self.disk_mut(disk) else {
