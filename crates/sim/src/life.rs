@@ -13,6 +13,8 @@ use hearth_engine::api::{Mode, ReqOp};
 
 /// Steps of one life; a world that needs more is stuck in a loop.
 const LIFE_STEPS_MAX: u64 = 60_000;
+/// Steps an operation hangs on average.
+const HANG_STEPS: u64 = 300;
 /// Steps to settle after the hurting ends.
 const SETTLE_STEPS_MAX: u64 = 300_000;
 /// Virtual time to settle: everything dirty fits in a few seconds of the slowest origin.
@@ -147,6 +149,9 @@ impl World<'_> {
                     return self
                         .stuck("requests wait but no I/O is in flight and no tick is wanted");
                 }
+            }
+            if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
+                self.release_hung();
             }
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;

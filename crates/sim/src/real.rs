@@ -156,6 +156,10 @@ impl Subject for RealSubject {
     fn tick(&self, now_ns: u64, effects: &mut Effects) -> Option<u64> {
         self.engine.tick(now_ns, effects)
     }
+    fn describe(&self) -> String {
+        let disks: Vec<_> = (1..=8).filter_map(|id| Some((id, self.engine.status(id)?))).collect();
+        format!("{disks:?} {:?}", self.engine.pool_stats())
+    }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed
     }
