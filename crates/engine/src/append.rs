@@ -483,9 +483,8 @@ impl Core {
     pub fn segments_durable(&mut self, _now: u64, fx: &mut Effects) {
         let durable = self.log.durable_ord;
         let mut claim = None;
-        for seg in 0..self.log.segments.len() as u32 {
-            let s = &self.log.segments[seg as usize];
-            match s.state {
+        for seg in self.log.freeing.clone() {
+            match self.log.segments[seg as usize].state {
                 SegState::Freeing { ord, claimed: true } if ord <= durable => self.release(seg, fx),
                 SegState::Freeing { ord, claimed: false } if ord <= durable => {
                     // Recovery believes the new tail only if a batch on flash claims that the
@@ -503,8 +502,7 @@ impl Core {
     pub fn release(&mut self, seg: u32, fx: &mut Effects) {
         self.counters.segments_freed += 1;
         if !self.opts.trim {
-            self.log.segments[seg as usize].state = SegState::Free;
-            self.log.free.push_back(seg);
+            self.trim_done(seg);
             return;
         }
         self.log.segments[seg as usize].state = SegState::Trimming;
@@ -525,6 +523,7 @@ impl Core {
 
     /// A trim ended; failing is no harm.
     pub fn trim_done(&mut self, seg: u32) {
+        self.log.freeing.retain(|s| *s != seg);
         self.log.segments[seg as usize].state = SegState::Free;
         self.log.free.push_back(seg);
     }

@@ -105,7 +105,7 @@ pub(crate) struct Req {
     pub locked: bool,
     /// Counts in these intent regions.
     pub regions: Option<(u32, u32)>,
-    pub retries: u8,
+    pub retries: u64,
     /// A fill of its range may be in the log already.
     pub fills_appended: bool,
     /// Blocks put into the append queue so far.

@@ -73,12 +73,7 @@ impl Core {
             if self.flash_failed {
                 return;
             }
-            let coming = self
-                .log
-                .segments
-                .iter()
-                .filter(|s| matches!(s.state, SegState::Freeing { .. } | SegState::Trimming))
-                .count();
+            let coming = self.log.freeing.len();
             if self.log.free.len() + coming >= self.free_target() && self.evict.current.is_none() {
                 self.evict.wants_clean = false;
                 break;
@@ -99,9 +94,10 @@ impl Core {
         }
         let durable = self.log.durable_ord;
         let applied = self.log.applied_ord;
-        let waiting = self.log.segments.iter().any(
-            |s| matches!(s.state, SegState::Freeing { ord, .. } if ord > durable && ord <= applied),
-        );
+        let waiting = self.log.freeing.iter().any(|seg| {
+            let state = self.log.segments[*seg as usize].state;
+            matches!(state, SegState::Freeing { ord, .. } if ord > durable && ord <= applied)
+        });
         if waiting && self.log.free.len() < self.free_target() {
             self.start_flash_flush(now, fx);
         }
@@ -127,6 +123,7 @@ impl Core {
             .log
             .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing);
         self.log.segments[seg as usize].state = SegState::Freeing { ord, claimed: false };
+        self.log.freeing.push(seg);
         self.log.urgent = true;
         if self.opts.faults.has(Fault::ReuseEarly) {
             self.release(seg, fx);

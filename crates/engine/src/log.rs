@@ -198,6 +198,9 @@ pub(crate) struct Log {
     /// Segments with data, oldest first, the head not included.
     pub order: VecDeque<u32>,
     pub free: VecDeque<u32>,
+    /// Segments on their way to being free (`Freeing` or `Trimming`): few, so that nothing in
+    /// the data path looks at all segments.
+    pub freeing: Vec<u32>,
     pub head: Option<Head>,
     pub sealing: Vec<Sealing>,
     pub queue: VecDeque<Item>,

@@ -20,8 +20,9 @@ use smallvec::{SmallVec, smallvec};
 const RUN_MAX: u64 = 256;
 /// Fills in flight per disk; more misses are served without being cached.
 const FILLS_MAX: usize = 512;
-/// How often a read looks again for blocks that moved or failed their checksum.
-const RETRIES_MAX: u8 = 8;
+/// How often a read looks again for a block that moved or could not be read; a request has this
+/// many for each of its blocks.
+const RETRIES_MAX: u64 = 8;
 /// Consecutive flash read errors after which the device counts as failed.
 const READ_ERRORS_MAX: u32 = 32;
 /// Bytes a prefetch request reads at a time.
@@ -404,7 +405,8 @@ impl Core {
             }
         }
         self.reqs[id].retries += 1;
-        if self.reqs[id].retries > RETRIES_MAX {
+        let (start, end) = self.blocks_of(id);
+        if self.reqs[id].retries > RETRIES_MAX * (end - start) {
             self.reqs[id].failed = Some(ReqError::Io);
             return;
         }
