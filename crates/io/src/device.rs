@@ -189,6 +189,12 @@ impl Media for Arc<Device> {
         self.fault(FaultKind::Read, offset, data.len())?;
         self.file.read_at(offset, data)
     }
+    fn read_many(&mut self, reads: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        crate::media::read_parallel(reads, |offset, data| {
+            self.fault(FaultKind::Read, offset, data.len())?;
+            self.file.read_at(offset, data)
+        })
+    }
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.fault(FaultKind::Write, offset, data.len())?;
         self.file.write_at(offset, data)

@@ -617,6 +617,9 @@ impl Media for BlockFile {
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         BlockFile::read_at(self, offset, data)
     }
+    fn read_many(&mut self, reads: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        crate::media::read_parallel(reads, |offset, data| BlockFile::read_at(self, offset, data))
+    }
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         BlockFile::write_at(self, offset, data)
     }

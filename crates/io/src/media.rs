@@ -25,3 +25,29 @@ pub trait Media {
     /// Makes completed writes durable.
     fn flush(&mut self) -> io::Result<()>;
 }
+
+/// Reads in flight at once in [`read_parallel`]: what one SSD gains from, on few cores.
+const PARALLEL_READS: usize = 8;
+
+/// Runs several reads on a few threads; for implementations of [`Media::read_many`].
+pub fn read_parallel(
+    reads: &mut [(u64, &mut [u8])],
+    read: impl Fn(u64, &mut [u8]) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    if reads.is_empty() {
+        return Ok(());
+    }
+    let share = reads.len().div_ceil(PARALLEL_READS);
+    let read = &read;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = reads
+            .chunks_mut(share)
+            .map(|part| {
+                scope.spawn(move || part.iter_mut().try_for_each(|(offset, data)| read(*offset, data)))
+            })
+            .collect();
+        workers
+            .into_iter()
+            .try_for_each(|w| w.join().unwrap_or_else(|_| Err(io::Error::other("a reader thread died"))))
+    })
+}
