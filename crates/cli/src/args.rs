@@ -145,12 +145,15 @@ pub struct Serve {
     /// Directory with server-cert.pem, server-key.pem and, to verify clients, ca-cert.pem
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// Data threads [default: one per CPU, at most 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Data threads [default: one per CPU, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
-    /// Most RAM for the index and staging [default: what the pool needs when full]
+    /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,
+    /// Open a pool of whose log parts cannot be read, with what can be
+    #[arg(long)]
+    pub accept_damage: bool,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,

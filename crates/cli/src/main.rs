@@ -1,2 +1,80 @@
-//! placeholder
-fn main() {}
+//! The `hearth` command: the daemon, and a client for everything else.
+//!
+//! Each command prints text for people or, with `--json`, JSON for programs. A failure is one
+//! sentence that says what is wrong and what to do about it.
+
+mod args;
+mod disk;
+mod interrupt;
+mod pool;
+mod serve;
+mod stats;
+mod table;
+
+use std::process::ExitCode;
+
+use args::{Cli, Command, Global};
+use clap::Parser;
+use hearth_daemon::api::types::ErrorBody;
+use hearth_daemon::error::Error;
+
+/// Why a command ended without success.
+enum Failure {
+    /// Something is wrong.
+    Error(Error),
+    /// The user called it off; what was called off, for a last message.
+    Interrupted(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Error(error)
+    }
+}
+
+type Outcome = Result<(), Failure>;
+
+/// Exit status after Ctrl-C: 128 + SIGINT, as shells do.
+const EXIT_INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    // A reader that goes away (`hearth disk list | head -1`) ends us quietly.
+    // SAFETY: setting a signal's default action has no preconditions; no other thread runs yet.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let cli = Cli::parse();
+    let Cli { global, command } = cli;
+    let outcome = match command {
+        Command::Pool(command) => pool::run(&global, command),
+        Command::Serve(args) => serve::run(&global, args),
+        Command::Disk(command) => disk::run(&global, command),
+        Command::Stats(args) => stats::run(&global, args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Interrupted(text)) => {
+            eprintln!("hearth: {text}");
+            ExitCode::from(EXIT_INTERRUPTED)
+        }
+        Err(Failure::Error(error)) => {
+            report(&global, &error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn report(global: &Global, error: &Error) {
+    if global.json {
+        let body = ErrorBody { error: error.what.clone(), remedy: error.remedy.clone() };
+        eprintln!("{}", serde_json::to_string(&body).unwrap_or_else(|_| error.to_string()));
+    } else {
+        eprintln!("hearth: {error}");
+    }
+}
+
+/// Prints `value` as JSON.
+fn print_json<T: serde::Serialize>(value: &T) -> Outcome {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))?;
+    println!("{text}");
+    Ok(())
+}

@@ -3,9 +3,14 @@
 
 pub mod api;
 pub mod client;
+pub mod daemon;
 pub mod error;
+pub mod exports;
 pub mod notify;
+pub mod origin;
+pub mod pool;
 pub mod progress;
 pub mod rundir;
+pub mod serve;
 pub mod size;
 pub mod windows;

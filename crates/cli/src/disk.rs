@@ -1,0 +1,320 @@
+//! `hearth disk …`: clients of the control API.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use hearth_daemon::api::types::{self, DiskInfo, DiskState};
+use hearth_daemon::client::{Client, disk_path};
+use hearth_daemon::error::{Error, Kind};
+use hearth_daemon::progress::human_seconds;
+use hearth_daemon::size::human;
+use hearth_io::OriginSpec;
+
+use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global};
+use crate::interrupt::Interrupt;
+use crate::table::{Table, plain};
+use crate::{Failure, Outcome, print_json};
+
+/// How often progress is asked for and shown.
+const POLL: Duration = Duration::from_millis(200);
+
+pub fn run(global: &Global, command: Disk) -> Outcome {
+    let client = Client::new(&global.dir());
+    match command {
+        Disk::Add(args) => add(global, &client, args),
+        Disk::List => list(global, &client),
+        Disk::Show(args) => show(global, &client.get(&disk_path(&args.name, ""))?),
+        Disk::Set(args) => set(global, &client, &args),
+        Disk::Flush(args) => {
+            client.post::<_, DiskInfo>(&disk_path(&args.name, "/flush"), &())?;
+            follow(global, &client, &args.name, Goal::Flush)
+        }
+        Disk::Remove(args) => remove(global, &client, &args),
+        Disk::AcceptLoss(args) => {
+            let info: DiskInfo = client.post(&disk_path(&args.name, "/accept-loss"), &())?;
+            said(global, &info, "the lost ranges are given up; they read as the origin has them")
+        }
+    }
+}
+
+/// The origin as the daemon should see it: relative paths are relative to us, not to it.
+pub fn absolute_origin(text: &str) -> Result<String, Error> {
+    let mut spec: OriginSpec = text
+        .parse()
+        .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
+    spec.path = std::path::absolute(&spec.path).map_err(|e| {
+        Error::invalid(format!("the origin's path {} cannot be made absolute: {e}", spec.path.display()), "give an absolute path")
+    })?;
+    Ok(spec.to_string())
+}
+
+fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
+    let body = types::DiskAdd {
+        origin: absolute_origin(&args.origin)?,
+        name: args.name,
+        mode: args.mode.into(),
+        block_size: args.block_size.map(|s| s.0),
+        min: args.min.map_or(0, |s| s.0),
+        max: args.max.map_or(0, |s| s.0),
+        seq_cutoff: args.seq_cutoff.map(|s| s.0),
+        read_only: args.read_only,
+    };
+    let info: DiskInfo = client.post("/v1/disks", &body)?;
+    if global.json {
+        return print_json(&info);
+    }
+    println!("disk {} added: {}, {}", plain(&info.name), human(info.size), info.mode.word());
+    notices(&info);
+    let socket = hearth_daemon::rundir::nbd_socket(&global.dir());
+    println!("attach it with nbd+unix:///{}?socket={}", plain(&info.name), socket.display());
+    Ok(())
+}
+
+fn notices(info: &DiskInfo) {
+    for notice in &info.notices {
+        println!("note: {}", plain(notice));
+    }
+    if let Some(reason) = &info.reason {
+        println!("{}: {}", info.state.word(), plain(reason));
+    }
+}
+
+fn list(global: &Global, client: &Client) -> Outcome {
+    let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
+    if global.json {
+        return print_json(&disks);
+    }
+    if disks.is_empty() {
+        println!("no disks; add one with `hearth disk add NAME --origin PATH`");
+        return Ok(());
+    }
+    let mut table = Table::new(&["NAME", "STATE", "MODE", ">SIZE", ">CACHED", ">DIRTY", ">CLIENTS", "ORIGIN"]);
+    for d in &disks {
+        table.row([
+            plain(&d.name),
+            d.state.word().to_owned(),
+            d.mode.word().to_owned(),
+            human(d.size),
+            human(d.cached),
+            human(d.dirty),
+            d.connections.to_string(),
+            plain(&d.origin),
+        ]);
+    }
+    print!("{}", table.render());
+    for d in &disks {
+        if let Some(reason) = &d.reason {
+            println!("{} is {}: {}", plain(&d.name), d.state.word(), plain(reason));
+        }
+    }
+    Ok(())
+}
+
+fn show(global: &Global, d: &DiskInfo) -> Outcome {
+    if global.json {
+        return print_json(d);
+    }
+    let limit = |bytes: u64, none: &str| if bytes == 0 { none.to_owned() } else { human(bytes) };
+    let mut table = Table::new(&["disk", &plain(&d.name)]);
+    let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
+    line("state", d.state.word().to_owned());
+    line("origin", plain(&d.origin));
+    line("size", format!("{} ({} bytes)", human(d.size), d.size));
+    line("mode", d.mode.word().to_owned());
+    line("block size", human(d.block_size));
+    line("flash kept", limit(d.min, "none"));
+    line("flash limit", limit(d.max, "none"));
+    line("seq cutoff", limit(d.seq_cutoff, "none"));
+    line("read-only", if d.read_only { "yes" } else { "no" }.to_owned());
+    line("cached", human(d.cached));
+    line("dirty", human(d.dirty));
+    line("clients", d.connections.to_string());
+    print!("{}", table.render());
+    for range in &d.lost {
+        println!("lost: {} bytes at offset {}", range.length, range.offset);
+    }
+    notices(d);
+    Ok(())
+}
+
+fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
+    if global.json {
+        return print_json(info);
+    }
+    println!("disk {}: {text}", plain(&info.name));
+    notices(info);
+    Ok(())
+}
+
+fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
+    let body = types::DiskSet {
+        mode: args.mode.map(Into::into),
+        block_size: args.block_size.map(|s| s.0),
+        min: args.min.map(|s| s.0),
+        max: args.max.map(|s| s.0),
+        seq_cutoff: args.seq_cutoff.map(|s| s.0),
+        size_from_origin: args.size_from_origin,
+        trust: args.trust.map(Into::into),
+    };
+    let info: DiskInfo = client.patch(&disk_path(&args.name, ""), &body)?;
+    said(global, &info, &format!("{}, {}", human(info.size), info.mode.word()))
+}
+
+fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
+    let path = disk_path(&args.name, "");
+    let info: DiskInfo = client.get(&path)?;
+    if args.discard_dirty && !args.yes {
+        return Err(Error::refused(
+            format!("--discard-dirty would lose the {} of {} that are only on flash", human(info.dirty), args.name),
+            "add --yes if that is what you want, or leave --discard-dirty out",
+        )
+        .into());
+    }
+    if info.connections > 0 && !global.json {
+        eprintln!("note: {} client(s) connected to {}; they are cut off at the end", info.connections, plain(&info.name));
+    }
+    let body = types::DiskRemove { discard_dirty: args.discard_dirty };
+    client.post::<_, DiskInfo>(&disk_path(&args.name, "/remove"), &body)?;
+    follow(global, client, &args.name, Goal::Remove)
+}
+
+/// Flushes every disk that can be, one after the other.
+pub fn flush_all(global: &Global, client: &Client) -> Outcome {
+    let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
+    for disk in disks.iter().filter(|d| d.state == DiskState::Attached && d.dirty > 0) {
+        client.post::<_, DiskInfo>(&disk_path(&disk.name, "/flush"), &())?;
+        wait_for(global, client, &disk.name, Goal::Flush)?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Goal {
+    Flush,
+    Remove,
+}
+
+/// Shows progress until the goal is reached, and says so; Ctrl-C calls it off.
+fn follow(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
+    wait_for(global, client, name, goal)?;
+    if global.json {
+        return print_json(&types::Done { done: true });
+    }
+    let done = if goal == Goal::Flush { "flushed" } else { "removed" };
+    println!("disk {}: {done}", plain(name));
+    Ok(())
+}
+
+fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
+    let interrupt = Interrupt::watch();
+    let mut line = ProgressLine::new(!global.json);
+    loop {
+        if interrupt.sleep(POLL) {
+            line.end();
+            return Err(call_off(client, name, goal));
+        }
+        let info: DiskInfo = match client.get(&disk_path(name, "")) {
+            Ok(info) => info,
+            Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => {
+                line.end();
+                return Ok(());
+            }
+            Err(e) => {
+                line.end();
+                return Err(e.into());
+            }
+        };
+        line.show(&info);
+        let busy = matches!(info.state, DiskState::Flushing | DiskState::Removing);
+        if busy {
+            continue;
+        }
+        line.end();
+        return match (goal, info.progress) {
+            (Goal::Flush, Some(p)) if p.done => Ok(()),
+            _ => {
+                let why = info.reason.or(info.notices.last().cloned()).unwrap_or_else(|| "it was called off".to_owned());
+                Err(Error::conflict(
+                    format!("the {} of {name} did not complete: {why}", if goal == Goal::Flush { "flush" } else { "removal" }),
+                    "try again",
+                )
+                .into())
+            }
+        };
+    }
+}
+
+fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
+    match client.post::<_, DiskInfo>(&disk_path(name, "/cancel"), &()) {
+        Ok(info) => Failure::Interrupted(format!(
+            "called off; {} of {name} are still only on flash, nothing is lost",
+            human(info.dirty)
+        )),
+        // It was done before we could call it off.
+        Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => {
+            Failure::Interrupted(format!("{name} was removed before it could be called off"))
+        }
+        Err(e) => Failure::Error(e),
+    }
+}
+
+/// One line, rewritten in place on a terminal; elsewhere a line now and then.
+struct ProgressLine {
+    shown: bool,
+    enabled: bool,
+    terminal: bool,
+    last: Option<std::time::Instant>,
+}
+
+/// How often progress is printed where it cannot be rewritten in place.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+impl ProgressLine {
+    fn new(enabled: bool) -> ProgressLine {
+        ProgressLine { shown: false, enabled, terminal: std::io::stderr().is_terminal(), last: None }
+    }
+
+    fn show(&mut self, info: &DiskInfo) {
+        let Some(progress) = info.progress.filter(|p| self.enabled && !p.done) else { return };
+        let eta = match progress.eta_seconds {
+            Some(seconds) => format!("{} left", human_seconds(seconds)),
+            None => "time left unknown".to_owned(),
+        };
+        let text = format!(
+            "{}: {} blocks ({}) left, {}/s, {eta}",
+            plain(&info.name),
+            progress.blocks_left,
+            human(progress.bytes_left),
+            human(progress.bytes_per_second as u64),
+        );
+        let mut err = std::io::stderr().lock();
+        if self.terminal {
+            let _ = write!(err, "\r\x1b[K{text}");
+            let _ = err.flush();
+            self.shown = true;
+        } else if self.last.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            let _ = writeln!(err, "{text}");
+            self.last = Some(std::time::Instant::now());
+        }
+    }
+
+    fn end(&mut self) {
+        if self.shown {
+            eprintln!();
+            self.shown = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_origins_are_ours() {
+        let cwd = std::env::current_dir().unwrap();
+        assert_eq!(absolute_origin("x.raw").unwrap(), cwd.join("x.raw").to_string_lossy());
+        assert_eq!(absolute_origin("model-hdd:/a").unwrap(), "model-hdd:/a");
+        assert!(absolute_origin("model-hdd:").is_err());
+    }
+}

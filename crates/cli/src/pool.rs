@@ -1,0 +1,148 @@
+//! `hearth pool …`: on flash that is not being served, or through the daemon.
+
+use std::time::Duration;
+
+use hearth_daemon::api::types::{Done, PoolInfo};
+use hearth_daemon::client::Client;
+use hearth_daemon::pool::{self, CreateOptions, Pool, only_flash};
+use hearth_daemon::size::human;
+
+use crate::args::{self, Global, PoolAt, PoolCreate};
+use crate::disk;
+use crate::interrupt::Interrupt;
+use crate::table::{Table, plain};
+use crate::{Failure, Outcome, print_json};
+
+/// How often an export is looked at.
+const POLL: Duration = Duration::from_millis(100);
+
+pub fn run(global: &Global, command: args::Pool) -> Outcome {
+    match command {
+        args::Pool::Create(args) => create(global, &args),
+        args::Pool::Show(at) => show(global, &at),
+        args::Pool::Import(at) => import(global, &at),
+        args::Pool::Export(at) => export(global, &at),
+    }
+}
+
+fn create(global: &Global, args: &PoolCreate) -> Outcome {
+    let path = only_flash(&args.flash)?;
+    let options = CreateOptions { size: args.size.map(|s| s.0), force: args.force, label: args.label.clone() };
+    let info = pool::create(path, &options)?;
+    if global.json {
+        return print_json(&info);
+    }
+    println!("pool {} created on {}", info.uuid, path.display());
+    println!("{} for cached data, in {} segments of {}", human(info.capacity), info.segments, human(info.segment_bytes));
+    let per_block = info.ram as f64 / (info.capacity / 4096).max(1) as f64;
+    println!("RAM when full: {} ({per_block:.1} bytes for each 4 KiB block)", human(info.ram));
+    println!("serve it with `hearth serve --flash {}`", path.display());
+    Ok(())
+}
+
+fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
+    if global.json {
+        return print_json(info);
+    }
+    let mut table = Table::new(&["pool", &info.uuid]);
+    let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
+    if !info.label.is_empty() {
+        line("label", plain(&info.label));
+    }
+    line("flash", plain(&info.flash.join(", ")));
+    line(
+        "state",
+        match info.state.as_str() {
+            "dirty" => "in use, or not stopped cleanly".to_owned(),
+            "clean" => "stopped cleanly".to_owned(),
+            "failed" => "the flash has failed".to_owned(),
+            other => plain(other),
+        },
+    );
+    line("capacity", format!("{} in {} segments of {}", human(info.capacity), info.segments, human(info.segment_bytes)));
+    if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
+        line("cached", human(cached));
+        line("dirty", human(dirty));
+    }
+    line("RAM when full", human(info.ram));
+    if let Some(r) = &info.recovery {
+        line("opened from", format!("{} in {} ms: {} blocks, {} dirty", r.how, r.millis, r.cached_blocks, r.dirty_blocks));
+    }
+    if let (Some(io), Some(threads)) = (&info.io, info.threads) {
+        line("I/O", format!("{io}, {threads} threads"));
+    }
+    print!("{}", table.render());
+    if info.disks.is_empty() {
+        println!("no disks");
+        return Ok(());
+    }
+    println!();
+    let mut table = Table::new(&["DISK", "MODE", ">SIZE", "ORIGIN"]);
+    for d in &info.disks {
+        let missing = if d.origin_found { "" } else { "  (not found here)" };
+        table.row([plain(&d.name), d.mode.word().to_owned(), human(d.size), format!("{}{missing}", plain(&d.origin))]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}
+
+fn show(global: &Global, at: &PoolAt) -> Outcome {
+    let info = if at.flash.is_empty() {
+        Client::new(&global.dir()).get("/v1/pool")?
+    } else {
+        Pool::look(only_flash(&at.flash)?)?.info_with_origins()
+    };
+    print_pool(global, &info)
+}
+
+fn import(global: &Global, at: &PoolAt) -> Outcome {
+    if at.flash.is_empty() {
+        // A daemon has imported its pool by serving it; without one there is nothing to import.
+        let info: PoolInfo = Client::new(&global.dir()).get("/v1/pool")?;
+        return print_pool(global, &info);
+    }
+    let path = only_flash(&at.flash)?;
+    let info = Pool::open(path)?.info_with_origins();
+    print_pool(global, &info)?;
+    if global.json {
+        return Ok(());
+    }
+    println!();
+    let missing: Vec<String> = info.disks.iter().filter(|d| !d.origin_found).map(|d| plain(&d.name)).collect();
+    if !missing.is_empty() {
+        println!(
+            "the origin of {} is missing or too small here; put it at the same path, and the disk attaches by itself",
+            missing.join(", ")
+        );
+    }
+    println!("ready; serve it with `hearth serve --flash {}`", path.display());
+    Ok(())
+}
+
+fn export(global: &Global, at: &PoolAt) -> Outcome {
+    if !at.flash.is_empty() {
+        let path = only_flash(&at.flash)?;
+        hearth_daemon::serve::export_offline(path)?;
+        return exported(global);
+    }
+    let client = Client::new(&global.dir());
+    // The bulk is written while the disks go on, with progress, and can be called off.
+    disk::flush_all(global, &client)?;
+    let interrupt = Interrupt::watch();
+    client.post::<_, Done>("/v1/pool/export", &())?;
+    while client.is_up() {
+        if interrupt.sleep(POLL) {
+            return Err(Failure::Interrupted("the daemon goes on exporting, and stops when it is done".to_owned()));
+        }
+    }
+    // The daemon says in its log why an export failed; the pool tells whether it did.
+    exported(global)
+}
+
+fn exported(global: &Global) -> Outcome {
+    if global.json {
+        return print_json(&Done { done: true });
+    }
+    println!("exported: everything is in the origins, and the pool is not in use any more");
+    Ok(())
+}

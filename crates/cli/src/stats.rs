@@ -1,0 +1,232 @@
+//! `hearth stats`: what the cache does, for people.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::time::Duration;
+
+use hearth_daemon::api::stats::{DiskReport, DiskSpan, LatencyReport, PoolReport, StatsReport};
+use hearth_daemon::client::{Client, disk_path};
+use hearth_daemon::progress::human_seconds;
+use hearth_daemon::size::human;
+
+use crate::args::{Global, Stats};
+use crate::interrupt::Interrupt;
+use crate::table::{Table, plain};
+use crate::{Outcome, print_json};
+
+/// Time between two pictures of `--watch`.
+const REFRESH: Duration = Duration::from_secs(1);
+
+pub fn run(global: &Global, args: Stats) -> Outcome {
+    let client = Client::new(&global.dir());
+    if !args.watch {
+        return once(global, &client, args.name.as_deref(), "");
+    }
+    let interrupt = Interrupt::watch();
+    // Home, and clear what is below: less flicker than clearing first.
+    let prefix = if std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
+    loop {
+        once(global, &client, args.name.as_deref(), prefix)?;
+        if interrupt.sleep(REFRESH) {
+            return Ok(());
+        }
+    }
+}
+
+fn once(global: &Global, client: &Client, name: Option<&str>, prefix: &str) -> Outcome {
+    let text = match name {
+        Some(name) => {
+            let report: DiskReport = client.get(&disk_path(name, "/stats"))?;
+            if global.json {
+                return print_json(&report);
+            }
+            disk(&report)
+        }
+        None => {
+            let report: StatsReport = client.get("/v1/stats")?;
+            if global.json {
+                return print_json(&report);
+            }
+            all(&report)
+        }
+    };
+    print!("{prefix}{text}");
+    let _ = std::io::stdout().flush();
+    Ok(())
+}
+
+fn percent(ratio: Option<f64>) -> String {
+    ratio.map_or("-".to_owned(), |r| format!("{:.1} %", r * 100.0))
+}
+
+fn micros(us: Option<f64>) -> String {
+    match us {
+        None => "-".to_owned(),
+        Some(us) if us < 1000.0 => format!("{us:.0} µs"),
+        Some(us) if us < 1_000_000.0 => format!("{:.1} ms", us / 1000.0),
+        Some(us) => format!("{:.1} s", us / 1_000_000.0),
+    }
+}
+
+/// One column per span, one row per number.
+fn spans(spans: &[DiskSpan]) -> String {
+    let headings: Vec<String> = std::iter::once(String::new()).chain(spans.iter().map(|s| format!(">{}", s.span))).collect();
+    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut row = |name: &str, cell: &dyn Fn(&DiskSpan) -> String| {
+        table.row(std::iter::once(name.to_owned()).chain(spans.iter().map(cell)));
+    };
+    row("reads", &|s| s.counters.reads().to_string());
+    row("  hits", &|s| s.counters.read_hits.to_string());
+    row("  partial hits", &|s| s.counters.read_partial_hits.to_string());
+    row("  misses", &|s| s.counters.read_misses.to_string());
+    row("  hit ratio, requests", &|s| percent(s.ratios.read_hit_ratio));
+    row("  hit ratio, bytes", &|s| percent(s.ratios.read_hit_ratio_bytes));
+    row("  from flash", &|s| human(s.counters.read_hit_bytes));
+    row("  from origin", &|s| human(s.counters.read_miss_bytes));
+    row("  bypassed, sequential", &|s| s.counters.bypassed_sequential.to_string());
+    row("  bypassed, congestion", &|s| human(s.counters.bypassed_congested.saturating_mul(4096)));
+    row("writes", &|s| s.counters.writes().to_string());
+    row("  hits", &|s| s.counters.write_hits.to_string());
+    row("  bytes", &|s| human(s.counters.write_bytes));
+    row("flushes", &|s| s.counters.flushes.to_string());
+    row("fills", &|s| human(s.counters.fills.saturating_mul(4096)));
+    row("  not admitted", &|s| human(s.counters.fills_rejected.saturating_mul(4096)));
+    row("evicted", &|s| human(s.counters.evictions.saturating_mul(4096)));
+    row("reinserted", &|s| human(s.counters.reinsertions.saturating_mul(4096)));
+    row("origin reads", &|s| s.counters.origin_reads.to_string());
+    row("origin writes", &|s| s.counters.origin_writes.to_string());
+    row("errors", &|s| s.counters.errors.to_string());
+    row("mean read", &|s| micros(s.ratios.read_mean_us));
+    row("  without cache, est.", &|s| micros(s.ratios.uncached_read_us));
+    row("mean write", &|s| micros(s.ratios.write_mean_us));
+    row("  without cache, est.", &|s| micros(s.ratios.uncached_write_us));
+    row("helping?", &|s| helping(s.ratios.speedup));
+    table.render()
+}
+
+fn helping(speedup: Option<f64>) -> String {
+    match speedup {
+        None => "not known yet".to_owned(),
+        Some(x) if x >= 1.05 => format!("yes, {x:.1} x"),
+        Some(x) if x > 0.95 => "no difference".to_owned(),
+        Some(x) => format!("no, {x:.2} x"),
+    }
+}
+
+fn latencies(report: &DiskReport) -> String {
+    let mut table = Table::new(&["latency", ">count", ">mean", ">50 %", ">90 %", ">99 %", ">99.9 %", ">max"]);
+    let mut row = |name: &str, l: &LatencyReport| {
+        let value = |us: f64| if l.count == 0 { "-".to_owned() } else { micros(Some(us)) };
+        table.row([
+            name.to_owned(),
+            l.count.to_string(),
+            value(l.mean_us),
+            value(l.p50_us),
+            value(l.p90_us),
+            value(l.p99_us),
+            value(l.p999_us),
+            value(l.max_us),
+        ]);
+    };
+    row("read hit", &report.read_hit_latency);
+    row("read miss", &report.read_miss_latency);
+    row("write", &report.write_latency);
+    table.render()
+}
+
+fn disk(report: &DiskReport) -> String {
+    let mut out = String::new();
+    let dirty_for =
+        if report.dirty_for > 0.0 { format!(" for {}", human_seconds(report.dirty_for)) } else { String::new() };
+    let _ = writeln!(
+        out,
+        "disk {}: {} cached, {} dirty{dirty_for}",
+        plain(&report.name),
+        human(report.cached),
+        human(report.dirty)
+    );
+    out.push_str(&spans(&report.spans));
+    out.push('\n');
+    out.push_str(&latencies(report));
+    out
+}
+
+fn pool(report: &PoolReport) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "pool: {} of {} used, {} dirty, {} of {} segments free, {} RAM{}",
+        human(report.cached),
+        human(report.capacity),
+        human(report.dirty),
+        report.free_segments,
+        report.segments,
+        human(report.ram),
+        if report.flash_failed { "; THE FLASH HAS FAILED, disks go on from their origins" } else { "" },
+    );
+    let headings: Vec<String> =
+        std::iter::once(String::new()).chain(report.spans.iter().map(|s| format!(">{}", s.span))).collect();
+    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut row = |name: &str, cell: &dyn Fn(&hearth_daemon::api::stats::FlashSpan) -> String| {
+        table.row(std::iter::once(name.to_owned()).chain(report.spans.iter().map(cell)));
+    };
+    row("flash written", &|s| human(s.counters.flash_write_bytes));
+    row("  client data and fills", &|s| human(s.counters.flash_payload_bytes));
+    row("  write amplification", &|s| s.write_amplification.map_or("-".to_owned(), |r| format!("{r:.2}")));
+    row("flash read", &|s| human(s.counters.flash_read_bytes));
+    row("flash flushes", &|s| s.counters.flash_flushes.to_string());
+    row("flash errors", &|s| s.counters.flash_errors.to_string());
+    out.push_str(&table.render());
+    out
+}
+
+fn all(report: &StatsReport) -> String {
+    let mut out = format!("serving for {}\n", human_seconds(report.uptime as f64));
+    out.push_str(&pool(&report.pool));
+    if report.disks.is_empty() {
+        out.push_str("\nno disks\n");
+        return out;
+    }
+    out.push_str("\nall disks\n");
+    out.push_str(&spans(&report.pool.disks));
+    out.push('\n');
+    let mut table =
+        Table::new(&["DISK", ">CACHED", ">DIRTY", ">READS", ">HIT", ">HIT BYTES", ">5MIN HIT", ">WRITES", "HELPING?"]);
+    for d in &report.disks {
+        let total = d.spans.first();
+        let recent = d.spans.get(1);
+        table.row([
+            plain(&d.name),
+            human(d.cached),
+            human(d.dirty),
+            total.map_or(0, |s| s.counters.reads()).to_string(),
+            percent(total.and_then(|s| s.ratios.read_hit_ratio)),
+            percent(total.and_then(|s| s.ratios.read_hit_ratio_bytes)),
+            percent(recent.and_then(|s| s.ratios.read_hit_ratio)),
+            total.map_or(0, |s| s.counters.writes()).to_string(),
+            helping(total.and_then(|s| s.ratios.speedup)),
+        ]);
+    }
+    out.push_str(&table.render());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_daemon_has_something_to_show() {
+        let text = all(&StatsReport { disks: vec![DiskReport::default()], ..StatsReport::default() });
+        assert!(text.contains("pool: 0 B of 0 B used"), "{text}");
+        assert!(!text.contains("NaN"), "{text}");
+    }
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(percent(Some(0.1234)), "12.3 %");
+        assert_eq!(micros(Some(1500.0)), "1.5 ms");
+        assert_eq!(helping(Some(4.02)), "yes, 4.0 x");
+        assert_eq!(helping(Some(1.0)), "no difference");
+    }
+}

@@ -1,0 +1,428 @@
+//! The control operations. Every change is durable in the pool's registry before it is answered.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use hearth_engine::api::{DISK_MAX, Mode};
+use hearth_format::{DiskRecord, Uuid, check_name};
+use hearth_io::{BLOCK, Device};
+
+use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
+use crate::api::server::Control;
+use crate::api::stats::{DiskReport, StatsReport};
+use crate::api::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, PoolInfo, Trust};
+use crate::error::{Error, Result};
+use crate::origin;
+use crate::pool::mode_to;
+use crate::progress::Progress;
+use crate::size::human;
+
+/// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
+const SEQ_CUTOFF: u64 = 1 << 20;
+/// How long `set --trust flash` waits for what is dirty before it goes on in the background.
+const RECONCILE_TIME: Duration = Duration::from_secs(60);
+/// How often it looks.
+const RECONCILE_POLL: Duration = Duration::from_millis(10);
+
+fn block_size(bytes: Option<u64>) -> Result<u32> {
+    let Some(bytes) = bytes else { return Ok(0) };
+    match u32::try_from(bytes) {
+        Ok(n) if n.is_power_of_two() && (4096..=1 << 20).contains(&n) => Ok(n),
+        _ => Err(Error::invalid(
+            format!("the cache block size {bytes} is no power of two from 4K to 1M"),
+            "choose 4K, 8K, 16K, 32K, 64K, 128K, 256K, 512K or 1M",
+        )),
+    }
+}
+
+fn check_limits(min: u64, max: u64) -> Result<()> {
+    if max != 0 && min > max {
+        return Err(Error::invalid(
+            format!("the flash kept for the disk ({}) is more than its limit ({})", human(min), human(max)),
+            "lower --min or raise --max",
+        ));
+    }
+    Ok(())
+}
+
+impl Daemon {
+    fn not_stopping(&self) -> Result<()> {
+        if self.stopping.load(Ordering::Relaxed) {
+            return Err(Error::conflict("the daemon is stopping", "start it again first"));
+        }
+        Ok(())
+    }
+
+    /// Refuses a minimum the flash cannot hold beside the others'.
+    fn check_share(&self, name: &str, min: u64) -> Result<()> {
+        let pool = lock(&self.pool);
+        let others: u64 =
+            pool.registry().disks.iter().filter(|d| d.name != name).fold(0, |sum, d| sum.saturating_add(d.min_bytes));
+        let capacity = pool.capacity();
+        if min > 0 && others.saturating_add(min) > capacity {
+            return Err(Error::invalid(
+                format!(
+                    "{} cannot be kept for {name}: the pool holds {}, of which {} are kept for other disks",
+                    human(min),
+                    human(capacity),
+                    human(others)
+                ),
+                "lower --min",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses an origin that is the flash, or another disk's.
+    fn check_unused(&self, path: &std::path::Path) -> Result<()> {
+        let pool = lock(&self.pool);
+        if origin::is_same_file(path, pool.path()) {
+            return Err(Error::invalid(
+                format!("{} is the pool's own flash device", path.display()),
+                "give the file or device that holds the disk's data",
+            ));
+        }
+        let owner = pool.registry().disks.iter().find(|record| {
+            origin::parse(&record.origin).is_ok_and(|spec| spec.path == path || origin::is_same_file(&spec.path, path))
+        });
+        match owner {
+            Some(record) => Err(Error::conflict(
+                format!("{} is already the origin of disk {}", path.display(), record.name),
+                "use that disk, or remove it first",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn with_slot<T>(&self, name: &str, act: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
+        let mut disks = lock(&self.disks);
+        act(disks.get_mut(name).ok_or_else(|| Error::no_disk(name))?)
+    }
+
+    fn begin(&self, name: &str, job: Job) -> Result<()> {
+        self.with_slot(name, |slot| {
+            slot.job = Some(job);
+            slot.progress = Progress::default();
+            slot.shown = None;
+            Ok(())
+        })
+    }
+
+    /// Voids whatever the log may hold of the number a new disk gets, and attaches the disk.
+    fn admit(self: &Arc<Daemon>, mut record: DiskRecord, device: Device) -> Result<()> {
+        let (id, name) = (record.id, record.name.clone());
+        let failed = |e| control_error(&format!("add {name}"), e);
+        self.engine.attach(super::attach::config(&record, &device)).map_err(failed)?;
+        let outcome = self.forget(id).and_then(|since_seq| {
+            self.engine.detach(id).map_err(failed)?;
+            record.since_seq = since_seq;
+            lock(&self.pool).change(|registry| {
+                // Takes the same number as the caller saw: operations are one at a time.
+                registry.take_disk_id();
+                registry.disks.push(record.clone());
+                Ok(())
+            })
+        });
+        if let Err(e) = outcome {
+            let _ = self.engine.detach(id);
+            let _ = self.engine.remove(id);
+            return Err(e);
+        }
+        drop(device);
+        let slot = self.attach_slot(record, None);
+        lock(&self.disks).insert(name, slot);
+        Ok(())
+    }
+
+    fn grow(&self, name: &str) -> Result<()> {
+        let export = self.with_slot(name, |slot| {
+            slot.export().cloned().ok_or_else(|| {
+                Error::conflict(format!("disk {name} is not attached"), "put its origin right first; it then takes over the size by itself")
+            })
+        })?;
+        let device = export.origin();
+        let size = device
+            .file()
+            .refresh_size()
+            .map_err(|e| Error::unavailable(format!("cannot ask {} for its size: {e}", device.file().path().display()), ""))?;
+        let id = hearth_nbd::Export::disk(&*export);
+        lock(&self.pool).change(|registry| {
+            let record = registry.disks.iter_mut().find(|r| r.id == id).ok_or_else(|| Error::no_disk(name))?;
+            if size < record.size {
+                return Err(Error::refused(
+                    format!("the origin of {name} shrank from {} to {size} bytes", record.size),
+                    "give it its size back; disks cannot shrink",
+                ));
+            }
+            if size > DISK_MAX {
+                return Err(Error::invalid(format!("the origin of {name} is larger than 256 TiB"), ""));
+            }
+            record.size = size;
+            if device.is_untouched() {
+                record.origin_identity = origin::identity(device);
+            }
+            Ok(())
+        })?;
+        self.engine.set_size(id, size).map_err(|e| control_error(&format!("resize {name}"), e))?;
+        export.set_size(size);
+        Ok(())
+    }
+
+    /// Attaches a disk that was refused, now that somebody has decided.
+    fn decide(self: &Arc<Daemon>, name: &str, trust: Trust) -> Result<()> {
+        let id = self.with_slot(name, |slot| match &slot.phase {
+            Phase::Refused(_) => Ok(slot.id),
+            Phase::Waiting(e) => Err(e.clone()),
+            _ => Err(Error::conflict(format!("disk {name} is attached; there is nothing to decide"), "leave --trust out")),
+        })?;
+        let record = lock(&self.pool).record(id).cloned().ok_or_else(|| Error::no_disk(name))?;
+        let slot = self.attach_slot(record, Some(trust));
+        let refused = match &slot.phase {
+            Phase::Refused(e) | Phase::Waiting(e) => Some(e.clone()),
+            _ => None,
+        };
+        lock(&self.disks).insert(name.to_owned(), slot);
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Waits until a disk being reconciled is served, for a while.
+    fn wait_reconciled(&self, name: &str) {
+        let end = Instant::now() + RECONCILE_TIME;
+        let going_on = || lock(&self.disks).get(name).is_some_and(|s| matches!(s.phase, Phase::Reconciling(_)));
+        while going_on() && Instant::now() < end && self.not_stopping().is_ok() {
+            std::thread::sleep(RECONCILE_POLL);
+        }
+    }
+
+    fn apply(&self, name: &str, set: &DiskSet) -> Result<()> {
+        let id = self.with_slot(name, |slot| Ok(slot.id))?;
+        let record = lock(&self.pool).record(id).cloned().ok_or_else(|| Error::no_disk(name))?;
+        let block = set.block_size.map(|b| block_size(Some(b))).transpose()?;
+        let min = set.min.unwrap_or(record.min_bytes);
+        let max = set.max.unwrap_or(record.max_bytes);
+        check_limits(min, max)?;
+        if min > record.min_bytes {
+            self.check_share(name, min)?;
+        }
+        lock(&self.pool).change(|registry| {
+            let record = registry.disks.iter_mut().find(|r| r.id == id).ok_or_else(|| Error::no_disk(name))?;
+            record.mode = set.mode.map_or(record.mode, mode_to);
+            record.block_size = block.unwrap_or(record.block_size);
+            record.min_bytes = min;
+            record.max_bytes = max;
+            record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
+            Ok(())
+        })?;
+        if self.with_slot(name, |slot| Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_))))? {
+            return Ok(());
+        }
+        let failed = |e| control_error(&format!("change {name}"), e);
+        if let Some(mode) = set.mode {
+            self.engine.set_mode(id, Mode::from(mode)).map_err(failed)?;
+        }
+        if let Some(bytes) = block {
+            self.engine.set_block_size(id, bytes).map_err(failed)?;
+        }
+        if let Some(bytes) = set.seq_cutoff {
+            self.engine.set_seq_cutoff(id, bytes).map_err(failed)?;
+        }
+        self.engine.set_limits(id, min, max).map_err(failed)?;
+        self.poke();
+        Ok(())
+    }
+}
+
+impl Control for Arc<Daemon> {
+    fn pool(&self) -> Result<PoolInfo> {
+        Ok(self.pool_info())
+    }
+
+    fn export_pool(&self) -> Result<()> {
+        let _ops = lock(&self.ops);
+        self.not_stopping()?;
+        for (name, slot) in lock(&self.disks).iter() {
+            let status = self.engine.status(slot.id).unwrap_or_default();
+            let dirty = status.dirty_blocks + status.zero_blocks;
+            if dirty > 0
+                && let Phase::Waiting(e) | Phase::Refused(e) = &slot.phase
+            {
+                return Err(Error::refused(
+                    format!("{} of disk {name} are only on flash and cannot be written back: {}", human(dirty * BLOCK), e.what),
+                    e.remedy.clone(),
+                ));
+            }
+        }
+        self.request_stop(StopReason::Export);
+        Ok(())
+    }
+
+    fn disks(&self) -> Result<Vec<DiskInfo>> {
+        Ok(self.disk_infos())
+    }
+
+    fn disk(&self, name: &str) -> Result<DiskInfo> {
+        self.disk_info(name)
+    }
+
+    fn add(&self, disk: DiskAdd) -> Result<DiskInfo> {
+        let _ops = lock(&self.ops);
+        self.not_stopping()?;
+        check_name(&disk.name).map_err(|e| {
+            Error::invalid(
+                e.to_string().replace("the disk name is damaged", "the disk name will not do"),
+                "use letters, digits, '.', '_' and '-', at most 64, not starting with '.' or '-'",
+            )
+        })?;
+        if lock(&self.disks).contains_key(&disk.name) {
+            return Err(Error::conflict(format!("there is already a disk named {}", disk.name), "choose another name"));
+        }
+        check_limits(disk.min, disk.max)?;
+        self.check_share(&disk.name, disk.min)?;
+        let spec = origin::parse(&disk.origin)?;
+        let block_size = block_size(disk.block_size)?;
+        self.check_unused(&spec.path)?;
+        let device = origin::open(&spec, disk.read_only)?;
+        let size = device.file().size();
+        if size > DISK_MAX {
+            return Err(Error::invalid(format!("the origin {} is larger than 256 TiB", spec.path.display()), ""));
+        }
+        let id = lock(&self.pool).registry().clone().take_disk_id().ok_or_else(|| {
+            Error::conflict("the pool has as many disks as it can have", "remove one first")
+        })?;
+        let record = DiskRecord {
+            id,
+            name: disk.name.clone(),
+            origin: disk.origin,
+            size,
+            mode: mode_to(disk.mode),
+            block_size,
+            min_bytes: disk.min,
+            max_bytes: disk.max,
+            seq_cutoff: disk.seq_cutoff.unwrap_or(SEQ_CUTOFF),
+            read_only: disk.read_only,
+            serial: Uuid::new_v4(),
+            ..DiskRecord::default()
+        };
+        self.admit(record, device)?;
+        let info = self.disk_info(&disk.name)?;
+        if info.state != DiskState::Attached {
+            let reason = info.reason.unwrap_or_default();
+            return Err(Error::unavailable(format!("disk {} was added but is {}: {reason}", disk.name, info.state.word()), ""));
+        }
+        Ok(info)
+    }
+
+    fn set(&self, name: &str, set: DiskSet) -> Result<DiskInfo> {
+        let ops = lock(&self.ops);
+        self.not_stopping()?;
+        self.apply(name, &set)?;
+        if set.size_from_origin {
+            self.grow(name)?;
+        }
+        if let Some(trust) = set.trust {
+            self.decide(name, trust)?;
+            drop(ops);
+            self.wait_reconciled(name);
+        }
+        self.disk_info(name)
+    }
+
+    fn flush(&self, name: &str) -> Result<DiskInfo> {
+        let _ops = lock(&self.ops);
+        self.not_stopping()?;
+        let id = self.with_slot(name, |slot| match (&slot.phase, slot.job) {
+            (_, Some(Job::Remove { .. })) => Err(Error::conflict(format!("disk {name} is being removed"), "")),
+            (Phase::Waiting(e) | Phase::Refused(e), _) => {
+                Err(Error::refused(format!("disk {name} cannot be flushed: {}", e.what), e.remedy.clone()))
+            }
+            _ => Ok(slot.id),
+        })?;
+        self.engine.drain(id, true).map_err(|e| control_error(&format!("flush {name}"), e))?;
+        self.begin(name, Job::Flush)?;
+        self.poke();
+        self.stop_changed.notify_all();
+        self.disk_info(name)
+    }
+
+    fn cancel(&self, name: &str) -> Result<DiskInfo> {
+        let _ops = lock(&self.ops);
+        self.with_slot(name, |slot| {
+            self.call_off(name, slot);
+            Ok(())
+        })?;
+        self.disk_info(name)
+    }
+
+    fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo> {
+        let _ops = lock(&self.ops);
+        self.not_stopping()?;
+        let (id, attached) = self.with_slot(name, |slot| {
+            let status = self.engine.status(slot.id).unwrap_or_default();
+            let dirty = status.dirty_blocks + status.zero_blocks;
+            match &slot.phase {
+                Phase::Waiting(e) | Phase::Refused(e) if dirty > 0 && !how.discard_dirty => Err(Error::refused(
+                    format!(
+                        "{} of disk {name} are only on flash and cannot be written back: {}",
+                        human(dirty * BLOCK),
+                        e.what
+                    ),
+                    format!("{}; or throw them away with --discard-dirty --yes", e.remedy),
+                )),
+                Phase::Waiting(_) | Phase::Refused(_) => Ok((slot.id, false)),
+                _ => Ok((slot.id, true)),
+            }
+        })?;
+        if attached {
+            self.engine.drain(id, !how.discard_dirty).map_err(|e| control_error(&format!("remove {name}"), e))?;
+        }
+        self.exports.remove(name);
+        self.begin(name, Job::Remove { discard: how.discard_dirty, closing: false })?;
+        let info = self.disk_info(name)?;
+        self.poke();
+        self.stop_changed.notify_all();
+        Ok(info)
+    }
+
+    fn accept_loss(&self, name: &str) -> Result<DiskInfo> {
+        let _ops = lock(&self.ops);
+        self.not_stopping()?;
+        let id = self.with_slot(name, |slot| Ok(slot.id))?;
+        let blocks = self.engine.accept_loss(id).map_err(|e| control_error(&format!("accept the loss of {name}"), e))?;
+        if blocks == 0 {
+            return Err(Error::conflict(format!("disk {name} has lost nothing"), "there is nothing to accept"));
+        }
+        tracing::warn!(disk = %name, blocks, "lost blocks accepted; they read as the origin has them");
+        self.poke();
+        self.disk_info(name)
+    }
+
+    fn stats(&self) -> Result<StatsReport> {
+        Ok(self.stats_report())
+    }
+
+    fn disk_stats(&self, name: &str) -> Result<DiskReport> {
+        self.disk_report(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_sizes() {
+        assert_eq!(block_size(None).unwrap(), 0);
+        assert_eq!(block_size(Some(65536)).unwrap(), 65536);
+        for bad in [0, 512, 5000, 2 << 20, u64::MAX] {
+            assert!(block_size(Some(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits() {
+        assert!(check_limits(10, 0).is_ok());
+        assert!(check_limits(10, 10).is_ok());
+        assert!(check_limits(11, 10).is_err());
+    }
+}

@@ -1,0 +1,201 @@
+//! What goes on besides serving: flushes, removals, windows, disks whose origin is missing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hearth_io::BLOCK;
+
+use super::{Daemon, Job, Phase, Slot, StopReason, lock};
+use crate::api::stats::{Counters, FlashCounters};
+use crate::api::types::DrainProgress;
+use crate::error::{Error, Result};
+
+/// Time between two rounds while something is going on.
+const ROUND_BUSY: Duration = Duration::from_millis(20);
+/// Time between two rounds otherwise.
+const ROUND_IDLE: Duration = Duration::from_millis(500);
+/// Rounds between two looks for missing origins.
+const RETRY_ROUNDS: u64 = 4;
+
+impl Daemon {
+    /// Does what is due until the daemon is told to stop; returns why it was.
+    pub fn housekeeping(self: &Arc<Daemon>) -> StopReason {
+        let mut retry = 0u64;
+        loop {
+            let busy = self.jobs_round();
+            if retry.is_multiple_of(RETRY_ROUNDS) && !busy {
+                self.retry_waiting();
+            }
+            retry += 1;
+            self.sample();
+            self.beats.fetch_add(1, Ordering::Relaxed);
+            if let Some(reason) = self.wait_for_stop(if busy { ROUND_BUSY } else { ROUND_IDLE }) {
+                return reason;
+            }
+        }
+    }
+
+    /// Takes snapshots of the counters where one is due.
+    fn sample(&self) {
+        let now = self.now_s();
+        let mut disks = lock(&self.disks);
+        let mut windows = lock(&self.windows);
+        if !windows.flash.due(now) && !windows.disks.due(now) && disks.values().all(|s| !s.windows.due(now)) {
+            return;
+        }
+        let mut total = windows.retired;
+        for slot in disks.values_mut() {
+            let Some(stats) = self.engine.stats(slot.id, hearth_io::now_ns()) else { continue };
+            let counters = Counters::from(&stats.counters);
+            total.add(&counters);
+            slot.windows.sample(now, &counters);
+        }
+        windows.disks.sample(now, &total);
+        windows.flash.sample(now, &FlashCounters::from(&self.engine.pool_stats().counters));
+    }
+
+    /// One step of every job; true if any is going on.
+    fn jobs_round(self: &Arc<Daemon>) -> bool {
+        let busy: Vec<String> = lock(&self.disks)
+            .iter()
+            .filter(|(_, s)| s.job.is_some() || matches!(s.phase, Phase::Reconciling(_)))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in &busy {
+            if let Err(e) = self.step(name) {
+                tracing::error!(disk = %name, "cannot be completed now: {e}");
+                self.fail_job(name, e);
+            }
+        }
+        !busy.is_empty()
+    }
+
+    fn fail_job(&self, name: &str, error: Error) {
+        let mut disks = lock(&self.disks);
+        let Some(slot) = disks.get_mut(name) else { return };
+        slot.notices.push(error.to_string());
+        self.call_off(name, slot);
+    }
+
+    /// Ends a job without completing it. Nothing is lost.
+    pub(super) fn call_off(&self, name: &str, slot: &mut Slot) {
+        if slot.job.take().is_some() {
+            // The disk may not be attached; then there is nothing to call off.
+            let _ = self.engine.drain(slot.id, false);
+            slot.shown = None;
+            if let Phase::Attached(export) = &slot.phase {
+                export.set_closing(false);
+                self.exports.insert(export.clone());
+            }
+            tracing::info!(disk = %name, "flush or removal called off");
+        }
+    }
+
+    fn step(self: &Arc<Daemon>, name: &str) -> Result<()> {
+        let now = hearth_io::now_ns();
+        let mut disks = lock(&self.disks);
+        let Some(slot) = disks.get_mut(name) else { return Ok(()) };
+        let status = self.engine.status(slot.id).unwrap_or_default();
+        let estimate = slot.progress.update(now, status.dirty_blocks + status.zero_blocks);
+        slot.shown = Some(DrainProgress {
+            done: false,
+            blocks_left: estimate.left,
+            bytes_left: estimate.left.saturating_mul(BLOCK),
+            bytes_per_second: estimate.rate * BLOCK as f64,
+            eta_seconds: estimate.eta,
+        });
+        if let Phase::Reconciling(_) = slot.phase {
+            if status.drained {
+                drop(disks);
+                return self.reconciled(name);
+            }
+            return Ok(());
+        }
+        match slot.job {
+            None => {}
+            Some(Job::Flush) => {
+                if status.drained {
+                    let _ = self.engine.drain(slot.id, false);
+                    slot.job = None;
+                    slot.shown = slot.shown.map(|p| DrainProgress { done: true, ..p });
+                    tracing::info!(disk = %name, "flushed");
+                }
+            }
+            Some(Job::Remove { discard, closing: false }) => {
+                if discard || status.drained || slot.export().is_none() {
+                    // From here on the guest's requests are refused, so that the end comes.
+                    if let Some(export) = slot.export() {
+                        export.set_closing(true);
+                    }
+                    slot.job = Some(Job::Remove { discard, closing: true });
+                }
+            }
+            Some(Job::Remove { discard, closing: true }) => {
+                let rest = status.in_flight == 0 && (discard || status.drained);
+                if rest || !status.attached {
+                    drop(disks);
+                    return self.finish_removal(name, discard);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Dirty blocks have won over the origin: what was clean may be old, so all goes.
+    fn reconciled(self: &Arc<Daemon>, name: &str) -> Result<()> {
+        let mut disks = lock(&self.disks);
+        let Some(slot) = disks.get_mut(name) else { return Ok(()) };
+        let Phase::Reconciling(device) = &slot.phase else { return Ok(()) };
+        let (id, device) = (slot.id, device.clone());
+        drop(disks);
+        let _ = self.engine.drain(id, false);
+        let since_seq = self.forget(id)?;
+        let record = lock(&self.pool).change(|registry| {
+            let record = registry.disks.iter_mut().find(|r| r.id == id);
+            let record = record.ok_or_else(|| Error::no_disk(name))?;
+            record.since_seq = since_seq;
+            Ok(record.clone())
+        })?;
+        let export = self.offer(&record, device);
+        if let Some(slot) = lock(&self.disks).get_mut(name) {
+            slot.phase = Phase::Attached(export);
+            slot.shown = None;
+        }
+        tracing::info!(disk = %name, "what waited on flash is in the origin; attached");
+        Ok(())
+    }
+
+    /// Nothing of the disk is in flight and nothing that counts is dirty: it goes.
+    fn finish_removal(self: &Arc<Daemon>, name: &str, discard: bool) -> Result<()> {
+        let Some(id) = lock(&self.disks).get(name).map(|s| s.id) else { return Ok(()) };
+        let stats = self.engine.stats(id, hearth_io::now_ns());
+        if let Some(status) = self.engine.status(id) {
+            if status.attached {
+                self.at_rest("detach a disk", || self.engine.detach(id))?;
+            }
+            // A guest's last write may have come between the look and the detach.
+            let status = self.engine.status(id).unwrap_or_default();
+            if status.dirty_blocks + status.zero_blocks > 0 && !discard {
+                return Err(Error::conflict("new writes arrived at the last moment", "remove the disk again"));
+            }
+            self.forget(id)?;
+        }
+        lock(&self.pool).change(|registry| {
+            registry.disks.retain(|r| r.id != id);
+            Ok(())
+        })?;
+        self.exports.remove(name);
+        if let Some(stats) = stats {
+            lock(&self.windows).retired.add(&Counters::from(&stats.counters));
+        }
+        lock(&self.disks).remove(name);
+        // The engine may keep an empty entry if it is told too early; it costs nothing.
+        if let Err(e) = self.engine.remove(id) {
+            tracing::debug!(disk = %name, "the engine keeps an empty entry: {e}");
+        }
+        self.release(id);
+        tracing::info!(disk = %name, "removed");
+        Ok(())
+    }
+}

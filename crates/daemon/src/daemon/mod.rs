@@ -1,0 +1,302 @@
+//! The daemon proper: a pool, its engine and data threads, and the life of its disks.
+//!
+//! Locks, in the order they may be taken together: `ops` (one control operation at a time; may
+//! be held for long), `disks` (what every disk is doing; held briefly), `pool` (the registry;
+//! held for the time of a write to flash). The data threads take `pool` too, once per disk, so
+//! nobody may wait for a data thread while holding it.
+
+mod attach;
+mod control;
+mod jobs;
+mod report;
+mod stop;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hearth_engine::api::{DiskId, Effects, Request};
+use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom};
+use hearth_io::{Device, IoDone, Target, Targets};
+use hearth_reactor::{BlockEngine, Config, Reactors};
+
+use crate::api::stats::{Counters, FlashCounters};
+use crate::api::types::{DrainProgress, Recovery};
+use crate::error::{Error, Result};
+use crate::exports::{DiskExport, ExportTable};
+use crate::pool::Pool;
+use crate::progress::Progress;
+use crate::windows::Windows;
+
+pub use stop::StopReason;
+
+/// Longest a control operation waits for a disk's I/O to come to rest.
+const REST_TIME: Duration = Duration::from_secs(30);
+/// How often it looks.
+const REST_POLL: Duration = Duration::from_millis(2);
+
+/// How to run.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The pool's flash device.
+    pub flash: PathBuf,
+    /// Data threads; 0 chooses.
+    pub threads: usize,
+    /// Most RAM for the index, in bytes.
+    pub memory: Option<u64>,
+    /// Use a log of which parts cannot be read.
+    pub accept_damage: bool,
+}
+
+/// The engine, as the data threads call it.
+struct Shared(Arc<Engine>);
+
+impl BlockEngine for Shared {
+    fn submit(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
+        self.0.submit(now_ns, reqs, fx);
+    }
+    fn io_done(&self, now_ns: u64, dones: &mut Vec<IoDone>, fx: &mut Effects) {
+        self.0.io_done(now_ns, dones, fx);
+    }
+    fn tick(&self, now_ns: u64, fx: &mut Effects) -> Option<u64> {
+        self.0.tick(now_ns, fx)
+    }
+}
+
+/// Whether a disk is served, and if not, why.
+enum Phase {
+    /// The engine has it; clients may connect.
+    Attached(Arc<DiskExport>),
+    /// The engine has it, but clients must wait until what is dirty has won over the origin.
+    Reconciling(Arc<Device>),
+    /// The origin is missing. Tried again.
+    Waiting(Error),
+    /// The origin does not fit what is on flash. Somebody must decide.
+    Refused(Error),
+}
+
+/// What is being done to a disk besides serving it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Job {
+    /// Write everything dirty to the origin.
+    Flush,
+    /// The same, then forget the disk; the second stage takes no more requests.
+    Remove {
+        /// Throw dirty blocks away.
+        discard: bool,
+        /// Clients are cut off; waiting for the rest.
+        closing: bool,
+    },
+}
+
+/// A disk.
+struct Slot {
+    id: DiskId,
+    phase: Phase,
+    job: Option<Job>,
+    progress: Progress,
+    shown: Option<DrainProgress>,
+    notices: Vec<String>,
+    windows: Windows<Counters>,
+}
+
+impl Slot {
+    fn new(id: DiskId, phase: Phase, now: u64) -> Slot {
+        Slot {
+            id,
+            phase,
+            job: None,
+            progress: Progress::default(),
+            shown: None,
+            notices: Vec::new(),
+            windows: Windows::new(now, Counters::default()),
+        }
+    }
+
+    fn export(&self) -> Option<&Arc<DiskExport>> {
+        match &self.phase {
+            Phase::Attached(export) => Some(export),
+            _ => None,
+        }
+    }
+}
+
+/// Windows of the pool.
+struct PoolWindows {
+    flash: Windows<FlashCounters>,
+    disks: Windows<Counters>,
+    /// Counters of disks that are gone, so that the total never shrinks.
+    retired: Counters,
+}
+
+/// A pool being served.
+pub struct Daemon {
+    pool: Arc<Mutex<Pool>>,
+    engine: Arc<Engine>,
+    targets: Arc<Targets>,
+    reactors: Reactors,
+    exports: Arc<ExportTable>,
+    disks: Mutex<BTreeMap<String, Slot>>,
+    windows: Mutex<PoolWindows>,
+    ops: Mutex<()>,
+    started: Instant,
+    recovery: Recovery,
+    /// The flash was marked as failed by an earlier run: what is on it may be old.
+    was_failed: bool,
+    stopping: AtomicBool,
+    stop: Mutex<Option<StopReason>>,
+    stop_changed: Condvar,
+    beats: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Daemon {
+    /// Opens the pool, attaches its disks, and starts the data threads. Nothing listens yet.
+    pub fn start(options: &Options) -> Result<Arc<Daemon>> {
+        let begin = Instant::now();
+        let mut pool = Pool::open(&options.flash)?;
+        crate::pool::check_memory(&pool, options.memory)?;
+        pool.note_host(&host_name())?;
+        let known: Vec<KnownDisk> = pool
+            .registry()
+            .disks
+            .iter()
+            .map(|d| KnownDisk { id: d.id, size: d.size, since_seq: d.since_seq })
+            .collect();
+        let engine_options = EngineOptions {
+            // Keeps guests from choosing block numbers that collide in the index.
+            hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,
+            accept_damage: options.accept_damage,
+            ..EngineOptions::default()
+        };
+        let mut media = pool.media().clone();
+        let (engine, report) = Engine::open(&mut media, engine_options, &known)
+            .map_err(|e| Error::unavailable(format!("{}: {e}", options.flash.display()), ""))?;
+        let recovery = recovery(&report, begin.elapsed());
+        tracing::info!(
+            pool = %pool.info().uuid,
+            from = %recovery.how,
+            ms = recovery.millis,
+            cached_blocks = recovery.cached_blocks,
+            dirty_blocks = recovery.dirty_blocks,
+            "pool opened"
+        );
+        let engine = Arc::new(engine);
+        let targets = Targets::new();
+        targets.set(Target::Flash(0), Some(pool.media().clone()));
+        let config = Config { threads: options.threads, ..Config::default() };
+        let reactors = Reactors::start(Arc::new(Shared(engine.clone())), targets.clone(), config)
+            .map_err(|e| Error::unavailable(e.to_string(), ""))?;
+        let daemon = Arc::new(Daemon {
+            pool: Arc::new(Mutex::new(pool)),
+            engine,
+            targets,
+            reactors,
+            exports: Arc::default(),
+            disks: Mutex::default(),
+            windows: Mutex::new(PoolWindows {
+                flash: Windows::new(0, FlashCounters::default()),
+                disks: Windows::new(0, Counters::default()),
+                retired: Counters::default(),
+            }),
+            ops: Mutex::default(),
+            started: begin,
+            recovery,
+            was_failed: report.was_failed,
+            stopping: AtomicBool::new(false),
+            stop: Mutex::default(),
+            stop_changed: Condvar::new(),
+            beats: AtomicU64::new(0),
+        });
+        daemon.attach_all();
+        Ok(daemon)
+    }
+
+    /// The disks on offer, for an NBD server.
+    pub fn exports(&self) -> Arc<ExportTable> {
+        self.exports.clone()
+    }
+
+    /// The data threads, to give them listening sockets.
+    pub fn reactors(&self) -> &Reactors {
+        &self.reactors
+    }
+
+    /// Seconds since the start.
+    fn now_s(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    /// Makes the background thread look at what was just asked of the engine.
+    fn poke(&self) {
+        // A thread that has ended needs no poke.
+        let _ = self.reactors.run(|_, _| {});
+    }
+
+    /// Repeats `attempt` until the disk's I/O is at rest.
+    fn at_rest<T>(&self, what: &str, mut attempt: impl FnMut() -> std::result::Result<T, ControlError>) -> Result<T> {
+        let end = Instant::now() + REST_TIME;
+        loop {
+            match attempt() {
+                Err(ControlError::Busy) if Instant::now() < end => {
+                    self.poke();
+                    std::thread::sleep(REST_POLL);
+                }
+                Err(ControlError::Busy) => {
+                    return Err(Error::unavailable(
+                        format!("cannot {what}: its I/O did not end within {} s", REST_TIME.as_secs()),
+                        "look for an origin or flash that hangs, and try again",
+                    ));
+                }
+                other => return other.map_err(|e| control_error(what, e)),
+            }
+        }
+    }
+
+    /// Drops everything cached of a disk; the number to be stored in its record.
+    fn forget(&self, id: DiskId) -> Result<u64> {
+        self.at_rest("drop a disk's cache", || {
+            let (answer, result) = std::sync::mpsc::sync_channel(1);
+            let engine = self.engine.clone();
+            let job = move |_now: u64, fx: &mut Effects| {
+                // The receiver waits for exactly this; it cannot be gone.
+                let _ = answer.send(engine.forget(id, fx));
+            };
+            match self.reactors.run(job) {
+                Ok(()) => result.recv().unwrap_or(Err(ControlError::Busy)),
+                Err(_) => Err(ControlError::Busy),
+            }
+        })
+    }
+
+    /// Counts housekeeping rounds: a watchdog sees from it that the daemon is alive.
+    pub fn beats(&self) -> u64 {
+        self.beats.load(Ordering::Relaxed)
+    }
+}
+
+fn control_error(what: &str, error: ControlError) -> Error {
+    Error::conflict(format!("cannot {what}: {error}"), "")
+}
+
+fn recovery(report: &OpenReport, time: Duration) -> Recovery {
+    let how = match report.from {
+        OpenedFrom::Checkpoint => "checkpoint of a clean stop",
+        OpenedFrom::Log => "log",
+    };
+    Recovery {
+        how: how.to_owned(),
+        millis: time.as_millis() as u64,
+        cached_blocks: report.cached_blocks,
+        dirty_blocks: report.dirty.iter().map(|(_, dirty, zero)| dirty + zero).sum(),
+    }
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,140 @@
+//! What the daemon tells of itself.
+
+use hearth_engine::stats::DiskStats;
+use hearth_format::DiskRecord;
+use hearth_io::BLOCK;
+
+use super::{Daemon, Job, Phase, Slot, lock};
+use crate::api::stats::{Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans};
+use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, PoolInfo};
+use crate::error::{Error, Result};
+use crate::pool::mode_of;
+
+/// Lost ranges listed; more are counted in the statistics.
+const LOST_MAX: usize = 1000;
+
+impl Daemon {
+    pub(super) fn pool_info(&self) -> PoolInfo {
+        let stats = self.engine.pool_stats();
+        let reactors = self.reactors.stats();
+        let found: Vec<(u16, bool)> =
+            lock(&self.disks).values().map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_)))).collect();
+        let pool = lock(&self.pool);
+        let disks = pool.registry().disks.iter().map(|r| DiskRef {
+            name: r.name.clone(),
+            origin: r.origin.clone(),
+            size: r.size,
+            mode: mode_of(r.mode),
+            origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
+        });
+        PoolInfo {
+            state: if stats.flash_failed { "failed" } else { "serving" }.to_owned(),
+            cached: Some(stats.cached_blocks * BLOCK),
+            dirty: Some(stats.dirty_blocks * BLOCK),
+            recovery: Some(self.recovery.clone()),
+            io: Some(reactors.backend.to_owned()),
+            threads: Some(u64::from(reactors.threads)),
+            disks: disks.collect(),
+            ..pool.info()
+        }
+    }
+
+    pub(super) fn disk_infos(&self) -> Vec<DiskInfo> {
+        let disks = lock(&self.disks);
+        let pool = lock(&self.pool);
+        disks
+            .iter()
+            .filter_map(|(name, slot)| Some(self.describe(name, slot, pool.record(slot.id)?)))
+            .collect()
+    }
+
+    pub(super) fn disk_info(&self, name: &str) -> Result<DiskInfo> {
+        let disks = lock(&self.disks);
+        let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
+        let pool = lock(&self.pool);
+        let record = pool.record(slot.id).ok_or_else(|| Error::no_disk(name))?;
+        Ok(self.describe(name, slot, record))
+    }
+
+    fn describe(&self, name: &str, slot: &Slot, record: &DiskRecord) -> DiskInfo {
+        let status = self.engine.status(slot.id).unwrap_or_default();
+        let (mut state, reason) = match &slot.phase {
+            Phase::Attached(_) => (DiskState::Attached, None),
+            Phase::Reconciling(_) => {
+                (DiskState::Flushing, Some("what waits on flash is being written over the origin".to_owned()))
+            }
+            Phase::Waiting(e) => (DiskState::Waiting, Some(e.to_string())),
+            Phase::Refused(e) => (DiskState::Refused, Some(e.to_string())),
+        };
+        match slot.job {
+            Some(Job::Flush) => state = DiskState::Flushing,
+            Some(Job::Remove { .. }) => state = DiskState::Removing,
+            None => {}
+        }
+        let mut notices = slot.notices.clone();
+        if status.origin_failing {
+            notices.push("the origin refuses writes at the moment; what is dirty stays on flash and is tried again".to_owned());
+        }
+        if slot.export().is_some_and(|e| e.origin().is_modelled()) {
+            notices.push("the origin's speed is a model's".to_owned());
+        }
+        DiskInfo {
+            name: name.to_owned(),
+            id: slot.id,
+            origin: record.origin.clone(),
+            size: record.size,
+            mode: mode_of(record.mode),
+            block_size: if record.block_size == 0 { BLOCK } else { u64::from(record.block_size) },
+            min: record.min_bytes,
+            max: record.max_bytes,
+            seq_cutoff: record.seq_cutoff,
+            read_only: record.read_only,
+            state,
+            reason,
+            notices,
+            cached: status.cached_blocks * BLOCK,
+            dirty: (status.dirty_blocks + status.zero_blocks).saturating_mul(BLOCK),
+            connections: slot.export().map_or(0, |e| e.connections()),
+            lost: status
+                .lost_ranges
+                .iter()
+                .take(LOST_MAX)
+                .map(|&(offset, length)| ByteRange { offset, length })
+                .collect(),
+            progress: slot.shown,
+        }
+    }
+
+    fn disk_stats_of(&self, name: &str, slot: &Slot, now: u64) -> (DiskReport, Counters) {
+        let stats: DiskStats = self.engine.stats(slot.id, hearth_io::now_ns()).unwrap_or_default();
+        let counters = Counters::from(&stats.counters);
+        (DiskReport::new(name, &stats, disk_spans(now, now, &counters, &slot.windows)), counters)
+    }
+
+    pub(super) fn disk_report(&self, name: &str) -> Result<DiskReport> {
+        let disks = lock(&self.disks);
+        let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
+        Ok(self.disk_stats_of(name, slot, self.now_s()).0)
+    }
+
+    pub(super) fn stats_report(&self) -> StatsReport {
+        let now = self.now_s();
+        let disks = lock(&self.disks);
+        let windows = lock(&self.windows);
+        let mut total = windows.retired;
+        let mut reports = Vec::with_capacity(disks.len());
+        for (name, slot) in disks.iter() {
+            let (report, counters) = self.disk_stats_of(name, slot, now);
+            total.add(&counters);
+            reports.push(report);
+        }
+        let stats = self.engine.pool_stats();
+        let flash = FlashCounters::from(&stats.counters);
+        let pool = PoolReport::new(
+            &stats,
+            flash_spans(now, now, &flash, &windows.flash),
+            disk_spans(now, now, &total, &windows.disks),
+        );
+        StatsReport { uptime: now, pool, disks: reports }
+    }
+}

@@ -1,0 +1,159 @@
+//! Disks as the NBD server sees them.
+//!
+//! The table is read on data threads whenever a client connects, and changed by the control
+//! plane; an [`DiskExport`] outlives its entry as long as a client is connected to it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use hearth_engine::Engine;
+use hearth_engine::api::{DiskId, ExtentState};
+use hearth_io::Device;
+use hearth_nbd::{Export, ExportSummary, Exports, Status};
+
+/// Bytes of an origin asked for holes in one call: bounds the time a data thread spends on it.
+const STATUS_BYTES_MAX: u64 = 1 << 30;
+
+/// A disk on offer.
+pub struct DiskExport {
+    id: DiskId,
+    name: String,
+    size: AtomicU64,
+    read_only: bool,
+    closing: AtomicBool,
+    connections: AtomicU64,
+    engine: Arc<Engine>,
+    origin: Arc<Device>,
+}
+
+impl DiskExport {
+    /// An export of an attached disk.
+    pub fn new(id: DiskId, name: &str, read_only: bool, engine: Arc<Engine>, origin: Arc<Device>) -> DiskExport {
+        DiskExport {
+            id,
+            name: name.to_owned(),
+            size: AtomicU64::new(origin.file().size()),
+            read_only,
+            closing: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+            engine,
+            origin,
+        }
+    }
+
+    /// Clients connected.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// The disk has grown.
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    /// Refuses further requests (or takes them again).
+    pub fn set_closing(&self, closing: bool) {
+        self.closing.store(closing, Ordering::Release);
+    }
+
+    /// The origin's device.
+    pub fn origin(&self) -> &Arc<Device> {
+        &self.origin
+    }
+
+    /// Appends what the origin says of a range the cache knows nothing of.
+    fn origin_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>) {
+        match self.origin.file().extents(offset, len) {
+            Ok(extents) => {
+                out.extend(extents.iter().map(|e| (e.len, if e.data { Status::Data } else { Status::Hole })));
+            }
+            // "Data" is always a safe answer.
+            Err(_) => out.push((len, Status::Data)),
+        }
+    }
+}
+
+impl Export for DiskExport {
+    fn disk(&self) -> DiskId {
+        self.id
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        format!("{} behind a Hearth cache", crate::size::human(self.size()))
+    }
+
+    fn can_fast_zero(&self) -> bool {
+        true
+    }
+
+    fn block_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>) {
+        let mut cached = Vec::new();
+        // The cache is asked first: what it calls the origin's business has reached the origin,
+        // so a hole found there afterwards is one.
+        self.engine.block_status(self.id, offset, len.min(STATUS_BYTES_MAX), &mut cached);
+        let mut at = offset;
+        for (bytes, state) in cached {
+            match state {
+                ExtentState::Data => out.push((bytes, Status::Data)),
+                ExtentState::Zero => out.push((bytes, Status::Zero)),
+                ExtentState::Origin => self.origin_status(at, bytes, out),
+            }
+            at += bytes;
+        }
+    }
+
+    fn closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    fn connected(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(disk = %self.name, "client connected");
+    }
+
+    fn disconnected(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+        tracing::info!(disk = %self.name, "client disconnected");
+    }
+}
+
+/// All disks on offer, by name.
+#[derive(Default)]
+pub struct ExportTable(RwLock<BTreeMap<String, Arc<DiskExport>>>);
+
+impl ExportTable {
+    /// Offers a disk.
+    pub fn insert(&self, export: Arc<DiskExport>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(export.name.clone(), export);
+    }
+
+    /// Offers it no more; clients that are connected stay.
+    pub fn remove(&self, name: &str) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+}
+
+impl Exports for ExportTable {
+    fn list(&self) -> Vec<ExportSummary> {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        table.values().map(|e| ExportSummary { name: e.name.clone(), description: e.description() }).collect()
+    }
+
+    fn open(&self, name: &str) -> Option<Arc<dyn Export>> {
+        let export = self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
+        Some(export)
+    }
+}

@@ -1,0 +1,225 @@
+//! Origins: are they there, are they the same as when we last looked?
+//!
+//! A cache that outlives the daemon can be wrong: somebody may have mounted, restored or resized
+//! the origin while Hearth was not looking. Two independent questions are asked before a disk is
+//! served. Is the file still the one that was left (size, times, inode)? And do cached clean
+//! blocks still equal the origin: the first and last MiB, where every file system leaves its mark
+//! when it is mounted, and the blocks used most?
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hearth_engine::Engine;
+use hearth_engine::api::DiskId;
+use hearth_format::OriginIdentity;
+use hearth_io::checksum::crc32c;
+use hearth_io::file::Identity;
+use hearth_io::spec::OpenSpecError;
+use hearth_io::{BLOCK, BlockFile, Device, OpenError, OpenMode, OriginSpec};
+
+use crate::error::{Error, Result};
+use crate::size::human;
+
+/// Bytes at each end of an origin that are compared if cached.
+const EDGE_BYTES: u64 = 1 << 20;
+/// Blocks compared at most, of the edges and of the most used ones each.
+const SAMPLE_MAX: usize = 512;
+/// Time for comparing blocks besides the edges: a start must not wait long for a slow origin.
+const SAMPLE_TIME: Duration = Duration::from_millis(100);
+/// Blocks read at once.
+const RUN_MAX: usize = 256;
+
+/// What a spec says, checked for form.
+pub fn parse(text: &str) -> Result<OriginSpec> {
+    let spec: OriginSpec =
+        text.parse().map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
+    if !spec.path.is_absolute() {
+        return Err(Error::invalid(
+            format!("the origin's path {} is relative", spec.path.display()),
+            "give an absolute path",
+        ));
+    }
+    Ok(spec)
+}
+
+/// Opens an origin and takes its lock.
+pub fn open(spec: &OriginSpec, read_only: bool) -> Result<Device> {
+    let device = spec.open(OpenMode { read_only, unlocked: false }).map_err(|e| match e {
+        OpenSpecError::Open(OpenError::InUse(path)) => Error::conflict(
+            format!("the origin {} is in use (by another program, another disk, or mounted)", path.display()),
+            "stop its other user first",
+        ),
+        OpenSpecError::Open(OpenError::Open { path, source, .. }) => Error::unavailable(
+            format!("cannot open the origin {}: {source}", path.display()),
+            "check that it exists and that the daemon's user may read and write it",
+        ),
+        OpenSpecError::Open(OpenError::NotBlock(path)) => Error::invalid(
+            format!("the origin {} is neither a regular file nor a block device", path.display()),
+            "give one of those",
+        ),
+        other => Error::unavailable(format!("cannot use the origin: {other}"), ""),
+    })?;
+    if device.file().size() == 0 {
+        return Err(Error::invalid(
+            format!("the origin {} is empty", spec.path.display()),
+            "give it its size first, for instance with `truncate -s 100G`",
+        ));
+    }
+    Ok(device)
+}
+
+/// True if `path` is there and of at least `size` bytes. Looks only; takes no lock.
+pub fn is_found(text: &str, size: u64) -> bool {
+    let look = OpenMode { read_only: true, unlocked: true };
+    parse(text).is_ok_and(|spec| BlockFile::open(&spec.path, look).is_ok_and(|f| f.size() >= size))
+}
+
+/// True if both paths name the same file or device.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let (Ok(a), Ok(b)) = (std::fs::metadata(a), std::fs::metadata(b)) else { return false };
+    if a.file_type().is_block_device() && b.file_type().is_block_device() {
+        return a.rdev() == b.rdev();
+    }
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// What the origin looks like now, as the registry keeps it.
+pub fn identity(device: &Device) -> Option<OriginIdentity> {
+    let Identity { size, mtime_ns, ctime_ns, dev, inode } = device.file().identity().ok()?;
+    Some(OriginIdentity { size, mtime_ns, ctime_ns, dev, inode })
+}
+
+/// Why the origin is not the one that was left, if so.
+///
+/// `untouched`: nobody, we included, has had a reason to write it since `then` was recorded.
+/// Device nodes are made anew at every boot, so of a block device only the size counts; device
+/// numbers of file systems change as well.
+pub fn difference(then: &OriginIdentity, now: &OriginIdentity, is_device: bool, untouched: bool) -> Option<String> {
+    if then.size != now.size && untouched {
+        return Some(format!("its size changed from {} to {}", human(then.size), human(now.size)));
+    }
+    if is_device {
+        return None;
+    }
+    if then.inode != now.inode {
+        return Some("it was replaced by another file".to_owned());
+    }
+    if untouched && then.mtime_ns != now.mtime_ns {
+        return Some("it was written by somebody else".to_owned());
+    }
+    if untouched && then.ctime_ns != now.ctime_ns {
+        return Some("it was changed or restored by somebody else".to_owned());
+    }
+    None
+}
+
+/// Compares a sample of cached clean blocks with the origin; the first that differs, as its
+/// byte offset. An origin that cannot be read is not different: it fails later, visibly.
+pub fn compare_sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u64> {
+    let size = device.file().size();
+    let blocks = size.div_ceil(BLOCK);
+    let edge = EDGE_BYTES / BLOCK;
+    let edges = [0..edge.min(blocks), blocks.saturating_sub(edge).max(edge.min(blocks))..blocks];
+    let sample = engine.sample_clean(id, &edges, SAMPLE_MAX);
+    let is_edge = |block: u64| edges.iter().any(|r| r.contains(&block));
+    let (at_edges, elsewhere): (Vec<_>, Vec<_>) = sample.into_iter().partition(|(block, _)| is_edge(*block));
+    let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
+    let start = Instant::now();
+    runs(&at_edges)
+        .map(|run| (run, true))
+        .chain(runs(&elsewhere).map(|run| (run, false)))
+        .take_while(|(_, edge)| *edge || start.elapsed() < SAMPLE_TIME)
+        .find_map(|(run, _)| first_difference(device, size, run, buffer.bytes_mut()))
+}
+
+/// Cuts a sorted sample into runs of adjacent blocks.
+fn runs(sample: &[(u64, u32)]) -> impl Iterator<Item = &[(u64, u32)]> {
+    sample.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(RUN_MAX))
+}
+
+fn first_difference(device: &Device, size: u64, run: &[(u64, u32)], buffer: &mut [u8]) -> Option<u64> {
+    let (first, _) = run.first()?;
+    let offset = first * BLOCK;
+    let len = (run.len() as u64 * BLOCK).min(size.saturating_sub(offset)) as usize;
+    let window = buffer.get_mut(..run.len() * BLOCK as usize)?;
+    // The last block of an odd-sized origin is padded with zeros in the cache.
+    window.get_mut(len..)?.fill(0);
+    device.file().read_at(offset, window.get_mut(..len)?).ok()?;
+    let differs = |((_, want), bytes): (&(u64, u32), &[u8])| crc32c(bytes) != *want;
+    let at = run.iter().zip(window.chunks(BLOCK as usize)).position(differs)?;
+    Some(run.get(at)?.0 * BLOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THEN: OriginIdentity = OriginIdentity { size: 100, mtime_ns: 1, ctime_ns: 2, dev: 3, inode: 4 };
+
+    #[test]
+    fn what_counts_as_a_change() {
+        let same = OriginIdentity { dev: 9, ..THEN };
+        assert_eq!(difference(&THEN, &same, false, true), None);
+        for now in [
+            OriginIdentity { size: 99, ..THEN },
+            OriginIdentity { mtime_ns: 9, ..THEN },
+            OriginIdentity { ctime_ns: 9, ..THEN },
+            OriginIdentity { inode: 9, ..THEN },
+        ] {
+            assert!(difference(&THEN, &now, false, true).is_some(), "{now:?}");
+        }
+    }
+
+    #[test]
+    fn our_own_writes_are_no_change() {
+        let now = OriginIdentity { mtime_ns: 9, ctime_ns: 9, ..THEN };
+        assert_eq!(difference(&THEN, &now, false, false), None);
+        assert!(difference(&THEN, &OriginIdentity { inode: 9, ..now }, false, false).is_some());
+    }
+
+    #[test]
+    fn device_nodes_come_and_go() {
+        let now = OriginIdentity { mtime_ns: 9, ctime_ns: 9, inode: 9, dev: 9, size: 100 };
+        assert_eq!(difference(&THEN, &now, true, true), None);
+    }
+
+    #[test]
+    fn runs_are_adjacent_and_bounded() {
+        let sample: Vec<(u64, u32)> = (0..600).map(|b| (b, 0)).chain([(700, 0)]).collect();
+        let lengths: Vec<usize> = runs(&sample).map(<[_]>::len).collect();
+        assert_eq!(lengths, [256, 256, 88, 1]);
+    }
+
+    #[test]
+    fn a_changed_block_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o");
+        let data: Vec<u8> = (0..3 * BLOCK as usize + 100).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &data).unwrap();
+        let device = open(&OriginSpec::file(&path), false).unwrap();
+        let crc = |i: usize| {
+            let mut block = data[i * 4096..data.len().min((i + 1) * 4096)].to_vec();
+            block.resize(4096, 0);
+            crc32c(&block)
+        };
+        let good: Vec<(u64, u32)> = (0..4).map(|i| (i as u64, crc(i))).collect();
+        let mut buffer = vec![0xFF; RUN_MAX * 4096];
+        assert_eq!(first_difference(&device, data.len() as u64, &good, &mut buffer), None);
+        let mut bad = good.clone();
+        bad[3].1 ^= 1;
+        assert_eq!(first_difference(&device, data.len() as u64, &bad, &mut buffer), Some(3 * 4096));
+    }
+
+    #[test]
+    fn origins_that_will_not_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = open(&OriginSpec::file(dir.path().join("none")), false).unwrap_err();
+        assert!(missing.what.contains("none"), "{missing}");
+        assert!(open(&OriginSpec::file(dir.path()), false).is_err());
+        std::fs::write(dir.path().join("empty"), b"").unwrap();
+        let empty = open(&OriginSpec::file(dir.path().join("empty")), false).unwrap_err();
+        assert!(empty.what.contains("empty"), "{empty}");
+        assert!(parse("relative").is_err());
+    }
+}

@@ -1,0 +1,396 @@
+//! A pool on flash, outside the data path: creating it, looking at it, changing its registry.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hearth_engine::Engine;
+use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, SEGMENT_BLOCKS_DEFAULT, Superblock, Uuid};
+use hearth_io::{BLOCK, BlockFile, Device, Media, OpenError, OpenMode};
+
+use crate::api::types::{CacheMode, DiskRef, PoolInfo};
+use crate::error::{Error, Kind, Result};
+use crate::size::human;
+
+/// How to make a pool.
+#[derive(Clone, Debug, Default)]
+pub struct CreateOptions {
+    /// Make a new file of this many bytes.
+    pub size: Option<u64>,
+    /// Overwrite what is there.
+    pub force: bool,
+    /// The user's name for the pool.
+    pub label: String,
+}
+
+/// A pool whose flash this process has to itself.
+pub struct Pool {
+    media: Arc<Device>,
+    superblock: Superblock,
+    registry: Registry,
+}
+
+/// The one flash device given, or why several will not do yet.
+pub fn only_flash<P: AsRef<Path>>(paths: &[P]) -> Result<&Path> {
+    match paths {
+        [one] => Ok(one.as_ref()),
+        [] => Err(Error::invalid("no flash device is given", "name one with --flash PATH")),
+        _ => Err(Error::invalid(
+            format!("{} flash devices are given, but pools of several devices come in a later version", paths.len()),
+            "give one --flash, or join the devices with md or LVM",
+        )),
+    }
+}
+
+fn opening(path: &Path, error: OpenError) -> Error {
+    let path = path.display();
+    match error {
+        OpenError::InUse(_) => Error::conflict(
+            format!("{path} is in use by another process (a Hearth daemon, a mount, …)"),
+            "stop its user first",
+        ),
+        OpenError::Open { source, .. } => {
+            Error::unavailable(format!("cannot open {path}: {source}"), "check the path and its permissions")
+        }
+        OpenError::NotBlock(_) => {
+            Error::invalid(format!("{path} is neither a regular file nor a block device"), "give one of those")
+        }
+        OpenError::Create { source, .. } => {
+            Error::unavailable(format!("cannot create {path}: {source}"), "check free space and permissions")
+        }
+        other @ OpenError::Alignment { .. } => Error::invalid(other.to_string(), ""),
+    }
+}
+
+/// An error of the format layer, with the path it is about. Those sentences carry their remedy.
+pub fn format_error(path: &Path, error: &FormatError) -> Error {
+    let kind = match error {
+        FormatError::Io { .. } => Kind::Unavailable,
+        FormatError::NotAPool | FormatError::NotFound { .. } | FormatError::TooSmall { .. } => Kind::Invalid,
+        _ => Kind::Refused,
+    };
+    let text = error.to_string();
+    let (what, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+    Error::new(kind, format!("{}: {what}", path.display()), remedy)
+}
+
+/// Formats `path` as a new pool.
+pub fn create(path: &Path, options: &CreateOptions) -> Result<PoolInfo> {
+    let file = match options.size {
+        Some(size) => create_file(path, size, options.force)?,
+        None => BlockFile::open(path, OpenMode::default()).map_err(|e| match &e {
+            OpenError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Error::invalid(
+                format!("{} does not exist", path.display()),
+                "check the path, or add --size to make a new file",
+            ),
+            _ => opening(path, e),
+        })?,
+    };
+    let size = file.size();
+    if options.size.is_none() && !options.force {
+        refuse_foreign(path, &file)?;
+    }
+    let layout = Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
+    if file.is_device() {
+        // Gives the SSD all its space back; one that cannot do it works nevertheless.
+        if let Err(e) = file.discard(0, size) {
+            tracing::debug!(path = %path.display(), "cannot discard: {e}");
+        }
+    }
+    let mut media = Arc::new(Device::new(file));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let mut superblock = Superblock::new(layout, Uuid::new_v4(), Uuid::new_v4(), &options.label, now);
+    let mut registry = Registry::default();
+    // The superblock comes last: until it is there, this is no pool.
+    Superblock::erase(&mut media)
+        .and_then(|()| registry.store(&mut media, &superblock.layout, superblock.pool))
+        .and_then(|()| superblock.store(&mut media))
+        .map_err(|e| format_error(path, &e))?;
+    Ok(Pool { media, superblock, registry }.info())
+}
+
+fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if !force || !meta.is_file() => {
+            return Err(Error::refused(
+                format!("{} exists already, and --size makes a new file", path.display()),
+                if meta.is_file() { "leave --size out to use it as it is, or add --force to replace it" } else { "leave --size out" },
+            ));
+        }
+        Ok(_) => {
+            // Opening it proves that nobody else uses it.
+            drop(BlockFile::open(path, OpenMode::default()).map_err(|e| opening(path, e))?);
+            std::fs::remove_file(path)
+                .map_err(|e| Error::unavailable(format!("cannot replace {}: {e}", path.display()), ""))?;
+        }
+        Err(_) => {}
+    }
+    // Too small is found out before the space is taken.
+    Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
+    BlockFile::create_sized(path, size).map_err(|e| opening(path, e))
+}
+
+fn refuse_foreign(path: &Path, file: &BlockFile) -> Result<()> {
+    let found = hearth_format::foreign::identify(&mut |offset, data| file.read_at(offset, data), file.size())
+        .map_err(|e| Error::unavailable(format!("cannot read {}: {e}", path.display()), "check the device's health"))?;
+    match found {
+        None => Ok(()),
+        Some(found) => Err(Error::refused(
+            format!("{} carries {}", path.display(), found.what),
+            "add --force to overwrite it, if it is not needed",
+        )),
+    }
+}
+
+impl Pool {
+    /// Opens a pool for this process alone.
+    pub fn open(path: &Path) -> Result<Pool> {
+        Pool::load(path, OpenMode::default())
+    }
+
+    /// Looks at a pool that somebody else may be using.
+    pub fn look(path: &Path) -> Result<Pool> {
+        Pool::load(path, OpenMode { read_only: true, unlocked: true })
+    }
+
+    fn load(path: &Path, mode: OpenMode) -> Result<Pool> {
+        let file = BlockFile::open(path, mode).map_err(|e| opening(path, e))?;
+        let mut media = Arc::new(Device::new(file));
+        let superblock = Superblock::load(&mut media).map_err(|e| format_error(path, &e))?;
+        if superblock.device_count != 1 {
+            return Err(Error::refused(
+                format!("{} is one of {} devices of a pool", path.display(), superblock.device_count),
+                "open it with a newer Hearth",
+            ));
+        }
+        if superblock.must_stay_read_only() && !mode.read_only {
+            return Err(Error::refused(
+                format!("{} has features this version of Hearth must not write", path.display()),
+                "open it with a newer Hearth",
+            ));
+        }
+        let registry = Registry::load(&mut media, &superblock.layout, superblock.pool)
+            .map_err(|e| format_error(path, &e))?;
+        Ok(Pool { media, superblock, registry })
+    }
+
+    /// The flash device.
+    pub fn media(&self) -> &Arc<Device> {
+        &self.media
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.media.file().path()
+    }
+
+    /// The registry as it is on flash.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The record of a disk.
+    pub fn record(&self, id: u16) -> Option<&DiskRecord> {
+        self.registry.by_id(id)
+    }
+
+    /// Most bytes of RAM its index takes.
+    pub fn footprint(&self) -> u64 {
+        Engine::footprint(self.superblock.layout.slots())
+    }
+
+    /// Bytes of flash for cached data.
+    pub fn capacity(&self) -> u64 {
+        let layout = &self.superblock.layout;
+        u64::from(layout.segment_count) * u64::from(layout.data_blocks()) * BLOCK
+    }
+
+    /// Changes the registry; when this returns `Ok` the change is durable, else nothing changed.
+    pub fn change<T>(&mut self, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
+        let mut next = self.registry.clone();
+        let value = change(&mut next)?;
+        if next != self.registry {
+            next.store(&mut self.media, &self.superblock.layout, self.superblock.pool)
+                .map_err(|e| format_error(self.media.file().path(), &e))?;
+            self.registry = next;
+        }
+        Ok(value)
+    }
+
+    /// Notes which host uses the pool.
+    pub fn note_host(&mut self, host: &str) -> Result<()> {
+        if self.superblock.last_host == host {
+            return Ok(());
+        }
+        if !self.superblock.last_host.is_empty() {
+            tracing::info!(before = %self.superblock.last_host, now = host, "the pool comes from another host");
+        }
+        self.superblock.last_host = host.to_owned();
+        self.superblock.store(&mut self.media).map_err(|e| format_error(self.media.file().path(), &e))
+    }
+
+    /// The pool as reported.
+    pub fn info(&self) -> PoolInfo {
+        let layout = &self.superblock.layout;
+        let state = match self.superblock.state {
+            PoolState::Clean { .. } => "clean",
+            PoolState::Open => "dirty",
+            PoolState::Failed => "failed",
+        };
+        PoolInfo {
+            uuid: self.superblock.pool.to_string(),
+            label: self.superblock.label.clone(),
+            flash: vec![self.path().display().to_string()],
+            state: state.to_owned(),
+            created: self.superblock.created_unix_s,
+            device_bytes: self.media.len(),
+            capacity: self.capacity(),
+            segments: u64::from(layout.segment_count),
+            segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
+            ram: self.footprint(),
+            cached: None,
+            dirty: None,
+            recovery: None,
+            io: None,
+            threads: None,
+            disks: Vec::new(),
+        }
+    }
+
+    /// The pool with its disks, looking for their origins.
+    pub fn info_with_origins(&self) -> PoolInfo {
+        let disks = self.registry.disks.iter().map(|disk| DiskRef {
+            name: disk.name.clone(),
+            origin: disk.origin.clone(),
+            size: disk.size,
+            mode: mode_of(disk.mode),
+            origin_found: crate::origin::is_found(&disk.origin, disk.size),
+        });
+        PoolInfo { disks: disks.collect(), ..self.info() }
+    }
+}
+
+/// The API's word for a registry's mode.
+pub fn mode_of(mode: hearth_format::CacheMode) -> CacheMode {
+    match mode {
+        hearth_format::CacheMode::WriteBack => CacheMode::WriteBack,
+        hearth_format::CacheMode::WriteThrough => CacheMode::WriteThrough,
+        hearth_format::CacheMode::WriteAround => CacheMode::WriteAround,
+        hearth_format::CacheMode::Off => CacheMode::Off,
+    }
+}
+
+/// The registry's word for an API's mode.
+pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
+    match mode {
+        CacheMode::WriteBack => hearth_format::CacheMode::WriteBack,
+        CacheMode::WriteThrough => hearth_format::CacheMode::WriteThrough,
+        CacheMode::WriteAround => hearth_format::CacheMode::WriteAround,
+        CacheMode::Off => hearth_format::CacheMode::Off,
+    }
+}
+
+/// Refuses a pool that needs more RAM than it may have.
+pub fn check_memory(pool: &Pool, limit: Option<u64>) -> Result<()> {
+    let need = pool.footprint();
+    match limit {
+        Some(limit) if need > limit => Err(Error::refused(
+            format!("the pool needs {} of RAM for its index, more than --memory {}", human(need), human(limit)),
+            "raise --memory, or use a smaller flash device",
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(size: u64) -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("flash");
+        std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+        (dir, path)
+    }
+
+    fn sized(size: u64) -> CreateOptions {
+        CreateOptions { size: Some(size), ..CreateOptions::default() }
+    }
+
+    #[test]
+    fn created_and_found_again() {
+        let (_dir, path) = file(64 << 20);
+        let options = CreateOptions { label: "lab".to_owned(), ..CreateOptions::default() };
+        let info = create(&path, &options).unwrap();
+        assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "dirty"));
+        assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 100);
+        let mut pool = Pool::open(&path).unwrap();
+        assert_eq!(pool.info().uuid, info.uuid);
+        pool.change(|r| {
+            let id = r.take_disk_id().unwrap();
+            r.disks.push(DiskRecord { id, name: "d".into(), origin: "/o".into(), size: 1, ..DiskRecord::default() });
+            Ok(())
+        })
+        .unwrap();
+        drop(pool);
+        assert_eq!(Pool::look(&path).unwrap().info_with_origins().disks[0].name, "d");
+    }
+
+    #[test]
+    fn a_failed_change_changes_nothing() {
+        let (_dir, path) = file(64 << 20);
+        create(&path, &CreateOptions::default()).unwrap();
+        let mut pool = Pool::open(&path).unwrap();
+        let refused: Result<()> = pool.change(|r| {
+            r.take_disk_id();
+            Err(Error::no_disk("x"))
+        });
+        assert!(refused.is_err());
+        assert_eq!(pool.registry().next_disk_id, 1);
+    }
+
+    #[test]
+    fn what_is_there_is_not_overwritten() {
+        let (_dir, path) = file(64 << 20);
+        create(&path, &CreateOptions::default()).unwrap();
+        let again = create(&path, &CreateOptions::default()).unwrap_err();
+        assert!(again.what.contains("a Hearth pool"), "{again}");
+        let new_file = create(&path, &sized(64 << 20)).unwrap_err();
+        assert!(new_file.what.contains("exists"), "{new_file}");
+        let open = Pool::open(&path).unwrap();
+        let force = CreateOptions { force: true, ..CreateOptions::default() };
+        assert_eq!(create(&path, &force).unwrap_err().kind, Kind::Conflict);
+        drop(open);
+        create(&path, &force).unwrap();
+        create(&path, &CreateOptions { force: true, ..sized(80 << 20) }).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 80 << 20);
+    }
+
+    #[test]
+    fn too_small_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("flash");
+        assert!(create(&path, &sized(1 << 20)).is_err());
+        assert!(!path.exists());
+        let missing = create(&path, &CreateOptions::default()).unwrap_err();
+        assert!(missing.remedy.contains("--size"), "{missing}");
+    }
+
+    #[test]
+    fn truncated_and_foreign_files_are_refused_with_their_names() {
+        let (_dir, path) = file(64 << 20);
+        let none = Pool::open(&path).map(drop).unwrap_err();
+        assert!(none.what.contains("flash") && none.what.contains("no Hearth pool"), "{none}");
+        create(&path, &CreateOptions::default()).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(32 << 20).unwrap();
+        let short = Pool::open(&path).map(drop).unwrap_err();
+        assert!(short.what.contains("truncated") && !short.remedy.is_empty(), "{short}");
+    }
+
+    #[test]
+    fn one_device_for_now() {
+        assert!(only_flash(&["/a"]).is_ok());
+        assert!(only_flash(&["/a", "/b"]).unwrap_err().what.contains("later version"));
+        assert!(only_flash::<&str>(&[]).is_err());
+    }
+}

@@ -1,0 +1,328 @@
+//! `hearth serve`: sockets, signals, the service manager, from start to end.
+//!
+//! The order matters. The run directory is claimed before the pool is touched, so that a second
+//! daemon is told so at once; the NBD socket appears last, so that whoever waits for it finds
+//! every disk; at the end sockets go first, so that no client is promised anything any more.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hearth_nbd::NbdFactory;
+use hearth_reactor::SessionFactory;
+
+use crate::api::server::{Control, router};
+use crate::daemon::{Daemon, Options, StopReason};
+use crate::error::{Error, Result};
+use crate::notify::Notify;
+use crate::rundir::{RunDir, api_socket, nbd_socket};
+
+/// Threads for control operations, which may wait for slow origins.
+const CONTROL_THREADS: usize = 16;
+/// Longest wait for control requests to be answered at the end.
+const API_GRACE: Duration = Duration::from_secs(5);
+/// How often the watchdog looks whether it is told to end.
+const WATCHDOG_POLL: Duration = Duration::from_millis(100);
+
+/// Encryption of TCP connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tls {
+    /// None.
+    Off,
+    /// The client decides.
+    Allowed,
+    /// Always.
+    Required,
+}
+
+/// NBD over TCP.
+#[derive(Clone, Debug)]
+pub struct Tcp {
+    /// Where.
+    pub address: SocketAddr,
+    /// Other hosts may connect.
+    pub allow_remote: bool,
+    /// Encryption; `None`: required if there are certificates.
+    pub tls: Option<Tls>,
+    /// Certificates.
+    pub tls_dir: Option<PathBuf>,
+}
+
+/// What to serve, and where.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The pool.
+    pub daemon: Options,
+    /// Directory of the sockets.
+    pub run_dir: PathBuf,
+    /// NBD over TCP as well.
+    pub tcp: Option<Tcp>,
+}
+
+/// Serves until told to stop. Returns after everything is brought to rest.
+pub fn run(options: &ServeOptions) -> Result<()> {
+    let begin = Instant::now();
+    let notify = Notify::from_env();
+    // From here on a signal ends us in order, or, the second one, at once.
+    let signalled = watch_signals()?;
+    let mut run_dir = RunDir::claim(&options.run_dir)?;
+    let tcp = options.tcp.as_ref().map(|tcp| tcp_server(tcp)).transpose()?;
+    let daemon = Daemon::start(&options.daemon)?;
+    let outcome = serve(&daemon, &mut run_dir, tcp, &notify, &signalled, begin);
+    if outcome.is_err() {
+        // The pool was opened; leave it in order.
+        if let Err(e) = daemon.shut_down(StopReason::Signal) {
+            tracing::error!("{e}");
+        }
+    }
+    outcome
+}
+
+fn serve(
+    daemon: &Arc<Daemon>,
+    run_dir: &mut RunDir,
+    tcp: Option<TcpServer>,
+    notify: &Notify,
+    signalled: &Signals,
+    begin: Instant,
+) -> Result<()> {
+    let dir = run_dir.path().to_owned();
+    let api = Api::start(Arc::new(daemon.clone()), run_dir.listen(&api_socket(&dir))?)?;
+    let exports = daemon.exports();
+    let mut listeners = Vec::new();
+    if let Some(TcpServer { listener, certificates }) = tcp {
+        let address = listener.local_addr().map_or_else(|_| "TCP".to_owned(), |a| a.to_string());
+        let factory: Arc<dyn SessionFactory> = match certificates {
+            None => Arc::new(NbdFactory::plain(exports.clone())),
+            Some((config, required)) => Arc::new(NbdFactory::with_tls(exports.clone(), config, required)),
+        };
+        listeners.push(daemon.reactors().listen(listener, factory));
+        tracing::info!(%address, "serving NBD");
+    }
+    let socket = run_dir.listen(&nbd_socket(&dir))?;
+    listeners.push(daemon.reactors().listen(socket, Arc::new(NbdFactory::plain(exports))));
+    tracing::info!(socket = %nbd_socket(&dir).display(), ms = begin.elapsed().as_millis() as u64, "serving NBD");
+    signalled.stop(daemon.clone());
+    let watchdog = Watchdog::start(notify, daemon);
+    notify.ready("serving");
+    let reason = daemon.housekeeping();
+    notify.stopping();
+    tracing::info!(?reason, "stopping");
+    for listener in listeners {
+        daemon.reactors().unlisten(listener);
+    }
+    drop(watchdog);
+    let outcome = daemon.shut_down(reason);
+    // Control clients wait for the end of an export until the socket is gone.
+    drop(api);
+    if outcome.is_ok() {
+        tracing::info!("stopped");
+    }
+    outcome
+}
+
+/// Signals that end the daemon.
+struct Signals {
+    iterator: std::sync::Mutex<Option<signal_hook::iterator::Signals>>,
+}
+
+fn watch_signals() -> Result<Signals> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let failed = |e: std::io::Error| Error::internal(format!("cannot watch signals: {e}"));
+    let first = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In this order: the first signal finds the flag unset, and sets it; the second ends us.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, first.clone()).map_err(failed)?;
+        signal_hook::flag::register(signal, first.clone()).map_err(failed)?;
+    }
+    let iterator = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
+    Ok(Signals { iterator: std::sync::Mutex::new(Some(iterator)) })
+}
+
+impl Signals {
+    /// From now on the first signal (one that came already, too) stops `daemon`.
+    fn stop(&self, daemon: Arc<Daemon>) {
+        let Some(mut iterator) = self.iterator.lock().unwrap_or_else(|e| e.into_inner()).take() else { return };
+        let wait = move || {
+            if iterator.forever().next().is_some() {
+                daemon.request_stop(StopReason::Signal);
+            }
+        };
+        // The thread ends with the process; it holds nothing that has to be closed.
+        if let Err(e) = std::thread::Builder::new().name("hearth-signals".to_owned()).spawn(wait) {
+            tracing::error!("cannot start the signal thread: {e}; the daemon can only be killed");
+        }
+    }
+}
+
+struct TcpServer {
+    listener: TcpListener,
+    /// Configuration, and whether clients must use it.
+    certificates: Option<(Arc<rustls::ServerConfig>, bool)>,
+}
+
+fn tcp_server(tcp: &Tcp) -> Result<TcpServer> {
+    if !tcp.address.ip().is_loopback() && !tcp.allow_remote {
+        return Err(Error::refused(
+            format!("{} can be reached from other hosts", tcp.address),
+            "listen on 127.0.0.1, or add --allow-remote if that is what you want",
+        ));
+    }
+    let tls = tcp.tls.unwrap_or(if tcp.tls_dir.is_some() { Tls::Required } else { Tls::Off });
+    let certificates = match (tls, &tcp.tls_dir) {
+        (Tls::Off, _) => None,
+        (_, None) => {
+            return Err(Error::invalid("TLS needs certificates", "name their directory with --tls-dir"));
+        }
+        (tls, Some(dir)) => Some((certificates(dir)?, tls == Tls::Required)),
+    };
+    if !tcp.address.ip().is_loopback() && tls != Tls::Required {
+        tracing::warn!(address = %tcp.address, "other hosts can read and write the disks without TLS");
+    }
+    let listener = TcpListener::bind(tcp.address).map_err(|e| {
+        Error::unavailable(format!("cannot listen on {}: {e}", tcp.address), "choose another address or port")
+    })?;
+    Ok(TcpServer { listener, certificates })
+}
+
+fn certificates(dir: &Path) -> Result<Arc<rustls::ServerConfig>> {
+    let verify_clients = dir.join(hearth_nbd::certs::CA_CERT).exists();
+    hearth_nbd::certs::load(dir, verify_clients).map_err(|e| Error::invalid(e.to_string(), ""))
+}
+
+/// The control API on a thread of its own; ends, politely, when dropped.
+struct Api {
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Api {
+    fn start(control: Arc<dyn Control>, listener: std::os::unix::net::UnixListener) -> Result<Api> {
+        let failed = |e: std::io::Error| Error::internal(format!("cannot start the control API: {e}"));
+        listener.set_nonblocking(true).map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(CONTROL_THREADS)
+            .thread_name("hearth-control")
+            .build()
+            .map_err(failed)?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let body = move || {
+            let end = async move {
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                let server = axum::serve(listener, router(control)).with_graceful_shutdown(async {
+                    // Sent or dropped: both mean the end.
+                    let _ = stopped.await;
+                });
+                server.await
+            };
+            if let Err(e) = runtime.block_on(end) {
+                tracing::error!("the control API ended: {e}");
+            }
+            runtime.shutdown_timeout(API_GRACE);
+        };
+        let thread = std::thread::Builder::new().name("hearth-api".to_owned()).spawn(body).map_err(failed)?;
+        Ok(Api { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let Some(thread) = self.thread.take() else { return };
+        let end = Instant::now() + API_GRACE;
+        // A client that keeps its connection open must not keep us.
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if thread.is_finished() && thread.join().is_err() {
+            tracing::error!("the control API ended abnormally");
+        }
+    }
+}
+
+/// Tells the service manager that the daemon is alive, as long as its housekeeping goes round.
+struct Watchdog {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    fn start(notify: &Notify, daemon: &Arc<Daemon>) -> Option<Watchdog> {
+        let period = notify.watchdog_period()?;
+        let notify = Notify::from_env();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ended, daemon) = (stop.clone(), daemon.clone());
+        let watch = move || {
+            let mut seen = u64::MAX;
+            let mut last = Instant::now();
+            while !ended.load(Ordering::Relaxed) {
+                std::thread::sleep(WATCHDOG_POLL.min(period));
+                let beats = daemon.beats();
+                if last.elapsed() >= period.saturating_sub(WATCHDOG_POLL) && beats != seen {
+                    notify.alive();
+                    (seen, last) = (beats, Instant::now());
+                }
+            }
+        };
+        match std::thread::Builder::new().name("hearth-watchdog".to_owned()).spawn(watch) {
+            Ok(thread) => Some(Watchdog { stop, thread: Some(thread) }),
+            Err(e) => {
+                tracing::error!("cannot start the watchdog thread: {e}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It only sends datagrams; whatever ended it, the daemon goes on.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes everything dirty of a pool nobody serves to its origins.
+pub fn export_offline(flash: &Path) -> Result<()> {
+    let daemon = Daemon::start(&Options { flash: flash.to_owned(), ..Options::default() })?;
+    match daemon.export_pool() {
+        Ok(()) => daemon.shut_down(StopReason::Export),
+        Err(e) => {
+            daemon.shut_down(StopReason::Signal)?;
+            Err(e)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    fn tcp(address: &str) -> Tcp {
+        Tcp { address: address.parse().unwrap(), allow_remote: false, tls: None, tls_dir: None }
+    }
+
+    #[test]
+    fn only_loopback_unless_asked() {
+        let refused = |a: &str| tcp_server(&tcp(a)).map(drop).unwrap_err();
+        assert_eq!(refused("0.0.0.0:0").kind, Kind::Refused);
+        assert_eq!(refused("[::]:0").kind, Kind::Refused);
+        assert!(tcp_server(&tcp("127.0.0.1:0")).is_ok());
+        assert!(tcp_server(&Tcp { allow_remote: true, ..tcp("0.0.0.0:0") }).is_ok());
+    }
+
+    #[test]
+    fn tls_needs_certificates() {
+        let without = Tcp { tls: Some(Tls::Required), ..tcp("127.0.0.1:0") };
+        assert!(tcp_server(&without).map(drop).unwrap_err().remedy.contains("--tls-dir"));
+        let missing = Tcp { tls_dir: Some("/nowhere".into()), ..tcp("127.0.0.1:0") };
+        assert!(tcp_server(&missing).map(drop).unwrap_err().what.contains("/nowhere"));
+    }
+}
