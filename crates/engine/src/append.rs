@@ -292,6 +292,8 @@ impl Core {
                                 now,
                             );
                         }
+                    } else {
+                        self.void_fill(item.disk, item.block, u64::from(item.count));
                     }
                 }
                 Apply::Move { old, dirty, freq } => {
@@ -330,6 +332,20 @@ impl Core {
                 ),
             }
             self.then(item.then, batch.seg_seq, now, fx);
+        }
+    }
+
+    /// A cancelled fill is on flash but not in the index. A crash would bring it back, and later
+    /// writes past the cache do not know that they must void it: so that is done now, but for
+    /// the blocks about which something newer is in the log.
+    fn void_fill(&mut self, disk: DiskId, block: u64, count: u64) {
+        for b in block..block + count {
+            let newer = self.index.get(Key::new(disk, b)).is_some()
+                || self.disk(disk).is_none_or(|d| d.zero.contains(b))
+                || self.superseding(disk, b, b + 1);
+            if !newer {
+                self.log.record(Kind::DropRun, disk, b, 1, Then::Nothing);
+            }
         }
     }
 

@@ -542,7 +542,11 @@ impl Core {
                 }
             }
         }
-        let had = self.forget_range(disk, start, end, now) || self.reqs[id].fills_appended;
+        // Copies dropped by eviction are still on flash until their segment is overwritten.
+        let evicting = self.evict.current.is_some() || !self.log.freeing.is_empty();
+        let had = self.forget_range(disk, start, end, now)
+            || self.reqs[id].fills_appended
+            || evicting;
         if let Some(d) = self.disk_mut(disk)
             && !d.zero.is_empty()
         {
