@@ -114,6 +114,8 @@ pub(crate) struct Req {
     pub edges: SmallVec<[(u64, BufSlice); 2]>,
     /// Goes to the origin directly.
     pub through: bool,
+    /// Its partial blocks at the ends have been read: it covers whole blocks now.
+    pub merged: bool,
 }
 
 /// What to do when an operation ends.
@@ -319,6 +321,7 @@ impl Core {
             appended: 0,
             edges: SmallVec::new(),
             through: false,
+            merged: false,
         });
         match op {
             ReqOp::Read => self.start_read(id, now, fx),

@@ -319,6 +319,12 @@ impl Engine {
             }
             None => place(&mut core, Disk::new(cfg)),
         }
+        if let Some(d) = core.disk_mut(id) {
+            // A daemon that died may have left writes the origin has not flushed: the first
+            // flush must reach it, whether or not anything is written before.
+            d.sync.completed += 1;
+            d.sync.guest = d.sync.completed;
+        }
         Ok(())
     }
 

@@ -203,6 +203,7 @@ impl Core {
     }
 
     fn merge_complete(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        self.reqs[id].merged = true;
         if self.reqs[id].failed.is_some() {
             self.finish(id, now, fx);
         } else if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
@@ -377,6 +378,13 @@ impl Core {
         let r = &self.reqs[id].r;
         let (offset, len) = (r.offset, r.len);
         let Some(d) = self.disk(disk) else { return };
+        let partial = offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
+        if self.flash_failed && partial && !self.reqs[id].merged {
+            // The rest of the block may be newer on flash than on the origin, and what is on
+            // flash is forgotten once the origin has been written.
+            self.merge_edges(id, now, fx);
+            return;
+        }
         let (align, size, whole) = (
             u64::from(d.cfg.origin_align).clamp(1, 4096),
             d.cfg.size,
@@ -385,8 +393,9 @@ impl Core {
         self.reqs[id].phase = Phase::Origin;
         match self.reqs[id].r.op {
             ReqOp::Write { .. } => {
-                let exact =
-                    offset % align == 0 && ((offset + len) % align == 0 || offset + len == size);
+                let exact = !self.reqs[id].merged
+                    && offset % align == 0
+                    && ((offset + len) % align == 0 || offset + len == size);
                 let (from, bytes) = if exact {
                     (offset, len)
                 } else {
