@@ -30,6 +30,17 @@ const PREFETCH_STEP: u64 = 256 << 10;
 /// Most a prefetch request reads; it is a hint, and its steps nest.
 const PREFETCH_MAX: u64 = 32 << 20;
 
+/// Whether a miss may be cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fill {
+    /// If policy admits it.
+    Allowed,
+    /// No: it belongs to a long sequential stream.
+    Sequential,
+    /// No: it is on flash, which is slow, off or bad just now.
+    Cached,
+}
+
 /// A run of blocks being read from the origin.
 #[derive(Debug)]
 pub(crate) struct Miss {
@@ -55,16 +66,17 @@ impl Core {
             Some(d) if owner != INTERNAL => d.sequential.observe(offset, len),
             _ => 0,
         };
-        let bypass = self
+        let long = self
             .disk(self.reqs[id].r.disk)
             .is_some_and(|d| d.cfg.seq_cutoff > 0 && stream > d.cfg.seq_cutoff);
+        let fill = if long { Fill::Sequential } else { Fill::Allowed };
         // Guards against completing while pieces are still being issued.
         self.reqs[id].pending = 1;
         self.read_range(
             id,
             offset / 4096,
             (offset + len).div_ceil(4096),
-            bypass,
+            fill,
             now,
             fx,
         );
@@ -84,7 +96,7 @@ impl Core {
         id: usize,
         start: u64,
         end: u64,
-        bypass: bool,
+        fill: Fill,
         now: u64,
         fx: &mut Effects,
     ) {
@@ -110,7 +122,7 @@ impl Core {
                 start,
                 end - start,
                 piece(start, end - start),
-                bypass,
+                fill,
                 mode,
                 now,
                 fx,
@@ -138,7 +150,7 @@ impl Core {
                 while n < left && !self.present(disk, b + n) {
                     n += 1;
                 }
-                self.miss(id, b, n, piece(b, n), bypass, mode, now, fx);
+                self.miss(id, b, n, piece(b, n), fill, mode, now, fx);
                 b += n;
                 continue;
             };
@@ -150,7 +162,7 @@ impl Core {
                 continue;
             }
             if !dirty && self.avoid_flash(disk, mode) {
-                self.miss(id, b, 1, piece(b, 1), true, mode, now, fx);
+                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, now, fx);
                 b += 1;
                 continue;
             }
@@ -234,7 +246,7 @@ impl Core {
         block: u64,
         count: u64,
         data: BufSlice,
-        bypass: bool,
+        fill: Fill,
         mode: Mode,
         now: u64,
         fx: &mut Effects,
@@ -246,7 +258,7 @@ impl Core {
         let prefetch = owner == INTERNAL
             && matches!(self.reqs.get(parent).map(|p| p.r.op), Some(ReqOp::Prefetch));
         self.reqs[id].missed = true;
-        let cacheable = !bypass
+        let cacheable = fill == Fill::Allowed
             && mode != Mode::Off
             && !self.flash_failed
             && (owner != INTERNAL || prefetch)
@@ -262,8 +274,8 @@ impl Core {
         let ticket = self.next_ticket;
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
         let Some(d) = self.disk_mut(disk) else { return };
-        if bypass && owner != INTERNAL {
-            d.counters.bypassed_sequential += u64::from(mode != Mode::Off);
+        if fill != Fill::Allowed && owner != INTERNAL {
+            d.counters.bypassed_sequential += u64::from(fill == Fill::Sequential && mode != Mode::Off);
         } else if !admit && owner != INTERNAL {
             d.counters.fills_rejected += count;
         }
@@ -397,9 +409,11 @@ impl Core {
                 return;
             }
             self.forget_block(disk, block, now);
-            // Without the record, a crash could bring the copy back after the origin changed.
-            self.log
-                .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+            // Without the record, a crash could bring the copy back after the origin changed;
+            // but a newer record in the queue replaces it anyway, and must not be voided.
+            if !self.superseding(disk, block, block + 1) {
+                self.log.record(Kind::DropRun, disk, block, 1, Then::Nothing);
+            }
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.bad_clean_blocks += 1;
             }
@@ -410,7 +424,7 @@ impl Core {
             self.reqs[id].failed = Some(ReqError::Io);
             return;
         }
-        self.read_range(id, block, block + 1, true, now, fx);
+        self.read_range(id, block, block + 1, Fill::Cached, now, fx);
     }
 
     /// Notes that the only copy of a dirty block is bad.
