@@ -365,6 +365,10 @@ impl Core {
                 continue;
             }
             let block = info.key.block();
+            if self.superseding(disk, block, block + 1) {
+                // Our record would come after the newer one and void that.
+                continue;
+            }
             self.forget_block(disk, block, now);
             self.log
                 .record(Kind::DropRun, disk, block, 1, Then::Nothing);
