@@ -513,6 +513,14 @@ impl SimDevice {
     /// operations in flight happened or not, block by block.
     pub fn process_death(&mut self) {
         self.strand_in_flight();
+        // What had reached the medium early is there like any completed write now.
+        let seq = self.seq;
+        for index in &self.volatile {
+            for (mark, _) in &mut self.cells[*index as usize].pending {
+                *mark = (*mark).min(seq);
+            }
+        }
+        self.seq += 1;
     }
 
     fn strand_in_flight(&mut self) {
