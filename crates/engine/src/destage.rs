@@ -393,6 +393,8 @@ impl Core {
                 .iter()
                 .map(|(s, _, _)| *s)
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
+                // As in `destage_obstacle`.
+                .chain(d.locks.iter().filter(|_| self.flash_failed).map(|l| l.start))
                 .filter(|s| *s > block)
                 .min()
                 .unwrap_or(u64::MAX);
@@ -514,13 +516,10 @@ impl Core {
                         self.unpin_slot(slot);
                         self.index.set_mark(slot, false);
                     }
-                    Written::Zero { block, count } => {
-                        if let Some(d) = self.disk_mut(disk) {
-                            d.destage.zero_void.remove_range(block, block + count);
-                        }
-                    }
+                    Written::Zero { .. } => {}
                 }
             }
+            self.forget_void(disk);
             self.destage_back_off(disk, now, fx);
             return;
         }
@@ -543,11 +542,10 @@ impl Core {
                     }
                 }
                 Written::Zero { block, count } => {
-                    let Some(d) = self.disk_mut(disk) else { continue };
+                    let Some(d) = self.disk(disk) else { continue };
                     let void = &d.destage.zero_void;
                     let still: Vec<u64> =
                         d.zero.range(block, block + count).filter(|b| !void.contains(*b)).collect();
-                    d.destage.zero_void.remove_range(block, block + count);
                     for b in still {
                         if !self.superseding(disk, b, b + 1) {
                             push_run(&mut runs, Kind::ZeroDoneRun, b, 1);
@@ -568,8 +566,18 @@ impl Core {
                 d.cleaned_ord = ord;
             }
         }
+        self.forget_void(disk);
         self.note_clean(disk, now);
         self.wake_clean_waiters(disk, now, fx);
+    }
+
+    /// Once no run of zeros waits for the flush, none can be misunderstood.
+    fn forget_void(&mut self, disk: DiskId) {
+        if let Some(d) = self.disk_mut(disk)
+            && !d.destage.written.iter().any(|w| matches!(w, Written::Zero { .. }))
+        {
+            d.destage.zero_void.clear();
+        }
     }
 
     /// Marks one block clean if it is still the one that was destaged.

@@ -9,12 +9,12 @@
 use crate::api::Effects;
 use crate::append::unsent;
 use crate::core::{Core, OpCtx, Phase};
-use crate::log::{BatchState, SegState, Then};
+use crate::log::{Apply, BatchState, SegState, Then};
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, Class, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
 
-/// Segments tried before the device counts as failed.
+/// Segments tried before the device counts as failed; it does so too when none is left to try.
 const SEGMENT_TRIES: u32 = 4;
 
 impl Core {
@@ -33,7 +33,7 @@ impl Core {
         };
         let seq = first.seq;
         self.log.failures += 1;
-        if self.log.failures > SEGMENT_TRIES {
+        if self.log.failures > SEGMENT_TRIES || self.log.free.is_empty() {
             self.fail_flash(now, fx);
             return;
         }
@@ -92,6 +92,12 @@ impl Core {
         self.log.queued_blocks = 0;
         let mut requests = Vec::new();
         for item in items {
+            if let Apply::Move { old, .. } = item.apply {
+                // Not moved after all: the destager may have it.
+                for i in 0..item.count {
+                    self.index.set_mark(old + i, false);
+                }
+            }
             match item.then {
                 Then::Request(id) => requests.push(id),
                 Then::Ticket { disk, ticket } => {
