@@ -371,6 +371,9 @@ impl SimDevice {
             self.apply(&mut op, mark);
             Ok(())
         };
+        if op.kind == OpKind::Write && result.is_err() {
+            self.settle_early(&blocks_of(&op).collect::<Vec<_>>());
+        }
         let injected = matches!(result, Err(IoError::Os(_)));
         Some(Finished {
             done: op.done(result, latency_ns),
@@ -513,14 +516,22 @@ impl SimDevice {
     /// operations in flight happened or not, block by block.
     pub fn process_death(&mut self) {
         self.strand_in_flight();
-        // What had reached the medium early is there like any completed write now.
+        let all: Vec<usize> = self.volatile.iter().map(|i| *i as usize).collect();
+        self.settle_early(&all);
+        self.seq += 1;
+    }
+
+    /// What reached the medium early, of writes that will not complete, is there like any other.
+    fn settle_early(&mut self, blocks: &[usize]) {
         let seq = self.seq;
-        for index in &self.volatile {
-            for (mark, _) in &mut self.cells[*index as usize].pending {
+        for index in blocks {
+            let Some(cell) = self.cells.get_mut(*index) else {
+                continue;
+            };
+            for (mark, _) in &mut cell.pending {
                 *mark = (*mark).min(seq);
             }
         }
-        self.seq += 1;
     }
 
     fn strand_in_flight(&mut self) {

@@ -157,8 +157,7 @@ impl Subject for RealSubject {
         self.engine.tick(now_ns, effects)
     }
     fn describe(&self) -> String {
-        let disks: Vec<_> = (1..=8).filter_map(|id| Some((id, self.engine.status(id)?))).collect();
-        format!("{disks:?} {:?}", self.engine.pool_stats())
+        self.engine.explain()
     }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed
