@@ -2,6 +2,7 @@
 # kill -9 of the real daemon under a verified write load, CYCLES times, in every cache mode.
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+export RUST_LIB_BACKTRACE=0
 use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
 cd "$ROOT"
 cargo build --release --locked -p hearth

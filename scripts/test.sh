@@ -4,6 +4,7 @@
 # has to finish: tests never assert times).
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+export RUST_LIB_BACKTRACE=0
 use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
 cd "$ROOT"
 started=$SECONDS

@@ -10,11 +10,18 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
 /// Longest path of a unix socket (`sun_path` in unix(7), less the final zero).
 const SOCKET_PATH_MAX: usize = 107;
+
+/// How long a left-over socket may go on answering. The kernel takes a killed daemon's rings down,
+/// and with them its listeners, a moment after the process is gone.
+const LISTENER_WAIT: Duration = Duration::from_secs(2);
+/// How often we look meanwhile.
+const LISTENER_POLL: Duration = Duration::from_millis(5);
 
 /// Where sockets are unless told otherwise: `/run/hearth` for root, `$XDG_RUNTIME_DIR/hearth`
 /// for anybody else, `/tmp/hearth-UID` when there is no such directory.
@@ -135,15 +142,19 @@ fn listen(path: &Path) -> Result<UnixListener> {
                 "remove it, or name another directory with --run-dir",
             ));
         }
-        Ok(_) => match UnixStream::connect(path) {
-            Ok(_) => {
-                return Err(Error::conflict(
-                    format!("another program is listening on {}", path.display()),
-                    "stop it first, or name another directory with --run-dir",
-                ));
+        Ok(_) => {
+            let start = Instant::now();
+            while UnixStream::connect(path).is_ok() {
+                if start.elapsed() > LISTENER_WAIT {
+                    return Err(Error::conflict(
+                        format!("another program is listening on {}", path.display()),
+                        "stop it first, or name another directory with --run-dir",
+                    ));
+                }
+                std::thread::sleep(LISTENER_POLL);
             }
-            Err(_) => std::fs::remove_file(path).map_err(fail)?,
-        },
+            std::fs::remove_file(path).map_err(fail)?;
+        }
     }
     let listener = UnixListener::bind(path).map_err(fail)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(fail)?;

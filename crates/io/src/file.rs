@@ -17,10 +17,17 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Bytes of one piece when zeros are written by hand or memory must be bounced: large enough
 /// to stream, small enough not to matter in RAM.
 const CHUNK: u64 = 1 << 20;
+/// How long an open waits for another holder of the lock. The kernel takes a killed process's
+/// rings down, and with them its files, a moment after the process is gone; whoever starts in
+/// its place must not be turned away for that.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// How often it looks meanwhile.
+const LOCK_POLL: Duration = Duration::from_millis(5);
 /// Most extents [`BlockFile::extents`] lists in one call.
 const EXTENTS_MAX: usize = 1 << 16;
 
@@ -121,9 +128,19 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    /// Opens `path` and takes the lock.
+    /// Opens `path` and takes the lock, for which it waits up to [`LOCK_WAIT`].
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<BlockFile, OpenError> {
-        let path = path.as_ref().to_path_buf();
+        let start = Instant::now();
+        loop {
+            match BlockFile::open_now(path.as_ref(), mode) {
+                Err(OpenError::InUse(_)) if start.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_POLL),
+                other => return other,
+            }
+        }
+    }
+
+    fn open_now(path: &Path, mode: OpenMode) -> Result<BlockFile, OpenError> {
+        let path = path.to_path_buf();
         let fail = |source: io::Error| match source.raw_os_error() {
             Some(libc::EBUSY) => OpenError::InUse(path.clone()),
             _ => OpenError::Open {

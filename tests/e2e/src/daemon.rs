@@ -181,7 +181,7 @@ impl Hearth {
         self.spawn()?;
         let socket = self.socket();
         let deadline = start + LIFE_LIMIT;
-        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        while !greets(&socket) {
             if let Some(child) = &mut self.child
                 && let Some(status) = child.try_wait()?
             {
@@ -344,6 +344,19 @@ impl Drop for Hearth {
             eprintln!("daemon's log:\n{}", self.log());
         }
     }
+}
+
+/// True if an NBD server answers on `socket`. A connection alone proves nothing: for a moment the
+/// kernel goes on accepting them for a daemon that was killed.
+fn greets(socket: &Path) -> bool {
+    use std::io::Read;
+    let mut greeting = [0u8; 8];
+    std::os::unix::net::UnixStream::connect(socket).is_ok_and(|mut stream| {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(1)))
+            .is_ok()
+            && stream.read_exact(&mut greeting).is_ok()
+    })
 }
 
 /// Standard output of a program that must have succeeded.

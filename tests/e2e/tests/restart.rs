@@ -96,17 +96,25 @@ fn a_restart_is_invisible_to_qemu() -> Result<()> {
         .stderr(Stdio::inherit())
         .spawn()?;
     let mut input = qemu.stdin.take().context("no stdin")?;
-    let mut lines = BufReader::new(qemu.stdout.take().context("no stdout")?).lines();
+    let output = BufReader::new(qemu.stdout.take().context("no stdout")?);
+    let (to_us, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        output
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| to_us.send(line))
+    });
     // Reads answers until the line that tells how a command went.
-    let mut answer = |wanted: &str| -> Result<()> {
-        for line in lines.by_ref() {
-            let line = line?;
+    let answer = |wanted: &str| -> Result<()> {
+        loop {
+            let line = lines
+                .recv_timeout(LIMIT)
+                .with_context(|| format!("qemu-io did not say \"{wanted}\""))?;
             ensure!(!line.contains("failed"), "qemu-io: {line}");
             if line.contains(wanted) {
                 return Ok(());
             }
         }
-        anyhow::bail!("qemu-io ended")
     };
     writeln!(input, "write -P 7 0 64k")?;
     answer("wrote 65536/65536")?;
