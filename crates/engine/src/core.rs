@@ -532,6 +532,7 @@ impl Core {
     /// Periodic work; returns when to be called again.
     pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
         self.close_idle_intents(now, fx);
+        self.sync_draining(now, fx);
         self.trim_own_overuse(now);
         if self.log.applied_ord > self.log.durable_ord
             && now.saturating_sub(self.last_flash_flush_ns) > 1_000_000_000

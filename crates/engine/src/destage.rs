@@ -43,8 +43,9 @@ pub(crate) struct DestageJob {
     pub reads: u32,
     pub failed: bool,
     pub zero: bool,
-    /// The log must be durable up to here before the origin is written.
-    pub ord: u64,
+    /// The log must be durable up to this batch before the origin is written. A batch, not an
+    /// ord: of an item cut in two, the first part counts before the item does.
+    pub batch: u64,
 }
 
 /// How much the destager wants to do for a disk.
@@ -248,7 +249,7 @@ impl Core {
         }
         let count = slots.len() as u64;
         let buf = Buf::zeroed((count * 4096) as usize);
-        let ord = self.log.applied_ord;
+        let batch = self.log.applied_seq;
         let job = self.jobs.insert(DestageJob {
             disk,
             start,
@@ -258,7 +259,7 @@ impl Core {
             reads: 0,
             failed: false,
             zero: false,
-            ord,
+            batch,
         });
         self.destage_tokens -= (count * 4096) as i64;
         if let Some(d) = self.disk_mut(disk) {
@@ -334,9 +335,8 @@ impl Core {
     /// Step 2. If the log were not durable up to the run, a crash could bring an older clean copy
     /// back while the origin has the run's data.
     fn destage_durable(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let ord = self.jobs[id].ord;
-        if self.log.durable_ord < ord && !self.flash_failed {
-            self.wait_flash(ord, FlashWaiter::Destage(id), now, fx);
+        if self.log.durable_seq < self.jobs[id].batch && !self.flash_failed {
+            self.wait_flash(0, FlashWaiter::Destage(id), now, fx);
         } else {
             self.destage_write(id, now, fx);
         }
@@ -399,7 +399,7 @@ impl Core {
                 .min()
                 .unwrap_or(u64::MAX);
             count = count.min(limit - block);
-            let ord = self.log.applied_ord;
+            let batch = self.log.applied_seq;
             let job = self.jobs.insert(DestageJob {
                 disk,
                 start: block,
@@ -409,7 +409,7 @@ impl Core {
                 reads: 0,
                 failed: false,
                 zero: true,
-                ord,
+                batch,
             });
             if let Some(d) = self.disk_mut(disk) {
                 d.destage.busy.push((block, block + count, job));

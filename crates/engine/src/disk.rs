@@ -64,6 +64,7 @@ pub(crate) enum SyncWaiter {
     Request(usize),
     Destage,
     Intents,
+    Nobody,
 }
 
 /// A block written to the origin, waiting for the flush that lets it be called clean.

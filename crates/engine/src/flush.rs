@@ -66,7 +66,7 @@ impl Core {
         if self.flash_flush_inflight || self.flash_failed {
             return;
         }
-        if self.log.applied_ord <= self.log.durable_ord && !self.flash_waiters.is_empty() {
+        if self.log.applied_seq <= self.log.durable_seq && !self.flash_waiters.is_empty() {
             // Nothing new is on flash yet; what is waited for is still queued.
             self.log.urgent = true;
             return;
@@ -112,8 +112,12 @@ impl Core {
         self.segments_durable(now, fx);
         let durable = self.log.durable_ord;
         let waiters = std::mem::take(&mut self.flash_waiters);
+        let durable_seq = self.log.durable_seq;
         let (ready, wait): (Vec<_>, Vec<_>) =
-            waiters.into_iter().partition(|(ord, _)| *ord <= durable);
+            waiters.into_iter().partition(|(ord, who)| match who {
+                FlashWaiter::Destage(job) => self.jobs[*job].batch <= durable_seq,
+                _ => *ord <= durable,
+            });
         self.flash_waiters = wait;
         for (_, who) in ready {
             self.flash_waited(who, false, now, fx);
@@ -220,6 +224,7 @@ impl Core {
     ) {
         match who {
             SyncWaiter::Request(id) => self.request_durable(id, failed, now, fx),
+            SyncWaiter::Nobody => {}
             SyncWaiter::Destage => self.destage_flushed(disk, failed, now, fx),
             SyncWaiter::Intents => {
                 if !failed {
@@ -328,6 +333,18 @@ impl Core {
                 .is_some_and(|r| r.phase == Phase::WaitIntent)
             {
                 self.go_through(id, now, fx);
+            }
+        }
+    }
+
+    /// A disk that is being drained is not done before the origin has everything durably, what
+    /// an earlier run of the daemon wrote included.
+    pub fn sync_draining(&mut self, now: u64, fx: &mut Effects) {
+        for disk in self.disk_ids() {
+            let Some(d) = self.disk(disk) else { continue };
+            let target = d.sync.completed;
+            if (d.drain || self.quiescing) && d.attached && target > d.sync.durable && d.sync.inflight.is_none() {
+                self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
             }
         }
     }

@@ -307,6 +307,10 @@ impl Log {
 
     /// Blocks client data may still take, keeping the reserve.
     pub fn room(&self) -> u32 {
+        if self.free.len() < RESERVE_SEGMENTS {
+            // The head itself is taken from the reserve.
+            return 0;
+        }
         let free =
             self.free.len().saturating_sub(RESERVE_SEGMENTS) as u32 * (self.data_blocks * 9 / 10);
         let head = self

@@ -238,6 +238,13 @@ impl Core {
             }
             return true;
         }
+        if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+            if self.log.room() < crate::zero::ROOM_MIN {
+                return false;
+            }
+            self.zero_with_edges(id, now, fx);
+            return true;
+        }
         let high = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
         loop {
             let done = self.reqs[id].appended;

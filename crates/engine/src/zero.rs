@@ -12,6 +12,9 @@ use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use smallvec::smallvec;
 
+/// Blocks of room a discard or zeroing wants to see: two edges, a descriptor, one to spare.
+pub(crate) const ROOM_MIN: u32 = 4;
+
 impl Core {
     pub fn begin_zero(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let r = &self.reqs[id].r;
@@ -45,6 +48,12 @@ impl Core {
         } else {
             end / 4096
         };
+        if self.log.room() < ROOM_MIN {
+            // Records take room too; a flood of them must not eat eviction's reserve.
+            self.reqs[id].phase = Phase::WaitSpace;
+            self.stalled.push_back(id);
+            return;
+        }
         let edges = std::mem::take(&mut self.reqs[id].edges);
         self.reqs[id].phase = Phase::Appending;
         self.reqs[id].pending = edges.len() as u32 + u32::from(last > first);
