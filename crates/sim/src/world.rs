@@ -92,6 +92,8 @@ pub struct World<'a> {
     pub(crate) subject: Option<Box<dyn Subject>>,
     /// When an injected failure of flash last happened, in the model's time.
     pub(crate) flash_failed: u64,
+    /// When a flash read last failed whose block cannot be told, in the model's time.
+    stung_unknown: u64,
     /// The subject stopped using flash.
     pub(crate) given_up: bool,
     pub(crate) next_uid: u8,
@@ -160,6 +162,7 @@ impl<'a> World<'a> {
             known: Vec::new(),
             subject: None,
             flash_failed: 0,
+            stung_unknown: 0,
             given_up: false,
             next_uid: 1,
             events: BTreeMap::new(),
@@ -622,8 +625,12 @@ impl<'a> World<'a> {
                     let first = (done.op.offset / BLOCK as u64) as usize;
                     let last = ((done.op.offset + done.op.len) / BLOCK as u64) as usize;
                     for index in first..last {
-                        if let Some((disk, block)) = self.owner_of(index) {
-                            self.disks[disk].stung.insert(block, now);
+                        match self.owner_of(index) {
+                            Some((disk, block)) => {
+                                self.disks[disk].stung.insert(block, now);
+                            }
+                            // Zeros, written as data: they could be anybody's.
+                            None => self.stung_unknown = now,
                         }
                     }
                 }
@@ -729,6 +736,7 @@ impl<'a> World<'a> {
             (wish.offset + wish.len).div_ceil(BLOCK as u64),
         );
         let hurt = disk.hurt.range(first..last).next().is_some()
+            || self.stung_unknown >= since
             || disk.stung.range(first..last).any(|(_, at)| *at >= since);
         let whole = wish.offset % BLOCK as u64 == 0 && (wish.offset + wish.len) % BLOCK as u64 == 0;
         match wish.op {
