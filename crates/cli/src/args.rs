@@ -49,7 +49,9 @@ pub struct Global {
 impl Global {
     /// The run directory, given or default.
     pub fn dir(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(hearth_daemon::rundir::default_dir)
+        self.run_dir
+            .clone()
+            .unwrap_or_else(hearth_daemon::rundir::default_dir)
     }
 }
 
@@ -70,17 +72,23 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum Pool {
     /// Format flash as a new pool
-    #[command(after_help = "Example:\n  hearth pool create --flash /dev/nvme0n1p4\n  \
-        hearth pool create --flash /var/lib/hearth/flash --size 100G --label vmhost7")]
+    #[command(
+        after_help = "Example:\n  hearth pool create --flash /dev/nvme0n1p4\n  \
+        hearth pool create --flash /var/lib/hearth/flash --size 100G --label vmhost7"
+    )]
     Create(PoolCreate),
     /// Show a pool: on flash, or the one being served
-    #[command(after_help = "Example:\n  hearth pool show\n  hearth pool show --flash /dev/nvme0n1p4")]
+    #[command(
+        after_help = "Example:\n  hearth pool show\n  hearth pool show --flash /dev/nvme0n1p4"
+    )]
     Show(PoolAt),
     /// Check a pool brought from elsewhere, and make it ready to be served here
     #[command(after_help = "Example:\n  hearth pool import --flash /dev/nvme0n1p4")]
     Import(PoolAt),
     /// Write everything dirty to the origins, so that the pool can leave and the origins stand alone
-    #[command(after_help = "Example:\n  hearth pool export\n  hearth pool export --flash /dev/nvme0n1p4")]
+    #[command(
+        after_help = "Example:\n  hearth pool export\n  hearth pool export --flash /dev/nvme0n1p4"
+    )]
     Export(PoolAt),
 }
 
@@ -158,7 +166,12 @@ pub struct Serve {
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,
     /// What to log: error, warn, info, debug, trace, or a filter such as hearth_engine=debug
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "HEARTH_LOG")]
+    #[arg(
+        long,
+        value_name = "FILTER",
+        default_value = "info",
+        env = "HEARTH_LOG"
+    )]
     pub log: String,
 }
 
@@ -205,8 +218,10 @@ impl From<Side> for Trust {
 #[derive(Debug, Subcommand)]
 pub enum Disk {
     /// Put a disk behind the cache; its data stays as it is
-    #[command(after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
-        hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G")]
+    #[command(
+        after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
+        hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G"
+    )]
     Add(DiskAdd),
     /// List the disks
     #[command(after_help = "Example:\n  hearth disk list")]
@@ -215,8 +230,10 @@ pub enum Disk {
     #[command(after_help = "Example:\n  hearth disk show vm1")]
     Show(DiskName),
     /// Change settings while the disk is in use
-    #[command(after_help = "Example:\n  hearth disk set vm1 --mode write-through\n  \
-        hearth disk set vm1 --size-from-origin\n  hearth disk set vm1 --trust flash")]
+    #[command(
+        after_help = "Example:\n  hearth disk set vm1 --mode write-through\n  \
+        hearth disk set vm1 --size-from-origin\n  hearth disk set vm1 --trust flash"
+    )]
     Set(DiskSet),
     /// Write everything dirty to the origin; Ctrl-C calls it off
     #[command(after_help = "Example:\n  hearth disk flush vm1")]
@@ -308,8 +325,10 @@ pub struct DiskRemove {
 }
 
 #[derive(Clone, Debug, Args)]
-#[command(after_help = "Example:\n  hearth stats\n  hearth stats vm1 --watch\n\n\
-    Every number is defined in docs/statistics.md.")]
+#[command(
+    after_help = "Example:\n  hearth stats\n  hearth stats vm1 --watch\n\n\
+    Every number is defined in docs/statistics.md."
+)]
 pub struct Stats {
     /// Only this disk
     #[arg(value_name = "NAME")]
@@ -387,8 +406,15 @@ mod tests {
     fn every_command_has_an_example() {
         fn walk(command: &clap::Command) {
             if command.get_subcommands().next().is_none() {
-                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-                assert!(help.contains("Example:"), "{} has no example", command.get_name());
+                let help = command
+                    .get_after_help()
+                    .map(ToString::to_string)
+                    .unwrap_or_default();
+                assert!(
+                    help.contains("Example:"),
+                    "{} has no example",
+                    command.get_name()
+                );
             }
             command.get_subcommands().for_each(walk);
         }
@@ -401,7 +427,10 @@ mod tests {
         fn walk(command: &clap::Command, manual: &str) {
             for arg in command.get_arguments() {
                 if let Some(long) = arg.get_long().filter(|l| !["help", "version"].contains(l)) {
-                    assert!(manual.contains(&format!("--{long}")), "docs/cli.md does not mention --{long}");
+                    assert!(
+                        manual.contains(&format!("--{long}")),
+                        "docs/cli.md does not mention --{long}"
+                    );
                 }
             }
             command.get_subcommands().for_each(|c| walk(c, manual));

@@ -26,13 +26,17 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Show(args) => show(global, &client.get(&disk_path(&args.name, ""))?),
         Disk::Set(args) => set(global, &client, &args),
         Disk::Flush(args) => {
-            client.post::<_, DiskInfo>(&disk_path(&args.name, "/flush"), &())?;
+            client.order::<DiskInfo>(&disk_path(&args.name, "/flush"))?;
             follow(global, &client, &args.name, Goal::Flush)
         }
         Disk::Remove(args) => remove(global, &client, &args),
         Disk::AcceptLoss(args) => {
-            let info: DiskInfo = client.post(&disk_path(&args.name, "/accept-loss"), &())?;
-            said(global, &info, "the lost ranges are given up; they read as the origin has them")
+            let info: DiskInfo = client.order(&disk_path(&args.name, "/accept-loss"))?;
+            said(
+                global,
+                &info,
+                "the lost ranges are given up; they read as the origin has them",
+            )
         }
     }
 }
@@ -43,7 +47,13 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
         .parse()
         .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
     spec.path = std::path::absolute(&spec.path).map_err(|e| {
-        Error::invalid(format!("the origin's path {} cannot be made absolute: {e}", spec.path.display()), "give an absolute path")
+        Error::invalid(
+            format!(
+                "the origin's path {} cannot be made absolute: {e}",
+                spec.path.display()
+            ),
+            "give an absolute path",
+        )
     })?;
     Ok(spec.to_string())
 }
@@ -63,10 +73,19 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     if global.json {
         return print_json(&info);
     }
-    println!("disk {} added: {}, {}", plain(&info.name), human(info.size), info.mode.word());
+    println!(
+        "disk {} added: {}, {}",
+        plain(&info.name),
+        human(info.size),
+        info.mode.word()
+    );
     notices(&info);
     let socket = hearth_daemon::rundir::nbd_socket(&global.dir());
-    println!("attach it with nbd+unix:///{}?socket={}", plain(&info.name), socket.display());
+    println!(
+        "attach it with nbd+unix:///{}?socket={}",
+        plain(&info.name),
+        socket.display()
+    );
     Ok(())
 }
 
@@ -88,7 +107,9 @@ fn list(global: &Global, client: &Client) -> Outcome {
         println!("no disks; add one with `hearth disk add NAME --origin PATH`");
         return Ok(());
     }
-    let mut table = Table::new(&["NAME", "STATE", "MODE", ">SIZE", ">CACHED", ">DIRTY", ">CLIENTS", "ORIGIN"]);
+    let mut table = Table::new(&[
+        "NAME", "STATE", "MODE", ">SIZE", ">CACHED", ">DIRTY", ">CLIENTS", "ORIGIN",
+    ]);
     for d in &disks {
         table.row([
             plain(&d.name),
@@ -104,7 +125,12 @@ fn list(global: &Global, client: &Client) -> Outcome {
     print!("{}", table.render());
     for d in &disks {
         if let Some(reason) = &d.reason {
-            println!("{} is {}: {}", plain(&d.name), d.state.word(), plain(reason));
+            println!(
+                "{} is {}: {}",
+                plain(&d.name),
+                d.state.word(),
+                plain(reason)
+            );
         }
     }
     Ok(())
@@ -114,7 +140,13 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     if global.json {
         return print_json(d);
     }
-    let limit = |bytes: u64, none: &str| if bytes == 0 { none.to_owned() } else { human(bytes) };
+    let limit = |bytes: u64, none: &str| {
+        if bytes == 0 {
+            none.to_owned()
+        } else {
+            human(bytes)
+        }
+    };
     let mut table = Table::new(&["disk", &plain(&d.name)]);
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
     line("state", d.state.word().to_owned());
@@ -125,7 +157,10 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("flash kept", limit(d.min, "none"));
     line("flash limit", limit(d.max, "none"));
     line("seq cutoff", limit(d.seq_cutoff, "none"));
-    line("read-only", if d.read_only { "yes" } else { "no" }.to_owned());
+    line(
+        "read-only",
+        if d.read_only { "yes" } else { "no" }.to_owned(),
+    );
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line("clients", d.connections.to_string());
@@ -157,7 +192,11 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         trust: args.trust.map(Into::into),
     };
     let info: DiskInfo = client.patch(&disk_path(&args.name, ""), &body)?;
-    said(global, &info, &format!("{}, {}", human(info.size), info.mode.word()))
+    said(
+        global,
+        &info,
+        &format!("{}, {}", human(info.size), info.mode.word()),
+    )
 }
 
 fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
@@ -165,15 +204,25 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
     let info: DiskInfo = client.get(&path)?;
     if args.discard_dirty && !args.yes {
         return Err(Error::refused(
-            format!("--discard-dirty would lose the {} of {} that are only on flash", human(info.dirty), args.name),
+            format!(
+                "--discard-dirty would lose the {} of {} that are only on flash",
+                human(info.dirty),
+                args.name
+            ),
             "add --yes if that is what you want, or leave --discard-dirty out",
         )
         .into());
     }
     if info.connections > 0 && !global.json {
-        eprintln!("note: {} client(s) connected to {}; they are cut off at the end", info.connections, plain(&info.name));
+        eprintln!(
+            "note: {} client(s) connected to {}; they are cut off at the end",
+            info.connections,
+            plain(&info.name)
+        );
     }
-    let body = types::DiskRemove { discard_dirty: args.discard_dirty };
+    let body = types::DiskRemove {
+        discard_dirty: args.discard_dirty,
+    };
     client.post::<_, DiskInfo>(&disk_path(&args.name, "/remove"), &body)?;
     follow(global, client, &args.name, Goal::Remove)
 }
@@ -181,8 +230,11 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
 /// Flushes every disk that can be, one after the other.
 pub fn flush_all(global: &Global, client: &Client) -> Outcome {
     let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
-    for disk in disks.iter().filter(|d| d.state == DiskState::Attached && d.dirty > 0) {
-        client.post::<_, DiskInfo>(&disk_path(&disk.name, "/flush"), &())?;
+    for disk in disks
+        .iter()
+        .filter(|d| d.state == DiskState::Attached && d.dirty > 0)
+    {
+        client.order::<DiskInfo>(&disk_path(&disk.name, "/flush"))?;
         wait_for(global, client, &disk.name, Goal::Flush)?;
     }
     Ok(())
@@ -200,7 +252,11 @@ fn follow(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
     if global.json {
         return print_json(&types::Done { done: true });
     }
-    let done = if goal == Goal::Flush { "flushed" } else { "removed" };
+    let done = if goal == Goal::Flush {
+        "flushed"
+    } else {
+        "removed"
+    };
     println!("disk {}: {done}", plain(name));
     Ok(())
 }
@@ -233,9 +289,19 @@ fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome
         return match (goal, info.progress) {
             (Goal::Flush, Some(p)) if p.done => Ok(()),
             _ => {
-                let why = info.reason.or(info.notices.last().cloned()).unwrap_or_else(|| "it was called off".to_owned());
+                let why = info
+                    .reason
+                    .or(info.notices.last().cloned())
+                    .unwrap_or_else(|| "it was called off".to_owned());
                 Err(Error::conflict(
-                    format!("the {} of {name} did not complete: {why}", if goal == Goal::Flush { "flush" } else { "removal" }),
+                    format!(
+                        "the {} of {name} did not complete: {why}",
+                        if goal == Goal::Flush {
+                            "flush"
+                        } else {
+                            "removal"
+                        }
+                    ),
                     "try again",
                 )
                 .into())
@@ -245,7 +311,7 @@ fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome
 }
 
 fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
-    match client.post::<_, DiskInfo>(&disk_path(name, "/cancel"), &()) {
+    match client.order::<DiskInfo>(&disk_path(name, "/cancel")) {
         Ok(info) => Failure::Interrupted(format!(
             "called off; {} of {name} are still only on flash, nothing is lost",
             human(info.dirty)
@@ -271,11 +337,18 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl ProgressLine {
     fn new(enabled: bool) -> ProgressLine {
-        ProgressLine { shown: false, enabled, terminal: std::io::stderr().is_terminal(), last: None }
+        ProgressLine {
+            shown: false,
+            enabled,
+            terminal: std::io::stderr().is_terminal(),
+            last: None,
+        }
     }
 
     fn show(&mut self, info: &DiskInfo) {
-        let Some(progress) = info.progress.filter(|p| self.enabled && !p.done) else { return };
+        let Some(progress) = info.progress.filter(|p| self.enabled && !p.done) else {
+            return;
+        };
         let eta = match progress.eta_seconds {
             Some(seconds) => format!("{} left", human_seconds(seconds)),
             None => "time left unknown".to_owned(),
@@ -313,7 +386,10 @@ mod tests {
     #[test]
     fn relative_origins_are_ours() {
         let cwd = std::env::current_dir().unwrap();
-        assert_eq!(absolute_origin("x.raw").unwrap(), cwd.join("x.raw").to_string_lossy());
+        assert_eq!(
+            absolute_origin("x.raw").unwrap(),
+            cwd.join("x.raw").to_string_lossy()
+        );
         assert_eq!(absolute_origin("model-hdd:/a").unwrap(), "model-hdd:/a");
         assert!(absolute_origin("model-hdd:").is_err());
     }

@@ -64,8 +64,14 @@ fn main() -> ExitCode {
 
 fn report(global: &Global, error: &Error) {
     if global.json {
-        let body = ErrorBody { error: error.what.clone(), remedy: error.remedy.clone() };
-        eprintln!("{}", serde_json::to_string(&body).unwrap_or_else(|_| error.to_string()));
+        let body = ErrorBody {
+            error: error.what.clone(),
+            remedy: error.remedy.clone(),
+        };
+        eprintln!(
+            "{}",
+            serde_json::to_string(&body).unwrap_or_else(|_| error.to_string())
+        );
     } else {
         eprintln!("hearth: {error}");
     }

@@ -27,15 +27,27 @@ pub fn run(global: &Global, command: args::Pool) -> Outcome {
 
 fn create(global: &Global, args: &PoolCreate) -> Outcome {
     let path = only_flash(&args.flash)?;
-    let options = CreateOptions { size: args.size.map(|s| s.0), force: args.force, label: args.label.clone() };
+    let options = CreateOptions {
+        size: args.size.map(|s| s.0),
+        force: args.force,
+        label: args.label.clone(),
+    };
     let info = pool::create(path, &options)?;
     if global.json {
         return print_json(&info);
     }
     println!("pool {} created on {}", info.uuid, path.display());
-    println!("{} for cached data, in {} segments of {}", human(info.capacity), info.segments, human(info.segment_bytes));
+    println!(
+        "{} for cached data, in {} segments of {}",
+        human(info.capacity),
+        info.segments,
+        human(info.segment_bytes)
+    );
     let per_block = info.ram as f64 / (info.capacity / 4096).max(1) as f64;
-    println!("RAM when full: {} ({per_block:.1} bytes for each 4 KiB block)", human(info.ram));
+    println!(
+        "RAM when full: {} ({per_block:.1} bytes for each 4 KiB block)",
+        human(info.ram)
+    );
     println!("serve it with `hearth serve --flash {}`", path.display());
     Ok(())
 }
@@ -59,14 +71,28 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
             other => plain(other),
         },
     );
-    line("capacity", format!("{} in {} segments of {}", human(info.capacity), info.segments, human(info.segment_bytes)));
+    line(
+        "capacity",
+        format!(
+            "{} in {} segments of {}",
+            human(info.capacity),
+            info.segments,
+            human(info.segment_bytes)
+        ),
+    );
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));
         line("dirty", human(dirty));
     }
     line("RAM when full", human(info.ram));
     if let Some(r) = &info.recovery {
-        line("opened from", format!("{} in {} ms: {} blocks, {} dirty", r.how, r.millis, r.cached_blocks, r.dirty_blocks));
+        line(
+            "opened from",
+            format!(
+                "{} in {} ms: {} blocks, {} dirty",
+                r.how, r.millis, r.cached_blocks, r.dirty_blocks
+            ),
+        );
     }
     if let (Some(io), Some(threads)) = (&info.io, info.threads) {
         line("I/O", format!("{io}, {threads} threads"));
@@ -79,8 +105,17 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     println!();
     let mut table = Table::new(&["DISK", "MODE", ">SIZE", "ORIGIN"]);
     for d in &info.disks {
-        let missing = if d.origin_found { "" } else { "  (not found here)" };
-        table.row([plain(&d.name), d.mode.word().to_owned(), human(d.size), format!("{}{missing}", plain(&d.origin))]);
+        let missing = if d.origin_found {
+            ""
+        } else {
+            "  (not found here)"
+        };
+        table.row([
+            plain(&d.name),
+            d.mode.word().to_owned(),
+            human(d.size),
+            format!("{}{missing}", plain(&d.origin)),
+        ]);
     }
     print!("{}", table.render());
     Ok(())
@@ -108,14 +143,22 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
         return Ok(());
     }
     println!();
-    let missing: Vec<String> = info.disks.iter().filter(|d| !d.origin_found).map(|d| plain(&d.name)).collect();
+    let missing: Vec<String> = info
+        .disks
+        .iter()
+        .filter(|d| !d.origin_found)
+        .map(|d| plain(&d.name))
+        .collect();
     if !missing.is_empty() {
         println!(
             "the origin of {} is missing or too small here; put it at the same path, and the disk attaches by itself",
             missing.join(", ")
         );
     }
-    println!("ready; serve it with `hearth serve --flash {}`", path.display());
+    println!(
+        "ready; serve it with `hearth serve --flash {}`",
+        path.display()
+    );
     Ok(())
 }
 
@@ -129,10 +172,12 @@ fn export(global: &Global, at: &PoolAt) -> Outcome {
     // The bulk is written while the disks go on, with progress, and can be called off.
     disk::flush_all(global, &client)?;
     let interrupt = Interrupt::watch();
-    client.post::<_, Done>("/v1/pool/export", &())?;
+    client.order::<Done>("/v1/pool/export")?;
     while client.is_up() {
         if interrupt.sleep(POLL) {
-            return Err(Failure::Interrupted("the daemon goes on exporting, and stops when it is done".to_owned()));
+            return Err(Failure::Interrupted(
+                "the daemon goes on exporting, and stops when it is done".to_owned(),
+            ));
         }
     }
     // The daemon says in its log why an export failed; the pool tells whether it did.

@@ -11,11 +11,21 @@ use crate::args::{Global, LogFormat, Serve, Tls};
 
 pub fn run(global: &Global, args: Serve) -> Outcome {
     let flash = only_flash(&args.flash)?.to_owned();
-    if args.nbd_listen.is_none() && (args.tls_dir.is_some() || args.tls.is_some_and(|t| t != Tls::Off)) {
-        return Err(Error::invalid("TLS is for TCP, and no --nbd-listen is given", "add --nbd-listen, or leave TLS out").into());
+    if args.nbd_listen.is_none()
+        && (args.tls_dir.is_some() || args.tls.is_some_and(|t| t != Tls::Off))
+    {
+        return Err(Error::invalid(
+            "TLS is for TCP, and no --nbd-listen is given",
+            "add --nbd-listen, or leave TLS out",
+        )
+        .into());
     }
-    let filter = EnvFilter::try_new(&args.log)
-        .map_err(|e| Error::invalid(format!("the log filter “{}” is not understood: {e}", args.log), "use a level such as info"))?;
+    let filter = EnvFilter::try_new(&args.log).map_err(|e| {
+        Error::invalid(
+            format!("the log filter “{}” is not understood: {e}", args.log),
+            "use a level such as info",
+        )
+    })?;
     log_to_stderr(filter, args.log_format);
     let tcp = args.nbd_listen.map(|address| Tcp {
         address,
@@ -42,10 +52,15 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
 
 fn log_to_stderr(filter: EnvFilter, format: LogFormat) {
     use std::io::IsTerminal;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false);
     // A subscriber that is there already stays; there is none in this program.
     let _ = match format {
-        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
+        LogFormat::Text => builder
+            .with_ansi(std::io::stderr().is_terminal())
+            .try_init(),
         LogFormat::Json => builder.json().try_init(),
     };
 }

@@ -24,7 +24,11 @@ pub fn run(global: &Global, args: Stats) -> Outcome {
     }
     let interrupt = Interrupt::watch();
     // Home, and clear what is below: less flicker than clearing first.
-    let prefix = if std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
+    let prefix = if std::io::stdout().is_terminal() {
+        "\x1b[H\x1b[J"
+    } else {
+        ""
+    };
     loop {
         once(global, &client, args.name.as_deref(), prefix)?;
         if interrupt.sleep(REFRESH) {
@@ -70,36 +74,58 @@ fn micros(us: Option<f64>) -> String {
 
 /// One column per span, one row per number.
 fn spans(spans: &[DiskSpan]) -> String {
-    let headings: Vec<String> = std::iter::once(String::new()).chain(spans.iter().map(|s| format!(">{}", s.span))).collect();
+    let headings: Vec<String> = std::iter::once(String::new())
+        .chain(spans.iter().map(|s| format!(">{}", s.span)))
+        .collect();
     let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
     let mut row = |name: &str, cell: &dyn Fn(&DiskSpan) -> String| {
         table.row(std::iter::once(name.to_owned()).chain(spans.iter().map(cell)));
     };
     row("reads", &|s| s.counters.reads().to_string());
     row("  hits", &|s| s.counters.read_hits.to_string());
-    row("  partial hits", &|s| s.counters.read_partial_hits.to_string());
+    row("  partial hits", &|s| {
+        s.counters.read_partial_hits.to_string()
+    });
     row("  misses", &|s| s.counters.read_misses.to_string());
-    row("  hit ratio, requests", &|s| percent(s.ratios.read_hit_ratio));
-    row("  hit ratio, bytes", &|s| percent(s.ratios.read_hit_ratio_bytes));
+    row("  hit ratio, requests", &|s| {
+        percent(s.ratios.read_hit_ratio)
+    });
+    row("  hit ratio, bytes", &|s| {
+        percent(s.ratios.read_hit_ratio_bytes)
+    });
     row("  from flash", &|s| human(s.counters.read_hit_bytes));
     row("  from origin", &|s| human(s.counters.read_miss_bytes));
-    row("  bypassed, sequential", &|s| s.counters.bypassed_sequential.to_string());
-    row("  bypassed, congestion", &|s| human(s.counters.bypassed_congested.saturating_mul(4096)));
+    row("  bypassed, sequential", &|s| {
+        s.counters.bypassed_sequential.to_string()
+    });
+    row("  bypassed, congestion", &|s| {
+        human(s.counters.bypassed_congested.saturating_mul(4096))
+    });
     row("writes", &|s| s.counters.writes().to_string());
     row("  hits", &|s| s.counters.write_hits.to_string());
     row("  bytes", &|s| human(s.counters.write_bytes));
     row("flushes", &|s| s.counters.flushes.to_string());
     row("fills", &|s| human(s.counters.fills.saturating_mul(4096)));
-    row("  not admitted", &|s| human(s.counters.fills_rejected.saturating_mul(4096)));
-    row("evicted", &|s| human(s.counters.evictions.saturating_mul(4096)));
-    row("reinserted", &|s| human(s.counters.reinsertions.saturating_mul(4096)));
+    row("  not admitted", &|s| {
+        human(s.counters.fills_rejected.saturating_mul(4096))
+    });
+    row("evicted", &|s| {
+        human(s.counters.evictions.saturating_mul(4096))
+    });
+    row("reinserted", &|s| {
+        human(s.counters.reinsertions.saturating_mul(4096))
+    });
     row("origin reads", &|s| s.counters.origin_reads.to_string());
     row("origin writes", &|s| s.counters.origin_writes.to_string());
     row("errors", &|s| s.counters.errors.to_string());
     row("mean read", &|s| micros(s.ratios.read_mean_us));
-    row("  without cache, est.", &|s| micros(s.ratios.uncached_read_us));
+    row("  without cache, est.", &|s| {
+        micros(s.ratios.uncached_read_us)
+    });
     row("mean write", &|s| micros(s.ratios.write_mean_us));
-    row("  without cache, est.", &|s| micros(s.ratios.uncached_write_us));
+    row("  without cache, est.", &|s| {
+        micros(s.ratios.uncached_write_us)
+    });
     row("helping?", &|s| helping(s.ratios.speedup));
     table.render()
 }
@@ -114,9 +140,17 @@ fn helping(speedup: Option<f64>) -> String {
 }
 
 fn latencies(report: &DiskReport) -> String {
-    let mut table = Table::new(&["latency", ">count", ">mean", ">50 %", ">90 %", ">99 %", ">99.9 %", ">max"]);
+    let mut table = Table::new(&[
+        "latency", ">count", ">mean", ">50 %", ">90 %", ">99 %", ">99.9 %", ">max",
+    ]);
     let mut row = |name: &str, l: &LatencyReport| {
-        let value = |us: f64| if l.count == 0 { "-".to_owned() } else { micros(Some(us)) };
+        let value = |us: f64| {
+            if l.count == 0 {
+                "-".to_owned()
+            } else {
+                micros(Some(us))
+            }
+        };
         table.row([
             name.to_owned(),
             l.count.to_string(),
@@ -136,8 +170,11 @@ fn latencies(report: &DiskReport) -> String {
 
 fn disk(report: &DiskReport) -> String {
     let mut out = String::new();
-    let dirty_for =
-        if report.dirty_for > 0.0 { format!(" for {}", human_seconds(report.dirty_for)) } else { String::new() };
+    let dirty_for = if report.dirty_for > 0.0 {
+        format!(" for {}", human_seconds(report.dirty_for))
+    } else {
+        String::new()
+    };
     let _ = writeln!(
         out,
         "disk {}: {} cached, {} dirty{dirty_for}",
@@ -162,17 +199,27 @@ fn pool(report: &PoolReport) -> String {
         report.free_segments,
         report.segments,
         human(report.ram),
-        if report.flash_failed { "; THE FLASH HAS FAILED, disks go on from their origins" } else { "" },
+        if report.flash_failed {
+            "; THE FLASH HAS FAILED, disks go on from their origins"
+        } else {
+            ""
+        },
     );
-    let headings: Vec<String> =
-        std::iter::once(String::new()).chain(report.spans.iter().map(|s| format!(">{}", s.span))).collect();
+    let headings: Vec<String> = std::iter::once(String::new())
+        .chain(report.spans.iter().map(|s| format!(">{}", s.span)))
+        .collect();
     let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
     let mut row = |name: &str, cell: &dyn Fn(&hearth_daemon::api::stats::FlashSpan) -> String| {
         table.row(std::iter::once(name.to_owned()).chain(report.spans.iter().map(cell)));
     };
     row("flash written", &|s| human(s.counters.flash_write_bytes));
-    row("  client data and fills", &|s| human(s.counters.flash_payload_bytes));
-    row("  write amplification", &|s| s.write_amplification.map_or("-".to_owned(), |r| format!("{r:.2}")));
+    row("  client data and fills", &|s| {
+        human(s.counters.flash_payload_bytes)
+    });
+    row("  write amplification", &|s| {
+        s.write_amplification
+            .map_or("-".to_owned(), |r| format!("{r:.2}"))
+    });
     row("flash read", &|s| human(s.counters.flash_read_bytes));
     row("flash flushes", &|s| s.counters.flash_flushes.to_string());
     row("flash errors", &|s| s.counters.flash_errors.to_string());
@@ -190,8 +237,17 @@ fn all(report: &StatsReport) -> String {
     out.push_str("\nall disks\n");
     out.push_str(&spans(&report.pool.disks));
     out.push('\n');
-    let mut table =
-        Table::new(&["DISK", ">CACHED", ">DIRTY", ">READS", ">HIT", ">HIT BYTES", ">5MIN HIT", ">WRITES", "HELPING?"]);
+    let mut table = Table::new(&[
+        "DISK",
+        ">CACHED",
+        ">DIRTY",
+        ">READS",
+        ">HIT",
+        ">HIT BYTES",
+        ">5MIN HIT",
+        ">WRITES",
+        "HELPING?",
+    ]);
     for d in &report.disks {
         let total = d.spans.first();
         let recent = d.spans.get(1);
@@ -217,7 +273,10 @@ mod tests {
 
     #[test]
     fn an_idle_daemon_has_something_to_show() {
-        let text = all(&StatsReport { disks: vec![DiskReport::default()], ..StatsReport::default() });
+        let text = all(&StatsReport {
+            disks: vec![DiskReport::default()],
+            ..StatsReport::default()
+        });
         assert!(text.contains("pool: 0 B of 0 B used"), "{text}");
         assert!(!text.contains("NaN"), "{text}");
     }

@@ -10,7 +10,15 @@ impl Table {
     /// A table with these headings; a heading that begins with `>` aligns its column to the right.
     pub fn new(headings: &[&str]) -> Table {
         let right = headings.iter().map(|h| h.starts_with('>')).collect();
-        Table { rows: vec![headings.iter().map(|h| h.trim_start_matches('>').to_owned()).collect()], right }
+        Table {
+            rows: vec![
+                headings
+                    .iter()
+                    .map(|h| h.trim_start_matches('>').to_owned())
+                    .collect(),
+            ],
+            right,
+        }
     }
 
     /// Adds a row.
@@ -22,7 +30,12 @@ impl Table {
     pub fn render(&self) -> String {
         let columns = self.right.len();
         let width = |column: usize| {
-            self.rows.iter().filter_map(|r| r.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .filter_map(|r| r.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut out = String::new();
@@ -49,7 +62,9 @@ impl Table {
 /// `text` with control characters replaced: names and paths come from elsewhere and must not
 /// steer the terminal.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
+    text.chars()
+        .map(|c| if c.is_control() { '\u{FFFD}' } else { c })
+        .collect()
 }
 
 #[cfg(test)]

@@ -30,7 +30,9 @@ pub struct Client {
 impl Client {
     /// A client of the daemon that uses run directory `dir`.
     pub fn new(dir: &Path) -> Client {
-        Client { socket: crate::rundir::api_socket(dir) }
+        Client {
+            socket: crate::rundir::api_socket(dir),
+        }
     }
 
     /// True if a daemon listens.
@@ -48,6 +50,11 @@ impl Client {
         self.call("POST", path, Some(body))
     }
 
+    /// `POST path` without a body.
+    pub fn order<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.call("POST", path, None::<&()>)
+    }
+
     /// `PATCH path` with a JSON body.
     pub fn patch<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T> {
         self.call("PATCH", path, Some(body))
@@ -58,15 +65,24 @@ impl Client {
         self.call("DELETE", path, None::<&()>)
     }
 
-    fn call<B: Serialize, T: DeserializeOwned>(&self, method: &str, path: &str, body: Option<&B>) -> Result<T> {
+    fn call<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&B>,
+    ) -> Result<T> {
         let body = match body {
-            Some(body) => serde_json::to_vec(body).map_err(|e| Error::internal(format!("cannot encode a request: {e}")))?,
+            Some(body) => serde_json::to_vec(body)
+                .map_err(|e| Error::internal(format!("cannot encode a request: {e}")))?,
             None => Vec::new(),
         };
         let raw = self.exchange(method, path, &body)?;
         let answer = parse_answer(&raw).map_err(|what| {
             Error::unavailable(
-                format!("{} does not answer like a hearth daemon: {what}", self.socket.display()),
+                format!(
+                    "{} does not answer like a hearth daemon: {what}",
+                    self.socket.display()
+                ),
                 "check --run-dir, and that client and daemon are of the same version",
             )
         })?;
@@ -86,24 +102,38 @@ impl Client {
         let talk = |stream: &mut UnixStream| -> std::io::Result<Vec<u8>> {
             stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
             stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-            let mut request = format!("{method} {path} HTTP/1.1\r\nHost: hearth\r\nConnection: close\r\n");
+            let mut request =
+                format!("{method} {path} HTTP/1.1\r\nHost: hearth\r\nConnection: close\r\n");
             if !body.is_empty() {
                 request.push_str("Content-Type: application/json\r\n");
             }
             request.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
-            stream.write_all(request.as_bytes())?;
-            stream.write_all(body)?;
+            let mut bytes = request.into_bytes();
+            bytes.extend_from_slice(body);
+            // A daemon that refuses before it has read everything closes its end; what it had
+            // to say is still there to be read.
+            match stream.write_all(&bytes) {
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => return Err(e),
+                _ => {}
+            }
             let mut raw = Vec::new();
             stream.take(ANSWER_MAX).read_to_end(&mut raw)?;
             Ok(raw)
         };
         talk(&mut stream).map_err(|e| match e.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::unavailable(
-                format!("the daemon behind {} gave no answer for {} s", self.socket.display(), ANSWER_TIMEOUT.as_secs()),
+                format!(
+                    "the daemon behind {} gave no answer for {} s",
+                    self.socket.display(),
+                    ANSWER_TIMEOUT.as_secs()
+                ),
                 "look at its log; an origin or the flash may be hanging",
             ),
             _ => Error::unavailable(
-                format!("the connection to the daemon behind {} broke: {e}", self.socket.display()),
+                format!(
+                    "the connection to the daemon behind {} broke: {e}",
+                    self.socket.display()
+                ),
                 "see whether it is still running",
             ),
         })
@@ -116,10 +146,16 @@ impl Client {
                 "start it with `hearth serve --flash PATH`, or name its directory with --run-dir",
             ),
             ErrorKind::PermissionDenied => Error::unavailable(
-                format!("you may not use the control socket {}", self.socket.display()),
+                format!(
+                    "you may not use the control socket {}",
+                    self.socket.display()
+                ),
                 "run this as the daemon's user or group",
             ),
-            _ => Error::unavailable(format!("cannot connect to {}: {e}", self.socket.display()), "check --run-dir"),
+            _ => Error::unavailable(
+                format!("cannot connect to {}: {e}", self.socket.display()),
+                "check --run-dir",
+            ),
         }
     }
 }
@@ -167,8 +203,14 @@ struct Answer {
 /// Takes an HTTP/1.x answer apart. The peer closes after it, so a body without a length is
 /// everything that came.
 fn parse_answer(raw: &[u8]) -> std::result::Result<Answer, String> {
-    let end = raw.windows(4).position(|w| w == b"\r\n\r\n").ok_or("its answer has no end of header")?;
-    let (head, rest) = (raw.get(..end).unwrap_or_default(), raw.get(end + 4..).unwrap_or_default());
+    let end = raw
+        .windows(4)
+        .position(|w| w == b"\r\n\r\n")
+        .ok_or("its answer has no end of header")?;
+    let (head, rest) = (
+        raw.get(..end).unwrap_or_default(),
+        raw.get(end + 4..).unwrap_or_default(),
+    );
     let head = std::str::from_utf8(head).map_err(|_| "its header is not text")?;
     let mut lines = head.split("\r\n");
     let status = lines
@@ -182,7 +224,11 @@ fn parse_answer(raw: &[u8]) -> std::result::Result<Answer, String> {
     for (name, value) in lines.filter_map(|line| line.split_once(':')) {
         let value = value.trim();
         if name.eq_ignore_ascii_case("content-length") {
-            length = Some(value.parse::<usize>().map_err(|_| "it gives a malformed length")?);
+            length = Some(
+                value
+                    .parse::<usize>()
+                    .map_err(|_| "it gives a malformed length")?,
+            );
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
             chunked = value.eq_ignore_ascii_case("chunked");
         }
@@ -190,7 +236,9 @@ fn parse_answer(raw: &[u8]) -> std::result::Result<Answer, String> {
     let body = if chunked {
         unchunk(rest).ok_or("its answer is cut short")?
     } else if let Some(length) = length {
-        rest.get(..length).ok_or("its answer is cut short")?.to_vec()
+        rest.get(..length)
+            .ok_or("its answer is cut short")?
+            .to_vec()
     } else {
         rest.to_vec()
     };
@@ -219,9 +267,21 @@ mod tests {
     #[test]
     fn plain_and_chunked_answers() {
         let plain = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}garbage";
-        assert_eq!(parse_answer(plain), Ok(Answer { status: 200, body: b"{}".to_vec() }));
+        assert_eq!(
+            parse_answer(plain),
+            Ok(Answer {
+                status: 200,
+                body: b"{}".to_vec()
+            })
+        );
         let chunked = b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1;x=y\r\n}\r\n0\r\n\r\n";
-        assert_eq!(parse_answer(chunked), Ok(Answer { status: 404, body: b"{}".to_vec() }));
+        assert_eq!(
+            parse_answer(chunked),
+            Ok(Answer {
+                status: 404,
+                body: b"{}".to_vec()
+            })
+        );
     }
 
     #[test]
@@ -241,7 +301,9 @@ mod tests {
     #[test]
     fn nobody_listens() {
         let tmp = tempfile::tempdir().unwrap();
-        let error = Client::new(tmp.path()).get::<serde_json::Value>("/v1/pool").unwrap_err();
+        let error = Client::new(tmp.path())
+            .get::<serde_json::Value>("/v1/pool")
+            .unwrap_err();
         assert_eq!(error.kind, Kind::Unavailable);
         assert!(error.to_string().contains("hearth serve"), "{error}");
     }

@@ -33,7 +33,11 @@ pub struct Error {
 impl Error {
     /// An error of `kind`.
     pub fn new(kind: Kind, what: impl Into<String>, remedy: impl Into<String>) -> Error {
-        Error { kind, what: what.into(), remedy: remedy.into() }
+        Error {
+            kind,
+            what: what.into(),
+            remedy: remedy.into(),
+        }
     }
 
     /// The request makes no sense.
@@ -58,12 +62,20 @@ impl Error {
 
     /// Our own fault.
     pub fn internal(what: impl Into<String>) -> Error {
-        Error::new(Kind::Internal, what, "please report this with the daemon's log")
+        Error::new(
+            Kind::Internal,
+            what,
+            "please report this with the daemon's log",
+        )
     }
 
     /// No disk of that name.
     pub fn no_disk(name: &str) -> Error {
-        Error::new(Kind::NotFound, format!("there is no disk named {name}"), "list the disks with `hearth disk list`")
+        Error::new(
+            Kind::NotFound,
+            format!("there is no disk named {name}"),
+            "list the disks with `hearth disk list`",
+        )
     }
 }
 

@@ -29,7 +29,13 @@ pub struct DiskExport {
 
 impl DiskExport {
     /// An export of an attached disk.
-    pub fn new(id: DiskId, name: &str, read_only: bool, engine: Arc<Engine>, origin: Arc<Device>) -> DiskExport {
+    pub fn new(
+        id: DiskId,
+        name: &str,
+        read_only: bool,
+        engine: Arc<Engine>,
+        origin: Arc<Device>,
+    ) -> DiskExport {
         DiskExport {
             id,
             name: name.to_owned(),
@@ -66,7 +72,11 @@ impl DiskExport {
     fn origin_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>) {
         match self.origin.file().extents(offset, len) {
             Ok(extents) => {
-                out.extend(extents.iter().map(|e| (e.len, if e.data { Status::Data } else { Status::Hole })));
+                out.extend(
+                    extents
+                        .iter()
+                        .map(|e| (e.len, if e.data { Status::Data } else { Status::Hole })),
+                );
             }
             // "Data" is always a safe answer.
             Err(_) => out.push((len, Status::Data)),
@@ -103,7 +113,8 @@ impl Export for DiskExport {
         let mut cached = Vec::new();
         // The cache is asked first: what it calls the origin's business has reached the origin,
         // so a hole found there afterwards is one.
-        self.engine.block_status(self.id, offset, len.min(STATUS_BYTES_MAX), &mut cached);
+        self.engine
+            .block_status(self.id, offset, len.min(STATUS_BYTES_MAX), &mut cached);
         let mut at = offset;
         for (bytes, state) in cached {
             match state {
@@ -137,23 +148,40 @@ pub struct ExportTable(RwLock<BTreeMap<String, Arc<DiskExport>>>);
 impl ExportTable {
     /// Offers a disk.
     pub fn insert(&self, export: Arc<DiskExport>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(export.name.clone(), export);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(export.name.clone(), export);
     }
 
     /// Offers it no more; clients that are connected stay.
     pub fn remove(&self, name: &str) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(name);
     }
 }
 
 impl Exports for ExportTable {
     fn list(&self) -> Vec<ExportSummary> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        table.values().map(|e| ExportSummary { name: e.name.clone(), description: e.description() }).collect()
+        table
+            .values()
+            .map(|e| ExportSummary {
+                name: e.name.clone(),
+                description: e.description(),
+            })
+            .collect()
     }
 
     fn open(&self, name: &str) -> Option<Arc<dyn Export>> {
-        let export = self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
+        let export = self
+            .0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()?;
         Some(export)
     }
 }

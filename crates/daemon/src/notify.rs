@@ -18,9 +18,16 @@ pub struct Notify {
 impl Notify {
     /// From the environment systemd gives a service.
     pub fn from_env() -> Notify {
-        let address = std::env::var("NOTIFY_SOCKET").ok().and_then(|name| address(&name));
-        let pid_is_ours = std::env::var("WATCHDOG_PID").ok().is_none_or(|p| p == std::process::id().to_string());
-        let watchdog = std::env::var("WATCHDOG_USEC").ok().and_then(|v| v.parse().ok()).filter(|_| pid_is_ours);
+        let address = std::env::var("NOTIFY_SOCKET")
+            .ok()
+            .and_then(|name| address(&name));
+        let pid_is_ours = std::env::var("WATCHDOG_PID")
+            .ok()
+            .is_none_or(|p| p == std::process::id().to_string());
+        let watchdog = std::env::var("WATCHDOG_USEC")
+            .ok()
+            .and_then(|v| v.parse().ok())
+            .filter(|_| pid_is_ours);
         Notify {
             socket: address.and_then(|a| UnixDatagram::unbound().ok().map(|s| (s, a))),
             watchdog: watchdog.map(Duration::from_micros),
@@ -71,7 +78,10 @@ mod tests {
 
     fn notify_to(name: &str) -> Notify {
         let address = address(name).unwrap();
-        Notify { socket: Some((UnixDatagram::unbound().unwrap(), address)), watchdog: None }
+        Notify {
+            socket: Some((UnixDatagram::unbound().unwrap(), address)),
+            watchdog: None,
+        }
     }
 
     #[test]
@@ -85,7 +95,8 @@ mod tests {
         assert_eq!(&buf[..n], b"READY=1\nSTATUS=serving 3 disks");
 
         let name = format!("hearth-test-{}", std::process::id());
-        let listener = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        let listener =
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         notify_to(&format!("@{name}")).stopping();
         let n = listener.recv(&mut buf).unwrap();
         assert_eq!(&buf[..n], b"STOPPING=1");

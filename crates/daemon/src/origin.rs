@@ -6,6 +6,7 @@
 //! blocks still equal the origin: the first and last MiB, where every file system leaves its mark
 //! when it is mounted, and the blocks used most?
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,8 +32,9 @@ const RUN_MAX: usize = 256;
 
 /// What a spec says, checked for form.
 pub fn parse(text: &str) -> Result<OriginSpec> {
-    let spec: OriginSpec =
-        text.parse().map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
+    let spec: OriginSpec = text
+        .parse()
+        .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
     if !spec.path.is_absolute() {
         return Err(Error::invalid(
             format!("the origin's path {} is relative", spec.path.display()),
@@ -44,21 +46,40 @@ pub fn parse(text: &str) -> Result<OriginSpec> {
 
 /// Opens an origin and takes its lock.
 pub fn open(spec: &OriginSpec, read_only: bool) -> Result<Device> {
-    let device = spec.open(OpenMode { read_only, unlocked: false }).map_err(|e| match e {
-        OpenSpecError::Open(OpenError::InUse(path)) => Error::conflict(
-            format!("the origin {} is in use (by another program, another disk, or mounted)", path.display()),
-            "stop its other user first",
-        ),
-        OpenSpecError::Open(OpenError::Open { path, source, .. }) => Error::unavailable(
-            format!("cannot open the origin {}: {source}", path.display()),
-            "check that it exists and that the daemon's user may read and write it",
-        ),
-        OpenSpecError::Open(OpenError::NotBlock(path)) => Error::invalid(
-            format!("the origin {} is neither a regular file nor a block device", path.display()),
-            "give one of those",
-        ),
-        other => Error::unavailable(format!("cannot use the origin: {other}"), ""),
-    })?;
+    let device = spec
+        .open(OpenMode {
+            read_only,
+            unlocked: false,
+        })
+        .map_err(|e| match e {
+            OpenSpecError::Open(OpenError::InUse(path)) => Error::conflict(
+                format!(
+                    "the origin {} is in use (by another program, another disk, or mounted)",
+                    path.display()
+                ),
+                "stop its other user first",
+            ),
+            OpenSpecError::Open(OpenError::Open { path, source, .. })
+                if source.kind() == ErrorKind::IsADirectory =>
+            {
+                Error::invalid(
+                    format!("the origin {} is a directory", path.display()),
+                    "give a regular file or a block device",
+                )
+            }
+            OpenSpecError::Open(OpenError::Open { path, source, .. }) => Error::unavailable(
+                format!("cannot open the origin {}: {source}", path.display()),
+                "check that it exists and that the daemon's user may read and write it",
+            ),
+            OpenSpecError::Open(OpenError::NotBlock(path)) => Error::invalid(
+                format!(
+                    "the origin {} is neither a regular file nor a block device",
+                    path.display()
+                ),
+                "give one of those",
+            ),
+            other => Error::unavailable(format!("cannot use the origin: {other}"), ""),
+        })?;
     if device.file().size() == 0 {
         return Err(Error::invalid(
             format!("the origin {} is empty", spec.path.display()),
@@ -70,14 +91,19 @@ pub fn open(spec: &OriginSpec, read_only: bool) -> Result<Device> {
 
 /// True if `path` is there and of at least `size` bytes. Looks only; takes no lock.
 pub fn is_found(text: &str, size: u64) -> bool {
-    let look = OpenMode { read_only: true, unlocked: true };
+    let look = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
     parse(text).is_ok_and(|spec| BlockFile::open(&spec.path, look).is_ok_and(|f| f.size() >= size))
 }
 
 /// True if both paths name the same file or device.
 pub fn is_same_file(a: &Path, b: &Path) -> bool {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    let (Ok(a), Ok(b)) = (std::fs::metadata(a), std::fs::metadata(b)) else { return false };
+    let (Ok(a), Ok(b)) = (std::fs::metadata(a), std::fs::metadata(b)) else {
+        return false;
+    };
     if a.file_type().is_block_device() && b.file_type().is_block_device() {
         return a.rdev() == b.rdev();
     }
@@ -86,8 +112,20 @@ pub fn is_same_file(a: &Path, b: &Path) -> bool {
 
 /// What the origin looks like now, as the registry keeps it.
 pub fn identity(device: &Device) -> Option<OriginIdentity> {
-    let Identity { size, mtime_ns, ctime_ns, dev, inode } = device.file().identity().ok()?;
-    Some(OriginIdentity { size, mtime_ns, ctime_ns, dev, inode })
+    let Identity {
+        size,
+        mtime_ns,
+        ctime_ns,
+        dev,
+        inode,
+    } = device.file().identity().ok()?;
+    Some(OriginIdentity {
+        size,
+        mtime_ns,
+        ctime_ns,
+        dev,
+        inode,
+    })
 }
 
 /// Why the origin is not the one that was left, if so.
@@ -95,9 +133,18 @@ pub fn identity(device: &Device) -> Option<OriginIdentity> {
 /// `untouched`: nobody, we included, has had a reason to write it since `then` was recorded.
 /// Device nodes are made anew at every boot, so of a block device only the size counts; device
 /// numbers of file systems change as well.
-pub fn difference(then: &OriginIdentity, now: &OriginIdentity, is_device: bool, untouched: bool) -> Option<String> {
+pub fn difference(
+    then: &OriginIdentity,
+    now: &OriginIdentity,
+    is_device: bool,
+    untouched: bool,
+) -> Option<String> {
     if then.size != now.size && untouched {
-        return Some(format!("its size changed from {} to {}", human(then.size), human(now.size)));
+        return Some(format!(
+            "its size changed from {} to {}",
+            human(then.size),
+            human(now.size)
+        ));
     }
     if is_device {
         return None;
@@ -120,10 +167,14 @@ pub fn compare_sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u6
     let size = device.file().size();
     let blocks = size.div_ceil(BLOCK);
     let edge = EDGE_BYTES / BLOCK;
-    let edges = [0..edge.min(blocks), blocks.saturating_sub(edge).max(edge.min(blocks))..blocks];
+    let edges = [
+        0..edge.min(blocks),
+        blocks.saturating_sub(edge).max(edge.min(blocks))..blocks,
+    ];
     let sample = engine.sample_clean(id, &edges, SAMPLE_MAX);
     let is_edge = |block: u64| edges.iter().any(|r| r.contains(&block));
-    let (at_edges, elsewhere): (Vec<_>, Vec<_>) = sample.into_iter().partition(|(block, _)| is_edge(*block));
+    let (at_edges, elsewhere): (Vec<_>, Vec<_>) =
+        sample.into_iter().partition(|(block, _)| is_edge(*block));
     let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
     let start = Instant::now();
     runs(&at_edges)
@@ -135,10 +186,17 @@ pub fn compare_sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u6
 
 /// Cuts a sorted sample into runs of adjacent blocks.
 fn runs(sample: &[(u64, u32)]) -> impl Iterator<Item = &[(u64, u32)]> {
-    sample.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(RUN_MAX))
+    sample
+        .chunk_by(|a, b| a.0 + 1 == b.0)
+        .flat_map(|run| run.chunks(RUN_MAX))
 }
 
-fn first_difference(device: &Device, size: u64, run: &[(u64, u32)], buffer: &mut [u8]) -> Option<u64> {
+fn first_difference(
+    device: &Device,
+    size: u64,
+    run: &[(u64, u32)],
+    buffer: &mut [u8],
+) -> Option<u64> {
     let (first, _) = run.first()?;
     let offset = first * BLOCK;
     let len = (run.len() as u64 * BLOCK).min(size.saturating_sub(offset)) as usize;
@@ -147,7 +205,10 @@ fn first_difference(device: &Device, size: u64, run: &[(u64, u32)], buffer: &mut
     window.get_mut(len..)?.fill(0);
     device.file().read_at(offset, window.get_mut(..len)?).ok()?;
     let differs = |((_, want), bytes): (&(u64, u32), &[u8])| crc32c(bytes) != *want;
-    let at = run.iter().zip(window.chunks(BLOCK as usize)).position(differs)?;
+    let at = run
+        .iter()
+        .zip(window.chunks(BLOCK as usize))
+        .position(differs)?;
     Some(run.get(at)?.0 * BLOCK)
 }
 
@@ -155,7 +216,13 @@ fn first_difference(device: &Device, size: u64, run: &[(u64, u32)], buffer: &mut
 mod tests {
     use super::*;
 
-    const THEN: OriginIdentity = OriginIdentity { size: 100, mtime_ns: 1, ctime_ns: 2, dev: 3, inode: 4 };
+    const THEN: OriginIdentity = OriginIdentity {
+        size: 100,
+        mtime_ns: 1,
+        ctime_ns: 2,
+        dev: 3,
+        inode: 4,
+    };
 
     #[test]
     fn what_counts_as_a_change() {
@@ -163,8 +230,14 @@ mod tests {
         assert_eq!(difference(&THEN, &same, false, true), None);
         for now in [
             OriginIdentity { size: 99, ..THEN },
-            OriginIdentity { mtime_ns: 9, ..THEN },
-            OriginIdentity { ctime_ns: 9, ..THEN },
+            OriginIdentity {
+                mtime_ns: 9,
+                ..THEN
+            },
+            OriginIdentity {
+                ctime_ns: 9,
+                ..THEN
+            },
             OriginIdentity { inode: 9, ..THEN },
         ] {
             assert!(difference(&THEN, &now, false, true).is_some(), "{now:?}");
@@ -173,14 +246,24 @@ mod tests {
 
     #[test]
     fn our_own_writes_are_no_change() {
-        let now = OriginIdentity { mtime_ns: 9, ctime_ns: 9, ..THEN };
+        let now = OriginIdentity {
+            mtime_ns: 9,
+            ctime_ns: 9,
+            ..THEN
+        };
         assert_eq!(difference(&THEN, &now, false, false), None);
         assert!(difference(&THEN, &OriginIdentity { inode: 9, ..now }, false, false).is_some());
     }
 
     #[test]
     fn device_nodes_come_and_go() {
-        let now = OriginIdentity { mtime_ns: 9, ctime_ns: 9, inode: 9, dev: 9, size: 100 };
+        let now = OriginIdentity {
+            mtime_ns: 9,
+            ctime_ns: 9,
+            inode: 9,
+            dev: 9,
+            size: 100,
+        };
         assert_eq!(difference(&THEN, &now, true, true), None);
     }
 
@@ -195,7 +278,9 @@ mod tests {
     fn a_changed_block_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("o");
-        let data: Vec<u8> = (0..3 * BLOCK as usize + 100).map(|i| (i % 251) as u8).collect();
+        let data: Vec<u8> = (0..3 * BLOCK as usize + 100)
+            .map(|i| (i % 251) as u8)
+            .collect();
         std::fs::write(&path, &data).unwrap();
         let device = open(&OriginSpec::file(&path), false).unwrap();
         let crc = |i: usize| {
@@ -205,10 +290,16 @@ mod tests {
         };
         let good: Vec<(u64, u32)> = (0..4).map(|i| (i as u64, crc(i))).collect();
         let mut buffer = vec![0xFF; RUN_MAX * 4096];
-        assert_eq!(first_difference(&device, data.len() as u64, &good, &mut buffer), None);
+        assert_eq!(
+            first_difference(&device, data.len() as u64, &good, &mut buffer),
+            None
+        );
         let mut bad = good.clone();
         bad[3].1 ^= 1;
-        assert_eq!(first_difference(&device, data.len() as u64, &bad, &mut buffer), Some(3 * 4096));
+        assert_eq!(
+            first_difference(&device, data.len() as u64, &bad, &mut buffer),
+            Some(3 * 4096)
+        );
     }
 
     #[test]

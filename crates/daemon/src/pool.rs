@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_engine::Engine;
-use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, SEGMENT_BLOCKS_DEFAULT, Superblock, Uuid};
+use hearth_format::{
+    DiskRecord, FormatError, Layout, PoolState, Registry, SEGMENT_BLOCKS_DEFAULT, Superblock, Uuid,
+};
 use hearth_io::{BLOCK, BlockFile, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
@@ -34,9 +36,15 @@ pub struct Pool {
 pub fn only_flash<P: AsRef<Path>>(paths: &[P]) -> Result<&Path> {
     match paths {
         [one] => Ok(one.as_ref()),
-        [] => Err(Error::invalid("no flash device is given", "name one with --flash PATH")),
+        [] => Err(Error::invalid(
+            "no flash device is given",
+            "name one with --flash PATH",
+        )),
         _ => Err(Error::invalid(
-            format!("{} flash devices are given, but pools of several devices come in a later version", paths.len()),
+            format!(
+                "{} flash devices are given, but pools of several devices come in a later version",
+                paths.len()
+            ),
             "give one --flash, or join the devices with md or LVM",
         )),
     }
@@ -49,15 +57,18 @@ fn opening(path: &Path, error: OpenError) -> Error {
             format!("{path} is in use by another process (a Hearth daemon, a mount, …)"),
             "stop its user first",
         ),
-        OpenError::Open { source, .. } => {
-            Error::unavailable(format!("cannot open {path}: {source}"), "check the path and its permissions")
-        }
-        OpenError::NotBlock(_) => {
-            Error::invalid(format!("{path} is neither a regular file nor a block device"), "give one of those")
-        }
-        OpenError::Create { source, .. } => {
-            Error::unavailable(format!("cannot create {path}: {source}"), "check free space and permissions")
-        }
+        OpenError::Open { source, .. } => Error::unavailable(
+            format!("cannot open {path}: {source}"),
+            "check the path and its permissions",
+        ),
+        OpenError::NotBlock(_) => Error::invalid(
+            format!("{path} is neither a regular file nor a block device"),
+            "give one of those",
+        ),
+        OpenError::Create { source, .. } => Error::unavailable(
+            format!("cannot create {path}: {source}"),
+            "check free space and permissions",
+        ),
         other @ OpenError::Alignment { .. } => Error::invalid(other.to_string(), ""),
     }
 }
@@ -66,7 +77,9 @@ fn opening(path: &Path, error: OpenError) -> Error {
 pub fn format_error(path: &Path, error: &FormatError) -> Error {
     let kind = match error {
         FormatError::Io { .. } => Kind::Unavailable,
-        FormatError::NotAPool | FormatError::NotFound { .. } | FormatError::TooSmall { .. } => Kind::Invalid,
+        FormatError::NotAPool | FormatError::NotFound { .. } | FormatError::TooSmall { .. } => {
+            Kind::Invalid
+        }
         _ => Kind::Refused,
     };
     let text = error.to_string();
@@ -79,10 +92,12 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<PoolInfo> {
     let file = match options.size {
         Some(size) => create_file(path, size, options.force)?,
         None => BlockFile::open(path, OpenMode::default()).map_err(|e| match &e {
-            OpenError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Error::invalid(
-                format!("{} does not exist", path.display()),
-                "check the path, or add --size to make a new file",
-            ),
+            OpenError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Error::invalid(
+                    format!("{} does not exist", path.display()),
+                    "check the path, or add --size to make a new file",
+                )
+            }
             _ => opening(path, e),
         })?,
     };
@@ -90,7 +105,8 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<PoolInfo> {
     if options.size.is_none() && !options.force {
         refuse_foreign(path, &file)?;
     }
-    let layout = Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
+    let layout =
+        Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
     if file.is_device() {
         // Gives the SSD all its space back; one that cannot do it works nevertheless.
         if let Err(e) = file.discard(0, size) {
@@ -98,30 +114,46 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<PoolInfo> {
         }
     }
     let mut media = Arc::new(Device::new(file));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let mut superblock = Superblock::new(layout, Uuid::new_v4(), Uuid::new_v4(), &options.label, now);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    let mut superblock =
+        Superblock::new(layout, Uuid::new_v4(), Uuid::new_v4(), &options.label, now);
     let mut registry = Registry::default();
     // The superblock comes last: until it is there, this is no pool.
     Superblock::erase(&mut media)
         .and_then(|()| registry.store(&mut media, &superblock.layout, superblock.pool))
         .and_then(|()| superblock.store(&mut media))
         .map_err(|e| format_error(path, &e))?;
-    Ok(Pool { media, superblock, registry }.info())
+    Ok(Pool {
+        media,
+        superblock,
+        registry,
+    }
+    .info())
 }
 
 fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !force || !meta.is_file() => {
             return Err(Error::refused(
-                format!("{} exists already, and --size makes a new file", path.display()),
-                if meta.is_file() { "leave --size out to use it as it is, or add --force to replace it" } else { "leave --size out" },
+                format!(
+                    "{} exists already, and --size makes a new file",
+                    path.display()
+                ),
+                if meta.is_file() {
+                    "leave --size out to use it as it is, or add --force to replace it"
+                } else {
+                    "leave --size out"
+                },
             ));
         }
         Ok(_) => {
             // Opening it proves that nobody else uses it.
             drop(BlockFile::open(path, OpenMode::default()).map_err(|e| opening(path, e))?);
-            std::fs::remove_file(path)
-                .map_err(|e| Error::unavailable(format!("cannot replace {}: {e}", path.display()), ""))?;
+            std::fs::remove_file(path).map_err(|e| {
+                Error::unavailable(format!("cannot replace {}: {e}", path.display()), "")
+            })?;
         }
         Err(_) => {}
     }
@@ -131,8 +163,16 @@ fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
 }
 
 fn refuse_foreign(path: &Path, file: &BlockFile) -> Result<()> {
-    let found = hearth_format::foreign::identify(&mut |offset, data| file.read_at(offset, data), file.size())
-        .map_err(|e| Error::unavailable(format!("cannot read {}: {e}", path.display()), "check the device's health"))?;
+    let found = hearth_format::foreign::identify(
+        &mut |offset, data| file.read_at(offset, data),
+        file.size(),
+    )
+    .map_err(|e| {
+        Error::unavailable(
+            format!("cannot read {}: {e}", path.display()),
+            "check the device's health",
+        )
+    })?;
     match found {
         None => Ok(()),
         Some(found) => Err(Error::refused(
@@ -150,7 +190,13 @@ impl Pool {
 
     /// Looks at a pool that somebody else may be using.
     pub fn look(path: &Path) -> Result<Pool> {
-        Pool::load(path, OpenMode { read_only: true, unlocked: true })
+        Pool::load(
+            path,
+            OpenMode {
+                read_only: true,
+                unlocked: true,
+            },
+        )
     }
 
     fn load(path: &Path, mode: OpenMode) -> Result<Pool> {
@@ -159,19 +205,30 @@ impl Pool {
         let superblock = Superblock::load(&mut media).map_err(|e| format_error(path, &e))?;
         if superblock.device_count != 1 {
             return Err(Error::refused(
-                format!("{} is one of {} devices of a pool", path.display(), superblock.device_count),
+                format!(
+                    "{} is one of {} devices of a pool",
+                    path.display(),
+                    superblock.device_count
+                ),
                 "open it with a newer Hearth",
             ));
         }
         if superblock.must_stay_read_only() && !mode.read_only {
             return Err(Error::refused(
-                format!("{} has features this version of Hearth must not write", path.display()),
+                format!(
+                    "{} has features this version of Hearth must not write",
+                    path.display()
+                ),
                 "open it with a newer Hearth",
             ));
         }
         let registry = Registry::load(&mut media, &superblock.layout, superblock.pool)
             .map_err(|e| format_error(path, &e))?;
-        Ok(Pool { media, superblock, registry })
+        Ok(Pool {
+            media,
+            superblock,
+            registry,
+        })
     }
 
     /// The flash device.
@@ -210,8 +267,12 @@ impl Pool {
         let mut next = self.registry.clone();
         let value = change(&mut next)?;
         if next != self.registry {
-            next.store(&mut self.media, &self.superblock.layout, self.superblock.pool)
-                .map_err(|e| format_error(self.media.file().path(), &e))?;
+            next.store(
+                &mut self.media,
+                &self.superblock.layout,
+                self.superblock.pool,
+            )
+            .map_err(|e| format_error(self.media.file().path(), &e))?;
             self.registry = next;
         }
         Ok(value)
@@ -226,7 +287,9 @@ impl Pool {
             tracing::info!(before = %self.superblock.last_host, now = host, "the pool comes from another host");
         }
         self.superblock.last_host = host.to_owned();
-        self.superblock.store(&mut self.media).map_err(|e| format_error(self.media.file().path(), &e))
+        self.superblock
+            .store(&mut self.media)
+            .map_err(|e| format_error(self.media.file().path(), &e))
     }
 
     /// The pool as reported.
@@ -266,7 +329,10 @@ impl Pool {
             mode: mode_of(disk.mode),
             origin_found: crate::origin::is_found(&disk.origin, disk.size),
         });
-        PoolInfo { disks: disks.collect(), ..self.info() }
+        PoolInfo {
+            disks: disks.collect(),
+            ..self.info()
+        }
     }
 }
 
@@ -295,7 +361,11 @@ pub fn check_memory(pool: &Pool, limit: Option<u64>) -> Result<()> {
     let need = pool.footprint();
     match limit {
         Some(limit) if need > limit => Err(Error::refused(
-            format!("the pool needs {} of RAM for its index, more than --memory {}", human(need), human(limit)),
+            format!(
+                "the pool needs {} of RAM for its index, more than --memory {}",
+                human(need),
+                human(limit)
+            ),
             "raise --memory, or use a smaller flash device",
         )),
         _ => Ok(()),
@@ -314,13 +384,19 @@ mod tests {
     }
 
     fn sized(size: u64) -> CreateOptions {
-        CreateOptions { size: Some(size), ..CreateOptions::default() }
+        CreateOptions {
+            size: Some(size),
+            ..CreateOptions::default()
+        }
     }
 
     #[test]
     fn created_and_found_again() {
         let (_dir, path) = file(64 << 20);
-        let options = CreateOptions { label: "lab".to_owned(), ..CreateOptions::default() };
+        let options = CreateOptions {
+            label: "lab".to_owned(),
+            ..CreateOptions::default()
+        };
         let info = create(&path, &options).unwrap();
         assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "dirty"));
         assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 100);
@@ -328,12 +404,21 @@ mod tests {
         assert_eq!(pool.info().uuid, info.uuid);
         pool.change(|r| {
             let id = r.take_disk_id().unwrap();
-            r.disks.push(DiskRecord { id, name: "d".into(), origin: "/o".into(), size: 1, ..DiskRecord::default() });
+            r.disks.push(DiskRecord {
+                id,
+                name: "d".into(),
+                origin: "/o".into(),
+                size: 1,
+                ..DiskRecord::default()
+            });
             Ok(())
         })
         .unwrap();
         drop(pool);
-        assert_eq!(Pool::look(&path).unwrap().info_with_origins().disks[0].name, "d");
+        assert_eq!(
+            Pool::look(&path).unwrap().info_with_origins().disks[0].name,
+            "d"
+        );
     }
 
     #[test]
@@ -358,11 +443,21 @@ mod tests {
         let new_file = create(&path, &sized(64 << 20)).unwrap_err();
         assert!(new_file.what.contains("exists"), "{new_file}");
         let open = Pool::open(&path).unwrap();
-        let force = CreateOptions { force: true, ..CreateOptions::default() };
+        let force = CreateOptions {
+            force: true,
+            ..CreateOptions::default()
+        };
         assert_eq!(create(&path, &force).unwrap_err().kind, Kind::Conflict);
         drop(open);
         create(&path, &force).unwrap();
-        create(&path, &CreateOptions { force: true, ..sized(80 << 20) }).unwrap();
+        create(
+            &path,
+            &CreateOptions {
+                force: true,
+                ..sized(80 << 20)
+            },
+        )
+        .unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 80 << 20);
     }
 
@@ -380,17 +475,33 @@ mod tests {
     fn truncated_and_foreign_files_are_refused_with_their_names() {
         let (_dir, path) = file(64 << 20);
         let none = Pool::open(&path).map(drop).unwrap_err();
-        assert!(none.what.contains("flash") && none.what.contains("no Hearth pool"), "{none}");
+        assert!(
+            none.what.contains("flash") && none.what.contains("no Hearth pool"),
+            "{none}"
+        );
         create(&path, &CreateOptions::default()).unwrap();
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(32 << 20).unwrap();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(32 << 20)
+            .unwrap();
         let short = Pool::open(&path).map(drop).unwrap_err();
-        assert!(short.what.contains("truncated") && !short.remedy.is_empty(), "{short}");
+        assert!(
+            short.what.contains("truncated") && !short.remedy.is_empty(),
+            "{short}"
+        );
     }
 
     #[test]
     fn one_device_for_now() {
         assert!(only_flash(&["/a"]).is_ok());
-        assert!(only_flash(&["/a", "/b"]).unwrap_err().what.contains("later version"));
+        assert!(
+            only_flash(&["/a", "/b"])
+                .unwrap_err()
+                .what
+                .contains("later version")
+        );
         assert!(only_flash::<&str>(&[]).is_err());
     }
 }

@@ -31,12 +31,19 @@ pub struct Progress {
 impl Progress {
     /// Records that `left` is left at `now_ns` and estimates the rest.
     pub fn update(&mut self, now_ns: u64, left: u64) -> Estimate {
-        let far = self.points.back().is_none_or(|(at, _)| now_ns.saturating_sub(*at) >= WINDOW_NS / POINTS_MAX as u64);
+        let far = self
+            .points
+            .back()
+            .is_none_or(|(at, _)| now_ns.saturating_sub(*at) >= WINDOW_NS / POINTS_MAX as u64);
         if far {
             self.points.push_back((now_ns, left));
         }
         // The newest point older than the window stays: the rate then covers the whole window.
-        while self.points.len() > 2 && self.points.get(1).is_some_and(|(at, _)| now_ns.saturating_sub(*at) >= WINDOW_NS)
+        while self.points.len() > 2
+            && self
+                .points
+                .get(1)
+                .is_some_and(|(at, _)| now_ns.saturating_sub(*at) >= WINDOW_NS)
         {
             self.points.pop_front();
         }
@@ -49,7 +56,11 @@ impl Progress {
     fn estimate(&self, now_ns: u64, left: u64) -> Estimate {
         let (at, before) = self.points.front().copied().unwrap_or((now_ns, left));
         let seconds = now_ns.saturating_sub(at) as f64 / 1e9;
-        let rate = if seconds > 0.0 { before.saturating_sub(left) as f64 / seconds } else { 0.0 };
+        let rate = if seconds > 0.0 {
+            before.saturating_sub(left) as f64 / seconds
+        } else {
+            0.0
+        };
         let eta = match left {
             0 => Some(0.0),
             _ if rate > 0.0 => Some(left as f64 / rate),
@@ -84,7 +95,14 @@ mod tests {
         for s in 1..=5 {
             last = p.update(s * SECOND, 1000 - s * 100);
         }
-        assert_eq!(last, Estimate { left: 500, rate: 100.0, eta: Some(5.0) });
+        assert_eq!(
+            last,
+            Estimate {
+                left: 500,
+                rate: 100.0,
+                eta: Some(5.0)
+            }
+        );
     }
 
     #[test]
@@ -105,7 +123,14 @@ mod tests {
     fn growing_has_no_estimate() {
         let mut p = Progress::default();
         p.update(0, 10);
-        assert_eq!(p.update(SECOND, 20), Estimate { left: 20, rate: 0.0, eta: None });
+        assert_eq!(
+            p.update(SECOND, 20),
+            Estimate {
+                left: 20,
+                rate: 0.0,
+                eta: None
+            }
+        );
         assert_eq!(p.update(2 * SECOND, 0).eta, Some(0.0));
     }
 

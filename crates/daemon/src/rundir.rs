@@ -65,7 +65,11 @@ impl RunDir {
                 "name a directory you may write with --run-dir",
             )
         };
-        DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(|e| fail("create", e))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o750)
+            .create(dir)
+            .map_err(|e| fail("create", e))?;
         let path = dir.join("hearth.pid");
         let mut pid = OpenOptions::new()
             .read(true)
@@ -80,7 +84,11 @@ impl RunDir {
             let mut owner = String::new();
             let _ = Read::by_ref(&mut pid).take(16).read_to_string(&mut owner);
             return Err(Error::conflict(
-                format!("another hearth daemon (pid {}) is using {}", owner.trim(), dir.display()),
+                format!(
+                    "another hearth daemon (pid {}) is using {}",
+                    owner.trim(),
+                    dir.display()
+                ),
                 "stop it first, or name another directory with --run-dir",
             ));
         }
@@ -90,7 +98,11 @@ impl RunDir {
             writeln!(file, "{}", std::process::id())
         };
         write(&mut pid).map_err(|e| fail("write into", e))?;
-        Ok(RunDir { dir: dir.to_owned(), _pid: pid, bound: Vec::new() })
+        Ok(RunDir {
+            dir: dir.to_owned(),
+            _pid: pid,
+            bound: Vec::new(),
+        })
     }
 
     /// The directory.
@@ -129,7 +141,10 @@ fn listen(path: &Path) -> Result<UnixListener> {
     };
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(Error::invalid(
-            format!("the socket path {} is longer than {SOCKET_PATH_MAX} bytes", path.display()),
+            format!(
+                "the socket path {} is longer than {SOCKET_PATH_MAX} bytes",
+                path.display()
+            ),
             "name a shorter directory with --run-dir",
         ));
     }
@@ -171,10 +186,16 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let dir = tmp.path().join("a/b");
         let first = RunDir::claim(&dir).unwrap();
-        assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o750);
+        assert_eq!(
+            std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777,
+            0o750
+        );
         let error = RunDir::claim(&dir).unwrap_err();
         assert_eq!(error.kind, Kind::Conflict);
-        assert!(error.what.contains(&std::process::id().to_string()), "{error}");
+        assert!(
+            error.what.contains(&std::process::id().to_string()),
+            "{error}"
+        );
         drop(first);
         RunDir::claim(&dir).unwrap();
     }

@@ -69,7 +69,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     // From here on a signal ends us in order, or, the second one, at once.
     let signalled = watch_signals()?;
     let mut run_dir = RunDir::claim(&options.run_dir)?;
-    let tcp = options.tcp.as_ref().map(|tcp| tcp_server(tcp)).transpose()?;
+    let tcp = options.tcp.as_ref().map(tcp_server).transpose()?;
     let daemon = Daemon::start(&options.daemon)?;
     let outcome = serve(&daemon, &mut run_dir, tcp, &notify, &signalled, begin);
     if outcome.is_err() {
@@ -93,17 +93,29 @@ fn serve(
     let api = Api::start(Arc::new(daemon.clone()), run_dir.listen(&api_socket(&dir))?)?;
     let exports = daemon.exports();
     let mut listeners = Vec::new();
-    if let Some(TcpServer { listener, certificates }) = tcp {
-        let address = listener.local_addr().map_or_else(|_| "TCP".to_owned(), |a| a.to_string());
+    if let Some(TcpServer {
+        listener,
+        certificates,
+    }) = tcp
+    {
+        let address = listener
+            .local_addr()
+            .map_or_else(|_| "TCP".to_owned(), |a| a.to_string());
         let factory: Arc<dyn SessionFactory> = match certificates {
             None => Arc::new(NbdFactory::plain(exports.clone())),
-            Some((config, required)) => Arc::new(NbdFactory::with_tls(exports.clone(), config, required)),
+            Some((config, required)) => {
+                Arc::new(NbdFactory::with_tls(exports.clone(), config, required))
+            }
         };
         listeners.push(daemon.reactors().listen(listener, factory));
         tracing::info!(%address, "serving NBD");
     }
     let socket = run_dir.listen(&nbd_socket(&dir))?;
-    listeners.push(daemon.reactors().listen(socket, Arc::new(NbdFactory::plain(exports))));
+    listeners.push(
+        daemon
+            .reactors()
+            .listen(socket, Arc::new(NbdFactory::plain(exports))),
+    );
     tracing::info!(socket = %nbd_socket(&dir).display(), ms = begin.elapsed().as_millis() as u64, "serving NBD");
     signalled.stop(daemon.clone());
     let watchdog = Watchdog::start(notify, daemon);
@@ -135,24 +147,37 @@ fn watch_signals() -> Result<Signals> {
     let first = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         // In this order: the first signal finds the flag unset, and sets it; the second ends us.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, first.clone()).map_err(failed)?;
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, first.clone())
+            .map_err(failed)?;
         signal_hook::flag::register(signal, first.clone()).map_err(failed)?;
     }
     let iterator = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
-    Ok(Signals { iterator: std::sync::Mutex::new(Some(iterator)) })
+    Ok(Signals {
+        iterator: std::sync::Mutex::new(Some(iterator)),
+    })
 }
 
 impl Signals {
     /// From now on the first signal (one that came already, too) stops `daemon`.
     fn stop(&self, daemon: Arc<Daemon>) {
-        let Some(mut iterator) = self.iterator.lock().unwrap_or_else(|e| e.into_inner()).take() else { return };
+        let Some(mut iterator) = self
+            .iterator
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .take()
+        else {
+            return;
+        };
         let wait = move || {
             if iterator.forever().next().is_some() {
                 daemon.request_stop(StopReason::Signal);
             }
         };
         // The thread ends with the process; it holds nothing that has to be closed.
-        if let Err(e) = std::thread::Builder::new().name("hearth-signals".to_owned()).spawn(wait) {
+        if let Err(e) = std::thread::Builder::new()
+            .name("hearth-signals".to_owned())
+            .spawn(wait)
+        {
             tracing::error!("cannot start the signal thread: {e}; the daemon can only be killed");
         }
     }
@@ -171,11 +196,18 @@ fn tcp_server(tcp: &Tcp) -> Result<TcpServer> {
             "listen on 127.0.0.1, or add --allow-remote if that is what you want",
         ));
     }
-    let tls = tcp.tls.unwrap_or(if tcp.tls_dir.is_some() { Tls::Required } else { Tls::Off });
+    let tls = tcp.tls.unwrap_or(if tcp.tls_dir.is_some() {
+        Tls::Required
+    } else {
+        Tls::Off
+    });
     let certificates = match (tls, &tcp.tls_dir) {
         (Tls::Off, _) => None,
         (_, None) => {
-            return Err(Error::invalid("TLS needs certificates", "name their directory with --tls-dir"));
+            return Err(Error::invalid(
+                "TLS needs certificates",
+                "name their directory with --tls-dir",
+            ));
         }
         (tls, Some(dir)) => Some((certificates(dir)?, tls == Tls::Required)),
     };
@@ -183,9 +215,15 @@ fn tcp_server(tcp: &Tcp) -> Result<TcpServer> {
         tracing::warn!(address = %tcp.address, "other hosts can read and write the disks without TLS");
     }
     let listener = TcpListener::bind(tcp.address).map_err(|e| {
-        Error::unavailable(format!("cannot listen on {}: {e}", tcp.address), "choose another address or port")
+        Error::unavailable(
+            format!("cannot listen on {}: {e}", tcp.address),
+            "choose another address or port",
+        )
     })?;
-    Ok(TcpServer { listener, certificates })
+    Ok(TcpServer {
+        listener,
+        certificates,
+    })
 }
 
 fn certificates(dir: &Path) -> Result<Arc<rustls::ServerConfig>> {
@@ -201,7 +239,8 @@ struct Api {
 
 impl Api {
     fn start(control: Arc<dyn Control>, listener: std::os::unix::net::UnixListener) -> Result<Api> {
-        let failed = |e: std::io::Error| Error::internal(format!("cannot start the control API: {e}"));
+        let failed =
+            |e: std::io::Error| Error::internal(format!("cannot start the control API: {e}"));
         listener.set_nonblocking(true).map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -224,15 +263,23 @@ impl Api {
             }
             runtime.shutdown_timeout(API_GRACE);
         };
-        let thread = std::thread::Builder::new().name("hearth-api".to_owned()).spawn(body).map_err(failed)?;
-        Ok(Api { stop: Some(stop), thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name("hearth-api".to_owned())
+            .spawn(body)
+            .map_err(failed)?;
+        Ok(Api {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 }
 
 impl Drop for Api {
     fn drop(&mut self) {
         drop(self.stop.take());
-        let Some(thread) = self.thread.take() else { return };
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
         let end = Instant::now() + API_GRACE;
         // A client that keeps its connection open must not keep us.
         while !thread.is_finished() && Instant::now() < end {
@@ -268,8 +315,14 @@ impl Watchdog {
                 }
             }
         };
-        match std::thread::Builder::new().name("hearth-watchdog".to_owned()).spawn(watch) {
-            Ok(thread) => Some(Watchdog { stop, thread: Some(thread) }),
+        match std::thread::Builder::new()
+            .name("hearth-watchdog".to_owned())
+            .spawn(watch)
+        {
+            Ok(thread) => Some(Watchdog {
+                stop,
+                thread: Some(thread),
+            }),
             Err(e) => {
                 tracing::error!("cannot start the watchdog thread: {e}");
                 None
@@ -290,7 +343,10 @@ impl Drop for Watchdog {
 
 /// Writes everything dirty of a pool nobody serves to its origins.
 pub fn export_offline(flash: &Path) -> Result<()> {
-    let daemon = Daemon::start(&Options { flash: flash.to_owned(), ..Options::default() })?;
+    let daemon = Daemon::start(&Options {
+        flash: flash.to_owned(),
+        ..Options::default()
+    })?;
     match daemon.export_pool() {
         Ok(()) => daemon.shut_down(StopReason::Export),
         Err(e) => {
@@ -306,7 +362,12 @@ mod tests {
     use crate::error::Kind;
 
     fn tcp(address: &str) -> Tcp {
-        Tcp { address: address.parse().unwrap(), allow_remote: false, tls: None, tls_dir: None }
+        Tcp {
+            address: address.parse().unwrap(),
+            allow_remote: false,
+            tls: None,
+            tls_dir: None,
+        }
     }
 
     #[test]
@@ -315,14 +376,38 @@ mod tests {
         assert_eq!(refused("0.0.0.0:0").kind, Kind::Refused);
         assert_eq!(refused("[::]:0").kind, Kind::Refused);
         assert!(tcp_server(&tcp("127.0.0.1:0")).is_ok());
-        assert!(tcp_server(&Tcp { allow_remote: true, ..tcp("0.0.0.0:0") }).is_ok());
+        assert!(
+            tcp_server(&Tcp {
+                allow_remote: true,
+                ..tcp("0.0.0.0:0")
+            })
+            .is_ok()
+        );
     }
 
     #[test]
     fn tls_needs_certificates() {
-        let without = Tcp { tls: Some(Tls::Required), ..tcp("127.0.0.1:0") };
-        assert!(tcp_server(&without).map(drop).unwrap_err().remedy.contains("--tls-dir"));
-        let missing = Tcp { tls_dir: Some("/nowhere".into()), ..tcp("127.0.0.1:0") };
-        assert!(tcp_server(&missing).map(drop).unwrap_err().what.contains("/nowhere"));
+        let without = Tcp {
+            tls: Some(Tls::Required),
+            ..tcp("127.0.0.1:0")
+        };
+        assert!(
+            tcp_server(&without)
+                .map(drop)
+                .unwrap_err()
+                .remedy
+                .contains("--tls-dir")
+        );
+        let missing = Tcp {
+            tls_dir: Some("/nowhere".into()),
+            ..tcp("127.0.0.1:0")
+        };
+        assert!(
+            tcp_server(&missing)
+                .map(drop)
+                .unwrap_err()
+                .what
+                .contains("/nowhere")
+        );
     }
 }

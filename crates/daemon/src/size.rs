@@ -24,7 +24,9 @@ pub enum SizeError {
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(text.to_owned());
     let trimmed = text.trim();
-    let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let split = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
     let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
         "" | "b" => 0u32,
@@ -70,7 +72,11 @@ pub fn human(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    let digits = if value >= 99.95 || value.fract() == 0.0 { 0 } else { 1 };
+    let digits = if value >= 99.95 || value.fract() == 0.0 {
+        0
+    } else {
+        1
+    };
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
@@ -96,12 +102,21 @@ mod tests {
 
     #[test]
     fn sizes_refused() {
-        for text in ["", "K", "-1", "4X", "1..5G", "1.5.2G", ".5G", "1.G", "1.5", "4 K K", "1e3"] {
-            assert!(matches!(parse(text), Err(SizeError::Malformed(_))), "{text}: {:?}", parse(text));
+        for text in [
+            "", "K", "-1", "4X", "1..5G", "1.5.2G", ".5G", "1.G", "1.5", "4 K K", "1e3",
+        ] {
+            assert!(
+                matches!(parse(text), Err(SizeError::Malformed(_))),
+                "{text}: {:?}",
+                parse(text)
+            );
         }
         assert!(matches!(parse("4kB"), Err(SizeError::Ambiguous(..))));
         assert!(matches!(parse("99999999T"), Err(SizeError::TooLarge(_))));
-        assert!(matches!(parse("99999999999999999999999"), Err(SizeError::TooLarge(_))));
+        assert!(matches!(
+            parse("99999999999999999999999"),
+            Err(SizeError::TooLarge(_))
+        ));
     }
 
     #[test]

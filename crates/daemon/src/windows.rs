@@ -26,9 +26,21 @@ pub struct Span {
 
 /// The windows: 5 minutes, 1 hour, 1 day, as bcache's users know them.
 pub const SPANS: [Span; 3] = [
-    Span { name: "5min", seconds: 300, step: 10 },
-    Span { name: "1h", seconds: 3600, step: 60 },
-    Span { name: "1d", seconds: 86_400, step: 900 },
+    Span {
+        name: "5min",
+        seconds: 300,
+        step: 10,
+    },
+    Span {
+        name: "1h",
+        seconds: 3600,
+        step: 60,
+    },
+    Span {
+        name: "1d",
+        seconds: 86_400,
+        step: 900,
+    },
 ];
 
 #[derive(Clone, Debug)]
@@ -58,7 +70,13 @@ pub struct Window<T> {
 impl<T: Since> Windows<T> {
     /// Windows that begin at second `now` with the counters at `start`.
     pub fn new(now: u64, start: T) -> Windows<T> {
-        let rings = SPANS.iter().map(|&span| Ring { span, taken: VecDeque::from([(now, start.clone())]) }).collect();
+        let rings = SPANS
+            .iter()
+            .map(|&span| Ring {
+                span,
+                taken: VecDeque::from([(now, start.clone())]),
+            })
+            .collect();
         Windows { rings }
     }
 
@@ -83,14 +101,21 @@ impl<T: Since> Windows<T> {
         self.rings
             .iter()
             .map(|ring| {
-                let start = ring.taken.iter().find(|(at, _)| now.saturating_sub(*at) <= ring.span.seconds);
+                let start = ring
+                    .taken
+                    .iter()
+                    .find(|(at, _)| now.saturating_sub(*at) <= ring.span.seconds);
                 match start.or(ring.taken.back()) {
                     Some((at, earlier)) => Window {
                         span: ring.span,
                         covered: now.saturating_sub(*at),
                         value: value.since(earlier),
                     },
-                    None => Window { span: ring.span, covered: 0, value: value.since(value) },
+                    None => Window {
+                        span: ring.span,
+                        covered: 0,
+                        value: value.since(value),
+                    },
                 }
             })
             .collect()
@@ -99,11 +124,17 @@ impl<T: Since> Windows<T> {
 
 impl<T> Ring<T> {
     fn due(&self, now: u64) -> bool {
-        self.taken.back().is_none_or(|(at, _)| now >= at + self.span.step)
+        self.taken
+            .back()
+            .is_none_or(|(at, _)| now >= at + self.span.step)
     }
 
     fn trim(&mut self, now: u64) {
-        while self.taken.len() > 1 && self.taken.front().is_some_and(|(at, _)| now.saturating_sub(*at) > self.span.seconds)
+        while self.taken.len() > 1
+            && self
+                .taken
+                .front()
+                .is_some_and(|(at, _)| now.saturating_sub(*at) > self.span.seconds)
         {
             self.taken.pop_front();
         }
@@ -134,7 +165,10 @@ mod tests {
         for window in windows.values(now, &Count(now)) {
             let Count(n) = window.value;
             assert_eq!(n, window.covered);
-            assert!(n <= window.span.seconds && n + window.span.step > window.span.seconds, "{window:?}");
+            assert!(
+                n <= window.span.seconds && n + window.span.step > window.span.seconds,
+                "{window:?}"
+            );
         }
     }
 

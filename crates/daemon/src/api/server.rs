@@ -62,7 +62,14 @@ impl IntoResponse for Error {
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (status, Json(ErrorBody { error: self.what, remedy: self.remedy })).into_response()
+        (
+            status,
+            Json(ErrorBody {
+                error: self.what,
+                remedy: self.remedy,
+            }),
+        )
+            .into_response()
     }
 }
 
@@ -82,11 +89,16 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
                         "the request has no `Content-Type: application/json`".to_owned()
                     }
                     JsonRejection::BytesRejection(_) => {
-                        format!("the request's body could not be read or is longer than {BODY_MAX} bytes")
+                        format!(
+                            "the request's body could not be read or is longer than {BODY_MAX} bytes"
+                        )
                     }
                     other => {
                         let text = other.body_text();
-                        format!("the request is not understood: {}", text.rsplit("target type: ").next().unwrap_or(&text))
+                        format!(
+                            "the request is not understood: {}",
+                            text.rsplit("target type: ").next().unwrap_or(&text)
+                        )
                     }
                 };
                 Err(Error::invalid(what, remedy))
@@ -196,7 +208,10 @@ async fn get_stats(State(control): Shared) -> Result<Json<StatsReport>> {
 /// Statistics of one disk.
 #[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "statistics", params(("name" = String, Path)), responses(
     (status = 200, body = DiskReport), (status = "default", body = ErrorBody)))]
-async fn get_disk_stats(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskReport>> {
+async fn get_disk_stats(
+    State(control): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<DiskReport>> {
     run(control, move |c| c.disk_stats(&name)).await
 }
 
@@ -252,10 +267,17 @@ pub fn router(control: Arc<dyn Control>) -> Router {
     let (router, _) = api().split_for_parts();
     router
         .fallback(|| async {
-            Error::new(Kind::NotFound, "there is no such path in the API", "see the API's description at /v1/openapi.json")
+            Error::new(
+                Kind::NotFound,
+                "there is no such path in the API",
+                "see the API's description at /v1/openapi.json",
+            )
         })
         .method_not_allowed_fallback(|| async {
-            Error::invalid("this path does not take that method", "see the API's description at /v1/openapi.json")
+            Error::invalid(
+                "this path does not take that method",
+                "see the API's description at /v1/openapi.json",
+            )
         })
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(control)
@@ -289,8 +311,14 @@ mod tests {
             for (method, operation) in methods.as_object().unwrap() {
                 let responses = operation["responses"].as_object().unwrap();
                 assert!(responses.contains_key("200"), "{method} {path}");
-                assert!(responses.contains_key("default") || path.ends_with("openapi.json"), "{method} {path}");
-                assert!(!operation["summary"].as_str().unwrap_or_default().is_empty(), "{method} {path}");
+                assert!(
+                    responses.contains_key("default") || path.ends_with("openapi.json"),
+                    "{method} {path}"
+                );
+                assert!(
+                    !operation["summary"].as_str().unwrap_or_default().is_empty(),
+                    "{method} {path}"
+                );
             }
         }
     }

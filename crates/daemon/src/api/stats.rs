@@ -185,12 +185,16 @@ impl Counters {
     pub fn ratios(&self, base: &Counters) -> Ratios {
         let mean_us = |ns: u64, n: u64| ratio(ns, n).map(|v| v / 1000.0);
         let origin_mean = |ns: fn(&Counters) -> u64, n: fn(&Counters) -> u64| {
-            let source = [self, base].into_iter().find(|c| n(c) >= ESTIMATE_MIN_OPS)?;
+            let source = [self, base]
+                .into_iter()
+                .find(|c| n(c) >= ESTIMATE_MIN_OPS)?;
             mean_us(ns(source), n(source))
         };
         let (reads, writes) = (self.reads(), self.writes());
-        let uncached_read_us = origin_mean(|c| c.origin_read_ns, |c| c.origin_reads).filter(|_| reads > 0);
-        let uncached_write_us = origin_mean(|c| c.origin_write_ns, |c| c.origin_writes).filter(|_| writes > 0);
+        let uncached_read_us =
+            origin_mean(|c| c.origin_read_ns, |c| c.origin_reads).filter(|_| reads > 0);
+        let uncached_write_us =
+            origin_mean(|c| c.origin_write_ns, |c| c.origin_writes).filter(|_| writes > 0);
         // A side without an estimate counts as neither helped nor hurt.
         let with = (self.read_ns + self.write_ns) as f64 / 1000.0;
         let without = uncached_read_us.map_or(self.read_ns as f64 / 1000.0, |us| us * reads as f64)
@@ -198,7 +202,10 @@ impl Counters {
         let known = uncached_read_us.is_some() || uncached_write_us.is_some();
         Ratios {
             read_hit_ratio: ratio(self.read_hits, reads),
-            read_hit_ratio_bytes: ratio(self.read_hit_bytes, self.read_hit_bytes + self.read_miss_bytes),
+            read_hit_ratio_bytes: ratio(
+                self.read_hit_bytes,
+                self.read_hit_bytes + self.read_miss_bytes,
+            ),
             write_hit_ratio: ratio(self.write_hits, writes),
             read_mean_us: mean_us(self.read_ns, reads),
             write_mean_us: mean_us(self.write_ns, writes),
@@ -334,7 +341,12 @@ pub struct StatsReport {
 }
 
 /// The spans of a disk (or of all disks): total and windows.
-pub fn disk_spans(uptime: u64, now: u64, counters: &Counters, windows: &Windows<Counters>) -> Vec<DiskSpan> {
+pub fn disk_spans(
+    uptime: u64,
+    now: u64,
+    counters: &Counters,
+    windows: &Windows<Counters>,
+) -> Vec<DiskSpan> {
     let total = DiskSpan {
         span: "total".to_owned(),
         seconds: uptime,
@@ -351,15 +363,25 @@ pub fn disk_spans(uptime: u64, now: u64, counters: &Counters, windows: &Windows<
 }
 
 /// The spans of the pool's flash.
-pub fn flash_spans(uptime: u64, now: u64, counters: &FlashCounters, windows: &Windows<FlashCounters>) -> Vec<FlashSpan> {
+pub fn flash_spans(
+    uptime: u64,
+    now: u64,
+    counters: &FlashCounters,
+    windows: &Windows<FlashCounters>,
+) -> Vec<FlashSpan> {
     let span = |span: &str, seconds, counters: FlashCounters| FlashSpan {
         span: span.to_owned(),
         seconds,
         counters,
         write_amplification: counters.write_amplification(),
     };
-    let windows = windows.values(now, counters).into_iter().map(|w| span(w.span.name, w.covered, w.value));
-    std::iter::once(span("total", uptime, *counters)).chain(windows).collect()
+    let windows = windows
+        .values(now, counters)
+        .into_iter()
+        .map(|w| span(w.span.name, w.covered, w.value));
+    std::iter::once(span("total", uptime, *counters))
+        .chain(windows)
+        .collect()
 }
 
 impl DiskReport {
@@ -432,7 +454,11 @@ mod tests {
 
     #[test]
     fn a_window_of_hits_borrows_the_origins_latency() {
-        let quiet = Counters { read_hits: 100, read_ns: 100 * 50_000, ..Counters::default() };
+        let quiet = Counters {
+            read_hits: 100,
+            read_ns: 100 * 50_000,
+            ..Counters::default()
+        };
         assert_eq!(quiet.ratios(&quiet).speedup, None);
         assert_eq!(quiet.ratios(&busy()).speedup, Some(160.0));
     }
@@ -441,7 +467,10 @@ mod tests {
     fn every_counter_is_defined_in_the_documentation() {
         let page = include_str!("../../../../docs/statistics.md");
         for name in Counters::NAMES.iter().chain(FlashCounters::NAMES) {
-            assert!(page.contains(&format!("`{name}`")), "docs/statistics.md does not define {name}");
+            assert!(
+                page.contains(&format!("`{name}`")),
+                "docs/statistics.md does not define {name}"
+            );
         }
         let ratios = serde_json::to_value(Ratios {
             read_hit_ratio: Some(0.0),
@@ -455,7 +484,10 @@ mod tests {
         })
         .unwrap();
         for name in ratios.as_object().unwrap().keys() {
-            assert!(page.contains(&format!("`{name}`")), "docs/statistics.md does not define {name}");
+            assert!(
+                page.contains(&format!("`{name}`")),
+                "docs/statistics.md does not define {name}"
+            );
         }
     }
 

@@ -323,21 +323,38 @@ mod tests {
     #[test]
     fn unknown_fields_are_refused() {
         let ok = r#"{"name":"a","origin":"/a"}"#;
-        assert_eq!(serde_json::from_str::<DiskAdd>(ok).unwrap().mode, CacheMode::WriteBack);
+        assert_eq!(
+            serde_json::from_str::<DiskAdd>(ok).unwrap().mode,
+            CacheMode::WriteBack
+        );
         let typo = r#"{"name":"a","origin":"/a","blocksize":4096}"#;
-        assert!(serde_json::from_str::<DiskAdd>(typo).unwrap_err().to_string().contains("blocksize"));
+        assert!(
+            serde_json::from_str::<DiskAdd>(typo)
+                .unwrap_err()
+                .to_string()
+                .contains("blocksize")
+        );
         assert!(serde_json::from_str::<DiskSet>(r#"{"moed":"off"}"#).is_err());
     }
 
     #[test]
     fn words_are_what_json_says() {
-        for mode in [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::WriteAround, CacheMode::Off] {
+        for mode in [
+            CacheMode::WriteBack,
+            CacheMode::WriteThrough,
+            CacheMode::WriteAround,
+            CacheMode::Off,
+        ] {
             assert_eq!(serde_json::to_value(mode).unwrap(), mode.word());
             assert_eq!(CacheMode::from(Mode::from(mode)), mode);
         }
-        for state in
-            [DiskState::Attached, DiskState::Waiting, DiskState::Refused, DiskState::Flushing, DiskState::Removing]
-        {
+        for state in [
+            DiskState::Attached,
+            DiskState::Waiting,
+            DiskState::Refused,
+            DiskState::Flushing,
+            DiskState::Removing,
+        ] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.word());
         }
     }

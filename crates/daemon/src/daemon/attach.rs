@@ -39,7 +39,11 @@ pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
         size: record.size,
         origin_align: device.file().align(),
         mode: Mode::from(mode_of(record.mode)),
-        block_size: if record.block_size == 0 { BLOCK_SIZE_AUTO } else { record.block_size },
+        block_size: if record.block_size == 0 {
+            BLOCK_SIZE_AUTO
+        } else {
+            record.block_size
+        },
         min_bytes: record.min_bytes,
         max_bytes: record.max_bytes,
         seq_cutoff: record.seq_cutoff,
@@ -62,14 +66,18 @@ impl Daemon {
     /// Tries the disks whose origin was missing again.
     pub(super) fn retry_waiting(self: &Arc<Daemon>) {
         // Somebody adding or changing a disk goes first.
-        let Ok(_ops) = self.ops.try_lock() else { return };
+        let Ok(_ops) = self.ops.try_lock() else {
+            return;
+        };
         let waiting: Vec<(String, u16)> = lock(&self.disks)
             .iter()
             .filter(|(_, slot)| matches!(slot.phase, Phase::Waiting(_)) && slot.job.is_none())
             .map(|(name, slot)| (name.clone(), slot.id))
             .collect();
         for (name, id) in waiting {
-            let Some(record) = lock(&self.pool).record(id).cloned() else { continue };
+            let Some(record) = lock(&self.pool).record(id).cloned() else {
+                continue;
+            };
             // Cheaper than a whole attempt, and silent.
             if !origin::is_found(&record.origin, 1) {
                 continue;
@@ -82,16 +90,26 @@ impl Daemon {
     }
 
     /// Attaches a disk of the registry, whatever comes of it.
-    pub(super) fn attach_slot(self: &Arc<Daemon>, record: DiskRecord, trust: Option<Trust>) -> Slot {
+    pub(super) fn attach_slot(
+        self: &Arc<Daemon>,
+        record: DiskRecord,
+        trust: Option<Trust>,
+    ) -> Slot {
         let (id, name) = (record.id, record.name.clone());
         let now = self.now_s();
-        match self.judge(record, trust).and_then(|judged| self.serve(judged)) {
+        match self
+            .judge(record, trust)
+            .and_then(|judged| self.serve(judged))
+        {
             Ok((phase, notices)) => {
                 for notice in &notices {
                     tracing::warn!(disk = %name, "{notice}");
                 }
                 tracing::info!(disk = %name, "attached");
-                Slot { notices, ..Slot::new(id, phase, now) }
+                Slot {
+                    notices,
+                    ..Slot::new(id, phase, now)
+                }
             }
             Err(e) if e.kind == Kind::Refused => {
                 tracing::error!(disk = %name, "refused: {e}");
@@ -112,7 +130,10 @@ impl Daemon {
         let path = spec.path.display();
         if size < record.size {
             return Err(Error::refused(
-                format!("the origin {path} shrank from {} to {size} bytes", record.size),
+                format!(
+                    "the origin {path} shrank from {} to {size} bytes",
+                    record.size
+                ),
                 "give it its size back; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
             ));
         }
@@ -139,27 +160,45 @@ impl Daemon {
                 }
                 (1.., Some(Trust::Flash)) => {
                     reconcile = true;
-                    notices.push(format!("{why}; what waited on flash is written over it, as you said"));
+                    notices.push(format!(
+                        "{why}; what waited on flash is written over it, as you said"
+                    ));
                 }
                 _ => {
                     record.since_seq = self.forget(record.id)?;
-                    let lost = if dirty > 0 { ", and what waited on flash thrown away, as you said" } else { "" };
+                    let lost = if dirty > 0 {
+                        ", and what waited on flash thrown away, as you said"
+                    } else {
+                        ""
+                    };
                     notices.push(format!("the origin changed while Hearth was not looking ({why}); its cache is dropped{lost}"));
                 }
             }
         } else if size > record.size {
-            notices.push(format!("the origin grew from {} to {}", human(record.size), human(size)));
+            notices.push(format!(
+                "the origin grew from {} to {}",
+                human(record.size),
+                human(size)
+            ));
         }
         record.size = size;
         record.origin_identity = now;
         record.clean_detach = now.is_some() && !reconcile;
         self.store_record(&record)?;
-        Ok(Judged { device, record, notices, reconcile })
+        Ok(Judged {
+            device,
+            record,
+            notices,
+            reconcile,
+        })
     }
 
     /// Why the origin is not what the cache believes, if so.
     fn difference(&self, record: &DiskRecord, device: &Device) -> Option<String> {
-        let cached = self.engine.status(record.id).is_some_and(|s| s.cached_blocks + s.zero_blocks > 0);
+        let cached = self
+            .engine
+            .status(record.id)
+            .is_some_and(|s| s.cached_blocks + s.zero_blocks > 0);
         if !cached {
             return None;
         }
@@ -168,7 +207,8 @@ impl Daemon {
         }
         let now = origin::identity(device);
         if let (Some(then), Some(now)) = (&record.origin_identity, &now)
-            && let Some(why) = origin::difference(then, now, device.file().is_device(), record.clean_detach)
+            && let Some(why) =
+                origin::difference(then, now, device.file().is_device(), record.clean_detach)
         {
             return Some(why);
         }
@@ -178,7 +218,12 @@ impl Daemon {
 
     /// Gives a judged disk to the engine and, unless it must be reconciled first, to clients.
     fn serve(self: &Arc<Daemon>, judged: Judged) -> Result<(Phase, Vec<String>)> {
-        let Judged { device, record, notices, reconcile } = judged;
+        let Judged {
+            device,
+            record,
+            notices,
+            reconcile,
+        } = judged;
         let (id, pool) = (record.id, self.pool.clone());
         let device = Arc::new(device.before_first_write(move || {
             let noted = lock(&pool).change(|registry| {
@@ -212,7 +257,13 @@ impl Daemon {
 
     /// Lets clients connect to an attached disk.
     pub(super) fn offer(&self, record: &DiskRecord, device: Arc<Device>) -> Arc<DiskExport> {
-        let export = DiskExport::new(record.id, &record.name, record.read_only, self.engine.clone(), device);
+        let export = DiskExport::new(
+            record.id,
+            &record.name,
+            record.read_only,
+            self.engine.clone(),
+            device,
+        );
         let export = Arc::new(export);
         self.exports.insert(export.clone());
         export
@@ -223,7 +274,10 @@ impl Daemon {
         if let Some(device) = self.targets.set(Target::Origin(id), None) {
             self.poke();
             if Targets::wait_unused(device, REST_TIME).is_err() {
-                tracing::warn!(disk = id, "the origin is still being used; it is closed when that ends");
+                tracing::warn!(
+                    disk = id,
+                    "the origin is still being used; it is closed when that ends"
+                );
             }
         }
     }

@@ -39,7 +39,11 @@ fn block_size(bytes: Option<u64>) -> Result<u32> {
 fn check_limits(min: u64, max: u64) -> Result<()> {
     if max != 0 && min > max {
         return Err(Error::invalid(
-            format!("the flash kept for the disk ({}) is more than its limit ({})", human(min), human(max)),
+            format!(
+                "the flash kept for the disk ({}) is more than its limit ({})",
+                human(min),
+                human(max)
+            ),
             "lower --min or raise --max",
         ));
     }
@@ -49,7 +53,10 @@ fn check_limits(min: u64, max: u64) -> Result<()> {
 impl Daemon {
     fn not_stopping(&self) -> Result<()> {
         if self.stopping.load(Ordering::Relaxed) {
-            return Err(Error::conflict("the daemon is stopping", "start it again first"));
+            return Err(Error::conflict(
+                "the daemon is stopping",
+                "start it again first",
+            ));
         }
         Ok(())
     }
@@ -57,8 +64,12 @@ impl Daemon {
     /// Refuses a minimum the flash cannot hold beside the others'.
     fn check_share(&self, name: &str, min: u64) -> Result<()> {
         let pool = lock(&self.pool);
-        let others: u64 =
-            pool.registry().disks.iter().filter(|d| d.name != name).fold(0, |sum, d| sum.saturating_add(d.min_bytes));
+        let others: u64 = pool
+            .registry()
+            .disks
+            .iter()
+            .filter(|d| d.name != name)
+            .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
         let capacity = pool.capacity();
         if min > 0 && others.saturating_add(min) > capacity {
             return Err(Error::invalid(
@@ -84,11 +95,16 @@ impl Daemon {
             ));
         }
         let owner = pool.registry().disks.iter().find(|record| {
-            origin::parse(&record.origin).is_ok_and(|spec| spec.path == path || origin::is_same_file(&spec.path, path))
+            origin::parse(&record.origin)
+                .is_ok_and(|spec| spec.path == path || origin::is_same_file(&spec.path, path))
         });
         match owner {
             Some(record) => Err(Error::conflict(
-                format!("{} is already the origin of disk {}", path.display(), record.name),
+                format!(
+                    "{} is already the origin of disk {}",
+                    path.display(),
+                    record.name
+                ),
                 "use that disk, or remove it first",
             )),
             None => Ok(()),
@@ -113,7 +129,9 @@ impl Daemon {
     fn admit(self: &Arc<Daemon>, mut record: DiskRecord, device: Device) -> Result<()> {
         let (id, name) = (record.id, record.name.clone());
         let failed = |e| control_error(&format!("add {name}"), e);
-        self.engine.attach(super::attach::config(&record, &device)).map_err(failed)?;
+        self.engine
+            .attach(super::attach::config(&record, &device))
+            .map_err(failed)?;
         let outcome = self.forget(id).and_then(|since_seq| {
             self.engine.detach(id).map_err(failed)?;
             record.since_seq = since_seq;
@@ -138,25 +156,43 @@ impl Daemon {
     fn grow(&self, name: &str) -> Result<()> {
         let export = self.with_slot(name, |slot| {
             slot.export().cloned().ok_or_else(|| {
-                Error::conflict(format!("disk {name} is not attached"), "put its origin right first; it then takes over the size by itself")
+                Error::conflict(
+                    format!("disk {name} is not attached"),
+                    "put its origin right first; it then takes over the size by itself",
+                )
             })
         })?;
         let device = export.origin();
-        let size = device
-            .file()
-            .refresh_size()
-            .map_err(|e| Error::unavailable(format!("cannot ask {} for its size: {e}", device.file().path().display()), ""))?;
+        let size = device.file().refresh_size().map_err(|e| {
+            Error::unavailable(
+                format!(
+                    "cannot ask {} for its size: {e}",
+                    device.file().path().display()
+                ),
+                "",
+            )
+        })?;
         let id = hearth_nbd::Export::disk(&*export);
         lock(&self.pool).change(|registry| {
-            let record = registry.disks.iter_mut().find(|r| r.id == id).ok_or_else(|| Error::no_disk(name))?;
+            let record = registry
+                .disks
+                .iter_mut()
+                .find(|r| r.id == id)
+                .ok_or_else(|| Error::no_disk(name))?;
             if size < record.size {
                 return Err(Error::refused(
-                    format!("the origin of {name} shrank from {} to {size} bytes", record.size),
+                    format!(
+                        "the origin of {name} shrank from {} to {size} bytes",
+                        record.size
+                    ),
                     "give it its size back; disks cannot shrink",
                 ));
             }
             if size > DISK_MAX {
-                return Err(Error::invalid(format!("the origin of {name} is larger than 256 TiB"), ""));
+                return Err(Error::invalid(
+                    format!("the origin of {name} is larger than 256 TiB"),
+                    "",
+                ));
             }
             record.size = size;
             if device.is_untouched() {
@@ -164,7 +200,9 @@ impl Daemon {
             }
             Ok(())
         })?;
-        self.engine.set_size(id, size).map_err(|e| control_error(&format!("resize {name}"), e))?;
+        self.engine
+            .set_size(id, size)
+            .map_err(|e| control_error(&format!("resize {name}"), e))?;
         export.set_size(size);
         Ok(())
     }
@@ -174,9 +212,15 @@ impl Daemon {
         let id = self.with_slot(name, |slot| match &slot.phase {
             Phase::Refused(_) => Ok(slot.id),
             Phase::Waiting(e) => Err(e.clone()),
-            _ => Err(Error::conflict(format!("disk {name} is attached; there is nothing to decide"), "leave --trust out")),
+            _ => Err(Error::conflict(
+                format!("disk {name} is attached; there is nothing to decide"),
+                "leave --trust out",
+            )),
         })?;
-        let record = lock(&self.pool).record(id).cloned().ok_or_else(|| Error::no_disk(name))?;
+        let record = lock(&self.pool)
+            .record(id)
+            .cloned()
+            .ok_or_else(|| Error::no_disk(name))?;
         let slot = self.attach_slot(record, Some(trust));
         let refused = match &slot.phase {
             Phase::Refused(e) | Phase::Waiting(e) => Some(e.clone()),
@@ -189,7 +233,11 @@ impl Daemon {
     /// Waits until a disk being reconciled is served, for a while.
     fn wait_reconciled(&self, name: &str) {
         let end = Instant::now() + RECONCILE_TIME;
-        let going_on = || lock(&self.disks).get(name).is_some_and(|s| matches!(s.phase, Phase::Reconciling(_)));
+        let going_on = || {
+            lock(&self.disks)
+                .get(name)
+                .is_some_and(|s| matches!(s.phase, Phase::Reconciling(_)))
+        };
         while going_on() && Instant::now() < end && self.not_stopping().is_ok() {
             std::thread::sleep(RECONCILE_POLL);
         }
@@ -197,7 +245,10 @@ impl Daemon {
 
     fn apply(&self, name: &str, set: &DiskSet) -> Result<()> {
         let id = self.with_slot(name, |slot| Ok(slot.id))?;
-        let record = lock(&self.pool).record(id).cloned().ok_or_else(|| Error::no_disk(name))?;
+        let record = lock(&self.pool)
+            .record(id)
+            .cloned()
+            .ok_or_else(|| Error::no_disk(name))?;
         let block = set.block_size.map(|b| block_size(Some(b))).transpose()?;
         let min = set.min.unwrap_or(record.min_bytes);
         let max = set.max.unwrap_or(record.max_bytes);
@@ -206,7 +257,11 @@ impl Daemon {
             self.check_share(name, min)?;
         }
         lock(&self.pool).change(|registry| {
-            let record = registry.disks.iter_mut().find(|r| r.id == id).ok_or_else(|| Error::no_disk(name))?;
+            let record = registry
+                .disks
+                .iter_mut()
+                .find(|r| r.id == id)
+                .ok_or_else(|| Error::no_disk(name))?;
             record.mode = set.mode.map_or(record.mode, mode_to);
             record.block_size = block.unwrap_or(record.block_size);
             record.min_bytes = min;
@@ -214,7 +269,9 @@ impl Daemon {
             record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
             Ok(())
         })?;
-        if self.with_slot(name, |slot| Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_))))? {
+        if self.with_slot(name, |slot| {
+            Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_)))
+        })? {
             return Ok(());
         }
         let failed = |e| control_error(&format!("change {name}"), e);
@@ -248,7 +305,11 @@ impl Control for Arc<Daemon> {
                 && let Phase::Waiting(e) | Phase::Refused(e) = &slot.phase
             {
                 return Err(Error::refused(
-                    format!("{} of disk {name} are only on flash and cannot be written back: {}", human(dirty * BLOCK), e.what),
+                    format!(
+                        "{} of disk {name} are only on flash and cannot be written back: {}",
+                        human(dirty * BLOCK),
+                        e.what
+                    ),
                     e.remedy.clone(),
                 ));
             }
@@ -270,12 +331,16 @@ impl Control for Arc<Daemon> {
         self.not_stopping()?;
         check_name(&disk.name).map_err(|e| {
             Error::invalid(
-                e.to_string().replace("the disk name is damaged", "the disk name will not do"),
+                e.to_string()
+                    .replace("the disk name is damaged", "the disk name will not do"),
                 "use letters, digits, '.', '_' and '-', at most 64, not starting with '.' or '-'",
             )
         })?;
         if lock(&self.disks).contains_key(&disk.name) {
-            return Err(Error::conflict(format!("there is already a disk named {}", disk.name), "choose another name"));
+            return Err(Error::conflict(
+                format!("there is already a disk named {}", disk.name),
+                "choose another name",
+            ));
         }
         check_limits(disk.min, disk.max)?;
         self.check_share(&disk.name, disk.min)?;
@@ -285,11 +350,21 @@ impl Control for Arc<Daemon> {
         let device = origin::open(&spec, disk.read_only)?;
         let size = device.file().size();
         if size > DISK_MAX {
-            return Err(Error::invalid(format!("the origin {} is larger than 256 TiB", spec.path.display()), ""));
+            return Err(Error::invalid(
+                format!("the origin {} is larger than 256 TiB", spec.path.display()),
+                "",
+            ));
         }
-        let id = lock(&self.pool).registry().clone().take_disk_id().ok_or_else(|| {
-            Error::conflict("the pool has as many disks as it can have", "remove one first")
-        })?;
+        let id = lock(&self.pool)
+            .registry()
+            .clone()
+            .take_disk_id()
+            .ok_or_else(|| {
+                Error::conflict(
+                    "the pool has as many disks as it can have",
+                    "remove one first",
+                )
+            })?;
         let record = DiskRecord {
             id,
             name: disk.name.clone(),
@@ -308,7 +383,14 @@ impl Control for Arc<Daemon> {
         let info = self.disk_info(&disk.name)?;
         if info.state != DiskState::Attached {
             let reason = info.reason.unwrap_or_default();
-            return Err(Error::unavailable(format!("disk {} was added but is {}: {reason}", disk.name, info.state.word()), ""));
+            return Err(Error::unavailable(
+                format!(
+                    "disk {} was added but is {}: {reason}",
+                    disk.name,
+                    info.state.word()
+                ),
+                "",
+            ));
         }
         Ok(info)
     }
@@ -332,13 +414,18 @@ impl Control for Arc<Daemon> {
         let _ops = lock(&self.ops);
         self.not_stopping()?;
         let id = self.with_slot(name, |slot| match (&slot.phase, slot.job) {
-            (_, Some(Job::Remove { .. })) => Err(Error::conflict(format!("disk {name} is being removed"), "")),
-            (Phase::Waiting(e) | Phase::Refused(e), _) => {
-                Err(Error::refused(format!("disk {name} cannot be flushed: {}", e.what), e.remedy.clone()))
+            (_, Some(Job::Remove { .. })) => {
+                Err(Error::conflict(format!("disk {name} is being removed"), ""))
             }
+            (Phase::Waiting(e) | Phase::Refused(e), _) => Err(Error::refused(
+                format!("disk {name} cannot be flushed: {}", e.what),
+                e.remedy.clone(),
+            )),
             _ => Ok(slot.id),
         })?;
-        self.engine.drain(id, true).map_err(|e| control_error(&format!("flush {name}"), e))?;
+        self.engine
+            .drain(id, true)
+            .map_err(|e| control_error(&format!("flush {name}"), e))?;
         self.begin(name, Job::Flush)?;
         self.poke();
         self.stop_changed.notify_all();
@@ -361,23 +448,36 @@ impl Control for Arc<Daemon> {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.dirty_blocks + status.zero_blocks;
             match &slot.phase {
-                Phase::Waiting(e) | Phase::Refused(e) if dirty > 0 && !how.discard_dirty => Err(Error::refused(
-                    format!(
-                        "{} of disk {name} are only on flash and cannot be written back: {}",
-                        human(dirty * BLOCK),
-                        e.what
-                    ),
-                    format!("{}; or throw them away with --discard-dirty --yes", e.remedy),
-                )),
+                Phase::Waiting(e) | Phase::Refused(e) if dirty > 0 && !how.discard_dirty => {
+                    Err(Error::refused(
+                        format!(
+                            "{} of disk {name} are only on flash and cannot be written back: {}",
+                            human(dirty * BLOCK),
+                            e.what
+                        ),
+                        format!(
+                            "{}; or throw them away with --discard-dirty --yes",
+                            e.remedy
+                        ),
+                    ))
+                }
                 Phase::Waiting(_) | Phase::Refused(_) => Ok((slot.id, false)),
                 _ => Ok((slot.id, true)),
             }
         })?;
         if attached {
-            self.engine.drain(id, !how.discard_dirty).map_err(|e| control_error(&format!("remove {name}"), e))?;
+            self.engine
+                .drain(id, !how.discard_dirty)
+                .map_err(|e| control_error(&format!("remove {name}"), e))?;
         }
         self.exports.remove(name);
-        self.begin(name, Job::Remove { discard: how.discard_dirty, closing: false })?;
+        self.begin(
+            name,
+            Job::Remove {
+                discard: how.discard_dirty,
+                closing: false,
+            },
+        )?;
         let info = self.disk_info(name)?;
         self.poke();
         self.stop_changed.notify_all();
@@ -388,9 +488,15 @@ impl Control for Arc<Daemon> {
         let _ops = lock(&self.ops);
         self.not_stopping()?;
         let id = self.with_slot(name, |slot| Ok(slot.id))?;
-        let blocks = self.engine.accept_loss(id).map_err(|e| control_error(&format!("accept the loss of {name}"), e))?;
+        let blocks = self
+            .engine
+            .accept_loss(id)
+            .map_err(|e| control_error(&format!("accept the loss of {name}"), e))?;
         if blocks == 0 {
-            return Err(Error::conflict(format!("disk {name} has lost nothing"), "there is nothing to accept"));
+            return Err(Error::conflict(
+                format!("disk {name} has lost nothing"),
+                "there is nothing to accept",
+            ));
         }
         tracing::warn!(disk = %name, blocks, "lost blocks accepted; they read as the origin has them");
         self.poke();

@@ -41,18 +41,26 @@ impl Daemon {
         let now = self.now_s();
         let mut disks = lock(&self.disks);
         let mut windows = lock(&self.windows);
-        if !windows.flash.due(now) && !windows.disks.due(now) && disks.values().all(|s| !s.windows.due(now)) {
+        if !windows.flash.due(now)
+            && !windows.disks.due(now)
+            && disks.values().all(|s| !s.windows.due(now))
+        {
             return;
         }
         let mut total = windows.retired;
         for slot in disks.values_mut() {
-            let Some(stats) = self.engine.stats(slot.id, hearth_io::now_ns()) else { continue };
+            let Some(stats) = self.engine.stats(slot.id, hearth_io::now_ns()) else {
+                continue;
+            };
             let counters = Counters::from(&stats.counters);
             total.add(&counters);
             slot.windows.sample(now, &counters);
         }
         windows.disks.sample(now, &total);
-        windows.flash.sample(now, &FlashCounters::from(&self.engine.pool_stats().counters));
+        windows.flash.sample(
+            now,
+            &FlashCounters::from(&self.engine.pool_stats().counters),
+        );
     }
 
     /// One step of every job; true if any is going on.
@@ -73,7 +81,9 @@ impl Daemon {
 
     fn fail_job(&self, name: &str, error: Error) {
         let mut disks = lock(&self.disks);
-        let Some(slot) = disks.get_mut(name) else { return };
+        let Some(slot) = disks.get_mut(name) else {
+            return;
+        };
         slot.notices.push(error.to_string());
         self.call_off(name, slot);
     }
@@ -95,9 +105,13 @@ impl Daemon {
     fn step(self: &Arc<Daemon>, name: &str) -> Result<()> {
         let now = hearth_io::now_ns();
         let mut disks = lock(&self.disks);
-        let Some(slot) = disks.get_mut(name) else { return Ok(()) };
+        let Some(slot) = disks.get_mut(name) else {
+            return Ok(());
+        };
         let status = self.engine.status(slot.id).unwrap_or_default();
-        let estimate = slot.progress.update(now, status.dirty_blocks + status.zero_blocks);
+        let estimate = slot
+            .progress
+            .update(now, status.dirty_blocks + status.zero_blocks);
         slot.shown = Some(DrainProgress {
             done: false,
             blocks_left: estimate.left,
@@ -113,31 +127,36 @@ impl Daemon {
             return Ok(());
         }
         match slot.job {
-            None => {}
-            Some(Job::Flush) => {
-                if status.drained {
-                    let _ = self.engine.drain(slot.id, false);
-                    slot.job = None;
-                    slot.shown = slot.shown.map(|p| DrainProgress { done: true, ..p });
-                    tracing::info!(disk = %name, "flushed");
-                }
+            Some(Job::Flush) if status.drained => {
+                let _ = self.engine.drain(slot.id, false);
+                slot.job = None;
+                slot.shown = slot.shown.map(|p| DrainProgress { done: true, ..p });
+                tracing::info!(disk = %name, "flushed");
             }
-            Some(Job::Remove { discard, closing: false }) => {
-                if discard || status.drained || slot.export().is_none() {
-                    // From here on the guest's requests are refused, so that the end comes.
-                    if let Some(export) = slot.export() {
-                        export.set_closing(true);
-                    }
-                    slot.job = Some(Job::Remove { discard, closing: true });
+            Some(Job::Remove {
+                discard,
+                closing: false,
+            }) if discard || status.drained || slot.export().is_none() => {
+                // From here on the guest's requests are refused, so that the end comes.
+                if let Some(export) = slot.export() {
+                    export.set_closing(true);
                 }
+                slot.job = Some(Job::Remove {
+                    discard,
+                    closing: true,
+                });
             }
-            Some(Job::Remove { discard, closing: true }) => {
+            Some(Job::Remove {
+                discard,
+                closing: true,
+            }) => {
                 let rest = status.in_flight == 0 && (discard || status.drained);
                 if rest || !status.attached {
                     drop(disks);
                     return self.finish_removal(name, discard);
                 }
             }
+            _ => {}
         }
         Ok(())
     }
@@ -145,8 +164,12 @@ impl Daemon {
     /// Dirty blocks have won over the origin: what was clean may be old, so all goes.
     fn reconciled(self: &Arc<Daemon>, name: &str) -> Result<()> {
         let mut disks = lock(&self.disks);
-        let Some(slot) = disks.get_mut(name) else { return Ok(()) };
-        let Phase::Reconciling(device) = &slot.phase else { return Ok(()) };
+        let Some(slot) = disks.get_mut(name) else {
+            return Ok(());
+        };
+        let Phase::Reconciling(device) = &slot.phase else {
+            return Ok(());
+        };
         let (id, device) = (slot.id, device.clone());
         drop(disks);
         let _ = self.engine.drain(id, false);
@@ -168,7 +191,9 @@ impl Daemon {
 
     /// Nothing of the disk is in flight and nothing that counts is dirty: it goes.
     fn finish_removal(self: &Arc<Daemon>, name: &str, discard: bool) -> Result<()> {
-        let Some(id) = lock(&self.disks).get(name).map(|s| s.id) else { return Ok(()) };
+        let Some(id) = lock(&self.disks).get(name).map(|s| s.id) else {
+            return Ok(());
+        };
         let stats = self.engine.stats(id, hearth_io::now_ns());
         if let Some(status) = self.engine.status(id) {
             if status.attached {
@@ -177,7 +202,10 @@ impl Daemon {
             // A guest's last write may have come between the look and the detach.
             let status = self.engine.status(id).unwrap_or_default();
             if status.dirty_blocks + status.zero_blocks > 0 && !discard {
-                return Err(Error::conflict("new writes arrived at the last moment", "remove the disk again"));
+                return Err(Error::conflict(
+                    "new writes arrived at the last moment",
+                    "remove the disk again",
+                ));
             }
             self.forget(id)?;
         }
@@ -187,7 +215,9 @@ impl Daemon {
         })?;
         self.exports.remove(name);
         if let Some(stats) = stats {
-            lock(&self.windows).retired.add(&Counters::from(&stats.counters));
+            lock(&self.windows)
+                .retired
+                .add(&Counters::from(&stats.counters));
         }
         lock(&self.disks).remove(name);
         // The engine may keep an empty entry if it is told too early; it costs nothing.

@@ -166,7 +166,11 @@ impl Daemon {
             .registry()
             .disks
             .iter()
-            .map(|d| KnownDisk { id: d.id, size: d.size, since_seq: d.since_seq })
+            .map(|d| KnownDisk {
+                id: d.id,
+                size: d.size,
+                since_seq: d.since_seq,
+            })
             .collect();
         let engine_options = EngineOptions {
             // Keeps guests from choosing block numbers that collide in the index.
@@ -189,7 +193,10 @@ impl Daemon {
         let engine = Arc::new(engine);
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
-        let config = Config { threads: options.threads, ..Config::default() };
+        let config = Config {
+            threads: options.threads,
+            ..Config::default()
+        };
         let reactors = Reactors::start(Arc::new(Shared(engine.clone())), targets.clone(), config)
             .map_err(|e| Error::unavailable(e.to_string(), ""))?;
         let daemon = Arc::new(Daemon {
@@ -239,7 +246,11 @@ impl Daemon {
     }
 
     /// Repeats `attempt` until the disk's I/O is at rest.
-    fn at_rest<T>(&self, what: &str, mut attempt: impl FnMut() -> std::result::Result<T, ControlError>) -> Result<T> {
+    fn at_rest<T>(
+        &self,
+        what: &str,
+        mut attempt: impl FnMut() -> std::result::Result<T, ControlError>,
+    ) -> Result<T> {
         let end = Instant::now() + REST_TIME;
         loop {
             match attempt() {
@@ -249,7 +260,10 @@ impl Daemon {
                 }
                 Err(ControlError::Busy) => {
                     return Err(Error::unavailable(
-                        format!("cannot {what}: its I/O did not end within {} s", REST_TIME.as_secs()),
+                        format!(
+                            "cannot {what}: its I/O did not end within {} s",
+                            REST_TIME.as_secs()
+                        ),
                         "look for an origin or flash that hangs, and try again",
                     ));
                 }
@@ -293,10 +307,17 @@ fn recovery(report: &OpenReport, time: Duration) -> Recovery {
         how: how.to_owned(),
         millis: time.as_millis() as u64,
         cached_blocks: report.cached_blocks,
-        dirty_blocks: report.dirty.iter().map(|(_, dirty, zero)| dirty + zero).sum(),
+        dirty_blocks: report
+            .dirty
+            .iter()
+            .map(|(_, dirty, zero)| dirty + zero)
+            .sum(),
     }
 }
 
 fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }

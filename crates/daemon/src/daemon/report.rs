@@ -5,7 +5,9 @@ use hearth_format::DiskRecord;
 use hearth_io::BLOCK;
 
 use super::{Daemon, Job, Phase, Slot, lock};
-use crate::api::stats::{Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans};
+use crate::api::stats::{
+    Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans,
+};
 use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, PoolInfo};
 use crate::error::{Error, Result};
 use crate::pool::mode_of;
@@ -17,8 +19,10 @@ impl Daemon {
     pub(super) fn pool_info(&self) -> PoolInfo {
         let stats = self.engine.pool_stats();
         let reactors = self.reactors.stats();
-        let found: Vec<(u16, bool)> =
-            lock(&self.disks).values().map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_)))).collect();
+        let found: Vec<(u16, bool)> = lock(&self.disks)
+            .values()
+            .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
+            .collect();
         let pool = lock(&self.pool);
         let disks = pool.registry().disks.iter().map(|r| DiskRef {
             name: r.name.clone(),
@@ -28,7 +32,12 @@ impl Daemon {
             origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
         });
         PoolInfo {
-            state: if stats.flash_failed { "failed" } else { "serving" }.to_owned(),
+            state: if stats.flash_failed {
+                "failed"
+            } else {
+                "serving"
+            }
+            .to_owned(),
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(stats.dirty_blocks * BLOCK),
             recovery: Some(self.recovery.clone()),
@@ -60,9 +69,10 @@ impl Daemon {
         let status = self.engine.status(slot.id).unwrap_or_default();
         let (mut state, reason) = match &slot.phase {
             Phase::Attached(_) => (DiskState::Attached, None),
-            Phase::Reconciling(_) => {
-                (DiskState::Flushing, Some("what waits on flash is being written over the origin".to_owned()))
-            }
+            Phase::Reconciling(_) => (
+                DiskState::Flushing,
+                Some("what waits on flash is being written over the origin".to_owned()),
+            ),
             Phase::Waiting(e) => (DiskState::Waiting, Some(e.to_string())),
             Phase::Refused(e) => (DiskState::Refused, Some(e.to_string())),
         };
@@ -84,7 +94,11 @@ impl Daemon {
             origin: record.origin.clone(),
             size: record.size,
             mode: mode_of(record.mode),
-            block_size: if record.block_size == 0 { BLOCK } else { u64::from(record.block_size) },
+            block_size: if record.block_size == 0 {
+                BLOCK
+            } else {
+                u64::from(record.block_size)
+            },
             min: record.min_bytes,
             max: record.max_bytes,
             seq_cutoff: record.seq_cutoff,
@@ -106,9 +120,15 @@ impl Daemon {
     }
 
     fn disk_stats_of(&self, name: &str, slot: &Slot, now: u64) -> (DiskReport, Counters) {
-        let stats: DiskStats = self.engine.stats(slot.id, hearth_io::now_ns()).unwrap_or_default();
+        let stats: DiskStats = self
+            .engine
+            .stats(slot.id, hearth_io::now_ns())
+            .unwrap_or_default();
         let counters = Counters::from(&stats.counters);
-        (DiskReport::new(name, &stats, disk_spans(now, now, &counters, &slot.windows)), counters)
+        (
+            DiskReport::new(name, &stats, disk_spans(now, now, &counters, &slot.windows)),
+            counters,
+        )
     }
 
     pub(super) fn disk_report(&self, name: &str) -> Result<DiskReport> {
@@ -135,6 +155,10 @@ impl Daemon {
             flash_spans(now, now, &flash, &windows.flash),
             disk_spans(now, now, &total, &windows.disks),
         );
-        StatsReport { uptime: now, pool, disks: reports }
+        StatsReport {
+            uptime: now,
+            pool,
+            disks: reports,
+        }
     }
 }

@@ -65,10 +65,15 @@ impl Daemon {
         self.reactors.stop();
         let closed = if idle {
             let mut media = lock(&self.pool).media().clone();
-            self.engine.close(&mut media).map_err(|e| Error::unavailable(format!("cannot close the pool cleanly: {e}"), ""))
+            self.engine
+                .close(&mut media)
+                .map_err(|e| Error::unavailable(format!("cannot close the pool cleanly: {e}"), ""))
         } else {
             Err(Error::unavailable(
-                format!("I/O did not end within {} s, so there is no checkpoint", IDLE_TIME.as_secs()),
+                format!(
+                    "I/O did not end within {} s, so there is no checkpoint",
+                    IDLE_TIME.as_secs()
+                ),
                 "the next start reads the log instead; nothing flushed is lost",
             ))
         };
@@ -90,9 +95,15 @@ impl Daemon {
         }
         self.poke();
         let end = Instant::now() + EXPORT_TIME;
-        while !ids.iter().all(|id| self.engine.status(*id).is_none_or(|s| s.drained)) {
+        while !ids
+            .iter()
+            .all(|id| self.engine.status(*id).is_none_or(|s| s.drained))
+        {
             if Instant::now() >= end {
-                return Err(Error::unavailable("the origins did not take everything within a day", "see why they are slow"));
+                return Err(Error::unavailable(
+                    "the origins did not take everything within a day",
+                    "see why they are slow",
+                ));
             }
             std::thread::sleep(POLL);
         }
@@ -102,13 +113,17 @@ impl Daemon {
     /// Records what the origins look like now that nobody writes them any more.
     fn promise(&self) -> Result<()> {
         let disks = lock(&self.disks);
-        let attached: Vec<_> = disks.values().filter_map(|s| s.export().map(|e| (s.id, e.origin().clone()))).collect();
+        let attached: Vec<_> = disks
+            .values()
+            .filter_map(|s| s.export().map(|e| (s.id, e.origin().clone())))
+            .collect();
         drop(disks);
         lock(&self.pool).change(|registry| {
             for (id, device) in attached {
-                let (Some(record), Some(now)) =
-                    (registry.disks.iter_mut().find(|r| r.id == id), origin::identity(&device))
-                else {
+                let (Some(record), Some(now)) = (
+                    registry.disks.iter_mut().find(|r| r.id == id),
+                    origin::identity(&device),
+                ) else {
                     continue;
                 };
                 record.origin_identity = Some(now);

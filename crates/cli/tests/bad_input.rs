@@ -1,0 +1,284 @@
+//! What people get wrong: one plain sentence each, and nothing changed.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+
+use common::{Bench, one_sentence};
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn pools_that_are_none() {
+    let bench = Bench::new();
+    let flash = bench.path("flash");
+    assert!(bench.start_refused().contains("flash"));
+    std::fs::write(&flash, vec![1u8; 64 * MIB]).unwrap();
+    let words = bench.start_refused();
+    assert!(
+        words.contains("no Hearth pool") && words.contains("pool create"),
+        "{words}"
+    );
+    for command in ["show", "import", "export"] {
+        assert!(
+            bench
+                .refused(&["pool", command, "--flash", &flash])
+                .contains("no Hearth pool")
+        );
+    }
+    assert!(
+        bench
+            .refused(&["pool", "create", "--flash", &flash, "--flash", "/b"])
+            .contains("later version")
+    );
+    assert!(
+        bench
+            .refused(&["pool", "create", "--flash", &bench.path("none")])
+            .contains("--size")
+    );
+    let small = bench.refused(&[
+        "pool",
+        "create",
+        "--flash",
+        &bench.path("small"),
+        "--size",
+        "1M",
+    ]);
+    assert!(small.contains("at least"), "{small}");
+}
+
+#[test]
+fn truncated_flash_changes_nothing() {
+    let bench = Bench::with_pool();
+    let flash = bench.path("flash");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&flash)
+        .unwrap();
+    file.set_len(32 * MIB as u64).unwrap();
+    let words = bench.start_refused();
+    assert!(
+        words.contains("truncated") && words.contains("restore"),
+        "{words}"
+    );
+    file.set_len(64 * MIB as u64).unwrap();
+    let mut bench = bench;
+    bench.start();
+}
+
+#[test]
+fn pools_of_a_newer_version() {
+    let bench = Bench::with_pool();
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(bench.path("flash"))
+        .unwrap();
+    // Both copies: major version 99, and the checksum made right again (docs/format.md).
+    for copy in [0u64, 1 << 20] {
+        let mut block = vec![0u8; 4096];
+        file.read_exact_at(&mut block, copy).unwrap();
+        block[8..10].copy_from_slice(&99u16.to_le_bytes());
+        block[12..16].fill(0);
+        let crc = hearth_io::checksum::crc32c(&block);
+        block[12..16].copy_from_slice(&crc.to_le_bytes());
+        file.write_all_at(&block, copy).unwrap();
+    }
+    let words = bench.start_refused();
+    assert!(
+        words.contains("99") && words.contains("newer Hearth"),
+        "{words}"
+    );
+}
+
+#[test]
+fn devices_that_carry_something() {
+    let bench = Bench::new();
+    let path = bench.path("fs");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(64 * MIB as u64).unwrap();
+    file.write_all_at(b"XFSB", 0).unwrap();
+    let words = bench.refused(&["pool", "create", "--flash", &path]);
+    assert!(
+        words.contains("an XFS file system") && words.contains("--force"),
+        "{words}"
+    );
+    bench.ok(&["pool", "create", "--flash", &path, "--force"]);
+    assert!(
+        bench
+            .refused(&["pool", "create", "--flash", &path])
+            .contains("a Hearth pool")
+    );
+}
+
+#[test]
+fn disks_that_cannot_be() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 1);
+    let empty = bench.path("empty");
+    std::fs::write(&empty, b"").unwrap();
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let add = |name: &str, origin: &str, more: &[&str]| {
+        let mut args = vec!["disk", "add", name, "--origin", origin];
+        args.extend(more);
+        bench.refused(&args)
+    };
+    let other = bench.origin("other.img", MIB, 2);
+    assert!(add("vm", &other, &[]).contains("already a disk named vm"));
+    assert!(add("b", &origin, &[]).contains("already the origin of disk vm"));
+    assert!(add("b", &bench.path("flash"), &[]).contains("own flash"));
+    assert!(add("b", "/nowhere/at/all", &[]).contains("/nowhere/at/all"));
+    assert!(add("b", &empty, &[]).contains("empty"));
+    assert!(add("b", "/", &[]).contains("directory"));
+    assert!(add("b", "model-latency=8:/x", &[]).contains("latency"));
+    assert!(add("b/c", &other, &[]).contains("letters"));
+    assert!(add("b", &other, &["--block-size", "5000"]).contains("4K"));
+    assert!(add("b", &other, &["--min", "2M", "--max", "1M"]).contains("--min"));
+    assert!(add("b", &other, &["--min", "10G"]).contains("pool holds"));
+    for command in [
+        &["disk", "show", "b"][..],
+        &["disk", "flush", "b"],
+        &["disk", "remove", "b"],
+        &["stats", "b"],
+    ] {
+        assert!(bench.refused(command).contains("no disk named b"));
+    }
+    assert!(
+        bench
+            .refused(&["disk", "set", "vm", "--trust", "flash"])
+            .contains("nothing to decide")
+    );
+    assert!(
+        bench
+            .refused(&["disk", "accept-loss", "vm"])
+            .contains("lost nothing")
+    );
+    // Nothing of all that left anything behind.
+    bench.ok(&["disk", "add", "b", "--origin", &other]);
+    assert_eq!(bench.json(&["disk", "list"]).as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn origins_that_shrank() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 3);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.stop();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&origin)
+        .unwrap()
+        .set_len(MIB as u64)
+        .unwrap();
+    bench.start();
+    let disk = bench.disk("vm");
+    assert_eq!(disk["state"], "refused");
+    assert!(
+        disk["reason"].as_str().unwrap().contains("shrank"),
+        "{disk}"
+    );
+    assert!(bench.connect("vm").is_none());
+    bench.ok(&["disk", "remove", "vm"]);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+}
+
+#[test]
+fn no_daemon_and_no_permission() {
+    let bench = Bench::new();
+    let words = bench.refused(&["disk", "list"]);
+    assert!(
+        words.contains("no hearth daemon") && words.contains("hearth serve"),
+        "{words}"
+    );
+    let out = bench.run(&["disk", "list", "--json"]);
+    let error: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+    assert!(
+        error["error"]
+            .as_str()
+            .unwrap()
+            .contains("no hearth daemon")
+            && !error["remedy"].as_str().unwrap().is_empty()
+    );
+    assert_eq!(bench.run(&["disk", "add"]).status.code(), Some(2));
+}
+
+#[test]
+fn sockets_and_addresses() {
+    let bench = Bench::with_pool();
+    let flash = bench.path("flash");
+    let remote = bench.run(&[
+        "serve",
+        "--flash",
+        &flash,
+        "--nbd-listen",
+        "0.0.0.0:0",
+        "--log",
+        "off",
+    ]);
+    assert!(one_sentence(&remote, 1).contains("--allow-remote"));
+    let tls = bench.run(&[
+        "serve", "--flash", &flash, "--tls", "required", "--log", "off",
+    ]);
+    assert!(one_sentence(&tls, 1).contains("--nbd-listen"));
+    let memory = bench.run(&["serve", "--flash", &flash, "--memory", "1K", "--log", "off"]);
+    assert!(one_sentence(&memory, 1).contains("--memory"));
+    let long = format!("{}/{}", bench.path("r"), "x".repeat(120));
+    let out = bench.run(&[
+        "serve",
+        "--flash",
+        &flash,
+        "--run-dir",
+        &long,
+        "--log",
+        "off",
+    ]);
+    assert!(one_sentence(&out, 1).contains("longer than"));
+}
+
+#[test]
+fn the_api_refuses_nonsense() {
+    use std::io::{Read, Write};
+    let bench = Bench::serving();
+    let ask = |request: String| {
+        let mut stream =
+            std::os::unix::net::UnixStream::connect(bench.run_dir().join("api.sock")).unwrap();
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    let post = |path: &str, body: &str| {
+        ask(format!(
+            "POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+    };
+    let typo = post("/v1/disks", r#"{"name":"a","origin":"/o","blocksize":1}"#);
+    assert!(
+        typo.starts_with("HTTP/1.1 400") && typo.contains("blocksize") && typo.contains("remedy"),
+        "{typo}"
+    );
+    assert!(post("/v1/disks", "{").starts_with("HTTP/1.1 400"));
+    assert!(
+        post(
+            "/v1/disks",
+            &format!("{{\"name\":\"{}\"}}", "x".repeat(100_000))
+        )
+        .starts_with("HTTP/1.1 400")
+    );
+    let relative = post("/v1/disks", r#"{"name":"a","origin":"o"}"#);
+    assert!(relative.contains("relative"), "{relative}");
+    let nowhere = ask("GET /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".to_owned());
+    assert!(
+        nowhere.starts_with("HTTP/1.1 404") && nowhere.contains("openapi"),
+        "{nowhere}"
+    );
+    let method = ask("DELETE /v1/pool HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".to_owned());
+    assert!(method.starts_with("HTTP/1.1 400"), "{method}");
+    let document =
+        ask("GET /v1/openapi.json HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".to_owned());
+    assert!(document.contains("/v1/disks/{name}/flush"), "{document}");
+    assert!(!bench.log().contains("panicked"));
+}

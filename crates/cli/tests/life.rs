@@ -1,0 +1,335 @@
+//! The life of a disk through the command line: added, used, changed, flushed, removed; and of
+//! the daemon: stopped, killed, started again.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{Bench, content, one_sentence, until};
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn a_disk_from_add_to_remove() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB + 700, 1);
+    let added = bench.json(&[
+        "disk",
+        "add",
+        "vm",
+        "--origin",
+        &origin,
+        "--block-size",
+        "16K",
+        "--max",
+        "32M",
+    ]);
+    assert_eq!(added["state"], "attached");
+    assert_eq!(added["size"], 8 * MIB + 700);
+    assert!(bench.ok(&["disk", "list"]).contains("write-back"));
+
+    let mut client = bench.connect("vm").unwrap();
+    assert_eq!(client.size as usize, 8 * MIB + 700);
+    assert_eq!(
+        client.read(4096, 65536),
+        content(8 * MIB, 1)[4096..4096 + 65536]
+    );
+    client.write(MIB as u64, &[7; 12288]);
+    client.flush();
+    assert!(bench.disk("vm")["connections"] == 1);
+
+    let stats = bench.json(&["stats", "vm"]);
+    assert_eq!(stats["spans"][0]["span"], "total");
+    assert_eq!(stats["spans"][0]["counters"]["write_bytes"], 12288);
+    assert!(stats["spans"].as_array().unwrap().len() == 4);
+    assert!(bench.ok(&["stats"]).contains("vm"));
+
+    let set = bench.json(&[
+        "disk",
+        "set",
+        "vm",
+        "--mode",
+        "write-through",
+        "--min",
+        "1M",
+        "--seq-cutoff",
+        "0",
+    ]);
+    assert_eq!(
+        (set["mode"].as_str(), set["min"].as_u64()),
+        (Some("write-through"), Some(MIB as u64))
+    );
+    bench.ok(&["disk", "flush", "vm"]);
+    assert_eq!(
+        std::fs::read(&origin).unwrap()[MIB..MIB + 12288],
+        [7; 12288]
+    );
+    assert_eq!(bench.disk("vm")["dirty"], 0);
+    drop(client);
+    bench.ok(&["disk", "remove", "vm"]);
+    assert!(bench.ok(&["disk", "list"]).contains("no disks"));
+    assert!(bench.connect("vm").is_none());
+    // Its name and its origin are free again.
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    assert_eq!(
+        bench.connect("vm").unwrap().read(MIB as u64, 4096),
+        [7; 4096]
+    );
+}
+
+#[test]
+fn warm_after_a_clean_stop() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 4 * MIB, 2);
+    bench.ok(&[
+        "disk",
+        "add",
+        "vm",
+        "--origin",
+        &origin,
+        "--seq-cutoff",
+        "0",
+    ]);
+    let mut client = bench.connect("vm").unwrap();
+    // Admission may want to see a block more than once.
+    let cached = until("blocks are cached", || {
+        client.read(0, MIB);
+        bench.disk("vm")["cached"]
+            .as_u64()
+            .filter(|c| *c >= MIB as u64)
+    });
+    bench.stop();
+    assert!(
+        !bench.run_dir().join("nbd.sock").exists() && !bench.run_dir().join("api.sock").exists()
+    );
+    let shown = bench.json(&["pool", "show", "--flash", &bench.path("flash")]);
+    assert_eq!(shown["state"], "clean");
+    assert_eq!(shown["disks"][0]["origin_found"], true);
+    bench.start();
+    assert!(bench.disk("vm")["cached"].as_u64() >= Some(cached));
+    assert!(
+        bench.json(&["pool", "show"])["recovery"]["how"]
+            .as_str()
+            .unwrap()
+            .contains("checkpoint")
+    );
+    assert_eq!(bench.connect("vm").unwrap().read(0, MIB), content(MIB, 2));
+    assert!(bench.json(&["stats", "vm"])["spans"][0]["counters"]["read_hits"].as_u64() > Some(0));
+}
+
+#[test]
+fn flushed_writes_outlive_a_kill() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 4 * MIB, 3);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(8192, &[9; 8192]);
+    client.flush();
+    bench.kill();
+    bench.start();
+    assert_eq!(bench.disk("vm")["state"], "attached");
+    assert_eq!(bench.connect("vm").unwrap().read(8192, 8192), [9; 8192]);
+}
+
+#[test]
+fn flush_can_be_called_off() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 4);
+    // Every origin write takes two seconds: nothing is done before we call it off.
+    bench.ok(&[
+        "disk",
+        "add",
+        "vm",
+        "--origin",
+        &format!("model-latency=2s:{origin}"),
+    ]);
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..64 {
+        client.write(i * 131_072, &[5; 4096]);
+    }
+    client.flush();
+    let child = bench
+        .command(&["disk", "flush", "vm"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the flush is going on", || {
+        (bench.disk("vm")["state"] == "flushing").then_some(())
+    });
+    // SAFETY: a signal to a child that has not been waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(
+        out.status.code(),
+        Some(130),
+        "{}",
+        common::text(&out.stderr)
+    );
+    assert!(common::text(&out.stderr).contains("nothing is lost"));
+    assert_eq!(bench.disk("vm")["state"], "attached");
+    assert_eq!(client.read(0, 4096), [5; 4096]);
+}
+
+#[test]
+fn dirty_data_is_thrown_away_only_when_told_twice() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 4 * MIB, 5);
+    bench.ok(&[
+        "disk",
+        "add",
+        "vm",
+        "--origin",
+        &format!("model-latency=2s:{origin}"),
+    ]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(0, &[1; 4096]);
+    client.flush();
+    drop(client);
+    assert!(
+        bench
+            .refused(&["disk", "remove", "vm", "--discard-dirty"])
+            .contains("--yes")
+    );
+    bench.ok(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
+    assert!(bench.ok(&["disk", "list"]).contains("no disks"));
+}
+
+#[test]
+fn an_origin_that_comes_back_is_attached() {
+    let mut bench = Bench::serving();
+    let (here, there) = (bench.origin("o.img", 2 * MIB, 6), bench.path("away.img"));
+    let other = bench.origin("other.img", MIB, 7);
+    bench.ok(&["disk", "add", "vm", "--origin", &here]);
+    bench.ok(&["disk", "add", "other", "--origin", &other]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(0, &[3; 4096]);
+    client.flush();
+    bench.kill();
+    std::fs::rename(&here, &there).unwrap();
+    bench.start();
+    let disk = bench.disk("vm");
+    assert_eq!(disk["state"], "waiting", "{disk}");
+    assert!(disk["reason"].as_str().unwrap().contains("o.img"), "{disk}");
+    assert_eq!(bench.disk("other")["state"], "attached");
+    assert!(
+        bench
+            .refused(&["disk", "remove", "vm"])
+            .contains("only on flash")
+    );
+    std::fs::rename(&there, &here).unwrap();
+    // Renaming changes the inode's ctime: somebody has to say that it is the same origin.
+    let state = until("the origin is found", || {
+        let state = bench.disk("vm")["state"].as_str().unwrap().to_owned();
+        (state != "waiting").then_some(state)
+    });
+    if state == "refused" {
+        bench.ok(&["disk", "set", "vm", "--trust", "flash"]);
+    }
+    assert_eq!(bench.connect("vm").unwrap().read(0, 4096), [3; 4096]);
+}
+
+#[test]
+fn export_leaves_nothing_on_flash_only() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 8);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(4096, &[8; 4096]);
+    drop(client);
+    bench.ok(&["pool", "export"]);
+    assert!(bench.wait_end().success());
+    assert_eq!(std::fs::read(&origin).unwrap()[4096..8192], [8; 4096]);
+    let flash = bench.path("flash");
+    bench.ok(&["pool", "import", "--flash", &flash]);
+    bench.ok(&["pool", "export", "--flash", &flash]);
+    bench.start();
+    assert_eq!(bench.disk("vm")["state"], "attached");
+    let words = bench.refused(&["pool", "export", "--flash", &flash]);
+    assert!(words.contains("in use"), "{words}");
+}
+
+#[test]
+fn growing_and_watching() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 9);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&origin)
+        .unwrap()
+        .set_len(3 * MIB as u64)
+        .unwrap();
+    bench.ok(&["disk", "set", "vm", "--size-from-origin"]);
+    assert_eq!(bench.connect("vm").unwrap().size as usize, 3 * MIB);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&origin)
+        .unwrap()
+        .set_len(MIB as u64)
+        .unwrap();
+    assert!(
+        bench
+            .refused(&["disk", "set", "vm", "--size-from-origin"])
+            .contains("shrank")
+    );
+
+    let child = bench
+        .command(&["stats", "--watch"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // SAFETY: a signal to a child that has not been waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let _ = child.wait_with_output().unwrap();
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 10);
+    bench.ok(&[
+        "disk",
+        "add",
+        "vm",
+        "--origin",
+        &format!("model-latency=20s:{origin}"),
+        "--mode",
+        "write-through",
+    ]);
+    let socket = bench.run_dir().join("nbd.sock");
+    let writer = std::thread::spawn(move || {
+        let mut client = common::Nbd::connect(&socket, "vm").unwrap();
+        // Ends with an error when the daemon does.
+        let _ =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| client.write(0, &[1; 4096])));
+    });
+    until("the write is waiting", || {
+        (bench.disk("vm")["connections"] == 1).then_some(())
+    });
+    bench.signal(libc::SIGTERM);
+    until("the daemon is stopping", || {
+        bench.log().contains("stopping").then_some(())
+    });
+    bench.signal(libc::SIGTERM);
+    assert_eq!(bench.wait_end().code(), Some(128 + libc::SIGTERM));
+    writer.join().unwrap();
+}
+
+#[test]
+fn two_daemons() {
+    let bench = Bench::serving();
+    assert!(bench.start_refused().contains("another hearth daemon"));
+    let flash = bench.path("flash");
+    let elsewhere = bench.path("r2");
+    let out = bench.run(&[
+        "serve",
+        "--flash",
+        &flash,
+        "--run-dir",
+        &elsewhere,
+        "--log",
+        "off",
+    ]);
+    assert!(one_sentence(&out, 1).contains("in use"));
+}
