@@ -331,7 +331,7 @@ fn an_origin_with_bad_sectors() -> Result<()> {
     hearth.add(
         "d",
         &format!("fault=eio-read@1M+64K:{}", path(&origin)),
-        &["--mode", "write-through"],
+        &[],
     )?;
     let mut client = hearth.connect("d")?;
     let error = client
