@@ -87,7 +87,13 @@ impl Core {
                 && h.last_batch_seq > durable
                 && !self.opts.faults.has(Fault::TrustUnverifiedTail)
             {
-                f.content = Content::Walked(self.walk(media, f.seg)?);
+                let mut batches = self.walk(media, f.seg)?;
+                // The summary may have reached flash before the batches it tells of; what stands
+                // in their place then is of an earlier use of the segment.
+                if batches.iter().any(|b| b.header.segment_seq != f.seq) {
+                    batches.clear();
+                }
+                f.content = Content::Walked(batches);
             }
         }
         let tail = found
