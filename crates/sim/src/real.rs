@@ -12,16 +12,28 @@ use hearth_io::{IoDone, Media};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Real {
     faults: Faults,
+    /// The registry's part of the contract broken: it forgets since when a disk exists.
+    ignore_since: bool,
 }
+
+/// Name of the one deliberate fault that is not the engine's but its caller's.
+pub const IGNORE_SINCE: &str = "IgnoreSinceSeq";
 
 /// Names of the deliberate faults.
 pub fn fault_names() -> Vec<String> {
-    Fault::ALL.iter().map(|f| format!("{f:?}")).collect()
+    let engine = Fault::ALL.iter().map(|f| format!("{f:?}"));
+    engine.chain([IGNORE_SINCE.to_string()]).collect()
 }
 
 impl Real {
     /// An engine with the fault of this name. Needs the feature `mutations`.
     pub fn broken(name: &str) -> Result<Real, String> {
+        if name.eq_ignore_ascii_case(IGNORE_SINCE) {
+            return Ok(Real {
+                ignore_since: true,
+                ..Real::default()
+            });
+        }
         let fault = Fault::ALL
             .into_iter()
             .find(|f| format!("{f:?}").eq_ignore_ascii_case(name))
@@ -34,6 +46,7 @@ impl Real {
     pub fn with(fault: Fault) -> Result<Real, String> {
         Ok(Real {
             faults: Faults(Some(fault)),
+            ..Real::default()
         })
     }
 
@@ -87,7 +100,7 @@ impl Maker for Real {
             .map(|k| KnownDisk {
                 id: k.id,
                 size: k.size,
-                since_seq: k.since_seq,
+                since_seq: if self.ignore_since { 0 } else { k.since_seq },
             })
             .collect();
         let (engine, _) =

@@ -3,11 +3,18 @@
 #![cfg(feature = "mutations")]
 
 use hearth_engine::faults::Fault;
-use hearth_sim::real::Real;
+use hearth_sim::real::{IGNORE_SINCE, Real};
 use hearth_sim::runner::{first_failure, run_seed};
 
 /// Most seeds tried for one fault.
 const SEEDS_MAX: u64 = 3000;
+
+#[test]
+fn a_registry_that_forgets_since_when_a_disk_exists_is_caught() {
+    let maker = Real::broken(IGNORE_SINCE).expect("it needs no feature");
+    let found = first_failure(0, SEEDS_MAX, "change", &maker).expect("caught");
+    assert!(run_seed(found.seed, "change", &Real::default()).is_ok());
+}
 
 #[test]
 fn every_fault_is_caught() {
