@@ -17,6 +17,9 @@ use crate::{Failure, Outcome, print_json};
 
 /// How often progress is asked for and shown.
 const POLL: Duration = Duration::from_millis(200);
+/// The first wait is this short, each further one twice as long, up to [`POLL`]: what takes no
+/// time should not seem to.
+const POLL_FIRST: Duration = Duration::from_millis(10);
 
 pub fn run(global: &Global, command: Disk) -> Outcome {
     let client = Client::new(&global.dir());
@@ -264,8 +267,11 @@ fn follow(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
 fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
     let interrupt = Interrupt::watch();
     let mut line = ProgressLine::new(!global.json);
+    let mut wait = POLL_FIRST;
     loop {
-        if interrupt.sleep(POLL) {
+        let called_off = interrupt.sleep(wait);
+        wait = (wait * 2).min(POLL);
+        if called_off {
             line.end();
             return Err(call_off(client, name, goal));
         }

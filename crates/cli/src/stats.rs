@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hearth_daemon::api::stats::{DiskReport, DiskSpan, LatencyReport, PoolReport, StatsReport};
 use hearth_daemon::client::{Client, disk_path};
+use hearth_daemon::error::Error;
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 
@@ -20,36 +21,47 @@ const REFRESH: Duration = Duration::from_secs(1);
 pub fn run(global: &Global, args: Stats) -> Outcome {
     let client = Client::new(&global.dir());
     if !args.watch {
-        return once(global, &client, args.name.as_deref(), "");
+        return once(global, &client, args.name.as_deref(), false);
     }
     let interrupt = Interrupt::watch();
-    // Home, and clear what is below: less flicker than clearing first.
-    let prefix = if std::io::stdout().is_terminal() {
-        "\x1b[H\x1b[J"
-    } else {
-        ""
-    };
     loop {
-        once(global, &client, args.name.as_deref(), prefix)?;
+        once(global, &client, args.name.as_deref(), true)?;
         if interrupt.sleep(REFRESH) {
             return Ok(());
         }
     }
 }
 
-fn once(global: &Global, client: &Client, name: Option<&str>, prefix: &str) -> Outcome {
+/// Pretty once, one object a line when watching.
+fn json<T: serde::Serialize>(report: &T, watching: bool) -> Outcome {
+    if !watching {
+        return print_json(report);
+    }
+    let line = serde_json::to_string(report)
+        .map_err(|e| Error::internal(format!("cannot print statistics as JSON: {e}")))?;
+    println!("{line}");
+    Ok(())
+}
+
+fn once(global: &Global, client: &Client, name: Option<&str>, watching: bool) -> Outcome {
+    // Home, and clear what is below: less flicker than clearing first.
+    let prefix = if watching && std::io::stdout().is_terminal() {
+        "\x1b[H\x1b[J"
+    } else {
+        ""
+    };
     let text = match name {
         Some(name) => {
             let report: DiskReport = client.get(&disk_path(name, "/stats"))?;
             if global.json {
-                return print_json(&report);
+                return json(&report, watching);
             }
             disk(&report)
         }
         None => {
             let report: StatsReport = client.get("/v1/stats")?;
             if global.json {
-                return print_json(&report);
+                return json(&report, watching);
             }
             all(&report)
         }

@@ -333,3 +333,88 @@ fn two_daemons() {
     ]);
     assert!(one_sentence(&out, 1).contains("in use"));
 }
+
+#[test]
+fn the_service_manager_is_told() {
+    let bench = Bench::with_pool();
+    let path = bench.path("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket
+        .set_read_timeout(Some(std::time::Duration::from_secs(60)))
+        .unwrap();
+    let flash = bench.path("flash");
+    let log = std::fs::File::create(bench.path("log")).unwrap();
+    let mut child = bench
+        .command(&["serve", "--flash", &flash, "--log-format", "json"])
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "400000")
+        .env_remove("WATCHDOG_PID")
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let next = || {
+        let mut message = [0u8; 256];
+        let n = socket
+            .recv(&mut message)
+            .expect("the daemon says something");
+        common::text(&message[..n])
+    };
+    assert!(next().starts_with("READY=1"));
+    assert_eq!(next(), "WATCHDOG=1");
+    // SAFETY: a signal to a child that has not been waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    while next() != "STOPPING=1" {}
+    assert!(until("the daemon ends", || child.try_wait().unwrap()).success());
+    for line in bench.log().lines() {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(
+            entry["level"].is_string() && entry["fields"]["message"].is_string(),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn nobody_knows_which_side_wins_but_the_owner() {
+    for (side, expected) in [("flash", 1u8), ("origin", 2)] {
+        let mut bench = Bench::serving();
+        let origin = bench.origin("o.img", 4 * MIB, 11);
+        bench.ok(&[
+            "disk",
+            "add",
+            "vm",
+            "--origin",
+            &format!("model-latency=500ms:{origin}"),
+        ]);
+        let mut client = bench.connect("vm").unwrap();
+        client.write(MIB as u64, &[1; 4096]);
+        client.flush();
+        bench.kill();
+        let mut changed = content(4 * MIB, 11);
+        changed[MIB..MIB + 4096].fill(2);
+        std::fs::write(&origin, &changed).unwrap();
+        bench.start();
+        let disk = bench.disk("vm");
+        assert_eq!(disk["state"], "refused");
+        assert!(
+            disk["reason"].as_str().unwrap().contains("--trust flash"),
+            "{disk}"
+        );
+        // Asking again does not wear the question out.
+        bench.kill();
+        bench.start();
+        assert_eq!(bench.disk("vm")["state"], "refused");
+        assert!(bench.refused(&["disk", "flush", "vm"]).contains("--trust"));
+        let set = bench.json(&["disk", "set", "vm", "--trust", side]);
+        assert_eq!(set["state"], "attached", "{set}");
+        assert_eq!(
+            bench.connect("vm").unwrap().read(MIB as u64, 4096),
+            [expected; 4096]
+        );
+        bench.ok(&["disk", "flush", "vm"]);
+        assert_eq!(
+            std::fs::read(&origin).unwrap()[MIB..MIB + 4096],
+            [expected; 4096]
+        );
+    }
+}

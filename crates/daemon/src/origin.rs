@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::Engine;
 use hearth_engine::api::DiskId;
-use hearth_format::OriginIdentity;
+use hearth_format::{DiskRecord, OriginIdentity};
 use hearth_io::checksum::crc32c;
 use hearth_io::file::Identity;
 use hearth_io::spec::OpenSpecError;
@@ -23,10 +23,12 @@ use crate::size::human;
 
 /// Bytes at each end of an origin that are compared if cached.
 const EDGE_BYTES: u64 = 1 << 20;
-/// Blocks compared at most, of the edges and of the most used ones each.
-const SAMPLE_MAX: usize = 512;
+/// Blocks at the edges: two times 1 MiB.
+const EDGES_MAX: usize = 512;
+/// Blocks compared at most besides the edges, the most used ones.
+const HOTTEST_MAX: usize = 64;
 /// Time for comparing blocks besides the edges: a start must not wait long for a slow origin.
-const SAMPLE_TIME: Duration = Duration::from_millis(100);
+const SAMPLE_TIME: Duration = Duration::from_millis(40);
 /// Blocks read at once.
 const RUN_MAX: usize = 256;
 
@@ -128,6 +130,12 @@ pub fn identity(device: &Device) -> Option<OriginIdentity> {
     })
 }
 
+/// Makes every origin look changed to a disk, until its cache has been judged anew.
+pub fn distrust(record: &mut DiskRecord) {
+    record.origin_identity = Some(OriginIdentity::default());
+    record.clean_detach = true;
+}
+
 /// Why the origin is not the one that was left, if so.
 ///
 /// `untouched`: nobody, we included, has had a reason to write it since `then` was recorded.
@@ -139,7 +147,12 @@ pub fn difference(
     is_device: bool,
     untouched: bool,
 ) -> Option<String> {
-    if then.size != now.size && untouched {
+    if then.size == 0 {
+        return Some("what is on flash may be older than the origin".to_owned());
+    }
+    // A device that grew is a volume that was extended; a file that grew was written.
+    let grew = is_device && now.size > then.size;
+    if then.size != now.size && untouched && !grew {
         return Some(format!(
             "its size changed from {} to {}",
             human(then.size),
@@ -171,10 +184,11 @@ pub fn compare_sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u6
         0..edge.min(blocks),
         blocks.saturating_sub(edge).max(edge.min(blocks))..blocks,
     ];
-    let sample = engine.sample_clean(id, &edges, SAMPLE_MAX);
     let is_edge = |block: u64| edges.iter().any(|r| r.contains(&block));
-    let (at_edges, elsewhere): (Vec<_>, Vec<_>) =
-        sample.into_iter().partition(|(block, _)| is_edge(*block));
+    let mut at_edges = engine.sample_clean(id, &edges, EDGES_MAX);
+    at_edges.retain(|(block, _)| is_edge(*block));
+    let mut elsewhere = engine.sample_clean(id, &[], HOTTEST_MAX);
+    elsewhere.retain(|(block, _)| !is_edge(*block));
     let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
     let start = Instant::now();
     runs(&at_edges)
@@ -265,6 +279,19 @@ mod tests {
             size: 100,
         };
         assert_eq!(difference(&THEN, &now, true, true), None);
+    }
+
+    #[test]
+    fn volumes_may_be_extended() {
+        let grown = OriginIdentity { size: 200, ..THEN };
+        assert_eq!(difference(&THEN, &grown, true, true), None);
+        assert!(difference(&THEN, &OriginIdentity { size: 50, ..THEN }, true, true).is_some());
+    }
+
+    #[test]
+    fn a_decision_that_was_cut_short_is_asked_for_again() {
+        let nothing = OriginIdentity::default();
+        assert!(difference(&nothing, &THEN, true, false).is_some());
     }
 
     #[test]

@@ -278,6 +278,21 @@ impl Pool {
         Ok(value)
     }
 
+    /// If the flash was given up by an earlier run, the origins may have gone on without it: every
+    /// disk is marked so that nothing cached is trusted without being asked about.
+    pub fn distrust_if_failed(&mut self) -> Result<()> {
+        if self.superblock.state != PoolState::Failed {
+            return Ok(());
+        }
+        tracing::warn!("the flash had failed before; what is on it may be older than the origins");
+        self.change(|registry| {
+            for record in &mut registry.disks {
+                crate::origin::distrust(record);
+            }
+            Ok(())
+        })
+    }
+
     /// Notes which host uses the pool.
     pub fn note_host(&mut self, host: &str) -> Result<()> {
         if self.superblock.last_host == host {

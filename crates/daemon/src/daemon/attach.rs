@@ -6,19 +6,30 @@
 //! before the first write, any change of the origin is somebody else's; later in a disk's life
 //! the comparison of cached blocks has to tell.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskConfig, Mode};
 use hearth_format::DiskRecord;
 use hearth_io::{Device, OriginSpec, Target, Targets};
 
-use super::{Daemon, Phase, REST_TIME, Slot, lock};
+use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::exports::DiskExport;
 use crate::origin;
-use crate::pool::mode_of;
+use crate::pool::{Pool, mode_of};
 use crate::size::human;
+
+/// Origins opened side by side at start.
+const ATTACH_THREADS: usize = 16;
+/// Longest a start waits for origins; those that are slower appear later.
+const ATTACH_TIME: Duration = Duration::from_secs(5);
+/// How often missing origins are looked for.
+const RETRY_TIME: Duration = Duration::from_secs(1);
+/// Longest wait for the last user of an origin that is being closed.
+const RELEASE_TIME: Duration = Duration::from_secs(2);
 
 /// Cache block size of a disk that leaves it to us.
 const BLOCK_SIZE_AUTO: u32 = 4096;
@@ -53,40 +64,91 @@ pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
 
 impl Daemon {
     /// Attaches every disk of the registry; those that cannot be are listed with the reason.
+    ///
+    /// Origins are opened side by side, and one that does not answer (a dead network mount)
+    /// keeps nobody waiting for long: its thread goes on, and the disk appears when it is done.
     pub(super) fn attach_all(self: &Arc<Daemon>) {
-        let _ops = lock(&self.ops);
         let records = lock(&self.pool).registry().disks.clone();
-        for record in records {
-            let name = record.name.clone();
-            let slot = self.attach_slot(record, None);
-            lock(&self.disks).insert(name, slot);
+        let end = Instant::now() + ATTACH_TIME;
+        for group in records.chunks(ATTACH_THREADS) {
+            let (told, done) = std::sync::mpsc::channel::<()>();
+            for record in group {
+                self.attach_aside(record.clone(), told.clone());
+            }
+            drop(told);
+            // Ends when all of the group have dropped their end, or late.
+            let _ = done.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
     }
 
-    /// Tries the disks whose origin was missing again.
-    pub(super) fn retry_waiting(self: &Arc<Daemon>) {
-        // Somebody adding or changing a disk goes first.
+    /// Attaches a disk on a thread of its own; drops `told` when done.
+    fn attach_aside(self: &Arc<Daemon>, record: DiskRecord, told: std::sync::mpsc::Sender<()>) {
+        let (id, name) = (record.id, record.name.clone());
+        let unanswered = Error::unavailable(
+            format!("the origin {} does not answer", record.origin),
+            "see whether its device or network mount hangs",
+        );
+        let slot = Slot::new(id, Phase::Waiting(unanswered), self.now_s());
+        lock(&self.disks).insert(name.clone(), slot);
+        lock(&self.attaching).insert(id);
+        let daemon = self.clone();
+        let work = move || {
+            let slot = daemon.attach_slot(record, None);
+            lock(&daemon.disks).insert(name, slot);
+            lock(&daemon.attaching).remove(&id);
+            drop(told);
+        };
+        let thread = std::thread::Builder::new()
+            .name("hearth-attach".to_owned())
+            .spawn(work);
+        if let Err(e) = thread {
+            tracing::error!("cannot start a thread: {e}; the disk is tried again later");
+            lock(&self.attaching).remove(&id);
+        }
+    }
+
+    /// Tries disks whose origin is missing again, every few seconds, until the daemon stops.
+    pub(super) fn watch_origins(self: &Arc<Daemon>) {
+        while self.wait_for_stop(RETRY_TIME).is_none() {
+            let waiting: Vec<(String, u16)> = lock(&self.disks)
+                .iter()
+                .filter(|(_, slot)| matches!(slot.phase, Phase::Waiting(_)) && slot.job.is_none())
+                .map(|(name, slot)| (name.clone(), slot.id))
+                .collect();
+            for (name, id) in waiting {
+                self.retry(&name, id);
+            }
+        }
+    }
+
+    fn retry(self: &Arc<Daemon>, name: &str, id: u16) {
+        if lock(&self.attaching).contains(&id) {
+            return;
+        }
+        let Some(record) = lock(&self.pool).record(id).cloned() else {
+            return;
+        };
+        // Cheaper than a whole attempt, silent, and if it hangs, only this thread does.
+        if !origin::is_found(&record.origin, 1) {
+            return;
+        }
+        // Somebody adding or changing a disk goes first; then the disk may be gone or decided.
         let Ok(_ops) = self.ops.try_lock() else {
             return;
         };
-        let waiting: Vec<(String, u16)> = lock(&self.disks)
-            .iter()
-            .filter(|(_, slot)| matches!(slot.phase, Phase::Waiting(_)) && slot.job.is_none())
-            .map(|(name, slot)| (name.clone(), slot.id))
-            .collect();
-        for (name, id) in waiting {
-            let Some(record) = lock(&self.pool).record(id).cloned() else {
-                continue;
-            };
-            // Cheaper than a whole attempt, and silent.
-            if !origin::is_found(&record.origin, 1) {
-                continue;
-            }
-            let slot = self.attach_slot(record, None);
-            if !matches!(slot.phase, Phase::Waiting(_)) {
-                lock(&self.disks).insert(name, slot);
-            }
+        let still = |disks: &BTreeMap<String, Slot>| {
+            disks.get(name).is_some_and(|s| {
+                s.id == id && s.job.is_none() && matches!(s.phase, Phase::Waiting(_))
+            })
+        };
+        if !still(&lock(&self.disks)) {
+            return;
         }
+        let Some(record) = lock(&self.pool).record(id).cloned() else {
+            return;
+        };
+        let slot = self.attach_slot(record, None);
+        lock(&self.disks).insert(name.to_owned(), slot);
     }
 
     /// Attaches a disk of the registry, whatever comes of it.
@@ -126,6 +188,9 @@ impl Daemon {
     fn judge(&self, mut record: DiskRecord, trust: Option<Trust>) -> Result<Judged> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
         let device = origin::open(&spec, record.read_only)?;
+        if let Some(since_seq) = lock(&self.voided).get(&record.id) {
+            record.since_seq = record.since_seq.max(*since_seq);
+        }
         let size = device.file().size();
         let path = spec.path.display();
         if size < record.size {
@@ -183,7 +248,11 @@ impl Daemon {
         }
         record.size = size;
         record.origin_identity = now;
-        record.clean_detach = now.is_some() && !reconcile;
+        record.clean_detach = now.is_some();
+        if reconcile {
+            // Until that is done, a crash must lead back to the same question.
+            origin::distrust(&mut record);
+        }
         self.store_record(&record)?;
         Ok(Judged {
             device,
@@ -201,9 +270,6 @@ impl Daemon {
             .is_some_and(|s| s.cached_blocks + s.zero_blocks > 0);
         if !cached {
             return None;
-        }
-        if self.was_failed {
-            return Some("the flash had failed before, and what is on it may be old".to_owned());
         }
         let now = origin::identity(device);
         if let (Some(then), Some(now)) = (&record.origin_identity, &now)
@@ -225,19 +291,13 @@ impl Daemon {
             reconcile,
         } = judged;
         let (id, pool) = (record.id, self.pool.clone());
-        let device = Arc::new(device.before_first_write(move || {
-            let noted = lock(&pool).change(|registry| {
-                if let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) {
-                    record.clean_detach = false;
-                }
-                Ok(())
-            });
-            // The promise then stands although it is void: the next start may take our own
-            // writes for somebody else's, and asks or drops what is clean. Nothing is lost.
-            if let Err(e) = noted {
-                tracing::error!("cannot note on flash that an origin is being written: {e}");
-            }
-        }));
+        // While reconciling there is no promise to take back.
+        let device = if reconcile {
+            device
+        } else {
+            device.before_first_write(move || withdraw_promise(&pool, id))
+        };
+        let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
         if let Err(e) = self.engine.attach(config(&record, &device)) {
             self.release(id);
@@ -273,7 +333,7 @@ impl Daemon {
     pub(super) fn release(&self, id: u16) {
         if let Some(device) = self.targets.set(Target::Origin(id), None) {
             self.poke();
-            if Targets::wait_unused(device, REST_TIME).is_err() {
+            if Targets::wait_unused(device, RELEASE_TIME).is_err() {
                 tracing::warn!(
                     disk = id,
                     "the origin is still being used; it is closed when that ends"
@@ -291,5 +351,20 @@ impl Daemon {
             }
             Ok(())
         })
+    }
+}
+
+/// Notes durably that an origin is about to be written by us.
+fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
+    let noted = lock(pool).change(|registry| {
+        if let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) {
+            record.clean_detach = false;
+        }
+        Ok(())
+    });
+    // The promise then stands although it is void: the next start may take our own writes for
+    // somebody else's, and asks or drops what is clean. Nothing is lost.
+    if let Err(e) = noted {
+        tracing::error!("cannot note on flash that an origin is being written: {e}");
     }
 }

@@ -111,6 +111,18 @@ impl Daemon {
         }
     }
 
+    /// Refuses a disk whose origin is being opened at this moment.
+    fn not_attaching(&self, name: &str) -> Result<()> {
+        let id = self.with_slot(name, |slot| Ok(slot.id))?;
+        if lock(&self.attaching).contains(&id) {
+            return Err(Error::conflict(
+                format!("the origin of disk {name} is being opened and does not answer"),
+                "see whether its device or network mount hangs",
+            ));
+        }
+        Ok(())
+    }
+
     fn with_slot<T>(&self, name: &str, act: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
         let mut disks = lock(&self.disks);
         act(disks.get_mut(name).ok_or_else(|| Error::no_disk(name))?)
@@ -398,6 +410,7 @@ impl Control for Arc<Daemon> {
     fn set(&self, name: &str, set: DiskSet) -> Result<DiskInfo> {
         let ops = lock(&self.ops);
         self.not_stopping()?;
+        self.not_attaching(name)?;
         self.apply(name, &set)?;
         if set.size_from_origin {
             self.grow(name)?;
@@ -413,6 +426,7 @@ impl Control for Arc<Daemon> {
     fn flush(&self, name: &str) -> Result<DiskInfo> {
         let _ops = lock(&self.ops);
         self.not_stopping()?;
+        self.not_attaching(name)?;
         let id = self.with_slot(name, |slot| match (&slot.phase, slot.job) {
             (_, Some(Job::Remove { .. })) => {
                 Err(Error::conflict(format!("disk {name} is being removed"), ""))
@@ -444,6 +458,7 @@ impl Control for Arc<Daemon> {
     fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo> {
         let _ops = lock(&self.ops);
         self.not_stopping()?;
+        self.not_attaching(name)?;
         let (id, attached) = self.with_slot(name, |slot| {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.dirty_blocks + status.zero_blocks;

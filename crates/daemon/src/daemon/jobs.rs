@@ -4,30 +4,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hearth_engine::ControlError;
 use hearth_io::BLOCK;
 
-use super::{Daemon, Job, Phase, Slot, StopReason, lock};
+use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::DrainProgress;
 use crate::error::{Error, Result};
+use crate::origin;
 
 /// Time between two rounds while something is going on.
 const ROUND_BUSY: Duration = Duration::from_millis(20);
 /// Time between two rounds otherwise.
 const ROUND_IDLE: Duration = Duration::from_millis(500);
-/// Rounds between two looks for missing origins.
-const RETRY_ROUNDS: u64 = 4;
+/// Notices kept of a disk; the oldest goes first.
+const NOTICES_MAX: usize = 10;
 
 impl Daemon {
     /// Does what is due until the daemon is told to stop; returns why it was.
     pub fn housekeeping(self: &Arc<Daemon>) -> StopReason {
-        let mut retry = 0u64;
+        // A thread of its own: looking for a file may hang with the mount it is on.
+        let daemon = self.clone();
+        let watch = move || daemon.watch_origins();
+        if let Err(e) = std::thread::Builder::new()
+            .name("hearth-origins".to_owned())
+            .spawn(watch)
+        {
+            tracing::error!("cannot start a thread: {e}; missing origins are not looked for");
+        }
         loop {
             let busy = self.jobs_round();
-            if retry.is_multiple_of(RETRY_ROUNDS) && !busy {
-                self.retry_waiting();
-            }
-            retry += 1;
             self.sample();
             self.beats.fetch_add(1, Ordering::Relaxed);
             if let Some(reason) = self.wait_for_stop(if busy { ROUND_BUSY } else { ROUND_IDLE }) {
@@ -72,7 +78,6 @@ impl Daemon {
             .collect();
         for name in &busy {
             if let Err(e) = self.step(name) {
-                tracing::error!(disk = %name, "cannot be completed now: {e}");
                 self.fail_job(name, e);
             }
         }
@@ -84,7 +89,14 @@ impl Daemon {
         let Some(slot) = disks.get_mut(name) else {
             return;
         };
-        slot.notices.push(error.to_string());
+        let notice = error.to_string();
+        if slot.notices.last() != Some(&notice) {
+            tracing::error!(disk = %name, "cannot be completed now: {notice}");
+            slot.notices.push(notice);
+        }
+        if slot.notices.len() > NOTICES_MAX {
+            slot.notices.remove(0);
+        }
         self.call_off(name, slot);
     }
 
@@ -172,14 +184,20 @@ impl Daemon {
         };
         let (id, device) = (slot.id, device.clone());
         drop(disks);
-        let _ = self.engine.drain(id, false);
-        let since_seq = self.forget(id)?;
+        let since_seq = match self.try_forget(id) {
+            // Something of it is still in flight; the next round tries again.
+            Err(ControlError::Busy) => return Ok(()),
+            other => other.map_err(|e| control_error(&format!("attach {name}"), e))?,
+        };
         let record = lock(&self.pool).change(|registry| {
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.since_seq = since_seq;
+            record.origin_identity = origin::identity(&device);
+            record.clean_detach = false;
             Ok(record.clone())
         })?;
+        let _ = self.engine.drain(id, false);
         let export = self.offer(&record, device);
         if let Some(slot) = lock(&self.disks).get_mut(name) {
             slot.phase = Phase::Attached(export);
@@ -191,28 +209,30 @@ impl Daemon {
 
     /// Nothing of the disk is in flight and nothing that counts is dirty: it goes.
     fn finish_removal(self: &Arc<Daemon>, name: &str, discard: bool) -> Result<()> {
-        let Some(id) = lock(&self.disks).get(name).map(|s| s.id) else {
-            return Ok(());
+        let (id, origin) = match lock(&self.disks).get(name) {
+            Some(slot) => (slot.id, slot.export().map(|e| e.origin().clone())),
+            None => return Ok(()),
         };
         let stats = self.engine.stats(id, hearth_io::now_ns());
-        if let Some(status) = self.engine.status(id) {
-            if status.attached {
-                self.at_rest("detach a disk", || self.engine.detach(id))?;
+        if origin.is_some() {
+            match self.engine.detach(id) {
+                // The next round tries again.
+                Err(ControlError::Busy) => return Ok(()),
+                other => other.map_err(|e| control_error(&format!("remove {name}"), e))?,
             }
-            // A guest's last write may have come between the look and the detach.
-            let status = self.engine.status(id).unwrap_or_default();
-            if status.dirty_blocks + status.zero_blocks > 0 && !discard {
-                return Err(Error::conflict(
-                    "new writes arrived at the last moment",
-                    "remove the disk again",
-                ));
-            }
-            self.forget(id)?;
         }
-        lock(&self.pool).change(|registry| {
-            registry.disks.retain(|r| r.id != id);
-            Ok(())
-        })?;
+        let gone = self.erase(name, id, discard);
+        if let (Err(e), Some(origin)) = (&gone, origin) {
+            // It stays, so it has to be served again.
+            tracing::error!(disk = %name, "cannot be removed: {e}");
+            let record = lock(&self.pool).record(id).cloned();
+            if let Some(record) = record {
+                self.engine
+                    .attach(super::attach::config(&record, &origin))
+                    .map_err(|e| control_error(&format!("attach {name}"), e))?;
+            }
+        }
+        gone?;
         self.exports.remove(name);
         if let Some(stats) = stats {
             lock(&self.windows)
@@ -220,12 +240,31 @@ impl Daemon {
                 .add(&Counters::from(&stats.counters));
         }
         lock(&self.disks).remove(name);
-        // The engine may keep an empty entry if it is told too early; it costs nothing.
-        if let Err(e) = self.engine.remove(id) {
+        // Its records in the log are void already; this frees their room at once. If that cannot
+        // be now, eviction does it in its time.
+        if self.try_forget(id).is_ok()
+            && let Err(e) = self.engine.remove(id)
+        {
             tracing::debug!(disk = %name, "the engine keeps an empty entry: {e}");
         }
         self.release(id);
         tracing::info!(disk = %name, "removed");
         Ok(())
+    }
+
+    /// Takes a detached disk out of the registry.
+    fn erase(&self, name: &str, id: u16, discard: bool) -> Result<()> {
+        // A guest's last write may have come between the last look and the detaching.
+        let status = self.engine.status(id).unwrap_or_default();
+        if status.dirty_blocks + status.zero_blocks > 0 && !discard {
+            return Err(Error::conflict(
+                format!("new writes to {name} arrived at the last moment"),
+                "remove it again",
+            ));
+        }
+        lock(&self.pool).change(|registry| {
+            registry.disks.retain(|r| r.id != id);
+            Ok(())
+        })
     }
 }

@@ -11,7 +11,7 @@ mod jobs;
 mod report;
 mod stop;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -143,8 +143,10 @@ pub struct Daemon {
     ops: Mutex<()>,
     started: Instant,
     recovery: Recovery,
-    /// The flash was marked as failed by an earlier run: what is on it may be old.
-    was_failed: bool,
+    /// Disks whose cache was dropped, with what their records must say before they are used.
+    voided: Mutex<BTreeMap<DiskId, u64>>,
+    /// Disks whose origin is being opened right now, however long that takes.
+    attaching: Mutex<BTreeSet<DiskId>>,
     stopping: AtomicBool,
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
@@ -162,6 +164,8 @@ impl Daemon {
         let mut pool = Pool::open(&options.flash)?;
         crate::pool::check_memory(&pool, options.memory)?;
         pool.note_host(&host_name())?;
+        // Before the mark of failure is overwritten by opening the pool.
+        pool.distrust_if_failed()?;
         let known: Vec<KnownDisk> = pool
             .registry()
             .disks
@@ -214,7 +218,8 @@ impl Daemon {
             ops: Mutex::default(),
             started: begin,
             recovery,
-            was_failed: report.was_failed,
+            voided: Mutex::default(),
+            attaching: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
@@ -274,18 +279,24 @@ impl Daemon {
 
     /// Drops everything cached of a disk; the number to be stored in its record.
     fn forget(&self, id: DiskId) -> Result<u64> {
-        self.at_rest("drop a disk's cache", || {
-            let (answer, result) = std::sync::mpsc::sync_channel(1);
-            let engine = self.engine.clone();
-            let job = move |_now: u64, fx: &mut Effects| {
-                // The receiver waits for exactly this; it cannot be gone.
-                let _ = answer.send(engine.forget(id, fx));
-            };
-            match self.reactors.run(job) {
-                Ok(()) => result.recv().unwrap_or(Err(ControlError::Busy)),
-                Err(_) => Err(ControlError::Busy),
-            }
-        })
+        self.at_rest("drop a disk's cache", || self.try_forget(id))
+    }
+
+    /// The same, unless I/O of the disk is in flight.
+    ///
+    /// The number is remembered until it is in the registry: should storing it fail, the next
+    /// attempt to attach the disk must not trust what is in the log.
+    fn try_forget(&self, id: DiskId) -> std::result::Result<u64, ControlError> {
+        let (answer, result) = std::sync::mpsc::sync_channel(1);
+        let engine = self.engine.clone();
+        let job = move |_now: u64, fx: &mut Effects| {
+            // The receiver waits for exactly this; it cannot be gone.
+            let _ = answer.send(engine.forget(id, fx));
+        };
+        self.reactors.run(job).map_err(|_| ControlError::Busy)?;
+        let since_seq = result.recv().unwrap_or(Err(ControlError::Busy))?;
+        lock(&self.voided).insert(id, since_seq);
+        Ok(since_seq)
     }
 
     /// Counts housekeeping rounds: a watchdog sees from it that the daemon is alive.
