@@ -84,6 +84,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     );
     notices(&info);
     let socket = hearth_daemon::rundir::nbd_socket(&global.dir());
+    let socket = std::path::absolute(&socket).unwrap_or(socket);
     println!(
         "attach it with nbd+unix:///{}?socket={}",
         plain(&info.name),

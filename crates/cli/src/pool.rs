@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hearth_daemon::api::types::{Done, PoolInfo};
 use hearth_daemon::client::Client;
+use hearth_daemon::error::Error;
 use hearth_daemon::pool::{self, CreateOptions, Pool, only_flash};
 use hearth_daemon::size::human;
 
@@ -169,6 +170,7 @@ fn export(global: &Global, at: &PoolAt) -> Outcome {
         return exported(global);
     }
     let client = Client::new(&global.dir());
+    let served: PoolInfo = client.get("/v1/pool")?;
     // The bulk is written while the disks go on, with progress, and can be called off.
     disk::flush_all(global, &client)?;
     let interrupt = Interrupt::watch();
@@ -180,7 +182,16 @@ fn export(global: &Global, at: &PoolAt) -> Outcome {
             ));
         }
     }
-    // The daemon says in its log why an export failed; the pool tells whether it did.
+    // A stop that could not be clean leaves no checkpoint.
+    for flash in &served.flash {
+        if Pool::look(flash.as_ref())?.info().state != "clean" {
+            return Err(Error::unavailable(
+                format!("the daemon stopped, but the pool on {flash} was not left cleanly"),
+                "see its log, and export again with --flash",
+            )
+            .into());
+        }
+    }
     exported(global)
 }
 

@@ -142,8 +142,8 @@ impl Request {
             Some(window),
             now_ns,
         );
-        if offset % BLOCK == 0
-            && len % BLOCK == 0
+        if offset.is_multiple_of(BLOCK)
+            && len.is_multiple_of(BLOCK)
             && let Some(window) = &req.buf
         {
             req.crcs = window.bytes().chunks(BLOCK as usize).map(crc32c).collect();

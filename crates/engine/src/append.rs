@@ -427,7 +427,9 @@ impl Core {
             d.zero.insert_range(block, end);
             for w in &d.destage.written {
                 if let Written::Zero { block: b, count } = *w {
-                    d.destage.zero_void.insert_range(block.max(b), end.min(b + count));
+                    d.destage
+                        .zero_void
+                        .insert_range(block.max(b), end.min(b + count));
                 }
             }
         }
@@ -502,11 +504,17 @@ impl Core {
         for seg in self.log.freeing.clone() {
             match self.log.segments[seg as usize].state {
                 SegState::Freeing { ord, claimed: true } if ord <= durable => self.release(seg, fx),
-                SegState::Freeing { ord, claimed: false } if ord <= durable => {
+                SegState::Freeing {
+                    ord,
+                    claimed: false,
+                } if ord <= durable => {
                     // Recovery believes the new tail only if a batch on flash claims that the
                     // one naming it is durable: such a batch must be durable too.
                     let claim = *claim.get_or_insert_with(|| self.note_tail());
-                    self.log.segments[seg as usize].state = SegState::Freeing { ord: claim, claimed: true };
+                    self.log.segments[seg as usize].state = SegState::Freeing {
+                        ord: claim,
+                        claimed: true,
+                    };
                     self.log.urgent = true;
                 }
                 _ => {}

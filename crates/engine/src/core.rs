@@ -203,7 +203,10 @@ pub(crate) struct Core {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FlashWaiter {
     Request(usize),
-    Intent { disk: DiskId, region: u32 },
+    Intent {
+        disk: DiskId,
+        region: u32,
+    },
     /// A destage job.
     Destage(usize),
     Nobody,

@@ -352,7 +352,11 @@ impl Core {
             self.destage_failed(id, now, fx);
             return;
         }
-        let kind = if zero { OpKind::WriteZeroes { punch: true } } else { OpKind::Write };
+        let kind = if zero {
+            OpKind::WriteZeroes { punch: true }
+        } else {
+            OpKind::Write
+        };
         self.io(
             fx,
             OpCtx::DestageWrite { job: id },
@@ -394,7 +398,12 @@ impl Core {
                 .map(|(s, _, _)| *s)
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
                 // As in `destage_obstacle`.
-                .chain(d.locks.iter().filter(|_| self.flash_failed).map(|l| l.start))
+                .chain(
+                    d.locks
+                        .iter()
+                        .filter(|_| self.flash_failed)
+                        .map(|l| l.start),
+                )
                 .filter(|s| *s > block)
                 .min()
                 .unwrap_or(u64::MAX);
@@ -544,8 +553,11 @@ impl Core {
                 Written::Zero { block, count } => {
                     let Some(d) = self.disk(disk) else { continue };
                     let void = &d.destage.zero_void;
-                    let still: Vec<u64> =
-                        d.zero.range(block, block + count).filter(|b| !void.contains(*b)).collect();
+                    let still: Vec<u64> = d
+                        .zero
+                        .range(block, block + count)
+                        .filter(|b| !void.contains(*b))
+                        .collect();
                     for b in still {
                         if !self.superseding(disk, b, b + 1) {
                             push_run(&mut runs, Kind::ZeroDoneRun, b, 1);
@@ -574,7 +586,11 @@ impl Core {
     /// Once no run of zeros waits for the flush, none can be misunderstood.
     fn forget_void(&mut self, disk: DiskId) {
         if let Some(d) = self.disk_mut(disk)
-            && !d.destage.written.iter().any(|w| matches!(w, Written::Zero { .. }))
+            && !d
+                .destage
+                .written
+                .iter()
+                .any(|w| matches!(w, Written::Zero { .. }))
         {
             d.destage.zero_void.clear();
         }

@@ -133,7 +133,7 @@ impl Engine {
     }
 
     fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
-        let layout: Layout = sb.layout.clone();
+        let layout: Layout = sb.layout;
         let slots = layout.slots();
         let segment = Segment {
             state: SegState::Free,
@@ -496,9 +496,9 @@ impl Engine {
     pub fn status(&self, id: DiskId) -> Option<DiskStatus> {
         let core = self.core();
         let d = core.disk(id)?;
-        let unfinished =
-            !d.destage.busy.is_empty() || !d.destage.written.is_empty()
-                || (!d.intents.is_empty() && !core.flash_failed);
+        let unfinished = !d.destage.busy.is_empty()
+            || !d.destage.written.is_empty()
+            || (!d.intents.is_empty() && !core.flash_failed);
         Some(DiskStatus {
             attached: d.attached,
             cached_blocks: d.cached,
@@ -696,10 +696,27 @@ impl Engine {
         let core = self.core();
         let mut states = BTreeMap::new();
         for s in &core.log.segments {
-            *states.entry(format!("{:?}", s.state).split(' ').next().unwrap_or("").to_owned()).or_insert(0u32) += 1;
+            *states
+                .entry(
+                    format!("{:?}", s.state)
+                        .split(' ')
+                        .next()
+                        .unwrap_or("")
+                        .to_owned(),
+                )
+                .or_insert(0u32) += 1;
         }
-        let phases: Vec<String> = core.reqs.iter().take(8).map(|(id, r)| format!("{id}:{:?}/{}", r.phase, r.pending)).collect();
-        let front = core.log.order.front().map(|s| core.log.segments[*s as usize]);
+        let phases: Vec<String> = core
+            .reqs
+            .iter()
+            .take(8)
+            .map(|(id, r)| format!("{id}:{:?}/{}", r.phase, r.pending))
+            .collect();
+        let front = core
+            .log
+            .order
+            .front()
+            .map(|s| core.log.segments[*s as usize]);
         format!(
             "requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {}; \
              segments {states:?}; oldest {front:?}; evict {:?}; jobs {}; dirty {}; ord next {} applied {} durable {}; \
@@ -724,7 +741,15 @@ impl Engine {
                 .flatten()
                 .map(|d| {
                     let g = &d.destage;
-                    (d.cfg.id, g.busy.len(), g.written.len(), g.covered, g.not_before_ns, d.tickets.len(), d.locks.len())
+                    (
+                        d.cfg.id,
+                        g.busy.len(),
+                        g.written.len(),
+                        g.covered,
+                        g.not_before_ns,
+                        d.tickets.len(),
+                        d.locks.len(),
+                    )
                 })
                 .collect::<Vec<_>>(),
         )

@@ -122,7 +122,10 @@ impl Core {
         let ord = self
             .log
             .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing);
-        self.log.segments[seg as usize].state = SegState::Freeing { ord, claimed: false };
+        self.log.segments[seg as usize].state = SegState::Freeing {
+            ord,
+            claimed: false,
+        };
         self.log.freeing.push(seg);
         self.log.urgent = true;
         if self.opts.faults.has(Fault::ReuseEarly) {
@@ -134,7 +137,8 @@ impl Core {
     /// Appends a record that only carries a batch header with tail and durable numbers.
     pub fn note_tail(&mut self) -> u64 {
         self.log.urgent = true;
-        self.log.record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing)
+        self.log
+            .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing)
     }
 
     fn scan(&mut self, seg: u32, now: u64, fx: &mut Effects) {

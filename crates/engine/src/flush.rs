@@ -343,7 +343,11 @@ impl Core {
         for disk in self.disk_ids() {
             let Some(d) = self.disk(disk) else { continue };
             let target = d.sync.completed;
-            if (d.drain || self.quiescing) && d.attached && target > d.sync.durable && d.sync.inflight.is_none() {
+            if (d.drain || self.quiescing)
+                && d.attached
+                && target > d.sync.durable
+                && d.sync.inflight.is_none()
+            {
                 self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
             }
         }

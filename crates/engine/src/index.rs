@@ -159,8 +159,8 @@ impl Index {
     fn matches(bucket: &[u32; WORDS], tag: u8) -> u32 {
         let want = u32::from(tag) * 0x0101_0101;
         let mut mask = 0u32;
-        for word in 0..3 {
-            let x = bucket[word] ^ want;
+        for (word, tags) in bucket.iter().take(3).enumerate() {
+            let x = tags ^ want;
             // Exact zero-byte test (no borrow between bytes).
             let zero = !(((x & 0x7F7F_7F7F) + 0x7F7F_7F7F) | x | 0x7F7F_7F7F);
             let bits = (zero >> 7) & 1 | (zero >> 14) & 2 | (zero >> 21) & 4 | (zero >> 28) & 8;

@@ -69,7 +69,11 @@ impl Core {
         let long = self
             .disk(self.reqs[id].r.disk)
             .is_some_and(|d| d.cfg.seq_cutoff > 0 && stream > d.cfg.seq_cutoff);
-        let fill = if long { Fill::Sequential } else { Fill::Allowed };
+        let fill = if long {
+            Fill::Sequential
+        } else {
+            Fill::Allowed
+        };
         // Guards against completing while pieces are still being issued.
         self.reqs[id].pending = 1;
         self.read_range(
@@ -229,7 +233,7 @@ impl Core {
             return false;
         }
         self.probe = self.probe.wrapping_add(1);
-        if self.probe % 16 == 0 {
+        if self.probe.is_multiple_of(16) {
             return false;
         }
         if let Some(d) = self.disk_mut(disk) {
@@ -275,7 +279,8 @@ impl Core {
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
         let Some(d) = self.disk_mut(disk) else { return };
         if fill != Fill::Allowed && owner != INTERNAL {
-            d.counters.bypassed_sequential += u64::from(fill == Fill::Sequential && mode != Mode::Off);
+            d.counters.bypassed_sequential +=
+                u64::from(fill == Fill::Sequential && mode != Mode::Off);
         } else if !admit && owner != INTERNAL {
             d.counters.fills_rejected += count;
         }
@@ -412,7 +417,8 @@ impl Core {
             // Without the record, a crash could bring the copy back after the origin changed;
             // but a newer record in the queue replaces it anyway, and must not be voided.
             if !self.superseding(disk, block, block + 1) {
-                self.log.record(Kind::DropRun, disk, block, 1, Then::Nothing);
+                self.log
+                    .record(Kind::DropRun, disk, block, 1, Then::Nothing);
             }
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.bad_clean_blocks += 1;

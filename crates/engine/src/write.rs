@@ -385,7 +385,8 @@ impl Core {
         let r = &self.reqs[id].r;
         let (offset, len) = (r.offset, r.len);
         let Some(d) = self.disk(disk) else { return };
-        let partial = offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
+        let partial =
+            offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
         if self.flash_failed && partial && !self.reqs[id].merged {
             // The rest of the block may be newer on flash than on the origin, and what is on
             // flash is forgotten once the origin has been written.
@@ -560,9 +561,8 @@ impl Core {
         }
         // Copies dropped by eviction are still on flash until their segment is overwritten.
         let evicting = self.evict.current.is_some() || !self.log.freeing.is_empty();
-        let had = self.forget_range(disk, start, end, now)
-            || self.reqs[id].fills_appended
-            || evicting;
+        let had =
+            self.forget_range(disk, start, end, now) || self.reqs[id].fills_appended || evicting;
         if let Some(d) = self.disk_mut(disk)
             && !d.zero.is_empty()
         {

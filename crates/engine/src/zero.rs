@@ -21,7 +21,11 @@ impl Core {
         let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
         let Some(d) = self.disk(disk) else { return };
         let size = d.cfg.size;
-        let unit = if self.reqs[id].through { u64::from(d.cfg.origin_align).clamp(1, 4096) } else { 4096 };
+        let unit = if self.reqs[id].through {
+            u64::from(d.cfg.origin_align).clamp(1, 4096)
+        } else {
+            4096
+        };
         let partial = offset % unit != 0 || (end % unit != 0 && end != size);
         if partial && matches!(self.reqs[id].r.op, ReqOp::WriteZeroes { .. }) {
             self.merge_edges(id, now, fx);

@@ -133,7 +133,9 @@ impl BlockFile {
         let start = Instant::now();
         loop {
             match BlockFile::open_now(path.as_ref(), mode) {
-                Err(OpenError::InUse(_)) if start.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_POLL),
+                Err(OpenError::InUse(_)) if start.elapsed() < LOCK_WAIT => {
+                    std::thread::sleep(LOCK_POLL)
+                }
                 other => return other,
             }
         }

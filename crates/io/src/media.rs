@@ -43,11 +43,15 @@ pub fn read_parallel(
         let workers: Vec<_> = reads
             .chunks_mut(share)
             .map(|part| {
-                scope.spawn(move || part.iter_mut().try_for_each(|(offset, data)| read(*offset, data)))
+                scope.spawn(move || {
+                    part.iter_mut()
+                        .try_for_each(|(offset, data)| read(*offset, data))
+                })
             })
             .collect();
-        workers
-            .into_iter()
-            .try_for_each(|w| w.join().unwrap_or_else(|_| Err(io::Error::other("a reader thread died"))))
+        workers.into_iter().try_for_each(|w| {
+            w.join()
+                .unwrap_or_else(|_| Err(io::Error::other("a reader thread died")))
+        })
     })
 }

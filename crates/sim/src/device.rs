@@ -770,6 +770,7 @@ mod tests {
         assert!(run(&mut d, op(OpKind::Read, 0, 4096, 1)).result.is_err());
         assert!(run(&mut d, op(OpKind::Read, 0, 4096, 1)).result.is_ok());
         d.faults = Faults {
+        #[allow(clippy::single_range_in_vec_init)] // one range is what is meant
             bad_ranges: vec![4096..8192],
             ..Faults::default()
         };

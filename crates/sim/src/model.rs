@@ -439,7 +439,7 @@ impl Model {
                 // `a` shows at `s`, so if `b` covers `s`, `a` is newer; and the other way round.
                 let a_newer = wb.covers(*s);
                 let b_newer = wa.covers(*t);
-                if (a_newer && b_newer) || (a_newer && wa.completed < wb.invoked) {
+                if a_newer && (b_newer || wa.completed < wb.invoked) {
                     return Err(format!(
                         "disk #{uid} block {}: not whole: sector {s} holds {}, sector {t} holds {}",
                         s / PER_BLOCK,

@@ -82,7 +82,7 @@ fn attempt(
 
 /// Runs one seed; a failing one is run again to record its trace.
 pub fn run_seed(seed: u64, profile: &str, maker: &dyn Maker) -> Result<Report, Failure> {
-    attempt(seed, profile, maker, false, false).or_else(|(first, _)| {
+    attempt(seed, profile, maker, false, false).map_err(|(first, _)| {
         let (what, trace) = match attempt(seed, profile, maker, true, false) {
             Err(again) => again,
             Ok(_) => (
@@ -90,12 +90,12 @@ pub fn run_seed(seed: u64, profile: &str, maker: &dyn Maker) -> Result<Report, F
                 Vec::new(),
             ),
         };
-        Err(Failure {
+        Failure {
             seed,
             profile: profile.to_string(),
             what,
             trace,
-        })
+        }
     })
 }
 
