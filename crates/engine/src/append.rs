@@ -339,12 +339,17 @@ impl Core {
     /// writes past the cache do not know that they must void it: so that is done now, but for
     /// the blocks about which something newer is in the log.
     fn void_fill(&mut self, disk: DiskId, block: u64, count: u64) {
-        for b in block..block + count {
-            let newer = self.index.get(Key::new(disk, b)).is_some()
+        let mut run = block;
+        for b in block..=block + count {
+            let newer = b == block + count
+                || self.index.get(Key::new(disk, b)).is_some()
                 || self.disk(disk).is_none_or(|d| d.zero.contains(b))
                 || self.superseding(disk, b, b + 1);
-            if !newer {
-                self.log.record(Kind::DropRun, disk, b, 1, Then::Nothing);
+            if newer {
+                if b > run {
+                    self.log.record(Kind::DropRun, disk, run, b - run, Then::Nothing);
+                }
+                run = b + 1;
             }
         }
     }
