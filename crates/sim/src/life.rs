@@ -255,7 +255,7 @@ impl World<'_> {
     fn grow(&mut self, index: usize) -> Outcome {
         let config = &self.disks[index].config;
         // Within an odd sector growing is a file system's business, not tested here.
-        if config.size % 512 != 0 {
+        if !config.size.is_multiple_of(512) {
             return Ok(());
         }
         let (id, size) = (config.id, config.size + self.rng.between(1, 64) * 512);
