@@ -463,22 +463,23 @@ impl Model {
             return;
         }
         let list = self.list(uid, sector);
-        let by = if id != NOBODY {
-            id
-        } else {
-            // Several writes of zeros: blame one that is not durable, which excludes least.
-            let mut same = list
-                .iter()
-                .filter(|e| self.value(uid, e.id, sector) == got && self.current(&list, e, mark));
-            let first = same.clone().next().map_or(NOBODY, |e| e.id);
-            same.find(|e| !self.writes[e.id as usize].durable)
-                .map_or(first, |e| e.id)
-        };
+        // Several writes of zeros may explain zeros. What is older than all of them is dead to
+        // later reads, but none of them can be said to have replaced it for good.
+        let explains =
+            |e: &&Entry| self.value(uid, e.id, sector) == got && self.current(&list, e, mark);
+        let under_way = |e: &Entry| self.writes[e.id as usize].state == State::InFlight;
+        if id == NOBODY && list.iter().filter(explains).any(under_way) {
+            return;
+        }
+        let by = id;
         let mut list = list;
         for i in 0..list.len() {
             let entry = list[i];
             let same = self.value(uid, entry.id, sector) == got;
-            if !same && entry.dead_by == NOBODY && self.writes[entry.id as usize].completed < mark {
+            if !same
+                && entry.dead_since == u64::MAX
+                && self.writes[entry.id as usize].completed < mark
+            {
                 list[i].dead_by = by;
                 list[i].dead_since = self.now;
             }
