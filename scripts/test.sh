@@ -32,7 +32,7 @@ step "Simulation"
 "$(target_dir)/release/hearth-sim" --seeds "${SEEDS:-10000}"
 
 step "Mutation check"
-"$(target_dir)/release/hearth-sim" --mutations
+cargo test --locked --release -p hearth-sim --features mutations --test mutations
 
 step "End to end with real clients"
 CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-threads=1
