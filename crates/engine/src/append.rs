@@ -337,17 +337,20 @@ impl Core {
 
     /// A cancelled fill is on flash but not in the index. A crash would bring it back, and later
     /// writes past the cache do not know that they must void it: so that is done now, but for
-    /// the blocks about which something newer is in the log.
+    /// the blocks about which something newer is in the log. A clean copy in the index is no
+    /// such thing: it may be of another, earlier fill.
     fn void_fill(&mut self, disk: DiskId, block: u64, count: u64) {
         let mut run = block;
         for b in block..=block + count {
             let newer = b == block + count
-                || self.index.get(Key::new(disk, b)).is_some()
-                || self.disk(disk).is_none_or(|d| d.zero.contains(b))
+                || self
+                    .disk(disk)
+                    .is_none_or(|d| d.zero.contains(b) || d.dirty.contains(b))
                 || self.superseding(disk, b, b + 1);
             if newer {
                 if b > run {
-                    self.log.record(Kind::DropRun, disk, run, b - run, Then::Nothing);
+                    self.log
+                        .record(Kind::DropRun, disk, run, b - run, Then::Nothing);
                 }
                 run = b + 1;
             }
