@@ -52,6 +52,10 @@ pub(crate) struct OriginSync {
     pub durable: u64,
     /// `completed` when a client last wrote past the cache: what its flush must cover.
     pub guest: u64,
+    /// `completed` when the origin was last written without an intent (the cache was off, or an
+    /// earlier run of the daemon did): until that is durable, nothing read from the origin may
+    /// be cached, or a power cut could take it from the origin and leave it on flash.
+    pub unguarded: u64,
     /// A flush is in flight and will cover this many.
     pub inflight: Option<u64>,
     /// Who waits for which count.

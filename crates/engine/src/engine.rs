@@ -324,6 +324,7 @@ impl Engine {
             // flush must reach it, whether or not anything is written before.
             d.sync.completed += 1;
             d.sync.guest = d.sync.completed;
+            d.sync.unguarded = d.sync.completed;
         }
         Ok(())
     }

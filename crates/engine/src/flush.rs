@@ -369,11 +369,14 @@ impl Core {
             let idle = |i: &Intent| {
                 i.active && i.inflight == 0 && now.saturating_sub(i.used_ns) >= idle_ns
             };
+            let unguarded = d.sync.unguarded;
+            let waits = d.attached && d.cfg.mode != Mode::Off && d.sync.durable < unguarded;
             let Some(target) = d
                 .intents
                 .values()
                 .filter(|i| idle(i))
                 .map(|i| i.written)
+                .chain(waits.then_some(unguarded))
                 .max()
             else {
                 continue;

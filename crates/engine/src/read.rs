@@ -330,6 +330,9 @@ impl Core {
         let Some(d) = self.disk(disk) else {
             return false;
         };
+        if d.sync.durable < d.sync.unguarded {
+            return false;
+        }
         let (max, cached, unit) = (
             d.cfg.max_bytes / 4096,
             d.cached,

@@ -545,9 +545,13 @@ impl Core {
         if self.reqs[id].pending > 0 {
             return;
         }
+        let unguarded = self.reqs[id].regions.is_none();
         let Some(d) = self.disk_mut(disk) else { return };
         d.sync.completed += 1;
         d.sync.guest = d.sync.completed;
+        if unguarded {
+            d.sync.unguarded = d.sync.completed;
+        }
         let written = d.sync.completed;
         let mode = d.cfg.mode;
         if let Some((from, to)) = self.reqs[id].regions
