@@ -177,6 +177,8 @@ pub(crate) struct Core {
     pub next_ticket: u64,
     /// Write-back requests waiting for room.
     pub stalled: VecDeque<usize>,
+    /// Requests past the cache waiting for room for their records.
+    pub stalled_through: VecDeque<usize>,
     pub flash_flush_inflight: bool,
     /// Who waits for the flash to be durable up to an ord.
     pub flash_waiters: Vec<(u64, FlashWaiter)>,
@@ -551,6 +553,7 @@ impl Core {
         let busy = self.quiescing
             || !self.log.quiet()
             || !self.stalled.is_empty()
+            || !self.stalled_through.is_empty()
             || self.jobs_active()
             || self
                 .disks

@@ -32,7 +32,7 @@ const HASTE_PERCENT: u32 = 5;
 /// Longest run: 1 MiB.
 const RUN_MAX: u64 = 256;
 /// Runs written before the origin is flushed.
-const WRITTEN_MAX: usize = 4096;
+const WRITTEN_MAX: usize = 1024;
 /// Longest punch told to the origin at once: 1 GiB.
 const ZERO_RUN_MAX: u64 = 1 << 18;
 /// First wait after the origin failed a write; doubles up to 32 times this.

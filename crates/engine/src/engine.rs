@@ -161,6 +161,7 @@ impl Engine {
             ops: Slab::new(),
             next_ticket: 0,
             stalled: VecDeque::new(),
+            stalled_through: VecDeque::new(),
             flash_flush_inflight: false,
             flash_waiters: Vec::new(),
             evict: Evict::default(),
@@ -726,7 +727,7 @@ impl Engine {
             .front()
             .map(|s| core.log.segments[*s as usize]);
         format!(
-            "requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {}; \
+            "requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {} and {}; \
              segments {states:?}; oldest {front:?}; evict {:?}; jobs {}; dirty {}; ord next {} applied {} durable {}; \
              flush in flight {}; waiters {}; disks {:?}",
             core.reqs.len(),
@@ -736,6 +737,7 @@ impl Engine {
             core.log.batches.len(),
             core.log.sealing.len(),
             core.stalled.len(),
+            core.stalled_through.len(),
             core.evict,
             core.jobs.len(),
             core.dirty_total,

@@ -11,7 +11,7 @@ use crate::api::{DiskId, Effects};
 use crate::core::{Core, OpCtx, Phase};
 use crate::faults::Fault;
 use crate::index::SlotNo;
-use crate::log::{Apply, Item, RESERVE_SEGMENTS, SegState, Then};
+use crate::log::{Apply, Item, SegState, Then};
 use hearth_format::Kind;
 use hearth_io::{Buf, Class, IoDone, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
@@ -46,7 +46,7 @@ pub(crate) struct Evict {
 impl Core {
     /// Free segments to keep ready.
     fn free_target(&self) -> usize {
-        RESERVE_SEGMENTS + (self.log.segments.len() / 32).clamp(2, 16)
+        self.log.reserve() + (self.log.segments.len() / 32).clamp(2, 16)
     }
 
     /// Has a write for any of these blocks put a newer record into the append queue? Then

@@ -102,6 +102,7 @@ impl Core {
             }
         }
         requests.extend(self.stalled.drain(..));
+        requests.extend(self.stalled_through.drain(..));
         requests.sort_unstable();
         requests.dedup();
         self.fail_flash_waiters(now, fx);

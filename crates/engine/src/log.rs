@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 
 /// Batches in flight at once. Two keep the device busy while the next one gathers; more would
 /// only make batches smaller.
-pub(crate) const BATCHES_IN_FLIGHT: usize = 4;
+pub(crate) const BATCHES_IN_FLIGHT: usize = 2;
 /// While another batch is in flight, wait for this many blocks before sending one.
-pub(crate) const BATCH_MIN_BLOCKS: u32 = 12;
+pub(crate) const BATCH_MIN_BLOCKS: u32 = 16;
 /// What nobody waits for (fills, notes) is sent when this many blocks have gathered ...
 pub(crate) const LAZY_BATCH_BLOCKS: u32 = 96;
 /// ... or when the first of it has waited this long. Sent one by one, fills would double the
@@ -25,6 +25,8 @@ pub(crate) const LAZY_NS: u64 = 10_000_000;
 /// Segments only internal records, reinsertions and the head may use, so that eviction, which
 /// must append before it can free, always has room.
 pub(crate) const RESERVE_SEGMENTS: usize = 2;
+/// The same in a large pool.
+const RESERVE_SEGMENTS_MAX: usize = 8;
 
 /// How an item changes the index, block by block, once it is on flash.
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +219,8 @@ pub(crate) struct Log {
     pub queue: VecDeque<Item>,
     /// Data blocks in the queue.
     pub queued_blocks: u32,
+    /// Items without data in the queue.
+    pub queued_records: u32,
     /// Items in the queue that somebody waits for.
     pub eager: usize,
     /// When the queue was first seen to hold only what nobody waits for.
@@ -246,6 +250,8 @@ impl Log {
         item.ord = self.next_ord;
         if item.kind.is_data() {
             self.queued_blocks += item.count;
+        } else {
+            self.queued_records += 1;
         }
         self.eager += usize::from(!item.lazy());
         self.queue.push_back(item);
@@ -317,6 +323,7 @@ impl Log {
         self.queue.extend(items);
         let data = self.queue.iter().filter(|i| i.kind.is_data());
         self.queued_blocks = data.map(|i| i.count).sum();
+        self.queued_records = self.queue.iter().filter(|i| !i.kind.is_data()).count() as u32;
         self.eager = self.queue.iter().filter(|i| !i.lazy()).count();
     }
 
@@ -324,6 +331,7 @@ impl Log {
     pub fn clear_queue(&mut self) {
         self.queue.clear();
         self.queued_blocks = 0;
+        self.queued_records = 0;
         self.eager = 0;
     }
 
@@ -350,19 +358,28 @@ impl Log {
         }
     }
 
-    /// Blocks client data may still take, keeping the reserve.
+    /// Segments kept for eviction and other internal records: more in a larger pool, where more
+    /// of them may be under way at once.
+    pub fn reserve(&self) -> usize {
+        RESERVE_SEGMENTS.max((self.segments.len() / 64).min(RESERVE_SEGMENTS_MAX))
+    }
+
+    /// Blocks (or records: a segment holds about as many of either) clients may still add,
+    /// keeping the reserve.
     pub fn room(&self) -> u32 {
-        if self.free.len() < RESERVE_SEGMENTS {
+        let reserve = self.reserve();
+        if self.free.len() < reserve {
             // The head itself is taken from the reserve.
             return 0;
         }
-        let free =
-            self.free.len().saturating_sub(RESERVE_SEGMENTS) as u32 * (self.data_blocks * 9 / 10);
-        let head = self
-            .head
-            .as_ref()
-            .map_or(0, |h| self.data_blocks.saturating_sub(h.next) * 8 / 10);
-        (free + head).saturating_sub(self.queued_blocks)
+        let whole = self.data_blocks.min(self.summary_capacity as u32) * 9 / 10;
+        let free = (self.free.len() - reserve) as u32 * whole;
+        let head = self.head.as_ref().map_or(0, |h| {
+            let blocks = self.data_blocks.saturating_sub(h.next);
+            let entries = self.summary_capacity.saturating_sub(h.entries.len()) as u32;
+            blocks.min(entries) * 8 / 10
+        });
+        (free + head).saturating_sub(self.queued_blocks + self.queued_records)
     }
 
     /// The segment a slot lies in.
@@ -414,6 +431,8 @@ impl Log {
                 slot += fits;
                 room_blocks -= fits;
                 self.queued_blocks -= fits;
+            } else {
+                self.queued_records -= 1;
             }
             items.push(item);
         }

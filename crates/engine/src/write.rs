@@ -315,11 +315,33 @@ impl Core {
 
     /// Room may have come free: go on with writes that waited for it, in order.
     pub fn wake_stalled(&mut self, now: u64, fx: &mut Effects) {
+        self.wake_stalled_through(now, fx);
         while let Some(id) = self.stalled.front().copied() {
             if !self.append_some(id, now, fx) {
                 return;
             }
             self.stalled.pop_front();
+        }
+    }
+
+    /// May a write past the cache add a record to the log? One that cannot leave any may.
+    fn has_record_room(&self, disk: DiskId) -> bool {
+        let nothing_cached = self.disk(disk).is_some_and(|d| {
+            d.cfg.mode == Mode::Off && d.cached == 0 && d.tickets.is_empty() && d.intents.is_empty()
+        });
+        nothing_cached || self.log.room() >= crate::zero::ROOM_MIN
+    }
+
+    /// The same for writes past the cache.
+    fn wake_stalled_through(&mut self, now: u64, fx: &mut Effects) {
+        // Each pass admits one or ends; `go_through` may put one back only for want of room.
+        while let Some(id) = self.stalled_through.front().copied() {
+            let disk = self.reqs[id].r.disk;
+            if !self.flash_failed && !self.has_record_room(disk) {
+                return;
+            }
+            self.stalled_through.pop_front();
+            self.go_through(id, now, fx);
         }
     }
 
@@ -377,9 +399,18 @@ impl Core {
     pub fn go_through(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
-        if !self.clean_or_wait(id, disk, start, end, now, fx)
-            || !self.intent_or_wait(id, disk, start, end, now, fx)
-        {
+        if !self.clean_or_wait(id, disk, start, end, now, fx) {
+            return;
+        }
+        let admitted = self.reqs[id].regions.is_some() || self.flash_failed;
+        if !admitted && !self.has_record_room(disk) {
+            // What it leaves behind is at least a record, and a flood of records would eat the
+            // reserve without which eviction cannot make room.
+            self.reqs[id].phase = Phase::WaitSpace;
+            self.stalled_through.push_back(id);
+            return;
+        }
+        if !self.intent_or_wait(id, disk, start, end, now, fx) {
             return;
         }
         let r = &self.reqs[id].r;

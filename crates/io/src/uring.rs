@@ -35,7 +35,11 @@ const HELPERS: usize = 4;
 /// Block operations prepared before the device is told of them, although this thread has more
 /// to do. A device that gets a connection's whole queue at once also ends it at once, and then
 /// client, server and device take turns instead of working side by side.
-const GATHER_MAX: u32 = 2;
+const GATHER_IDLE: u32 = 2;
+/// The same while the device has plenty to do: telling it costs as much as a small request.
+const GATHER_BUSY: u32 = 8;
+/// Block operations in flight that count as plenty.
+const BUSY: usize = 8;
 /// Times an operation is submitted again after `EAGAIN` or `EINTR` before that is its result.
 const RETRIES_MAX: u8 = 16;
 /// I/O vectors per system call (`UIO_MAXIOV`); longer lists take several.
@@ -63,8 +67,8 @@ enum Work {
     Send {
         token: u64,
         _list: SendList,
-        /// Tried without waiting so far.
-        eager: bool,
+        /// Bytes that went out before.
+        before: usize,
     },
     Accept {
         token: u64,
@@ -76,7 +80,6 @@ struct Slot {
     work: Work,
     iov: Vec<libc::iovec>,
     msg: libc::msghdr,
-    fd: RawFd,
     count: u64,
 }
 
@@ -107,18 +110,13 @@ pub(crate) struct RingDriver {
     delayed: Delayed,
     reaped: Vec<(u64, i32, u32)>,
     now: u64,
-    /// The kernel takes all that is submitted, whatever comes of its parts: what completes on
-    /// submission may then be counted on.
-    takes_all: bool,
     /// Block operations prepared since the kernel was last entered.
     gathered: u32,
-    /// Submissions since the last reaping that complete while they are submitted.
-    immediate: usize,
 }
 
 impl RingDriver {
     pub(crate) fn open(targets: Arc<Targets>) -> io::Result<RingDriver> {
-        let (ring, takes_all) = build()?;
+        let ring = build()?;
         let need = ring.params();
         if !need.is_feature_ext_arg() || !need.is_feature_nodrop() || !need.is_feature_fast_poll() {
             return Err(io::Error::new(
@@ -146,9 +144,7 @@ impl RingDriver {
             delayed: Delayed::default(),
             reaped: Vec::new(),
             now: now_ns(),
-            takes_all,
             gathered: 0,
-            immediate: 0,
         })
     }
 
@@ -160,7 +156,6 @@ impl RingDriver {
                 work: Work::Free,
                 iov: Vec::new(),
                 msg,
-                fd: -1,
                 count: 0,
             }));
             (self.slots.len() - 1) as u32
@@ -287,7 +282,12 @@ impl RingDriver {
         };
         self.push(entry.user_data(u64::from(index)));
         self.gathered += 1;
-        if self.gathered >= GATHER_MAX {
+        let max = if self.in_ring > BUSY {
+            GATHER_BUSY
+        } else {
+            GATHER_IDLE
+        };
+        if self.gathered >= max {
             self.gathered = 0;
             // What it cannot take now is submitted by the next wait.
             let _ = self.ring.submit();
@@ -348,14 +348,10 @@ impl RingDriver {
                 });
                 self.release(index);
             }
-            Work::Send { eager, .. } if *eager && res == -libc::EAGAIN => {
-                *eager = false;
-                self.submit_send(index, false);
-            }
-            Work::Send { token, .. } => {
+            Work::Send { token, before, .. } => {
                 events.push(Event::Sent {
                     token: *token,
-                    result: result(),
+                    result: result().map(|n| *before + n),
                 });
                 self.release(index);
             }
@@ -404,33 +400,6 @@ impl RingDriver {
         );
     }
 
-    /// Sends what a slot holds. `eager`: only what fits into the socket now. Nearly every reply
-    /// fits, and then its completion is there when the submission returns: waiting for one more
-    /// saves an entry into the kernel per round.
-    fn submit_send(&mut self, index: u32, eager: bool) {
-        let wait = if eager {
-            self.immediate += 1;
-            libc::MSG_DONTWAIT
-        } else {
-            libc::MSG_WAITALL
-        };
-        let flags = libc::MSG_NOSIGNAL | wait;
-        let slot = &mut *self.slots[index as usize];
-        let fd = types::Fd(slot.fd);
-        let entry = if let [one] = slot.iov.as_slice() {
-            opcode::Send::new(fd, one.iov_base.cast(), one.iov_len as u32)
-                .flags(flags)
-                .build()
-        } else {
-            slot.msg.msg_iov = slot.iov.as_mut_ptr();
-            slot.msg.msg_iovlen = slot.iov.len() as _;
-            opcode::SendMsg::new(fd, &slot.msg)
-                .flags(flags as u32)
-                .build()
-        };
-        self.push(entry.user_data(u64::from(index)));
-    }
-
     fn arm_wake(&mut self) {
         if !self.wake_armed {
             self.wake_armed = true;
@@ -456,7 +425,7 @@ impl RingDriver {
                 drop(sq);
                 self.ring.submit()
             }
-            None => self.ring.submit_and_wait(1 + self.immediate),
+            None => self.ring.submit_and_wait(1),
             Some(at) => {
                 let ns = at.saturating_sub(now_ns());
                 let ts = types::Timespec::new()
@@ -464,7 +433,7 @@ impl RingDriver {
                     .nsec((ns % 1_000_000_000) as u32);
                 self.ring
                     .submitter()
-                    .submit_with_args(1 + self.immediate, &types::SubmitArgs::new().timespec(&ts))
+                    .submit_with_args(1, &types::SubmitArgs::new().timespec(&ts))
             }
         };
         match entered {
@@ -484,7 +453,6 @@ impl RingDriver {
                 .completion()
                 .map(|c| (c.user_data(), c.result(), c.flags())),
         );
-        self.immediate = 0;
         for (data, res, flags) in reaped.drain(..) {
             if data != IGNORED {
                 self.complete(data as u32, res, flags, events, dones);
@@ -534,9 +502,7 @@ impl RingDriver {
 
 /// The best ring this kernel gives: completions run on our own entries into the kernel, no
 /// interrupts between processors.
-///
-/// True with it: an entry in error does not stop those after it from being submitted.
-fn build() -> io::Result<(IoUring, bool)> {
+fn build() -> io::Result<IoUring> {
     let mut last = None;
     for attempt in 0..3 {
         let mut builder = IoUring::builder();
@@ -555,7 +521,7 @@ fn build() -> io::Result<(IoUring, bool)> {
             _ => &mut builder,
         };
         match builder.build(SQ_ENTRIES) {
-            Ok(ring) => return Ok((ring, attempt < 2)),
+            Ok(ring) => return Ok(ring),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = Some(e),
             Err(e) => return Err(e),
         }
@@ -611,21 +577,42 @@ impl Proactor for RingDriver {
     }
 
     fn send(&mut self, token: u64, fd: RawFd, list: SendList) {
-        let eager = self.takes_all;
-        let index = self.slot(Work::Send {
-            token,
-            _list: SendList::new(),
-            eager,
-        });
+        let total: usize = list.iter().map(BufSlice::len).sum();
+        let index = self.slot(Work::Free);
         let slot = &mut *self.slots[index as usize];
         vectors(&mut slot.iov, &list, 0);
-        slot.fd = fd;
+        slot.msg.msg_iov = slot.iov.as_mut_ptr();
+        slot.msg.msg_iovlen = slot.iov.len() as _;
+        // Nearly every reply fits into the socket at once. Sent through the ring, its completion
+        // would only end the next wait before anything else has happened.
+        // SAFETY: the header and its vectors are in the slot, the memory they name in `list`.
+        let n = unsafe { libc::sendmsg(fd, &slot.msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        let before = match usize::try_from(n) {
+            Ok(n) if n >= total => {
+                self.release(index);
+                self.early.push(Event::Sent {
+                    token,
+                    result: Ok(n),
+                });
+                return;
+            }
+            Ok(n) => n,
+            // Whatever is wrong, the ring finds it again, or waits.
+            Err(_) => 0,
+        };
+        vectors(&mut slot.iov, &list, before as u64);
+        slot.msg.msg_iov = slot.iov.as_mut_ptr();
+        slot.msg.msg_iovlen = slot.iov.len() as _;
         slot.work = Work::Send {
             token,
             _list: list,
-            eager,
+            before,
         };
-        self.submit_send(index, eager);
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let entry = opcode::SendMsg::new(types::Fd(fd), &slot.msg)
+            .flags(flags as u32)
+            .build();
+        self.push(entry.user_data(u64::from(index)));
     }
 
     fn accept(&mut self, token: u64, fd: RawFd) {
@@ -662,6 +649,11 @@ impl Proactor for RingDriver {
         events: &mut Vec<Event>,
         dones: &mut Vec<IoDone>,
     ) -> io::Result<u64> {
+        if !self.early.is_empty() {
+            // What follows from these goes with the next entry into the kernel.
+            events.append(&mut self.early);
+            return Ok(self.now);
+        }
         self.refill();
         self.arm_wake();
         let pending = !self.ready.is_empty() || !self.early.is_empty() || !self.overflow.is_empty();
