@@ -4,7 +4,10 @@
 //! a wrong answer here costs speed, nothing else.
 
 mod ghost;
+pub mod reference;
 mod sequential;
+mod sketch;
 
 pub use ghost::Ghost;
 pub use sequential::Sequential;
+pub use sketch::Sketch;

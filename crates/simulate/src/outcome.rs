@@ -1,0 +1,66 @@
+//! What a run counted.
+
+/// Counts of one policy at one size over one workload. Units are blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Outcome {
+    /// Blocks read.
+    pub reads: u64,
+    /// Blocks written.
+    pub writes: u64,
+    /// Blocks read that were cached when their request came.
+    pub read_hits: u64,
+    /// Blocks written whose old content was cached.
+    pub write_hits: u64,
+    /// Of the read hits, those that only prefetch brought in (their first use).
+    pub prefetch_hits: u64,
+    /// Blocks prefetched.
+    pub prefetched: u64,
+    /// Blocks prefetched and dropped without a use.
+    pub prefetch_wasted: u64,
+    /// Requests to the origin that carried nothing but prefetched blocks.
+    pub prefetch_requests: u64,
+    /// Missed blocks written to flash.
+    pub insertions: u64,
+    /// Cached blocks written to flash again to keep them.
+    pub reinsertions: u64,
+    /// Written blocks put on flash because of the write itself.
+    pub updates: u64,
+}
+
+impl Outcome {
+    /// Read hit ratio; the hit ratio of everything where nothing was read.
+    pub fn score(&self) -> f64 {
+        if self.reads > 0 {
+            ratio(self.read_hits, self.reads)
+        } else {
+            self.hit_ratio()
+        }
+    }
+
+    /// Hits among all blocks read and written.
+    pub fn hit_ratio(&self) -> f64 {
+        ratio(self.read_hits + self.write_hits, self.reads + self.writes)
+    }
+
+    /// Hit ratio as [`score`](Self::score), without the hits that prefetch made.
+    pub fn demand_score(&self) -> f64 {
+        let without = Outcome {
+            read_hits: self.read_hits - self.prefetch_hits.min(self.read_hits),
+            ..*self
+        };
+        without.score()
+    }
+
+    /// Blocks written to flash.
+    pub fn flash_writes(&self) -> u64 {
+        self.insertions + self.reinsertions + self.updates
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
+}
