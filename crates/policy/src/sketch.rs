@@ -80,7 +80,7 @@ impl Sketch {
         for word in &mut self.words {
             *word = *word >> 1 & HALVE;
         }
-        self.added = 0;
+        self.added /= 2;
     }
 
     /// Bytes it takes.

@@ -5,6 +5,7 @@
 
 mod outcome;
 mod run;
+pub mod proto;
 mod workload;
 
 pub use outcome::Outcome;
