@@ -1,18 +1,31 @@
 //! What goes on to flash and what leaves it: pure decisions, no I/O, no clock.
 //!
 //! The same types run inside the engine and over traces. Policy never decides correctness:
-//! a wrong answer here costs speed, nothing else.
+//! a wrong answer here costs speed, nothing else. [`Policy`] is what the engine calls; why it
+//! decides as it does, and what that measured, is in `docs/decisions/0001-policy.md`.
+//! [`reference`] holds the policies of others to compare with.
 
+pub mod advise;
+mod budget;
 mod ghost;
+pub mod histogram;
+mod mini;
+pub mod mrc;
+mod policy;
+pub mod prefetch;
 pub mod reference;
+mod rules;
 mod sequential;
 mod sketch;
+mod tuner;
 
+pub use budget::Budget;
 pub use ghost::Ghost;
+pub use policy::{Config, Place, Policy, Stay, Use};
+pub use rules::{Class, FREQ_MAX, Rules, Verdict};
 pub use sequential::Sequential;
 pub use sketch::Sketch;
-
-pub mod prefetch;
+pub use tuner::{EXPERTS, Tuner};
 
 /// Blocks one after another. A key is a disk and a block in one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,33 +36,12 @@ pub struct Range {
     pub count: u32,
 }
 
-mod mini;
-mod tuner;
-pub use tuner::{Tuner, env};
-
-/// How flash is divided and who gets on to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
-    /// Share of flash for blocks that have not been used since they came, in 256ths.
-    pub cold: u16,
-    /// Must a block have been asked for more often than the one it displaces?
-    pub gate: bool,
-}
-
-impl Rules {
-    /// Blocks of `flash` that may be cold.
-    pub fn cold_blocks(&self, flash: usize) -> usize {
-        (flash * usize::from(self.cold) / 256).max(1)
-    }
-
-    /// Is everything one queue?
-    pub fn one_queue(&self) -> bool {
-        self.cold >= 256
-    }
-}
-
-/// The key under which the sketch counts a block, from the low half of its hash.
-pub fn sketch_key(low: u32) -> u64 {
-    let h = (u64::from(low) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    h ^ (h >> 29)
+/// Spreads a key over 64 bits, so that any part of the result is a sample of nothing in
+/// particular. The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+#[inline]
+pub fn spread(key: u64) -> u64 {
+    let mut h = key.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    h = (h ^ (h >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    h = (h ^ (h >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    h ^ (h >> 31)
 }

@@ -1,58 +1,56 @@
-//! A cache in miniature: which rules would do best, tried on a sample of the blocks.
+//! A cache in miniature: how would these rules do?
 //!
 //! Blocks are sampled by hash, so that a block is always in or always out, and the cache is
 //! scaled down by the same factor; its hit ratio is then that of the full one (SHARDS, Waldspurger
 //! et al., FAST 2015; miniature simulation, ATC 2017). A miniature holds no data and at most
 //! [`MINI_BLOCKS`] entries however large the real cache is.
 
-use hashbrown::HashMap;
 use std::collections::VecDeque;
 
-use crate::{Rules, Sketch};
+use hashbrown::HashMap;
+
+use crate::rules::{Class, FREQ_MAX, Rules, Verdict};
+use crate::sketch::Sketch;
 
 /// Most blocks of a miniature.
-pub const MINI_BLOCKS: usize = 2048;
-/// Highest use count kept per block, as in the index.
-const FREQ_MAX: u8 = 3;
+pub(crate) const MINI_BLOCKS: usize = 4096;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum At {
-    Ram,
-    Cold,
-    Hot,
-}
+const RAM: usize = 0;
+const COLD: usize = 1;
+const HOT: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    at: At,
+    at: usize,
     seq: u32,
     freq: u8,
     covered: bool,
 }
 
-/// One miniature under fixed rules.
+/// One miniature under fixed rules. Blocks are known by the low half of their hash.
 #[derive(Debug)]
-pub struct Mini {
+pub(crate) struct Mini {
     rules: Rules,
     held: HashMap<u32, Held>,
+    /// RAM, cold, hot; oldest in front. An entry whose number is not its block's is dead space.
     queues: [VecDeque<(u32, u32)>; 3],
-    count: [usize; 3],
+    ram: usize,
     ram_max: usize,
     cold_max: usize,
     flash_max: usize,
     seq: u32,
-    /// Blocks written to flash since this was last taken.
-    pub written: u32,
+    /// Blocks written to flash; the tuner takes it back to zero.
+    pub written: u64,
 }
 
 impl Mini {
-    /// An empty miniature of a RAM stage and flash of so many blocks.
+    /// An empty miniature with so many blocks of RAM and flash.
     pub fn new(rules: Rules, ram: usize, flash: usize) -> Mini {
         Mini {
             rules,
             held: HashMap::with_capacity(ram + flash + 1),
             queues: Default::default(),
-            count: [0; 3],
+            ram: 0,
             ram_max: ram.max(1),
             cold_max: rules.cold_blocks(flash),
             flash_max: flash.max(1),
@@ -61,94 +59,113 @@ impl Mini {
         }
     }
 
-    fn push(&mut self, tag: u32, at: At, freq: u8, covered: bool) {
+    fn push(&mut self, block: u32, at: usize, freq: u8, covered: bool) {
         self.seq = self.seq.wrapping_add(1);
-        self.queues[at as usize].push_back((tag, self.seq));
-        self.count[at as usize] += 1;
+        self.queues[at].push_back((block, self.seq));
+        if at == RAM {
+            self.ram += 1;
+        } else {
+            self.written += 1;
+        }
         let seq = self.seq;
-        self.held.insert(tag, Held { at, seq, freq, covered });
+        self.held.insert(
+            block,
+            Held {
+                at,
+                seq,
+                freq,
+                covered,
+            },
+        );
     }
 
-    /// The oldest block of a queue, still in it; leftovers of moved blocks are cleared away.
-    fn oldest(&mut self, at: At) -> Option<(u32, Held)> {
-        while let Some((tag, seq)) = self.queues[at as usize].front() {
-            if let Some(h) = self.held.get(tag)
-                && h.seq == *seq
+    /// The oldest living block of a queue; what is dead before it is cleared away.
+    fn oldest(&mut self, at: usize) -> Option<(u32, Held)> {
+        while let Some((block, seq)) = self.queues[at].front() {
+            if let Some(held) = self.held.get(block)
+                && held.seq == *seq
             {
-                return Some((*tag, *h));
+                return Some((*block, *held));
             }
-            self.queues[at as usize].pop_front();
+            self.queues[at].pop_front();
         }
         None
     }
 
-    fn take(&mut self, tag: u32, at: At) {
-        self.held.remove(&tag);
-        self.count[at as usize] -= 1;
-    }
-
-    /// Uses a block by its (sampled) tag; true if it was held.
-    pub fn access(&mut self, tag: u32, write: bool, covered: bool, sketch: &Sketch, spread: impl Fn(u32) -> u64) -> bool {
-        if let Some(h) = self.held.get_mut(&tag) {
-            h.freq = (h.freq + 1).min(FREQ_MAX);
-            h.covered &= covered;
-            let h = *h;
-            if write && h.at != At::Ram {
-                self.take(tag, h.at);
-                self.push(tag, At::Ram, h.freq, h.covered);
-                self.settle(sketch, &spread);
-            }
-            return true;
+    /// Uses a block; true if it was held. `covered` if prefetch had just brought it.
+    pub fn access(&mut self, block: u32, write: bool, covered: bool, sketch: &Sketch) -> bool {
+        let Some(held) = self.held.get_mut(&block) else {
+            self.push(block, RAM, 0, covered);
+            self.settle(sketch);
+            return false;
+        };
+        held.freq = (held.freq + 1).min(FREQ_MAX);
+        held.covered &= covered;
+        let held = *held;
+        if write && held.at != RAM {
+            // The flash copy is void; the new one begins in RAM.
+            self.push(block, RAM, held.freq, held.covered);
+            self.settle(sketch);
         }
-        self.push(tag, At::Ram, 0, covered);
-        self.settle(sketch, &spread);
-        false
+        true
     }
 
-    fn settle(&mut self, sketch: &Sketch, spread: &impl Fn(u32) -> u64) {
-        while self.count[At::Ram as usize] > self.ram_max {
-            let Some((tag, h)) = self.oldest(At::Ram) else {
+    fn settle(&mut self, sketch: &Sketch) {
+        while self.ram > self.ram_max {
+            let Some((block, held)) = self.oldest(RAM) else {
+                self.ram = 0;
                 return;
             };
-            self.take(tag, At::Ram);
-            if h.covered && h.freq == 0 {
+            self.queues[RAM].pop_front();
+            self.held.remove(&block);
+            self.ram -= 1;
+            let full = self.queues[COLD].len() + self.queues[HOT].len() >= self.flash_max;
+            if !full {
+                self.push(block, if held.freq > 0 { HOT } else { COLD }, 0, false);
                 continue;
             }
-            if self.count[1] + self.count[2] >= self.flash_max {
-                let Some((victim, v)) = self.victim() else {
-                    return;
-                };
-                if self.rules.gate && sketch.estimate(spread(tag)) <= sketch.estimate(spread(victim)) {
+            if held.covered && held.freq == 0 {
+                continue;
+            }
+            let Some((victim, at)) = self.victim() else {
+                continue;
+            };
+            if let Some(victim) = victim {
+                if self.rules.gate && sketch.estimate(block) <= sketch.estimate(victim) {
                     continue;
                 }
-                self.take(victim, v.at);
-                self.push(tag, At::Cold, h.freq.min(1), false);
-            } else {
-                let at = if h.freq > 0 { At::Hot } else { At::Cold };
-                self.push(tag, at, 0, false);
+                self.held.remove(&victim);
+                self.queues[at].pop_front();
             }
-            self.written += 1;
+            self.push(block, COLD, held.freq.min(1), false);
         }
     }
 
-    fn victim(&mut self) -> Option<(u32, Held)> {
-        // Every turn lowers a use count or moves a block from cold to hot, so it ends; the
-        // bound only guards against a slip.
-        for _ in 0..(FREQ_MAX as usize + 2) * (self.flash_max + 1) {
-            let cold = self.count[1] > 0 && (self.count[1] >= self.cold_max || self.count[2] == 0);
-            let from = if cold { At::Cold } else { At::Hot };
-            let (tag, h) = self.oldest(from)?;
-            if h.freq == 0 {
-                return Some((tag, h));
+    /// The next victim, left where it is; no block if dead space was enough.
+    fn victim(&mut self) -> Option<(Option<u32>, usize)> {
+        // Every turn takes a use away or moves a block from cold to hot, so this ends by itself.
+        for _ in 0..(usize::from(FREQ_MAX) + 2) * (self.flash_max + 1) {
+            let (cold, hot) = (self.queues[COLD].len(), self.queues[HOT].len());
+            if cold + hot < self.flash_max {
+                return Some((None, COLD));
             }
-            self.take(tag, from);
-            let (to, freq) = match from {
-                At::Cold if self.rules.one_queue() => (At::Cold, h.freq - 1),
-                At::Cold => (At::Hot, 0),
-                _ => (At::Hot, h.freq - 1),
+            let class = self.rules.next(cold, hot, self.cold_max);
+            let at = if class == Class::Cold { COLD } else { HOT };
+            let before = self.queues[at].len();
+            let Some((block, held)) = self.oldest(at) else {
+                continue;
             };
-            self.push(tag, to, freq, false);
-            self.written += 1;
+            if self.queues[at].len() < before {
+                continue;
+            }
+            match self.rules.verdict(class, held.freq) {
+                Verdict::Drop => return Some((Some(block), at)),
+                Verdict::Keep { class, freq } => {
+                    self.queues[at].pop_front();
+                    let to = if class == Class::Cold { COLD } else { HOT };
+                    self.push(block, to, freq, false);
+                }
+            }
         }
         None
     }

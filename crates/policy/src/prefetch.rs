@@ -15,10 +15,14 @@
 //! dropped unused; the reach shrinks as the share of waste grows, down to a probe now and then.
 //! Prefetched blocks wait in RAM and never go on flash before they were used.
 
-use crate::Range;
+use crate::{Range, spread};
 
 /// Streams followed at once: guests interleave files, so as many as disks in a pool keep busy.
 pub const STREAMS: usize = 32;
+/// Blocks a request may leave out and still continue a stream: file systems skip what they have.
+const SKIP: u64 = 8;
+/// Blocks by which it may overlap what the stream has read.
+const OVERLAP: u64 = 64;
 /// Places in the history followed at once.
 const FOLLOWERS: usize = 8;
 /// Entries a follower looks ahead for the request that comes.
@@ -27,10 +31,16 @@ const LOOK: u32 = 8;
 const ENTRY_BLOCKS: u32 = 256;
 /// Most blocks read ahead at once: 1 MiB, 7 ms of a disk's time.
 pub const REACH_MAX: u32 = 256;
+/// Most entries a follower reads ahead.
+const DEPTH_MAX: u32 = 64;
 /// Uses and drops over which usefulness is averaged.
 const MEMORY: u32 = 256;
+/// At this share it reaches as far as it asked for; also where it begins.
+const USEFUL_FULL: u32 = 192;
 /// Below this share of used blocks (of 256) a predictor only probes.
 const USEFUL_MIN: u32 = 64;
+/// Reach of a probe.
+const PROBE_BLOCKS: u32 = 8;
 /// While probing, one in this many chances is taken.
 const PROBE: u32 = 16;
 
@@ -71,15 +81,13 @@ struct Follower {
 #[derive(Clone, Copy, Debug)]
 struct Useful {
     share: u32,
-    seen: u32,
     chances: u32,
 }
 
 impl Default for Useful {
     fn default() -> Useful {
         Useful {
-            share: 192 * MEMORY,
-            seen: 0,
+            share: USEFUL_FULL * MEMORY,
             chances: 0,
         }
     }
@@ -88,7 +96,6 @@ impl Default for Useful {
 impl Useful {
     fn note(&mut self, used: bool) {
         self.share = self.share - self.share / MEMORY + if used { 256 } else { 0 };
-        self.seen = self.seen.saturating_add(1);
     }
 
     fn share(&self) -> u32 {
@@ -103,16 +110,29 @@ impl Useful {
             if self.chances % PROBE != 0 {
                 return 0;
             }
-            return blocks.min(8);
+            return blocks.min(PROBE_BLOCKS);
         }
-        (blocks * share / 192).clamp(1, REACH_MAX)
+        (blocks * share / USEFUL_FULL).clamp(1, REACH_MAX)
     }
 }
 
+/// A remembered request: 56 bits of key, 8 of count less one. Keys that need more are not
+/// remembered.
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
-    start: u64,
-    count: u32,
+struct Entry(u64);
+
+impl Entry {
+    fn new(start: u64, count: u32) -> Entry {
+        Entry(start << 8 | u64::from(count.clamp(1, ENTRY_BLOCKS) - 1))
+    }
+
+    fn start(self) -> u64 {
+        self.0 >> 8
+    }
+
+    fn count(self) -> u32 {
+        (self.0 & 0xFF) as u32 + 1
+    }
 }
 
 /// The predictors of a pool.
@@ -130,11 +150,6 @@ pub struct Prefetcher {
     reach_max: u32,
     stream: Useful,
     past: Useful,
-}
-
-fn spread(key: u64) -> u64 {
-    let h = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    h ^ (h >> 29)
 }
 
 impl Prefetcher {
@@ -184,11 +199,9 @@ impl Prefetcher {
 
     /// True if the request continues a stream.
     fn follow_stream(&mut self, key: u64, count: u32, out: &mut Vec<(Range, Source)>) -> bool {
-        let end = key + u64::from(count);
-        // A request may begin where the last one did and go further, or skip a little.
-        let slack = 8;
+        let end = key.saturating_add(u64::from(count));
         let found = self.streams.iter().position(|s| {
-            key <= s.next + slack && key + u64::from(count) + slack >= s.next && end + 1 > s.next && s.next >= slack.min(s.next) && key + 64 > s.next
+            key <= s.next.saturating_add(SKIP) && key.saturating_add(OVERLAP) > s.next && end >= s.next
         });
         let Some(i) = found else {
             let fresh = Stream {
@@ -254,7 +267,7 @@ impl Prefetcher {
     fn remember(&mut self, key: u64, count: u32) {
         let place = self.place(key);
         self.places[place] = self.head;
-        self.history[self.head as usize] = Entry { start: key, count };
+        self.history[self.head as usize] = Entry::new(key, count);
         self.head += 1;
         if self.head as usize == self.history.len() {
             self.head = 0;
@@ -263,7 +276,7 @@ impl Prefetcher {
     }
 
     fn place(&self, key: u64) -> usize {
-        (spread(key) >> 20) as usize & (self.places.len() - 1)
+        (spread(key) >> 32) as usize & (self.places.len() - 1)
     }
 
     fn follow_history(
@@ -283,7 +296,7 @@ impl Prefetcher {
                     break;
                 }
                 let e = self.entry(self.after(f.at, n));
-                if key >= e.start && key < e.start + u64::from(e.count) {
+                if key >= e.start() && key < e.start() + u64::from(e.count()) {
                     matched = Some((i, n));
                     break 'all;
                 }
@@ -294,12 +307,12 @@ impl Prefetcher {
             let len = self.history.len() as u64;
             f.at = ((u64::from(f.at) + u64::from(n)) % len) as u32;
             f.ahead = f.ahead.saturating_sub(n);
-            f.depth = (f.depth * 2).min(64);
+            f.depth = (f.depth * 2).min(DEPTH_MAX);
             f.used = self.clock;
             self.read_ahead(i, out);
         } else {
             let at = self.places[self.place(key)];
-            if at != u32::MAX && self.entry(at).start == key && self.reachable(at, 1) {
+            if at != u32::MAX && self.entry(at).start() == key && self.reachable(at, 1) {
                 let clock = self.clock;
                 let i = (0..FOLLOWERS)
                     .max_by_key(|i| {
@@ -323,11 +336,12 @@ impl Prefetcher {
         } else {
             self.head as usize - 1
         };
-        let e = &mut self.history[last];
-        if in_stream && e.start + u64::from(e.count) == key && e.count + count <= ENTRY_BLOCKS {
-            e.count += count;
-        } else {
-            self.remember(key, count.min(ENTRY_BLOCKS));
+        let e = self.history[last];
+        let joins = in_stream && e.start() + u64::from(e.count()) == key;
+        if joins && e.count().saturating_add(count) <= ENTRY_BLOCKS {
+            self.history[last] = Entry::new(e.start(), e.count() + count);
+        } else if key >> 56 == 0 {
+            self.remember(key, count);
         }
     }
 
@@ -337,10 +351,10 @@ impl Prefetcher {
         let mut ahead = f.ahead;
         while ahead < f.depth && budget > 0 && self.reachable(f.at, ahead + 1) {
             let e = self.entry(self.after(f.at, ahead + 1));
-            let count = e.count.min(budget);
+            let count = e.count().min(budget);
             out.push((
                 Range {
-                    key: e.start,
+                    key: e.start(),
                     count,
                 },
                 Source::History,
@@ -354,5 +368,93 @@ impl Prefetcher {
     /// Bytes it takes.
     pub fn footprint(&self) -> usize {
         self.history.len() * std::mem::size_of::<Entry>() + self.places.len() * 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(out: &[(Range, Source)]) -> Vec<u64> {
+        out.iter()
+            .flat_map(|(r, _)| r.key..r.key + u64::from(r.count))
+            .collect()
+    }
+
+    #[test]
+    fn a_stream_is_read_ahead_and_a_random_read_is_not() {
+        let mut p = Prefetcher::new(64, 64);
+        let mut out = Vec::new();
+        assert!(!p.request(1000, 4, &mut out));
+        assert!(out.is_empty(), "one request is no stream");
+        let mut ahead = Vec::new();
+        for i in 1..50u64 {
+            out.clear();
+            assert!(p.request(1000 + i * 4, 4, &mut out));
+            ahead.extend(blocks(&out));
+        }
+        let want: Vec<u64> = (1008..1008 + ahead.len() as u64).collect();
+        assert_eq!(ahead, want, "every block once, in order");
+        assert!(ahead.len() > 190);
+        out.clear();
+        assert!(!p.request(9_000_000, 4, &mut out));
+        assert!(out.is_empty());
+    }
+
+    #[test]
+    fn interleaved_streams_do_not_disturb_each_other() {
+        let mut p = Prefetcher::new(64, 64);
+        let mut out = Vec::new();
+        for i in 0..20u64 {
+            for s in 0..STREAMS as u64 {
+                out.clear();
+                let known = p.request(s << 30 | (i * 8), 8, &mut out);
+                assert_eq!(known, i > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn what_happened_before_happens_again() {
+        let mut p = Prefetcher::new(256, 1024);
+        let mut out = Vec::new();
+        let order: Vec<u64> = (0..100u64).map(|i| spread(i) >> 24).collect();
+        for key in &order {
+            p.waited(*key, 2, false, &mut out);
+        }
+        assert!(out.is_empty());
+        let mut foreseen = std::collections::HashSet::new();
+        let mut hits = 0;
+        for key in &order {
+            hits += usize::from(foreseen.contains(key));
+            out.clear();
+            p.waited(*key, 2, false, &mut out);
+            foreseen.extend(blocks(&out));
+        }
+        assert!(hits >= 98, "{hits} of 100 foreseen");
+    }
+
+    #[test]
+    fn useless_prefetch_stops_itself_and_probes() {
+        let mut p = Prefetcher::new(256, 64);
+        let mut out = Vec::new();
+        let run = |p: &mut Prefetcher, out: &mut Vec<(Range, Source)>, base: u64| {
+            out.clear();
+            for i in 0..16u64 {
+                p.request(base + i * 8, 8, out);
+            }
+            blocks(out).len()
+        };
+        let at_first = run(&mut p, &mut out, 0);
+        for _ in 0..2000 {
+            p.outcome(Source::Stream, false);
+        }
+        let wasted: usize = (1..33).map(|i| run(&mut p, &mut out, i << 20)).sum();
+        assert!(wasted / 32 < at_first / 4, "{wasted} blocks after waste, {at_first} before");
+        assert!(wasted > 0, "it must go on probing");
+        for _ in 0..2000 {
+            p.outcome(Source::Stream, true);
+        }
+        assert!(run(&mut p, &mut out, 99 << 20) * 2 >= at_first);
     }
 }

@@ -1,86 +1,85 @@
-//! How often was a block asked for lately: a count-min sketch that halves itself.
+//! How often was a block asked for lately? A count-min sketch that halves itself.
 //!
-//! Four rows of 4-bit counters (Cormode and Muthukrishnan 2005; conservative update; aging as in
-//! TinyLFU, Einziger et al. 2017). Exact counts of millions of uncached blocks would cost more
-//! than the cache's index; four nibbles a block tell "again and again" from "once".
+//! To tell "again and again" from "once" for blocks that are not cached, exact counts would cost
+//! more than the cache's index. Ten bits per cached block do: two rows of 4-bit counters (Cormode
+//! and Muthukrishnan 2005, conservative update; aging as in TinyLFU, Einziger et al. 2017). More
+//! rows in the same memory make every row fuller and the estimate worse.
 
-const ROWS: usize = 4;
+const ROWS: u64 = 2;
 const COUNTER_MAX: u64 = 15;
-/// Lowest bit of each counter in a word, inverted shift mask for halving.
+const PER_WORD: u64 = 16;
+/// Keeps the lower three bits of each counter when a word is shifted down.
 const HALVE: u64 = 0x7777_7777_7777_7777;
+/// Bits of memory per cached block.
+const BITS_PER_BLOCK: u64 = 10;
+/// Uses per cached block between halvings: a working set several times flash still counts.
+const PERIOD: u64 = 10;
+/// Odd constants that give each row its own hash (from xxHash64 and SplitMix64).
+const ROW_HASH: [u64; ROWS as usize] = [0x9E37_79B1_85EB_CA87, 0xC2B2_AE3D_27D4_EB4F];
 
-/// Estimates frequencies of hashed keys.
+/// Estimates how often keys were used.
 #[derive(Debug)]
 pub struct Sketch {
-    /// Counters of all rows, 16 to a word; row r of a key lies in its own quarter.
     words: Vec<u64>,
-    /// Counters per row minus one; a power of two minus one.
-    mask: u64,
-    /// Increments since the last halving, and how many there are between halvings.
+    row_words: u64,
     added: u64,
     period: u64,
 }
 
 impl Sketch {
-    /// A sketch of `width` counters a row (rounded up to a power of two, at least 16) that
-    /// halves all counts every `period` increments.
-    pub fn new(width: usize, period: u64) -> Sketch {
-        let width = width.next_power_of_two().max(16);
+    /// A sketch for a cache of `blocks`.
+    pub fn new(blocks: usize) -> Sketch {
+        let row_words = (blocks as u64 * BITS_PER_BLOCK / 64 / ROWS).max(4);
         Sketch {
-            words: vec![0; width / 16 * ROWS],
-            mask: width as u64 - 1,
+            words: vec![0; (row_words * ROWS) as usize],
+            row_words,
             added: 0,
-            period: period.max(1),
+            period: (blocks as u64 * PERIOD).max(64),
         }
     }
 
-    fn place(&self, hash: u64, row: usize) -> (usize, u32) {
-        // Two independent halves give any number of rows (Kirsch and Mitzenmacher 2006).
-        let h = (hash & 0xFFFF_FFFF).wrapping_add((hash >> 32 | 1).wrapping_mul(row as u64 + 1));
-        let h = (h ^ (h >> 15)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
-        let at = h & self.mask;
-        let per_row = self.words.len() / ROWS;
-        (row * per_row + (at / 16) as usize, (at % 16 * 4) as u32)
+    #[inline]
+    fn place(&self, hash: u64, row: u64) -> (usize, u32) {
+        let h = hash.wrapping_mul(ROW_HASH[row as usize]);
+        let h = (h ^ (h >> 31)) & 0xFFFF_FFFF;
+        let at = (h * (self.row_words * PER_WORD)) >> 32;
+        (
+            (row * self.row_words + at / PER_WORD) as usize,
+            (at % PER_WORD) as u32 * 4,
+        )
     }
 
-    /// Counts a use. Returns the estimate before it.
-    pub fn add(&mut self, hash: u64) -> u8 {
-        let mut places = [(0usize, 0u32); ROWS];
-        let mut least = COUNTER_MAX;
-        for (row, place) in places.iter_mut().enumerate() {
-            *place = self.place(hash, row);
-            least = least.min(self.words[place.0] >> place.1 & 15);
-        }
+    /// Counts a use.
+    pub fn add(&mut self, hash: u32) {
+        let hash = u64::from(hash);
+        let least = u64::from(self.estimate(hash as u32));
         if least < COUNTER_MAX {
-            for (word, shift) in places {
-                if self.words[word] >> shift & 15 == least {
+            for row in 0..ROWS {
+                let (word, shift) = self.place(hash, row);
+                if self.words[word] >> shift & COUNTER_MAX == least {
                     self.words[word] += 1 << shift;
                 }
             }
         }
         self.added += 1;
         if self.added >= self.period {
-            self.halve();
+            // One pass over memory per ten uses of every cached block.
+            for word in &mut self.words {
+                *word = *word >> 1 & HALVE;
+            }
+            self.added /= 2;
         }
-        least as u8
     }
 
-    /// Uses counted, aged; never less than there were since the last halving, up to 15.
-    pub fn estimate(&self, hash: u64) -> u8 {
+    /// Uses counted, aged. Never too low since the last halving, up to 15.
+    pub fn estimate(&self, hash: u32) -> u8 {
         (0..ROWS)
             .map(|row| {
-                let (word, shift) = self.place(hash, row);
-                self.words[word] >> shift & 15
+                let (word, shift) = self.place(u64::from(hash), row);
+                self.words[word] >> shift & COUNTER_MAX
             })
             .min()
             .unwrap_or(0) as u8
-    }
-
-    fn halve(&mut self) {
-        for word in &mut self.words {
-            *word = *word >> 1 & HALVE;
-        }
-        self.added /= 2;
     }
 
     /// Bytes it takes.
@@ -92,39 +91,34 @@ impl Sketch {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn hash(n: u64) -> u64 {
-        let h = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (h ^ (h >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)
-    }
+    use crate::spread;
 
     #[test]
     fn counts_are_never_too_low_and_rarely_too_high() {
-        let mut sketch = Sketch::new(4096, u64::MAX);
+        let mut sketch = Sketch::new(4096);
         for n in 0..1000u64 {
             for _ in 0..=(n % 10) {
-                sketch.add(hash(n));
+                sketch.add(spread(n) as u32);
             }
         }
         let mut high = 0;
         for n in 0..1000u64 {
-            let estimate = u64::from(sketch.estimate(hash(n)));
+            let estimate = u64::from(sketch.estimate(spread(n) as u32));
             assert!(estimate > n % 10);
             high += u64::from(estimate > n % 10 + 1);
         }
-        assert!(high < 20, "{high} of 1000 are too high");
-        assert_eq!(sketch.estimate(hash(77_777)), 0);
+        assert!(high < 150, "{high} of 1000 are too high");
     }
 
     #[test]
     fn counts_fade() {
-        let mut sketch = Sketch::new(64, 100);
+        let mut sketch = Sketch::new(16);
         for _ in 0..12 {
-            sketch.add(hash(1));
+            sketch.add(1);
         }
-        for n in 0..188u64 {
-            sketch.add(hash(1000 + n % 4));
+        for n in 0..400u64 {
+            sketch.add(spread(1000 + n % 4) as u32);
         }
-        assert!(sketch.estimate(hash(1)) < 6);
+        assert!(sketch.estimate(1) < 6);
     }
 }

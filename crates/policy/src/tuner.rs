@@ -1,61 +1,78 @@
-//! Chooses the rules: several are tried in miniature all the time, the best one is in force.
+//! Chooses the rules: several are tried in miniature all the time, the best is in force.
 //!
 //! No rule is best for all disks: a loop larger than flash wants what is there kept, a shifting
 //! working set wants the newest kept, and the same disk changes its mind between day and night.
+//! Every use of a sampled block is played to a miniature of each rule; what it hits counts for the
+//! rule, what it writes counts against it.
 
 use crate::mini::{MINI_BLOCKS, Mini};
-use crate::{Rules, Sketch};
+use crate::rules::Rules;
+use crate::sketch::Sketch;
 
-/// The rules tried.
+/// The rules tried: TinyLFU-like, S3-FIFO-like, one between, a clock.
 pub const EXPERTS: [Rules; 4] = [
-    Rules { cold: 26, gate: true },
-    Rules { cold: 26, gate: false },
-    Rules { cold: 90, gate: false },
-    Rules { cold: 256, gate: false },
+    Rules {
+        cold: 26,
+        gate: true,
+    },
+    Rules {
+        cold: 26,
+        gate: false,
+    },
+    Rules {
+        cold: 90,
+        gate: false,
+    },
+    Rules {
+        cold: 256,
+        gate: false,
+    },
 ];
-/// What a block written to flash costs, in 1024ths of a miss on a hard disk, before the
-/// endurance budget adds to it.
-pub const WRITE_COST: u64 = 48;
+/// What a hit is worth.
+const HIT: i64 = 1024;
+/// What a block written to flash costs beside it, when the endurance budget is untouched: about a
+/// hundredth of a miss on a hard disk.
+pub(crate) const WRITE_COST: u64 = 12;
+/// Epochs over which scores are remembered, as the divisor of their decay.
+const MEMORY: i64 = 16;
+/// Share of a score by which a rule must be better to be changed to, as a divisor.
+const MARGIN: i64 = 256;
 
 /// Chooses among [`EXPERTS`].
 #[derive(Debug)]
 pub struct Tuner {
     minis: Vec<Mini>,
-    /// Hits less cost of writes, in 1024ths, decayed.
+    /// Worth of hits less cost of writes, decayed.
     score: [i64; EXPERTS.len()],
-    now: [i64; EXPERTS.len()],
-    /// One in `2^32 / threshold` hashes is sampled.
+    hits: [i64; EXPERTS.len()],
+    /// Blocks whose hash's upper half is below this are sampled.
     threshold: u64,
     accesses: u64,
     epoch: u64,
     current: usize,
-    /// Cost of a write now.
-    pub write_cost: u64,
-    ww: i64, decay: i64, margin: i64,
-    /// Changes of rules so far.
-    pub switches: u64,
+    write_cost: u64,
+    switches: u64,
 }
 
 impl Tuner {
     /// For a cache of so many blocks in RAM and on flash.
     pub fn new(ram: usize, flash: usize) -> Tuner {
         let all = (ram + flash).max(1);
-        let kept = all.min(env("MINI", MINI_BLOCKS as u64) as usize);
+        let kept = all.min(MINI_BLOCKS);
         let mini_ram = (ram * kept / all).max(1);
-        let minis = EXPERTS
-            .iter()
-            .map(|r| Mini::new(*r, mini_ram, kept.saturating_sub(mini_ram).max(1)))
-            .collect();
+        let mini_flash = kept.saturating_sub(mini_ram).max(1);
         Tuner {
-            minis,
+            minis: EXPERTS
+                .iter()
+                .map(|rules| Mini::new(*rules, mini_ram, mini_flash))
+                .collect(),
             score: [0; EXPERTS.len()],
-            now: [0; EXPERTS.len()],
+            hits: [0; EXPERTS.len()],
             threshold: ((kept as u64) << 32) / all as u64,
             accesses: 0,
-            epoch: (kept as u64 / env("EDIV", 2)).max(64),
+            epoch: (kept as u64 / 4).max(64),
             current: 0,
-            write_cost: env("LAMBDA", WRITE_COST),
-            ww: env("WW", 512) as i64, decay: env("DECAY", 16) as i64, margin: env("MARGIN", 64) as i64,
+            write_cost: WRITE_COST,
             switches: 0,
         }
     }
@@ -65,46 +82,86 @@ impl Tuner {
         EXPERTS[self.current]
     }
 
-    /// Notes a use of a block by its hash. `covered` if prefetch serves it whether it is cached
-    /// or not; then nothing is gained by caching it.
+    /// Which of [`EXPERTS`] that is.
+    pub fn current(&self) -> usize {
+        self.current
+    }
+
+    /// How often the rules were changed.
+    pub fn switches(&self) -> u64 {
+        self.switches
+    }
+
+    /// Sets what a block written to flash costs, in 1024ths of a hit.
+    pub fn set_write_cost(&mut self, cost: u64) {
+        self.write_cost = cost;
+    }
+
+    /// Notes a use of a block by its hash. `covered` if prefetch had just brought it: then
+    /// nothing was gained by caching it.
+    #[inline]
     pub fn access(&mut self, hash: u64, write: bool, covered: bool, sketch: &Sketch) {
-        if hash >> 32 >= self.threshold && self.threshold < 1 << 32 {
-            return;
+        if hash >> 32 < self.threshold {
+            self.play(hash as u32, write, covered, sketch);
         }
-        let weight = if covered { 0 } else if write { self.ww } else { 1024 };
-        // The sketch is asked by the same 32 bits everywhere.
-        let tag = hash as u32;
-        for (mini, now) in self.minis.iter_mut().zip(&mut self.now) {
-            if mini.access(tag, write, covered, sketch, crate::sketch_key) {
-                *now += weight;
+    }
+
+    fn play(&mut self, block: u32, write: bool, covered: bool, sketch: &Sketch) {
+        let worth = if covered { 0 } else { HIT };
+        for (mini, hits) in self.minis.iter_mut().zip(&mut self.hits) {
+            if mini.access(block, write, covered, sketch) {
+                *hits += worth;
             }
         }
         self.accesses += 1;
-        if self.accesses % self.epoch == 0 {
+        if self.accesses >= self.epoch {
+            self.accesses = 0;
             self.choose();
         }
     }
 
     fn choose(&mut self) {
-        for i in 0..EXPERTS.len() {
-            let cost = u64::from(std::mem::take(&mut self.minis[i].written)) * self.write_cost;
-            self.score[i] += self.now[i] - cost as i64;
-            self.now[i] = 0;
+        for ((mini, hits), score) in self.minis.iter_mut().zip(&mut self.hits).zip(&mut self.score)
+        {
+            let cost = std::mem::take(&mut mini.written) * self.write_cost;
+            *score += std::mem::take(hits) - cost as i64 - *score / MEMORY;
         }
+        let here = self.score[self.current];
         let best = (0..EXPERTS.len())
             .max_by_key(|i| self.score[*i])
             .unwrap_or(self.current);
-        // A change costs a rebuilt cache; it must promise something.
-        let margin = self.score[self.current].abs() / self.margin;
-        if self.score[best] > self.score[self.current] + margin {
+        if self.score[best] > here + here.abs() / MARGIN {
             self.current = best;
             self.switches += 1;
-        }
-        for s in &mut self.score {
-            *s -= *s / self.decay;
         }
     }
 }
 
-/// x
-pub fn env(n: &str, d: u64) -> u64 { std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spread;
+
+    fn feed(tuner: &mut Tuner, sketch: &mut Sketch, keys: impl Iterator<Item = u64>) {
+        for key in keys {
+            let hash = spread(key);
+            sketch.add(hash as u32);
+            tuner.access(hash, false, false, sketch);
+        }
+    }
+
+    #[test]
+    fn a_loop_wants_the_gate_and_a_drift_does_not() {
+        let mut sketch = Sketch::new(1000);
+        let mut tuner = Tuner::new(10, 990);
+        feed(&mut tuner, &mut sketch, (0..40_000).map(|i| i % 1500));
+        assert!(tuner.rules().gate, "a loop of one and a half caches");
+        // A working set of half the cache that moves on: only the newest matters.
+        let drift = (0..120_000u64).map(|i| 10_000 + i / 20 + spread(i) % 500);
+        feed(&mut tuner, &mut sketch, drift);
+        assert!(!tuner.rules().gate, "a drifting working set");
+        feed(&mut tuner, &mut sketch, (0..120_000).map(|i| i % 1500));
+        assert!(tuner.rules().gate, "the loop again");
+        assert!(tuner.switches() >= 2);
+    }
+}

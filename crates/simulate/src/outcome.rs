@@ -51,6 +51,23 @@ impl Outcome {
         without.score()
     }
 
+    /// What happened after `before`.
+    pub fn since(&self, before: &Outcome) -> Outcome {
+        Outcome {
+            reads: self.reads - before.reads,
+            writes: self.writes - before.writes,
+            read_hits: self.read_hits - before.read_hits,
+            write_hits: self.write_hits - before.write_hits,
+            prefetch_hits: self.prefetch_hits - before.prefetch_hits,
+            prefetched: self.prefetched - before.prefetched,
+            prefetch_wasted: self.prefetch_wasted - before.prefetch_wasted,
+            prefetch_requests: self.prefetch_requests - before.prefetch_requests,
+            insertions: self.insertions - before.insertions,
+            reinsertions: self.reinsertions - before.reinsertions,
+            updates: self.updates - before.updates,
+        }
+    }
+
     /// Blocks written to flash.
     pub fn flash_writes(&self) -> u64 {
         self.insertions + self.reinsertions + self.updates

@@ -12,6 +12,7 @@ mod lru;
 mod opt;
 mod s3fifo;
 mod sieve;
+mod sketch;
 mod tinylfu;
 mod twoq;
 

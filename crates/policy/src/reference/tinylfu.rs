@@ -2,7 +2,7 @@
 
 use super::Reference;
 use super::list::{Links, List};
-use crate::sketch::Sketch;
+use super::sketch::Sketch;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum At {
