@@ -346,9 +346,13 @@ impl Prefetcher {
     }
 
     fn read_ahead(&mut self, i: usize, out: &mut Vec<(Range, Source)>) {
-        let mut budget = self.past.reach(self.reach_max);
         let f = self.followers[i];
         let mut ahead = f.ahead;
+        // What is ahead already waits in the same RAM as what comes now.
+        let waiting: u32 = (1..=ahead)
+            .map(|n| self.entry(self.after(f.at, n)).count())
+            .sum();
+        let mut budget = self.past.reach(self.reach_max).saturating_sub(waiting);
         while ahead < f.depth && budget > 0 && self.reachable(f.at, ahead + 1) {
             let e = self.entry(self.after(f.at, ahead + 1));
             let count = e.count().min(budget);
