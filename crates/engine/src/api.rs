@@ -56,6 +56,16 @@ pub struct DiskConfig {
     pub read_only: bool,
 }
 
+/// Whether the origin may still hold, in a volatile cache, what was written to it before it was
+/// attached (a daemon that died leaves such writes behind).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OriginState {
+    /// The caller flushed it after opening it.
+    Flushed,
+    /// Nobody knows. Nothing read from it is cached before the engine has flushed it.
+    Unknown,
+}
+
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReqOp {

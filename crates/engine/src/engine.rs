@@ -3,7 +3,7 @@
 //! All state is in one [`Core`] behind one short lock. A hit takes it twice, for some hundred
 //! nanoseconds each; checksums, copies and system calls happen outside.
 
-use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, Request};
+use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use crate::checkpoint::CheckpointError;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
@@ -167,6 +167,7 @@ impl Engine {
             jobs: Slab::new(),
             destage_next_disk: 0,
             destage_tokens: 0,
+            destage_pause_ns: 0,
             destage_refill_ns: 0,
             dirty_total: 0,
             counters: PoolCounters::default(),
@@ -295,8 +296,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts serving a disk.
-    pub fn attach(&self, cfg: DiskConfig) -> Result<(), ControlError> {
+    /// Starts serving a disk. `origin` says whether its volatile writes were flushed since it was
+    /// opened.
+    pub fn attach(&self, cfg: DiskConfig, origin: OriginState) -> Result<(), ControlError> {
         let mut core = self.core();
         if cfg.size == 0 || cfg.size > crate::api::DISK_MAX || cfg.id == 0 || cfg.id == DiskId::MAX
         {
@@ -319,12 +321,17 @@ impl Engine {
             }
             None => place(&mut core, Disk::new(cfg)),
         }
-        if let Some(d) = core.disk_mut(id) {
-            // A daemon that died may have left writes the origin has not flushed: the first
-            // flush must reach it, whether or not anything is written before.
-            d.sync.completed += 1;
-            d.sync.guest = d.sync.completed;
-            d.sync.unguarded = d.sync.completed;
+        match (origin, core.disk_mut(id)) {
+            (OriginState::Unknown, Some(d)) => {
+                // A daemon that died may have left writes the origin has not flushed: the first
+                // flush must reach it, whether or not anything is written before.
+                d.sync.completed += 1;
+                d.sync.guest = d.sync.completed;
+                d.sync.unguarded = d.sync.completed;
+            }
+            // Nothing is written to an origin that is not attached: that flush covers all.
+            (OriginState::Flushed, Some(d)) => d.sync.durable = d.sync.completed,
+            _ => {}
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use crate::prng::Prng;
 use crate::subject::{Known, Maker, Shape, Subject};
-use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, Request};
+use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, Request};
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
 use hearth_format::{Layout, Superblock, Uuid};
@@ -128,7 +128,9 @@ fn retry<T>(result: Result<T, ControlError>) -> Result<Option<T>, String> {
 
 impl Subject for RealSubject {
     fn attach(&self, config: DiskConfig) -> Result<(), String> {
-        self.engine.attach(config).map_err(text)
+        self.engine
+            .attach(config, OriginState::Unknown)
+            .map_err(text)
     }
     fn detach(&self, id: DiskId) -> Result<bool, String> {
         retry(self.engine.detach(id)).map(|done| done.is_some())

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hearth_engine::api::{DiskConfig, Mode};
+use hearth_engine::api::{DiskConfig, Mode, OriginState};
 use hearth_format::DiskRecord;
 use hearth_io::{Device, OriginSpec, Target, Targets};
 
@@ -299,7 +299,15 @@ impl Daemon {
         };
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
-        if let Err(e) = self.engine.attach(config(&record, &device)) {
+        // Without this, what is read before the engine's own first flush could not be cached.
+        let state = match device.file().flush() {
+            Ok(()) => OriginState::Flushed,
+            Err(e) => {
+                tracing::warn!(disk = %record.name, "the origin cannot be flushed: {e}");
+                OriginState::Unknown
+            }
+        };
+        if let Err(e) = self.engine.attach(config(&record, &device), state) {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use hearth_engine::api::{DISK_MAX, Mode};
+use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
 use hearth_io::{BLOCK, Device};
 
@@ -142,7 +142,10 @@ impl Daemon {
         let (id, name) = (record.id, record.name.clone());
         let failed = |e| control_error(&format!("add {name}"), e);
         self.engine
-            .attach(super::attach::config(&record, &device))
+            .attach(
+                super::attach::config(&record, &device),
+                OriginState::Unknown,
+            )
             .map_err(failed)?;
         let outcome = self.forget(id).and_then(|since_seq| {
             self.engine.detach(id).map_err(failed)?;

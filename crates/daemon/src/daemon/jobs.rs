@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hearth_engine::ControlError;
+use hearth_engine::api::OriginState;
 use hearth_io::BLOCK;
 
 use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
@@ -228,7 +229,10 @@ impl Daemon {
             let record = lock(&self.pool).record(id).cloned();
             if let Some(record) = record {
                 self.engine
-                    .attach(super::attach::config(&record, &origin))
+                    .attach(
+                        super::attach::config(&record, &origin),
+                        OriginState::Unknown,
+                    )
                     .map_err(|e| control_error(&format!("attach {name}"), e))?;
             }
         }
