@@ -356,7 +356,9 @@ pub enum Trace {
     )]
     Convert(TraceConvert),
     /// Sum a trace up: requests, working set, reuse, sizes, seeks, and how they spread over time
-    #[command(after_help = "Example:\n  hearth trace info hm_1.csv.gz\n  hearth trace info vm.vscsi --json")]
+    #[command(
+        after_help = "Example:\n  hearth trace info hm_1.csv.gz\n  hearth trace info vm.vscsi --json"
+    )]
     Info(TraceInfo),
 }
 

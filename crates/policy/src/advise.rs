@@ -157,11 +157,20 @@ mod tests {
         let curve: Vec<(f64, f64)> = (1..=100)
             .map(|i| {
                 let x = f64::from(i);
-                (x, if x <= 20.0 { x / 25.0 } else { 0.8 + (x - 20.0) / 400.0 })
+                (
+                    x,
+                    if x <= 20.0 {
+                        x / 25.0
+                    } else {
+                        0.8 + (x - 20.0) / 400.0
+                    },
+                )
             })
             .collect();
         assert_eq!(knee(&curve).map(|p| p.0), Some(20.0));
-        let straight: Vec<(f64, f64)> = (1..=100).map(|i| (f64::from(i), f64::from(i) / 100.0)).collect();
+        let straight: Vec<(f64, f64)> = (1..=100)
+            .map(|i| (f64::from(i), f64::from(i) / 100.0))
+            .collect();
         assert_eq!(knee(&straight), None);
         assert_eq!(knee(&[]), None);
     }

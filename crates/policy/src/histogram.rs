@@ -17,9 +17,7 @@ pub const DISTANCE: &[i64] = &[
     -1, 0, 1, 2, 4, 6, 8, 16, 32, 64, 128, 500, 1000, 5000, 10_000, 50_000, 100_000, 500_000,
 ];
 /// Limits of latencies and of times between requests, microseconds.
-pub const MICROSECONDS: &[i64] = &[
-    1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_000,
-];
+pub const MICROSECONDS: &[i64] = &[1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_000];
 /// Limits of outstanding requests.
 pub const OUTSTANDING: &[i64] = &[1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 64];
 /// Requests looked back for the closest one.
@@ -201,17 +199,36 @@ impl Histograms {
     }
 
     /// A request came: `outstanding` others were under way. Offset and length in bytes.
-    pub fn request(&mut self, now_us: u64, write: bool, offset: u64, length: u64, outstanding: u64) {
+    pub fn request(
+        &mut self,
+        now_us: u64,
+        write: bool,
+        offset: u64,
+        length: u64,
+        outstanding: u64,
+    ) {
         let clamp = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let end = offset.saturating_add(length);
         self.length.add(write, clamp(length));
         self.outstanding.add(write, clamp(outstanding));
         let own = if write {
-            (&mut self.writes, &mut self.distance.writes, &mut self.interarrival.writes)
+            (
+                &mut self.writes,
+                &mut self.distance.writes,
+                &mut self.interarrival.writes,
+            )
         } else {
-            (&mut self.reads, &mut self.distance.reads, &mut self.interarrival.reads)
+            (
+                &mut self.reads,
+                &mut self.distance.reads,
+                &mut self.interarrival.reads,
+            )
         };
-        let all = (&mut self.all, &mut self.distance.all, &mut self.interarrival.all);
+        let all = (
+            &mut self.all,
+            &mut self.distance.all,
+            &mut self.interarrival.all,
+        );
         for (before, distances, times) in [own, all] {
             if let Some(last) = before.end.replace(end) {
                 distances.add(distance(offset, last));
@@ -245,16 +262,31 @@ impl Histograms {
             ("IO lengths of commands", &self.length.all),
             ("IO lengths of Read commands", &self.length.reads),
             ("IO lengths of Write commands", &self.length.writes),
-            ("distance (in LBNs) between successive commands", &self.distance.all),
-            ("distance (in LBNs) between successive Read commands", &self.distance.reads),
-            ("distance (in LBNs) between successive Write commands", &self.distance.writes),
+            (
+                "distance (in LBNs) between successive commands",
+                &self.distance.all,
+            ),
+            (
+                "distance (in LBNs) between successive Read commands",
+                &self.distance.reads,
+            ),
+            (
+                "distance (in LBNs) between successive Write commands",
+                &self.distance.writes,
+            ),
             (
                 "distance (in LBNs) between each command from the closest of previous 16",
                 &self.closest,
             ),
             ("latency of IOs in Microseconds (us)", &self.latency.all),
-            ("latency of Read IOs in Microseconds (us)", &self.latency.reads),
-            ("latency of Write IOs in Microseconds (us)", &self.latency.writes),
+            (
+                "latency of Read IOs in Microseconds (us)",
+                &self.latency.reads,
+            ),
+            (
+                "latency of Write IOs in Microseconds (us)",
+                &self.latency.writes,
+            ),
             (
                 "number of outstanding IOs when a new IO is issued",
                 &self.outstanding.all,

@@ -119,12 +119,12 @@ impl Mini {
             self.queues[RAM].pop_front();
             self.held.remove(&block);
             self.ram -= 1;
+            if held.covered && held.freq == 0 {
+                continue;
+            }
             let full = self.queues[COLD].len() + self.queues[HOT].len() >= self.flash_max;
             if !full {
                 self.push(block, if held.freq > 0 { HOT } else { COLD }, 0, false);
-                continue;
-            }
-            if held.covered && held.freq == 0 {
                 continue;
             }
             let Some((victim, at)) = self.victim() else {

@@ -170,6 +170,10 @@ impl Policy {
         if self.pressure >= budget::FULL {
             return Place::Drop;
         }
+        if stay.covered && stay.freq == 0 {
+            // Prefetch will bring it again for nothing.
+            return Place::Drop;
+        }
         if !full {
             // The first filling: nothing is displaced, and a loop is caught from its start.
             let class = if stay.freq > 0 {
@@ -178,10 +182,6 @@ impl Policy {
                 Class::Cold
             };
             return Place::Put(class, 0);
-        }
-        if stay.covered && stay.freq == 0 {
-            // Prefetch will bring it again for nothing.
-            return Place::Drop;
         }
         Place::Compete
     }
@@ -276,7 +276,10 @@ mod tests {
             ..Config::of(1000)
         });
         policy.tick(0);
-        assert_eq!(policy.leave(stay(0, false), false), Place::Put(Class::Cold, 0));
+        assert_eq!(
+            policy.leave(stay(0, false), false),
+            Place::Put(Class::Cold, 0)
+        );
         policy.wrote(2800);
         policy.tick(0);
         assert!(!policy.displaces(1, 2), "under pressure a tie is no reason");

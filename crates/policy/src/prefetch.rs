@@ -180,7 +180,13 @@ impl Prefetcher {
 
     /// Notes that a read had to wait, i.e. needed a block that was neither on flash nor in RAM or
     /// was there only because it was prefetched.
-    pub fn waited(&mut self, key: u64, count: u32, in_stream: bool, out: &mut Vec<(Range, Source)>) {
+    pub fn waited(
+        &mut self,
+        key: u64,
+        count: u32,
+        in_stream: bool,
+        out: &mut Vec<(Range, Source)>,
+    ) {
         self.follow_history(key, count, in_stream, out);
     }
 
@@ -201,7 +207,9 @@ impl Prefetcher {
     fn follow_stream(&mut self, key: u64, count: u32, out: &mut Vec<(Range, Source)>) -> bool {
         let end = key.saturating_add(u64::from(count));
         let found = self.streams.iter().position(|s| {
-            key <= s.next.saturating_add(SKIP) && key.saturating_add(OVERLAP) > s.next && end >= s.next
+            key <= s.next.saturating_add(SKIP)
+                && key.saturating_add(OVERLAP) > s.next
+                && end >= s.next
         });
         let Some(i) = found else {
             let fresh = Stream {
@@ -317,7 +325,11 @@ impl Prefetcher {
                 let i = (0..FOLLOWERS)
                     .max_by_key(|i| {
                         let f = &self.followers[*i];
-                        if f.live { clock.wrapping_sub(f.used) } else { u32::MAX }
+                        if f.live {
+                            clock.wrapping_sub(f.used)
+                        } else {
+                            u32::MAX
+                        }
                     })
                     .unwrap_or(0);
                 self.followers[i] = Follower {
@@ -454,7 +466,10 @@ mod tests {
             p.outcome(Source::Stream, false);
         }
         let wasted: usize = (1..33).map(|i| run(&mut p, &mut out, i << 20)).sum();
-        assert!(wasted / 32 < at_first / 4, "{wasted} blocks after waste, {at_first} before");
+        assert!(
+            wasted / 32 < at_first / 4,
+            "{wasted} blocks after waste, {at_first} before"
+        );
         assert!(wasted > 0, "it must go on probing");
         for _ in 0..2000 {
             p.outcome(Source::Stream, true);

@@ -121,7 +121,11 @@ impl Tuner {
     }
 
     fn choose(&mut self) {
-        for ((mini, hits), score) in self.minis.iter_mut().zip(&mut self.hits).zip(&mut self.score)
+        for ((mini, hits), score) in self
+            .minis
+            .iter_mut()
+            .zip(&mut self.hits)
+            .zip(&mut self.score)
         {
             let cost = std::mem::take(&mut mini.written) * self.write_cost;
             *score += std::mem::take(hits) - cost as i64 - *score / MEMORY;

@@ -97,7 +97,9 @@ impl Builder {
         let (start, end) = record.blocks();
         self.add(Request {
             time_us: record.time_us,
-            block: start & ((1 << DISK_SHIFT) - 1) | u64::from(record.disk) << DISK_SHIFT,
+            // Beyond 8 million disks or 4 PiB, addresses share numbers.
+            block: start & ((1 << DISK_SHIFT) - 1)
+                | u64::from(record.disk & 0x7F_FFFF) << DISK_SHIFT,
             count: (end - start) as u32,
             write,
         });

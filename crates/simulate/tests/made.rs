@@ -34,7 +34,14 @@ fn score(policy: Policy, load: &Workload, blocks: usize) -> f64 {
 
 /// Ours without prefetch against LRU and the best of the others.
 fn demand(load: &Workload, blocks: usize) -> (f64, f64, f64) {
-    let others = [Kind::Arc, Kind::Lirs, Kind::TinyLfu, Kind::S3Fifo, Kind::Sieve, Kind::TwoQ];
+    let others = [
+        Kind::Arc,
+        Kind::Lirs,
+        Kind::TinyLfu,
+        Kind::S3Fifo,
+        Kind::Sieve,
+        Kind::TwoQ,
+    ];
     let best = others
         .into_iter()
         .map(|k| score(Policy::Reference(k), load, blocks))
@@ -53,14 +60,22 @@ fn zipf_and_eighty_twenty_are_near_the_best() {
         "80/20",
         reads((0..300_000u64).map(|i| {
             let (a, b) = (spread(i), spread(i + 1_000_000));
-            scattered(if a % 10 < 8 { b % 4000 } else { 4000 + b % 16_000 })
+            scattered(if a % 10 < 8 {
+                b % 4000
+            } else {
+                4000 + b % 16_000
+            })
         })),
     );
     for load in [&skewed, &hot] {
         for share in [0.05, 0.2] {
             let (ours, lru, best) = demand(load, load.capacity(share));
             assert!(ours > lru - 0.01, "{} {share}: {ours} lru {lru}", load.name);
-            assert!(ours > best * 0.93, "{} {share}: {ours} best {best}", load.name);
+            assert!(
+                ours > best * 0.93,
+                "{} {share}: {ours} best {best}",
+                load.name
+            );
         }
     }
 }
@@ -96,8 +111,15 @@ fn a_scan_does_not_wash_the_cache_out_and_does_not_reach_flash() {
     };
     let (total, parts) = run(Policy::Hearth, &with, 2000, &settings);
     let (before, after) = (parts[3].score(), parts[7].score());
-    assert!(after > before - 0.05, "{before} before the scan, {after} after");
-    assert!(total.flash_writes() < 60_000, "{} of 420,000 blocks", total.flash_writes());
+    assert!(
+        after > before - 0.05,
+        "{before} before the scan, {after} after"
+    );
+    assert!(
+        total.flash_writes() < 60_000,
+        "{} of 420,000 blocks",
+        total.flash_writes()
+    );
     assert!(parts[6].prefetch_hits * 10 > parts[6].reads * 9);
 }
 
@@ -106,7 +128,10 @@ fn it_follows_a_workload_that_changes_phase() {
     // A loop that wants the old kept, a drift that wants the new kept, the loop again.
     let looped = |n: u64| (0..n).map(|i| scattered(i % 3000));
     let drift = (0..150_000u64).map(|i| scattered(1_000_000 + i / 10 + spread(i) % 700));
-    let keys: Vec<u64> = looped(150_000).chain(drift).chain(looped(150_000)).collect();
+    let keys: Vec<u64> = looped(150_000)
+        .chain(drift)
+        .chain(looped(150_000))
+        .collect();
     let load = Workload::made("phases", reads(keys));
     let settings = Settings {
         parts: 9,
@@ -130,9 +155,16 @@ fn it_follows_a_workload_that_changes_phase() {
 
 #[test]
 fn random_reads_are_not_read_ahead_for_long() {
-    let load = Workload::made("random", reads((0..100_000).map(|i| spread(i) % 10_000_000)));
+    let load = Workload::made(
+        "random",
+        reads((0..100_000).map(|i| spread(i) % 10_000_000)),
+    );
     let (out, _) = run(Policy::Hearth, &load, 1000, &Settings::default());
-    assert!(out.prefetched * 20 < out.reads, "{} blocks ahead", out.prefetched);
+    assert!(
+        out.prefetched * 20 < out.reads,
+        "{} blocks ahead",
+        out.prefetched
+    );
 }
 
 #[test]
@@ -161,7 +193,10 @@ fn runs_repeat_exactly_and_plots_hold_every_row() {
     let again = matrix(&loads, &sizes, &all, &Settings::default(), 1);
     assert_eq!(rows.len(), all.len() * 2);
     for (a, b) in rows.iter().zip(&again) {
-        assert_eq!((a.policy, a.blocks, a.outcome), (b.policy, b.blocks, b.outcome));
+        assert_eq!(
+            (a.policy, a.blocks, a.outcome),
+            (b.policy, b.blocks, b.outcome)
+        );
     }
     let svg = plot::svg(&rows);
     assert_eq!(svg.matches("<polyline").count(), all.len());

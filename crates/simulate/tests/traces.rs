@@ -93,11 +93,23 @@ fn targets_hold_on_real_traces() {
             best(cell) * 100.0,
             of(cell, Policy::Reference(Kind::Opt)).score * 100.0,
             demand.score * 100.0,
-            if demand.score < best(cell) * 0.95 { '-' } else { ' ' },
+            if demand.score < best(cell) * 0.95 {
+                '-'
+            } else {
+                ' '
+            },
             ours.score * 100.0,
-            if ours.score < of(cell, lru).score - 0.01 { '!' } else if ours.score < best(cell) * 0.95 { '-' } else { ' ' },
+            if ours.score < of(cell, lru).score - 0.01 {
+                '!'
+            } else if ours.score < best(cell) * 0.95 {
+                '-'
+            } else {
+                ' '
+            },
             ours.flash_writes as f64 / of(cell, lru).flash_writes as f64,
-            100.0 - 100.0 * ours.outcome.prefetch_wasted as f64 / ours.outcome.prefetched.max(1) as f64,
+            100.0
+                - 100.0 * ours.outcome.prefetch_wasted as f64
+                    / ours.outcome.prefetched.max(1) as f64,
             ours.outcome.prefetch_requests,
         );
     }
@@ -107,7 +119,11 @@ fn targets_hold_on_real_traces() {
             .map(|c| of(c, *p).flash_writes as f64 / of(c, lru).flash_writes as f64)
             .sum::<f64>()
             / n;
-        println!("{:14} {:6.2} % flash writes {writes:.3} of lru's", p.name(), mean(*p));
+        println!(
+            "{:14} {:6.2} % flash writes {writes:.3} of lru's",
+            p.name(),
+            mean(*p)
+        );
     }
     let ours = mean(Policy::Hearth);
     for p in &references {
@@ -117,7 +133,11 @@ fn targets_hold_on_real_traces() {
         .iter()
         .filter(|c| of(c, Policy::Hearth).score >= best(c) * 0.95)
         .count() as f64;
-    println!("{} cells, within 5 % of the best: {:.1} %", cells.len(), near / n * 100.0);
+    println!(
+        "{} cells, within 5 % of the best: {:.1} %",
+        cells.len(),
+        near / n * 100.0
+    );
     assert!(near / n >= 0.8);
     for cell in &cells {
         let (ours, lru) = (of(cell, Policy::Hearth), of(cell, lru));

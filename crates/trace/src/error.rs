@@ -55,7 +55,9 @@ pub enum TraceError {
     #[error("there is no trace format “{0}”; known are {known}", known = crate::Format::names())]
     NoSuchFormat(String),
     /// Written by a newer Hearth.
-    #[error("the trace has version {0} of Hearth's format, which this Hearth does not know; use a newer one")]
+    #[error(
+        "the trace has version {0} of Hearth's format, which this Hearth does not know; use a newer one"
+    )]
     Newer(u16),
     /// Writing failed.
     #[error("the trace cannot be written: {0}; check that there is room")]

@@ -73,7 +73,8 @@ pub(crate) fn encode(records: &[Record], out: &mut Vec<u8>) {
     let mut end = 0u64;
     let mut disk = 0u32;
     for r in records {
-        let sectors = r.offset % SECTOR == 0 && u64::from(r.length) % SECTOR == 0 && end % SECTOR == 0;
+        let sectors =
+            r.offset % SECTOR == 0 && u64::from(r.length) % SECTOR == 0 && end % SECTOR == 0;
         let unit = if sectors { SECTOR } else { 1 };
         let op = match r.op {
             Op::Read => 0u64,
@@ -93,7 +94,14 @@ pub(crate) fn encode(records: &[Record], out: &mut Vec<u8>) {
         put(out, fold(r.time_us.wrapping_sub(time) as i64));
         // In sectors the difference is divided as a signed number: it may go either way.
         let delta = r.offset.wrapping_sub(end) as i64;
-        put(out, fold(if sectors { delta / SECTOR as i64 } else { delta }));
+        put(
+            out,
+            fold(if sectors {
+                delta / SECTOR as i64
+            } else {
+                delta
+            }),
+        );
         time = r.time_us;
         end = r.offset.wrapping_add(u64::from(r.length));
     }
@@ -188,18 +196,33 @@ mod tests {
     use proptest::prelude::*;
 
     pub(crate) fn any_record() -> impl Strategy<Value = Record> {
-        (any::<u64>(), any::<u32>(), 0..4u8, 0..1u64 << 62, 1..=LENGTH_MAX as u32).prop_map(
-            |(time_us, disk, op, offset, length)| {
+        (
+            any::<u64>(),
+            any::<u32>(),
+            0..4u8,
+            0..1u64 << 62,
+            1..=LENGTH_MAX as u32,
+        )
+            .prop_map(|(time_us, disk, op, offset, length)| {
                 let op = [Op::Read, Op::Write, Op::Discard, Op::Flush][usize::from(op)];
                 Record {
                     time_us,
                     disk,
                     op,
-                    offset: if disk % 2 == 0 { offset / 512 * 512 } else { offset },
-                    length: if op == Op::Flush { 0 } else if disk % 2 == 0 { length.div_ceil(512) * 512 } else { length },
+                    offset: if disk % 2 == 0 {
+                        offset / 512 * 512
+                    } else {
+                        offset
+                    },
+                    length: if op == Op::Flush {
+                        0
+                    } else if disk % 2 == 0 {
+                        length.div_ceil(512) * 512
+                    } else {
+                        length
+                    },
                 }
-            },
-        )
+            })
     }
 
     proptest! {
@@ -231,10 +254,34 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let records = [
-            Record { time_us: 0, disk: 0, op: Op::Read, offset: 4096, length: 8192 },
-            Record { time_us: 150, disk: 0, op: Op::Write, offset: 12288, length: 512 },
-            Record { time_us: 151, disk: 3, op: Op::Read, offset: 7, length: 100 },
-            Record { time_us: 152, disk: 3, op: Op::Flush, offset: 0, length: 0 },
+            Record {
+                time_us: 0,
+                disk: 0,
+                op: Op::Read,
+                offset: 4096,
+                length: 8192,
+            },
+            Record {
+                time_us: 150,
+                disk: 0,
+                op: Op::Write,
+                offset: 12288,
+                length: 512,
+            },
+            Record {
+                time_us: 151,
+                disk: 3,
+                op: Op::Read,
+                offset: 7,
+                length: 100,
+            },
+            Record {
+                time_us: 152,
+                disk: 3,
+                op: Op::Flush,
+                offset: 0,
+                length: 0,
+            },
         ];
         let mut bytes = header().to_vec();
         encode(&records, &mut bytes);

@@ -172,8 +172,9 @@ impl Info {
         }
         let (start, end) = r.blocks();
         self.sum.block_accesses += end - start;
-        let base = u64::from(r.disk) << DISK_SHIFT;
-        self.blocks.insert_range(base + start..base + end);
+        // Beyond 8 million disks or 4 PiB, addresses share numbers.
+        let at = u64::from(r.disk & 0x7F_FFFF) << DISK_SHIFT | start & ((1 << DISK_SHIFT) - 1);
+        self.blocks.insert_range(at..at + (end - start));
         self.sizes[bucket(length).min(32)] += 1;
         self.unaligned += u64::from(r.offset % BLOCK != 0 || length % BLOCK != 0);
         let stop = r.offset.saturating_add(length);
@@ -256,7 +257,10 @@ mod tests {
         add(1_000_100, Op::Flush, 0, 0);
         add(1_000_100, Op::Discard, 0, 1 << 20);
         let s = info.summary();
-        assert_eq!((s.requests, s.reads, s.writes, s.flushes, s.discards), (5, 2, 1, 1, 1));
+        assert_eq!(
+            (s.requests, s.reads, s.writes, s.flushes, s.discards),
+            (5, 2, 1, 1, 1)
+        );
         assert_eq!((s.block_accesses, s.unique_blocks), (5, 3));
         assert_eq!((s.read_bytes, s.written_bytes), (12288, 4096));
         assert!((s.reuse - 5.0 / 3.0).abs() < 1e-9);
@@ -267,8 +271,14 @@ mod tests {
         assert_eq!(
             s.sizes,
             [
-                Bin { up_to: Some(4096), count: 2 },
-                Bin { up_to: Some(8192), count: 1 }
+                Bin {
+                    up_to: Some(4096),
+                    count: 2
+                },
+                Bin {
+                    up_to: Some(8192),
+                    count: 1
+                }
             ]
         );
     }

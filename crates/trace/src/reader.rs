@@ -1,6 +1,6 @@
 //! Reads any trace as a stream of records.
 
-use std::io::{BufRead, Cursor, Read};
+use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 
 use crate::binary;
@@ -19,6 +19,15 @@ const LINE_MAX: u64 = 64 << 10;
 pub struct Options {
     /// Its form; found out if `None`.
     pub format: Option<Format>,
+}
+
+/// Where a source failed: fails once, then is at its end.
+struct Broken(Option<std::io::Error>);
+
+impl Read for Broken {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        self.0.take().map_or(Ok(0), Err)
+    }
 }
 
 /// A trace being read: an iterator of records. After an error it ends.
@@ -69,17 +78,23 @@ impl Reader {
     fn start(mut source: Box<dyn BufRead + Send>, options: Options) -> Result<Reader, TraceError> {
         // One read may bring less than detection needs, and what it sees is read again.
         let mut head = Vec::new();
-        (&mut source)
+        let failed = (&mut source)
             .take(source::HEAD as u64)
             .read_to_end(&mut head)
-            .map_err(|source| TraceError::Io { record: 0, source })?;
+            .err();
         let whole = head.len() < source::HEAD;
+        let rest: Box<dyn BufRead + Send> = match failed {
+            Some(source) if head.is_empty() => return Err(TraceError::Io { record: 0, source }),
+            // What came before the failure is a trace all the same; the failure comes after it.
+            Some(error) => Box::new(BufReader::new(Broken(Some(error)))),
+            None => source,
+        };
         let format = match options.format {
             Some(format) => format,
             None => Format::detect(&head, whole).ok_or(TraceError::Unknown)?,
         };
         let mut reader = Reader {
-            source: Box::new(Cursor::new(head).chain(source)),
+            source: Box::new(Cursor::new(head).chain(rest)),
             format,
             at: 0,
             line: Vec::new(),
@@ -225,8 +240,7 @@ impl Reader {
                 self.torn = true;
                 return Ok(None);
             }
-            let decoded =
-                promised.and_then(|_| frame::decode(&head, &self.body, &mut self.frame));
+            let decoded = promised.and_then(|_| frame::decode(&head, &self.body, &mut self.frame));
             if let Err(why) = decoded {
                 self.frame.clear();
                 // The file's last frame may be half written in any order of its pages.

@@ -323,7 +323,13 @@ pub(crate) fn detect(head: &[u8], whole: bool) -> Option<Format> {
     if first.iter().any(|c| !(*c >= 32 || c.is_ascii_whitespace())) {
         return None;
     }
-    for format in [Format::Csv, Format::Keys, Format::Msr, Format::Alibaba, Format::Spc] {
+    for format in [
+        Format::Csv,
+        Format::Keys,
+        Format::Msr,
+        Format::Alibaba,
+        Format::Spc,
+    ] {
         if first.first().is_some_and(u8::is_ascii_alphabetic) && header(format, first) {
             return Some(format);
         }
@@ -347,9 +353,7 @@ fn blkparse_shape(line: &[u8]) -> bool {
         .split(|c| c.is_ascii_whitespace())
         .filter(|f| !f.is_empty());
     let device = f.next().unwrap_or_default();
-    let pair = device
-        .split(|c| *c == b',')
-        .all(|n| number(n, "").is_ok());
+    let pair = device.split(|c| *c == b',').all(|n| number(n, "").is_ok());
     pair && device.contains(&b',')
         && f.next().is_some_and(|f| number(f, "").is_ok())
         && f.next().is_some_and(|f| number(f, "").is_ok())
@@ -390,7 +394,10 @@ mod tests {
         assert_eq!((r.time_us, r.offset, r.length), (9507, 223_490 * 512, 4096));
         let c = q.replace(" Q ", " C ");
         let mut disks = Disks::default();
-        assert_eq!(parse(Format::Blkparse, c.as_bytes(), 1, &mut disks), Ok(None));
+        assert_eq!(
+            parse(Format::Blkparse, c.as_bytes(), 1, &mut disks),
+            Ok(None)
+        );
         let total = b"Total (8,0):";
         assert_eq!(parse(Format::Blkparse, total, 1, &mut disks), Ok(None));
     }
@@ -437,11 +444,20 @@ mod tests {
         for (line, format) in [
             ("time_us,op,offset_bytes,length_bytes\n", Format::Csv),
             ("block,count\n1,1\n", Format::Keys),
-            ("128166372003061629,hm,1,Read,8483584512,24576,41286\n", Format::Msr),
-            ("725,R,126703644672,4096,1577808000000626\n", Format::Alibaba),
+            (
+                "128166372003061629,hm,1,Read,8483584512,24576,41286\n",
+                Format::Msr,
+            ),
+            (
+                "725,R,126703644672,4096,1577808000000626\n",
+                Format::Alibaba,
+            ),
             ("0,20941264,8192,W,0.551706\n", Format::Spc),
             ("0,W,512,4096\n", Format::Csv),
-            ("8,0 3 11 0.009507758 697 Q W 223490 + 8 [k]\n", Format::Blkparse),
+            (
+                "8,0 3 11 0.009507758 697 Q W 223490 + 8 [k]\n",
+                Format::Blkparse,
+            ),
         ] {
             assert_eq!(detect(line.as_bytes(), false), Some(format), "{line}");
         }

@@ -55,19 +55,17 @@ fn compression_is_taken_off() {
     for packed in [zstd, gzip.finish().expect("gzip")] {
         assert_eq!(read(packed.clone()).expect("read"), records);
         let cut = packed[..packed.len() - 20].to_vec();
-        let mut seen = 0u64;
-        let failed = reader(cut)
-            .expect("the beginning is whole")
-            .find_map(|r| match r {
-                Ok(_) => {
-                    seen += 1;
-                    None
-                }
-                Err(e) => Some(e),
-            });
+        // A decompressor that gave nothing yet fails at once, one that did fails after it.
+        let failed = match reader(cut) {
+            Err(e) => Some(e),
+            Ok(reader) => reader.filter_map(Result::err).last(),
+        };
         assert!(
-            matches!(failed, Some(TraceError::Io { .. } | TraceError::Record { .. })),
-            "{failed:?} after {seen}"
+            matches!(
+                failed,
+                Some(TraceError::Io { .. } | TraceError::Record { .. })
+            ),
+            "{failed:?}"
         );
     }
 }
@@ -77,7 +75,13 @@ fn a_torn_tail_is_cut_off_and_damage_before_it_is_said() {
     let records = records(FRAME_RECORDS as u64 + 50);
     let whole = written(&records, Output::Hearth);
     let first = written(&records[..FRAME_RECORDS], Output::Hearth).len();
-    for cut in [first + 1, first + 15, first + 16, first + 40, whole.len() - 1] {
+    for cut in [
+        first + 1,
+        first + 15,
+        first + 16,
+        first + 40,
+        whole.len() - 1,
+    ] {
         let mut reader = reader(whole[..cut].to_vec()).expect("a header");
         let got: Result<Vec<Record>, _> = reader.by_ref().collect();
         assert_eq!(got.expect("no error").len(), FRAME_RECORDS, "cut at {cut}");

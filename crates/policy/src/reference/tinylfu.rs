@@ -55,8 +55,8 @@ impl TinyLfu {
     fn leave_window(&mut self, id: u32) {
         if self.probation.len() + self.protected.len() >= self.main_max {
             let victim = self.probation.back().or(self.protected.back());
-            let beaten = victim
-                .filter(|v| self.sketch.estimate(hash(id)) > self.sketch.estimate(hash(*v)));
+            let beaten =
+                victim.filter(|v| self.sketch.estimate(hash(id)) > self.sketch.estimate(hash(*v)));
             let Some(victim) = beaten else {
                 self.at[id as usize] = At::Nowhere;
                 return;
