@@ -20,7 +20,7 @@ const TIMES: usize = SAMPLES * 4;
 /// Sampling thresholds are in 2^-24ths.
 const RATE_BITS: u32 = 24;
 /// Buckets of the distance histogram per doubling.
-const PER_OCTAVE: u64 = 32;
+const PER_OCTAVE: u64 = 128;
 /// Distances from 2^40 blocks (4 PiB) on share the last bucket.
 const OCTAVES: u64 = 40;
 

@@ -12,6 +12,8 @@ const PER_WORD: u64 = 16;
 const HALVE: u64 = 0x7777_7777_7777_7777;
 /// Bits of memory per cached block.
 const BITS_PER_BLOCK: u64 = 10;
+/// Words of a row at least: 8 KiB, so that small caches need not be forgetful.
+const ROW_WORDS_MIN: u64 = 1024;
 /// Uses per cached block between halvings: a working set several times flash still counts.
 const PERIOD: u64 = 10;
 /// Odd constants that give each row its own hash (from xxHash64 and SplitMix64).
@@ -29,7 +31,7 @@ pub struct Sketch {
 impl Sketch {
     /// A sketch for a cache of `blocks`.
     pub fn new(blocks: usize) -> Sketch {
-        let row_words = (blocks as u64 * BITS_PER_BLOCK / 64 / ROWS).max(4);
+        let row_words = (blocks as u64 * BITS_PER_BLOCK / 64 / ROWS).max(ROW_WORDS_MIN);
         Sketch {
             words: vec![0; (row_words * ROWS) as usize],
             row_words,

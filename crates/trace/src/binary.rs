@@ -142,8 +142,7 @@ pub(crate) fn looks_like_oracle(head: &[u8], whole: bool) -> bool {
         return false;
     };
     let mut before = 0;
-    let mut index = 0i64;
-    for b in rows {
+    for (index, b) in (0i64..).zip(rows) {
         let (time, size, next) = (u32_at(b, 0), u32_at(b, 12), u64_at(b, 16) as i64);
         // Times do not go back, the next access is later than this one or never (-1 or the
         // largest number), and sizes are those of objects.
@@ -152,7 +151,6 @@ pub(crate) fn looks_like_oracle(head: &[u8], whole: bool) -> bool {
             return false;
         }
         before = time;
-        index += 1;
     }
     true
 }

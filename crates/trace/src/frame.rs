@@ -85,7 +85,10 @@ pub(crate) fn encode(records: &[Record], out: &mut Vec<u8>) {
         let other_disk = u64::from(r.disk != disk);
         put(
             out,
-            u64::from(r.length) / unit << 4 | other_disk << 3 | u64::from(sectors) << 2 | op,
+            ((u64::from(r.length) / unit) << 4)
+                | (other_disk << 3)
+                | (u64::from(sectors) << 2)
+                | op,
         );
         if other_disk == 1 {
             put(out, u64::from(r.disk));

@@ -48,7 +48,7 @@ impl Lirs {
         }
     }
 
-    fn to_top(&mut self, id: u32) {
+    fn raise(&mut self, id: u32) {
         if self.in_stack[id as usize] {
             self.stack.touch(&mut self.stack_links, id);
         } else {
@@ -108,7 +108,7 @@ impl Lirs {
     fn promote(&mut self, id: u32) {
         self.is[id as usize] = Is::Lir;
         self.lirs += 1;
-        self.to_top(id);
+        self.raise(id);
         if self.lirs > self.lir_max {
             self.demote_bottom();
         }
@@ -121,7 +121,7 @@ impl Reference for Lirs {
         match self.is[i] {
             Is::Lir => {
                 let bottom = self.stack.back() == Some(id);
-                self.to_top(id);
+                self.raise(id);
                 if bottom {
                     self.prune();
                 }
@@ -132,7 +132,7 @@ impl Reference for Lirs {
                     self.queue.remove(&mut self.queue_links, id);
                     self.promote(id);
                 } else {
-                    self.to_top(id);
+                    self.raise(id);
                     self.queue.touch(&mut self.queue_links, id);
                 }
                 true
@@ -150,7 +150,7 @@ impl Reference for Lirs {
                     self.promote(id);
                 } else {
                     self.is[i] = Is::Hir;
-                    self.to_top(id);
+                    self.raise(id);
                     self.queue.push_front(&mut self.queue_links, id);
                     if self.lir_max == 0 {
                         self.prune();
