@@ -418,7 +418,7 @@ pub enum WriteTo {
     after_help = "Example:\n  hearth simulate hm_1.csv.gz --size 1%,5%,10%,20%,40% --policy all\n  \
     hearth simulate a.hearth b.hearth --size 50G --policy hearth,lru,arc --svg curves.svg\n\n\
     Hits of prefetched blocks are counted as hits and shown apart: the simulator has no disk, so\n\
-    it takes what is read ahead to be there when the next request comes."
+    it takes what is read ahead to be there after --prefetch-latency."
 )]
 pub struct Simulate {
     /// Traces in any form `hearth trace` reads
@@ -450,6 +450,10 @@ pub struct Simulate {
     /// What hearth may write to flash, per second in the long run [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub flash_rate: Option<Size>,
+    /// Time a prefetched block takes to arrive, microseconds of the trace's time; asked for
+    /// earlier, it counts as a miss
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    pub prefetch_latency: u64,
     /// Count hits in so many equal parts of the trace too
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub parts: u16,
@@ -504,7 +508,7 @@ mod tests {
             "hearth trace convert a b --format msr --to csv --disk 2",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
-            "hearth simulate a --policy hearth,lru --write-mode write-back --flash-rate 20M --format csv",
+            "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
         ] {
             if let Err(e) = parse(line) {
                 panic!("{line}: {e}");

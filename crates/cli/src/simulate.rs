@@ -26,6 +26,7 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
         budget: args
             .flash_rate
             .map_or_else(Budget::unlimited, |s| Budget::bytes_per_second(s.0)),
+        latency_us: args.prefetch_latency,
         parts: usize::from(args.parts),
     };
     let threads = args.threads.map_or_else(

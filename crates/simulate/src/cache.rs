@@ -37,6 +37,8 @@ struct Held {
     freq: u8,
     covered: bool,
     unused: Option<Source>,
+    /// When a prefetched block arrives.
+    ready_us: u64,
 }
 
 type Queue = VecDeque<(u64, u64)>;
@@ -57,6 +59,10 @@ pub struct Cache {
     waiting: usize,
     seq: u64,
     ahead: Vec<(Range, Source)>,
+    now_us: u64,
+    /// Time from asking for a block ahead of its use to having it, microseconds. A use before
+    /// counts as a miss.
+    pub latency_us: u64,
     /// What happened.
     pub out: Outcome,
 }
@@ -77,6 +83,8 @@ impl Cache {
             waiting: 0,
             seq: 0,
             ahead: Vec::new(),
+            now_us: 0,
+            latency_us: 0,
             out: Outcome::default(),
         }
     }
@@ -89,18 +97,23 @@ impl Cache {
     /// Serves a request.
     pub fn request(&mut self, request: &Request) {
         self.policy.tick(request.time_us);
+        self.now_us = request.time_us;
         let n = u64::from(request.count);
         let mut ahead = std::mem::take(&mut self.ahead);
         ahead.clear();
         let in_stream =
             !request.write && self.policy.read(request.block, request.count, &mut ahead);
         let (mut hits, mut foreseen, mut waited) = (0, 0, false);
+        let late_before = self.out.prefetch_late;
         for key in request.block..request.block + n {
             let how = self.access(key, request.write);
             hits += u64::from(how != Use::Miss);
             foreseen += u64::from(matches!(how, Use::Prefetched(_)));
             waited |= how != Use::Hit;
         }
+        let late = self.out.prefetch_late - late_before;
+        hits -= late;
+        foreseen -= late.min(foreseen);
         if request.write {
             self.out.writes += n;
             self.out.write_hits += hits;
@@ -158,6 +171,7 @@ impl Cache {
                 freq,
                 covered,
                 unused,
+                ready_us: self.now_us.saturating_add(self.latency_us),
             },
         );
         if at != At::Ram {
@@ -172,6 +186,7 @@ impl Cache {
         if let Some(held) = self.held.get_mut(&key) {
             if let Some(source) = held.unused.take() {
                 self.waiting -= 1;
+                self.out.prefetch_late += u64::from(self.now_us < held.ready_us);
                 how = Use::Prefetched(source);
             } else {
                 how = Use::Hit;

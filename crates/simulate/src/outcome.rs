@@ -17,6 +17,8 @@ pub struct Outcome {
     pub prefetched: u64,
     /// Blocks prefetched and dropped without a use.
     pub prefetch_wasted: u64,
+    /// Blocks prefetched but asked for before they had arrived; counted as misses.
+    pub prefetch_late: u64,
     /// Requests to the origin that carried nothing but prefetched blocks.
     pub prefetch_requests: u64,
     /// Missed blocks written to flash.
@@ -61,6 +63,7 @@ impl Outcome {
             prefetch_hits: self.prefetch_hits - before.prefetch_hits,
             prefetched: self.prefetched - before.prefetched,
             prefetch_wasted: self.prefetch_wasted - before.prefetch_wasted,
+            prefetch_late: self.prefetch_late - before.prefetch_late,
             prefetch_requests: self.prefetch_requests - before.prefetch_requests,
             insertions: self.insertions - before.insertions,
             reinsertions: self.reinsertions - before.reinsertions,

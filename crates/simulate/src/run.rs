@@ -52,6 +52,8 @@ pub struct Settings {
     pub write_mode: WriteMode,
     /// What may be written to flash.
     pub budget: Budget,
+    /// Time a prefetched block takes to arrive, microseconds of the trace's time.
+    pub latency_us: u64,
     /// Parts of the trace for which hits are counted apart, to show how a policy adapts.
     pub parts: usize,
 }
@@ -61,6 +63,7 @@ impl Default for Settings {
         Settings {
             write_mode: WriteMode::Through,
             budget: Budget::unlimited(),
+            latency_us: 0,
             parts: 1,
         }
     }
@@ -105,6 +108,7 @@ pub fn run(
                 ..Config::of(capacity)
             };
             let mut cache = Cache::new(config, settings.write_mode);
+            cache.latency_us = settings.latency_us;
             in_parts(load, settings.parts, |request| {
                 cache.request(request);
                 cache.out
