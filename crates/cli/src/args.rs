@@ -67,6 +67,11 @@ pub enum Command {
     Disk(Disk),
     /// Show what the cache does
     Stats(Stats),
+    /// Convert traces and sum them up
+    #[command(subcommand)]
+    Trace(Trace),
+    /// Try cache policies and sizes on traces
+    Simulate(Simulate),
 }
 
 #[derive(Debug, Subcommand)]
@@ -342,6 +347,124 @@ pub struct Stats {
     pub watch: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum Trace {
+    /// Write a trace in Hearth's own compact form, or as CSV
+    #[command(
+        after_help = "Example:\n  hearth trace convert hm_1.csv.gz hm_1.hearth\n  \
+        hearth trace convert vm.vscsi vm.csv --to csv"
+    )]
+    Convert(TraceConvert),
+    /// Sum a trace up: requests, working set, reuse, sizes, seeks, and how they spread over time
+    #[command(
+        after_help = "Example:\n  hearth trace info hm_1.csv.gz\n  hearth trace info vm.vscsi --json"
+    )]
+    Info(TraceInfo),
+}
+
+/// A trace's form.
+fn parse_format(text: &str) -> Result<hearth_trace::Format, String> {
+    text.parse()
+        .map_err(|e: hearth_trace::TraceError| e.to_string())
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TraceConvert {
+    /// The trace; compressed with gzip or zstd is fine, - is standard input
+    #[arg(value_name = "FROM")]
+    pub from: PathBuf,
+    /// Where to write; - is standard output
+    #[arg(value_name = "TO")]
+    pub to: PathBuf,
+    /// Form of FROM [default: found out]
+    #[arg(long, value_name = "FORM", value_parser = parse_format)]
+    pub format: Option<hearth_trace::Format>,
+    /// Form to write
+    #[arg(long = "to", value_enum, default_value = "hearth", value_name = "FORM")]
+    pub output: TraceOutput,
+    /// Only this disk of a trace with several, numbered from 0 in order of appearance
+    #[arg(long, value_name = "N")]
+    pub disk: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TraceOutput {
+    /// Compact, checksummed; see docs/trace-format.md
+    Hearth,
+    /// time_us,op,offset_bytes,length_bytes
+    Csv,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TraceInfo {
+    /// The trace
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Its form [default: found out]
+    #[arg(long, value_name = "FORM", value_parser = parse_format)]
+    pub format: Option<hearth_trace::Format>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WriteTo {
+    /// Written blocks go on flash by their merit; the origin has them
+    WriteThrough,
+    /// Every write goes on flash at once
+    WriteBack,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth simulate hm_1.csv.gz --size 1%,5%,10%,20%,40% --policy all\n  \
+    hearth simulate a.hearth b.hearth --size 50G --policy hearth,lru,arc --svg curves.svg\n\n\
+    Hits of prefetched blocks are counted as hits and shown apart: the simulator has no disk, so\n\
+    it takes what is read ahead to be there after --prefetch-latency."
+)]
+pub struct Simulate {
+    /// Traces in any form `hearth trace` reads
+    #[arg(value_name = "TRACE", required = true)]
+    pub traces: Vec<PathBuf>,
+    /// Form of the traces [default: found out]
+    #[arg(long, value_name = "FORM", value_parser = parse_format)]
+    pub format: Option<hearth_trace::Format>,
+    /// Cache sizes: shares of a trace's working set (5%) or sizes (20G)
+    #[arg(
+        long,
+        value_name = "SIZE,...",
+        value_delimiter = ',',
+        default_value = "1%,5%,10%,20%,40%"
+    )]
+    pub size: Vec<String>,
+    /// Policies: all, hearth, hearth-demand (without prefetch), lru, 2q, arc, lirs, w-tinylfu,
+    /// s3-fifo, sieve, opt (knows the future)
+    #[arg(
+        long,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        default_value = "all"
+    )]
+    pub policy: Vec<String>,
+    /// What hearth does with written blocks; the other policies always renew flash
+    #[arg(long, value_enum, default_value = "write-through")]
+    pub write_mode: WriteTo,
+    /// What hearth may write to flash, per second in the long run [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub flash_rate: Option<Size>,
+    /// Time a prefetched block takes to arrive, microseconds of the trace's time; asked for
+    /// earlier, it counts as a miss
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    pub prefetch_latency: u64,
+    /// Count hits in so many equal parts of the trace too
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub parts: u16,
+    /// Draw hit ratio over size into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Threads [default: one per CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,6 +504,11 @@ mod tests {
             "hearth disk accept-loss vm",
             "hearth stats",
             "hearth stats vm --watch --json",
+            "hearth trace convert a.csv.gz b.hearth",
+            "hearth trace convert a b --format msr --to csv --disk 2",
+            "hearth trace info a --format spc --json",
+            "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
+            "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
         ] {
             if let Err(e) = parse(line) {
                 panic!("{line}: {e}");
@@ -401,6 +529,9 @@ mod tests {
             "hearth disk add vm --origin /o --mode writeback",
             "hearth disk set vm",
             "hearth disk remove vm --yes",
+            "hearth trace info",
+            "hearth trace info a --format nonsense",
+            "hearth simulate",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

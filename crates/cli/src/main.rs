@@ -8,8 +8,10 @@ mod disk;
 mod interrupt;
 mod pool;
 mod serve;
+mod simulate;
 mod stats;
 mod table;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
+        Command::Trace(command) => trace::run(&global, command),
+        Command::Simulate(args) => simulate::run(&global, &args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

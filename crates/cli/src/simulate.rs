@@ -1,0 +1,185 @@
+//! `hearth simulate`: what would a cache of this size and policy have done?
+
+use hearth_daemon::error::Error;
+use hearth_daemon::size;
+use hearth_policy::Budget;
+use hearth_simulate::{Policy, Row, Settings, Size, Workload, WriteMode, matrix, plot};
+use hearth_trace::{BLOCK, Options, Reader, sparkline};
+
+use crate::args::{Global, Simulate, WriteTo};
+use crate::table::Table;
+use crate::trace::failed;
+use crate::{Outcome, print_json};
+
+pub fn run(global: &Global, args: &Simulate) -> Outcome {
+    let sizes = args
+        .size
+        .iter()
+        .map(|s| cache_size(s))
+        .collect::<Result<Vec<Size>, Error>>()?;
+    let policies = policies(&args.policy)?;
+    let settings = Settings {
+        write_mode: match args.write_mode {
+            WriteTo::WriteThrough => WriteMode::Through,
+            WriteTo::WriteBack => WriteMode::Back,
+        },
+        budget: args
+            .flash_rate
+            .map_or_else(Budget::unlimited, |s| Budget::bytes_per_second(s.0)),
+        latency_us: args.prefetch_latency,
+        parts: usize::from(args.parts),
+    };
+    let threads = args.threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        usize::from,
+    );
+    let mut rows: Vec<Row> = Vec::new();
+    // One trace at a time in memory.
+    for path in &args.traces {
+        let options = Options {
+            format: args.format,
+        };
+        let name = path
+            .file_name()
+            .map_or_else(|| "stdin".into(), |n| n.to_string_lossy());
+        let load = Reader::open(path, options)
+            .and_then(|reader| Workload::load(&name, reader))
+            .map_err(|e| failed(&e))?;
+        rows.extend(matrix(&[load], &sizes, &policies, &settings, threads));
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, plot::svg(&rows)).map_err(|e| {
+            Error::invalid(
+                format!("the plot {} cannot be written: {e}", path.display()),
+                "give a path that can be written",
+            )
+        })?;
+    }
+    if global.json {
+        return print_json(&rows);
+    }
+    print!("{}", table(&rows));
+    Ok(())
+}
+
+fn cache_size(text: &str) -> Result<Size, Error> {
+    let wrong = |why: String| {
+        Error::invalid(
+            format!("the cache size “{text}” is not understood: {why}"),
+            "write a share such as 5% or a size such as 20G",
+        )
+    };
+    if let Some(share) = text.trim().strip_suffix('%') {
+        let share: f64 = share
+            .parse()
+            .map_err(|_| wrong("it is not a number".to_owned()))?;
+        if !(share > 0.0 && share <= 1000.0) {
+            return Err(wrong("a share is above 0 and at most 1000 %".to_owned()));
+        }
+        return Ok(Size::Fraction(share / 100.0));
+    }
+    let bytes = size::parse(text).map_err(|e| wrong(e.to_string()))?;
+    let blocks = bytes / BLOCK;
+    /// Blocks that block numbers of 32 bits can tell apart: 16 TiB.
+    const MOST: u64 = u32::MAX as u64;
+    if blocks == 0 || blocks > MOST {
+        return Err(wrong("it must be from 4K to 16T".to_owned()));
+    }
+    Ok(Size::Blocks(blocks as usize))
+}
+
+fn policies(names: &[String]) -> Result<Vec<Policy>, Error> {
+    let mut out: Vec<Policy> = Vec::new();
+    for name in names {
+        let more = if name == "all" {
+            Policy::all()
+        } else {
+            let known = || {
+                let names: Vec<&str> = Policy::all().iter().map(|p| p.name()).collect();
+                names.join(", ")
+            };
+            vec![Policy::named(name).ok_or_else(|| {
+                Error::invalid(
+                    format!("there is no policy “{name}”"),
+                    format!("choose all or from {}", known()),
+                )
+            })?]
+        };
+        for policy in more {
+            if !out.contains(&policy) {
+                out.push(policy);
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn table(rows: &[Row]) -> String {
+    let percent = |part: f64| format!("{:.2}", part * 100.0);
+    let parts = rows.iter().any(|r| !r.parts.is_empty());
+    let mut headings = vec![
+        "TRACE",
+        ">CACHE",
+        "POLICY",
+        ">READ HIT %",
+        ">ALL HIT %",
+        ">PREFETCH HIT %",
+        ">FLASH BLOCKS WRITTEN",
+    ];
+    if parts {
+        headings.push("HITS OVER TIME");
+    }
+    let mut table = Table::new(&headings);
+    for r in rows {
+        let o = &r.outcome;
+        let of_reads = |n: u64| {
+            if o.reads == 0 {
+                "-".to_owned()
+            } else {
+                percent(n as f64 / o.reads as f64)
+            }
+        };
+        let mut cells = vec![
+            crate::table::plain(&r.trace),
+            if r.fraction > 0.0 {
+                format!("{} %", (r.fraction * 1000.0).round() / 10.0)
+            } else {
+                size::human(r.blocks as u64 * BLOCK)
+            },
+            r.policy.to_owned(),
+            of_reads(o.read_hits),
+            percent(r.hit_ratio),
+            of_reads(o.prefetch_hits),
+            r.flash_writes.to_string(),
+        ];
+        if parts {
+            let scaled: Vec<u64> = r.parts.iter().map(|p| (p * 1000.0) as u64).collect();
+            // The last value fixes the scale to one hundred percent.
+            let bars = sparkline(&[&scaled[..], &[1000]].concat());
+            cells.push(bars.chars().take(scaled.len()).collect());
+        }
+        table.row(cells);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_shares_or_bytes() {
+        assert!(matches!(cache_size("5%"), Ok(Size::Fraction(f)) if (f - 0.05).abs() < 1e-9));
+        assert!(matches!(cache_size("1M"), Ok(Size::Blocks(256))));
+        for wrong in ["", "x%", "0%", "-1%", "5", "20T", "NaN%"] {
+            assert!(cache_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn policies_are_named_once() {
+        let all = policies(&["all".to_owned(), "lru".to_owned()]);
+        assert_eq!(all.map(|p| p.len()).ok(), Some(10));
+        assert!(policies(&["fifo2".to_owned()]).is_err());
+    }
+}

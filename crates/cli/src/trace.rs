@@ -1,0 +1,151 @@
+//! `hearth trace …`: traces from elsewhere, converted and summed up. No daemon is asked.
+
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use hearth_daemon::error::Error;
+use hearth_daemon::size::human;
+use hearth_trace::{Bin, Info, Options, Output, Reader, Summary, TraceError, Writer, sparkline};
+
+use crate::args::{Global, Trace, TraceConvert, TraceInfo, TraceOutput};
+use crate::table::Table;
+use crate::{Outcome, print_json};
+
+/// A trace's error as one for the user: the sentence already says what to do.
+pub fn failed(error: &TraceError) -> Error {
+    Error::invalid(error.to_string(), "")
+}
+
+pub fn run(global: &Global, command: Trace) -> Outcome {
+    match command {
+        Trace::Convert(args) => convert(global, &args),
+        Trace::Info(args) => info(global, &args),
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Converted {
+    records: u64,
+    torn: bool,
+}
+
+fn convert(global: &Global, args: &TraceConvert) -> Outcome {
+    let options = Options {
+        format: args.format,
+    };
+    let mut reader = Reader::open(&args.from, options).map_err(|e| failed(&e))?;
+    let stdout = args.to == Path::new("-");
+    let out: Box<dyn Write> = if stdout {
+        Box::new(std::io::stdout())
+    } else {
+        let file = std::fs::File::create_new(&args.to).map_err(|e| {
+            Error::invalid(
+                format!("{} cannot be made: {e}", args.to.display()),
+                "give the name of a file that is not there yet",
+            )
+        })?;
+        Box::new(file)
+    };
+    let output = match args.output {
+        TraceOutput::Hearth => Output::Hearth,
+        TraceOutput::Csv => Output::Csv,
+    };
+    let mut writer = Writer::new(BufWriter::new(out), output).map_err(|e| failed(&e))?;
+    let mut records = 0;
+    for record in reader.by_ref() {
+        let mut record = record.map_err(|e| failed(&e))?;
+        if let Some(disk) = args.disk {
+            if record.disk != disk {
+                continue;
+            }
+            record.disk = 0;
+        }
+        writer.push(record).map_err(|e| failed(&e))?;
+        records += 1;
+    }
+    writer.finish().map_err(|e| failed(&e))?;
+    let torn = reader.torn();
+    if stdout {
+        return Ok(());
+    }
+    if global.json {
+        return print_json(&Converted { records, torn });
+    }
+    println!(
+        "{records} records written to {}{}",
+        args.to.display(),
+        if torn {
+            "; the trace ended in an unfinished frame, which was left out"
+        } else {
+            ""
+        }
+    );
+    Ok(())
+}
+
+fn info(global: &Global, args: &TraceInfo) -> Outcome {
+    let options = Options {
+        format: args.format,
+    };
+    let mut reader = Reader::open(&args.trace, options).map_err(|e| failed(&e))?;
+    let mut info = Info::new();
+    for record in reader.by_ref() {
+        info.add(&record.map_err(|e| failed(&e))?);
+    }
+    let sum = info.summary();
+    if global.json {
+        return print_json(&sum);
+    }
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    let operations = reader.format().has_operations();
+    println!("form          {}", reader.format());
+    println!("requests      {}", sum.requests);
+    if operations {
+        println!(
+            "reads         {} ({}), {}",
+            sum.reads,
+            percent(sum.read_share),
+            human(sum.read_bytes)
+        );
+        println!("writes        {}, {}", sum.writes, human(sum.written_bytes));
+        if sum.discards + sum.flushes > 0 {
+            println!("discards      {}, flushes {}", sum.discards, sum.flushes);
+        }
+        println!("duration      {:.1} s", sum.duration_us as f64 / 1e6);
+    }
+    println!("disks         {}", sum.disks);
+    println!(
+        "working set   {} ({} blocks of 4 KiB)",
+        human(sum.unique_blocks * 4096),
+        sum.unique_blocks
+    );
+    println!(
+        "reuse         {:.2} accesses per block; no cache without prefetch hits more than {}",
+        sum.reuse,
+        percent(1.0 - 1.0 / sum.reuse.max(1.0))
+    );
+    println!("unaligned     {}", percent(sum.unaligned_share));
+    println!("sequential    {}", percent(sum.sequential_share));
+    if operations {
+        println!("over time     {}", sparkline(&sum.over_time));
+    }
+    println!();
+    print!("{}", bars("SIZE UP TO", &sum.sizes, &sum));
+    println!();
+    print!("{}", bars("SEEK UP TO", &sum.seeks, &sum));
+    Ok(())
+}
+
+/// A histogram with a bar for each bucket.
+fn bars(title: &str, bins: &[Bin], sum: &Summary) -> String {
+    /// Characters of a bar that means all requests.
+    const WIDTH: u64 = 40;
+    let all = (sum.reads + sum.writes).max(1);
+    let mut table = Table::new(&[&format!(">{title}"), ">REQUESTS", ""]);
+    for bin in bins {
+        let limit = bin.up_to.map_or_else(|| "more".to_owned(), human);
+        let bar = "█".repeat((bin.count * WIDTH).div_ceil(all) as usize);
+        table.row([limit, bin.count.to_string(), bar]);
+    }
+    table.render()
+}

@@ -1,0 +1,172 @@
+//! A cache in miniature: how would these rules do?
+//!
+//! Blocks are sampled by hash, so that a block is always in or always out, and the cache is
+//! scaled down by the same factor; its hit ratio is then that of the full one (SHARDS, Waldspurger
+//! et al., FAST 2015; miniature simulation, ATC 2017). A miniature holds no data and at most
+//! [`MINI_BLOCKS`] entries however large the real cache is.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use crate::rules::{Class, FREQ_MAX, Rules, Verdict};
+use crate::sketch::Sketch;
+
+/// Most blocks of a miniature.
+pub(crate) const MINI_BLOCKS: usize = 4096;
+
+const RAM: usize = 0;
+const COLD: usize = 1;
+const HOT: usize = 2;
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    at: usize,
+    seq: u32,
+    freq: u8,
+    covered: bool,
+}
+
+/// One miniature under fixed rules. Blocks are known by the low half of their hash.
+#[derive(Debug)]
+pub(crate) struct Mini {
+    rules: Rules,
+    held: HashMap<u32, Held>,
+    /// RAM, cold, hot; oldest in front. An entry whose number is not its block's is dead space.
+    queues: [VecDeque<(u32, u32)>; 3],
+    ram: usize,
+    ram_max: usize,
+    cold_max: usize,
+    flash_max: usize,
+    seq: u32,
+    /// Blocks written to flash; the tuner takes it back to zero.
+    pub written: u64,
+}
+
+impl Mini {
+    /// An empty miniature with so many blocks of RAM and flash.
+    pub fn new(rules: Rules, ram: usize, flash: usize) -> Mini {
+        Mini {
+            rules,
+            held: HashMap::with_capacity(ram + flash + 1),
+            queues: Default::default(),
+            ram: 0,
+            ram_max: ram.max(1),
+            cold_max: rules.cold_blocks(flash),
+            flash_max: flash.max(1),
+            seq: 0,
+            written: 0,
+        }
+    }
+
+    fn push(&mut self, block: u32, at: usize, freq: u8, covered: bool) {
+        self.seq = self.seq.wrapping_add(1);
+        self.queues[at].push_back((block, self.seq));
+        if at == RAM {
+            self.ram += 1;
+        } else {
+            self.written += 1;
+        }
+        let seq = self.seq;
+        self.held.insert(
+            block,
+            Held {
+                at,
+                seq,
+                freq,
+                covered,
+            },
+        );
+    }
+
+    /// The oldest living block of a queue; what is dead before it is cleared away.
+    fn oldest(&mut self, at: usize) -> Option<(u32, Held)> {
+        while let Some((block, seq)) = self.queues[at].front() {
+            if let Some(held) = self.held.get(block)
+                && held.seq == *seq
+            {
+                return Some((*block, *held));
+            }
+            self.queues[at].pop_front();
+        }
+        None
+    }
+
+    /// Uses a block; true if it was held. `covered` if prefetch had just brought it.
+    pub fn access(&mut self, block: u32, write: bool, covered: bool, sketch: &Sketch) -> bool {
+        let Some(held) = self.held.get_mut(&block) else {
+            self.push(block, RAM, 0, covered);
+            self.settle(sketch);
+            return false;
+        };
+        held.freq = (held.freq + 1).min(FREQ_MAX);
+        held.covered &= covered;
+        let held = *held;
+        if write && held.at != RAM {
+            // The flash copy is void; the new one begins in RAM.
+            self.push(block, RAM, held.freq, held.covered);
+            self.settle(sketch);
+        }
+        true
+    }
+
+    fn settle(&mut self, sketch: &Sketch) {
+        while self.ram > self.ram_max {
+            let Some((block, held)) = self.oldest(RAM) else {
+                self.ram = 0;
+                return;
+            };
+            self.queues[RAM].pop_front();
+            self.held.remove(&block);
+            self.ram -= 1;
+            if held.covered && held.freq == 0 {
+                continue;
+            }
+            let full = self.queues[COLD].len() + self.queues[HOT].len() >= self.flash_max;
+            if !full {
+                self.push(block, if held.freq > 0 { HOT } else { COLD }, 0, false);
+                continue;
+            }
+            let Some((victim, at)) = self.victim() else {
+                continue;
+            };
+            if let Some(victim) = victim {
+                if self.rules.gate && sketch.estimate(block) <= sketch.estimate(victim) {
+                    continue;
+                }
+                self.held.remove(&victim);
+                self.queues[at].pop_front();
+            }
+            self.push(block, COLD, held.freq.min(1), false);
+        }
+    }
+
+    /// The next victim, left where it is; no block if dead space was enough.
+    fn victim(&mut self) -> Option<(Option<u32>, usize)> {
+        // Every turn takes a use away or moves a block from cold to hot, so this ends by itself.
+        for _ in 0..(usize::from(FREQ_MAX) + 2) * (self.flash_max + 1) {
+            let (cold, hot) = (self.queues[COLD].len(), self.queues[HOT].len());
+            if cold + hot < self.flash_max {
+                return Some((None, COLD));
+            }
+            let class = self.rules.next(cold, hot, self.cold_max);
+            let at = if class == Class::Cold { COLD } else { HOT };
+            let before = self.queues[at].len();
+            let Some((block, held)) = self.oldest(at) else {
+                continue;
+            };
+            if self.queues[at].len() < before {
+                continue;
+            }
+            match self.rules.verdict(class, held.freq) {
+                Verdict::Drop => return Some((Some(block), at)),
+                Verdict::Keep { class, freq } => {
+                    self.queues[at].pop_front();
+                    let to = if class == Class::Cold { COLD } else { HOT };
+                    self.push(block, to, freq, false);
+                }
+            }
+        }
+        None
+    }
+}

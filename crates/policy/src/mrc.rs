@@ -1,0 +1,358 @@
+//! How would the hit ratio be with more or less flash? A miss-ratio curve in fixed memory.
+//!
+//! The exact curve needs the stack distance of every access, i.e. memory for every block ever
+//! seen. This keeps a sample of blocks chosen by hash, at most [`SAMPLES`], and lowers the
+//! sampling rate as more come (fixed-size SHARDS with the adjustment of the first bucket:
+//! Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC Construction with SHARDS", FAST 2015).
+//! The curve is that of LRU; it is within two points of the exact one on the traces tried, see
+//! `docs/decisions/0001-policy.md`.
+
+use std::collections::BinaryHeap;
+
+use hashbrown::HashMap;
+
+use crate::spread;
+
+/// Most blocks in the sample. With them, all tables together take about 1 MiB.
+pub const SAMPLES: usize = 12_288;
+/// Places on the time line; it is renumbered when they are used up.
+const TIMES: usize = SAMPLES * 4;
+/// Sampling thresholds are in 2^-24ths.
+const RATE_BITS: u32 = 24;
+/// Buckets of the distance histogram per doubling.
+const PER_OCTAVE: u64 = 128;
+/// Distances from 2^40 blocks (4 PiB) on share the last bucket.
+const OCTAVES: u64 = 40;
+
+/// A curve being measured.
+#[derive(Debug)]
+pub struct Mrc {
+    /// Sampled blocks and when they were last used.
+    last: HashMap<u64, u32>,
+    /// The same blocks by hash, largest first: the next to leave.
+    by_hash: BinaryHeap<(u32, u64)>,
+    /// Fenwick tree over times: one for each sampled block's last use.
+    tree: Vec<u32>,
+    now: u32,
+    threshold: u32,
+    /// Accesses by the size (blocks) from which on they hit, in accesses of the whole stream.
+    hits_from: Vec<f64>,
+    sampled: f64,
+    accesses: f64,
+}
+
+impl Default for Mrc {
+    fn default() -> Mrc {
+        Mrc::new()
+    }
+}
+
+fn bucket(size: f64) -> usize {
+    let n = (size as u64).max(1);
+    let octave = u64::from(n.ilog2());
+    if octave < u64::from(PER_OCTAVE.ilog2()) {
+        return n as usize;
+    }
+    if octave >= OCTAVES {
+        return limit() - 1;
+    }
+    let shift = octave - u64::from(PER_OCTAVE.ilog2());
+    ((shift + 1) * PER_OCTAVE + ((n >> shift) - PER_OCTAVE)) as usize
+}
+
+/// Smallest size of a bucket.
+fn lower(bucket: usize) -> f64 {
+    let b = bucket as u64;
+    if b < PER_OCTAVE {
+        return b as f64;
+    }
+    let shift = b / PER_OCTAVE - 1;
+    (((b % PER_OCTAVE) + PER_OCTAVE) << shift) as f64
+}
+
+fn limit() -> usize {
+    ((OCTAVES - u64::from(PER_OCTAVE.ilog2()) + 1) * PER_OCTAVE) as usize
+}
+
+impl Mrc {
+    /// A curve without accesses; samples every block at first.
+    pub fn new() -> Mrc {
+        Mrc {
+            last: HashMap::with_capacity(SAMPLES + 1),
+            by_hash: BinaryHeap::with_capacity(SAMPLES + 1),
+            tree: vec![0; TIMES + 1],
+            now: 0,
+            threshold: 1 << RATE_BITS,
+            hits_from: vec![0.0; limit()],
+            sampled: 0.0,
+            accesses: 0.0,
+        }
+    }
+
+    /// Share of blocks sampled.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.threshold) / f64::from(1u32 << RATE_BITS)
+    }
+
+    /// Accesses seen (decayed, if [`decay`](Self::decay) was called).
+    pub fn accesses(&self) -> f64 {
+        self.accesses
+    }
+
+    /// Estimated number of different blocks seen, i.e. the working set.
+    pub fn blocks(&self) -> f64 {
+        self.last.len() as f64 / self.rate()
+    }
+
+    /// Notes an access.
+    #[inline]
+    pub fn access(&mut self, key: u64) {
+        self.accesses += 1.0;
+        let hash = (spread(key) >> (64 - RATE_BITS)) as u32;
+        if hash < self.threshold {
+            self.sample(key, hash);
+        }
+    }
+
+    fn sample(&mut self, key: u64, hash: u32) {
+        if self.now as usize == TIMES {
+            self.renumber();
+        }
+        let rate = self.rate();
+        self.sampled += 1.0 / rate;
+        let now = self.now;
+        self.now += 1;
+        if let Some(time) = self.last.get_mut(&key) {
+            let before = std::mem::replace(time, now);
+            let others = self.last.len() as u32 - self.up_to(before);
+            self.hits_from[bucket(f64::from(others) / rate + 1.0)] += 1.0 / rate;
+            self.add(before, u32::MAX);
+            self.add(now, 1);
+            return;
+        }
+        self.last.insert(key, now);
+        self.by_hash.push((hash, key));
+        self.add(now, 1);
+        while self.last.len() > SAMPLES {
+            let Some((hash, _)) = self.by_hash.peek() else {
+                break;
+            };
+            self.threshold = *hash;
+            while let Some((hash, key)) = self.by_hash.peek() {
+                if *hash < self.threshold {
+                    break;
+                }
+                if let Some(time) = self.last.remove(key) {
+                    self.add(time, u32::MAX);
+                }
+                self.by_hash.pop();
+            }
+        }
+    }
+
+    /// Adds to the count at a time; `u32::MAX` takes one away.
+    fn add(&mut self, time: u32, what: u32) {
+        let mut i = time as usize + 1;
+        while i <= TIMES {
+            self.tree[i] = self.tree[i].wrapping_add(what);
+            i += i & i.wrapping_neg();
+        }
+    }
+
+    /// Sampled blocks last used up to a time.
+    fn up_to(&self, time: u32) -> u32 {
+        let (mut i, mut sum) = (time as usize + 1, 0u32);
+        while i > 0 {
+            sum = sum.wrapping_add(self.tree[i]);
+            i &= i - 1;
+        }
+        sum
+    }
+
+    /// Closes the gaps in the time line. At most once per `TIMES - SAMPLES` sampled accesses.
+    fn renumber(&mut self) {
+        let mut order: Vec<(u32, u64)> = self.last.iter().map(|(k, t)| (*t, *k)).collect();
+        order.sort_unstable();
+        self.tree.fill(0);
+        for (at, (_, key)) in order.iter().enumerate() {
+            self.last.insert(*key, at as u32);
+        }
+        for at in 0..order.len() {
+            self.add(at as u32, 1);
+        }
+        self.now = order.len() as u32;
+    }
+
+    /// Lets older accesses count half, so that the curve follows the workload.
+    pub fn decay(&mut self) {
+        self.accesses /= 2.0;
+        self.sampled /= 2.0;
+        for n in &mut self.hits_from {
+            *n /= 2.0;
+        }
+    }
+
+    /// Hit ratio of an LRU cache of so many blocks.
+    pub fn hit_ratio(&self, blocks: f64) -> f64 {
+        self.curve(&[blocks]).first().map_or(0.0, |p| p.1)
+    }
+
+    /// Hit ratios at ascending sizes (blocks).
+    pub fn curve(&self, sizes: &[f64]) -> Vec<(f64, f64)> {
+        if self.accesses <= 0.0 {
+            return sizes.iter().map(|s| (*s, 0.0)).collect();
+        }
+        // The sample may hold more or less than its share of the hottest blocks, whose distances
+        // are the shortest: the difference goes to the first bucket.
+        let mut sum = self.accesses - self.sampled;
+        let mut at = 0;
+        let mut out = Vec::with_capacity(sizes.len());
+        for size in sizes {
+            while at + 1 < self.hits_from.len() && lower(at + 1) <= *size {
+                sum += self.hits_from[at];
+                at += 1;
+            }
+            let (from, to) = (lower(at), lower((at + 1).min(self.hits_from.len())));
+            let part = if to > from {
+                ((size - from + 1.0) / (to - from)).clamp(0.0, 1.0)
+            } else {
+                1.0
+            };
+            let hits = if *size < 1.0 {
+                0.0
+            } else {
+                sum + self.hits_from[at] * part
+            };
+            out.push((*size, (hits / self.accesses).clamp(0.0, 1.0)));
+        }
+        out
+    }
+
+    /// The whole curve at sizes a few percent apart, up to the working set: what advice is
+    /// computed from.
+    pub fn points(&self) -> Vec<(f64, f64)> {
+        let most = self.blocks().max(1.0);
+        let mut sizes: Vec<f64> = (1..self.hits_from.len())
+            .map(lower)
+            .take_while(|s| *s < most)
+            .collect();
+        sizes.push(most);
+        self.curve(&sizes)
+    }
+
+    /// Bytes it takes, roughly.
+    pub fn footprint(&self) -> usize {
+        self.last.capacity() * 17
+            + self.by_hash.capacity() * 16
+            + self.tree.capacity() * 4
+            + self.hits_from.capacity() * 8
+    }
+}
+
+/// The exact curve, in memory that grows with the trace: what the estimate is checked against.
+pub fn exact(keys: impl Iterator<Item = u64>, sizes: &[f64]) -> Vec<(f64, f64)> {
+    let keys: Vec<u64> = keys.collect();
+    let mut tree = vec![0i32; keys.len() + 1];
+    let mut last: HashMap<u64, usize> = HashMap::new();
+    let mut from = vec![0u64; keys.len() + 2];
+    let add = |tree: &mut Vec<i32>, at: usize, what: i32| {
+        let mut i = at + 1;
+        while i < tree.len() {
+            tree[i] += what;
+            i += i & i.wrapping_neg();
+        }
+    };
+    for (now, key) in keys.iter().enumerate() {
+        if let Some(before) = last.insert(*key, now) {
+            let (mut i, mut sum) = (before + 1, 0i32);
+            while i > 0 {
+                sum += tree[i];
+                i &= i - 1;
+            }
+            from[last.len() - sum as usize + 1] += 1;
+            add(&mut tree, before, -1);
+        }
+        add(&mut tree, now, 1);
+    }
+    let total = keys.len().max(1) as f64;
+    sizes
+        .iter()
+        .map(|s| {
+            let hits: u64 = from.iter().take(*s as usize + 1).sum();
+            (*s, hits as f64 / total)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zipf(n: u64, count: usize) -> Vec<u64> {
+        let mut x = 7u64;
+        (0..count)
+            .map(|_| {
+                x = spread(x);
+                let u = (x >> 11) as f64 / (1u64 << 53) as f64;
+                // Inverse of the continuous distribution with density 1/x on 1..n.
+                ((n as f64).powf(u)) as u64
+            })
+            .collect()
+    }
+
+    fn worst(keys: &[u64], sizes: &[f64]) -> f64 {
+        let mut mrc = Mrc::new();
+        for key in keys {
+            mrc.access(*key);
+        }
+        assert!(mrc.footprint() < 5 << 18, "{} bytes", mrc.footprint());
+        let exact = exact(keys.iter().copied(), sizes);
+        mrc.curve(sizes)
+            .iter()
+            .zip(&exact)
+            .map(|(a, b)| (a.1 - b.1).abs())
+            .fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn small_workloads_are_nearly_exact() {
+        let keys = zipf(5000, 60_000);
+        let sizes: Vec<f64> = (1..40).map(|i| f64::from(i) * 25.0).collect();
+        let worst = worst(&keys, &sizes);
+        assert!(worst < 0.005, "{worst}");
+    }
+
+    #[test]
+    fn large_workloads_are_within_two_points() {
+        let sizes: Vec<f64> = (1..60).map(|i| f64::from(i) * 4000.0).collect();
+        let skewed = zipf(300_000, 600_000);
+        let around: Vec<u64> = (0..600_000).map(|i| i % 150_000).collect();
+        let mixed: Vec<u64> = skewed
+            .iter()
+            .zip(&around)
+            .enumerate()
+            .map(|(i, (a, b))| if i % 3 == 0 { 1_000_000 + b } else { *a })
+            .collect();
+        for (name, keys) in [("zipf", skewed), ("mixed", mixed)] {
+            let worst = worst(&keys, &sizes);
+            assert!(worst < 0.02, "{name}: {worst}");
+        }
+        // A loop is a step: only its place can be wrong, by the sampling error.
+        let mut mrc = Mrc::new();
+        for key in &around {
+            mrc.access(*key);
+        }
+        assert!(mrc.hit_ratio(140_000.0) < 0.02);
+        assert!(mrc.hit_ratio(160_000.0) > 0.73);
+        assert!((mrc.blocks() / 150_000.0 - 1.0).abs() < 0.03);
+    }
+
+    #[test]
+    fn buckets_tile_the_sizes() {
+        for b in 1..limit() {
+            assert_eq!(bucket(lower(b)), b);
+            assert!(lower(b) > lower(b - 1));
+        }
+        assert_eq!(bucket(1e18), limit() - 1);
+    }
+}

@@ -1,0 +1,308 @@
+//! What the engine asks: may this block on to flash, may that one stay, what comes next?
+//!
+//! The life of a block: it arrives by a miss or a prefetch into a small **RAM stage**, a FIFO of
+//! data. When it leaves, [`Policy::leave`] says whether it is worth a flash write. On flash it
+//! lies in the cold or the hot log; when it is the oldest there, [`Policy::evict`] says whether
+//! it is appended again. All answers take constant time and depend on nothing but what was
+//! asked before.
+//!
+//! Kept per cached block: two bits of use count in its slot, and the log its segment belongs
+//! to. Kept beside: the sketch, 1.25 bytes per block; the history, 0.4; miniatures, a fixed 1 MiB.
+
+use crate::budget::{self, Budget};
+use crate::prefetch::{Prefetcher, REACH_MAX, Source};
+use crate::rules::{Class, FREQ_MAX, Rules, Verdict};
+use crate::sketch::Sketch;
+use crate::tuner::{Tuner, WRITE_COST};
+use crate::{Range, spread};
+
+/// Cached blocks per remembered request: at 16 bytes each, 0.4 bytes per block.
+const BLOCKS_PER_ENTRY: usize = 40;
+/// Requests remembered at least.
+const ENTRIES_MIN: usize = 1024;
+/// How many times its normal cost a flash write weighs when the budget is nearly empty.
+const PRESSURE_COST: u64 = 32;
+
+/// Sizes and switches of a policy.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Blocks of the RAM stage.
+    pub ram: usize,
+    /// Blocks of flash.
+    pub flash: usize,
+    /// Read ahead?
+    pub prefetch: bool,
+    /// Rules that stay; chosen by miniatures if `None`.
+    pub rules: Option<Rules>,
+    /// What may be written.
+    pub budget: Budget,
+}
+
+impl Config {
+    /// Divides a cache of `blocks` into RAM stage and flash as Hearth does: a hundredth, and in
+    /// caches too small for that 32 blocks or a quarter.
+    pub fn of(blocks: usize) -> Config {
+        let ram = (blocks / 100).max((blocks / 4).min(32)).max(1);
+        Config {
+            ram,
+            flash: blocks.saturating_sub(ram).max(1),
+            prefetch: true,
+            rules: None,
+            budget: Budget::unlimited(),
+        }
+    }
+}
+
+/// Where a block was when it was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Neither in RAM nor on flash.
+    Miss,
+    /// In RAM, prefetched, and used for the first time.
+    Prefetched(Source),
+    /// In RAM or on flash.
+    Hit,
+}
+
+/// What is known of a block that leaves the RAM stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// Uses after the one that brought it (after the first, if it was prefetched).
+    pub freq: u8,
+    /// All its uses so far were served by prefetch.
+    pub covered: bool,
+    /// Prefetched and never used.
+    pub unused: Option<Source>,
+}
+
+/// What becomes of a block that leaves the RAM stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It is not worth a flash write.
+    Drop,
+    /// It goes on flash; there is room.
+    Put(Class, u8),
+    /// It goes on flash if [`Policy::displaces`] says so of the next victim.
+    Compete,
+}
+
+/// The policy of one pool.
+#[derive(Debug)]
+pub struct Policy {
+    config: Config,
+    sketch: Sketch,
+    tuner: Tuner,
+    prefetcher: Prefetcher,
+    rules: Rules,
+    cold_max: usize,
+    pressure: u32,
+}
+
+impl Policy {
+    /// A policy that knows nothing yet.
+    pub fn new(config: Config) -> Policy {
+        let blocks = config.ram + config.flash;
+        let tuner = Tuner::new(config.ram, config.flash);
+        let rules = config.rules.unwrap_or(tuner.rules());
+        let entries = (blocks / BLOCKS_PER_ENTRY).max(ENTRIES_MIN);
+        Policy {
+            sketch: Sketch::new(blocks),
+            prefetcher: Prefetcher::new(
+                (config.ram / 4).clamp(1, REACH_MAX as usize) as u32,
+                entries.min(u32::MAX as usize) as u32,
+            ),
+            rules,
+            cold_max: rules.cold_blocks(config.flash),
+            tuner,
+            pressure: 0,
+            config,
+        }
+    }
+
+    /// A read of `count` blocks from `key` arrived. Adds what should be read ahead to `out`.
+    /// True if it continues a stream; pass that to [`waited`](Self::waited).
+    pub fn read(&mut self, key: u64, count: u32, out: &mut Vec<(Range, Source)>) -> bool {
+        self.config.prefetch && self.prefetcher.request(key, count, out)
+    }
+
+    /// That read needed the origin, or would have without prefetch. Adds what should be read
+    /// ahead to `out`.
+    pub fn waited(
+        &mut self,
+        key: u64,
+        count: u32,
+        in_stream: bool,
+        out: &mut Vec<(Range, Source)>,
+    ) {
+        if self.config.prefetch {
+            self.prefetcher.waited(key, count, in_stream, out);
+        }
+    }
+
+    /// A block was used.
+    #[inline]
+    pub fn used(&mut self, key: u64, write: bool, how: Use) {
+        let hash = spread(key);
+        self.sketch.add(hash as u32);
+        let covered = if let Use::Prefetched(source) = how {
+            self.prefetcher.outcome(source, true);
+            true
+        } else {
+            false
+        };
+        if self.config.rules.is_none() {
+            self.tuner.access(hash, write, covered, &self.sketch);
+            let rules = self.tuner.rules();
+            if rules != self.rules {
+                self.rules = rules;
+                self.cold_max = rules.cold_blocks(self.config.flash);
+            }
+        }
+    }
+
+    /// A block is the oldest of the RAM stage and leaves it. `full` if flash has no room left
+    /// that does not have to be made.
+    pub fn leave(&mut self, stay: Stay, full: bool) -> Place {
+        if let Some(source) = stay.unused {
+            self.prefetcher.outcome(source, false);
+            return Place::Drop;
+        }
+        if self.pressure >= budget::FULL {
+            return Place::Drop;
+        }
+        if stay.covered && stay.freq == 0 {
+            // Prefetch will bring it again for nothing.
+            return Place::Drop;
+        }
+        if !full {
+            // The first filling: nothing is displaced, and a loop is caught from its start.
+            let class = if stay.freq > 0 {
+                Class::Hot
+            } else {
+                Class::Cold
+            };
+            return Place::Put(class, 0);
+        }
+        Place::Compete
+    }
+
+    /// Does `candidate` deserve the place of `victim`, which [`evict`](Self::evict) let go?
+    pub fn displaces(&self, candidate: u64, victim: u64) -> bool {
+        if !self.rules.gate && self.pressure < budget::GATE {
+            return true;
+        }
+        self.sketch.estimate(spread(candidate) as u32) > self.sketch.estimate(spread(victim) as u32)
+    }
+
+    /// Uses a candidate that won brings along to its slot in the cold log.
+    pub fn credit(&self, stay: Stay) -> u8 {
+        stay.freq.min(1)
+    }
+
+    /// From which log the next victim comes, given how many blocks lie in each (or, for both,
+    /// segments times blocks per segment).
+    pub fn next_victim(&self, cold: usize, hot: usize) -> Class {
+        self.rules.next(cold, hot, self.cold_max)
+    }
+
+    /// What becomes of the oldest block of a log, used `freq` times since it was appended.
+    pub fn evict(&self, class: Class, freq: u8) -> Verdict {
+        self.rules.verdict(class, freq)
+    }
+
+    /// The use count of a slot after one more use.
+    pub fn touch(freq: u8) -> u8 {
+        (freq + 1).min(FREQ_MAX)
+    }
+
+    /// Blocks were written to flash, for whatever reason.
+    pub fn wrote(&mut self, blocks: u64) {
+        self.config.budget.spend(blocks);
+    }
+
+    /// Time passed.
+    pub fn tick(&mut self, now_us: u64) {
+        self.config.budget.advance(now_us);
+        self.pressure = self.config.budget.pressure();
+        let extra = WRITE_COST * PRESSURE_COST * u64::from(self.pressure) / u64::from(budget::FULL);
+        self.tuner.set_write_cost(WRITE_COST + extra);
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    /// How often the rules were changed.
+    pub fn switches(&self) -> u64 {
+        self.tuner.switches()
+    }
+
+    /// Share of prefetched blocks used lately, in 256ths: by streams, by history.
+    pub fn useful(&self) -> (u32, u32) {
+        self.prefetcher.useful()
+    }
+
+    /// Bytes of RAM that grow with the cache.
+    pub fn footprint(&self) -> usize {
+        self.sketch.footprint() + self.prefetcher.footprint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stay(freq: u8, covered: bool) -> Stay {
+        Stay {
+            freq,
+            covered,
+            unused: None,
+        }
+    }
+
+    #[test]
+    fn memory_is_what_the_budget_allows() {
+        let blocks = 1_000_000;
+        let policy = Policy::new(Config::of(blocks));
+        let per_block = policy.footprint() as f64 / blocks as f64;
+        assert!(per_block < 1.8, "{per_block} bytes per block");
+    }
+
+    #[test]
+    fn an_empty_budget_keeps_clean_blocks_off_until_it_recovers() {
+        let mut policy = Policy::new(Config {
+            budget: Budget::bytes_per_second(4096),
+            ..Config::of(1000)
+        });
+        policy.tick(0);
+        assert_eq!(
+            policy.leave(stay(0, false), false),
+            Place::Put(Class::Cold, 0)
+        );
+        policy.wrote(2800);
+        policy.tick(0);
+        assert!(!policy.displaces(1, 2), "under pressure a tie is no reason");
+        policy.wrote(2000);
+        policy.tick(0);
+        assert_eq!(policy.leave(stay(3, false), true), Place::Drop);
+        policy.tick(3_600_000_000);
+        assert_eq!(policy.leave(stay(3, false), true), Place::Compete);
+    }
+
+    #[test]
+    fn what_prefetch_brings_anyway_displaces_nothing() {
+        let mut policy = Policy::new(Config::of(1000));
+        assert_eq!(policy.leave(stay(0, true), true), Place::Drop);
+        assert_eq!(policy.leave(stay(1, true), true), Place::Compete);
+        let unused = Stay {
+            unused: Some(Source::Stream),
+            ..stay(0, true)
+        };
+        let before = policy.useful().0;
+        for _ in 0..100 {
+            assert_eq!(policy.leave(unused, false), Place::Drop);
+        }
+        assert!(policy.useful().0 < before);
+    }
+}

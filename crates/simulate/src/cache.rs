@@ -1,0 +1,322 @@
+//! The engine's side of the policy, without an engine: RAM stage, the two logs, what is where.
+//!
+//! Space is counted as the log spends it: a block that was overwritten takes its place until the
+//! log's end has passed it. Segments are not modelled; in an engine the open and the draining
+//! ones cost about three segments (12 MiB) of space.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+use hearth_policy::prefetch::Source;
+use hearth_policy::{Class, Config, Place, Policy, Range, Stay, Use, Verdict};
+
+use crate::outcome::Outcome;
+use crate::workload::Request;
+
+/// What happens to written data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteMode {
+    /// The origin is written at once; the copy in the cache is renewed in RAM and goes on flash
+    /// by its merit.
+    #[default]
+    Through,
+    /// Every write goes on flash at once.
+    Back,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Ram,
+    Flash(Class),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    at: At,
+    seq: u64,
+    freq: u8,
+    covered: bool,
+    unused: Option<Source>,
+    /// When a prefetched block arrives.
+    ready_us: u64,
+}
+
+type Queue = VecDeque<(u64, u64)>;
+
+/// A cache under [`Policy`].
+#[derive(Debug)]
+pub struct Cache {
+    policy: Policy,
+    mode: WriteMode,
+    ram_max: usize,
+    flash_max: usize,
+    held: HashMap<u64, Held>,
+    ram: Queue,
+    cold: Queue,
+    hot: Queue,
+    in_ram: usize,
+    /// Prefetched blocks not yet used.
+    waiting: usize,
+    seq: u64,
+    ahead: Vec<(Range, Source)>,
+    now_us: u64,
+    /// Time from asking for a block ahead of its use to having it, microseconds. A use before
+    /// counts as a miss.
+    pub latency_us: u64,
+    /// What happened.
+    pub out: Outcome,
+}
+
+impl Cache {
+    /// An empty cache.
+    pub fn new(config: Config, mode: WriteMode) -> Cache {
+        Cache {
+            ram_max: config.ram,
+            flash_max: config.flash,
+            policy: Policy::new(config),
+            mode,
+            held: HashMap::new(),
+            ram: Queue::new(),
+            cold: Queue::new(),
+            hot: Queue::new(),
+            in_ram: 0,
+            waiting: 0,
+            seq: 0,
+            ahead: Vec::new(),
+            now_us: 0,
+            latency_us: 0,
+            out: Outcome::default(),
+        }
+    }
+
+    /// The policy, to look at.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Serves a request.
+    pub fn request(&mut self, request: &Request) {
+        self.policy.tick(request.time_us);
+        self.now_us = request.time_us;
+        let n = u64::from(request.count);
+        let mut ahead = std::mem::take(&mut self.ahead);
+        ahead.clear();
+        let in_stream =
+            !request.write && self.policy.read(request.block, request.count, &mut ahead);
+        let (mut hits, mut foreseen, mut waited) = (0, 0, false);
+        let late_before = self.out.prefetch_late;
+        for key in request.block..request.block + n {
+            let how = self.access(key, request.write);
+            hits += u64::from(how != Use::Miss);
+            foreseen += u64::from(matches!(how, Use::Prefetched(_)));
+            waited |= how != Use::Hit;
+        }
+        let late = self.out.prefetch_late - late_before;
+        hits -= late;
+        foreseen -= late.min(foreseen);
+        if request.write {
+            self.out.writes += n;
+            self.out.write_hits += hits;
+        } else {
+            self.out.reads += n;
+            self.out.read_hits += hits;
+            self.out.prefetch_hits += foreseen;
+            if waited {
+                self.policy
+                    .waited(request.block, request.count, in_stream, &mut ahead);
+            }
+        }
+        for (range, source) in &ahead {
+            self.prefetch(*range, *source);
+        }
+        self.ahead = ahead;
+    }
+
+    fn prefetch(&mut self, range: Range, source: Source) {
+        let mut any = false;
+        for key in range.key..range.key.saturating_add(u64::from(range.count)) {
+            // Half the stage at most, so that what was asked for keeps its probation.
+            if self.waiting * 2 > self.ram_max {
+                break;
+            }
+            if self.held.contains_key(&key) {
+                continue;
+            }
+            any = true;
+            self.out.prefetched += 1;
+            self.waiting += 1;
+            self.put(key, At::Ram, 0, true, Some(source));
+        }
+        self.out.prefetch_requests += u64::from(any);
+        self.settle();
+    }
+
+    fn put(&mut self, key: u64, at: At, freq: u8, covered: bool, unused: Option<Source>) {
+        self.seq += 1;
+        let queue = match at {
+            At::Ram => {
+                self.in_ram += 1;
+                &mut self.ram
+            }
+            At::Flash(Class::Cold) => &mut self.cold,
+            At::Flash(Class::Hot) => &mut self.hot,
+        };
+        queue.push_back((key, self.seq));
+        let seq = self.seq;
+        self.held.insert(
+            key,
+            Held {
+                at,
+                seq,
+                freq,
+                covered,
+                unused,
+                ready_us: self.now_us.saturating_add(self.latency_us),
+            },
+        );
+        if at != At::Ram {
+            self.policy.wrote(1);
+        }
+    }
+
+    fn access(&mut self, key: u64, write: bool) -> Use {
+        let mut how = Use::Miss;
+        let mut freq = 0;
+        let mut place = None;
+        if let Some(held) = self.held.get_mut(&key) {
+            if let Some(source) = held.unused.take() {
+                self.waiting -= 1;
+                self.out.prefetch_late += u64::from(self.now_us < held.ready_us);
+                how = Use::Prefetched(source);
+            } else {
+                how = Use::Hit;
+                held.freq = Policy::touch(held.freq);
+                held.covered = false;
+            }
+            freq = held.freq;
+            place = Some(held.at);
+        }
+        self.policy.used(key, write, how);
+        match (self.mode, place) {
+            (WriteMode::Back, at) if write => {
+                if at == Some(At::Ram) {
+                    self.in_ram -= 1;
+                }
+                let class = match at {
+                    Some(At::Flash(class)) => class,
+                    _ => Class::Cold,
+                };
+                self.held.remove(&key);
+                self.out.updates += 1;
+                self.make_room();
+                self.put(key, At::Flash(class), freq, false, None);
+            }
+            // The copy on flash is void, the new one begins in RAM.
+            (_, Some(At::Flash(_))) if write => {
+                self.put(key, At::Ram, freq, false, None);
+                self.settle();
+            }
+            (_, None) => {
+                self.put(key, At::Ram, 0, false, None);
+                self.settle();
+            }
+            _ => {}
+        }
+        how
+    }
+
+    /// The oldest living block of a queue; dead space before it is cleared away.
+    fn oldest(held: &HashMap<u64, Held>, queue: &mut Queue) -> Option<(u64, Held)> {
+        while let Some((key, seq)) = queue.front() {
+            if let Some(h) = held.get(key)
+                && h.seq == *seq
+            {
+                return Some((*key, *h));
+            }
+            queue.pop_front();
+        }
+        None
+    }
+
+    fn full(&self) -> bool {
+        self.cold.len() + self.hot.len() >= self.flash_max
+    }
+
+    /// Brings the RAM stage back to its size.
+    fn settle(&mut self) {
+        while self.in_ram > self.ram_max {
+            let Some((key, held)) = Self::oldest(&self.held, &mut self.ram) else {
+                return;
+            };
+            self.ram.pop_front();
+            self.held.remove(&key);
+            self.in_ram -= 1;
+            let stay = Stay {
+                freq: held.freq,
+                covered: held.covered,
+                unused: held.unused,
+            };
+            if stay.unused.is_some() {
+                self.waiting -= 1;
+                self.out.prefetch_wasted += 1;
+            }
+            match self.policy.leave(stay, self.full()) {
+                Place::Drop => continue,
+                Place::Put(class, freq) => self.put(key, At::Flash(class), freq, false, None),
+                Place::Compete => {
+                    if let Some((class, victim)) = self.victim() {
+                        if !self.policy.displaces(key, victim) {
+                            continue;
+                        }
+                        self.drop_oldest(class, victim);
+                    }
+                    let freq = self.policy.credit(stay);
+                    self.put(key, At::Flash(Class::Cold), freq, false, None);
+                }
+            }
+            self.out.insertions += 1;
+        }
+    }
+
+    fn drop_oldest(&mut self, class: Class, key: u64) {
+        self.held.remove(&key);
+        match class {
+            Class::Cold => self.cold.pop_front(),
+            Class::Hot => self.hot.pop_front(),
+        };
+    }
+
+    fn make_room(&mut self) {
+        if self.full()
+            && let Some((class, victim)) = self.victim()
+        {
+            self.drop_oldest(class, victim);
+        }
+    }
+
+    /// The block that has to go next; `None` when clearing dead space made room.
+    fn victim(&mut self) -> Option<(Class, u64)> {
+        while self.full() {
+            let class = self.policy.next_victim(self.cold.len(), self.hot.len());
+            let queue = match class {
+                Class::Cold => &mut self.cold,
+                Class::Hot => &mut self.hot,
+            };
+            let before = queue.len();
+            let oldest = Self::oldest(&self.held, queue);
+            if queue.len() < before {
+                continue;
+            }
+            let (key, held) = oldest?;
+            match self.policy.evict(class, held.freq) {
+                Verdict::Drop => return Some((class, key)),
+                Verdict::Keep { class: to, freq } => {
+                    queue.pop_front();
+                    self.out.reinsertions += 1;
+                    self.put(key, At::Flash(to), freq, false, None);
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,15 @@
+//! Caches over traces: hit ratios and flash wear without a disk.
+//!
+//! A [`Workload`] is a trace in memory, its blocks numbered densely. [`run`] drives one policy
+//! over it; [`matrix`] runs many policies and sizes in parallel.
+
+mod cache;
+mod outcome;
+pub mod plot;
+mod run;
+mod workload;
+
+pub use cache::{Cache, WriteMode};
+pub use outcome::Outcome;
+pub use run::{Policy, Row, Settings, Size, matrix, run};
+pub use workload::{Request, Workload};

@@ -1,0 +1,236 @@
+//! One policy over one workload, and many in parallel.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hearth_policy::reference::Kind;
+use hearth_policy::{Budget, Config};
+
+use crate::cache::{Cache, WriteMode};
+use crate::outcome::Outcome;
+use crate::workload::{Request, Workload};
+
+/// What can be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Hearth's own.
+    Hearth,
+    /// The same without prefetch.
+    HearthDemand,
+    /// One of the policies of others.
+    Reference(Kind),
+}
+
+impl Policy {
+    /// All, ours first.
+    pub fn all() -> Vec<Policy> {
+        let mut all = vec![Policy::Hearth, Policy::HearthDemand];
+        all.extend(Kind::ALL.map(Policy::Reference));
+        all
+    }
+
+    /// Its name in tables and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Hearth => "hearth",
+            Policy::HearthDemand => "hearth-demand",
+            Policy::Reference(kind) => kind.name(),
+        }
+    }
+
+    /// The policy of that name.
+    pub fn named(name: &str) -> Option<Policy> {
+        Policy::all().into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What happens to written data; the policies of others know only
+    /// [`WriteMode::Through`]: each write renews flash.
+    pub write_mode: WriteMode,
+    /// What may be written to flash.
+    pub budget: Budget,
+    /// Time a prefetched block takes to arrive, microseconds of the trace's time.
+    pub latency_us: u64,
+    /// Parts of the trace for which hits are counted apart, to show how a policy adapts.
+    pub parts: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            write_mode: WriteMode::Through,
+            budget: Budget::unlimited(),
+            latency_us: 0,
+            parts: 1,
+        }
+    }
+}
+
+/// Runs a policy with a cache of `capacity` blocks, cold at first. Returns what it did in all
+/// and in each part of the trace.
+pub fn run(
+    policy: Policy,
+    load: &Workload,
+    capacity: usize,
+    settings: &Settings,
+) -> (Outcome, Vec<Outcome>) {
+    match policy {
+        Policy::Reference(kind) => {
+            let mut cache = kind.build(capacity, load.unique, &load.ids);
+            let (mut out, mut at) = (Outcome::default(), 0);
+            in_parts(load, settings.parts, |request| {
+                let n = request.count as usize;
+                let mut hits = 0u64;
+                for id in &load.ids[at..at + n] {
+                    hits += u64::from(cache.access(*id));
+                }
+                at += n;
+                out.insertions += n as u64 - hits;
+                out.reinsertions = cache.moves();
+                if request.write {
+                    out.writes += n as u64;
+                    out.write_hits += hits;
+                    out.updates += hits;
+                } else {
+                    out.reads += n as u64;
+                    out.read_hits += hits;
+                }
+                out
+            })
+        }
+        Policy::Hearth | Policy::HearthDemand => {
+            let config = Config {
+                prefetch: policy == Policy::Hearth,
+                budget: settings.budget.clone(),
+                ..Config::of(capacity)
+            };
+            let mut cache = Cache::new(config, settings.write_mode);
+            cache.latency_us = settings.latency_us;
+            in_parts(load, settings.parts, |request| {
+                cache.request(request);
+                cache.out
+            })
+        }
+    }
+}
+
+/// Plays all requests; `step` returns the running totals.
+fn in_parts(
+    load: &Workload,
+    parts: usize,
+    mut step: impl FnMut(&Request) -> Outcome,
+) -> (Outcome, Vec<Outcome>) {
+    let parts = parts.max(1);
+    let each = load.requests.len().div_ceil(parts).max(1);
+    let (mut total, mut before) = (Outcome::default(), Outcome::default());
+    let mut out = Vec::with_capacity(parts);
+    for chunk in load.requests.chunks(each) {
+        for request in chunk {
+            total = step(request);
+        }
+        out.push(total.since(&before));
+        before = total;
+    }
+    (total, out)
+}
+
+/// One line of a comparison.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Row {
+    /// The trace.
+    pub trace: String,
+    /// Cache size as a share of the trace's different blocks; 0 if it was given in blocks.
+    pub fraction: f64,
+    /// Cache size in blocks.
+    pub blocks: usize,
+    /// The policy.
+    pub policy: &'static str,
+    /// Read hit ratio, or that of everything where nothing is read.
+    pub score: f64,
+    /// Hit ratio of reads and writes together.
+    pub hit_ratio: f64,
+    /// Blocks written to flash.
+    pub flash_writes: u64,
+    /// The counts behind it.
+    pub outcome: Outcome,
+    /// Score in each part of the trace, if parts were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<f64>,
+}
+
+/// A cache size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Size {
+    /// A share of the trace's different blocks.
+    Fraction(f64),
+    /// So many blocks.
+    Blocks(usize),
+}
+
+/// Runs every policy at every size over every workload, on `threads` threads. Rows come in the
+/// order of their arguments, whatever ran first.
+pub fn matrix(
+    loads: &[Workload],
+    sizes: &[Size],
+    policies: &[Policy],
+    settings: &Settings,
+    threads: usize,
+) -> Vec<Row> {
+    let mut jobs = Vec::new();
+    for load in loads {
+        for size in sizes {
+            for policy in policies {
+                jobs.push((load, *size, *policy));
+            }
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let rows: Mutex<Vec<Option<Row>>> = Mutex::new(vec![None; jobs.len()]);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, jobs.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((load, size, policy)) = jobs.get(i) else {
+                        return;
+                    };
+                    let row = one(load, *size, *policy, settings);
+                    if let Ok(mut rows) = rows.lock() {
+                        rows[i] = Some(row);
+                    }
+                }
+            });
+        }
+    });
+    rows.into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn one(load: &Workload, size: Size, policy: Policy, settings: &Settings) -> Row {
+    let (fraction, blocks) = match size {
+        Size::Fraction(f) => (f, load.capacity(f)),
+        Size::Blocks(n) => (0.0, n.max(1)),
+    };
+    let (outcome, parts) = run(policy, load, blocks, settings);
+    Row {
+        trace: load.name.clone(),
+        fraction,
+        blocks,
+        policy: policy.name(),
+        score: outcome.score(),
+        hit_ratio: outcome.hit_ratio(),
+        flash_writes: outcome.flash_writes(),
+        outcome,
+        parts: if settings.parts > 1 {
+            parts.iter().map(Outcome::score).collect()
+        } else {
+            Vec::new()
+        },
+    }
+}
