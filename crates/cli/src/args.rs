@@ -156,6 +156,10 @@ pub struct Serve {
     /// Data threads [default: one per CPU, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
+    /// Look for work up to so many microseconds before sleeping, while work keeps coming that
+    /// soon: lower latency for more CPU time [default: 0, off]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub poll: Option<u64>,
     /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,
