@@ -7,6 +7,7 @@
 pub mod blk;
 pub mod clients;
 pub mod daemon;
+pub mod guest;
 pub mod nbd;
 pub mod pattern;
 pub mod rng;
