@@ -28,7 +28,7 @@ const RING: usize = 0x4000;
 /// Where requests' headers and status bytes are: one page for each head.
 const HEADS: usize = 0x10_0000;
 /// Where tests may put data.
-pub const DATA: usize = 0x20_0000;
+pub const DATA: usize = 0x40_0000;
 
 /// Descriptor flags.
 pub mod flag {
