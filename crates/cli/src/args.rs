@@ -67,6 +67,53 @@ pub enum Command {
     Disk(Disk),
     /// Show what the cache does
     Stats(Stats),
+    /// Print what to type to give a disk to a virtual machine
+    #[command(
+        after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd"
+    )]
+    AttachHelp(AttachHelp),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Hypervisor {
+    /// Arguments for qemu-system-…
+    Qemu,
+    /// XML for a domain
+    Libvirt,
+    /// A command for Proxmox VE
+    Proxmox,
+}
+
+impl Hypervisor {
+    /// As it is typed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Hypervisor::Qemu => "qemu",
+            Hypervisor::Libvirt => "libvirt",
+            Hypervisor::Proxmox => "proxmox",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Over {
+    /// Shared memory: the fastest
+    VhostUser,
+    /// A socket: an ordinary block node
+    Nbd,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct AttachHelp {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub name: String,
+    /// The hypervisor
+    #[arg(long = "for", value_enum, value_name = "HYPERVISOR")]
+    pub hypervisor: Hypervisor,
+    /// Only this way [default: every way the hypervisor has]
+    #[arg(long, value_enum)]
+    pub over: Option<Over>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,6 +4,7 @@
 //! sentence that says what is wrong and what to do about it.
 
 mod args;
+mod attach;
 mod disk;
 mod interrupt;
 mod pool;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
+        Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -123,9 +123,7 @@ fn what_a_device_says_of_itself() -> Result<()> {
         raw.extend_from_slice(&flags.to_le_bytes());
         raw
     };
-    g.memory
-        .bytes(DATA, 16)
-        .copy_from_slice(&range(3, 2, 1));
+    g.memory.bytes(DATA, 16).copy_from_slice(&range(3, 2, 1));
     g.memory
         .bytes(DATA + 16, 16)
         .copy_from_slice(&range(8, 8, 0));
@@ -220,7 +218,14 @@ fn indirect_descriptors() -> Result<()> {
     raw.extend_from_slice(&encode(BASE + header as u64 + 100, 1, flag::WRITE, 0));
     g.memory.bytes(table, raw.len()).copy_from_slice(&raw);
     g.memory.bytes(header + 100, 1)[0] = 0xee;
-    g.desc(0, 5, BASE + table as u64, raw.len() as u32, flag::INDIRECT, 0);
+    g.desc(
+        0,
+        5,
+        BASE + table as u64,
+        raw.len() as u32,
+        flag::INDIRECT,
+        0,
+    );
     g.offer(0, 5);
     g.kick(0)?;
     ensure!(g.wait_used(0)? == (5, 65537));
@@ -228,7 +233,10 @@ fn indirect_descriptors() -> Result<()> {
     for i in 0..16usize {
         let at = DATA + (i * 7 % 16) * 4096;
         let from = 8192 + i * 4096;
-        ensure!(g.memory.bytes(at, 4096) == &disk[from..from + 4096], "page {i}");
+        ensure!(
+            g.memory.bytes(at, 4096) == &disk[from..from + 4096],
+            "page {i}"
+        );
     }
     Ok(())
 }
@@ -381,8 +389,7 @@ fn writes_are_durable_when_the_cache_is_off() -> Result<()> {
         let flushes = hearth.pool_stats()?["flash_flushes"].as_u64();
         g.memory.bytes(DATA, 4096).fill(0x5a);
         ensure!(g.request(0, kind::OUT, 8, &[(DATA, 4096)])?.0 == OK);
-        if let (Some(before), Some(now)) =
-            (flushes, hearth.pool_stats()?["flash_flushes"].as_u64())
+        if let (Some(before), Some(now)) = (flushes, hearth.pool_stats()?["flash_flushes"].as_u64())
         {
             ensure!(now > before, "the write was not made durable");
         }
@@ -471,7 +478,10 @@ fn a_queue_stops_and_goes_on() -> Result<()> {
         while g.used(0).is_some() {
             answered += 1;
         }
-        ensure!(base == round * 4 + answered, "{base} taken, {answered} answered");
+        ensure!(
+            base == round * 4 + answered,
+            "{base} taken, {answered} answered"
+        );
         g.start(0)?;
         for _ in answered..4 {
             g.wait_used(0)?;
