@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use hearth_e2e::blk::Disk;
+use hearth_e2e::clients::have;
 use hearth_e2e::daemon::path;
 use hearth_e2e::guest::{BASE, DATA, Guest, How, SIZE, encode, feature, flag, kind};
 use hearth_e2e::rng::Rng;
@@ -516,5 +517,104 @@ fn one_client_at_a_time_and_none_of_a_removed_disk() -> Result<()> {
     wait::until("the socket is gone", LIMIT, || {
         (!hearth.vhost_socket("d").exists()).then_some(())
     })?;
+    Ok(())
+}
+
+/// A boot sector that copies sectors 1 to 8 to 16 to 23 so many times, through the BIOS, and
+/// leaves QEMU with status 33 (or 35 if the BIOS reports an error).
+fn boot_sector(times: u16) -> [u8; 512] {
+    const DRIVE: u16 = 0x7df0;
+    const COUNT: u16 = 0x7df2;
+    const FROM: u16 = 0x7dd0;
+    const TO: u16 = 0x7de0;
+    fn with(code: &mut Vec<u8>, opcode: &[u8], address: u16) {
+        code.extend_from_slice(opcode);
+        code.extend_from_slice(&address.to_le_bytes());
+    }
+    let mut code = Vec::new();
+    // xor ax, ax; mov ds, ax; mov ss, ax; mov sp, 0x7c00; mov [drive], dl
+    code.extend_from_slice(&[0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xd0, 0xbc, 0x00, 0x7c]);
+    with(&mut code, &[0x88, 0x16], DRIVE);
+    let again = code.len();
+    let mut fails = Vec::new();
+    // mov dl, [drive]; mov si, from; mov ax, 0x4200 (read); int 0x13; jc fail; then the write.
+    for (packet, function) in [(FROM, 0x42), (TO, 0x43)] {
+        with(&mut code, &[0x8a, 0x16], DRIVE);
+        with(&mut code, &[0xbe], packet);
+        code.extend_from_slice(&[0xb8, 0x00, function, 0xcd, 0x13, 0x72, 0]);
+        fails.push(code.len() - 1);
+    }
+    // dec word [count]; jnz again
+    with(&mut code, &[0xff, 0x0e], COUNT);
+    let back = again as i32 - (code.len() as i32 + 2);
+    code.extend_from_slice(&[0x75, back as i8 as u8]);
+    // mov al, …; out 0xf4, al; jmp $
+    code.extend_from_slice(&[0xb0, 16, 0xe6, 0xf4, 0xeb, 0xfe]);
+    for at in fails {
+        code[at] = (code.len() - at - 1) as u8;
+    }
+    code.extend_from_slice(&[0xb0, 17, 0xe6, 0xf4, 0xeb, 0xfe]);
+    let mut sector = [0u8; 512];
+    sector[..code.len()].copy_from_slice(&code);
+    for (at, lba) in [(0x1d0, 1u8), (0x1e0, 16)] {
+        // A disk address packet: its size, eight sectors, at 0:8000, from this block on.
+        let packet = [16, 0, 8, 0, 0x00, 0x80, 0, 0, lba, 0, 0, 0, 0, 0, 0, 0];
+        sector[at..at + 16].copy_from_slice(&packet);
+    }
+    sector[0x1f2..0x1f4].copy_from_slice(&times.to_le_bytes());
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+/// QEMU with the arguments `attach-help` prints boots from the disk, and its guest does not
+/// notice that the daemon is killed and started again in the middle.
+#[test]
+fn qemu_boots_and_survives_a_kill() -> Result<()> {
+    if !have("qemu_boots_and_survives_a_kill", &["qemu-system-x86_64"]) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("256M")?;
+    let origin = hearth.origin("o.img", 8 * MIB)?;
+    let mut disk = std::fs::read(&origin)?;
+    disk[..512].copy_from_slice(&boot_sector(2000));
+    std::fs::write(&origin, &disk)?;
+    // Slow enough that requests are in flight whenever the daemon dies.
+    let slow = format!("model-latency=1ms:{}", path(&origin));
+    hearth.add("d", &slow, &["--mode", "write-through"])?;
+    let text = hearth.ok(&["attach-help", "d", "--for", "qemu", "--over", "vhost-user", "--json"])?;
+    let help: serde_json::Value = serde_json::from_str(&text)?;
+    let args = help["ways"][0]["args"].as_array().context("no arguments")?;
+    let args = args.iter().filter_map(|a| a.as_str());
+    let mut qemu = std::process::Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg", "-display", "none", "-nodefaults", "-m", "64M"])
+        .args(["-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
+        .args(args.map(|a| a.replace("size=4G", "size=64M")))
+        .stdin(std::process::Stdio::null())
+        .spawn()?;
+    let reads = |hearth: &Hearth| {
+        let count = |name| hearth.counter("d", name).unwrap_or(0);
+        count("read_hits") + count("read_misses")
+    };
+    let outcome = (|| {
+        wait::until("the guest reads and writes", LIMIT, || {
+            (reads(&hearth) > 200).then_some(())
+        })?;
+        hearth.kill9()?;
+        hearth.start()?;
+        wait::until("the guest goes on", LIMIT, || {
+            (reads(&hearth) > 20).then_some(())
+        })?;
+        wait::until("the guest is done", Duration::from_secs(120), || {
+            qemu.try_wait().ok().flatten()
+        })
+    })();
+    if outcome.is_err() {
+        qemu.kill()?;
+        qemu.wait()?;
+    }
+    let status = outcome.with_context(|| hearth.log())?;
+    ensure!(status.code() == Some(33), "QEMU ended with {status}");
+    ensure!(!hearth.log().contains("cut off"), "{}", hearth.log());
+    ensure!(hearth.connect("d")?.read(8192, 4096)? == disk[512..4608]);
     Ok(())
 }
