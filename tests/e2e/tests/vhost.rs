@@ -581,13 +581,33 @@ fn qemu_boots_and_survives_a_kill() -> Result<()> {
     // Slow enough that requests are in flight whenever the daemon dies.
     let slow = format!("model-latency=1ms:{}", path(&origin));
     hearth.add("d", &slow, &["--mode", "write-through"])?;
-    let text = hearth.ok(&["attach-help", "d", "--for", "qemu", "--over", "vhost-user", "--json"])?;
+    let text = hearth.ok(&[
+        "attach-help",
+        "d",
+        "--for",
+        "qemu",
+        "--over",
+        "vhost-user",
+        "--json",
+    ])?;
     let help: serde_json::Value = serde_json::from_str(&text)?;
     let args = help["ways"][0]["args"].as_array().context("no arguments")?;
     let args = args.iter().filter_map(|a| a.as_str());
     let mut qemu = std::process::Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg", "-display", "none", "-nodefaults", "-m", "64M"])
-        .args(["-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
+        .args([
+            "-accel",
+            "tcg",
+            "-display",
+            "none",
+            "-nodefaults",
+            "-m",
+            "64M",
+        ])
+        .args([
+            "-no-reboot",
+            "-device",
+            "isa-debug-exit,iobase=0xf4,iosize=1",
+        ])
         .args(args.map(|a| a.replace("size=4G", "size=64M")))
         .stdin(std::process::Stdio::null())
         .spawn()?;
@@ -616,5 +636,69 @@ fn qemu_boots_and_survives_a_kill() -> Result<()> {
     ensure!(status.code() == Some(33), "QEMU ended with {status}");
     ensure!(!hearth.log().contains("cut off"), "{}", hearth.log());
     ensure!(hearth.connect("d")?.read(8192, 4096)? == disk[512..4608]);
+    Ok(())
+}
+
+/// A guest that writes its buffers while they are used gets what it deserves, but what is cached
+/// stays right, flash is not blamed, and nothing counts as lost.
+#[test]
+fn scribbling_over_buffers_harms_nobody_else() -> Result<()> {
+    let (hearth, mut disk) = served(8 * MIB, &["--seq-cutoff", "0"])?;
+    let mut g = guest(&hearth)?;
+    // Some blocks are only on flash.
+    g.memory.bytes(DATA, 1 << 20).fill(0x77);
+    ensure!(g.request(0, kind::OUT, 0, &[(DATA, 1 << 20)])?.0 == OK);
+    disk[..1 << 20].fill(0x77);
+    let scratch = DATA + (2 << 20);
+    let at = g.memory.bytes(scratch, 4096).as_mut_ptr().addr();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let scribbler = scope.spawn(|| {
+            let page = at as *mut u64;
+            let mut n = 0u64;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                n += 1;
+                for i in 0..512 {
+                    // SAFETY: one page of the guest's memory, which lives until the scope ends.
+                    unsafe { page.add(i).write_volatile(n) };
+                }
+            }
+        });
+        let outcome = (|| {
+            // Dirty blocks, and blocks that are cached by this very read, twice each.
+            for pass in 0..2 {
+                for block in (0..256).chain(1024..1536) {
+                    let sector = block * 8;
+                    let (status, _) = g.request(0, kind::IN, sector, &[(scratch, 4096)])?;
+                    ensure!(status == OK, "pass {pass}, block {block}");
+                }
+            }
+            for block in 256..512 {
+                let (status, _) = g.request(0, kind::OUT, block * 8, &[(scratch, 4096)])?;
+                ensure!(status == OK, "write of block {block}");
+            }
+            g.request(0, kind::FLUSH, 0, &[]).map(drop)
+        })();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        scribbler
+            .join()
+            .map_err(|_| anyhow::anyhow!("the scribbler panicked"))?;
+        outcome
+    })?;
+    let mut client = hearth.connect("d")?;
+    for block in (0..256u64).chain(1024..1536) {
+        let from = block as usize * 4096;
+        ensure!(
+            client.read(block * 4096, 4096)? == disk[from..from + 4096],
+            "block {block} is not what it should be"
+        );
+    }
+    for block in 256..512u64 {
+        let first = client.read(block * 4096, 4096)?;
+        ensure!(client.read(block * 4096, 4096)? == first);
+    }
+    for counter in ["bad_clean_blocks", "bad_dirty_blocks"] {
+        ensure!(hearth.counter("d", counter)? == 0, "{counter}");
+    }
     Ok(())
 }
