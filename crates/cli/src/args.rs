@@ -147,6 +147,10 @@ pub struct PoolCreate {
     /// Make a new file of this size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<Size>,
+    /// With --size: only reserve the space instead of writing the file once; the first writes
+    /// to the cache are slower then
+    #[arg(long, requires = "size")]
+    pub quick: bool,
     /// Overwrite what is there: a file system, a partition table, another pool, an existing file
     #[arg(long)]
     pub force: bool,

@@ -1,11 +1,13 @@
 //! `hearth pool …`: on flash that is not being served, or through the daemon.
 
-use std::time::Duration;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 use hearth_daemon::api::types::{Done, PoolInfo};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::{self, CreateOptions, Pool, only_flash};
+use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 
 use crate::args::{self, Global, PoolAt, PoolCreate};
@@ -30,10 +32,18 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     let path = only_flash(&args.flash)?;
     let options = CreateOptions {
         size: args.size.map(|s| s.0),
+        quick: args.quick,
         force: args.force,
         label: args.label.clone(),
     };
-    let info = pool::create(path, &options)?;
+    let interrupt = Interrupt::watch();
+    let mut line = WriteOutLine::new(!global.json);
+    let made = pool::create_with(path, &options, &mut |done, total| {
+        line.show(done, total);
+        !interrupt.hit()
+    });
+    line.end();
+    let info = made?;
     if global.json {
         return print_json(&info);
     }
@@ -51,6 +61,47 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     );
     println!("serve it with `hearth serve --flash {}`", path.display());
     Ok(())
+}
+
+/// A new flash file being written: shown on a terminal, if it takes longer than a moment.
+struct WriteOutLine {
+    started: Instant,
+    next: Duration,
+    enabled: bool,
+    shown: bool,
+}
+
+impl WriteOutLine {
+    fn new(enabled: bool) -> WriteOutLine {
+        WriteOutLine {
+            started: Instant::now(),
+            next: Duration::from_secs(1),
+            enabled: enabled && std::io::stderr().is_terminal(),
+            shown: false,
+        }
+    }
+
+    fn show(&mut self, done: u64, total: u64) {
+        let took = self.started.elapsed();
+        if !self.enabled || took < self.next {
+            return;
+        }
+        self.next = took + POLL;
+        self.shown = true;
+        let left = took.as_secs_f64() * (total - done) as f64 / done.max(1) as f64;
+        eprint!(
+            "\r\x1b[Kwriting the file: {} of {}, {} left",
+            human(done),
+            human(total),
+            human_seconds(left)
+        );
+    }
+
+    fn end(&self) {
+        if self.shown {
+            eprintln!();
+        }
+    }
 }
 
 fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {

@@ -8,17 +8,23 @@ use hearth_engine::Engine;
 use hearth_format::{
     DiskRecord, FormatError, Layout, PoolState, Registry, SEGMENT_BLOCKS_DEFAULT, Superblock, Uuid,
 };
-use hearth_io::{BLOCK, BlockFile, Device, Media, OpenError, OpenMode};
+use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
 use crate::error::{Error, Kind, Result};
 use crate::size::human;
+
+/// Bytes of a new flash file written at a time.
+const WRITE_OUT_BYTES: u64 = 4 << 20;
 
 /// How to make a pool.
 #[derive(Clone, Debug, Default)]
 pub struct CreateOptions {
     /// Make a new file of this many bytes.
     pub size: Option<u64>,
+    /// Only reserve a new file's space instead of writing all of it once. The file system then
+    /// does that work during the first writes to the cache, which it slows down.
+    pub quick: bool,
     /// Overwrite what is there.
     pub force: bool,
     /// The user's name for the pool.
@@ -89,8 +95,29 @@ pub fn format_error(path: &Path, error: &FormatError) -> Error {
 
 /// Formats `path` as a new pool.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<PoolInfo> {
+    create_with(path, options, &mut |_, _| true)
+}
+
+/// The same; `progress` is told how many bytes of how many of a new file are written, and calls
+/// it off by returning false. Then nothing is left behind.
+pub fn create_with(
+    path: &Path,
+    options: &CreateOptions,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<PoolInfo> {
     let file = match options.size {
-        Some(size) => create_file(path, size, options.force)?,
+        Some(size) => {
+            let file = create_file(path, size, options.force)?;
+            if !options.quick
+                && let Err(e) = write_out(path, &file, progress)
+            {
+                drop(file);
+                // The error that matters is the one returned.
+                let _ = std::fs::remove_file(path);
+                return Err(e);
+            }
+            file
+        }
         None => BlockFile::open(path, OpenMode::default()).map_err(|e| match &e {
             OpenError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Error::invalid(
@@ -160,6 +187,38 @@ fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
     // Too small is found out before the space is taken.
     Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
     BlockFile::create_sized(path, size).map_err(|e| opening(path, e))
+}
+
+/// Writes a new file once from end to end, so that the file system has nothing left to decide:
+/// a write into reserved but unwritten space takes it several times as long, and not in parallel.
+fn write_out(
+    path: &Path,
+    file: &BlockFile,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<()> {
+    let failed = |e| {
+        Error::unavailable(
+            format!("cannot write {}: {e}", path.display()),
+            "check free space and the device's health",
+        )
+    };
+    let zeros = Buf::zeroed(WRITE_OUT_BYTES as usize).all();
+    let size = file.size();
+    let mut at = 0;
+    while at < size {
+        if !progress(at, size) {
+            return Err(Error::unavailable(
+                format!("{} was not made: interrupted", path.display()),
+                "nothing is left behind; run the command again",
+            ));
+        }
+        let n = WRITE_OUT_BYTES.min(size - at);
+        file.write_at(at, &zeros.bytes()[..n as usize])
+            .map_err(failed)?;
+        at += n;
+    }
+    progress(size, size);
+    file.flush().map_err(failed)
 }
 
 fn refuse_foreign(path: &Path, file: &BlockFile) -> Result<()> {
@@ -474,6 +533,32 @@ mod tests {
         )
         .unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 80 << 20);
+    }
+
+    #[test]
+    fn a_new_file_is_written_out_unless_told_otherwise() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("flash");
+        let mut calls = 0;
+        create_with(&path, &sized(64 << 20), &mut |done, total| {
+            assert!(done <= total && total == 64 << 20);
+            calls += 1;
+            true
+        })
+        .unwrap();
+        assert_eq!(calls, 17);
+        let stopped = dir.path().join("stopped");
+        let error = create_with(&stopped, &sized(64 << 20), &mut |done, _| done < 8 << 20);
+        assert!(error.unwrap_err().what.contains("interrupted"));
+        assert!(!stopped.exists());
+        let quick = CreateOptions {
+            quick: true,
+            ..sized(64 << 20)
+        };
+        let reserved = dir.path().join("reserved");
+        create_with(&reserved, &quick, &mut |_, _| false).unwrap();
+        assert_eq!(std::fs::metadata(&reserved).unwrap().size(), 64 << 20);
     }
 
     #[test]

@@ -24,8 +24,7 @@ impl Core {
         loop {
             if self.flash_failed {
                 // Only notes about what became clean still come; there is nowhere to put them.
-                self.log.queue.clear();
-                self.log.queued_blocks = 0;
+                self.log.clear_queue();
             }
             if self.log.queue.is_empty() {
                 self.log.urgent = false;
@@ -38,6 +37,9 @@ impl Core {
                 .any(|b| b.state == BatchState::Failed)
             {
                 // Order must hold: wait for the rest, then send all again (`retry_failed`).
+                return;
+            }
+            if self.log.may_gather(now) {
                 return;
             }
             let inflight = self.log.batches.len();

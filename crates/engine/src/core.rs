@@ -184,6 +184,8 @@ pub(crate) struct Core {
     pub jobs: Slab<DestageJob>,
     pub destage_next_disk: usize,
     pub destage_tokens: i64,
+    /// While clients are active, background destaging rests until this time.
+    pub destage_pause_ns: u64,
     pub destage_refill_ns: u64,
     pub dirty_total: u64,
     pub counters: PoolCounters,

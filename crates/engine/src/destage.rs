@@ -22,6 +22,13 @@ use smallvec::{SmallVec, smallvec};
 const JOBS_BUSY: usize = 16;
 /// The same while nobody waits.
 const JOBS_IDLE: usize = 4;
+/// Clients asked for something within this time: background runs go one at a time, with pauses.
+const ACTIVE_NS: u64 = 5_000_000;
+/// Longest pause after a background run while clients are active, in times of the run's own
+/// duration; it shrinks to nothing as the dirty share nears the point where haste begins.
+const PAUSE_MAX: u64 = 16;
+/// The share of flash that may be dirty, in percent, below the high mark, before haste begins.
+const HASTE_PERCENT: u32 = 5;
 /// Longest run: 1 MiB.
 const RUN_MAX: u64 = 256;
 /// Runs written before the origin is flushed.
@@ -43,6 +50,7 @@ pub(crate) struct DestageJob {
     pub reads: u32,
     pub failed: bool,
     pub zero: bool,
+    pub started_ns: u64,
     /// The log must be durable up to this batch before the origin is written. A batch, not an
     /// ord: of an item cut in two, the first part counts before the item does.
     pub batch: u64,
@@ -78,7 +86,7 @@ impl Core {
             || !self.stalled.is_empty()
             || self.flash_failed
             || over_max
-            || over(self.opts.dirty_high_percent.saturating_sub(5))
+            || over(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT))
             || self.evict.wants_clean
         {
             return Need::Urgent;
@@ -109,9 +117,12 @@ impl Core {
         for i in 0..n {
             let disk = ids[(self.destage_next_disk + i) % n];
             let need = self.need(disk, now);
+            let paced = self.paced(now);
             let limit = match need {
                 Need::None => 0,
                 Need::Urgent => JOBS_BUSY,
+                Need::Background if paced && self.destage_pause_ns > now => 0,
+                Need::Background if paced => 1,
                 // Misses of clients go first: the origin has one arm.
                 Need::Background if self.disk(disk).is_some_and(|d| !d.tickets.is_empty()) => 1,
                 Need::Background | Need::Idle => JOBS_IDLE,
@@ -135,6 +146,26 @@ impl Core {
         self.destage_next_disk = self.destage_next_disk.wrapping_add(1) % n.max(1);
     }
 
+    /// Clients are active: what nobody waits for stands back.
+    fn paced(&self, now: u64) -> bool {
+        self.foreground > 0 || now.saturating_sub(self.last_foreground_ns) < ACTIVE_NS
+    }
+
+    /// After a background run: how long to leave the devices to clients. The nearer the dirty
+    /// share is to where writes would have to wait, the shorter.
+    fn pause_destaging(&mut self, started_ns: u64, now: u64) {
+        let took = now.saturating_sub(started_ns);
+        let percent = |p: u32| self.capacity_blocks() * u64::from(p) / 100;
+        let haste = percent(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT));
+        let low = percent(self.opts.dirty_low_percent);
+        let left = haste
+            .saturating_sub(self.dirty_total)
+            .min(haste - low.min(haste));
+        let span = haste.saturating_sub(low).max(1);
+        let pause = u128::from(took) * u128::from(PAUSE_MAX * left) / u128::from(span);
+        self.destage_pause_ns = now + pause.min(u128::from(BACKOFF_NS)) as u64;
+    }
+
     fn refill_tokens(&mut self, now: u64) {
         let rate = self.opts.destage_bytes_per_s;
         let elapsed = now
@@ -156,7 +187,7 @@ impl Core {
             if d.dirty.contains(block) && !d.lost.contains(block) && !d.destaging(block, block + 1)
             {
                 let left = d.dirty.run_len(block, RUN_MAX);
-                return self.destage_run(disk, block, left, fx)
+                return self.destage_run(disk, block, left, now, fx)
                     || self
                         .disk(disk)
                         .is_some_and(|d| !d.destage.urgent.is_empty());
@@ -185,7 +216,7 @@ impl Core {
                     Some(past) => at = past,
                     None => {
                         let left = d.dirty.run_len(block, RUN_MAX.min(to - block));
-                        if self.destage_run(disk, block, left, fx) {
+                        if self.destage_run(disk, block, left, now, fx) {
                             return true;
                         }
                         at = block + 1;
@@ -231,7 +262,14 @@ impl Core {
         self.index.slot_mark(slot)
     }
 
-    fn destage_run(&mut self, disk: DiskId, start: u64, left: u64, fx: &mut Effects) -> bool {
+    fn destage_run(
+        &mut self,
+        disk: DiskId,
+        start: u64,
+        left: u64,
+        now: u64,
+        fx: &mut Effects,
+    ) -> bool {
         let mut slots = Vec::new();
         for block in start..start + left {
             if block > start && self.destage_obstacle(disk, block).is_some() {
@@ -259,6 +297,7 @@ impl Core {
             reads: 0,
             failed: false,
             zero: false,
+            started_ns: now,
             batch,
         });
         self.destage_tokens -= (count * 4096) as i64;
@@ -418,6 +457,7 @@ impl Core {
                 reads: 0,
                 failed: false,
                 zero: true,
+                started_ns: now,
                 batch,
             });
             if let Some(d) = self.disk_mut(disk) {
@@ -466,6 +506,7 @@ impl Core {
         if self.flash_failed {
             self.wake_clean_waiters(job.disk, now, fx);
         }
+        self.pause_destaging(job.started_ns, now);
         self.destage_step(now, fx);
         self.destage_flush_if_due(job.disk, now, fx);
     }

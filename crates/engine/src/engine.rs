@@ -167,6 +167,7 @@ impl Engine {
             jobs: Slab::new(),
             destage_next_disk: 0,
             destage_tokens: 0,
+            destage_pause_ns: 0,
             destage_refill_ns: 0,
             dirty_total: 0,
             counters: PoolCounters::default(),

@@ -66,16 +66,8 @@ impl Core {
         }
         // Trimming gives space away that a full file system will not give back.
         self.opts.trim = false;
-        for item in unsent(&mut self.log) {
-            self.log.queue.push_back(item);
-        }
-        self.log.queued_blocks = self
-            .log
-            .queue
-            .iter()
-            .filter(|i| i.kind.is_data())
-            .map(|i| i.count)
-            .sum();
+        let items = unsent(&mut self.log);
+        self.log.requeue(items);
         self.log.next_batch_seq = seq;
         self.pump(now, fx);
     }
@@ -89,7 +81,7 @@ impl Core {
         self.mark_failed(fx);
         self.log.sealing.clear();
         let items = unsent(&mut self.log);
-        self.log.queued_blocks = 0;
+        self.log.clear_queue();
         let mut requests = Vec::new();
         for item in items {
             if let Apply::Move { old, .. } = item.apply {

@@ -17,6 +17,11 @@ use std::collections::VecDeque;
 pub(crate) const BATCHES_IN_FLIGHT: usize = 4;
 /// While another batch is in flight, wait for this many blocks before sending one.
 pub(crate) const BATCH_MIN_BLOCKS: u32 = 12;
+/// What nobody waits for (fills, notes) is sent when this many blocks have gathered ...
+pub(crate) const LAZY_BATCH_BLOCKS: u32 = 96;
+/// ... or when the first of it has waited this long. Sent one by one, fills would double the
+/// flash written (a descriptor block each) and stand in the way of the reads that caused them.
+pub(crate) const LAZY_NS: u64 = 10_000_000;
 /// Segments only internal records, reinsertions and the head may use, so that eviction, which
 /// must append before it can free, always has room.
 pub(crate) const RESERVE_SEGMENTS: usize = 2;
@@ -75,6 +80,12 @@ pub(crate) struct Item {
 }
 
 impl Item {
+    /// Nobody waits for it.
+    fn lazy(&self) -> bool {
+        matches!(self.then, Then::Nothing | Then::Ticket { .. })
+            && !matches!(self.apply, Apply::Dirty | Apply::Move { .. })
+    }
+
     /// Entries (and, for data, blocks) it takes in a batch.
     fn entries(&self) -> u32 {
         if self.kind.is_data() { self.count } else { 1 }
@@ -206,6 +217,10 @@ pub(crate) struct Log {
     pub queue: VecDeque<Item>,
     /// Data blocks in the queue.
     pub queued_blocks: u32,
+    /// Items in the queue that somebody waits for.
+    pub eager: usize,
+    /// When the queue was first seen to hold only what nobody waits for.
+    pub lazy_since_ns: Option<u64>,
     pub batches: VecDeque<Batch>,
     pub next_batch_seq: u64,
     pub next_segment_seq: u64,
@@ -232,6 +247,7 @@ impl Log {
         if item.kind.is_data() {
             self.queued_blocks += item.count;
         }
+        self.eager += usize::from(!item.lazy());
         self.queue.push_back(item);
         self.next_ord
     }
@@ -296,6 +312,35 @@ impl Log {
         })
     }
 
+    /// Puts items that were on their way back into the queue, in their order.
+    pub fn requeue(&mut self, items: Vec<Item>) {
+        self.queue.extend(items);
+        let data = self.queue.iter().filter(|i| i.kind.is_data());
+        self.queued_blocks = data.map(|i| i.count).sum();
+        self.eager = self.queue.iter().filter(|i| !i.lazy()).count();
+    }
+
+    /// Forgets what is queued.
+    pub fn clear_queue(&mut self) {
+        self.queue.clear();
+        self.queued_blocks = 0;
+        self.eager = 0;
+    }
+
+    /// True while what is queued is better gathered than sent: nobody waits for it.
+    pub fn may_gather(&mut self, now: u64) -> bool {
+        if self.urgent || self.eager > 0 || self.queued_blocks >= LAZY_BATCH_BLOCKS {
+            self.lazy_since_ns = None;
+            return false;
+        }
+        let since = *self.lazy_since_ns.get_or_insert(now);
+        if now.saturating_sub(since) < LAZY_NS && self.queue.len() < BATCH_ENTRIES_MAX {
+            return true;
+        }
+        self.lazy_since_ns = None;
+        false
+    }
+
     /// Sequence number of the oldest segment that counts.
     pub fn tail_seq(&self) -> u64 {
         match (self.order.front(), &self.head) {
@@ -356,7 +401,10 @@ impl Log {
                 front.split(fits)
             } else {
                 match self.queue.pop_front() {
-                    Some(item) => item,
+                    Some(item) => {
+                        self.eager -= usize::from(!item.lazy());
+                        item
+                    }
                     None => break,
                 }
             };

@@ -32,6 +32,10 @@ const CQ_ENTRIES: u32 = 4096;
 const IO_MAX: usize = 1024;
 /// Threads for what blocks.
 const HELPERS: usize = 4;
+/// Block operations prepared before the device is told of them, although this thread has more
+/// to do. A device that gets a connection's whole queue at once also ends it at once, and then
+/// client, server and device take turns instead of working side by side.
+const GATHER_MAX: u32 = 2;
 /// Times an operation is submitted again after `EAGAIN` or `EINTR` before that is its result.
 const RETRIES_MAX: u8 = 16;
 /// I/O vectors per system call (`UIO_MAXIOV`); longer lists take several.
@@ -59,6 +63,8 @@ enum Work {
     Send {
         token: u64,
         _list: SendList,
+        /// Tried without waiting so far.
+        eager: bool,
     },
     Accept {
         token: u64,
@@ -77,6 +83,7 @@ struct Slot {
     work: Work,
     iov: Vec<libc::iovec>,
     msg: libc::msghdr,
+    fd: RawFd,
     count: u64,
 }
 
@@ -107,11 +114,18 @@ pub(crate) struct RingDriver {
     delayed: Delayed,
     reaped: Vec<(u64, i32, u32)>,
     now: u64,
+    /// The kernel takes all that is submitted, whatever comes of its parts: what completes on
+    /// submission may then be counted on.
+    takes_all: bool,
+    /// Block operations prepared since the kernel was last entered.
+    gathered: u32,
+    /// Submissions since the last reaping that complete while they are submitted.
+    immediate: usize,
 }
 
 impl RingDriver {
     pub(crate) fn open(targets: Arc<Targets>) -> io::Result<RingDriver> {
-        let ring = build()?;
+        let (ring, takes_all) = build()?;
         let need = ring.params();
         if !need.is_feature_ext_arg() || !need.is_feature_nodrop() || !need.is_feature_fast_poll() {
             return Err(io::Error::new(
@@ -139,6 +153,9 @@ impl RingDriver {
             delayed: Delayed::default(),
             reaped: Vec::new(),
             now: now_ns(),
+            takes_all,
+            gathered: 0,
+            immediate: 0,
         })
     }
 
@@ -150,6 +167,7 @@ impl RingDriver {
                 work: Work::Free,
                 iov: Vec::new(),
                 msg,
+                fd: -1,
                 count: 0,
             }));
             (self.slots.len() - 1) as u32
@@ -275,6 +293,12 @@ impl RingDriver {
             }
         };
         self.push(entry.user_data(u64::from(index)));
+        self.gathered += 1;
+        if self.gathered >= GATHER_MAX {
+            self.gathered = 0;
+            // What it cannot take now is submitted by the next wait.
+            let _ = self.ring.submit();
+        }
     }
 
     fn complete(
@@ -330,6 +354,10 @@ impl RingDriver {
                     more: cqueue::sock_nonempty(flags),
                 });
                 self.release(index);
+            }
+            Work::Send { eager, .. } if *eager && res == -libc::EAGAIN => {
+                *eager = false;
+                self.submit_send(index, false);
             }
             Work::Send { token, .. } => {
                 events.push(Event::Sent {
@@ -406,6 +434,33 @@ impl RingDriver {
         );
     }
 
+    /// Sends what a slot holds. `eager`: only what fits into the socket now. Nearly every reply
+    /// fits, and then its completion is there when the submission returns: waiting for one more
+    /// saves an entry into the kernel per round.
+    fn submit_send(&mut self, index: u32, eager: bool) {
+        let wait = if eager {
+            self.immediate += 1;
+            libc::MSG_DONTWAIT
+        } else {
+            libc::MSG_WAITALL
+        };
+        let flags = libc::MSG_NOSIGNAL | wait;
+        let slot = &mut *self.slots[index as usize];
+        let fd = types::Fd(slot.fd);
+        let entry = if let [one] = slot.iov.as_slice() {
+            opcode::Send::new(fd, one.iov_base.cast(), one.iov_len as u32)
+                .flags(flags)
+                .build()
+        } else {
+            slot.msg.msg_iov = slot.iov.as_mut_ptr();
+            slot.msg.msg_iovlen = slot.iov.len() as _;
+            opcode::SendMsg::new(fd, &slot.msg)
+                .flags(flags as u32)
+                .build()
+        };
+        self.push(entry.user_data(u64::from(index)));
+    }
+
     fn arm_wake(&mut self) {
         if !self.wake_armed {
             self.wake_armed = true;
@@ -434,6 +489,7 @@ impl RingDriver {
 
     /// Enters the kernel: submits, and sleeps if `limit` says so. `Some(0)`: does not sleep.
     fn enter(&mut self, limit: Option<u64>) -> io::Result<()> {
+        self.gathered = 0;
         let entered = match limit {
             Some(0) => {
                 let sq = self.ring.submission();
@@ -443,7 +499,7 @@ impl RingDriver {
                 drop(sq);
                 self.ring.submit()
             }
-            None => self.ring.submit_and_wait(1),
+            None => self.ring.submit_and_wait(1 + self.immediate),
             Some(at) => {
                 let ns = at.saturating_sub(now_ns());
                 let ts = types::Timespec::new()
@@ -451,7 +507,7 @@ impl RingDriver {
                     .nsec((ns % 1_000_000_000) as u32);
                 self.ring
                     .submitter()
-                    .submit_with_args(1, &types::SubmitArgs::new().timespec(&ts))
+                    .submit_with_args(1 + self.immediate, &types::SubmitArgs::new().timespec(&ts))
             }
         };
         match entered {
@@ -471,6 +527,7 @@ impl RingDriver {
                 .completion()
                 .map(|c| (c.user_data(), c.result(), c.flags())),
         );
+        self.immediate = 0;
         for (data, res, flags) in reaped.drain(..) {
             if data != IGNORED {
                 self.complete(data as u32, res, flags, events, dones);
@@ -520,7 +577,9 @@ impl RingDriver {
 
 /// The best ring this kernel gives: completions run on our own entries into the kernel, no
 /// interrupts between processors.
-fn build() -> io::Result<IoUring> {
+///
+/// True with it: an entry in error does not stop those after it from being submitted.
+fn build() -> io::Result<(IoUring, bool)> {
     let mut last = None;
     for attempt in 0..3 {
         let mut builder = IoUring::builder();
@@ -539,7 +598,7 @@ fn build() -> io::Result<IoUring> {
             _ => &mut builder,
         };
         match builder.build(SQ_ENTRIES) {
-            Ok(ring) => return Ok(ring),
+            Ok(ring) => return Ok((ring, attempt < 2)),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = Some(e),
             Err(e) => return Err(e),
         }
@@ -595,26 +654,21 @@ impl Proactor for RingDriver {
     }
 
     fn send(&mut self, token: u64, fd: RawFd, list: SendList) {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let eager = self.takes_all;
         let index = self.slot(Work::Send {
             token,
             _list: SendList::new(),
+            eager,
         });
         let slot = &mut *self.slots[index as usize];
         vectors(&mut slot.iov, &list, 0);
-        let entry = if let [one] = slot.iov.as_slice() {
-            opcode::Send::new(types::Fd(fd), one.iov_base.cast(), one.iov_len as u32)
-                .flags(flags)
-                .build()
-        } else {
-            slot.msg.msg_iov = slot.iov.as_mut_ptr();
-            slot.msg.msg_iovlen = slot.iov.len() as _;
-            opcode::SendMsg::new(types::Fd(fd), &slot.msg)
-                .flags(flags as u32)
-                .build()
+        slot.fd = fd;
+        slot.work = Work::Send {
+            token,
+            _list: list,
+            eager,
         };
-        slot.work = Work::Send { token, _list: list };
-        self.push(entry.user_data(u64::from(index)));
+        self.submit_send(index, eager);
     }
 
     fn accept(&mut self, token: u64, fd: RawFd) {

@@ -5,6 +5,9 @@ use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Bytes of replies a unix socket takes before its client must read some.
+const SEND_BUFFER: libc::c_int = 1 << 20;
+
 /// A listening socket given to the reactors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub(crate) u64);
@@ -62,6 +65,7 @@ pub(crate) fn identify(fd: OwnedFd) -> (OwnedFd, PeerAddress) {
         keepalive(&stream);
         return (stream.into(), PeerAddress::Tcp(address));
     }
+    send_buffer(&stream);
     let address = credentials(&stream).unwrap_or(PeerAddress::Unknown);
     (stream.into(), address)
 }
@@ -74,19 +78,33 @@ pub(crate) fn make_blocking(fd: OwnedFd) -> OwnedFd {
     stream.into()
 }
 
-/// So that a client whose host died gives its slot back some day.
+/// Lets several long replies wait in a unix socket for a client that is busy; by default one of
+/// 128 KiB fills it, and server and client take turns. Failure costs speed only.
+fn send_buffer(stream: &TcpStream) {
+    for option in [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
+        if set_option(stream, option, SEND_BUFFER) {
+            return;
+        }
+    }
+}
+
+/// So that a client whose host died gives its slot back some day. Failure is harmless.
 fn keepalive(stream: &TcpStream) {
-    let on: libc::c_int = 1;
-    // SAFETY: a C int passed with its size; the descriptor is open for the call. Failure is harmless.
-    unsafe {
+    set_option(stream, libc::SO_KEEPALIVE, 1);
+}
+
+fn set_option(stream: &TcpStream, option: libc::c_int, value: libc::c_int) -> bool {
+    // SAFETY: a C int passed with its size; the descriptor is open for the call.
+    let ret = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_KEEPALIVE,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
+    ret == 0
 }
 
 fn credentials(stream: &TcpStream) -> Option<PeerAddress> {

@@ -182,6 +182,9 @@ impl Daemon {
             // Keeps guests from choosing block numbers that collide in the index.
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,
             accept_damage: options.accept_damage,
+            // A flash file keeps the space it was given: punching holes would let others take
+            // it, and every write into a hole again waits for the file system.
+            trim: pool.media().file().is_device(),
             ..EngineOptions::default()
         };
         let mut media = pool.media().clone();
