@@ -4,7 +4,7 @@
 //! and a missing word shows only when something breaks. So the words are printed, for this disk
 //! and this daemon's sockets, ready to be pasted.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hearth_daemon::api::types::DiskInfo;
 use hearth_daemon::client::{Client, disk_path};
@@ -153,7 +153,7 @@ fn words(args: &[(&str, String)]) -> Vec<String> {
         .collect()
 }
 
-fn qemu_vhost(socket: &PathBuf, disk: &str) -> Way {
+fn qemu_vhost(socket: &Path, disk: &str) -> Way {
     let id = id(disk);
     let args = words(&[
         (

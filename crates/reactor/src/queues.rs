@@ -129,13 +129,13 @@ impl Worker {
 
     pub(crate) fn rung(&mut self, token: u64, result: io::Result<()>) {
         let index = token as u32;
-        if let Some(place) = self.queues.get(index) {
-            if let Err(e) = result {
-                place.watching = false;
-                if place.leaving.is_none() {
-                    tracing::error!("a queue's doorbell cannot be watched ({e}); it stops");
-                    place.queue.shutdown();
-                }
+        if let Some(place) = self.queues.get(index)
+            && let Err(e) = result
+        {
+            place.watching = false;
+            if place.leaving.is_none() {
+                tracing::error!("a queue's doorbell cannot be watched ({e}); it stops");
+                place.queue.shutdown();
             }
         }
         self.queues.mark(index);
