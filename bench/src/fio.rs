@@ -89,6 +89,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Sample> {
             fio.args(["--ioengine=io_uring", "--direct=1"])
                 .arg(format!("--filename={}", path.display()));
         }
+        At::Vhost(socket) => anyhow::bail!("fio has no engine for {}", socket.display()),
     }
     fio.arg(format!("--rw={}", job.rw))
         .arg(format!("--bs={}", job.bs))
@@ -168,7 +169,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Sample> {
 }
 
 /// CPU time of a process and all its threads so far, ended ones included, µs (proc(5), `stat`).
-fn cpu_us(pid: u32) -> Result<f64> {
+pub fn cpu_us(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .with_context(|| format!("server {pid} is gone"))?;
     // The name, in brackets, may hold blanks: count fields after it. utime and stime are 14 and 15.

@@ -1,8 +1,8 @@
 //! Measures Hearth beside its peers, in turn, on the same files, within one run.
 //!
 //! Absolute speed belongs to the machine; ratios belong to the program. So every row runs its
-//! contenders round by round (A B C, A B C, …) and compares within a round. fio is the client
-//! throughout. Results go to a table, to Markdown and to JSON.
+//! contenders round by round (A B C, A B C, …) and compares within a round. fio is the client,
+//! and where fio cannot connect (vhost-user), one loop over libblkio for all contenders. Results go to a table, to Markdown and to JSON.
 
 mod args;
 mod fio;

@@ -16,6 +16,8 @@ pub enum At {
     Uri(String),
     /// A file.
     File(PathBuf),
+    /// A vhost-user-blk socket.
+    Vhost(PathBuf),
 }
 
 /// Something that is measured.
@@ -48,6 +50,15 @@ pub struct Server {
 }
 
 impl Server {
+    /// As a contender whose socket speaks vhost-user.
+    pub fn vhost_contender(&self) -> Contender {
+        Contender {
+            name: self.name.clone(),
+            at: At::Vhost(self.socket.clone()),
+            pid: Some(self.child.id()),
+        }
+    }
+
     /// As a contender.
     pub fn contender(&self) -> Contender {
         let at = At::Uri(format!(
@@ -112,6 +123,22 @@ pub fn qemu_nbd(file: &Path, dir: &Path) -> Result<Server> {
     ]);
     command.arg("--socket").arg(&socket).arg(file);
     Server::start("qemu-nbd", "", socket, command)
+}
+
+/// qemu-storage-daemon's vhost-user-blk export of a file: O_DIRECT, io_uring.
+pub fn qemu_vhost(file: &Path, dir: &Path) -> Result<Server> {
+    let socket = dir.join("qsd.sock");
+    let mut command = Command::new("qemu-storage-daemon");
+    command.arg("--blockdev").arg(format!(
+        "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring,discard=unmap",
+        file.display()
+    ));
+    command.args(["--blockdev", "driver=raw,node-name=disk,file=file"]);
+    command.arg("--export").arg(format!(
+        "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path={}",
+        socket.display()
+    ));
+    Server::start("qemu-storage-daemon", "", socket, command)
 }
 
 /// nbdkit's file plugin. It has no O_DIRECT: what it reads twice comes from the page cache.

@@ -138,5 +138,46 @@ fn main() -> Result<(), Box<dyn Error>> {
         patch.resize(13, 0);
         save("foreign", name, 0, &[&patch[..], &[0xff; 11]].concat())?;
     }
+    vhost_chains()?;
     Ok(())
+}
+
+/// A read and a zeroing of two ranges in the table itself, and a read through a table of its own.
+fn vhost_chains() -> std::io::Result<()> {
+    use hearth_vhost::chain::plain::encode;
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+    let header = |kind: u32, sector: u64| {
+        let mut raw = [0u8; 16];
+        raw[..4].copy_from_slice(&kind.to_le_bytes());
+        raw[8..].copy_from_slice(&sector.to_le_bytes());
+        raw
+    };
+    let read = [
+        encode(0, 16, NEXT, 1),
+        encode(0x1000, 4096, NEXT | WRITE, 2),
+        encode(0x200, 1, WRITE, 0),
+    ];
+    let input = |table: &[[u8; 16]], content: &[u8]| {
+        let head = [0, table.len() as u8 - 1];
+        [&head[..], table.as_flattened(), content].concat()
+    };
+    save("vhost_chain", "read", 0xf0, &input(&read, &header(0, 8)))?;
+    let zero = [
+        encode(0, 48, NEXT, 1),
+        encode(0x200, 1, WRITE, 0),
+    ];
+    let mut content = header(13, 0).to_vec();
+    for sector in [1u64, 9] {
+        content.extend_from_slice(&sector.to_le_bytes());
+        content.extend_from_slice(&2u32.to_le_bytes());
+        content.extend_from_slice(&1u32.to_le_bytes());
+    }
+    save("vhost_chain", "zeroes", 0xf0, &input(&zero, &content))?;
+    let table = [encode(0x100, 48, INDIRECT, 0)];
+    let mut content = vec![0u8; 0x130];
+    content[..16].copy_from_slice(&header(0, 8));
+    content[0x100..].copy_from_slice(read.as_flattened());
+    save("vhost_chain", "indirect", 0xf0, &input(&table, &content))
 }

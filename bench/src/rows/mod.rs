@@ -4,6 +4,7 @@ mod cold;
 mod reads;
 mod slow;
 mod start;
+mod vhost;
 mod writes;
 
 use crate::args::Args;
@@ -29,6 +30,7 @@ pub const SMOKE: &[&str] = &[
     "write-qd24",
     "flush-qd1",
     "wt-qd24",
+    "vhost-read-qd24",
     "cold",
     "wa",
     "start-1g",
@@ -95,6 +97,21 @@ pub const ALL: &[Row] = &[
         id: "wt-hdd",
         title: "Write-through random 4 KiB writes on a modelled hard disk",
         run: writes::through_hdd,
+    },
+    Row {
+        id: "vhost-read-qd24",
+        title: "vhost-user: warm random 4 KiB reads, one queue, depth 24",
+        run: vhost::read_qd24,
+    },
+    Row {
+        id: "vhost-read-qd1",
+        title: "vhost-user: warm random 4 KiB reads, one queue, depth 1",
+        run: vhost::read_qd1,
+    },
+    Row {
+        id: "vhost-write-qd24",
+        title: "vhost-user: write-back random 4 KiB writes, one queue, depth 24",
+        run: vhost::write_qd24,
     },
     Row {
         id: "cold",

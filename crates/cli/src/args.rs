@@ -72,6 +72,53 @@ pub enum Command {
     Trace(Trace),
     /// Try cache policies and sizes on traces
     Simulate(Simulate),
+    /// Print what to type to give a disk to a virtual machine
+    #[command(
+        after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd"
+    )]
+    AttachHelp(AttachHelp),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Hypervisor {
+    /// Arguments for qemu-system-…
+    Qemu,
+    /// XML for a domain
+    Libvirt,
+    /// A command for Proxmox VE
+    Proxmox,
+}
+
+impl Hypervisor {
+    /// As it is typed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Hypervisor::Qemu => "qemu",
+            Hypervisor::Libvirt => "libvirt",
+            Hypervisor::Proxmox => "proxmox",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Over {
+    /// Shared memory: the fastest
+    VhostUser,
+    /// A socket: an ordinary block node
+    Nbd,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct AttachHelp {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub name: String,
+    /// The hypervisor
+    #[arg(long = "for", value_enum, value_name = "HYPERVISOR")]
+    pub hypervisor: Hypervisor,
+    /// Only this way [default: every way the hypervisor has]
+    #[arg(long, value_enum)]
+    pub over: Option<Over>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -165,6 +212,10 @@ pub struct Serve {
     /// Data threads [default: one per CPU, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
+    /// Look for work up to so many microseconds before sleeping, while work keeps coming that
+    /// soon: lower latency for more CPU time [default: 0, off]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub poll: Option<u64>,
     /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,

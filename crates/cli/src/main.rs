@@ -4,6 +4,7 @@
 //! sentence that says what is wrong and what to do about it.
 
 mod args;
+mod attach;
 mod disk;
 mod interrupt;
 mod pool;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&global, args),
         Command::Trace(command) => trace::run(&global, command),
         Command::Simulate(args) => simulate::run(&global, &args),
+        Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,7 @@
 //! `hearth serve`: logging, then the daemon.
 
+use std::time::Duration;
+
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::only_flash;
@@ -43,6 +45,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             threads: usize::from(args.threads.unwrap_or(0)),
             memory: args.memory.map(|s| s.0),
             accept_damage: args.accept_damage,
+            poll: Duration::from_micros(args.poll.unwrap_or(0)),
         },
         run_dir: global.dir(),
         tcp,

@@ -1,16 +1,18 @@
-//! Disks as the NBD server sees them.
+//! Disks as the NBD server and the vhost-user server see them.
 //!
 //! The table is read on data threads whenever a client connects, and changed by the control
 //! plane; an [`DiskExport`] outlives its entry as long as a client is connected to it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use hearth_engine::Engine;
 use hearth_engine::api::{DiskId, ExtentState};
 use hearth_io::Device;
 use hearth_nbd::{Export, ExportSummary, Exports, Status};
+
+use crate::vhost::VhostSockets;
 
 /// Bytes of an origin asked for holes in one call: bounds the time a data thread spends on it.
 const STATUS_BYTES_MAX: u64 = 1 << 30;
@@ -141,22 +143,72 @@ impl Export for DiskExport {
     }
 }
 
+impl hearth_vhost::Disk for DiskExport {
+    fn id(&self) -> DiskId {
+        self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> u64 {
+        Export::size(self)
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn closing(&self) -> bool {
+        Export::closing(self)
+    }
+
+    fn connected(&self) {
+        Export::connected(self);
+    }
+
+    fn disconnected(&self) {
+        Export::disconnected(self);
+    }
+}
+
 /// All disks on offer, by name.
 #[derive(Default)]
-pub struct ExportTable(RwLock<BTreeMap<String, Arc<DiskExport>>>);
+pub struct ExportTable {
+    disks: RwLock<BTreeMap<String, Arc<DiskExport>>>,
+    vhost: OnceLock<VhostSockets>,
+}
 
 impl ExportTable {
     /// Offers a disk.
     pub fn insert(&self, export: Arc<DiskExport>) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(export.name.clone(), export);
+        let mut table = self.disks.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(vhost) = self.vhost.get() {
+            vhost.listen(&export);
+        }
+        table.insert(export.name.clone(), export);
+    }
+
+    /// From now on, every disk has a vhost-user socket, too.
+    pub fn serve_vhost(&self, sockets: VhostSockets) {
+        // Nobody adds a disk meanwhile, so that each is listened for once.
+        let table = self.disks.write().unwrap_or_else(PoisonError::into_inner);
+        let vhost = self.vhost.get_or_init(|| sockets);
+        table.values().for_each(|export| vhost.listen(export));
+    }
+
+    /// The vhost-user sockets, if there are any.
+    pub fn vhost(&self) -> Option<&VhostSockets> {
+        self.vhost.get()
     }
 
     /// Offers it no more; clients that are connected stay.
     pub fn remove(&self, name: &str) {
-        self.0
+        if let Some(vhost) = self.vhost.get() {
+            vhost.unlisten(name);
+        }
+        self.disks
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(name);
@@ -165,7 +217,7 @@ impl ExportTable {
 
 impl Exports for ExportTable {
     fn list(&self) -> Vec<ExportSummary> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.disks.read().unwrap_or_else(PoisonError::into_inner);
         table
             .values()
             .map(|e| ExportSummary {
@@ -177,7 +229,7 @@ impl Exports for ExportTable {
 
     fn open(&self, name: &str) -> Option<Arc<dyn Export>> {
         let export = self
-            .0
+            .disks
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .get(name)

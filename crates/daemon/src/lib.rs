@@ -1,5 +1,5 @@
 //! The daemon: keeps the registry of disks, attaches and detaches them, serves them over NBD and
-//! is controlled over HTTP on a unix socket. The `hearth` command is a thin shell around this.
+//! vhost-user, and is controlled over HTTP on a unix socket. The `hearth` command is a thin shell around this.
 
 pub mod api;
 pub mod client;
@@ -13,4 +13,5 @@ pub mod progress;
 pub mod rundir;
 pub mod serve;
 pub mod size;
+pub mod vhost;
 pub mod windows;

@@ -47,6 +47,16 @@ pub fn nbd_socket(dir: &Path) -> PathBuf {
     dir.join("nbd.sock")
 }
 
+/// The directory of the vhost-user sockets in a run directory.
+pub fn vhost_dir(dir: &Path) -> PathBuf {
+    dir.join("vhost")
+}
+
+/// The vhost-user socket of a disk in a run directory.
+pub fn vhost_socket(dir: &Path, disk: &str) -> PathBuf {
+    vhost_dir(dir).join(format!("{disk}.sock"))
+}
+
 /// A run directory in use by this process. Removes its sockets when dropped.
 #[derive(Debug)]
 pub struct RunDir {
@@ -132,7 +142,8 @@ fn lock(file: &File) -> bool {
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-fn listen(path: &Path) -> Result<UnixListener> {
+/// Listens on a socket in a run directory this process has claimed.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     let fail = |e: std::io::Error| {
         Error::unavailable(
             format!("cannot listen on {}: {e}", path.display()),

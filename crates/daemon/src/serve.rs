@@ -19,6 +19,7 @@ use crate::daemon::{Daemon, Options, StopReason};
 use crate::error::{Error, Result};
 use crate::notify::Notify;
 use crate::rundir::{RunDir, api_socket, nbd_socket};
+use crate::vhost::VhostSockets;
 
 /// Threads for control operations, which may wait for slow origins.
 const CONTROL_THREADS: usize = 16;
@@ -92,6 +93,7 @@ fn serve(
     let dir = run_dir.path().to_owned();
     let api = Api::start(Arc::new(daemon.clone()), run_dir.listen(&api_socket(&dir))?)?;
     let exports = daemon.exports();
+    exports.serve_vhost(VhostSockets::open(&dir, daemon.reactors().clone())?);
     let mut listeners = Vec::new();
     if let Some(TcpServer {
         listener,

@@ -501,7 +501,9 @@ impl Core {
             (Target::Flash(_), OpKind::Read) => {
                 self.flash_inflight -= 1;
                 self.flash_ewma_ns = ewma(self.flash_ewma_ns, ns);
-                if done.result.is_err() {
+                if done.is_memory_gone() {
+                    // Says nothing about the device.
+                } else if done.result.is_err() {
                     self.counters.flash_errors += 1;
                     self.flash_read_errors += 1;
                 } else {
@@ -518,7 +520,7 @@ impl Core {
                         OpKind::Write => d.counters.origin_write_ns += ns,
                         _ => {}
                     }
-                    if done.result.is_err() {
+                    if done.result.is_err() && !done.is_memory_gone() {
                         d.counters.origin_errors += 1;
                     }
                 }

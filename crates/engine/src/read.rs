@@ -273,6 +273,11 @@ impl Core {
         if admit && let Some((wide_block, wide_count)) = self.widen(disk, block, count) {
             data = Buf::zeroed((wide_count * 4096) as usize).slice(0, (wide_count * 4096) as usize);
             (block, count, copy) = (wide_block, wide_count, true);
+        } else if admit && data.is_shared() {
+            // What is cached must be what the origin said, not what the owner of this memory
+            // makes of it before it is checksummed and written to flash.
+            data = Buf::zeroed((count * 4096) as usize).slice(0, (count * 4096) as usize);
+            copy = true;
         }
         self.next_ticket += 1;
         let ticket = self.next_ticket;
@@ -378,14 +383,26 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
+        let unchecked = self.opts.faults.has(Fault::SkipChecksum);
+        let shared = done.op.bufs.first().is_some_and(BufSlice::is_shared);
+        let again = shared && done.result.is_ok() && !done.bad_blocks.is_empty() && !unchecked;
+        if again {
+            for i in &done.bad_blocks {
+                let crc = done.op.crcs.get(*i as usize).copied();
+                self.read_privately(id, block + u64::from(*i), slot + i, crc, fx);
+            }
+        }
         self.unpin_slot(slot);
+        if done.is_memory_gone() {
+            self.reqs[id].failed = Some(ReqError::Io);
+            return self.read_part_done(id, now, fx);
+        }
         if done.result.is_err() && self.flash_read_errors > READ_ERRORS_MAX {
             self.fail_flash(now, fx);
         }
-        let unchecked = self.opts.faults.has(Fault::SkipChecksum);
         let count = (done.op.len / 4096) as u32;
         let failed = done.result.is_err();
-        if failed || (!done.bad_blocks.is_empty() && !unchecked) {
+        if failed || (!again && !done.bad_blocks.is_empty() && !unchecked) {
             let disk = self.reqs[id].r.disk;
             for i in 0..count {
                 if failed || done.bad_blocks.contains(&i) {
@@ -393,7 +410,57 @@ impl Core {
                 }
             }
         }
+        if !failed
+            && !shared
+            && done.bad_blocks.is_empty()
+            && let Some(data) = done.op.bufs.first()
+        {
+            self.copy_private(id, block, data);
+        }
         self.read_part_done(id, now, fx);
+    }
+
+    /// Reads a block once more, into memory of our own: that its checksum did not match in
+    /// memory its owner may write at any moment says nothing about flash.
+    fn read_privately(
+        &mut self,
+        id: usize,
+        block: u64,
+        slot: SlotNo,
+        crc: Option<u32>,
+        fx: &mut Effects,
+    ) {
+        self.reqs[id].pending += 1;
+        self.pin(slot);
+        let offset = self.slot_offset(slot);
+        let crcs = crc.into_iter().collect();
+        let ctx = OpCtx::HitRead {
+            req: id,
+            block,
+            slot,
+        };
+        self.io(
+            fx,
+            ctx,
+            Target::Flash(0),
+            OpKind::Read,
+            offset,
+            4096,
+            smallvec![Buf::zeroed(4096).all()],
+            crcs,
+            Class::Foreground,
+        );
+    }
+
+    /// Gives a shared request what was read for it with [`Self::read_privately`].
+    fn copy_private(&mut self, id: usize, block: u64, data: &BufSlice) {
+        let r = &self.reqs[id].r;
+        let at = ((block - r.offset / 4096) * 4096) as usize;
+        if let Some(buf) = r.buf.as_ref().filter(|b| b.is_shared()) {
+            buf.sub(at, data.len())
+                .bytes_mut()
+                .copy_from_slice(data.bytes());
+        }
     }
 
     /// A block could not be read from flash as it was written.

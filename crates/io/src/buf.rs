@@ -20,11 +20,11 @@ struct Memory {
     len: usize,
     layout: Option<Layout>,
     /// Keeps foreign memory (a guest's RAM, a registered pool) mapped while in use.
-    _keepalive: Option<Arc<dyn Send + Sync>>,
+    keepalive: Option<Arc<dyn Send + Sync>>,
 }
 
 // SAFETY: `Memory` is only a pointer to a heap allocation (or to foreign memory kept mapped
-// by `_keepalive`); it has no thread affinity. Access is coordinated by the engine's range locks.
+// by `keepalive`); it has no thread affinity. Access is coordinated by the engine's range locks.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -56,7 +56,7 @@ impl Buf {
             ptr,
             len,
             layout: Some(layout),
-            _keepalive: None,
+            keepalive: None,
         }))
     }
 
@@ -69,7 +69,7 @@ impl Buf {
             ptr,
             len,
             layout: None,
-            _keepalive: Some(keepalive),
+            keepalive: Some(keepalive),
         }))
     }
 
@@ -136,6 +136,12 @@ impl BufSlice {
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `start` lies inside the buffer (checked in `Buf::slice`).
         unsafe { self.buf.0.ptr.add(self.start as usize) }
+    }
+
+    /// True for memory somebody else may write at any moment ([`Buf::foreign`]). What was read
+    /// from it once proves nothing about what a second look, or the device, will find there.
+    pub fn is_shared(&self) -> bool {
+        self.buf.0.keepalive.is_some()
     }
 
     /// The bytes. The caller must hold the range (no operation in flight that writes it).

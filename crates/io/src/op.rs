@@ -101,6 +101,14 @@ impl IoError {
     }
 }
 
+impl IoDone {
+    /// True if the operation failed because the memory's owner has taken it away
+    /// ([`Buf::foreign`](crate::Buf::foreign)): the device is not to blame.
+    pub fn is_memory_gone(&self) -> bool {
+        self.result == Err(IoError::Os(libc::EFAULT)) && self.op.bufs.iter().any(|b| b.is_shared())
+    }
+}
+
 impl IoOp {
     /// Compares a finished flash read with its expected checksums; returns the indices of
     /// bad blocks. Done outside the engine's lock, on the thread that did the read.

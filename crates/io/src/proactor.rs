@@ -38,6 +38,18 @@ pub enum Event {
         /// Bytes, or what went wrong.
         result: io::Result<usize>,
     },
+    /// A watched eventfd was rung, or the watch is over.
+    Rung {
+        /// As given.
+        token: u64,
+        /// `Err` once, as the last event of the watch.
+        result: io::Result<()>,
+    },
+    /// A [`Proactor::signal`] is done with its descriptor.
+    Signalled {
+        /// As given.
+        token: u64,
+    },
     /// An [`Proactor::accept`] ended. Ask again for the next connection.
     Accepted {
         /// As given.
@@ -78,6 +90,15 @@ pub trait Proactor {
 
     /// Accepts one connection from a listening socket.
     fn accept(&mut self, token: u64, fd: RawFd);
+
+    /// Reports every ring of an eventfd, several perhaps as one, until [`cancel`](Self::cancel)led
+    /// or broken. The watch ends with an event that says so; the descriptor must stay open until
+    /// then. Never blocks on the eventfd, whatever another process does with it.
+    fn watch(&mut self, token: u64, fd: RawFd);
+
+    /// Rings an eventfd somebody else listens to. The descriptor must stay open until the event
+    /// that says so; whether the other side still listens is its own business.
+    fn signal(&mut self, token: u64, fd: RawFd);
 
     /// Asks for the socket operations of `token` to end soon; each still gets its event
     /// (`ECANCELED`, or how it ended before). Does not disturb other users of the socket.

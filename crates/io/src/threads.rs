@@ -22,14 +22,16 @@ enum Socket {
     Recv { token: u64, buf: BufSlice },
     Send { token: u64, list: Box<SendList> },
     Accept { token: u64 },
+    Watch { token: u64 },
 }
 
 impl Socket {
     fn token(&self) -> u64 {
         match self {
-            Socket::Recv { token, .. } | Socket::Send { token, .. } | Socket::Accept { token } => {
-                *token
-            }
+            Socket::Recv { token, .. }
+            | Socket::Send { token, .. }
+            | Socket::Accept { token }
+            | Socket::Watch { token } => *token,
         }
     }
 
@@ -45,6 +47,10 @@ impl Socket {
                 result: Err(e),
             },
             Socket::Accept { token } => Event::Accepted {
+                token,
+                result: Err(e),
+            },
+            Socket::Watch { token } => Event::Rung {
                 token,
                 result: Err(e),
             },
@@ -98,6 +104,21 @@ impl Socket {
                 settle(n as isize).map(|result| Event::Accepted {
                     token: *token,
                     result: result.map(own),
+                })
+            }
+            Socket::Watch { token } => {
+                let mut count = 0u64;
+                let iov = libc::iovec {
+                    iov_base: (&raw mut count).cast(),
+                    iov_len: 8,
+                };
+                // Not read(2): another process shares the descriptor, may have read the counter
+                // since poll(2) looked, and may have made it blocking.
+                // SAFETY: one vector of eight writable bytes, alive across the call.
+                let n = unsafe { libc::preadv2(fd, &iov, 1, -1, libc::RWF_NOWAIT) };
+                settle(n).map(|result| Event::Rung {
+                    token: *token,
+                    result: result.map(drop),
                 })
             }
         }
@@ -198,7 +219,8 @@ impl PollDriver {
                 None
             };
             index += 1;
-            let keep = event.is_none();
+            let rung = matches!(event, Some(Event::Rung { result: Ok(()), .. }));
+            let keep = rung || event.is_none();
             events.extend(event);
             keep
         });
@@ -259,6 +281,27 @@ impl Proactor for PollDriver {
             Ok(()) => self.start_socket(fd, socket),
             Err(e) => self.events.push(socket.fail(e)),
         }
+    }
+
+    fn watch(&mut self, token: u64, fd: RawFd) {
+        self.sockets.push((fd, Socket::Watch { token }));
+    }
+
+    fn signal(&mut self, token: u64, fd: RawFd) {
+        // A full counter need not grow, its owner has cause enough to look. Between the two
+        // calls only a peer that means harm could fill it, and io_uring has no such gap.
+        let mut poll = libc::pollfd {
+            fd,
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one pollfd, alive across the call, which does not wait.
+        if unsafe { libc::poll(&mut poll, 1, 0) } == 1 && poll.revents & libc::POLLOUT != 0 {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: eight readable bytes.
+            unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
+        }
+        self.events.push(Event::Signalled { token });
     }
 
     fn cancel(&mut self, token: u64) {

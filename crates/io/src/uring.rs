@@ -73,6 +73,13 @@ enum Work {
     Accept {
         token: u64,
     },
+    Watch {
+        token: u64,
+        cancelled: bool,
+    },
+    Signal {
+        token: u64,
+    },
     Wake,
 }
 
@@ -364,6 +371,29 @@ impl RingDriver {
                 });
                 self.release(index);
             }
+            Work::Watch { token, cancelled } => {
+                let (token, over) = (*token, !cqueue::more(flags));
+                let ended = over && (res < 0 || *cancelled);
+                if ended || res >= 0 {
+                    events.push(Event::Rung {
+                        token,
+                        result: match res {
+                            _ if !ended => Ok(()),
+                            0.. => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+                            _ => Err(io::Error::from_raw_os_error(-res)),
+                        },
+                    });
+                }
+                if ended {
+                    self.release(index);
+                } else if over {
+                    self.arm_watch(index);
+                }
+            }
+            Work::Signal { token } => {
+                events.push(Event::Signalled { token: *token });
+                self.release(index);
+            }
             Work::Wake => {
                 self.wake_armed = false;
                 self.release(index);
@@ -411,6 +441,19 @@ impl RingDriver {
                     .user_data(u64::from(index)),
             );
         }
+    }
+
+    /// Polls the descriptor of a watch, which lies in the slot's count. A multishot poll is told
+    /// of every ring without the counter being read: no system call per ring, and nothing a
+    /// blocking eventfd could block.
+    fn arm_watch(&mut self, index: u32) {
+        let fd = types::Fd(self.slots[index as usize].count as RawFd);
+        self.push(
+            opcode::PollAdd::new(fd, libc::POLLIN as u32)
+                .multi(true)
+                .build()
+                .user_data(u64::from(index)),
+        );
     }
 
     /// Enters the kernel: submits, and sleeps if `limit` says so. `Some(0)`: does not sleep.
@@ -630,11 +673,45 @@ impl Proactor for RingDriver {
         self.push(accept.build().user_data(u64::from(index)));
     }
 
+    fn watch(&mut self, token: u64, fd: RawFd) {
+        let index = self.slot(Work::Watch {
+            token,
+            cancelled: false,
+        });
+        self.slots[index as usize].count = fd as u64;
+        self.arm_watch(index);
+    }
+
+    fn signal(&mut self, token: u64, fd: RawFd) {
+        // Through the ring: it costs no system call of its own, and an eventfd that would block
+        // (its counter is full and its owner made it blocking) blocks a worker of the kernel's.
+        let index = self.slot(Work::Signal { token });
+        self.slots[index as usize].count = 1;
+        let count = (&raw const self.slots[index as usize].count).cast::<u8>();
+        self.push(
+            opcode::Write::new(types::Fd(fd), count, 8)
+                .build()
+                .user_data(u64::from(index)),
+        );
+    }
+
     fn cancel(&mut self, token: u64) {
+        for slot in self.slots.iter_mut() {
+            if let Work::Watch {
+                token: t,
+                cancelled,
+            } = &mut slot.work
+                && *t == token
+            {
+                *cancelled = true;
+            }
+        }
         self.cancel_slots(|work| match work {
             Work::Recv { token: t, .. }
             | Work::Send { token: t, .. }
-            | Work::Accept { token: t } => *t == token,
+            | Work::Accept { token: t }
+            | Work::Watch { token: t, .. }
+            | Work::Signal { token: t } => *t == token,
             _ => false,
         });
     }

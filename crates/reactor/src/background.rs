@@ -117,7 +117,11 @@ impl Background {
             }
             Command::Stop => self.stop = Some(now + DRAIN_NS),
             // Sent to data threads only.
-            Command::Adopt(..) | Command::Listen(..) | Command::Unlisten(..) => {}
+            Command::Adopt(..)
+            | Command::AddQueue(..)
+            | Command::RemoveQueue(..)
+            | Command::Listen(..)
+            | Command::Unlisten(..) => {}
         }
     }
 

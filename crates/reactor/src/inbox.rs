@@ -1,6 +1,7 @@
 //! What other threads leave for a data thread.
 
 use crate::peer::{ListenerId, SessionFactory};
+use crate::queue::{Queue, QueueId};
 use crate::session::Session;
 use hearth_engine::api::{Completion, Effects, Request};
 use hearth_io::WakeHandle;
@@ -15,6 +16,10 @@ pub(crate) type EngineJob = Box<dyn FnOnce(u64, &mut Effects) + Send>;
 pub(crate) enum Command {
     /// A connection to serve; it is already counted.
     Adopt(OwnedFd, Box<dyn Session>),
+    /// A queue to serve.
+    AddQueue(QueueId, Box<dyn Queue>),
+    /// Let a queue go when its requests have ended, then drop the sender.
+    RemoveQueue(QueueId, SyncSender<()>),
     /// A listening socket to accept on.
     Listen(ListenerId, OwnedFd, Arc<dyn SessionFactory>),
     /// Accept there no more, then drop the sender.

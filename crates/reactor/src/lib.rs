@@ -9,6 +9,9 @@ mod conn;
 pub mod engine;
 mod inbox;
 pub mod peer;
+mod polling;
+pub mod queue;
+mod queues;
 pub mod reactors;
 pub mod session;
 mod tags;
@@ -16,5 +19,6 @@ mod worker;
 
 pub use engine::BlockEngine;
 pub use peer::{ListenerId, PeerAddress, PeerInfo, SessionFactory};
+pub use queue::{Queue, QueueId};
 pub use reactors::{Config, ReactorError, Reactors, Stats};
 pub use session::{SendList, Session, SessionCx};

@@ -4,6 +4,7 @@ use crate::background::Background;
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, EngineJob, Inbox};
 use crate::peer::{ListenerId, SessionFactory, make_blocking};
+use crate::queue::{Queue, QueueId};
 use crate::session::Session;
 use crate::worker::Worker;
 use hearth_engine::api::{Completion, Effects, ReqError, Request};
@@ -37,13 +38,16 @@ pub struct Config {
     /// How long a client may take over its handshake, over a payload it announced, and over
     /// the last replies before it is cut off.
     pub stall: Duration,
+    /// Longest a data thread looks for work before it sleeps, while work keeps coming that
+    /// soon; zero never does. Trades processor time for latency.
+    pub poll: Duration,
     /// How long connections have to finish when the daemon stops; as long again until their
     /// requests are given up.
     pub grace: Duration,
 }
 
 impl Default for Config {
-    /// One thread per processor, 1024 connections, 1 GiB of payloads, 30 s, 10 s.
+    /// One thread per processor, 1024 connections, 1 GiB of payloads, no polling, 30 s, 10 s.
     fn default() -> Config {
         Config {
             threads: 0,
@@ -51,6 +55,7 @@ impl Default for Config {
             max_connections: 1024,
             payload_memory: 1 << 30,
             stall: Duration::from_secs(30),
+            poll: Duration::ZERO,
             grace: Duration::from_secs(10),
         }
     }
@@ -165,6 +170,7 @@ pub struct Reactors {
     workers: Mutex<Vec<JoinHandle<()>>>,
     background: Mutex<Option<JoinHandle<()>>>,
     next_listener: AtomicU64,
+    next_queue: AtomicU64,
 }
 
 /// What a new thread reports: its driver's wake handle and name.
@@ -244,6 +250,7 @@ impl Reactors {
             workers: Mutex::new(handles),
             background: Mutex::new(background),
             next_listener: AtomicU64::new(0),
+            next_queue: AtomicU64::new(0),
         })
     }
 
@@ -299,6 +306,35 @@ impl Reactors {
             Ok(())
         } else {
             Err(ReactorError::Stopped)
+        }
+    }
+
+    /// Serves a queue, on the thread `turn` names (counted round). One connection's queues
+    /// should have consecutive turns.
+    pub fn add_queue(&self, turn: usize, queue: Box<dyn Queue>) -> Result<QueueId, ReactorError> {
+        let id = QueueId {
+            thread: (turn % self.shared.threads as usize) as u32,
+            number: self.next_queue.fetch_add(1, Ordering::Relaxed),
+        };
+        self.shared
+            .inbox(id.thread)
+            .command(Command::AddQueue(id, queue))
+            .map_err(|_| ReactorError::Stopped)?;
+        Ok(id)
+    }
+
+    /// Takes no more requests from a queue, and returns when its last one has ended and the
+    /// queue is dropped. Not for data threads.
+    pub fn remove_queue(&self, id: QueueId) {
+        let (told, done) = sync_channel(1);
+        if self
+            .shared
+            .inbox(id.thread)
+            .command(Command::RemoveQueue(id, told))
+            .is_ok()
+        {
+            // Nothing is ever sent: the other end is dropped with the queue, or with the thread.
+            let _ = done.recv();
         }
     }
 

@@ -9,6 +9,8 @@ use crate::conn::Conn;
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, Mail};
 use crate::peer::{ListenerId, PeerInfo, SessionFactory, identify};
+use crate::polling::Polling;
+use crate::queues::{QUEUE, Queues};
 use crate::reactors::Shared;
 use crate::session::{SendList, Session, SessionCx};
 use crate::tags::{Tag, Tags};
@@ -47,23 +49,25 @@ struct Listener {
 
 /// See the module.
 pub(crate) struct Worker {
-    index: u32,
+    pub(crate) index: u32,
     engine: Arc<dyn BlockEngine>,
-    shared: Arc<Shared>,
-    proactor: Box<dyn Proactor>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) proactor: Box<dyn Proactor>,
+    pub(crate) queues: Queues,
+    poll: Polling,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<u32>,
     dirty: Vec<u32>,
     listeners: Vec<Option<Listener>>,
-    tags: Tags<u32>,
-    bufs: BufPool,
-    requests: Vec<Request>,
+    pub(crate) tags: Tags<u32>,
+    pub(crate) bufs: BufPool,
+    pub(crate) requests: Vec<Request>,
     fx: Effects,
     dones: Vec<IoDone>,
     /// Completions for other threads, by thread.
     outgoing: Vec<Vec<Completion>>,
     mail: Mail,
-    now: u64,
+    pub(crate) now: u64,
     next_sweep: u64,
     accept_retry: Option<u64>,
     gated: usize,
@@ -82,8 +86,10 @@ impl Worker {
         Worker {
             index,
             engine,
+            poll: Polling::new(shared.config.poll),
             shared,
             proactor,
+            queues: Queues::default(),
             conns: Vec::new(),
             free: Vec::new(),
             dirty: Vec::new(),
@@ -109,6 +115,8 @@ impl Worker {
         let mut wait = Wait::Poll;
         loop {
             self.now = self.proactor.wait(wait, &mut events, &mut self.dones)?;
+            let seen = self.poll.is_on()
+                && (self.queues.look() || !events.is_empty() || !self.dones.is_empty());
             for event in events.drain(..) {
                 self.event(event);
             }
@@ -118,8 +126,10 @@ impl Worker {
             if self.gated > 0 && !self.shared.is_over_budget() {
                 self.ungate();
             }
-            let quiet = self.work();
+            let mut quiet = self.work();
             self.pump_sends();
+            let polling = self.poll.goes_on(self.now, seen, wait != Wait::Poll);
+            quiet &= !self.settle_queues(quiet && !polling) && !polling;
             if let Some((_, end)) = self.stop {
                 if self.is_idle() {
                     return Ok(());
@@ -139,6 +149,7 @@ impl Worker {
     fn is_idle(&self) -> bool {
         self.free.len() == self.conns.len()
             && self.listeners.iter().all(Option::is_none)
+            && self.queues.is_empty()
             && self.proactor.io_in_flight() == 0
     }
 
@@ -164,6 +175,8 @@ impl Worker {
                 more,
             } => self.received(token as u32, result, more),
             Event::Sent { token, result } => self.sent(token as u32, result),
+            Event::Rung { token, result } => self.rung(token, result),
+            Event::Signalled { token } => self.signalled(token),
             Event::Accepted { token, result } => self.accepted((token & !KIND) as usize, result),
             Event::Woken => {
                 let mut mail = std::mem::take(&mut self.mail);
@@ -182,6 +195,8 @@ impl Worker {
     fn command(&mut self, command: Command) {
         match command {
             Command::Adopt(fd, session) => self.adopt(fd, session),
+            Command::AddQueue(id, queue) => self.add_queue(id, queue),
+            Command::RemoveQueue(id, told) => self.remove_queue(id, told),
             Command::Listen(id, fd, factory) => {
                 let listener = Listener {
                     id,
@@ -215,6 +230,7 @@ impl Worker {
                 self.stop = Some((self.now + grace, self.now + 2 * grace));
                 self.next_sweep = self.now + grace.min(SWEEP_NS);
                 (0..self.listeners.len()).for_each(|i| self.unlisten(i, None));
+                self.stop_queues();
                 for index in 0..self.conns.len() as u32 {
                     if let Some(conn) = self.conn(index) {
                         conn.session.shutdown();
@@ -302,6 +318,10 @@ impl Worker {
         self.mark(index);
     }
 
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.is_some()
+    }
+
     fn conn(&mut self, index: u32) -> Option<&mut Conn> {
         self.conns.get_mut(index as usize)?.as_deref_mut()
     }
@@ -380,6 +400,9 @@ impl Worker {
         };
         self.shared.unhold(tag.budget);
         completion.tag = tag.tag;
+        if tag.owner & QUEUE != 0 {
+            return self.deliver_to_queue(tag.owner & !QUEUE, completion);
+        }
         self.call(tag.owner, |conn, cx| {
             conn.requests = conn.requests.saturating_sub(1);
             conn.session.completed(completion, cx);
@@ -395,8 +418,9 @@ impl Worker {
                 self.apply();
             }
             self.pump_recvs();
+            let more = self.pump_queues();
             if self.requests.is_empty() {
-                return true;
+                return !more;
             }
             self.engine
                 .submit(self.now, &mut self.requests, &mut self.fx);

@@ -130,6 +130,11 @@ impl Hearth {
         self.run_dir().join("nbd.sock")
     }
 
+    /// The vhost-user socket of disk `name`.
+    pub fn vhost_socket(&self, name: &str) -> PathBuf {
+        self.run_dir().join("vhost").join(format!("{name}.sock"))
+    }
+
     /// Where a client finds disk `name`.
     pub fn uri(&self, name: &str) -> String {
         format!("nbd+unix:///{name}?socket={}", path(&self.socket()))

@@ -4,8 +4,10 @@
 //! The NBD client here is written from the protocol document and shares no code with the
 //! exporter, so that a mistake in one is not hidden by the same mistake in the other.
 
+pub mod blk;
 pub mod clients;
 pub mod daemon;
+pub mod guest;
 pub mod nbd;
 pub mod pattern;
 pub mod rng;

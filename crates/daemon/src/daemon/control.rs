@@ -219,6 +219,9 @@ impl Daemon {
             .set_size(id, size)
             .map_err(|e| control_error(&format!("resize {name}"), e))?;
         export.set_size(size);
+        if let Some(vhost) = self.exports.vhost() {
+            vhost.resized(name);
+        }
         Ok(())
     }
 

@@ -238,6 +238,9 @@ impl Daemon {
         }
         gone?;
         self.exports.remove(name);
+        if let Some(vhost) = self.exports.vhost() {
+            vhost.disconnect(name);
+        }
         if let Some(stats) = stats {
             lock(&self.windows)
                 .retired

@@ -48,6 +48,8 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Use a log of which parts cannot be read.
     pub accept_damage: bool,
+    /// Longest a data thread looks for work before it sleeps; zero: it does not.
+    pub poll: Duration,
 }
 
 /// The engine, as the data threads call it.
@@ -136,7 +138,7 @@ pub struct Daemon {
     pool: Arc<Mutex<Pool>>,
     engine: Arc<Engine>,
     targets: Arc<Targets>,
-    reactors: Reactors,
+    reactors: Arc<Reactors>,
     exports: Arc<ExportTable>,
     disks: Mutex<BTreeMap<String, Slot>>,
     windows: Mutex<PoolWindows>,
@@ -202,10 +204,12 @@ impl Daemon {
         targets.set(Target::Flash(0), Some(pool.media().clone()));
         let config = Config {
             threads: options.threads,
+            poll: options.poll,
             ..Config::default()
         };
         let reactors = Reactors::start(Arc::new(Shared(engine.clone())), targets.clone(), config)
             .map_err(|e| Error::unavailable(e.to_string(), ""))?;
+        let reactors = Arc::new(reactors);
         let daemon = Arc::new(Daemon {
             pool: Arc::new(Mutex::new(pool)),
             engine,
@@ -238,7 +242,7 @@ impl Daemon {
     }
 
     /// The data threads, to give them listening sockets.
-    pub fn reactors(&self) -> &Reactors {
+    pub fn reactors(&self) -> &Arc<Reactors> {
         &self.reactors
     }
 

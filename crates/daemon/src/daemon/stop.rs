@@ -48,6 +48,9 @@ impl Daemon {
     /// look like. Listening sockets must be gone. What is flushed is safe even if this fails.
     pub fn shut_down(self: &Arc<Daemon>, reason: StopReason) -> Result<()> {
         let _ops = lock(&self.ops);
+        if let Some(vhost) = self.exports.vhost() {
+            vhost.stop();
+        }
         self.reactors.disconnect();
         if reason == StopReason::Export {
             self.drain_everything()?;

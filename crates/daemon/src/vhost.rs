@@ -1,0 +1,79 @@
+//! The vhost-user sockets: one per disk, there while the disk is attached.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearth_reactor::Reactors;
+use hearth_vhost::Server;
+
+use crate::error::{Error, Result};
+use crate::exports::DiskExport;
+use crate::rundir::{self, vhost_dir, vhost_socket};
+
+/// The sockets of a run directory, and the server behind them.
+pub struct VhostSockets {
+    run_dir: PathBuf,
+    server: Server,
+}
+
+impl VhostSockets {
+    /// Makes the directory (mode 0750) and starts the server; the run directory is ours already.
+    pub fn open(run_dir: &Path, reactors: Arc<Reactors>) -> Result<VhostSockets> {
+        let dir = vhost_dir(run_dir);
+        let fail = |e: std::io::Error| {
+            Error::unavailable(
+                format!("cannot create the directory {}: {e}", dir.display()),
+                "name a directory you may write with --run-dir",
+            )
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o750)
+            .create(&dir)
+            .map_err(fail)?;
+        let server = Server::start(reactors)
+            .map_err(|e| Error::internal(format!("cannot start the vhost-user server: {e}")))?;
+        Ok(VhostSockets {
+            run_dir: run_dir.to_owned(),
+            server,
+        })
+    }
+
+    /// Offers a disk. One that cannot be is still served over NBD.
+    pub(crate) fn listen(&self, export: &Arc<DiskExport>) {
+        let name = hearth_vhost::Disk::name(&**export);
+        if self.server.is_listening(name) {
+            return;
+        }
+        let path = vhost_socket(&self.run_dir, name);
+        match rundir::listen(&path) {
+            Ok(listener) => {
+                tracing::info!(disk = name, socket = %path.display(), "serving vhost-user");
+                self.server.listen(export.clone(), listener, path);
+            }
+            Err(e) => tracing::warn!(disk = name, "not served over vhost-user: {e}"),
+        }
+    }
+
+    /// Takes no more clients for a disk.
+    pub(crate) fn unlisten(&self, name: &str) {
+        self.server.unlisten(name);
+    }
+
+    /// Ends a disk's connections.
+    pub(crate) fn disconnect(&self, name: &str) {
+        self.server.disconnect(name);
+    }
+
+    /// Tells a disk's clients of its new size.
+    pub(crate) fn resized(&self, name: &str) {
+        self.server.resized(name);
+    }
+
+    /// Ends all connections; requests in flight are answered first.
+    pub(crate) fn stop(&self) {
+        self.server.stop();
+    }
+}

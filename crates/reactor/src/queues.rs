@@ -1,0 +1,253 @@
+//! The queues of one data thread: what is in flight for each, and when it may go.
+
+use crate::queue::{Queue, QueueId};
+use crate::session::SessionCx;
+use crate::tags::Tag;
+use crate::worker::{LARGE, Worker};
+use hearth_engine::api::Completion;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+/// Marks the owner of a tag as a queue.
+pub(crate) const QUEUE: u32 = 1 << 31;
+const WATCH: u64 = 4 << 32;
+const SIGNAL: u64 = 5 << 32;
+
+/// One queue and what the kernel and the engine have of it.
+struct Place {
+    id: QueueId,
+    queue: Box<dyn Queue>,
+    /// Requests the engine has not completed.
+    requests: usize,
+    /// Queued for a look in this round.
+    dirty: bool,
+    /// The kernel watches the doorbell.
+    watching: bool,
+    /// The client's eventfd, while the kernel writes it.
+    signalling: Option<Arc<OwnedFd>>,
+    /// Ring it once more after that.
+    signal_next: Option<Arc<OwnedFd>>,
+    /// Who waits for it to go.
+    leaving: Option<Vec<SyncSender<()>>>,
+}
+
+/// All queues of a thread.
+#[derive(Default)]
+pub(crate) struct Queues {
+    places: Vec<Option<Box<Place>>>,
+    free: Vec<u32>,
+    dirty: Vec<u32>,
+}
+
+impl Queues {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.places.len()
+    }
+
+    fn get(&mut self, index: u32) -> Option<&mut Place> {
+        self.places.get_mut(index as usize)?.as_deref_mut()
+    }
+
+    fn mark(&mut self, index: u32) {
+        if let Some(Some(place)) = self.places.get_mut(index as usize)
+            && !place.dirty
+        {
+            place.dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    /// Marks queues that have requests waiting; true if any.
+    pub(crate) fn look(&mut self) -> bool {
+        for index in 0..self.places.len() as u32 {
+            if self.get(index).is_some_and(|p| p.queue.has_work()) {
+                self.mark(index);
+            }
+        }
+        !self.dirty.is_empty()
+    }
+}
+
+impl Worker {
+    pub(crate) fn add_queue(&mut self, id: QueueId, mut queue: Box<dyn Queue>) {
+        if self.is_stopping() {
+            queue.shutdown();
+        }
+        let index = self.queues.free.pop().unwrap_or_else(|| {
+            self.queues.places.push(None);
+            (self.queues.places.len() - 1) as u32
+        });
+        let doorbell = queue.doorbell();
+        let leaving = self.is_stopping().then(Vec::new);
+        self.queues.places[index as usize] = Some(Box::new(Place {
+            id,
+            queue,
+            requests: 0,
+            dirty: false,
+            watching: true,
+            signalling: None,
+            signal_next: None,
+            leaving,
+        }));
+        self.proactor.watch(WATCH | u64::from(index), doorbell);
+        self.queues.mark(index);
+    }
+
+    /// Lets a queue go once everything in flight has ended; `told` is dropped then.
+    pub(crate) fn remove_queue(&mut self, id: QueueId, told: SyncSender<()>) {
+        let found = self
+            .queues
+            .places
+            .iter()
+            .position(|p| p.as_ref().is_some_and(|p| p.id == id));
+        if let Some(index) = found {
+            self.retire(index as u32, Some(told));
+        }
+    }
+
+    pub(crate) fn stop_queues(&mut self) {
+        for index in 0..self.queues.places.len() as u32 {
+            self.retire(index, None);
+        }
+    }
+
+    fn retire(&mut self, index: u32, told: Option<SyncSender<()>>) {
+        let Some(place) = self.queues.get(index) else {
+            return;
+        };
+        place.queue.shutdown();
+        if place.leaving.is_none() && place.watching {
+            self.proactor.cancel(WATCH | u64::from(index));
+        }
+        if let Some(place) = self.queues.get(index) {
+            place.leaving.get_or_insert_default().extend(told);
+        }
+        self.queues.mark(index);
+    }
+
+    pub(crate) fn rung(&mut self, token: u64, result: io::Result<()>) {
+        let index = token as u32;
+        if let Some(place) = self.queues.get(index)
+            && let Err(e) = result
+        {
+            place.watching = false;
+            if place.leaving.is_none() {
+                tracing::error!("a queue's doorbell cannot be watched ({e}); it stops");
+                place.queue.shutdown();
+            }
+        }
+        self.queues.mark(index);
+    }
+
+    pub(crate) fn signalled(&mut self, token: u64) {
+        let index = token as u32;
+        if let Some(place) = self.queues.get(index) {
+            place.signalling = place.signal_next.take();
+            if let Some(fd) = &place.signalling {
+                let fd = fd.as_raw_fd();
+                self.proactor.signal(SIGNAL | u64::from(index), fd);
+            } else if place.leaving.is_some() {
+                self.queues.mark(index);
+            }
+        }
+    }
+
+    /// Calls a queue and takes the requests it made.
+    fn call_queue<T>(
+        &mut self,
+        index: u32,
+        f: impl FnOnce(&mut Place, &mut SessionCx<'_>) -> T,
+    ) -> Option<T> {
+        let place = self.queues.places.get_mut(index as usize)?.as_deref_mut()?;
+        let before = self.requests.len();
+        let mut cx = SessionCx {
+            requests: &mut self.requests,
+            bufs: &mut self.bufs,
+            now_ns: self.now,
+        };
+        let out = f(place, &mut cx);
+        for request in &mut self.requests[before..] {
+            // A guest's own memory is no memory of ours.
+            let budget = match &request.buf {
+                Some(b) if b.len() > LARGE && !b.is_shared() => b.len() as u64,
+                _ => 0,
+            };
+            self.shared.hold(budget);
+            place.requests += 1;
+            request.owner = self.index;
+            request.tag = self.tags.put(Tag {
+                owner: QUEUE | index,
+                tag: request.tag,
+                budget,
+            });
+        }
+        Some(out)
+    }
+
+    pub(crate) fn deliver_to_queue(&mut self, index: u32, completion: Completion) {
+        self.call_queue(index, |place, cx| {
+            place.requests = place.requests.saturating_sub(1);
+            place.queue.completed(completion, cx);
+        });
+        self.queues.mark(index);
+    }
+
+    /// Takes requests out of queues something happened to; true if some have more.
+    pub(crate) fn pump_queues(&mut self) -> bool {
+        let mut more = false;
+        for i in 0..self.queues.dirty.len() {
+            let index = self.queues.dirty[i];
+            more |= self
+                .call_queue(index, |place, cx| place.queue.pump(cx))
+                .unwrap_or(false);
+        }
+        more
+    }
+
+    /// Tells clients what the round completed, and lets go what is finished. If the thread is
+    /// about to sleep (`sleepy`), clients are asked to ring; true if one had requests already.
+    pub(crate) fn settle_queues(&mut self, sleepy: bool) -> bool {
+        if self.queues.dirty.is_empty() {
+            return false;
+        }
+        let mut dirty = std::mem::take(&mut self.queues.dirty);
+        let mut more = false;
+        dirty.retain(|&index| {
+            let Some(place) = self.queues.get(index) else {
+                return false;
+            };
+            if let Some(fd) = place.queue.publish() {
+                if place.signalling.is_some() {
+                    place.signal_next = Some(fd);
+                } else {
+                    let raw = fd.as_raw_fd();
+                    place.signalling = Some(fd);
+                    self.proactor.signal(SIGNAL | u64::from(index), raw);
+                }
+            }
+            let Some(place) = self.queues.get(index) else {
+                return false;
+            };
+            let over = place.leaving.is_some()
+                && place.requests == 0
+                && !place.watching
+                && place.signalling.is_none();
+            if over {
+                self.queues.places[index as usize] = None;
+                self.queues.free.push(index);
+                return false;
+            }
+            let takes = place.leaving.is_none() && !place.queue.is_broken();
+            // It stays here until it has asked to be rung with nothing left to do.
+            let early = takes && sleepy && place.queue.arm();
+            more |= early;
+            place.dirty = takes && (early || !sleepy);
+            place.dirty
+        });
+        dirty.append(&mut self.queues.dirty);
+        self.queues.dirty = dirty;
+        more
+    }
+}

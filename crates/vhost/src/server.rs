@@ -1,0 +1,487 @@
+//! Sockets and clients: one socket per disk, one client at a time per socket.
+//!
+//! A vhost-user socket has no export names, so each disk has its own, there while the disk is
+//! attached. One thread waits on all of them; each client gets a thread for its messages, which
+//! sleeps once the guest runs. A second client of the same disk waits until the first is gone:
+//! two guests on one disk would destroy it, but a hypervisor that reconnects may be faster than
+//! the end of its last connection.
+
+use crate::channel;
+use crate::control::Device;
+use crate::disk::Disk;
+use crate::queue::Link;
+use hearth_reactor::Reactors;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vhost::vhost_user::{BackendReqHandler, Error};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::poll::{PollContext, PollToken};
+
+/// Clients of one disk at a time, those that wait for their turn included.
+const CLIENTS_MAX: usize = 8;
+/// How often a client that waits for its turn is looked after.
+const TURN_POLL: Duration = Duration::from_millis(200);
+/// Pause after the system ran out of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Longest wait for clients' threads at the end.
+const STOP_TIME: Duration = Duration::from_secs(25);
+
+/// A client that is connected.
+struct Client {
+    number: u64,
+    link: Arc<Link>,
+    channel: Mutex<Option<OwnedFd>>,
+}
+
+/// A disk on offer.
+struct Offer {
+    disk: Arc<dyn Disk>,
+    listener: Option<Arc<UnixListener>>,
+    path: PathBuf,
+    /// In the order they came; the first is served.
+    clients: Vec<Arc<Client>>,
+}
+
+#[derive(Default)]
+struct State {
+    offers: BTreeMap<String, Offer>,
+    next: u64,
+    stopping: bool,
+}
+
+struct Shared {
+    reactors: Arc<Reactors>,
+    state: Mutex<State>,
+    /// A client has gone.
+    changed: Condvar,
+    wake: EventFd,
+}
+
+/// See the module. Stops when dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Server {
+    /// Starts the thread that accepts clients.
+    pub fn start(reactors: Arc<Reactors>) -> io::Result<Server> {
+        let shared = Arc::new(Shared {
+            reactors,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+        });
+        let inner = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("hearth-vhost".to_owned())
+            .spawn(move || accept_loop(&inner))?;
+        Ok(Server {
+            shared,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Offers a disk on a listening socket bound to `path`, which is removed when the offer ends.
+    pub fn listen(&self, disk: Arc<dyn Disk>, listener: UnixListener, path: PathBuf) {
+        if let Err(e) = listener.set_nonblocking(true) {
+            tracing::error!(disk = disk.name(), "cannot listen: {e}");
+            return;
+        }
+        let name = disk.name().to_owned();
+        let mut state = self.shared.lock();
+        let clients = match state.offers.remove(&name) {
+            Some(old) => old.clients,
+            None => Vec::new(),
+        };
+        state.offers.insert(
+            name,
+            Offer {
+                disk,
+                listener: Some(Arc::new(listener)),
+                path,
+                clients,
+            },
+        );
+        drop(state);
+        self.wake();
+    }
+
+    /// True while a disk's clients may connect.
+    pub fn is_listening(&self, name: &str) -> bool {
+        let state = self.shared.lock();
+        state.offers.get(name).is_some_and(|o| o.listener.is_some())
+    }
+
+    /// Takes no more clients for a disk; those that are connected stay.
+    pub fn unlisten(&self, name: &str) {
+        if let Some(offer) = self.shared.lock().offers.get_mut(name) {
+            close(offer);
+        }
+        self.wake();
+    }
+
+    /// Ends a disk's connections, and returns when its clients are gone.
+    pub fn disconnect(&self, name: &str) {
+        self.unlisten(name);
+        let end = Instant::now() + STOP_TIME;
+        let mut state = self.shared.lock();
+        if let Some(offer) = state.offers.get(name) {
+            offer.clients.iter().for_each(|c| c.link.close());
+        }
+        while state
+            .offers
+            .get(name)
+            .is_some_and(|o| !o.clients.is_empty())
+            && Instant::now() < end
+        {
+            state = wait(&self.shared.changed, state);
+        }
+        state.offers.remove(name);
+    }
+
+    /// Tells a disk's clients that its size has changed.
+    pub fn resized(&self, name: &str) {
+        let clients = match self.shared.lock().offers.get(name) {
+            Some(offer) => offer.clients.clone(),
+            None => return,
+        };
+        for client in clients {
+            let channel = client
+                .channel
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if let Some(channel) = channel.as_ref()
+                && let Err(e) = channel::config_changed(channel)
+            {
+                tracing::warn!(disk = name, "cannot tell the guest of the new size: {e}");
+            }
+        }
+    }
+
+    /// Ends everything: sockets, then clients. Requests in flight are answered first.
+    pub fn stop(&self) {
+        let mut state = self.shared.lock();
+        state.stopping = true;
+        for offer in state.offers.values_mut() {
+            close(offer);
+            offer.clients.iter().for_each(|c| c.link.close());
+        }
+        let end = Instant::now() + STOP_TIME;
+        while state.offers.values().any(|o| !o.clients.is_empty()) && Instant::now() < end {
+            state = wait(&self.shared.changed, state);
+        }
+        drop(state);
+        self.wake();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the vhost-user thread ended abnormally");
+        }
+    }
+
+    fn wake(&self) {
+        // Fails only if the counter is full, and then the thread is awake anyway.
+        let _ = self.shared.wake.write(1);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn close(offer: &mut Offer) {
+    if offer.listener.take().is_some() {
+        let _ = std::fs::remove_file(&offer.path);
+    }
+}
+
+fn wait<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    match changed.wait_timeout(state, TURN_POLL) {
+        Ok((state, _)) => state,
+        Err(poisoned) => poisoned.into_inner().0,
+    }
+}
+
+/// What the accepting thread waits for.
+enum Token {
+    Wake,
+    Listener(u32),
+}
+
+impl PollToken for Token {
+    fn as_raw_token(&self) -> u64 {
+        match self {
+            Token::Wake => u64::MAX,
+            Token::Listener(i) => u64::from(*i),
+        }
+    }
+
+    fn from_raw_token(data: u64) -> Token {
+        match data {
+            u64::MAX => Token::Wake,
+            i => Token::Listener(i as u32),
+        }
+    }
+}
+
+fn accept_loop(shared: &Arc<Shared>) {
+    loop {
+        let listeners: Vec<(String, Arc<UnixListener>)> = {
+            let state = shared.lock();
+            if state.stopping {
+                return;
+            }
+            let open = state.offers.iter();
+            open.filter_map(|(name, o)| Some((name.clone(), o.listener.clone()?)))
+                .collect()
+        };
+        if let Err(e) = accept_some(shared, &listeners) {
+            tracing::warn!("cannot accept vhost-user clients: {e}; trying again shortly");
+            std::thread::sleep(ACCEPT_RETRY);
+        }
+    }
+}
+
+/// Waits on these listeners until something changes. Seldom called, so building the set anew
+/// costs nothing that matters.
+fn accept_some(shared: &Arc<Shared>, listeners: &[(String, Arc<UnixListener>)]) -> io::Result<()> {
+    let poll: PollContext<Token> = PollContext::new()?;
+    poll.add(&shared.wake, Token::Wake)?;
+    for (i, (_, listener)) in listeners.iter().enumerate() {
+        poll.add(&**listener, Token::Listener(i as u32))?;
+    }
+    let events = poll.wait()?;
+    for event in events.iter_readable() {
+        match event.token() {
+            Token::Wake => {
+                // Another thread's write; that it is gone already is no concern.
+                let _ = shared.wake.read();
+            }
+            Token::Listener(i) => {
+                if let Some((name, listener)) = listeners.get(i as usize) {
+                    match listener.accept() {
+                        Ok((socket, _)) => admit(shared, name, socket),
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives a client its thread.
+fn admit(shared: &Arc<Shared>, name: &str, socket: UnixStream) {
+    let (number, disk, client) = {
+        let mut state = shared.lock();
+        let number = state.next;
+        state.next += 1;
+        if state.stopping {
+            return;
+        }
+        let Some(offer) = state.offers.get_mut(name) else {
+            return;
+        };
+        if offer.clients.len() >= CLIENTS_MAX {
+            tracing::warn!(
+                disk = name,
+                "vhost-user client refused: {CLIENTS_MAX} are connected or waiting"
+            );
+            return;
+        }
+        let link = match socket.try_clone() {
+            Ok(clone) => Arc::new(Link::new(name, clone)),
+            Err(e) => {
+                tracing::warn!(disk = name, "vhost-user client refused: {e}");
+                return;
+            }
+        };
+        let client = Arc::new(Client {
+            number,
+            link,
+            channel: Mutex::default(),
+        });
+        offer.clients.push(client.clone());
+        (number, offer.disk.clone(), client)
+    };
+    let inner = shared.clone();
+    let owned = name.to_owned();
+    let body = move || {
+        let gone = Gone {
+            shared: inner.clone(),
+            name: owned,
+            number,
+        };
+        if turn(&inner, &gone.name, number, &socket) {
+            serve(&inner, disk, &client, socket);
+        }
+        drop(gone);
+    };
+    let thread = std::thread::Builder::new()
+        .name("hearth-vhost-fe".to_owned())
+        .spawn(body);
+    if let Err(e) = thread {
+        tracing::error!(
+            disk = name,
+            "cannot start a thread for a vhost-user client: {e}"
+        );
+        forget(shared, name, number);
+    }
+}
+
+/// Takes a client off the list, however its thread ends.
+struct Gone {
+    shared: Arc<Shared>,
+    name: String,
+    number: u64,
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        forget(&self.shared, &self.name, self.number);
+    }
+}
+
+fn forget(shared: &Shared, name: &str, number: u64) {
+    if let Some(offer) = shared.lock().offers.get_mut(name) {
+        offer.clients.retain(|c| c.number != number);
+    }
+    shared.changed.notify_all();
+}
+
+/// Waits until nobody else is served; false if the client is gone before.
+fn turn(shared: &Shared, name: &str, number: u64, socket: &UnixStream) -> bool {
+    let mut state = shared.lock();
+    let mut told = false;
+    loop {
+        let first = state.offers.get(name).and_then(|o| o.clients.first());
+        match first {
+            Some(first) if first.number == number => return true,
+            None => return false,
+            Some(_) => {}
+        }
+        if state.stopping || is_hung_up(socket) {
+            return false;
+        }
+        if !told {
+            tracing::warn!(
+                disk = name,
+                "a second vhost-user client waits for the first to go: a disk takes one at a time"
+            );
+            told = true;
+        }
+        state = wait(&shared.changed, state);
+    }
+}
+
+fn is_hung_up(socket: &UnixStream) -> bool {
+    let mut poll = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one pollfd, alive across the call, which does not wait.
+    let n = unsafe { libc::poll(&mut poll, 1, 0) };
+    n == 1 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
+}
+
+/// Handles a client's messages until it is gone.
+fn serve(shared: &Shared, disk: Arc<dyn Disk>, client: &Client, socket: UnixStream) {
+    let name = disk.name().to_owned();
+    let outcome = socket
+        .set_nonblocking(false)
+        .and_then(|()| socket.try_clone());
+    let own = match outcome {
+        Ok(own) => own,
+        Err(e) => {
+            tracing::warn!(disk = %name, "vhost-user client let go: {e}");
+            return;
+        }
+    };
+    disk.connected();
+    let device = Device::new(disk.clone(), client.link.clone(), shared.reactors.clone());
+    let device = Arc::new(Mutex::new(device));
+    let mut handler = BackendReqHandler::from_stream(socket, device.clone());
+    let end = loop {
+        match message(&mut handler, &own, &device, client) {
+            Ok(true) => {}
+            Ok(false) => break None,
+            Err(e) => break Some(e),
+        }
+    };
+    // A reason found by a queue was told when it was found.
+    if let Some(e) = end
+        && !client.link.is_broken()
+    {
+        tracing::error!(disk = %name, "vhost-user client cut off: {e}");
+    }
+    drop(handler);
+    // Waits for the requests in flight; then the next client may come.
+    device
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .stop_all();
+    disk.disconnected();
+}
+
+type Handler = BackendReqHandler<Mutex<Device>>;
+
+/// Handles one message; false at the end of the stream.
+fn message(
+    handler: &mut Handler,
+    socket: &UnixStream,
+    device: &Mutex<Device>,
+    client: &Client,
+) -> Result<bool, Error> {
+    let lost = |e: &io::Error| {
+        matches!(
+            e.raw_os_error(),
+            Some(libc::ECONNRESET | libc::EPIPE | libc::ESHUTDOWN)
+        )
+    };
+    match channel::next_code(socket) {
+        Ok(None) => return Ok(false),
+        Ok(Some(code)) if channel::is_channel(code) => {
+            let acks = {
+                let device = device.lock().unwrap_or_else(PoisonError::into_inner);
+                device.protocol() & vhost::vhost_user::VhostUserProtocolFeatures::REPLY_ACK.bits()
+            };
+            let fd = channel::take(socket, acks != 0).map_err(Error::SocketError)?;
+            *client
+                .channel
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(fd);
+            return Ok(true);
+        }
+        Ok(Some(_)) => {}
+        Err(e) if lost(&e) => return Ok(false),
+        Err(e) => return Err(Error::SocketError(e)),
+    }
+    match handler.handle_request() {
+        Ok(()) => Ok(true),
+        Err(Error::Disconnected) => Ok(false),
+        Err(Error::SocketBroken(e) | Error::SocketError(e)) if lost(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,285 @@
+//! A block client over libblkio's drivers: the same loop on a file and on a vhost-user socket.
+//!
+//! libblkio (here its Rust crate) is what QEMU and others use as front end outside of a guest,
+//! so it stands for a real one, and with its io_uring driver the very same loop measures the
+//! bare file.
+
+use crate::rng::Rng;
+use anyhow::{Context, Result, bail, ensure};
+use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest wait for one completion.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a loop does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Random reads.
+    Read,
+    /// Random writes.
+    Write,
+    /// Both, half and half.
+    Mixed,
+}
+
+/// A loop of random requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// What.
+    pub kind: Kind,
+    /// Requests in flight.
+    pub depth: usize,
+    /// Bytes of each.
+    pub block: usize,
+    /// Only this much of the front of the disk.
+    pub span: u64,
+    /// How long.
+    pub time: Duration,
+    /// So that two runs differ.
+    pub seed: u64,
+}
+
+/// What a loop measured.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// Requests completed.
+    pub requests: u64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Mean time of a request, microseconds.
+    pub mean_us: f64,
+    /// 99th percentile of it.
+    pub p99_us: f64,
+    /// Processor time of this thread per request, microseconds.
+    pub client_us: f64,
+}
+
+/// A connected disk with one queue and memory for its requests.
+pub struct Disk {
+    queue: Blkioq,
+    region: MemoryRegion,
+    /// Bytes.
+    pub capacity: u64,
+    // Last: queues use it.
+    blkio: Blkio,
+}
+
+fn said(e: blkio::Error) -> anyhow::Error {
+    anyhow::anyhow!("{}", e.message())
+}
+
+impl Disk {
+    /// A disk behind a vhost-user socket.
+    pub fn vhost(socket: &Path, memory: usize) -> Result<Disk> {
+        let blkio = Blkio::new("virtio-blk-vhost-user").map_err(said)?;
+        Disk::open(blkio, socket, memory)
+            .with_context(|| format!("vhost-user at {}", socket.display()))
+    }
+
+    /// A file, O_DIRECT through io_uring.
+    pub fn file(path: &Path, memory: usize) -> Result<Disk> {
+        let mut blkio = Blkio::new("io_uring").map_err(said)?;
+        blkio.set_bool("direct", true).map_err(said)?;
+        Disk::open(blkio, path, memory)
+    }
+
+    fn open(mut blkio: Blkio, path: &Path, memory: usize) -> Result<Disk> {
+        let path = path.to_str().context("a path that is no text")?;
+        blkio.set_str("path", path).map_err(said)?;
+        blkio.connect().map_err(said)?;
+        let capacity = blkio.get_u64("capacity").map_err(said)?;
+        blkio.set_i32("num-queues", 1).map_err(said)?;
+        let region = blkio.alloc_mem_region(memory).map_err(said)?;
+        let mut outcome = blkio.start().map_err(said)?;
+        blkio.map_mem_region(&region).map_err(said)?;
+        let queue = outcome.queues.pop().context("no queue")?;
+        Ok(Disk {
+            queue,
+            region,
+            capacity,
+            blkio,
+        })
+    }
+
+    /// Asks again how large the disk is.
+    pub fn ask_capacity(&self) -> Result<u64> {
+        self.blkio.get_u64("capacity").map_err(said)
+    }
+
+    /// The memory requests may use.
+    pub fn memory(&mut self) -> &mut [u8] {
+        // SAFETY: mapped by libblkio with this length for as long as `self` lives; between
+        // requests nobody else writes it.
+        unsafe { std::slice::from_raw_parts_mut(self.region.addr as *mut u8, self.region.len) }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let mut done = [MaybeUninit::<Completion>::uninit(); 1];
+        let mut limit = LIMIT;
+        let n = self
+            .queue
+            .do_io(&mut done, 1, Some(&mut limit), None)
+            .map_err(said)?;
+        ensure!(n == 1, "no completion");
+        // SAFETY: the driver filled in as many as it said.
+        let ret = unsafe { done[0].assume_init_ref() }.ret;
+        ensure!(
+            ret == 0,
+            "the request failed: {}",
+            std::io::Error::from_raw_os_error(-ret)
+        );
+        Ok(())
+    }
+
+    /// Reads `len` bytes of the disk into memory from byte `at`.
+    pub fn read(&mut self, offset: u64, at: usize, len: usize) -> Result<()> {
+        ensure!(at + len <= self.region.len, "beyond the memory");
+        let buf = (self.region.addr + at) as *mut u8;
+        self.queue.read(offset, buf, len, 0, ReqFlags::empty());
+        self.finish()
+    }
+
+    /// Writes `len` bytes of memory from byte `at`.
+    pub fn write(&mut self, offset: u64, at: usize, len: usize) -> Result<()> {
+        ensure!(at + len <= self.region.len, "beyond the memory");
+        let buf = (self.region.addr + at) as *const u8;
+        self.queue.write(offset, buf, len, 0, ReqFlags::empty());
+        self.finish()
+    }
+
+    /// Reads into pieces of memory (where, length), in order.
+    pub fn read_pieces(&mut self, offset: u64, pieces: &[(usize, usize)]) -> Result<()> {
+        let iov = self.pieces(pieces)?;
+        self.queue
+            .readv(offset, iov.as_ptr(), iov.len() as u32, 0, ReqFlags::empty());
+        self.finish()
+    }
+
+    /// Writes pieces of memory (where, length), in order.
+    pub fn write_pieces(&mut self, offset: u64, pieces: &[(usize, usize)]) -> Result<()> {
+        let iov = self.pieces(pieces)?;
+        self.queue
+            .writev(offset, iov.as_ptr(), iov.len() as u32, 0, ReqFlags::empty());
+        self.finish()
+    }
+
+    fn pieces(&self, pieces: &[(usize, usize)]) -> Result<Vec<blkio::iovec>> {
+        let mut iov = Vec::new();
+        for (at, len) in pieces {
+            ensure!(at + len <= self.region.len, "beyond the memory");
+            iov.push(blkio::iovec {
+                iov_base: (self.region.addr + at) as *mut _,
+                iov_len: *len,
+            });
+        }
+        Ok(iov)
+    }
+
+    /// Makes completed writes durable.
+    pub fn flush(&mut self) -> Result<()> {
+        self.queue.flush(0, ReqFlags::empty());
+        self.finish()
+    }
+
+    /// Discards a range.
+    pub fn discard(&mut self, offset: u64, len: u64) -> Result<()> {
+        self.queue.discard(offset, len, 0, ReqFlags::empty());
+        self.finish()
+    }
+
+    /// Zeroes a range.
+    pub fn zero(&mut self, offset: u64, len: u64) -> Result<()> {
+        self.queue.write_zeroes(offset, len, 0, ReqFlags::empty());
+        self.finish()
+    }
+
+    /// Runs a loop of random requests.
+    pub fn run(&mut self, load: &Load) -> Result<Measured> {
+        let Load { depth, block, .. } = *load;
+        ensure!(depth * block <= self.region.len, "too little memory");
+        let places = load.span.min(self.capacity) / block as u64;
+        ensure!(places > 0, "the disk is smaller than a request");
+        let mut rng = Rng::new(load.seed);
+        let mut started = vec![Instant::now(); depth];
+        let mut latencies: Vec<u32> = Vec::with_capacity(1 << 20);
+        let mut total_ns = 0u64;
+        let cpu = thread_cpu();
+        let begin = Instant::now();
+        let mut idle: Vec<usize> = (0..depth).collect();
+        let mut done: Vec<MaybeUninit<Completion>> =
+            (0..depth).map(|_| MaybeUninit::uninit()).collect();
+        let mut requests = 0u64;
+        loop {
+            let open = begin.elapsed() < load.time;
+            if open {
+                for slot in idle.drain(..) {
+                    let offset = rng.below(places) * block as u64;
+                    let at = self.region.addr + slot * block;
+                    let write = match load.kind {
+                        Kind::Read => false,
+                        Kind::Write => true,
+                        Kind::Mixed => rng.below(2) == 0,
+                    };
+                    started[slot] = Instant::now();
+                    if write {
+                        self.queue
+                            .write(offset, at as *const u8, block, slot, ReqFlags::empty());
+                    } else {
+                        self.queue
+                            .read(offset, at as *mut u8, block, slot, ReqFlags::empty());
+                    }
+                }
+            }
+            if idle.len() == depth {
+                break;
+            }
+            let mut limit = LIMIT;
+            let n = self
+                .queue
+                .do_io(&mut done, 1, Some(&mut limit), None)
+                .map_err(said)?;
+            let now = Instant::now();
+            for completion in &done[..n] {
+                // SAFETY: the driver filled in as many as it said.
+                let completion = unsafe { completion.assume_init_ref() };
+                if completion.ret != 0 {
+                    bail!("a request failed with {}", completion.ret);
+                }
+                let slot = completion.user_data;
+                let ns = now.duration_since(started[slot]).as_nanos() as u64;
+                total_ns += ns;
+                if latencies.len() < latencies.capacity() {
+                    latencies.push(ns as u32);
+                }
+                requests += 1;
+                idle.push(slot);
+            }
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        let spent = thread_cpu() - cpu;
+        latencies.sort_unstable();
+        let p99 = latencies.get(latencies.len() * 99 / 100).copied();
+        let per = |total: f64| total / requests.max(1) as f64;
+        Ok(Measured {
+            requests,
+            iops: requests as f64 / seconds,
+            mean_us: per(total_ns as f64 / 1e3),
+            p99_us: f64::from(p99.unwrap_or(0)) / 1e3,
+            client_us: per(spent.as_secs_f64() * 1e6),
+        })
+    }
+}
+
+/// Processor time of the calling thread.
+fn thread_cpu() -> Duration {
+    let mut ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: an out-pointer that lives across the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ts) };
+    Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
+}
