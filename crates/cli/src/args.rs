@@ -216,6 +216,10 @@ pub struct Serve {
     /// soon: lower latency for more CPU time [default: 0, off]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub poll: Option<u64>,
+    /// Write dirty data to the origins at no more than so many bytes a second while nobody waits
+    /// for it [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub destage_rate: Option<Size>,
     /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,

@@ -44,6 +44,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             flash,
             threads: usize::from(args.threads.unwrap_or(0)),
             memory: args.memory.map(|s| s.0),
+            destage_rate: args.destage_rate.map_or(0, |s| s.0),
             accept_damage: args.accept_damage,
             poll: Duration::from_micros(args.poll.unwrap_or(0)),
         },

@@ -50,6 +50,8 @@ pub(crate) struct DestageJob {
     pub reads: u32,
     pub failed: bool,
     pub zero: bool,
+    /// Zeros that keep their space on the origin.
+    pub solid: bool,
     pub started_ns: u64,
     /// The log must be durable up to this batch before the origin is written. A batch, not an
     /// ord: of an item cut in two, the first part counts before the item does.
@@ -297,6 +299,7 @@ impl Core {
             reads: 0,
             failed: false,
             zero: false,
+            solid: false,
             started_ns: now,
             batch,
         });
@@ -386,13 +389,14 @@ impl Core {
         let job = &mut self.jobs[id];
         let (disk, start, count, zero, buf) =
             (job.disk, job.start, job.count, job.zero, job.buf.take());
+        let solid = job.solid;
         let len = self.disk(disk).map_or(0, |d| d.clip(start, count));
         if len == 0 || (!zero && buf.is_none()) {
             self.destage_failed(id, now, fx);
             return;
         }
         let kind = if zero {
-            OpKind::WriteZeroes { punch: true }
+            OpKind::WriteZeroes { punch: !solid }
         } else {
             OpKind::Write
         };
@@ -447,6 +451,16 @@ impl Core {
                 .min()
                 .unwrap_or(u64::MAX);
             count = count.min(limit - block);
+            let solid = d.solid.contains(block);
+            count = if solid {
+                d.solid.run_len(block, count)
+            } else {
+                count.min(
+                    d.solid
+                        .first_in(block, u64::MAX)
+                        .map_or(count, |s| s - block),
+                )
+            };
             let batch = self.log.applied_seq;
             let job = self.jobs.insert(DestageJob {
                 disk,
@@ -457,6 +471,7 @@ impl Core {
                 reads: 0,
                 failed: false,
                 zero: true,
+                solid,
                 started_ns: now,
                 batch,
             });

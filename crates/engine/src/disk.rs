@@ -113,6 +113,9 @@ pub(crate) struct Disk {
     pub tickets: Vec<Ticket>,
     pub dirty: BlockSet,
     pub zero: BlockSet,
+    /// Blocks the client wants to keep their space when they become zeros (NBD's NO_HOLE). In
+    /// RAM only: after a crash such a range may become a hole, which reads the same.
+    pub solid: BlockSet,
     /// Dirty blocks whose data is lost.
     pub lost: BlockSet,
     /// Oldest segment with a zero record that still matters.
@@ -156,6 +159,7 @@ impl Disk {
             tickets: Vec::new(),
             dirty: BlockSet::default(),
             zero: BlockSet::default(),
+            solid: BlockSet::default(),
             lost: BlockSet::default(),
             zero_seg_seq: None,
             intents: BTreeMap::new(),

@@ -375,6 +375,7 @@ impl Engine {
         core.forget_range(id, 0, blocks, 0);
         if let Some(d) = core.disk_mut(id) {
             d.zero.clear();
+            d.solid.clear();
             d.zero_seg_seq = None;
             d.lost.clear();
             d.intents.clear();

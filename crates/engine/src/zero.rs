@@ -71,6 +71,14 @@ impl Core {
             self.push_dirty(disk, block, data.sub(0, 4096), crcs, id);
         }
         if last > first {
+            let solid = matches!(self.reqs[id].r.op, ReqOp::WriteZeroes { punch: false, .. });
+            if let Some(d) = self.disk_mut(disk) {
+                if solid {
+                    d.solid.insert_range(first, last);
+                } else if !d.solid.is_empty() {
+                    d.solid.remove_range(first, last);
+                }
+            }
             self.log
                 .record(Kind::ZeroRun, disk, first, last - first, Then::Request(id));
         }

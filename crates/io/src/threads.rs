@@ -244,8 +244,9 @@ pub(crate) fn settle_done(
     out: &mut Vec<IoDone>,
 ) {
     let due = start_ns.saturating_add(latency_ns);
+    // Also when the thread came late to what was done early.
+    done.latency_ns = done.latency_ns.max(latency_ns);
     if latency_ns > 0 && due > now_ns {
-        done.latency_ns = latency_ns;
         delayed.hold(due, done);
     } else {
         out.push(done);

@@ -417,6 +417,44 @@ fn sockets(backend: Backend) {
     ));
 }
 
+/// A send ends although nothing else happens on the thread: a protocol may have to know that its
+/// reply is out before it asks for more. One that does not fit goes out as the peer reads.
+fn sends_alone(backend: Backend) {
+    use std::io::Read;
+    let mut rig = Rig::new(backend, BLOCK, "");
+    let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    for len in [10usize, 8 << 20] {
+        let mut out = Buf::zeroed(len).slice(0, len);
+        for (i, b) in out.bytes_mut().iter_mut().enumerate() {
+            *b = (i % 251) as u8;
+        }
+        let peer = {
+            let mut theirs = theirs.try_clone().unwrap();
+            std::thread::spawn(move || {
+                let mut got = vec![0; len];
+                theirs.read_exact(&mut got).unwrap();
+                got
+            })
+        };
+        let mut at = 0;
+        while at < len {
+            let mut list = SendList::new();
+            list.push(out.sub(at, len - at));
+            rig.driver.send(9, ours.as_raw_fd(), list);
+            match event(&mut rig) {
+                Event::Sent {
+                    token: 9,
+                    result: Ok(n),
+                } => at += n,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(peer.join().unwrap(), out.bytes());
+    }
+    drop(ours);
+    assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+}
+
 fn waking_and_timers(backend: Backend) {
     let mut rig = Rig::new(backend, BLOCK, "");
     let (mut events, mut dones) = (Vec::new(), Vec::new());
@@ -509,6 +547,7 @@ on_both!(
     modelled_disk,
     more_than_fits,
     sockets,
+    sends_alone,
     waking_and_timers,
     dropped_with_work_in_flight,
     detached_devices_are_closed,

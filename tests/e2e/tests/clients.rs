@@ -3,7 +3,8 @@
 use anyhow::{Result, ensure};
 use hearth_e2e::clients::{have, have_python_nbd, python_nbd, run, run_ok};
 use hearth_e2e::daemon::path;
-use hearth_e2e::{Hearth, nbd::Client, rng::Rng};
+use hearth_e2e::nbd::{Client, Command};
+use hearth_e2e::{Hearth, rng::Rng};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -215,6 +216,68 @@ fn qemu_io_patterns() -> Result<()> {
             !out.contains("verification failed"),
             "{mode}, origin: {out}"
         );
+    }
+    Ok(())
+}
+
+/// Zeros written without leave to unmap keep their space on the origin; with it they need not.
+#[test]
+fn zeroes_keep_their_space() -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    if !have("qemu-io", &["qemu-io"]) {
+        return Ok(());
+    }
+    for mode in MODES {
+        let hearth = Hearth::serving("256M")?;
+        let origin = hearth.origin("o.img", 32 * MIB)?;
+        hearth.add("d", path(&origin), &["--mode", mode])?;
+        let uri = hearth.uri("d");
+        let taken = || -> Result<u64> { Ok(std::fs::metadata(&origin)?.blocks() * 512) };
+        let before = taken()?;
+        for (command, shrinks) in [("write -z 0 8M", false), ("write -z -u 8M 8M", true)] {
+            run_ok("qemu-io", &["-f", "raw", "-c", command, &uri], hearth.dir())?;
+            hearth.ok(&["disk", "flush", "d"])?;
+            let freed = before.saturating_sub(taken()?);
+            ensure!(
+                (freed >= 8 * MIB) == shrinks,
+                "{mode}: {command} freed {freed} bytes"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Writes past a cache that is full must not fill the log with records: eviction would have no
+/// room left to make room.
+#[test]
+fn a_flood_of_writes_past_a_full_cache() -> Result<()> {
+    if !have("fio", &["fio"]) {
+        return Ok(());
+    }
+    for mode in ["write-through", "write-around", "off"] {
+        let hearth = Hearth::serving("64M")?;
+        let origin = hearth.origin("o.img", 128 * MIB)?;
+        hearth.add("d", path(&origin), &["--seq-cutoff", "0"])?;
+        let mut client = hearth.connect("d")?;
+        client.sweep(Command::Cache, 0..96 * MIB, 1 << 18, 8, |_, _| {})?;
+        drop(client);
+        hearth.ok(&["disk", "set", "d", "--mode", mode])?;
+        let uri = format!("--uri={}", hearth.uri("d"));
+        let args = [
+            "--name=flood",
+            "--ioengine=nbd",
+            &uri,
+            "--rw=randwrite",
+            "--bs=4k",
+            "--iodepth=24",
+            "--io_size=256M",
+            "--size=128M",
+            "--norandommap",
+            "--output-format=json",
+        ];
+        run_ok("fio", &args, hearth.dir())?;
+        let written = hearth.counter("d", "write_bytes")?;
+        ensure!(written >= 256 * MIB, "{mode}: {written} bytes");
     }
     Ok(())
 }

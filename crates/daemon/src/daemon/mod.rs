@@ -46,6 +46,8 @@ pub struct Options {
     pub threads: usize,
     /// Most RAM for the index, in bytes.
     pub memory: Option<u64>,
+    /// Most bytes a second written to the origins in the background; 0: no limit.
+    pub destage_rate: u64,
     /// Use a log of which parts cannot be read.
     pub accept_damage: bool,
     /// Longest a data thread looks for work before it sleeps; zero: it does not.
@@ -182,6 +184,7 @@ impl Daemon {
             // Keeps guests from choosing block numbers that collide in the index.
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,
             accept_damage: options.accept_damage,
+            destage_bytes_per_s: options.destage_rate,
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
             trim: pool.media().file().is_device(),
