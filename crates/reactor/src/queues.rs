@@ -61,12 +61,14 @@ impl Queues {
 
     /// Marks queues that have requests waiting; true if any.
     pub(crate) fn look(&mut self) -> bool {
+        let mut any = false;
         for index in 0..self.places.len() as u32 {
             if self.get(index).is_some_and(|p| p.queue.has_work()) {
                 self.mark(index);
+                any = true;
             }
         }
-        !self.dirty.is_empty()
+        any
     }
 }
 

@@ -702,3 +702,38 @@ fn scribbling_over_buffers_harms_nobody_else() -> Result<()> {
     }
     Ok(())
 }
+
+/// Polling changes nothing but speed, and an idle daemon that may poll does not.
+#[test]
+fn polling_ends_when_the_guest_is_idle() -> Result<()> {
+    let mut hearth = Hearth::with_pool("256M")?;
+    hearth.serve_args = vec!["--poll".into(), "200".into()];
+    hearth.start()?;
+    let origin = hearth.origin("o.img", 8 * MIB)?;
+    hearth.add("d", path(&origin), &[])?;
+    let disk = std::fs::read(&origin)?;
+    let mut g = guest(&hearth)?;
+    for round in 0..4000u64 {
+        let block = round * 37 % 1024;
+        let (status, _) = g.request(0, kind::IN, block * 8, &[(DATA, 4096)])?;
+        ensure!(status == OK);
+        let from = block as usize * 4096;
+        ensure!(g.memory.bytes(DATA, 4096) == &disk[from..from + 4096]);
+    }
+    let pid = hearth.pid().context("no daemon")?;
+    // A thread that polls for ever would use all of the time; background work some of it.
+    wait::until("the daemon sleeps", LIMIT, || {
+        let before = cpu_ticks(pid)?;
+        std::thread::sleep(Duration::from_millis(500));
+        (cpu_ticks(pid)? - before < 10).then_some(())
+    })
+}
+
+/// Processor time of a process, in hundredths of a second.
+fn cpu_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
