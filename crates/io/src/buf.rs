@@ -196,19 +196,13 @@ pub struct BufPool {
 const POOL_PER_CLASS: usize = 256;
 /// Largest buffer kept for reuse: guests split what is longer, so larger ones are rare.
 const POOL_MAX_LEN: usize = 2 << 20;
-/// Buffers longer than this are kept by bytes instead of number.
-const POOL_SMALL_LEN: usize = 256 << 10;
-/// Bytes kept per size of long buffers: enough for the depth of a sequential stream. Without
-/// them each long request pays for the page faults of fresh memory, more than for its I/O.
-const POOL_LARGE_BYTES: usize = 8 << 20;
+/// Bytes kept of one size: enough for the depth of a sequential stream. Without them each long
+/// request pays for the page faults of fresh memory, more than for its I/O.
+const POOL_CLASS_BYTES: usize = 8 << 20;
 
 /// How many buffers of a size are kept.
 fn pool_limit(class: usize) -> usize {
-    if class <= POOL_SMALL_LEN {
-        POOL_PER_CLASS
-    } else {
-        POOL_LARGE_BYTES / class
-    }
+    (POOL_CLASS_BYTES / class).min(POOL_PER_CLASS)
 }
 
 impl BufPool {

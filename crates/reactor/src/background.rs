@@ -21,6 +21,19 @@ const TICK_MIN_NS: u64 = 100_000;
 /// How long the thread waits for I/O in flight once it is to stop.
 const DRAIN_NS: u64 = 10_000_000_000;
 
+/// How often memory the allocator holds is given back, at most, and only while nothing goes on.
+const TRIM_NS: u64 = 10_000_000_000;
+
+/// Returns freed memory to the system: after a burst of long requests the allocator keeps many
+/// times what the index needs.
+fn trim_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointers; thread-safe by malloc_trim(3).
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// See the module.
 pub(crate) struct Background {
     index: u32,
@@ -59,6 +72,7 @@ impl Background {
         let mut dones: Vec<IoDone> = Vec::new();
         let mut mail = Mail::default();
         let mut tick_at = 0;
+        let mut trim_at = 0;
         loop {
             let until = tick_at.min(self.stop.unwrap_or(u64::MAX));
             let now = self
@@ -95,6 +109,10 @@ impl Background {
             } else if now >= tick_at {
                 let next = self.engine.tick(now, &mut self.fx).unwrap_or(u64::MAX);
                 tick_at = next.clamp(now + TICK_MIN_NS, now + TICK_MAX_NS);
+                if next > tick_at && now >= trim_at {
+                    trim_at = now + TRIM_NS;
+                    trim_memory();
+                }
                 self.apply();
             }
         }
