@@ -12,7 +12,7 @@ flash=$demo/flash
 origin=$demo/disk.raw
 run=$demo/run
 # Socket paths have at most 107 characters.
-((${#run} < 90)) || run=$(mktemp -d /tmp/hearth-demo.XXXXXX)
+((${#run} < 90)) || run=$(TMPDIR=/tmp mktemp -d)
 requests=1200
 
 say "Building"

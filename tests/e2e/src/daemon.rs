@@ -185,20 +185,20 @@ impl Hearth {
         let start = Instant::now();
         self.spawn()?;
         let socket = self.socket();
-        let deadline = start + LIFE_LIMIT;
-        while !greets(&socket) {
-            if let Some(child) = &mut self.child
-                && let Some(status) = child.try_wait()?
-            {
-                self.child = None;
-                bail!("hearth serve ended at start ({status}):\n{}", self.log());
+        let child = &mut self.child;
+        let ended = wait::until("hearth serve listens", LIFE_LIMIT, || {
+            if greets(&socket) {
+                return Some(Ok(None));
             }
-            ensure!(
-                Instant::now() < deadline,
-                "hearth serve does not listen after {LIFE_LIMIT:?}:\n{}",
-                self.log()
-            );
-            std::thread::sleep(Duration::from_micros(500));
+            match child.as_mut()?.try_wait() {
+                Ok(None) => None,
+                other => Some(other),
+            }
+        })
+        .with_context(|| self.log())??;
+        if let Some(status) = ended {
+            self.child = None;
+            bail!("hearth serve ended at start ({status}):\n{}", self.log());
         }
         Ok(start.elapsed())
     }

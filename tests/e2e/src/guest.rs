@@ -4,6 +4,7 @@
 //! test could look into it. This front end does what a test tells it. It is written from the
 //! documents (virtio 1.2, QEMU's vhost-user.rst) and shares no code with the exporter.
 
+use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -221,14 +222,10 @@ impl Guest {
 
     /// A guest that goes on with its memory, as a hypervisor does that reconnects.
     pub fn resume(path: &Path, mut memory: Memory, how: How) -> Result<Guest> {
-        let start = Instant::now();
-        let socket = loop {
-            match UnixStream::connect(path) {
-                Ok(socket) => break socket,
-                Err(_) if start.elapsed() < LIMIT => std::thread::sleep(Duration::from_millis(2)),
-                Err(e) => return Err(e).with_context(|| path.display().to_string()),
-            }
-        };
+        let socket = wait::until("the disk's socket takes connections", LIMIT, || {
+            UnixStream::connect(path).ok()
+        })
+        .with_context(|| path.display().to_string())?;
         socket.set_read_timeout(Some(LIMIT))?;
         let (back, theirs) = UnixStream::pair()?;
         back.set_read_timeout(Some(LIMIT))?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at.
-const POLL_EVERY: Duration = Duration::from_millis(2);
+const POLL_EVERY: Duration = Duration::from_micros(500);
 
 /// Looks at `condition` until it yields something; an error naming `what` after `limit`.
 pub fn until<T>(
