@@ -248,6 +248,14 @@ impl Disk {
         !self.dirty.is_empty() || !self.zero.is_empty()
     }
 
+    /// Nothing of this disk is on flash, nor on its way there: nothing can become stale.
+    pub fn leaves_flash_alone(&self) -> bool {
+        self.cfg.mode == Mode::Off
+            && self.cached == 0
+            && self.tickets.is_empty()
+            && self.intents.is_empty()
+    }
+
     pub fn writes_to_flash(&self) -> bool {
         self.cfg.mode == Mode::WriteBack
     }

@@ -259,9 +259,7 @@ impl Core {
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
-        // Nothing of this disk is on flash, nor on its way there: nothing can become stale.
-        if d.cfg.mode == Mode::Off && d.cached == 0 && d.tickets.is_empty() && d.intents.is_empty()
-        {
+        if d.leaves_flash_alone() {
             return true;
         }
         let (from, to) = (

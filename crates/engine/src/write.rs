@@ -14,7 +14,7 @@
 
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::core::{ANSWERED, Core, INTERNAL, OpCtx, Phase, req_error};
-use crate::disk::{Lock, SyncWaiter, Ticket};
+use crate::disk::{Disk, Lock, SyncWaiter, Ticket};
 use crate::faults::Fault;
 use crate::index::Key;
 use crate::log::{Apply, Item, Then};
@@ -326,10 +326,8 @@ impl Core {
 
     /// May a write past the cache add a record to the log? One that cannot leave any may.
     fn has_record_room(&self, disk: DiskId) -> bool {
-        let nothing_cached = self.disk(disk).is_some_and(|d| {
-            d.cfg.mode == Mode::Off && d.cached == 0 && d.tickets.is_empty() && d.intents.is_empty()
-        });
-        nothing_cached || self.log.room() >= crate::zero::ROOM_MIN
+        self.disk(disk).is_some_and(Disk::leaves_flash_alone)
+            || self.log.room() >= crate::zero::ROOM_MIN
     }
 
     /// The same for writes past the cache.
