@@ -245,7 +245,9 @@ impl Machine {
         ensure!(!command.contains('\n'), "one line only: {command}");
         self.next += 1;
         let id = self.next;
-        writeln!(self.agent, "{id} {command}").context("the guest's serial port")?;
+        self.agent
+            .write_all(format!("{id} {command}\n").as_bytes())
+            .context("the guest's serial port")?;
         Ok(Job {
             id,
             command: command.to_owned(),
@@ -267,14 +269,17 @@ impl Machine {
     /// Waits for a command that must succeed; what it printed.
     pub fn wait_ok(&mut self, job: &Job) -> Result<String> {
         let answer = self.wait(job)?;
-        ensure!(
-            answer.status == 0,
-            "in the guest, `{}` failed with {}:\n{}\nkernel:\n{}",
-            job.command,
-            answer.status,
-            answer.text,
-            self.console()
-        );
+        if answer.status != 0 {
+            let kernel = self.start("dmesg | tail -20")?;
+            let kernel = self.wait(&kernel)?;
+            bail!(
+                "in the guest, `{}` failed with {}:\n{}\nkernel:\n{}",
+                job.command,
+                answer.status,
+                answer.text,
+                kernel.text
+            );
+        }
         Ok(answer.text)
     }
 
@@ -302,7 +307,7 @@ impl Machine {
     /// Fails if the guest's kernel has complained about a disk or a file system.
     pub fn no_disk_errors(&mut self) -> Result<()> {
         let said = self.run(
-            "dmesg | grep -iE 'I/O error|EXT4-fs error|blocked for more|remounting filesystem read-only|Oops' || true",
+            "dmesg | grep -iE 'I/O error|EXT4-fs error|blocked for more|remounting filesystem read-only|Oops:|BUG:' || true",
         )?;
         ensure!(said.is_empty(), "the guest's kernel says:\n{said}");
         Ok(())

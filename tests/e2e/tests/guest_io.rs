@@ -13,9 +13,9 @@ use std::time::Instant;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a data disk.
-const SIZE: u64 = 96 * MIB;
+const SIZE: u64 = 64 * MIB;
 /// Requests each disk must have served before the next disturbance.
-const REQUESTS_BETWEEN: u64 = 1000;
+const REQUESTS_BETWEEN: u64 = 500;
 
 /// A guest and the daemon behind its disks: `vda` is `root`, `vdb` is `v` (both vhost-user), `vdc`
 /// is `n` (NBD).
@@ -28,7 +28,7 @@ struct Lab {
 impl Lab {
     fn new() -> Result<Lab> {
         // Smaller than the disks together, so that eviction and destaging run, too.
-        let hearth = Hearth::serving("192M")?;
+        let hearth = Hearth::serving("160M")?;
         let root = hearth.dir().join("root.img");
         copy_root(&root)?;
         hearth.add("root", path(&root), &[])?;
@@ -109,7 +109,7 @@ impl Lab {
         self.guest.start(
             "rm -f /run/stop; runs=0; while [ ! -e /run/stop ]; do \
              fio --direct=1 --ioengine=libaio --iodepth=8 --rw=randrw --rwmixread=40 \
-             --bssplit=4k/70:16k/20:64k/10 --size=64m --io_size=24m --verify=crc32c \
+             --bssplit=4k/70:16k/20:64k/10 --size=56m --io_size=24m --verify=crc32c \
              --verify_backlog=64 --verify_fatal=1 --verify_state_save=0 --randrepeat=0 \
              --thread --name=vhost --filename=/dev/vdb --name=nbd --filename=/dev/vdc \
              >/run/fio.out 2>&1 || { cat /run/fio.out; exit 1; }; \
@@ -185,7 +185,7 @@ impl Lab {
 
     /// A file system's TRIM frees flash; a whole disk's discard reads as zeros.
     fn discard(&mut self, disk: &str, dev: &str) -> Result<()> {
-        const FILE: u64 = 32 * MIB;
+        const FILE: u64 = 24 * MIB;
         self.guest.run(&format!(
             "mkdir -p /mnt/t && mkfs.ext4 -q -F /dev/{dev} && mount -o nodiscard /dev/{dev} /mnt/t && \
              dd if=/dev/urandom of=/mnt/t/big bs=1M count={} conv=fsync",
@@ -240,9 +240,10 @@ impl Lab {
         self.guest.run(&format!(
             "until [ $(blockdev --getsize64 /dev/vdb) = {size} ]; do sleep 0.1; done"
         ))?;
-        let fits = SIZE + 8 * MIB;
+        // More than had room before.
+        let fits = SIZE;
         self.guest.run(&format!(
-            "resize2fs /dev/vdb && head -c {fits} /dev/urandom >/mnt/t/after && sync && \
+            "resize2fs /dev/vdb && df /mnt/t && head -c {fits} /dev/urandom >/mnt/t/after && sync && \
              sha256sum /mnt/t/after >>/run/sums && umount /mnt/t && fsck.ext4 -f -n /dev/vdb && \
              mount /dev/vdb /mnt/t && sha256sum -c /run/sums && umount /mnt/t"
         ))?;
