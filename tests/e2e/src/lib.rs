@@ -8,8 +8,10 @@ pub mod blk;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
+pub mod machine;
 pub mod nbd;
 pub mod pattern;
+pub mod qmp;
 pub mod rng;
 pub mod wait;
 
