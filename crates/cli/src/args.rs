@@ -67,7 +67,9 @@ pub enum Command {
     Disk(Disk),
     /// Show what the cache does
     Stats(Stats),
-    /// Convert traces and sum them up
+    /// Show what a guest does to a disk: request lengths, distances, latencies, queue depths
+    Histogram(Histogram),
+    /// Record, replay and convert traces, and sum them up
     #[command(subcommand)]
     Trace(Trace),
     /// Try cache policies and sizes on traces
@@ -402,8 +404,33 @@ pub struct Stats {
     pub watch: bool,
 }
 
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth histogram vm1\n  hearth histogram vm1 --csv --reset > vm1.csv\n\n\
+    The sixteen histograms of ESXi's vscsiStats, with its limits; --csv is its CSV. What the guest\n\
+    sent is counted, before the cache."
+)]
+pub struct Histogram {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub name: String,
+    /// Print vscsiStats' CSV
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+    /// Begin anew after this; nothing between print and reset is lost
+    #[arg(long)]
+    pub reset: bool,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Trace {
+    /// Record every request of a live disk
+    #[command(
+        after_help = "Example:\n  hearth trace record vm1 --out vm1.trace --for 10m\n  \
+        hearth trace record vm1 --out vm1.trace --max-size 200M\n  hearth trace record vm1 --stop\n\n\
+        With --for it waits for the end (Ctrl-C ends the recording); without, it returns at once."
+    )]
+    Record(TraceRecord),
     /// Write a trace in Hearth's own compact form, or as CSV
     #[command(
         after_help = "Example:\n  hearth trace convert hm_1.csv.gz hm_1.hearth\n  \
@@ -421,6 +448,40 @@ pub enum Trace {
 fn parse_format(text: &str) -> Result<hearth_trace::Format, String> {
     text.parse()
         .map_err(|e: hearth_trace::TraceError| e.to_string())
+}
+
+/// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
+fn parse_duration(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.chars().last() {
+        Some('s') => (&text[..text.len() - 1], 1.0),
+        Some('m') => (&text[..text.len() - 1], 60.0),
+        Some('h') => (&text[..text.len() - 1], 3600.0),
+        Some('d') => (&text[..text.len() - 1], 86_400.0),
+        _ => (text, 1.0),
+    };
+    match number.parse::<f64>() {
+        Ok(n) if n > 0.0 && n * unit < 1e10 => Ok(n * unit),
+        _ => Err("give a number with s, m, h or d, such as 90s or 10m".to_owned()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TraceRecord {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub name: String,
+    /// File to make; older requests go to FILE.1 when it gets too long
+    #[arg(long, value_name = "FILE", required_unless_present = "stop")]
+    pub out: Option<PathBuf>,
+    /// Record so long, and wait for it, such as 90s, 10m, 2h
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with = "stop")]
+    pub duration: Option<f64>,
+    /// Most both files may take; beyond, the oldest requests are given up [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "stop")]
+    pub max_size: Option<Size>,
+    /// End the recording under way
+    #[arg(long, conflicts_with = "out")]
+    pub stop: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -559,6 +620,11 @@ mod tests {
             "hearth disk accept-loss vm",
             "hearth stats",
             "hearth stats vm --watch --json",
+            "hearth histogram vm",
+            "hearth histogram vm --csv --reset",
+            "hearth histogram vm --json",
+            "hearth trace record vm --out f --for 10m --max-size 200M",
+            "hearth trace record vm --stop --json",
             "hearth trace convert a.csv.gz b.hearth",
             "hearth trace convert a b --format msr --to csv --disk 2",
             "hearth trace info a --format spc --json",
@@ -585,6 +651,10 @@ mod tests {
             "hearth disk set vm",
             "hearth disk remove vm --yes",
             "hearth trace info",
+            "hearth trace record vm",
+            "hearth trace record vm --out f --for 10x",
+            "hearth trace record vm --out f --stop",
+            "hearth histogram vm --csv --json",
             "hearth trace info a --format nonsense",
             "hearth simulate",
         ] {

@@ -168,6 +168,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line("clients", d.connections.to_string());
+    if let Some(r) = d.recording.as_ref().filter(|r| r.active) {
+        line("recording", crate::record::sentence(r));
+    }
     print!("{}", table.render());
     for range in &d.lost {
         println!("lost: {} bytes at offset {}", range.length, range.offset);

@@ -6,8 +6,10 @@
 mod args;
 mod attach;
 mod disk;
+mod histogram;
 mod interrupt;
 mod pool;
+mod record;
 mod serve;
 mod simulate;
 mod stats;
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
+        Command::Histogram(args) => histogram::run(&global, &args),
         Command::Trace(command) => trace::run(&global, command),
         Command::Simulate(args) => simulate::run(&global, &args),
         Command::AttachHelp(args) => attach::run(&global, &args),

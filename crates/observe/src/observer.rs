@@ -150,6 +150,14 @@ impl Observer {
         disk.recording().ok_or(RecordError::Idle)
     }
 
+    /// Ends all recordings: nothing more will arrive.
+    pub fn end_recordings(&self) {
+        let now_ns = hearth_io::now_ns();
+        for disk in self.shared.all() {
+            keeper::end_recording(&disk, now_ns);
+        }
+    }
+
     /// The recording of a disk under way, or the last one.
     pub fn recording(&self, id: DiskId) -> Option<RecordingStatus> {
         self.shared.disk(id)?.recording()
@@ -171,9 +179,6 @@ impl Drop for Observer {
         {
             tracing::error!("the thread that keeps recordings ended abnormally");
         }
-        let now_ns = hearth_io::now_ns();
-        for disk in self.shared.all() {
-            keeper::end_recording(&disk, now_ns);
-        }
+        self.end_recordings();
     }
 }

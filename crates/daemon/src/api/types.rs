@@ -7,6 +7,8 @@ use hearth_engine::api::Mode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::workload::Recording;
+
 /// An error: what is wrong and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
@@ -232,6 +234,9 @@ pub struct DiskInfo {
     /// accepted as lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<ByteRange>,
+    /// The recording of its requests under way, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<Recording>,
     /// How far a flush or removal is, while one goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<DrainProgress>,

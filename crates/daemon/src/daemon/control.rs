@@ -12,6 +12,7 @@ use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, PoolInfo, Trust};
+use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Result};
 use crate::origin;
 use crate::pool::mode_to;
@@ -530,6 +531,19 @@ impl Control for Arc<Daemon> {
 
     fn disk_stats(&self, name: &str) -> Result<DiskReport> {
         self.disk_report(name)
+    }
+
+    fn histogram(&self, name: &str, reset: bool) -> Result<HistogramReport> {
+        self.histogram_report(name, reset)
+    }
+
+    fn record(&self, name: &str, start: RecordStart) -> Result<Recording> {
+        self.not_stopping()?;
+        self.begin_recording(name, &start)
+    }
+
+    fn stop_recording(&self, name: &str) -> Result<Recording> {
+        self.end_recording(name)
     }
 }
 

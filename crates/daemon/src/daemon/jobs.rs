@@ -238,6 +238,7 @@ impl Daemon {
         }
         gone?;
         self.exports.remove(name);
+        self.observer.forget_disk(id);
         if let Some(vhost) = self.exports.vhost() {
             vhost.disconnect(name);
         }

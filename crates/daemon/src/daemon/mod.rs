@@ -10,6 +10,7 @@ mod control;
 mod jobs;
 mod report;
 mod stop;
+mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom};
 use hearth_io::{Device, IoDone, Target, Targets};
-use hearth_reactor::{BlockEngine, Config, Reactors};
+use hearth_observe::Observer;
+use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::{DrainProgress, Recovery};
@@ -141,6 +143,7 @@ pub struct Daemon {
     engine: Arc<Engine>,
     targets: Arc<Targets>,
     reactors: Arc<Reactors>,
+    observer: Arc<Observer>,
     exports: Arc<ExportTable>,
     disks: Mutex<BTreeMap<String, Slot>>,
     windows: Mutex<PoolWindows>,
@@ -210,14 +213,23 @@ impl Daemon {
             poll: options.poll,
             ..Config::default()
         };
-        let reactors = Reactors::start(Arc::new(Shared(engine.clone())), targets.clone(), config)
-            .map_err(|e| Error::unavailable(e.to_string(), ""))?;
+        let observer = Observer::start()
+            .map(Arc::new)
+            .map_err(|e| Error::unavailable(format!("cannot start a thread: {e}"), ""))?;
+        let reactors = Reactors::start_watched(
+            Arc::new(Shared(engine.clone())),
+            targets.clone(),
+            config,
+            Some(observer.clone() as Arc<dyn Watcher>),
+        )
+        .map_err(|e| Error::unavailable(e.to_string(), ""))?;
         let reactors = Arc::new(reactors);
         let daemon = Arc::new(Daemon {
             pool: Arc::new(Mutex::new(pool)),
             engine,
             targets,
             reactors,
+            observer,
             exports: Arc::default(),
             disks: Mutex::default(),
             windows: Mutex::new(PoolWindows {

@@ -115,6 +115,7 @@ impl Daemon {
                 .take(LOST_MAX)
                 .map(|&(offset, length)| ByteRange { offset, length })
                 .collect(),
+            recording: self.observer.recording(slot.id).map(Into::into),
             progress: slot.shown,
         }
     }

@@ -1,0 +1,140 @@
+//! What the daemon knows of a live disk's workload: histograms and recordings.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{Bench, until};
+
+const MIB: usize = 1 << 20;
+
+fn served() -> Bench {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 1);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench
+}
+
+#[test]
+fn histograms_count_what_the_guest_sent() {
+    let bench = served();
+    assert!(
+        bench
+            .ok(&["histogram", "vm"])
+            .contains("nothing has been asked")
+    );
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..10 {
+        client.read(i * 8192, 8192);
+    }
+    client.write(MIB as u64, &[1; 4096]);
+    client.flush();
+
+    let text = bench.ok(&["histogram", "vm"]);
+    assert!(text.contains("11 reads and writes"), "{text}");
+    assert!(text.contains("to 8 KiB"), "{text}");
+    let json = bench.json(&["histogram", "vm"]);
+    let histogram = |title: &str| {
+        let all = json["histograms"].as_array().unwrap();
+        all.iter().find(|h| h["title"] == title).unwrap().clone()
+    };
+    let reads = histogram("IO lengths of Read commands");
+    assert_eq!(
+        (&reads["count"], &reads["mean"]),
+        (&10.into(), &8192.into())
+    );
+    let distance = histogram("distance (in LBNs) between successive Read commands");
+    assert_eq!((&distance["min"], &distance["max"]), (&1.into(), &1.into()));
+    assert_eq!(
+        histogram("latency of Write IOs in Microseconds (us)")["count"],
+        1
+    );
+    assert_eq!(json["read_latency"]["count"], 10);
+
+    let csv = bench.ok(&["histogram", "vm", "--csv", "--reset"]);
+    assert_eq!(csv.matches("Histogram: ").count(), 16);
+    assert!(
+        csv.contains("virtual disk handleID,1 (vm)\nmin,4096\nmax,8192\n"),
+        "{csv}"
+    );
+    assert_eq!(
+        bench.json(&["histogram", "vm"])["histograms"][0]["count"],
+        0
+    );
+    assert!(
+        bench
+            .refused(&["histogram", "nobody"])
+            .contains("no disk named")
+    );
+}
+
+#[test]
+fn a_recording_is_what_was_asked() {
+    let bench = served();
+    let file = bench.path("a.trace");
+    assert!(
+        bench
+            .refused(&["trace", "record", "vm", "--stop"])
+            .contains("not being recorded")
+    );
+    bench.ok(&["trace", "record", "vm", "--out", &file]);
+    assert!(
+        bench
+            .refused(&["trace", "record", "vm", "--out", &bench.path("b")])
+            .contains("already")
+    );
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..100 {
+        client.read(i * 4096, 4096);
+    }
+    client.write(0, &[1; 8192]);
+    client.flush();
+    assert!(bench.ok(&["disk", "show", "vm"]).contains("recording"));
+    let ended = bench.json(&["trace", "record", "vm", "--stop"]);
+    assert_eq!(
+        (&ended["records"], &ended["dropped"]),
+        (&102.into(), &0.into())
+    );
+    let sum = bench.json(&["trace", "info", &file]);
+    assert_eq!(
+        (&sum["reads"], &sum["writes"], &sum["flushes"]),
+        (&100.into(), &1.into(), &1.into())
+    );
+    assert!(
+        bench
+            .refused(&["trace", "record", "vm", "--out", &file])
+            .contains("not there yet")
+    );
+    // By itself, after a while; the command waits for it.
+    let short = bench.json(&[
+        "trace",
+        "record",
+        "vm",
+        "--out",
+        &bench.path("c"),
+        "--for",
+        "0.2s",
+    ]);
+    assert_eq!(short["active"], false);
+}
+
+#[test]
+fn a_recording_survives_kill_9() {
+    let mut bench = served();
+    let file = bench.path("a.trace");
+    bench.ok(&["trace", "record", "vm", "--out", &file]);
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..500 {
+        client.read((i % 100) * 4096, 4096);
+    }
+    // All of it is on its way to the file within a moment; what is there when the kill comes counts.
+    until("records are written", || {
+        (bench.disk("vm")["recording"]["records"].as_u64()? >= 500).then_some(())
+    });
+    client.read(0, 4096);
+    bench.kill();
+    let sum = bench.json(&["trace", "info", &file]);
+    assert!(sum["requests"].as_u64().unwrap() >= 500, "{sum}");
+    bench.start();
+    assert!(bench.disk("vm")["recording"].is_null());
+}
