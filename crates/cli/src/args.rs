@@ -69,6 +69,8 @@ pub enum Command {
     Stats(Stats),
     /// Show what a guest does to a disk: request lengths, distances, latencies, queue depths
     Histogram(Histogram),
+    /// Say what more or less flash would do for disks, and how to divide it
+    Advise(Advise),
     /// Record, replay and convert traces, and sum them up
     #[command(subcommand)]
     Trace(Trace),
@@ -345,11 +347,14 @@ pub struct DiskAdd {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Let the flash kept for it follow the advice, between --min and --max
+    #[arg(long)]
+    pub auto: bool,
 }
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["mode", "block_size", "min", "max", "seq_cutoff", "size_from_origin", "trust"]))]
+    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "size_from_origin", "trust"]))]
 pub struct DiskSet {
     /// The disk
     #[arg(value_name = "NAME")]
@@ -369,6 +374,9 @@ pub struct DiskSet {
     /// Sequential reads longer than this are not cached; 0 caches all
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub seq_cutoff: Option<Size>,
+    /// Let the flash kept for it follow the advice, between --min and --max
+    #[arg(long, value_enum)]
+    pub auto: Option<Switch>,
     /// The origin has grown: take over its size
     #[arg(long)]
     pub size_from_origin: bool,
@@ -420,6 +428,34 @@ pub struct Histogram {
     /// Begin anew after this; nothing between print and reset is lost
     #[arg(long)]
     pub reset: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth advise\n  hearth advise vm1 --svg vm1.svg\n  hearth advise --apply\n  hearth advise --auto on\n\n\
+    The curve is that of an LRU cache, measured on a sample of the disk's live requests; see docs/workload.md."
+)]
+pub struct Advise {
+    /// Only this disk
+    #[arg(value_name = "DISK")]
+    pub name: Option<String>,
+    /// Keep for each disk the flash advised, until the daemon stops
+    #[arg(long)]
+    pub apply: bool,
+    /// From now on, let the flash kept for these disks follow the advice, or no longer
+    #[arg(long, value_enum, conflicts_with = "apply")]
+    pub auto: Option<Switch>,
+    /// Draw the curves into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -620,6 +656,11 @@ mod tests {
             "hearth disk accept-loss vm",
             "hearth stats",
             "hearth stats vm --watch --json",
+            "hearth advise",
+            "hearth advise vm --svg f --json",
+            "hearth advise --apply",
+            "hearth advise vm --auto off",
+            "hearth disk set vm --auto on",
             "hearth histogram vm",
             "hearth histogram vm --csv --reset",
             "hearth histogram vm --json",

@@ -138,3 +138,65 @@ fn a_recording_survives_kill_9() {
     bench.start();
     assert!(bench.disk("vm")["recording"].is_null());
 }
+
+#[test]
+fn advice_finds_the_hot_part_and_is_applied() {
+    let bench = served();
+    let small = bench.origin("small.img", 4 * MIB, 2);
+    bench.ok(&["disk", "add", "idle", "--origin", &small]);
+    assert!(bench.ok(&["advise"]).contains("read so far"));
+    let mut client = bench.connect("vm").unwrap();
+    // Two MiB over and over, the rest once.
+    for round in 0..8u64 {
+        for block in 0..512u64 {
+            client.read(block * 4096, 4096);
+        }
+        for block in 0..180u64 {
+            client.read((512 + round * 180 + block) * 4096, 4096);
+        }
+    }
+    let report = bench.json(&["advise", "vm"]);
+    let advice = &report["disks"][0];
+    let bytes = |value: &serde_json::Value| value.as_u64().unwrap();
+    let advised = bytes(&advice["advised"]["bytes"]);
+    assert!((2 << 20..4 << 20).contains(&advised), "{advice:#}");
+    assert!(
+        advice["advised"]["hit_ratio"].as_f64().unwrap() > 0.6,
+        "{advice:#}"
+    );
+    assert!(advice["advised"]["latency_us"].as_f64() <= advice["miss_us"].as_f64());
+    assert_eq!(advice["block_size"]["advised"], 4096);
+    assert_eq!(advice["mode"]["advised"], "write-through");
+    assert_eq!(bytes(&advice["working_set"]), (512 + 8 * 180) * 4096);
+    let text = bench.ok(&["advise", "vm", "--svg", &bench.path("c.svg")]);
+    assert!(
+        text.contains("Cache mode should be write-through"),
+        "{text}"
+    );
+    assert!(
+        std::fs::read_to_string(bench.path("c.svg"))
+            .unwrap()
+            .contains("polyline")
+    );
+
+    let applied = bench.json(&["advise", "--apply"]);
+    assert_eq!(
+        applied["applied"].as_array().unwrap().len(),
+        1,
+        "{applied:#}"
+    );
+    let kept = bytes(&applied["applied"][0]["kept"]);
+    assert!(kept > 0 && kept <= bytes(&advice["share"]["bytes"]));
+    assert_eq!(bytes(&bench.disk("vm")["share"]), kept);
+    // Following the advice stays within what the owner allows, and ends when told.
+    bench.ok(&["disk", "set", "vm", "--auto", "on", "--max", "1M"]);
+    let vm = bench.disk("vm");
+    assert_eq!((&vm["auto"], bytes(&vm["share"])), (&true.into(), 3 << 18));
+    bench.ok(&["advise", "vm", "--auto", "off"]);
+    assert!(bench.disk("vm")["share"].is_null());
+    assert!(
+        bench
+            .refused(&["advise", "nobody"])
+            .contains("no disk named")
+    );
+}

@@ -281,6 +281,8 @@ pub struct Histograms {
     pub fine_reads: Fine,
     /// Latencies of writes.
     pub fine_writes: Fine,
+    /// Reads by length: those from `2^i` bytes to below twice that.
+    pub read_octaves: [u64; 64],
     all: Before,
     reads: Before,
     writes: Before,
@@ -309,6 +311,7 @@ impl Histograms {
             interarrival: Split::new(MICROSECONDS),
             fine_reads: Fine::default(),
             fine_writes: Fine::default(),
+            read_octaves: [0; 64],
             all: Before::default(),
             reads: Before::default(),
             writes: Before::default(),
@@ -333,6 +336,9 @@ impl Histograms {
         let start = clamp(offset / SECTOR);
         let last = clamp((offset.saturating_add(length) / SECTOR).saturating_sub(1));
         self.length.add(write, clamp(length));
+        if !write {
+            self.read_octaves[length.max(1).ilog2() as usize] += 1;
+        }
         let same = if write { others.writes } else { others.reads };
         self.outstanding.of(write).add(clamp(same));
         self.outstanding

@@ -1,5 +1,6 @@
 //! The control API: what it says (`types`, `stats`, `workload`) and how it is served (`server`).
 
+pub mod advice;
 pub mod server;
 pub mod stats;
 pub mod types;

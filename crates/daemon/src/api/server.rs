@@ -15,6 +15,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::advice::AdviceReport;
 use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
 use super::workload::{HistogramReport, RecordStart, Recording};
@@ -51,6 +52,10 @@ pub trait Control: Send + Sync + 'static {
     fn disk_stats(&self, name: &str) -> Result<DiskReport>;
     /// What was counted of a disk's requests; with `reset` counting begins anew.
     fn histogram(&self, name: &str, reset: bool) -> Result<HistogramReport>;
+    /// What more or less flash would do, for one disk or for all.
+    fn advice(&self, name: Option<&str>) -> Result<AdviceReport>;
+    /// Keeps for one disk, or for all, the flash the advice gives it.
+    fn apply_advice(&self, name: Option<&str>) -> Result<AdviceReport>;
     /// Begins to record a disk's requests.
     fn record(&self, name: &str, start: RecordStart) -> Result<Recording>;
     /// Ends a recording.

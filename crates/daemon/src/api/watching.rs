@@ -7,6 +7,7 @@ use axum::extract::{Path, State};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::advice::AdviceReport;
 use super::server::{Body, Control, Shared, run};
 use super::types::ErrorBody;
 use super::workload::{HistogramReport, RecordStart, Recording};
@@ -56,6 +57,40 @@ async fn stop_recording(
     run(control, move |c| c.stop_recording(&name)).await
 }
 
+/// What more or less flash would do for every disk, and how the pool is best divided.
+#[utoipa::path(get, path = "/v1/advice", tag = "workload", responses(
+    (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
+async fn get_advice(State(control): Shared) -> Result<Json<AdviceReport>> {
+    run(control, |c| c.advice(None)).await
+}
+
+/// Keep for every disk the flash the advice gives it, until the daemon stops.
+#[utoipa::path(post, path = "/v1/advice/apply", tag = "workload", responses(
+    (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
+async fn apply_advice(State(control): Shared) -> Result<Json<AdviceReport>> {
+    run(control, |c| c.apply_advice(None)).await
+}
+
+/// What more or less flash would do for a disk. The division is still over all.
+#[utoipa::path(get, path = "/v1/disks/{name}/advice", tag = "workload", params(("name" = String, Path)), responses(
+    (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
+async fn get_disk_advice(
+    State(control): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<AdviceReport>> {
+    run(control, move |c| c.advice(Some(&name))).await
+}
+
+/// Keep for a disk the flash the advice gives it, until the daemon stops.
+#[utoipa::path(post, path = "/v1/disks/{name}/advice/apply", tag = "workload", params(("name" = String, Path)), responses(
+    (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
+async fn apply_disk_advice(
+    State(control): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<AdviceReport>> {
+    run(control, move |c| c.apply_advice(Some(&name))).await
+}
+
 /// The routes of this file.
 pub(super) fn routes() -> OpenApiRouter<Arc<dyn Control>> {
     OpenApiRouter::new()
@@ -63,4 +98,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<dyn Control>> {
         .routes(routes!(reset_histogram))
         .routes(routes!(start_recording))
         .routes(routes!(stop_recording))
+        .routes(routes!(get_advice))
+        .routes(routes!(apply_advice))
+        .routes(routes!(get_disk_advice))
+        .routes(routes!(apply_disk_advice))
 }

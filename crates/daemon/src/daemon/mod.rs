@@ -5,6 +5,7 @@
 //! held for the time of a write to flash). The data threads take `pool` too, once per disk, so
 //! nobody may wait for a data thread while holding it.
 
+mod advice;
 mod attach;
 mod control;
 mod jobs;
@@ -104,6 +105,8 @@ struct Slot {
     job: Option<Job>,
     progress: Progress,
     shown: Option<DrainProgress>,
+    /// Bytes of flash kept for it as advised.
+    share: Option<u64>,
     notices: Vec<String>,
     windows: Windows<Counters>,
 }
@@ -116,6 +119,7 @@ impl Slot {
             job: None,
             progress: Progress::default(),
             shown: None,
+            share: None,
             notices: Vec::new(),
             windows: Windows::new(now, Counters::default()),
         }
@@ -158,6 +162,8 @@ pub struct Daemon {
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
     beats: AtomicU64,
+    /// Second at which shares of disks that follow the advice are next looked at.
+    auto_due: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -246,6 +252,7 @@ impl Daemon {
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
             beats: AtomicU64::new(0),
+            auto_due: AtomicU64::new(advice::AUTO_SECONDS),
         });
         daemon.attach_all();
         Ok(daemon)

@@ -101,6 +101,8 @@ impl Daemon {
             },
             min: record.min_bytes,
             max: record.max_bytes,
+            auto: record.auto,
+            share: slot.share,
             seq_cutoff: record.seq_cutoff,
             read_only: record.read_only,
             state,
