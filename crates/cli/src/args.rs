@@ -467,6 +467,15 @@ pub enum Trace {
         With --for it waits for the end (Ctrl-C ends the recording); without, it returns at once."
     )]
     Record(TraceRecord),
+    /// Send a trace's requests to a disk again, and measure it
+    #[command(
+        after_help = "Example:\n  hearth trace replay vm1.trace --to 'nbd+unix:///scratch?socket=/run/hearth/nbd.sock' --overwrite\n  \
+        hearth trace replay vm1.trace --to /dev/vg0/scratch --overwrite --flat-out --verify\n  \
+        hearth trace replay vm1.trace --to nbd://host/disk --reads-only --speed 2\n\n\
+        Without --depth or --flat-out requests go out when they did in the trace. Ctrl-C ends it and shows\n\
+        what was measured so far. Fails if a request failed or read wrong data."
+    )]
+    Replay(TraceReplay),
     /// Write a trace in Hearth's own compact form, or as CSV
     #[command(
         after_help = "Example:\n  hearth trace convert hm_1.csv.gz hm_1.hearth\n  \
@@ -518,6 +527,50 @@ pub struct TraceRecord {
     /// End the recording under way
     #[arg(long, conflicts_with = "out")]
     pub stop: bool,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(n) if n > 0.0 && n <= 1e6 => Ok(n),
+        _ => Err("give a number above 0, such as 0.5 or 10".to_owned()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TraceReplay {
+    /// The trace, in any form `hearth trace` reads
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// An NBD export, a file or a block device
+    #[arg(long, value_name = "nbd+unix://…|nbd://…|PATH")]
+    pub to: String,
+    /// So many times faster than the trace [default: 1]
+    #[arg(long, value_name = "X", value_parser = parse_speed, conflicts_with_all = ["depth", "flat_out"])]
+    pub speed: Option<f64>,
+    /// Keep so many requests in flight instead of the trace's timing
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with = "flat_out")]
+    pub depth: Option<u16>,
+    /// As fast as the target goes, 128 requests in flight
+    #[arg(long)]
+    pub flat_out: bool,
+    /// Write data that says what it is, and check it whenever it is read, and once more at the end
+    #[arg(long, conflicts_with = "reads_only")]
+    pub verify: bool,
+    /// The trace's writes may destroy what is on the target
+    #[arg(long, conflicts_with = "reads_only")]
+    pub overwrite: bool,
+    /// Leave out everything but reads
+    #[arg(long)]
+    pub reads_only: bool,
+    /// Fold a trace of a larger disk into the target
+    #[arg(long)]
+    pub wrap: bool,
+    /// Only this disk of a trace with several, numbered from 0 in order of appearance
+    #[arg(long, value_name = "N")]
+    pub disk: Option<u32>,
+    /// Form of the trace [default: found out]
+    #[arg(long, value_name = "FORM", value_parser = parse_format)]
+    pub format: Option<hearth_trace::Format>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -666,6 +719,9 @@ mod tests {
             "hearth histogram vm --json",
             "hearth trace record vm --out f --for 10m --max-size 200M",
             "hearth trace record vm --stop --json",
+            "hearth trace replay t --to /dev/x --overwrite --verify --flat-out",
+            "hearth trace replay t --to nbd://h/x --reads-only --speed 0.5 --disk 1 --wrap --format msr",
+            "hearth trace replay t --to nbd://h/x --overwrite --depth 32 --json",
             "hearth trace convert a.csv.gz b.hearth",
             "hearth trace convert a b --format msr --to csv --disk 2",
             "hearth trace info a --format spc --json",
@@ -693,6 +749,9 @@ mod tests {
             "hearth disk remove vm --yes",
             "hearth trace info",
             "hearth trace record vm",
+            "hearth trace replay t",
+            "hearth trace replay t --to x --speed 0",
+            "hearth trace replay t --to x --speed 2 --depth 3",
             "hearth trace record vm --out f --for 10x",
             "hearth trace record vm --out f --stop",
             "hearth histogram vm --csv --json",

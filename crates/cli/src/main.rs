@@ -11,6 +11,7 @@ mod histogram;
 mod interrupt;
 mod pool;
 mod record;
+mod replay;
 mod serve;
 mod simulate;
 mod stats;

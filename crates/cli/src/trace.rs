@@ -19,6 +19,7 @@ pub fn failed(error: &TraceError) -> Error {
 pub fn run(global: &Global, command: Trace) -> Outcome {
     match command {
         Trace::Record(args) => crate::record::run(global, &args),
+        Trace::Replay(args) => crate::replay::run(global, &args),
         Trace::Convert(args) => convert(global, &args),
         Trace::Info(args) => info(global, &args),
     }

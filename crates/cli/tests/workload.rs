@@ -141,8 +141,12 @@ fn a_recording_survives_kill_9() {
 
 #[test]
 fn advice_finds_the_hot_part_and_is_applied() {
-    let bench = served();
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 1);
     let small = bench.origin("small.img", 4 * MIB, 2);
+    // Slower than any flash, so that misses cost more than hits wherever this runs.
+    let origin = format!("model-latency=1ms:{origin}");
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
     bench.ok(&["disk", "add", "idle", "--origin", &small]);
     assert!(bench.ok(&["advise"]).contains("read so far"));
     let mut client = bench.connect("vm").unwrap();
@@ -198,5 +202,68 @@ fn advice_finds_the_hot_part_and_is_applied() {
         bench
             .refused(&["advise", "nobody"])
             .contains("no disk named")
+    );
+}
+
+#[test]
+fn a_recording_is_replayed_and_verified() {
+    let bench = served();
+    let file = bench.path("a.trace");
+    bench.ok(&["trace", "record", "vm", "--out", &file]);
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..200u64 {
+        client.write((i * 37 % 300) * 4096, &[1; 8192]);
+        client.read((i * 53 % 300) * 4096, 4096);
+    }
+    client.flush();
+    bench.ok(&["trace", "record", "vm", "--stop"]);
+    drop(client);
+
+    let scratch = bench.origin("scratch.img", 4 * MIB, 3);
+    bench.ok(&["disk", "add", "scratch", "--origin", &scratch]);
+    let socket = bench.run_dir().join("nbd.sock");
+    let uri = format!("nbd+unix:///scratch?socket={}", socket.display());
+    let refused = bench.refused(&["trace", "replay", &file, "--to", &uri]);
+    assert!(refused.contains("--overwrite"), "{refused}");
+    let replay = |more: &[&str]| {
+        let mut words = vec!["trace", "replay", file.as_str()];
+        words.extend(more);
+        bench.json(&words)
+    };
+    let out = replay(&["--to", &uri, "--overwrite", "--verify", "--flat-out"]);
+    assert_eq!(
+        (&out["requests"], &out["errors"]),
+        (&401.into(), &0.into()),
+        "{out:#}"
+    );
+    assert_eq!(out["writes"]["count"], 200);
+    assert!(
+        out["verified"]["sectors"].as_u64().unwrap() > 1000,
+        "{out:#}"
+    );
+    assert_eq!(out["verified"]["wrong"], 0);
+    assert!(
+        out["cache"]["read_hit_ratio"].as_f64().unwrap() > 0.5,
+        "{out:#}"
+    );
+    let text = bench.ok(&["trace", "replay", &file, "--to", &uri, "--reads-only"]);
+    assert!(text.contains("read latency"), "{text}");
+
+    let plain = bench.origin("plain.img", MIB, 4);
+    let beyond = bench.refused(&["trace", "replay", &file, "--to", &plain, "--overwrite"]);
+    assert!(beyond.contains("--wrap"), "{beyond}");
+    let out = replay(&[
+        "--to",
+        &plain,
+        "--overwrite",
+        "--wrap",
+        "--verify",
+        "--depth",
+        "4",
+    ]);
+    assert_eq!(
+        (&out["errors"], &out["verified"]["wrong"]),
+        (&0.into(), &0.into()),
+        "{out:#}"
     );
 }
