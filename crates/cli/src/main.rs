@@ -5,6 +5,7 @@
 
 mod args;
 mod attach;
+mod bench;
 mod disk;
 mod interrupt;
 mod pool;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&global, args),
         Command::Trace(command) => trace::run(&global, command),
         Command::Simulate(args) => simulate::run(&global, &args),
+        Command::Bench(args) => bench::run(&global, &args),
         Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {
