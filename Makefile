@@ -1,12 +1,20 @@
 # The few things one does with this repository. Each target installs what it needs first.
+<<<<<<< HEAD
 # Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench).
+=======
+# Settings: SEEDS (sim), CYCLES (kill9), MINUTES (fuzz), BENCH_ARGS (bench, bench-vm).
+>>>>>>> af1089e
 SEEDS ?= 1000000
 CYCLES ?= 300
 ROUNDS ?= 12
 MINUTES ?= 10
 BENCH_ARGS ?=
 
+<<<<<<< HEAD
 .PHONY: help run build test sim kill9 guest-lab fuzz bench
+=======
+.PHONY: help run build test sim kill9 fuzz bench bench-vm
+>>>>>>> af1089e
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
@@ -17,6 +25,7 @@ help:
 	@echo "make guest-lab ROUNDS=12 long tests with emulated guests: power cuts, restarts, resize"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
+	@echo "make bench-vm            before and after tables of a VM's disk (docs/bench-vm.md); BENCH_ARGS too"
 
 run:
 	@scripts/setup.sh run
@@ -49,3 +58,7 @@ fuzz:
 bench:
 	@scripts/setup.sh bench
 	@scripts/bench.sh $(BENCH_ARGS)
+
+bench-vm:
+	@scripts/setup.sh bench
+	@scripts/bench-vm.sh $(BENCH_ARGS)

@@ -5,6 +5,7 @@
 //! exporter, so that a mistake in one is not hidden by the same mistake in the other.
 
 pub mod blk;
+pub mod child;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
