@@ -20,6 +20,7 @@ mod log;
 mod read;
 mod recover;
 pub mod stats;
+pub mod tally;
 mod write;
 mod zero;
 
