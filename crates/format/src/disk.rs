@@ -11,6 +11,8 @@ use uuid::Uuid;
 
 /// A number no disk gets: log entries that say nothing about any disk carry it.
 pub const NO_DISK: u16 = u16::MAX;
+/// The largest number of a disk: the index keeps it in 15 bits.
+pub const DISK_ID_MAX: u16 = 0x7FFF;
 /// Longest disk name, in bytes.
 pub const NAME_MAX: usize = 64;
 /// Longest origin description, in bytes.
@@ -76,7 +78,7 @@ pub struct OriginIdentity {
 /// One disk of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskRecord {
-    /// Number in the pool; never 0 or [`NO_DISK`], never given twice while the log may hold old records of it
+    /// Number in the pool; 1 to [`DISK_ID_MAX`], never given twice while the log may hold old records of it
     /// without [`since_seq`](Self::since_seq) being raised.
     pub id: u16,
     /// Unique in the pool; see [`check_name`].
@@ -163,8 +165,8 @@ impl DiskRecord {
         check_name(&self.name)?;
         let fault = if self.id == 0 {
             "its number is 0"
-        } else if self.id == NO_DISK {
-            "its number is 65535, which is no disk's"
+        } else if self.id > DISK_ID_MAX {
+            "its number is above 32767"
         } else if self.origin.is_empty() {
             "it has no origin"
         } else if self.origin.len() > ORIGIN_MAX {
