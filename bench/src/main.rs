@@ -8,6 +8,7 @@ mod args;
 mod fio;
 mod fixture;
 mod host;
+mod made;
 mod peers;
 mod report;
 mod rows;
