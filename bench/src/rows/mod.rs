@@ -10,7 +10,7 @@ mod vhost;
 mod writes;
 
 use crate::args::Args;
-use crate::fio::{Job, run};
+use crate::load::{Job, run};
 use crate::peers::Contender;
 use crate::report::{Outcome, Series};
 use anyhow::Result;

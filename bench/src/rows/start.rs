@@ -2,8 +2,9 @@
 //! how much is written to flash.
 
 use crate::args::Args;
-use crate::fio::{Job, resident, run};
 use crate::fixture;
+use crate::load::{Job, run};
+use crate::process::resident;
 use crate::report::{Comparison, Outcome, Wanted};
 use anyhow::{Context, Result};
 use hearth_e2e::Hearth;
@@ -39,7 +40,7 @@ fn start(args: &Args, size: u64) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "start.img", size)?;
+    let origin = fixture::file(&args.dir, "start.img", size)?;
     let mut hearth = fixture::pool(args, size)?;
     let empty = resident(hearth.pid().context("no daemon")?)?;
     fixture::add(&hearth, "warm", path(&origin), "write-back")?;
@@ -60,11 +61,11 @@ fn start(args: &Args, size: u64) -> Result<Outcome> {
     let hits = hearth.counter("warm", "read_hits")?;
     let allowed = 200.0 + 20.0 * size as f64 / GIB as f64;
     let mut outcome = Outcome::default();
-    let mut add = |what: &str, values: Vec<f64>, unit, wanted| {
+    let mut add = |what: &str, values: Vec<f64>, unit: &str, wanted| {
         outcome.comparisons.push(Comparison {
             what: what.to_owned(),
             values,
-            unit,
+            unit: unit.to_owned(),
             wanted,
         });
     };
@@ -145,7 +146,7 @@ pub fn amplification(args: &Args) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "origin.img", args.disk)?;
+    let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
     let mut outcome = Outcome::default();
     let jobs = [
         (

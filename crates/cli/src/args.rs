@@ -1,8 +1,11 @@
 //! The command line's grammar. Scripts rely on its spelling; see `docs/cli.md`.
 
+mod bench;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_daemon::api::types::{CacheMode, Trust};
 use hearth_daemon::size;
@@ -76,6 +79,8 @@ pub enum Command {
     Trace(Trace),
     /// Try cache policies and sizes on traces
     Simulate(Simulate),
+    /// Measure disks of your own before and after: the slow one, the cache, the flash
+    Bench(Bench),
     /// Print what to type to give a disk to a virtual machine
     #[command(
         after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd"
@@ -726,6 +731,10 @@ mod tests {
             "hearth trace convert a b --format msr --to csv --disk 2",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
+            "hearth bench",
+            "hearth bench --slow /srv --flash /mnt/ssd --out /tmp/r --table random,fileio --over nbd",
+            "hearth bench --quick --mode write-back,write-around --depth 1,24 --rounds 5 --seconds 3 --size 1G --json",
+            "hearth bench compare a.json b.json --json",
             "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
         ] {
             if let Err(e) = parse(line) {
@@ -755,6 +764,10 @@ mod tests {
             "hearth trace record vm --out f --for 10x",
             "hearth trace record vm --out f --stop",
             "hearth histogram vm --csv --json",
+            "hearth bench --depth 0",
+            "hearth bench --table nonsense",
+            "hearth bench compare a.json",
+            "hearth bench --quick compare a.json b.json",
             "hearth trace info a --format nonsense",
             "hearth simulate",
         ] {

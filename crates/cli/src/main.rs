@@ -6,6 +6,7 @@
 mod advise;
 mod args;
 mod attach;
+mod bench;
 mod disk;
 mod histogram;
 mod interrupt;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Command::Histogram(args) => histogram::run(&global, &args),
         Command::Trace(command) => trace::run(&global, command),
         Command::Simulate(args) => simulate::run(&global, &args),
+        Command::Bench(args) => bench::run(&global, &args),
         Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {

@@ -5,11 +5,14 @@
 //! exporter, so that a mistake in one is not hidden by the same mistake in the other.
 
 pub mod blk;
+pub mod child;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
+pub mod machine;
 pub mod nbd;
 pub mod pattern;
+pub mod qmp;
 pub mod rng;
 pub mod wait;
 
