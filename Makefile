@@ -1,20 +1,12 @@
 # The few things one does with this repository. Each target installs what it needs first.
-<<<<<<< HEAD
-# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench).
-=======
-# Settings: SEEDS (sim), CYCLES (kill9), MINUTES (fuzz), BENCH_ARGS (bench, bench-vm).
->>>>>>> af1089e
+# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench, bench-vm).
 SEEDS ?= 1000000
 CYCLES ?= 300
 ROUNDS ?= 12
 MINUTES ?= 10
 BENCH_ARGS ?=
 
-<<<<<<< HEAD
-.PHONY: help run build test sim kill9 guest-lab fuzz bench
-=======
-.PHONY: help run build test sim kill9 fuzz bench bench-vm
->>>>>>> af1089e
+.PHONY: help run build test sim kill9 guest-lab fuzz bench bench-vm
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"

@@ -2,6 +2,7 @@
 
 mod cold;
 mod lookup;
+mod ram;
 mod reads;
 mod replay;
 mod slow;
@@ -158,18 +159,28 @@ pub const ALL: &[Row] = &[
         run: start::amplification,
     },
     Row {
+        id: "ram-4g",
+        title: "RAM per cached block, 4 GiB of flash full",
+        run: ram::four,
+    },
+    Row {
+        id: "ram-16g",
+        title: "RAM per cached block, 16 GiB of flash full",
+        run: ram::sixteen,
+    },
+    Row {
         id: "start-1g",
-        title: "RAM, and time to the first answer, with 1 GiB cached",
+        title: "Time to the first answer, with 1 GiB cached",
         run: start::one,
     },
     Row {
         id: "start-4g",
-        title: "RAM, and time to the first answer, with 4 GiB cached",
+        title: "Time to the first answer, with 4 GiB cached",
         run: start::four,
     },
     Row {
         id: "start-16g",
-        title: "RAM, and time to the first answer, with 16 GiB cached",
+        title: "Time to the first answer, with 16 GiB cached",
         run: start::sixteen,
     },
 ];

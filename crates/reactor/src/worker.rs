@@ -532,6 +532,10 @@ impl Worker {
                 self.conns[index as usize] = None;
                 self.free.push(index);
                 self.shared.release();
+                if self.free.len() == self.conns.len() {
+                    // No more sweeps either, which would let go of them.
+                    self.bufs.clear();
+                }
             }
         }
         // Nothing marks a connection while replies are collected.
@@ -551,6 +555,7 @@ impl Worker {
     fn sweep(&mut self) {
         let now = self.now;
         self.next_sweep = now + SWEEP_NS;
+        self.bufs.age();
         let stall = self.shared.config.stall.as_nanos() as u64;
         let cut = self.stop.is_some_and(|(at, _)| now >= at);
         for index in 0..self.conns.len() as u32 {
