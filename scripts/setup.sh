@@ -57,6 +57,11 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want nbdkit nbdkit
     want qemu-nbd qemu-utils
     want qemu-system-x86_64 qemu-system-x86
+    # What scripts/guest-lab.sh makes a guest with.
+    want mke2fs e2fsprogs
+    want xz xz-utils
+    want zstd zstd
+    want flock util-linux
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
 fi
 
