@@ -62,6 +62,8 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want xz xz-utils
     want zstd zstd
     want flock util-linux
+    want virt-xml-validate libvirt-clients
+    want xmllint libxml2-utils
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
 fi
 

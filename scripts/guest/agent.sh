@@ -16,8 +16,12 @@ while read -r id status <&4; do
 done &
 printf '\001ready 0 0\n' >&3
 while read -r id command <&3; do
+    # Left to the first process at once: a child that ends while this shell reads makes it forget
+    # what it has read of a line.
     (
-        sh -c "$command" >$dir/$id 2>&1 </dev/null 3>&- 4>&-
-        echo "$id $?" >&4
-    ) &
+        {
+            sh -c "$command" >$dir/$id 2>&1 </dev/null 3>&- 4>&-
+            echo "$id $?" >&4
+        } &
+    )
 done

@@ -9,8 +9,10 @@ pub mod child;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
+pub mod machine;
 pub mod nbd;
 pub mod pattern;
+pub mod qmp;
 pub mod rng;
 pub mod wait;
 
