@@ -111,6 +111,13 @@ pub fn warm_unless(
     }
 }
 
+/// Bytes the pool has written to flash since the daemon's start.
+pub fn flash_written(hearth: &Hearth) -> Result<f64> {
+    hearth.pool_stats()?["spans"][0]["counters"]["flash_write_bytes"]
+        .as_f64()
+        .context("no flash_write_bytes in the statistics")
+}
+
 /// Writes every dirty block to the origin, so that one contender's leftovers are not another's load.
 pub fn drain(hearth: &Hearth, disk: &str) -> Result<()> {
     hearth.ok(&["disk", "flush", disk]).map(drop)
