@@ -1,6 +1,5 @@
 # The few things one does with this repository. Each target installs what it needs first.
-# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench,
-# bench-vm).
+# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench, bench-vm).
 SEEDS ?= 1000000
 CYCLES ?= 300
 ROUNDS ?= 12

@@ -118,6 +118,26 @@ pub fn flash_written(hearth: &Hearth) -> Result<f64> {
         .context("no flash_write_bytes in the statistics")
 }
 
+/// Asks for the whole of a disk larger than its flash; the bytes cached once that changes no more.
+pub fn fill(hearth: &Hearth, disk: &str, size: u64) -> Result<u64> {
+    let mut client = Client::connect(&hearth.socket(), disk)?;
+    let deadline = Instant::now() + SETTLE_LIMIT;
+    let mut most = 0;
+    loop {
+        for at in (0..size).step_by(WARM_STRETCH as usize) {
+            let range = at..size.min(at + WARM_STRETCH);
+            client.sweep(Command::Cache, range, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+        }
+        let cached = hearth.stats(disk)?["cached"]
+            .as_u64()
+            .context("no cached bytes in the statistics")?;
+        if cached <= most || Instant::now() >= deadline {
+            return Ok(cached.max(most));
+        }
+        most = cached;
+    }
+}
+
 /// Writes every dirty block to the origin, so that one contender's leftovers are not another's load.
 pub fn drain(hearth: &Hearth, disk: &str) -> Result<()> {
     hearth.ok(&["disk", "flush", disk]).map(drop)

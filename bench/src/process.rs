@@ -1,6 +1,7 @@
 //! What a server's process has cost so far.
 
 use anyhow::{Context, Result, ensure};
+use std::time::{Duration, Instant};
 
 /// CPU time of a process and all its threads so far, ended ones included, µs.
 ///
@@ -21,17 +22,51 @@ pub fn cpu_us(pid: u32) -> Result<f64> {
     Ok(ts.tv_sec as f64 * 1e6 + ts.tv_nsec as f64 / 1e3)
 }
 
-/// Resident memory of a process, bytes.
-pub fn resident(pid: u32) -> Result<u64> {
+/// Resident memory of a process, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Everything, the pages of the program file included.
+    pub all: u64,
+    /// What belongs to no file and can therefore not be dropped by the system.
+    pub anonymous: u64,
+}
+
+/// Reads it.
+pub fn resident(pid: u32) -> Result<Resident> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kib = status
-        .lines()
-        .find_map(|l| l.strip_prefix("VmRSS:"))
-        .and_then(|v| v.split_whitespace().next());
-    Ok(kib
-        .and_then(|v| v.parse::<u64>().ok())
-        .context("no VmRSS in /proc/PID/status")?
-        << 10)
+    let field = |name: &str| {
+        let kib = status
+            .lines()
+            .find_map(|l| l.strip_prefix(name))
+            .and_then(|v| v.split_whitespace().next())
+            .and_then(|v| v.parse::<u64>().ok());
+        kib.map(|kib| kib << 10)
+            .with_context(|| format!("no {name} in /proc/{pid}/status"))
+    };
+    Ok(Resident {
+        all: field("VmRSS:")?,
+        anonymous: field("RssAnon:")?,
+    })
+}
+
+/// How long memory must not change to count as settled: the daemon gives back what it does not
+/// need every ten seconds.
+const SETTLED_FOR: Duration = Duration::from_secs(12);
+/// When to stop waiting for that.
+const SETTLE_LIMIT: Duration = Duration::from_secs(90);
+
+/// Memory once the process has nothing to do any more.
+pub fn settled(pid: u32) -> Result<Resident> {
+    let start = Instant::now();
+    let (mut last, mut since) = (resident(pid)?, Instant::now());
+    while since.elapsed() < SETTLED_FOR && start.elapsed() < SETTLE_LIMIT {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = resident(pid)?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    Ok(last)
 }
 
 #[cfg(test)]
@@ -50,6 +85,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         assert!(cpu_us(child.id()).is_err());
-        assert!(resident(me).unwrap() > 1 << 20);
+        let memory = resident(me).unwrap();
+        assert!(memory.anonymous > 0 && memory.all > memory.anonymous);
     }
 }

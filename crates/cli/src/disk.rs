@@ -10,7 +10,7 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_io::OriginSpec;
 
-use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global};
+use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Switch};
 use crate::interrupt::Interrupt;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
@@ -71,6 +71,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         max: args.max.map_or(0, |s| s.0),
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         read_only: args.read_only,
+        auto: args.auto,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
     if global.json {
@@ -159,6 +160,11 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("mode", d.mode.word().to_owned());
     line("block size", human(d.block_size));
     line("flash kept", limit(d.min, "none"));
+    if let Some(share) = d.share {
+        line("as advised", human(share));
+    } else if d.auto {
+        line("as advised", "nothing yet".to_owned());
+    }
     line("flash limit", limit(d.max, "none"));
     line("seq cutoff", limit(d.seq_cutoff, "none"));
     line(
@@ -168,6 +174,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line("clients", d.connections.to_string());
+    if let Some(r) = d.recording.as_ref().filter(|r| r.active) {
+        line("recording", crate::record::sentence(r));
+    }
     print!("{}", table.render());
     for range in &d.lost {
         println!("lost: {} bytes at offset {}", range.length, range.offset);
@@ -192,6 +201,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         min: args.min.map(|s| s.0),
         max: args.max.map(|s| s.0),
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
+        auto: args.auto.map(|s| s == Switch::On),
         size_from_origin: args.size_from_origin,
         trust: args.trust.map(Into::into),
     };

@@ -186,6 +186,7 @@ fn registry() {
             inode: 4,
         }),
         clean_detach: true,
+        auto: false,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {

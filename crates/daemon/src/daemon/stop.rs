@@ -52,6 +52,7 @@ impl Daemon {
             vhost.stop();
         }
         self.reactors.disconnect();
+        self.observer.end_recordings();
         if reason == StopReason::Export {
             self.drain_everything()?;
         }
