@@ -13,6 +13,9 @@ use serde::Serialize;
 /// Medians this close agree whatever their spread: a model's rounds are equal to the last digit.
 pub const CLOSE: f64 = 0.1;
 
+/// The chance granted to a cell of one round, whose spread nobody knows: that of three rounds.
+const LUCK_SINGLE: f64 = 0.1;
+
 /// One cell in both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
@@ -71,7 +74,10 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
             let ratio = y.median / x.median;
             let overlap = x.min <= y.max && y.min <= x.max;
             let close = (1.0 - CLOSE..=1.0 / (1.0 - CLOSE)).contains(&ratio);
-            let luck = apart_by_luck(cell.points.len(), twin.points.len());
+            let luck = match (cell.points.len(), twin.points.len()) {
+                (0 | 1, _) | (_, 0 | 1) => LUCK_SINGLE,
+                (n, m) => apart_by_luck(n, m),
+            };
             mean += luck;
             variance += luck * (1.0 - luck);
             pairs.push(Pair {

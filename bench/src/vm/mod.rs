@@ -19,6 +19,7 @@ pub mod markdown;
 mod model;
 pub mod random;
 pub mod report;
+pub mod storm;
 
 use crate::host;
 use anyhow::{Context, Result};
@@ -80,11 +81,13 @@ pub enum Part {
     Random,
     /// The mixed load with flushes.
     Fileio,
+    /// The boot storm.
+    Storm,
 }
 
 impl Part {
     /// All of them, in the order of the report.
-    pub const ALL: [Part; 2] = [Part::Random, Part::Fileio];
+    pub const ALL: [Part; 3] = [Part::Random, Part::Fileio, Part::Storm];
 }
 
 /// The slow disk.
@@ -121,6 +124,10 @@ pub struct Options {
     pub seconds: u64,
     /// Bytes of every disk.
     pub size: u64,
+    /// Directory with a guest's `kernel`, `initrd` and `root.img`, for the boot storm.
+    pub guest: Option<PathBuf>,
+    /// How often the storm's three rounds are measured.
+    pub storms: u32,
 }
 
 /// Why a benchmark did not begin, or gave nothing.
@@ -143,6 +150,11 @@ pub enum BenchError {
         "{0} is not a directory; give a directory on the disk to measure (make a file system on a bare device first)"
     )]
     NotADirectory(PathBuf),
+    /// Nothing to boot.
+    #[error(
+        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
+    )]
+    NoGuest,
     /// The user called it off.
     #[error("called off")]
     CalledOff,
@@ -193,6 +205,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         .map(|part| match part {
             Part::Random => random::seconds(options),
             Part::Fileio => fileio::seconds(options),
+            Part::Storm => storm::seconds(options),
         })
         .sum();
     let mut run = Run {
@@ -206,6 +219,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         let outcome = match part {
             Part::Random => random::run(&mut run),
             Part::Fileio => fileio::run(&mut run),
+            Part::Storm => storm::run(&mut run),
         };
         // Errors of servers that a Ctrl-C ended are no failures.
         if run.watcher.stopped() {
@@ -231,6 +245,19 @@ fn check(options: &Options) -> Result<()> {
             without: "--over vhost-user",
         }
         .into());
+    }
+    if options.parts.contains(&Part::Storm) {
+        if options.guest.is_none() {
+            return Err(BenchError::NoGuest.into());
+        }
+        if clients::find("qemu-system-x86_64").is_none() {
+            return Err(BenchError::Missing {
+                program: "qemu-system-x86_64",
+                package: "qemu-system-x86",
+                without: "--table random,fileio",
+            }
+            .into());
+        }
     }
     let mut places = vec![&options.flash];
     if let Slow::Directory(dir) = &options.slow {
