@@ -1,15 +1,16 @@
 //! `hearth bench`: the before and after tables that people with a rack at home publish, for disks
 //! of their own.
 //!
-//! Three tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
-//! each of its states and on flash), [`fileio`] (a mixed load with a flush now and then, as
-//! sysbench's fileio does it) and [`storm`] (five guests started at once). Every cell is measured
-//! in each round, cells of one column right after one another, so that what the machine does
-//! beside meets all of them; ratios are taken within a round. Along with every cell goes what it
-//! cost: the daemon's CPU and the bytes written to flash, per request.
+//! Two tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
+//! each of its states and on flash) and [`fileio`] (a mixed load with a flush now and then, as
+//! sysbench's fileio does it). Every cell is measured in each round, cells of one column right
+//! after one another, so that what the machine does beside meets all of them; ratios are taken
+//! within a round. Along with every cell goes what it cost: the daemon's CPU and the bytes written
+//! to flash, per request.
 //!
 //! Only new files are written, in directories made for the run and removed after it: nothing a
-//! user has is touched. A run that is called off keeps the cells it has.
+//! user has is touched, and a run that would fill a disk does not begin. A run that is called off
+//! ends within a second or two and keeps the cells it has.
 
 pub mod compare;
 pub mod fileio;
@@ -19,6 +20,7 @@ pub mod markdown;
 mod model;
 pub mod random;
 pub mod report;
+mod room;
 pub mod storm;
 
 use crate::host;
@@ -155,6 +157,21 @@ pub enum BenchError {
         "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
     )]
     NoGuest,
+    /// The disk would be full.
+    #[error(
+        "{} has {free} MiB free, and the benchmark writes {need} MiB there and leaves {headroom} MiB to others; make room, give another directory, or disks of less with --size",
+        .place.display()
+    )]
+    NoRoom {
+        /// A directory on that disk.
+        place: PathBuf,
+        /// MiB that would be written.
+        need: u64,
+        /// MiB that are free.
+        free: u64,
+        /// MiB that must stay free.
+        headroom: u64,
+    },
     /// The user called it off.
     #[error("called off")]
     CalledOff,
@@ -267,6 +284,12 @@ fn check(options: &Options) -> Result<()> {
         if !place.is_dir() {
             return Err(BenchError::NotADirectory(place.clone()).into());
         }
+    }
+    for part in &options.parts {
+        // What one table wrote is gone before the next begins.
+        room::check(&match part {
+            Part::Random | Part::Fileio => lab::needs(options),
+        })?;
     }
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make the directory {}", options.out.display()))?;

@@ -256,13 +256,8 @@ fn show_comparison(global: &Global, files: &BenchCompare) -> Outcome {
     }
     if !outcome.agree {
         return Err(Error::refused(
-            format!(
-                "the runs do not agree: {} of {} cells fall apart, {} may by luck",
-                outcome.apart,
-                outcome.pairs.len(),
-                outcome.by_luck
-            ),
-            "run again on a quiet machine, with more --rounds",
+            format!("the runs do not agree: {}", outcome.reasons.join("; ")),
+            "compare whole runs of the same tables, taken on a quiet machine with more --rounds",
         )
         .into());
     }
