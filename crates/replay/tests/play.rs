@@ -266,14 +266,17 @@ fn memory_in_flight_is_bounded() {
 #[test]
 fn failed_requests_are_in_no_latency() {
     let dir = dir();
-    let select = trace(dir.path(), (0..9u64).map(|i| format!("0,R,{i},512")));
+    let select = trace(
+        dir.path(),
+        (0..9u64).map(|i| format!("0,R,{},512", i * 512)),
+    );
     let mut target = Made {
         fails: true,
         ..Made::default()
     };
     let out = play(&select, &mut target, Pace::Depth(4), false);
     assert_eq!((out.requests, out.errors, out.reads.count), (9, 3, 6));
-    assert!(out.read_bytes % 6 == 0 && out.read_bytes >= 6 * 512);
+    assert_eq!(out.read_bytes, 6 * 512);
     let slots: u64 = out.timeline.iter().map(|s| s.requests).sum();
     assert_eq!(slots, 6);
 }
@@ -281,7 +284,10 @@ fn failed_requests_are_in_no_latency() {
 #[test]
 fn a_disk_that_hangs_is_left_and_the_rest_reported() {
     let dir = dir();
-    let select = trace(dir.path(), (0..9u64).map(|i| format!("0,R,{i},512")));
+    let select = trace(
+        dir.path(),
+        (0..9u64).map(|i| format!("0,R,{},512", i * 512)),
+    );
     let plan = scan(&select).unwrap();
     let mut target = Made {
         hangs: true,
