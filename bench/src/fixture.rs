@@ -131,6 +131,13 @@ pub fn warm_unless(
     }
 }
 
+/// Bytes the pool has written to flash since the daemon's start.
+pub fn flash_written(hearth: &Hearth) -> Result<f64> {
+    hearth.pool_stats()?["spans"][0]["counters"]["flash_write_bytes"]
+        .as_f64()
+        .context("no flash_write_bytes in the statistics")
+}
+
 /// Asks for the whole of a disk larger than its flash; the bytes cached once that changes no more.
 pub fn fill(hearth: &Hearth, disk: &str, size: u64) -> Result<u64> {
     let mut client = Client::connect(&hearth.socket(), disk)?;

@@ -8,7 +8,7 @@ use super::room::Need;
 use super::{Mode, Options, Over, Run, Slow, scratch};
 use crate::fixture;
 use crate::peers::{self, At, Contender};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hearth_e2e::Hearth;
 use hearth_e2e::daemon::path;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// Room of the pool beside what is cached: its own structures, and eviction's reserve.
-const POOL_SLACK: u64 = 128 << 20;
+pub const POOL_SLACK: u64 = 128 << 20;
 
 /// What a row of a table measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,9 +161,7 @@ impl Lab {
 
     /// Bytes written to flash by the pool so far.
     pub fn flash_written(&self) -> Result<f64> {
-        self.hearth.pool_stats()?["spans"][0]["counters"]["flash_write_bytes"]
-            .as_f64()
-            .context("no flash_write_bytes in the statistics")
+        fixture::flash_written(&self.hearth)
     }
 
     fn file(&self, state: State) -> PathBuf {

@@ -1,12 +1,12 @@
 //! `hearth bench`: the before and after tables that people with a rack at home publish, for disks
 //! of their own.
 //!
-//! Two tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
-//! each of its states and on flash) and [`fileio`] (a mixed load with a flush now and then, as
-//! sysbench's fileio does it). Every cell is measured in each round, cells of one column right
-//! after one another, so that what the machine does beside meets all of them; ratios are taken
-//! within a round. Along with every cell goes what it cost: the daemon's CPU and the bytes written
-//! to flash, per request.
+//! Three tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
+//! each of its states and on flash), [`fileio`] (a mixed load with a flush now and then, as
+//! sysbench's fileio does it) and [`storm`] (five guests started at once). Every cell is measured
+//! in each round, cells of one column right after one another, so that what the machine does
+//! beside meets all of them; ratios are taken within a round. Along with every cell goes what it
+//! cost: the daemon's CPU and the bytes written to flash, per request.
 //!
 //! Only new files are written, in directories made for the run and removed after it: nothing a
 //! user has is touched, and a run that would fill a disk does not begin. A run that is called off
@@ -21,6 +21,7 @@ mod model;
 pub mod random;
 pub mod report;
 mod room;
+pub mod storm;
 
 use crate::host;
 use anyhow::{Context, Result};
@@ -82,11 +83,13 @@ pub enum Part {
     Random,
     /// The mixed load with flushes.
     Fileio,
+    /// The boot storm.
+    Storm,
 }
 
 impl Part {
     /// All of them, in the order of the report.
-    pub const ALL: [Part; 2] = [Part::Random, Part::Fileio];
+    pub const ALL: [Part; 3] = [Part::Random, Part::Fileio, Part::Storm];
 }
 
 /// The slow disk.
@@ -123,6 +126,10 @@ pub struct Options {
     pub seconds: u64,
     /// Bytes of every disk.
     pub size: u64,
+    /// Directory with a guest's `kernel`, `initrd` and `root.img`, for the boot storm.
+    pub guest: Option<PathBuf>,
+    /// How often the storm's three rounds are measured.
+    pub storms: u32,
 }
 
 /// Why a benchmark did not begin, or gave nothing.
@@ -160,6 +167,11 @@ pub enum BenchError {
         /// MiB that must stay free.
         headroom: u64,
     },
+    /// Nothing to boot.
+    #[error(
+        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
+    )]
+    NoGuest,
     /// The user called it off.
     #[error("called off")]
     CalledOff,
@@ -210,6 +222,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         .map(|part| match part {
             Part::Random => random::seconds(options),
             Part::Fileio => fileio::seconds(options),
+            Part::Storm => storm::seconds(options),
         })
         .sum();
     let mut run = Run {
@@ -223,6 +236,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         let outcome = match part {
             Part::Random => random::run(&mut run),
             Part::Fileio => fileio::run(&mut run),
+            Part::Storm => storm::run(&mut run),
         };
         // Errors of servers that a Ctrl-C ended are no failures.
         if run.watcher.stopped() {
@@ -249,6 +263,19 @@ fn check(options: &Options) -> Result<()> {
         }
         .into());
     }
+    if options.parts.contains(&Part::Storm) {
+        if options.guest.is_none() {
+            return Err(BenchError::NoGuest.into());
+        }
+        if clients::find("qemu-system-x86_64").is_none() {
+            return Err(BenchError::Missing {
+                program: "qemu-system-x86_64",
+                package: "qemu-system-x86",
+                without: "--table random,fileio",
+            }
+            .into());
+        }
+    }
     let mut places = vec![&options.flash];
     if let Slow::Directory(dir) = &options.slow {
         places.push(dir);
@@ -260,9 +287,10 @@ fn check(options: &Options) -> Result<()> {
     }
     for part in &options.parts {
         // What one table wrote is gone before the next begins.
-        room::check(&match part {
-            Part::Random | Part::Fileio => lab::needs(options),
-        })?;
+        match part {
+            Part::Random | Part::Fileio => room::check(&lab::needs(options))?,
+            Part::Storm => storm::check_room(options)?,
+        }
     }
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make the directory {}", options.out.display()))?;

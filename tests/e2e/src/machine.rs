@@ -57,11 +57,16 @@ fn make_image() -> Result<PathBuf> {
 
 /// A copy of the guest's root file system, for one guest to write to.
 pub fn copy_root(to: &Path) -> Result<()> {
+    copy_sparse(&image()?.join("root.img"), to)
+}
+
+/// A copy of a disk image that takes no more room than it must.
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp")
         .args(["--sparse=always", "--reflink=auto"])
         // The image is read-only, what is made of it is not.
         .args(["--no-preserve=mode", "--"])
-        .arg(image()?.join("root.img"))
+        .arg(from)
         .arg(to)
         .status()?;
     ensure!(status.success(), "cp to {} failed", to.display());
