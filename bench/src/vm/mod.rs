@@ -1,12 +1,12 @@
 //! `hearth bench`: the before and after tables that people with a rack at home publish, for disks
 //! of their own.
 //!
-//! Two tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
-//! each of its states and on flash) and [`fileio`] (a mixed load with a flush now and then, as
-//! sysbench's fileio does it). Every cell is measured in each round, cells of one column right
-//! after one another, so that what the machine does beside meets all of them; ratios are taken
-//! within a round. Along with every cell goes what it cost: the daemon's CPU and the bytes written
-//! to flash, per request.
+//! Three tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
+//! each of its states and on flash), [`fileio`] (a mixed load with a flush now and then, as
+//! sysbench's fileio does it) and [`storm`] (five guests started at once). Every cell is measured
+//! in each round, cells of one column right after one another, so that what the machine does
+//! beside meets all of them; ratios are taken within a round. Along with every cell goes what it
+//! cost: the daemon's CPU and the bytes written to flash, per request.
 //!
 //! Only new files are written, in directories made for the run and removed after it: nothing a
 //! user has is touched, and a run that would fill a disk does not begin. A run that is called off
@@ -152,11 +152,6 @@ pub enum BenchError {
         "{0} is not a directory; give a directory on the disk to measure (make a file system on a bare device first)"
     )]
     NotADirectory(PathBuf),
-    /// Nothing to boot.
-    #[error(
-        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
-    )]
-    NoGuest,
     /// The disk would be full.
     #[error(
         "{} has {free} MiB free, and the benchmark writes {need} MiB there and leaves {headroom} MiB to others; make room, give another directory, or disks of less with --size",
@@ -172,6 +167,11 @@ pub enum BenchError {
         /// MiB that must stay free.
         headroom: u64,
     },
+    /// Nothing to boot.
+    #[error(
+        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
+    )]
+    NoGuest,
     /// The user called it off.
     #[error("called off")]
     CalledOff,
@@ -287,9 +287,10 @@ fn check(options: &Options) -> Result<()> {
     }
     for part in &options.parts {
         // What one table wrote is gone before the next begins.
-        room::check(&match part {
-            Part::Random | Part::Fileio => lab::needs(options),
-        })?;
+        match part {
+            Part::Random | Part::Fileio => room::check(&lab::needs(options))?,
+            Part::Storm => storm::check_room(options)?,
+        }
     }
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make the directory {}", options.out.display()))?;

@@ -8,6 +8,7 @@
 
 use super::lab::POOL_SLACK;
 use super::report::{Point, Table};
+use super::room::{self, Need};
 use super::{BenchError, Mode, Options, Over, Run, Slow, scratch};
 use crate::fixture;
 use crate::process::cpu_us;
@@ -41,6 +42,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const LINES_MAX: usize = 20;
 /// Bytes of flash per guest: what it reads and writes, several times over.
 const FLASH_PER_GUEST: u64 = 256 << 20;
+/// Bytes of the pool.
+const POOL: u64 = GUESTS as u64 * FLASH_PER_GUEST + POOL_SLACK;
 /// Seconds of a storm, and of copying five images: for the estimate of the time left only.
 const STORM: f64 = 25.0;
 const COPYING: f64 = 10.0;
@@ -85,6 +88,14 @@ impl Setup {
             Setup::FlashAlone => "flash alone".to_owned(),
         }
     }
+
+    /// Where the images go.
+    fn place(self, options: &Options) -> &Path {
+        match (&options.slow, self) {
+            (Slow::Model, _) | (_, Setup::FlashAlone) => &options.flash,
+            (Slow::Directory(dir), _) => dir,
+        }
+    }
 }
 
 fn column(round: u32, which: &str) -> String {
@@ -95,6 +106,29 @@ fn column(round: u32, which: &str) -> String {
 pub fn seconds(options: &Options) -> f64 {
     let setups = Setup::all(options).len() as f64;
     f64::from(options.storms) * setups * (f64::from(ROUNDS) * STORM + COPYING)
+}
+
+/// Fails if a setup's images and pool would fill a disk.
+pub(super) fn check_room(options: &Options) -> Result<()> {
+    let image = options.guest.as_deref().ok_or(BenchError::NoGuest)?;
+    let root = image.join("root.img");
+    // A copy has holes where the image has, but a guest may fill them.
+    let size = std::fs::metadata(&root)
+        .with_context(|| format!("cannot look at {}", root.display()))?
+        .len();
+    for setup in Setup::all(options) {
+        room::check(&[
+            Need {
+                place: setup.place(options).to_owned(),
+                bytes: GUESTS as u64 * size,
+            },
+            Need {
+                place: options.flash.clone(),
+                bytes: POOL,
+            },
+        ])?;
+    }
+    Ok(())
 }
 
 /// Measures the table.
@@ -180,11 +214,7 @@ struct Lab {
 impl Lab {
     fn set_up(run: &Run, setup: Setup, image: &Path) -> Result<Lab> {
         let options = run.options;
-        let parent = match (&options.slow, setup) {
-            (Slow::Model, _) | (_, Setup::FlashAlone) => &options.flash,
-            (Slow::Directory(dir), _) => dir,
-        };
-        let images = scratch(parent)?;
+        let images = scratch(setup.place(options))?;
         let mut files = Vec::new();
         for guest in 1..=GUESTS {
             run.go_on()?;
@@ -194,8 +224,8 @@ impl Lab {
             std::fs::File::open(&file)?.sync_all()?;
             files.push(file);
         }
-        let flash = GUESTS as u64 * FLASH_PER_GUEST + POOL_SLACK;
-        let hearth = fixture::pool_in(&options.hearth, &options.flash, flash)?;
+        let stop = || run.go_on();
+        let hearth = fixture::pool_unless(&options.hearth, &options.flash, POOL, &stop)?;
         let served = setup != Setup::SlowRaw;
         let mut disks = Vec::new();
         for (guest, file) in files.iter().enumerate().filter(|_| served) {
