@@ -8,7 +8,7 @@ use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
-use hearth_io::OriginSpec;
+use hearth_io::{OriginSpec, Source};
 
 use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global};
 use crate::interrupt::Interrupt;
@@ -49,15 +49,17 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
     let mut spec: OriginSpec = text
         .parse()
         .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
-    spec.path = std::path::absolute(&spec.path).map_err(|e| {
-        Error::invalid(
-            format!(
-                "the origin's path {} cannot be made absolute: {e}",
-                spec.path.display()
-            ),
-            "give an absolute path",
-        )
-    })?;
+    if let Source::File(path) = &mut spec.source {
+        *path = std::path::absolute(&*path).map_err(|e| {
+            Error::invalid(
+                format!(
+                    "the origin's path {} cannot be made absolute: {e}",
+                    path.display()
+                ),
+                "give an absolute path",
+            )
+        })?;
+    }
     Ok(spec.to_string())
 }
 
@@ -71,6 +73,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         max: args.max.map_or(0, |s| s.0),
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         read_only: args.read_only,
+        origin_timeout: args.origin_timeout,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
     if global.json {
@@ -168,12 +171,32 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line("clients", d.connections.to_string());
+    if let Some(link) = &d.link {
+        line("origin link", link_text(link));
+        line("origin limit", format!("{} s", link.timeout));
+    }
     print!("{}", table.render());
     for range in &d.lost {
         println!("lost: {} bytes at offset {}", range.length, range.offset);
     }
     notices(d);
     Ok(())
+}
+
+fn link_text(link: &types::OriginLink) -> String {
+    let since = human_seconds(link.seconds);
+    let again = match link.reconnects {
+        0 => String::new(),
+        n => format!(", lost and found again {n} times"),
+    };
+    if link.connected {
+        return format!("connected for {since}{again}");
+    }
+    let what = if link.failing { "fail" } else { "wait" };
+    format!(
+        "not connected for {since}, {} attempts; requests {what}{again}",
+        link.attempts
+    )
 }
 
 fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {

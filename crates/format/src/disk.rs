@@ -39,6 +39,7 @@ mod tag {
     pub const SERIAL: u16 = 12;
     pub const ORIGIN_IDENTITY: u16 = 13;
     pub const CLEAN_DETACH: u16 = 14;
+    pub const ORIGIN_TIMEOUT: u16 = 16;
 }
 
 /// How a disk is cached.
@@ -104,6 +105,9 @@ pub struct DiskRecord {
     pub origin_identity: Option<OriginIdentity>,
     /// The disk was last detached cleanly, and `origin_identity` is of that moment.
     pub clean_detach: bool,
+    /// How long requests wait for an origin's server that is gone before they fail, in
+    /// milliseconds; 0 means the default.
+    pub origin_timeout_ms: u32,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -125,6 +129,7 @@ impl Default for DiskRecord {
             serial: Uuid::nil(),
             origin_identity: None,
             clean_detach: false,
+            origin_timeout_ms: 0,
             unknown: Vec::new(),
         }
     }
@@ -171,7 +176,7 @@ impl DiskRecord {
             "its cache block size is no power of two from 4 KiB to 1 MiB"
         } else if self.max_bytes != 0 && self.min_bytes > self.max_bytes {
             "its reserved flash is more than its limit"
-        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::CLEAN_DETACH) {
+        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::ORIGIN_TIMEOUT) {
             "it has too many unknown fields"
         } else if self
             .unknown
@@ -224,6 +229,13 @@ impl DiskRecord {
             field(out, tag::ORIGIN_IDENTITY, &bytes);
         }
         field(out, tag::CLEAN_DETACH, &[u8::from(self.clean_detach)]);
+        if self.origin_timeout_ms != 0 {
+            field(
+                out,
+                tag::ORIGIN_TIMEOUT,
+                &self.origin_timeout_ms.to_le_bytes(),
+            );
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -297,6 +309,9 @@ impl DiskRecord {
                 });
             }
             tag::CLEAN_DETACH => self.clean_detach = flag(tag, bytes)?,
+            tag::ORIGIN_TIMEOUT => {
+                self.origin_timeout_ms = u32::from_le_bytes(exact(tag, bytes)?);
+            }
             tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
             tag => self.unknown.push((tag, bytes.to_vec())),
         }
@@ -306,7 +321,7 @@ impl DiskRecord {
 
 /// True for tags this version reads itself.
 fn known(tag: u16) -> bool {
-    (tag::ID..=tag::CLEAN_DETACH).contains(&tag)
+    (tag::ID..=tag::CLEAN_DETACH).contains(&tag) || tag == tag::ORIGIN_TIMEOUT
 }
 
 fn newer(feature: String) -> FormatError {

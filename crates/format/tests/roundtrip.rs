@@ -93,6 +93,7 @@ prop_compose! {
             serial: Uuid::from_bytes(serial),
             origin_identity: flags[1].then_some(OriginIdentity { size: size_then, mtime_ns, ctime_ns, dev, inode }),
             clean_detach: flags[2],
+            origin_timeout_ms: if flags[2] { 0 } else { shift },
             unknown,
         }
     }

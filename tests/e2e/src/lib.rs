@@ -8,9 +8,11 @@ pub mod blk;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
+pub mod load;
 pub mod nbd;
 pub mod pattern;
 pub mod rng;
+pub mod servers;
 pub mod wait;
 
 pub use daemon::Hearth;

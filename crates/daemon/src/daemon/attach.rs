@@ -48,7 +48,7 @@ pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
     DiskConfig {
         id: record.id,
         size: record.size,
-        origin_align: device.file().align(),
+        origin_align: device.align(),
         mode: Mode::from(mode_of(record.mode)),
         block_size: if record.block_size == 0 {
             BLOCK_SIZE_AUTO
@@ -187,12 +187,12 @@ impl Daemon {
     /// Opens the origin and compares it with what is known. Drops clean blocks that may be old.
     fn judge(&self, mut record: DiskRecord, trust: Option<Trust>) -> Result<Judged> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
-        let device = origin::open(&spec, record.read_only)?;
+        let device = origin::open(&spec, &record)?;
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
             record.since_seq = record.since_seq.max(*since_seq);
         }
-        let size = device.file().size();
-        let path = spec.path.display();
+        let size = device.size();
+        let path = device.name();
         if size < record.size {
             return Err(Error::refused(
                 format!(
@@ -274,7 +274,7 @@ impl Daemon {
         let now = origin::identity(device);
         if let (Some(then), Some(now)) = (&record.origin_identity, &now)
             && let Some(why) =
-                origin::difference(then, now, device.file().is_device(), record.clean_detach)
+                origin::difference(then, now, device.is_device(), record.clean_detach)
         {
             return Some(why);
         }
@@ -300,7 +300,7 @@ impl Daemon {
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
         // Without this, what is read before the engine's own first flush could not be cached.
-        let state = match device.file().flush() {
+        let state = match device.flush() {
             Ok(()) => OriginState::Flushed,
             Err(e) => {
                 tracing::warn!(disk = %record.name, "the origin cannot be flushed: {e}");

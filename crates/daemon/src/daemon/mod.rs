@@ -119,6 +119,15 @@ impl Slot {
         }
     }
 
+    /// The origin's device, if it is open.
+    fn device(&self) -> Option<&Arc<Device>> {
+        match &self.phase {
+            Phase::Attached(export) => Some(export.origin()),
+            Phase::Reconciling(device) => Some(device),
+            Phase::Waiting(_) | Phase::Refused(_) => None,
+        }
+    }
+
     fn export(&self) -> Option<&Arc<DiskExport>> {
         match &self.phase {
             Phase::Attached(export) => Some(export),
@@ -187,7 +196,7 @@ impl Daemon {
             destage_bytes_per_s: options.destage_rate,
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
-            trim: pool.media().file().is_device(),
+            trim: pool.media().is_device(),
             ..EngineOptions::default()
         };
         let mut media = pool.media().clone();
