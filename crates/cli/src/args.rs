@@ -285,6 +285,7 @@ pub enum Disk {
     #[command(
         after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
         hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
+        hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
         hearth disk add mail --origin nbd://storage1/mail --origin-timeout 60"
     )]
     Add(DiskAdd),
@@ -323,7 +324,7 @@ pub struct DiskAdd {
     /// Name of the disk, and of its NBD export
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Where the disk's data is: a file, a block device or an NBD export (docs/origins.md)
+    /// Where the disk's data is: a file, a block device, an image as FORMAT:PATH or an NBD export (docs/origins.md)
     #[arg(long, value_name = "ORIGIN")]
     pub origin: String,
     /// Cache mode

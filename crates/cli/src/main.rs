@@ -11,6 +11,7 @@ mod pool;
 mod serve;
 mod simulate;
 mod stats;
+mod status;
 mod table;
 mod trace;
 

@@ -51,10 +51,13 @@ pub fn timeout(record: &DiskRecord) -> Duration {
 }
 
 /// Opens an origin and takes its lock.
-pub fn open(spec: &OriginSpec, record: &DiskRecord) -> Result<Device> {
+///
+/// `images` is the directory for the sockets of image processes.
+pub fn open(spec: &OriginSpec, record: &DiskRecord, images: &Path) -> Result<Device> {
     let how = How {
         read_only: record.read_only,
         timeout: timeout(record),
+        images: images.to_owned(),
     };
     let device = hearth_origin::open(spec, &how).map_err(failure)?;
     if device.size() == 0 {
@@ -77,7 +80,9 @@ fn failure(e: hearth_origin::OpenError) -> Error {
                 "give an absolute path",
             );
         }
-        Origin::Scheme(_) | Origin::Uri(_) => return Error::invalid(e.to_string(), ""),
+        Origin::Scheme(_) | Origin::Uri(_) | Origin::Image(_) | Origin::ReadOnly(_) => {
+            return Error::invalid(e.to_string(), "");
+        }
         Origin::File(_) | Origin::Nbd(_) => {
             return Error::unavailable(format!("cannot use the origin: {e}"), "");
         }
@@ -256,7 +261,11 @@ mod tests {
     };
 
     fn open_file(path: &Path) -> Result<Device> {
-        open(&OriginSpec::file(path), &DiskRecord::default())
+        open(
+            &OriginSpec::file(path),
+            &DiskRecord::default(),
+            Path::new(""),
+        )
     }
 
     #[test]

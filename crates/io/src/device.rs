@@ -174,9 +174,12 @@ impl Device {
         }
     }
 
-    /// True unless it is a regular file: its times and number then say nothing of its content.
+    /// True unless it is in a regular file, whose times and number say something of its content.
     pub fn is_device(&self) -> bool {
-        self.file().is_none_or(BlockFile::is_device)
+        match &self.backing {
+            Backing::File(file) => file.is_device(),
+            Backing::Remote(remote) => remote.identity().is_none(),
+        }
     }
 
     fn is_read_only(&self) -> bool {
@@ -186,14 +189,14 @@ impl Device {
         }
     }
 
-    /// What the kernel says about the file now; of what is remote only the size is known.
+    /// What the kernel says about the file now; of what is remote often only the size is known.
     pub fn identity(&self) -> io::Result<Identity> {
         match &self.backing {
             Backing::File(file) => file.identity(),
-            Backing::Remote(remote) => Ok(Identity {
+            Backing::Remote(remote) => Ok(remote.identity().unwrap_or(Identity {
                 size: remote.size(),
                 ..Identity::default()
-            }),
+            })),
         }
     }
 

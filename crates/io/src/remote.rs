@@ -6,6 +6,7 @@
 //! through the driver like those of any helper thread. Next to the latency of a network or of
 //! another process the hand-over costs little.
 
+use crate::file::Identity;
 use crate::helper::Job;
 use std::fmt;
 use std::io;
@@ -27,6 +28,12 @@ pub trait Remote: Send + Sync + fmt::Debug {
 
     /// True if it refuses writes.
     fn is_read_only(&self) -> bool;
+
+    /// What tells its content from another's, beyond the size, if anything does: times and number
+    /// of a file that changes when the content does.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
 
     /// Takes an operation that lies within the size, and answers it exactly once. Does not block.
     /// Flushes are as an [`OpKind::Flush`](crate::OpKind::Flush) says, whatever happened to a
@@ -55,4 +62,28 @@ pub struct Link {
     pub failing: bool,
     /// Times the connection was lost and found again.
     pub reconnects: u64,
+}
+
+impl Link {
+    /// A connection that works, as of now.
+    pub fn up() -> Link {
+        Link {
+            connected: true,
+            since: Instant::now(),
+            attempts: 0,
+            reason: None,
+            failing: false,
+            reconnects: 0,
+        }
+    }
+
+    /// No connection, for this reason.
+    pub fn down(reason: impl Into<String>) -> Link {
+        Link {
+            connected: false,
+            reason: Some(reason.into()),
+            failing: true,
+            ..Link::up()
+        }
+    }
 }

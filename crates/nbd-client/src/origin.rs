@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long operations wait for a server that is gone, unless told otherwise: a daemon's or a
 /// host's restart, but no guest's patience (Linux gives up on a disk after 30 s times 6).
@@ -148,14 +148,7 @@ impl NbdOrigin {
                 let shared = Arc::new(Shared {
                     inbox: Mutex::default(),
                     wake: io.wake_handle(),
-                    link: Mutex::new(Link {
-                        connected: true,
-                        since: Instant::now(),
-                        attempts: 0,
-                        reason: None,
-                        failing: false,
-                        reconnects: 0,
-                    }),
+                    link: Mutex::new(Link::up()),
                     name: thread_dial.name(),
                     size: AtomicU64::new(agreed.size),
                     align: agreed.min_block.max(ALIGN_MIN),

@@ -1,9 +1,15 @@
-//! Origins that are no file of this host: exports of NBD servers.
+//! Origins of every kind: files, exports of NBD servers, and images that QEMU opens for us.
 //!
 //! [`open`] makes a device of what an [`OriginSpec`] says, whatever its scheme; who uses the
 //! device need not know which it was.
 
+mod child;
+mod image;
+mod imaged;
 mod open;
+mod process;
 
+pub use child::sweep;
 pub use hearth_nbd_client::TIMEOUT_DEFAULT;
-pub use open::{How, OpenError, check, is_there, open};
+pub use image::{Image, ImageError};
+pub use open::{How, OpenError, absolute, check, is_there, local_path, open};

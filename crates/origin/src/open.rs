@@ -1,11 +1,13 @@
 //! From what was written to a device.
 
+use crate::image::{Image, ImageError};
+use crate::imaged::ImageOrigin;
 use hearth_io::spec::OpenSpecError;
 use hearth_io::{BlockFile, Device, OpenMode, OriginSpec, Source};
 use hearth_nbd_client::{Address, NbdOrigin, Options, Uri, UriError};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,8 @@ pub struct How {
     pub read_only: bool,
     /// How long operations wait for a server that is gone before they fail.
     pub timeout: Duration,
+    /// Directory for the sockets of image processes, of ours alone.
+    pub images: PathBuf,
 }
 
 /// Why an origin could not be opened.
@@ -32,12 +36,18 @@ pub enum OpenError {
     Relative(PathBuf),
     /// A scheme nobody knows.
     #[error(
-        "\"{0}:\" is no kind of origin; write a path (file:{0}:… if it is the name of a file) or nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH"
+        "\"{0}:\" is no kind of origin; write a path (file:{0}:… if it is the name of a file), nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or qcow2:, vmdk:, vhdx:, vdi: or raw: and the path of an image; docs/origins.md has all"
     )]
     Scheme(String),
     /// An NBD address that is none.
     #[error(transparent)]
     Uri(#[from] UriError),
+    /// An image's description that is none.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// An image that can only be read.
+    #[error("{0} can only be read; add the disk with --read-only")]
+    ReadOnly(String),
     /// An NBD server.
     #[error(transparent)]
     Nbd(#[from] hearth_nbd_client::OpenError),
@@ -47,6 +57,7 @@ pub enum OpenError {
 enum Kind {
     File(PathBuf),
     Nbd(Uri),
+    Image(Image),
 }
 
 fn kind(source: &Source) -> Result<Kind, OpenError> {
@@ -55,7 +66,10 @@ fn kind(source: &Source) -> Result<Kind, OpenError> {
         Source::File(path) => Err(OpenError::Relative(path.clone())),
         Source::Other { scheme, rest } => match scheme.as_str() {
             s if s.starts_with("nbd") => Ok(Kind::Nbd(Uri::parse(scheme, rest)?)),
-            _ => Err(OpenError::Scheme(scheme.clone())),
+            _ => match Image::parse(scheme, rest) {
+                Some(image) => Ok(Kind::Image(image?)),
+                None => Err(OpenError::Scheme(scheme.clone())),
+            },
         },
     }
 }
@@ -82,6 +96,13 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
             };
             Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))
         }
+        Kind::Image(image) if image.is_read_only() && !how.read_only => {
+            return Err(OpenError::ReadOnly(image.name()));
+        }
+        Kind::Image(image) => {
+            let origin = ImageOrigin::open(&image, &how.images, how.read_only, how.timeout)?;
+            Device::remote(Arc::new(origin))
+        }
     };
     Ok(spec.wrap(device)?)
 }
@@ -105,6 +126,34 @@ pub fn is_there(spec: &OriginSpec, size: u64) -> bool {
                     })
             }
         },
+        // Whether it will open, only opening it can tell.
+        Ok(Kind::Image(image)) => image.path().is_none_or(Path::exists),
         Err(_) => false,
+    }
+}
+
+/// Makes the path in a spec absolute, if there is one: it is relative to whoever wrote it.
+pub fn absolute(spec: &mut OriginSpec) -> std::io::Result<()> {
+    match &mut spec.source {
+        Source::File(path) => *path = std::path::absolute(&*path)?,
+        Source::Other { scheme, rest } if Image::is_path(scheme) => {
+            let path = std::path::absolute(&*rest)?;
+            // Built of what was text, in a directory that may be none.
+            *rest = path
+                .into_os_string()
+                .into_string()
+                .map_err(|_| std::io::Error::other("the current directory's name is no text"))?;
+        }
+        Source::Other { .. } => {}
+    }
+    Ok(())
+}
+
+/// The file or block device of this host that a spec names, if it names one.
+pub fn local_path(spec: &OriginSpec) -> Option<PathBuf> {
+    match kind(&spec.source).ok()? {
+        Kind::File(path) => Some(path),
+        Kind::Nbd(_) => None,
+        Kind::Image(image) => image.path().map(Path::to_owned),
     }
 }

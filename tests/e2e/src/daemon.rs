@@ -21,6 +21,8 @@ pub struct Hearth {
     child: Option<Child>,
     /// More arguments for `hearth serve`.
     pub serve_args: Vec<String>,
+    /// Where the daemon looks for programs, if not where the test does.
+    pub path: Option<PathBuf>,
 }
 
 /// The binary under test: `$HEARTH_BIN`, else the newest one beside this test.
@@ -76,6 +78,7 @@ impl Hearth {
             flash,
             child: None,
             serve_args: Vec::new(),
+            path: None,
         })
     }
 
@@ -209,7 +212,11 @@ impl Hearth {
             .create(true)
             .append(true)
             .open(self.dir().join("daemon.log"))?;
-        let child = Command::new(&self.bin)
+        let mut command = Command::new(&self.bin);
+        if let Some(path) = &self.path {
+            command.env("PATH", path);
+        }
+        let child = command
             .args(["serve", "--flash"])
             .arg(&self.flash)
             .arg("--run-dir")

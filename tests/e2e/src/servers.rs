@@ -81,10 +81,8 @@ impl Server {
     pub fn signal(&self, signal: i32) -> Result<()> {
         let pid = self.pid().context("the server is not running")?;
         // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
-        ensure!(
-            unsafe { libc::kill(pid as i32, signal) } == 0,
-            "kill({pid})"
-        );
+        let sent = unsafe { libc::kill(pid as i32, signal) };
+        ensure!(sent == 0, "kill({pid})");
         Ok(())
     }
 

@@ -88,8 +88,8 @@ pub enum Trust {
 pub struct DiskAdd {
     /// Name, also the NBD export's: letters, digits, `-`, `_`, `.`; at most 64 bytes.
     pub name: String,
-    /// The origin: the absolute path of a file or block device, or `nbd://HOST:PORT/EXPORT`, or
-    /// `nbd+unix:///EXPORT?socket=PATH`.
+    /// The origin: the absolute path of a file or block device, or `nbd://HOST:PORT/EXPORT`,
+    /// `nbd+unix:///EXPORT?socket=PATH`, or an image such as `qcow2:PATH` (docs/origins.md).
     pub origin: String,
     /// Cache mode.
     #[serde(default)]

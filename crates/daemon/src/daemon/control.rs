@@ -104,7 +104,8 @@ impl Daemon {
     /// Refuses an origin that is the flash, or another disk's.
     fn check_unused(&self, spec: &OriginSpec) -> Result<()> {
         let pool = lock(&self.pool);
-        let path = spec.path().unwrap_or(std::path::Path::new(""));
+        let path = hearth_origin::local_path(spec).unwrap_or_default();
+        let path = path.as_path();
         if origin::is_same_file(path, pool.path()) {
             return Err(Error::invalid(
                 format!("{} is the pool's own flash device", path.display()),
@@ -114,7 +115,8 @@ impl Daemon {
         let owner = pool.registry().disks.iter().find(|record| {
             origin::parse(&record.origin).is_ok_and(|other| {
                 other.source == spec.source
-                    || other.path().is_some_and(|p| origin::is_same_file(p, path))
+                    || hearth_origin::local_path(&other)
+                        .is_some_and(|p| p == path || origin::is_same_file(&p, path))
             })
         });
         match owner {
@@ -385,7 +387,7 @@ impl Control for Arc<Daemon> {
             origin_timeout_ms: timeout(disk.origin_timeout)?,
             ..DiskRecord::default()
         };
-        let device = origin::open(&spec, &record)?;
+        let device = origin::open(&spec, &record, &self.images)?;
         let size = device.size();
         if size > DISK_MAX {
             return Err(Error::invalid(

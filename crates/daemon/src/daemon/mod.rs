@@ -52,6 +52,8 @@ pub struct Options {
     pub accept_damage: bool,
     /// Longest a data thread looks for work before it sleeps; zero: it does not.
     pub poll: Duration,
+    /// Directory for the sockets of image processes, of this daemon alone.
+    pub images: PathBuf,
 }
 
 /// The engine, as the data threads call it.
@@ -160,6 +162,9 @@ pub struct Daemon {
     voided: Mutex<BTreeMap<DiskId, u64>>,
     /// Disks whose origin is being opened right now, however long that takes.
     attaching: Mutex<BTreeSet<DiskId>>,
+    images: PathBuf,
+    /// Disks whose origin is there but would not open: when to try again, and the wait after that.
+    patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
     stopping: AtomicBool,
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
@@ -239,6 +244,8 @@ impl Daemon {
             recovery,
             voided: Mutex::default(),
             attaching: Mutex::default(),
+            images: options.images.clone(),
+            patience: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
