@@ -1,11 +1,12 @@
 # The few things one does with this repository. Each target installs what it needs first.
-# Settings: SEEDS (sim), CYCLES (kill9), MINUTES (fuzz), BENCH_ARGS (bench).
+# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench, bench-vm).
 SEEDS ?= 1000000
 CYCLES ?= 300
+ROUNDS ?= 12
 MINUTES ?= 10
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 fuzz bench
+.PHONY: help run build test sim kill9 guest-lab fuzz bench bench-vm
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
@@ -13,8 +14,10 @@ help:
 	@echo "make test                every check, about 15 minutes"
 	@echo "make sim SEEDS=1000000   long deterministic simulation"
 	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
+	@echo "make guest-lab ROUNDS=12 long tests with emulated guests: power cuts, restarts, resize"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
+	@echo "make bench-vm            before and after tables of a VM's disk (docs/bench-vm.md); BENCH_ARGS too"
 
 run:
 	@scripts/setup.sh run
@@ -36,6 +39,10 @@ kill9:
 	@scripts/setup.sh test
 	@CYCLES=$(CYCLES) scripts/kill9.sh
 
+guest-lab:
+	@scripts/setup.sh test
+	@GUEST_ROUNDS=$(ROUNDS) scripts/guest-lab.sh test
+
 fuzz:
 	@scripts/setup.sh build
 	@scripts/fuzz.sh $(MINUTES)
@@ -43,3 +50,7 @@ fuzz:
 bench:
 	@scripts/setup.sh bench
 	@scripts/bench.sh $(BENCH_ARGS)
+
+bench-vm:
+	@scripts/setup.sh bench
+	@scripts/bench-vm.sh $(BENCH_ARGS)

@@ -5,6 +5,9 @@ ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # Keep in step with rust-version in Cargo.toml.
 RUST_MINOR_MIN=88
 
+# Some systems keep mke2fs and its like from ordinary users.
+PATH=$PATH:/usr/sbin:/sbin
+
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 note() { printf '   %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

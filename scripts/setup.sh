@@ -58,6 +58,13 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want qemu-nbd qemu-utils
     want qemu-storage-daemon qemu-system-common
     want qemu-system-x86_64 qemu-system-x86
+    # What scripts/guest-lab.sh makes a guest with.
+    want mke2fs e2fsprogs
+    want xz xz-utils
+    want zstd zstd
+    want flock util-linux
+    want virt-xml-validate libvirt-clients
+    want xmllint libxml2-utils
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
 fi
 

@@ -12,6 +12,8 @@ started=$SECONDS
 step() { say "$* ($((SECONDS - started)) s)"; }
 
 step "Format"
+# Left behind by a merge, they break files no compiler reads.
+if git grep -nE '^(<{7}|>{7}) ' -- .; then die "conflict markers, see above"; fi
 if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else note "skipped: no rustfmt"; fi
 
 step "Lints"

@@ -19,10 +19,12 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 /// Bytes per prefetch when a cache is warmed, and how many of them in flight.
 const WARM_PIECE: u32 = 256 << 10;
 const WARM_DEPTH: usize = 8;
+/// Bytes between two looks at whether the user has called it off: under a second of a hard disk.
+const WARM_STRETCH: u64 = 64 << 20;
 
 /// A file of `size` random bytes, every extent written; reused if it is there already.
-pub fn file(args: &Args, name: &str, size: u64) -> Result<PathBuf> {
-    let file = args.dir.join(name);
+pub fn file(dir: &Path, name: &str, size: u64) -> Result<PathBuf> {
+    let file = dir.join(name);
     let there = std::fs::metadata(&file).is_ok_and(|m| m.len() == size);
     if !there {
         write_random(&file, size, 1)?;
@@ -38,7 +40,13 @@ pub fn pool(args: &Args, capacity: u64) -> Result<Hearth> {
 
 /// A served pool on a flash file of exactly `size` bytes.
 pub fn pool_of(args: &Args, size: u64) -> Result<Hearth> {
-    let mut hearth = Hearth::bare_in(args.hearth.clone(), &args.dir)?;
+    pool_in(&args.hearth, &args.dir, size)
+}
+
+/// A pool served by the program `bin`, on a flash file of exactly `size` bytes below `dir`.
+pub fn pool_in(bin: &Path, dir: &Path, size: u64) -> Result<Hearth> {
+    let mut hearth = Hearth::bare_in(bin.to_owned(), dir)?;
+    hearth.bound = true;
     write_random(hearth.flash(), size, 2)?;
     hearth.ok(&["pool", "create", "--flash", path(hearth.flash()), "--force"])?;
     hearth.start()?;
@@ -64,11 +72,26 @@ pub fn add(hearth: &Hearth, name: &str, origin: &str, mode: &str) -> Result<()> 
 
 /// Brings the whole of a disk on to flash; the bytes cached.
 pub fn warm(hearth: &Hearth, disk: &str, size: u64) -> Result<u64> {
+    warm_unless(hearth, disk, size, &|| Ok(()))
+}
+
+/// The same, but gives up with the error of `stop`, which is asked now and then.
+pub fn warm_unless(
+    hearth: &Hearth,
+    disk: &str,
+    size: u64,
+    stop: &dyn Fn() -> Result<()>,
+) -> Result<u64> {
     let mut client = Client::connect(&hearth.socket(), disk)?;
-    client.sweep(Command::Cache, 0..size, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+    for at in (0..size).step_by(WARM_STRETCH as usize) {
+        stop()?;
+        let range = at..size.min(at + WARM_STRETCH);
+        client.sweep(Command::Cache, range, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+    }
     let deadline = Instant::now() + SETTLE_LIMIT;
     let mut last = 0;
     loop {
+        stop()?;
         let cached = hearth.stats(disk)?["cached"]
             .as_u64()
             .context("no cached bytes in the statistics")?;
@@ -85,6 +108,26 @@ pub fn warm(hearth: &Hearth, disk: &str, size: u64) -> Result<u64> {
         }
         last = cached;
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Asks for the whole of a disk larger than its flash; the bytes cached once that changes no more.
+pub fn fill(hearth: &Hearth, disk: &str, size: u64) -> Result<u64> {
+    let mut client = Client::connect(&hearth.socket(), disk)?;
+    let deadline = Instant::now() + SETTLE_LIMIT;
+    let mut most = 0;
+    loop {
+        for at in (0..size).step_by(WARM_STRETCH as usize) {
+            let range = at..size.min(at + WARM_STRETCH);
+            client.sweep(Command::Cache, range, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+        }
+        let cached = hearth.stats(disk)?["cached"]
+            .as_u64()
+            .context("no cached bytes in the statistics")?;
+        if cached <= most || Instant::now() >= deadline {
+            return Ok(cached.max(most));
+        }
+        most = cached;
     }
 }
 

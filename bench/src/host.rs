@@ -4,46 +4,50 @@ use crate::args::Args;
 use std::path::Path;
 use std::process::Command;
 
-/// Names and values for the header of a report.
+/// Names and values for the header of a report of rows.
 pub fn describe(args: &Args) -> Vec<(String, String)> {
-    let dir = args.dir.display().to_string();
-    let source = output("df", &["--output=source,fstype", &dir])
-        .lines()
-        .last()
-        .unwrap_or("")
-        .trim()
-        .to_owned();
-    let rows = [
+    let mut rows = machine(&args.hearth);
+    rows.push(("disk", disk(&args.dir)));
+    rows.push((
+        "run",
+        format!(
+            "{} rounds of {} s, disks of {} MiB, address seeds 1 to {}",
+            args.rounds,
+            args.seconds,
+            args.disk >> 20,
+            args.rounds
+        ),
+    ));
+    rows.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()
+}
+
+/// The machine and the programs.
+pub fn machine(hearth: &Path) -> Vec<(&'static str, String)> {
+    let first = |text: String| text.lines().next().unwrap_or("").to_owned();
+    let version = output(&hearth.display().to_string(), &["--version"]);
+    vec![
         ("date", output("date", &["-u", "+%Y-%m-%d %H:%M UTC"])),
         ("kernel", output("uname", &["-sr"])),
         ("cpu", cpu()),
-        ("disk", format!("{source}, {}", disk_model(&source))),
         (
             "hearth",
-            output(&args.hearth.display().to_string(), &["--version"]),
+            format!("{version}, commit {}", env!("HEARTH_COMMIT")),
         ),
         ("fio", output("fio", &["--version"])),
-        (
-            "qemu-nbd",
-            output("qemu-nbd", &["--version"])
-                .lines()
-                .next()
-                .unwrap_or("")
-                .to_owned(),
-        ),
+        ("libblkio", format!("crate blkio {}", env!("BLKIO_VERSION"))),
+        ("qemu", first(output("qemu-system-x86_64", &["--version"]))),
+        ("qemu-nbd", first(output("qemu-nbd", &["--version"]))),
         ("nbdkit", output("nbdkit", &["--version"])),
-        (
-            "run",
-            format!(
-                "{} rounds of {} s, disks of {} MiB, address seeds 1 to {}",
-                args.rounds,
-                args.seconds,
-                args.disk >> 20,
-                args.rounds
-            ),
-        ),
-    ];
-    rows.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()
+    ]
+}
+
+/// The disk below a directory: device, file system, model.
+pub fn disk(dir: &Path) -> String {
+    let dir = dir.display().to_string();
+    let source = output("df", &["--output=source,fstype", &dir]);
+    let source = source.lines().last().unwrap_or("");
+    let words: Vec<&str> = source.split_whitespace().collect();
+    format!("{}, {}", words.join(" "), disk_model(source))
 }
 
 fn output(program: &str, args: &[&str]) -> String {

@@ -1,18 +1,9 @@
-//! Measures Hearth beside its peers, in turn, on the same files, within one run.
-//!
-//! Absolute speed belongs to the machine; ratios belong to the program. So every row runs its
-//! contenders round by round (A B C, A B C, …) and compares within a round. fio is the client,
-//! and where fio cannot connect (vhost-user), one loop over libblkio for all contenders. Results go to a table, to Markdown and to JSON.
-
-mod args;
-mod fio;
-mod fixture;
-mod host;
-mod peers;
-mod report;
-mod rows;
+//! The program `hearth-bench`: rows beside peers. fio is the client, and where fio cannot connect
+//! (vhost-user), one loop over libblkio for all contenders. Results go to a table, to Markdown
+//! and to JSON.
 
 use anyhow::Result;
+use hearth_bench::{args, host, report, rows};
 
 fn main() -> Result<()> {
     let Some(args) = args::Args::parse(std::env::args().skip(1))? else {

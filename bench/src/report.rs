@@ -1,8 +1,9 @@
 //! Results: what was measured, what it was compared with, and how that reads.
 
-use crate::fio::Sample;
+use crate::load::Sample;
 use crate::rows::Row;
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -17,7 +18,8 @@ pub struct Series {
 }
 
 /// What a ratio has to be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Wanted {
     /// At least.
     AtLeast(f64),
@@ -28,30 +30,25 @@ pub enum Wanted {
 }
 
 /// A number compared with its goal; one value per round, or a single one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// What is compared.
     pub what: String,
     /// The values.
     pub values: Vec<f64>,
     /// The unit of the values; empty for a ratio.
-    pub unit: &'static str,
+    pub unit: String,
     /// The goal.
     pub wanted: Wanted,
 }
 
 impl Comparison {
     /// A comparison of a single value.
-    pub fn single(
-        what: impl Into<String>,
-        value: f64,
-        unit: &'static str,
-        wanted: Wanted,
-    ) -> Comparison {
+    pub fn single(what: impl Into<String>, value: f64, unit: &str, wanted: Wanted) -> Comparison {
         Comparison {
             what: what.into(),
             values: vec![value],
-            unit,
+            unit: unit.to_owned(),
             wanted,
         }
     }
@@ -66,7 +63,14 @@ impl Comparison {
         }
     }
 
-    fn goal(&self) -> String {
+    /// Smallest, median and largest value as people read them.
+    pub fn spread_words(&self) -> [String; 3] {
+        let spread = Spread::of(&self.values);
+        [spread.min, spread.median, spread.max].map(number)
+    }
+
+    /// The goal as people read it; empty if there is none.
+    pub fn goal(&self) -> String {
         match self.wanted {
             Wanted::AtLeast(goal) => format!("≥ {}", number(goal)),
             Wanted::AtMost(goal) => format!("≤ {}", number(goal)),
@@ -74,7 +78,8 @@ impl Comparison {
         }
     }
 
-    fn verdict(&self) -> &'static str {
+    /// met, MISSED, or nothing where there is no goal.
+    pub fn verdict(&self) -> &'static str {
         match self.met() {
             Some(true) => "met",
             Some(false) => "MISSED",
@@ -128,7 +133,7 @@ impl Outcome {
             self.comparisons.push(Comparison {
                 what: format!("{a} / {b}, {of}"),
                 values,
-                unit: "",
+                unit: String::new(),
                 wanted,
             });
         }
@@ -136,7 +141,7 @@ impl Outcome {
 }
 
 /// Smallest, middle and largest of some values.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Smallest.
     pub min: f64,
@@ -166,7 +171,8 @@ impl Spread {
     }
 }
 
-fn number(value: f64) -> String {
+/// A number with as many digits as mean something.
+pub fn number(value: f64) -> String {
     match value.abs() {
         v if v.is_nan() => "-".to_owned(),
         v if v >= 100.0 => format!("{value:.0}"),
@@ -204,18 +210,13 @@ pub fn table(row: &Row, outcome: &Outcome) -> String {
         text += "\n| comparison | min | median | max | goal | |\n|---|--:|--:|--:|--:|---|\n";
     }
     for c in &outcome.comparisons {
-        let spread = Spread::of(&c.values);
         let unit = if c.unit.is_empty() {
             String::new()
         } else {
             format!(" ({})", c.unit)
         };
         let (goal, verdict) = (c.goal(), c.verdict());
-        let (min, median, max) = (
-            number(spread.min),
-            number(spread.median),
-            number(spread.max),
-        );
+        let [min, median, max] = c.spread_words();
         let _ = writeln!(
             text,
             "| {}{unit} | {min} | {median} | {max} | {goal} | {verdict} |",
@@ -268,12 +269,10 @@ impl Results {
                 None => {}
             }
         }
-        let series = outcome.series.iter().map(|s| {
-            let samples = s.samples.iter().map(|x| {
-                json!({"iops": x.iops, "mean_us": x.mean_us, "p99_us": x.p99_us, "server_us": x.server_us, "client_busy": x.client_busy})
-            });
-            json!({"name": s.name, "samples": samples.collect::<Vec<_>>()})
-        });
+        let series = outcome
+            .series
+            .iter()
+            .map(|s| json!({"name": s.name, "samples": s.samples}));
         let comparisons = outcome.comparisons.iter().map(|c| {
             json!({"what": c.what, "values": c.values, "unit": c.unit, "goal": c.goal(), "met": c.met()})
         });
@@ -356,7 +355,7 @@ mod tests {
         let comparison = |wanted| Comparison {
             what: String::new(),
             values: vec![0.9, 1.1, 1.3],
-            unit: "",
+            unit: String::new(),
             wanted,
         };
         assert_eq!(comparison(Wanted::AtLeast(1.0)).met(), Some(true));

@@ -2,7 +2,7 @@
 
 use super::rounds;
 use crate::args::Args;
-use crate::fio::Job;
+use crate::load::Job;
 use crate::peers::Contender;
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
@@ -22,10 +22,10 @@ pub fn slow(args: &Args) -> Result<Outcome> {
 /// cold, before each run.
 fn measure(args: &Args, wrapper: &str, depths: &[u32]) -> Result<Outcome> {
     let (off, cold) = (
-        fixture::file(args, "raw.img", args.disk)?,
-        fixture::file(args, "origin.img", args.disk)?,
+        fixture::file(&args.dir, "raw.img", args.disk)?,
+        fixture::file(&args.dir, "origin.img", args.disk)?,
     );
-    let third = fixture::file(args, "third.img", args.disk)?;
+    let third = fixture::file(&args.dir, "third.img", args.disk)?;
     let on_ssd = wrapper.is_empty();
     let qemu = if on_ssd {
         Some(peers::qemu_nbd(&third, &args.dir)?)

@@ -1,6 +1,7 @@
 //! The rows of the table: each sets up its contenders, runs them in turn, and compares.
 
 mod cold;
+mod ram;
 mod reads;
 mod slow;
 mod start;
@@ -8,7 +9,7 @@ mod vhost;
 mod writes;
 
 use crate::args::Args;
-use crate::fio::{Job, run};
+use crate::load::{Job, run};
 use crate::peers::Contender;
 use crate::report::{Outcome, Series};
 use anyhow::Result;
@@ -139,18 +140,28 @@ pub const ALL: &[Row] = &[
         run: start::amplification,
     },
     Row {
+        id: "ram-4g",
+        title: "RAM per cached block, 4 GiB of flash full",
+        run: ram::four,
+    },
+    Row {
+        id: "ram-16g",
+        title: "RAM per cached block, 16 GiB of flash full",
+        run: ram::sixteen,
+    },
+    Row {
         id: "start-1g",
-        title: "RAM, and time to the first answer, with 1 GiB cached",
+        title: "Time to the first answer, with 1 GiB cached",
         run: start::one,
     },
     Row {
         id: "start-4g",
-        title: "RAM, and time to the first answer, with 4 GiB cached",
+        title: "Time to the first answer, with 4 GiB cached",
         run: start::four,
     },
     Row {
         id: "start-16g",
-        title: "RAM, and time to the first answer, with 16 GiB cached",
+        title: "Time to the first answer, with 16 GiB cached",
         run: start::sixteen,
     },
 ];

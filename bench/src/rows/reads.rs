@@ -2,7 +2,7 @@
 
 use super::rounds;
 use crate::args::Args;
-use crate::fio::Job;
+use crate::load::Job;
 use crate::report::{Comparison, Outcome, Wanted};
 use crate::{fixture, peers};
 use anyhow::Result;
@@ -38,7 +38,7 @@ pub fn scale(args: &Args) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "origin.img", args.disk)?;
+    let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
     let hearth = warm_pool(args, &origin)?;
     let contender = fixture::contender(&hearth, "warm", "hearth")?;
     let one = Job::random("randread", 64, args.seconds, args.disk);
@@ -88,8 +88,8 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "origin.img", args.disk)?;
-    let bare = fixture::file(args, "raw.img", args.disk)?;
+    let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
+    let bare = fixture::file(&args.dir, "raw.img", args.disk)?;
     let hearth = warm_pool(args, &origin)?;
     fixture::add(&hearth, "bare", hearth_e2e::daemon::path(&bare), "off")?;
     let contenders = [
@@ -112,7 +112,7 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
         all.comparisons.push(Comparison {
             what: format!("depth {depth}: a hit's CPU less a pass-through read's"),
             values,
-            unit: "µs",
+            unit: "µs".to_owned(),
             wanted,
         });
         for mut series in outcome.series {
@@ -136,14 +136,14 @@ fn warm_pool(args: &Args, origin: &std::path::Path) -> Result<hearth_e2e::Hearth
 }
 
 fn against_peers(args: &Args, job: &Job) -> Result<Outcome> {
-    let file = fixture::file(args, "raw.img", args.disk)?;
+    let file = fixture::file(&args.dir, "raw.img", args.disk)?;
     let qemu = peers::qemu_nbd(&file, &args.dir)?;
     let nbdkit = peers::nbdkit_file(&file, &args.dir)?;
     let mut contenders = vec![peers::raw(&file), qemu.contender(), nbdkit.contender()];
     let hearth = if args.peers_only {
         None
     } else {
-        let origin = fixture::file(args, "origin.img", args.disk)?;
+        let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
         let hearth = warm_pool(args, &origin)?;
         contenders.push(fixture::contender(&hearth, "warm", "hearth")?);
         Some(hearth)

@@ -2,7 +2,7 @@
 
 use super::rounds;
 use crate::args::Args;
-use crate::fio::{Job, run};
+use crate::load::{Job, run};
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
 use anyhow::Result;
@@ -17,8 +17,8 @@ const WARM_GAIN: f64 = 1.03;
 pub fn skewed(args: &Args) -> Result<Outcome> {
     let size = (args.disk / 2).max(64 << 20);
     let (off, cached) = (
-        fixture::file(args, "skew-off.img", size)?,
-        fixture::file(args, "skew.img", size)?,
+        fixture::file(&args.dir, "skew-off.img", size)?,
+        fixture::file(&args.dir, "skew.img", size)?,
     );
     if args.peers_only {
         return Ok(Outcome::default());
@@ -96,8 +96,8 @@ fn reads(hearth: &hearth_e2e::Hearth) -> Result<u64> {
 pub fn hdd(args: &Args) -> Result<Outcome> {
     let size = (args.disk / 2).max(64 << 20);
     let (off, cached) = (
-        fixture::file(args, "skew-off.img", size)?,
-        fixture::file(args, "skew.img", size)?,
+        fixture::file(&args.dir, "skew-off.img", size)?,
+        fixture::file(&args.dir, "skew.img", size)?,
     );
     if args.peers_only {
         return Ok(Outcome::default());

@@ -1,9 +1,8 @@
-//! What the index costs in RAM, how soon a daemon answers after it was killed or stopped, and
-//! how much is written to flash.
+//! How soon a daemon answers after it was killed or stopped, and how much is written to flash.
 
 use crate::args::Args;
-use crate::fio::{Job, resident, run};
 use crate::fixture;
+use crate::load::{Job, run};
 use crate::report::{Comparison, Outcome, Wanted};
 use anyhow::{Context, Result};
 use hearth_e2e::Hearth;
@@ -39,32 +38,26 @@ fn start(args: &Args, size: u64) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "start.img", size)?;
+    let origin = fixture::file(&args.dir, "start.img", size)?;
     let mut hearth = fixture::pool(args, size)?;
-    let empty = resident(hearth.pid().context("no daemon")?)?;
     fixture::add(&hearth, "warm", path(&origin), "write-back")?;
-    let blocks = fixture::warm(&hearth, "warm", size)? / 4096;
-    let pool = hearth.pool_stats()?;
-    let filled = resident(hearth.pid().context("no daemon")?)?;
-    let per_block = |bytes: u64| bytes as f64 / blocks as f64;
+    let cached = fixture::warm(&hearth, "warm", size)?;
 
     let (mut killed, mut stopped) = (Vec::new(), Vec::new());
-    let mut reopened = 0;
     for _ in 0..args.rounds {
         hearth.kill9()?;
         killed.push(first_answer(&mut hearth)?);
-        reopened = resident(hearth.pid().context("no daemon")?)?;
         hearth.stop()?;
         stopped.push(first_answer(&mut hearth)?);
     }
     let hits = hearth.counter("warm", "read_hits")?;
     let allowed = 200.0 + 20.0 * size as f64 / GIB as f64;
     let mut outcome = Outcome::default();
-    let mut add = |what: &str, values: Vec<f64>, unit, wanted| {
+    let mut add = |what: &str, values: Vec<f64>, unit: &str, wanted| {
         outcome.comparisons.push(Comparison {
             what: what.to_owned(),
             values,
-            unit,
+            unit: unit.to_owned(),
             wanted,
         });
     };
@@ -80,43 +73,9 @@ fn start(args: &Args, size: u64) -> Result<Outcome> {
         "ms",
         Wanted::AtMost(200.0),
     );
-    let ram = pool["ram"].as_u64().unwrap_or(0);
-    // The fixed cost of a process (code, stacks, buffers) drowns the index in a small cache.
-    let judged = if size >= 4 * GIB {
-        Wanted::AtMost(20.0)
-    } else {
-        Wanted::Shown
-    };
-    add(
-        "resident memory gained by filling, per cached 4 KiB block",
-        vec![per_block(filled.saturating_sub(empty))],
-        "bytes",
-        judged,
-    );
-    add(
-        "all resident memory, per cached 4 KiB block",
-        vec![per_block(filled)],
-        "bytes",
-        Wanted::Shown,
-    );
-    add(
-        "all resident memory after a restart, per cached 4 KiB block",
-        vec![per_block(reopened)],
-        "bytes",
-        judged,
-    );
-    add(
-        "index and ghost list as the daemon reports them, per cached block",
-        vec![per_block(ram)],
-        "bytes",
-        Wanted::Shown,
-    );
     outcome.notes.push(format!(
-        "{} MiB cached; resident {} MiB empty, {} MiB full, {} MiB after a restart. The first answer was {}.",
-        (blocks * 4096) >> 20,
-        empty >> 20,
-        filled >> 20,
-        reopened >> 20,
+        "{} MiB cached. The first answer was {}.",
+        cached >> 20,
         if hits > 0 { "a hit" } else { "no hit" }
     ));
     drop(hearth);
@@ -145,7 +104,7 @@ pub fn amplification(args: &Args) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "origin.img", args.disk)?;
+    let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
     let mut outcome = Outcome::default();
     let jobs = [
         (

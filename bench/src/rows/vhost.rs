@@ -5,20 +5,15 @@
 //! one queue, sleeping on the call like a guest.
 
 use crate::args::Args;
-use crate::fio::{Sample, cpu_us};
+use crate::load::{Job, by_libblkio};
 use crate::peers::{At, Contender};
 use crate::report::{Comparison, Outcome, Series, Wanted};
 use crate::{fixture, peers};
-use anyhow::{Result, bail};
-use hearth_e2e::blk::{Disk, Kind, Load};
+use anyhow::Result;
 use hearth_e2e::daemon::path;
-use std::time::Duration;
-
-/// Bytes of a request.
-const BLOCK: usize = 4096;
 
 pub fn read_qd24(args: &Args) -> Result<Outcome> {
-    let mut outcome = run(args, Kind::Read, 24)?;
+    let mut outcome = run(args, "randread", 24)?;
     outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.9));
     outcome.compare_iops("hearth", "qemu-storage-daemon", Wanted::AtLeast(1.0));
     cpu(&mut outcome);
@@ -26,7 +21,7 @@ pub fn read_qd24(args: &Args) -> Result<Outcome> {
 }
 
 pub fn read_qd1(args: &Args) -> Result<Outcome> {
-    let mut outcome = run(args, Kind::Read, 1)?;
+    let mut outcome = run(args, "randread", 1)?;
     outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.6));
     outcome.compare_iops("hearth", "qemu-storage-daemon", Wanted::Shown);
     outcome.compare_cpu("hearth", "qemu-storage-daemon", Wanted::Shown);
@@ -34,7 +29,7 @@ pub fn read_qd1(args: &Args) -> Result<Outcome> {
 }
 
 pub fn write_qd24(args: &Args) -> Result<Outcome> {
-    let mut outcome = run(args, Kind::Write, 24)?;
+    let mut outcome = run(args, "randwrite", 24)?;
     outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.9));
     outcome.compare_iops("hearth", "qemu-storage-daemon", Wanted::Shown);
     cpu(&mut outcome);
@@ -53,23 +48,23 @@ fn cpu(outcome: &mut Outcome) {
         outcome.comparisons.push(Comparison {
             what: "hearth, server CPU per request".to_owned(),
             values,
-            unit: "µs",
+            unit: "µs".to_owned(),
             wanted: Wanted::AtMost(8.0),
         });
     }
 }
 
-fn run(args: &Args, kind: Kind, depth: usize) -> Result<Outcome> {
-    let file = fixture::file(args, "raw.img", args.disk)?;
+fn run(args: &Args, rw: &'static str, depth: u32) -> Result<Outcome> {
+    let file = fixture::file(&args.dir, "raw.img", args.disk)?;
     let qemu = peers::qemu_vhost(&file, &args.dir)?;
     let mut contenders = vec![peers::raw(&file), qemu.vhost_contender()];
     let hearth = if args.peers_only {
         None
     } else {
-        let origin = fixture::file(args, "origin.img", args.disk)?;
+        let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
         let hearth = fixture::pool(args, args.disk)?;
         fixture::add(&hearth, "warm", path(&origin), "write-back")?;
-        if kind == Kind::Read {
+        if rw == "randread" {
             fixture::warm(&hearth, "warm", args.disk)?;
         }
         contenders.push(Contender {
@@ -91,15 +86,11 @@ fn run(args: &Args, kind: Kind, depth: usize) -> Result<Outcome> {
     };
     for round in 0..args.rounds {
         for (contender, series) in contenders.iter().zip(&mut outcome.series) {
-            let load = Load {
-                kind,
-                depth,
-                block: BLOCK,
-                span: args.disk,
-                time: Duration::from_secs(args.seconds),
+            let job = Job {
                 seed: round as u64 + 1,
+                ..Job::random(rw, depth, args.seconds, args.disk)
             };
-            let sample = measure(&load, contender)?;
+            let sample = by_libblkio(&job, contender)?;
             eprintln!(
                 "   round {}: {:19} {:9.0} requests/s",
                 round + 1,
@@ -109,7 +100,7 @@ fn run(args: &Args, kind: Kind, depth: usize) -> Result<Outcome> {
             series.samples.push(sample);
             if let Some(hearth) = &hearth
                 && contender.name == "hearth"
-                && kind != Kind::Read
+                && rw != "randread"
             {
                 fixture::drain(hearth, "warm")?;
             }
@@ -120,24 +111,4 @@ fn run(args: &Args, kind: Kind, depth: usize) -> Result<Outcome> {
             .to_owned(),
     );
     Ok(outcome)
-}
-
-fn measure(load: &Load, contender: &Contender) -> Result<Sample> {
-    let memory = load.depth * load.block;
-    let mut disk = match &contender.at {
-        At::File(path) => Disk::file(path, memory)?,
-        At::Vhost(socket) => Disk::vhost(socket, memory)?,
-        At::Uri(uri) => bail!("{uri} is no vhost-user socket"),
-    };
-    let before = contender.pid.map(cpu_us).transpose()?;
-    let measured = disk.run(load)?;
-    let after = contender.pid.map(cpu_us).transpose()?;
-    let per = |us: f64| us / measured.requests.max(1) as f64;
-    Ok(Sample {
-        iops: measured.iops,
-        mean_us: measured.mean_us,
-        p99_us: measured.p99_us,
-        server_us: before.zip(after).map(|(b, a)| per(a - b)),
-        client_busy: measured.client_us * measured.iops / 1e6,
-    })
 }

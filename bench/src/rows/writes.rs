@@ -6,7 +6,7 @@
 
 use super::rounds;
 use crate::args::Args;
-use crate::fio::Job;
+use crate::load::Job;
 use crate::peers::Contender;
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
@@ -64,19 +64,19 @@ pub fn flush_qd24(args: &Args) -> Result<Outcome> {
 
 /// Peers write the raw file, Hearth its flash; with `modelled`, the modelled disk uncached, too.
 fn write_back(args: &Args, job: &Job, modelled: bool) -> Result<Outcome> {
-    let file = fixture::file(args, "raw.img", args.disk)?;
+    let file = fixture::file(&args.dir, "raw.img", args.disk)?;
     let qemu = peers::qemu_nbd(&file, &args.dir)?;
     let mut contenders = vec![peers::raw(&file), qemu.contender()];
     if args.peers_only {
         return rounds(args, job, &contenders, |_| Ok(()));
     }
-    let origin = fixture::file(args, "origin.img", args.disk)?;
+    let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
     // Twice the disk: the log takes a burst of overwrites without waiting for the destager.
     let hearth = fixture::pool(args, args.disk * 2)?;
     fixture::add(&hearth, "back", path(&origin), "write-back")?;
     contenders.push(fixture::contender(&hearth, "back", "hearth")?);
     if modelled {
-        let hdd = fixture::file(args, "hdd.img", args.disk)?;
+        let hdd = fixture::file(&args.dir, "hdd.img", args.disk)?;
         fixture::add(&hearth, "hdd", &format!("model-hdd:{}", path(&hdd)), "off")?;
         contenders.push(fixture::contender(&hearth, "hdd", "modelled disk")?);
     }
@@ -99,8 +99,8 @@ pub fn through_hdd(args: &Args) -> Result<Outcome> {
 
 fn write_through(args: &Args, depth: u32, wrapper: &str) -> Result<Outcome> {
     let (alone, cached) = (
-        fixture::file(args, "raw.img", args.disk)?,
-        fixture::file(args, "origin.img", args.disk)?,
+        fixture::file(&args.dir, "raw.img", args.disk)?,
+        fixture::file(&args.dir, "origin.img", args.disk)?,
     );
     let seconds = if wrapper.is_empty() {
         args.seconds
@@ -129,7 +129,7 @@ fn write_through(args: &Args, depth: u32, wrapper: &str) -> Result<Outcome> {
         fixture::contender(&hearth, "through", "write-through")?,
     ];
     // The same file by somebody else's hand, so that a slow pass-through would show.
-    let other = fixture::file(args, "third.img", args.disk)?;
+    let other = fixture::file(&args.dir, "third.img", args.disk)?;
     let qemu = if wrapper.is_empty() {
         Some(peers::qemu_nbd(&other, &args.dir)?)
     } else {

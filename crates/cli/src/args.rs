@@ -1,8 +1,11 @@
 //! The command line's grammar. Scripts rely on its spelling; see `docs/cli.md`.
 
+mod bench;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_daemon::api::types::{CacheMode, Trust};
 use hearth_daemon::size;
@@ -67,11 +70,17 @@ pub enum Command {
     Disk(Disk),
     /// Show what the cache does
     Stats(Stats),
-    /// Convert traces and sum them up
+    /// Show what a guest does to a disk: request lengths, distances, latencies, queue depths
+    Histogram(Histogram),
+    /// Say what more or less flash would do for disks, and how to divide it
+    Advise(Advise),
+    /// Record, replay and convert traces, and sum them up
     #[command(subcommand)]
     Trace(Trace),
     /// Try cache policies and sizes on traces
     Simulate(Simulate),
+    /// Measure disks of your own before and after: the slow one, the cache, the flash
+    Bench(Bench),
     /// Print what to type to give a disk to a virtual machine
     #[command(
         after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd"
@@ -345,6 +354,9 @@ pub struct DiskAdd {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Let the flash kept for it follow the advice, between --min and --max
+    #[arg(long)]
+    pub auto: bool,
     /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub origin_timeout: Option<f64>,
@@ -352,7 +364,7 @@ pub struct DiskAdd {
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["mode", "block_size", "min", "max", "seq_cutoff", "size_from_origin", "trust"]))]
+    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "size_from_origin", "trust"]))]
 pub struct DiskSet {
     /// The disk
     #[arg(value_name = "NAME")]
@@ -372,6 +384,9 @@ pub struct DiskSet {
     /// Sequential reads longer than this are not cached; 0 caches all
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub seq_cutoff: Option<Size>,
+    /// Let the flash kept for it follow the advice, between --min and --max
+    #[arg(long, value_enum)]
+    pub auto: Option<Switch>,
     /// The origin has grown: take over its size
     #[arg(long)]
     pub size_from_origin: bool,
@@ -407,8 +422,70 @@ pub struct Stats {
     pub watch: bool,
 }
 
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth histogram vm1\n  hearth histogram vm1 --csv --reset > vm1.csv\n\n\
+    The sixteen histograms of ESXi's vscsiStats, with its limits; --csv is its CSV. What the guest\n\
+    sent is counted, before the cache."
+)]
+pub struct Histogram {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub name: String,
+    /// Print vscsiStats' CSV
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+    /// Begin anew after this; nothing between print and reset is lost
+    #[arg(long)]
+    pub reset: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth advise\n  hearth advise vm1 --svg vm1.svg\n  hearth advise --apply\n  hearth advise --auto on\n\n\
+    The curve is that of an LRU cache, measured on a sample of the disk's live requests; see docs/workload.md."
+)]
+pub struct Advise {
+    /// Only this disk
+    #[arg(value_name = "DISK")]
+    pub name: Option<String>,
+    /// Keep for each disk the flash advised, until the daemon stops
+    #[arg(long)]
+    pub apply: bool,
+    /// From now on, let the flash kept for these disks follow the advice, or no longer
+    #[arg(long, value_enum, conflicts_with = "apply")]
+    pub auto: Option<Switch>,
+    /// Draw the curves into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Trace {
+    /// Record every request of a live disk
+    #[command(
+        after_help = "Example:\n  hearth trace record vm1 --out vm1.trace --for 10m\n  \
+        hearth trace record vm1 --out vm1.trace --max-size 200M\n  hearth trace record vm1 --stop\n\n\
+        With --for it waits for the end (Ctrl-C ends the recording); without, it returns at once."
+    )]
+    Record(TraceRecord),
+    /// Send a trace's requests to a disk again, and measure it
+    #[command(
+        after_help = "Example:\n  hearth trace replay vm1.trace --to 'nbd+unix:///scratch?socket=/run/hearth/nbd.sock' --overwrite\n  \
+        hearth trace replay vm1.trace --to /dev/vg0/scratch --overwrite --flat-out --verify\n  \
+        hearth trace replay vm1.trace --to nbd://host/disk --reads-only --speed 2\n\n\
+        Without --depth or --flat-out requests go out when they did in the trace. Ctrl-C ends it and shows\n\
+        what was measured so far. Fails if a request failed or read wrong data."
+    )]
+    Replay(TraceReplay),
     /// Write a trace in Hearth's own compact form, or as CSV
     #[command(
         after_help = "Example:\n  hearth trace convert hm_1.csv.gz hm_1.hearth\n  \
@@ -426,6 +503,84 @@ pub enum Trace {
 fn parse_format(text: &str) -> Result<hearth_trace::Format, String> {
     text.parse()
         .map_err(|e: hearth_trace::TraceError| e.to_string())
+}
+
+/// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
+fn parse_duration(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.chars().last() {
+        Some('s') => (&text[..text.len() - 1], 1.0),
+        Some('m') => (&text[..text.len() - 1], 60.0),
+        Some('h') => (&text[..text.len() - 1], 3600.0),
+        Some('d') => (&text[..text.len() - 1], 86_400.0),
+        _ => (text, 1.0),
+    };
+    match number.parse::<f64>() {
+        Ok(n) if n > 0.0 && n * unit < 1e10 => Ok(n * unit),
+        _ => Err("give a number with s, m, h or d, such as 90s or 10m".to_owned()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TraceRecord {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub name: String,
+    /// File to make; older requests go to FILE.1 when it gets too long
+    #[arg(long, value_name = "FILE", required_unless_present = "stop")]
+    pub out: Option<PathBuf>,
+    /// Record so long, and wait for it, such as 90s, 10m, 2h
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with = "stop")]
+    pub duration: Option<f64>,
+    /// Most both files may take; beyond, the oldest requests are given up [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "stop")]
+    pub max_size: Option<Size>,
+    /// End the recording under way
+    #[arg(long, conflicts_with = "out")]
+    pub stop: bool,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(n) if n > 0.0 && n <= 1e6 => Ok(n),
+        _ => Err("give a number above 0, such as 0.5 or 10".to_owned()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TraceReplay {
+    /// The trace, in any form `hearth trace` reads
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// An NBD export, a file or a block device
+    #[arg(long, value_name = "nbd+unix://…|nbd://…|PATH")]
+    pub to: String,
+    /// So many times faster than the trace [default: 1]
+    #[arg(long, value_name = "X", value_parser = parse_speed, conflicts_with_all = ["depth", "flat_out"])]
+    pub speed: Option<f64>,
+    /// Keep so many requests in flight instead of the trace's timing
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with = "flat_out")]
+    pub depth: Option<u16>,
+    /// As fast as the target goes, 128 requests in flight
+    #[arg(long)]
+    pub flat_out: bool,
+    /// Write data that says what it is, and check it whenever it is read, and once more at the end
+    #[arg(long, conflicts_with = "reads_only")]
+    pub verify: bool,
+    /// The trace's writes may destroy what is on the target
+    #[arg(long, conflicts_with = "reads_only")]
+    pub overwrite: bool,
+    /// Leave out everything but reads
+    #[arg(long)]
+    pub reads_only: bool,
+    /// Fold a trace of a larger disk into the target
+    #[arg(long)]
+    pub wrap: bool,
+    /// Only this disk of a trace with several, numbered from 0 in order of appearance
+    #[arg(long, value_name = "N")]
+    pub disk: Option<u32>,
+    /// Form of the trace [default: found out]
+    #[arg(long, value_name = "FORM", value_parser = parse_format)]
+    pub format: Option<hearth_trace::Format>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -564,10 +719,27 @@ mod tests {
             "hearth disk accept-loss vm",
             "hearth stats",
             "hearth stats vm --watch --json",
+            "hearth advise",
+            "hearth advise vm --svg f --json",
+            "hearth advise --apply",
+            "hearth advise vm --auto off",
+            "hearth disk set vm --auto on",
+            "hearth histogram vm",
+            "hearth histogram vm --csv --reset",
+            "hearth histogram vm --json",
+            "hearth trace record vm --out f --for 10m --max-size 200M",
+            "hearth trace record vm --stop --json",
+            "hearth trace replay t --to /dev/x --overwrite --verify --flat-out",
+            "hearth trace replay t --to nbd://h/x --reads-only --speed 0.5 --disk 1 --wrap --format msr",
+            "hearth trace replay t --to nbd://h/x --overwrite --depth 32 --json",
             "hearth trace convert a.csv.gz b.hearth",
             "hearth trace convert a b --format msr --to csv --disk 2",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
+            "hearth bench",
+            "hearth bench --slow /srv --flash /mnt/ssd --out /tmp/r --table random,fileio --over nbd",
+            "hearth bench --quick --mode write-back,write-around --depth 1,24 --rounds 5 --seconds 3 --size 1G --json",
+            "hearth bench compare a.json b.json --json",
             "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
         ] {
             if let Err(e) = parse(line) {
@@ -590,6 +762,17 @@ mod tests {
             "hearth disk set vm",
             "hearth disk remove vm --yes",
             "hearth trace info",
+            "hearth trace record vm",
+            "hearth trace replay t",
+            "hearth trace replay t --to x --speed 0",
+            "hearth trace replay t --to x --speed 2 --depth 3",
+            "hearth trace record vm --out f --for 10x",
+            "hearth trace record vm --out f --stop",
+            "hearth histogram vm --csv --json",
+            "hearth bench --depth 0",
+            "hearth bench --table nonsense",
+            "hearth bench compare a.json",
+            "hearth bench --quick compare a.json b.json",
             "hearth trace info a --format nonsense",
             "hearth simulate",
         ] {

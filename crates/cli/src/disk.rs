@@ -9,7 +9,7 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_io::OriginSpec;
 
-use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global};
+use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Switch};
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
 use crate::table::{Table, plain};
@@ -71,6 +71,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         read_only: args.read_only,
         origin_timeout: args.origin_timeout,
+        auto: args.auto,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
     if global.json {
@@ -159,6 +160,11 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("mode", d.mode.word().to_owned());
     line("block size", human(d.block_size));
     line("flash kept", limit(d.min, "none"));
+    if let Some(share) = d.share {
+        line("as advised", human(share));
+    } else if d.auto {
+        line("as advised", "nothing yet".to_owned());
+    }
     line("flash limit", limit(d.max, "none"));
     line("seq cutoff", limit(d.seq_cutoff, "none"));
     line(
@@ -171,6 +177,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     if let Some(link) = &d.link {
         line("origin link", link_text(link));
         line("origin limit", format!("{} s", link.timeout));
+    }
+    if let Some(r) = d.recording.as_ref().filter(|r| r.active) {
+        line("recording", crate::record::sentence(r));
     }
     print!("{}", table.render());
     for range in &d.lost {
@@ -212,6 +221,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         min: args.min.map(|s| s.0),
         max: args.max.map(|s| s.0),
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
+        auto: args.auto.map(|s| s == Switch::On),
         size_from_origin: args.size_from_origin,
         trust: args.trust.map(Into::into),
     };

@@ -3,11 +3,16 @@
 //! Each command prints text for people or, with `--json`, JSON for programs. A failure is one
 //! sentence that says what is wrong and what to do about it.
 
+mod advise;
 mod args;
 mod attach;
+mod bench;
 mod disk;
+mod histogram;
 mod interrupt;
 mod pool;
+mod record;
+mod replay;
 mod serve;
 mod simulate;
 mod stats;
@@ -52,8 +57,11 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
+        Command::Advise(args) => advise::run(&global, &args),
+        Command::Histogram(args) => histogram::run(&global, &args),
         Command::Trace(command) => trace::run(&global, command),
         Command::Simulate(args) => simulate::run(&global, &args),
+        Command::Bench(args) => bench::run(&global, &args),
         Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {

@@ -75,7 +75,7 @@ fn percent(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |r| format!("{:.1} %", r * 100.0))
 }
 
-fn micros(us: Option<f64>) -> String {
+pub fn micros(us: Option<f64>) -> String {
     match us {
         None => "-".to_owned(),
         Some(us) if us < 1000.0 => format!("{us:.0} µs"),

@@ -1,4 +1,4 @@
-//! `hearth trace …`: traces from elsewhere, converted and summed up. No daemon is asked.
+//! `hearth trace convert|info`: traces from elsewhere, converted and summed up. No daemon is asked.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -18,6 +18,8 @@ pub fn failed(error: &TraceError) -> Error {
 
 pub fn run(global: &Global, command: Trace) -> Outcome {
     match command {
+        Trace::Record(args) => crate::record::run(global, &args),
+        Trace::Replay(args) => crate::replay::run(global, &args),
         Trace::Convert(args) => convert(global, &args),
         Trace::Info(args) => info(global, &args),
     }

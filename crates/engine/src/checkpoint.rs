@@ -15,7 +15,8 @@ use hearth_io::{BLOCK, Media};
 use std::collections::BTreeMap;
 use std::io;
 
-const SLOTS: u32 = 1;
+/// 1 was the slot words when they had 8 bytes.
+const SLOTS: u32 = 5;
 const CHECKSUMS: u32 = 2;
 const TABLE: u32 = 3;
 const STATE: u32 = 4;
@@ -69,7 +70,7 @@ impl Core {
         let state = self.encode_state();
         let (slots, checksums, table) = self.index.sections();
         let parts: [(u32, &[u8]); 4] = [
-            (SLOTS, bytemuck::cast_slice(slots)),
+            (SLOTS, slots),
             (CHECKSUMS, bytemuck::cast_slice(checksums)),
             (TABLE, bytemuck::cast_slice(table)),
             (STATE, &state),
@@ -166,7 +167,7 @@ impl Core {
         }
         let (slots, checksums, table) = self.index.sections_mut();
         let (slots, checksums, table): (&mut [u8], &mut [u8], &mut [u8]) = (
-            bytemuck::cast_slice_mut(slots),
+            slots,
             bytemuck::cast_slice_mut(checksums),
             bytemuck::cast_slice_mut(table),
         );

@@ -1,9 +1,9 @@
 //! Where block b of disk d is on flash: the RAM index.
 //!
 //! The index is most of a cache's memory, so it is built for bytes: per 4 KiB of flash a key
-//! with flags (8 bytes) and a checksum (4 bytes) in arrays ordered by slot, and a hash table of
+//! with flags (7 bytes) and a checksum (4 bytes) in arrays ordered by slot, and a hash table of
 //! slot numbers whose buckets are one cache line: 12 one-byte tags, an overflow count and 12
-//! slot numbers. At the table's load this is 18.2 bytes per slot. Keys live only in the slot
+//! slot numbers. At the table's load this is 16.8 bytes per slot. Keys live only in the slot
 //! array; the tag keeps a lookup from touching it more often than it must.
 //!
 //! The table never grows: it is sized for all slots at start, so there is no resize stall.
@@ -21,26 +21,30 @@ const FREQ_SHIFT: u32 = 1;
 const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
 /// Highest value of a slot's use counter.
 pub const FREQ_MAX: u64 = 3;
-const BLOCK_SHIFT: u32 = 12;
+/// Flag bits below the key in a slot word.
+const KEY_SHIFT: u32 = 5;
 const BLOCK_BITS: u32 = 36;
+/// Bytes of a slot word: 5 flag bits, 36 bits of block, 15 bits of disk.
+pub const SLOT_BYTES: usize = 7;
 
 /// Words of 4 bytes in a bucket: 3 of tags, 1 overflow count, 12 slot numbers.
 const WORDS: usize = 16;
 /// Entries in a bucket.
 const WAYS: usize = 12;
-/// Slots per bucket on average when every slot is in use: 86 % load.
-const SLOTS_PER_BUCKET: f64 = 10.3;
+/// Slots per bucket on average when every slot is in use: 92 % load.
+const SLOTS_PER_BUCKET: f64 = 11.0;
 
-/// A disk and a block number, as the index packs them: disk in bits 63–48 of the slot word,
-/// block in bits 47–12.
+/// A disk and a block number, as the index packs them: disk in bits 55–41 of the slot word,
+/// block in bits 40–5.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key(u64);
 
 impl Key {
-    /// Packs a key; `block` must be below 2^36, which requests are checked for.
+    /// Packs a key; `block` must be below 2^36, which requests are checked for, and `disk` at
+    /// most [`DISK_ID_MAX`](hearth_format::DISK_ID_MAX), which the registry is checked for.
     #[inline]
     pub fn new(disk: u16, block: u64) -> Key {
-        debug_assert!(block < 1 << BLOCK_BITS && disk != 0);
+        debug_assert!(block < 1 << BLOCK_BITS && disk != 0 && disk <= hearth_format::DISK_ID_MAX);
         Key(u64::from(disk) << BLOCK_BITS | block)
     }
 
@@ -68,9 +72,22 @@ pub struct SlotInfo {
     pub freq: u64,
 }
 
+const EMPTY: [u8; SLOT_BYTES] = [0; SLOT_BYTES];
+
+#[inline]
+fn word(m: [u8; SLOT_BYTES]) -> u64 {
+    u64::from_le_bytes([m[0], m[1], m[2], m[3], m[4], m[5], m[6], 0])
+}
+
+#[inline]
+fn bytes(word: u64) -> [u8; SLOT_BYTES] {
+    let [a, b, c, d, e, f, g, _] = word.to_le_bytes();
+    [a, b, c, d, e, f, g]
+}
+
 /// The index of one flash device.
 pub struct Index {
-    meta: Vec<u64>,
+    meta: Vec<[u8; SLOT_BYTES]>,
     crc: Vec<u32>,
     /// Buckets, starting at `table_base` so that each is one cache line.
     table: Vec<u32>,
@@ -88,7 +105,7 @@ impl Index {
         let misalign = (table.as_ptr() as usize / 4) % WORDS;
         let table_base = (WORDS - misalign) % WORDS;
         Index {
-            meta: vec![0; slots as usize],
+            meta: vec![[0; SLOT_BYTES]; slots as usize],
             crc: vec![0; slots as usize],
             table,
             table_base,
@@ -101,7 +118,7 @@ impl Index {
     /// Bytes of RAM for `slots` slots.
     pub fn footprint(slots: u32) -> u64 {
         let buckets = ((f64::from(slots) / SLOTS_PER_BUCKET) as u64).max(4) + 1;
-        u64::from(slots) * 12 + (buckets + 1) * WORDS as u64 * 4
+        u64::from(slots) * (SLOT_BYTES as u64 + 4) + (buckets + 1) * WORDS as u64 * 4
     }
 
     /// Blocks indexed.
@@ -173,7 +190,14 @@ impl Index {
     fn slot_key(&self, slot: SlotNo) -> u64 {
         self.meta
             .get(slot as usize)
-            .map_or(u64::MAX, |m| m >> BLOCK_SHIFT)
+            .map_or(u64::MAX, |m| word(*m) >> KEY_SHIFT)
+    }
+
+    /// Sets and clears flags of a slot word.
+    #[inline]
+    fn flag(&mut self, slot: SlotNo, set: u64, clear: u64) {
+        let m = &mut self.meta[slot as usize];
+        m[0] = m[0] & !(clear as u8) | set as u8;
     }
 
     #[inline]
@@ -217,16 +241,16 @@ impl Index {
         dirty: bool,
         freq: u64,
     ) -> Option<(SlotNo, bool)> {
-        debug_assert_eq!(self.meta[slot as usize], 0, "slot in use");
-        self.meta[slot as usize] =
-            key.0 << BLOCK_SHIFT | if dirty { DIRTY } else { 0 } | freq.min(FREQ_MAX) << FREQ_SHIFT;
+        debug_assert_eq!(self.meta[slot as usize], EMPTY, "slot in use");
+        let flags = if dirty { DIRTY } else { 0 } | freq.min(FREQ_MAX) << FREQ_SHIFT;
+        self.meta[slot as usize] = bytes(key.0 << KEY_SHIFT | flags);
         self.crc[slot as usize] = crc;
         // `find` must not match the new slot: it is not in the table yet, so it cannot.
         if let Some((b, way)) = self.find(key) {
             let bucket = self.bucket_mut(b);
             let old = std::mem::replace(&mut bucket[4 + way], slot);
             let was = std::mem::take(&mut self.meta[old as usize]);
-            return Some((old, was & DIRTY != 0));
+            return Some((old, word(was) & DIRTY != 0));
         }
         let hash = self.hash(key);
         let mut b = self.home(hash);
@@ -261,7 +285,7 @@ impl Index {
         let bucket = self.bucket_mut(b);
         bucket[way / 4] &= !(0xFF << (way % 4 * 8));
         let slot = std::mem::take(&mut bucket[4 + way]);
-        self.meta[slot as usize] = 0;
+        self.meta[slot as usize] = EMPTY;
         self.len -= 1;
         Some(slot)
     }
@@ -269,12 +293,12 @@ impl Index {
     /// What `slot` holds; `None` if nothing.
     #[inline]
     pub fn slot(&self, slot: SlotNo) -> Option<SlotInfo> {
-        let m = *self.meta.get(slot as usize)?;
+        let m = word(*self.meta.get(slot as usize)?);
         if m == 0 {
             return None;
         }
         Some(SlotInfo {
-            key: Key(m >> BLOCK_SHIFT),
+            key: Key(m >> KEY_SHIFT),
             dirty: m & DIRTY != 0,
             lost: m & LOST != 0,
             freq: (m & FREQ_MASK) >> FREQ_SHIFT,
@@ -287,50 +311,49 @@ impl Index {
         self.crc[slot as usize]
     }
 
+    #[inline]
+    fn freq(&self, slot: SlotNo) -> u64 {
+        (u64::from(self.meta[slot as usize][0]) & FREQ_MASK) >> FREQ_SHIFT
+    }
+
     /// Counts a use of the slot.
     #[inline]
     pub fn touch(&mut self, slot: SlotNo) {
-        let m = &mut self.meta[slot as usize];
-        if *m & FREQ_MASK != FREQ_MASK {
-            *m += 1 << FREQ_SHIFT;
-        }
+        let more = (self.freq(slot) + 1).min(FREQ_MAX);
+        self.flag(slot, more << FREQ_SHIFT, FREQ_MASK);
     }
 
     /// Takes back one use.
     pub fn untouch(&mut self, slot: SlotNo) {
-        let m = &mut self.meta[slot as usize];
-        if *m & FREQ_MASK != 0 {
-            *m -= 1 << FREQ_SHIFT;
-        }
+        let less = self.freq(slot).saturating_sub(1);
+        self.flag(slot, less << FREQ_SHIFT, FREQ_MASK);
     }
 
     /// Changes the dirty flag.
     pub fn set_dirty(&mut self, slot: SlotNo, dirty: bool) {
-        let m = &mut self.meta[slot as usize];
-        *m = if dirty {
-            *m | DIRTY
+        if dirty {
+            self.flag(slot, DIRTY, 0);
         } else {
-            *m & !(DIRTY | LOST)
-        };
+            self.flag(slot, 0, DIRTY | LOST);
+        }
     }
 
     /// Marks a dirty slot's data as lost.
     pub fn set_lost(&mut self, slot: SlotNo) {
-        self.meta[slot as usize] |= LOST;
+        self.flag(slot, LOST, 0);
     }
 
     /// Is the slot being copied elsewhere?
     pub fn slot_mark(&self, slot: SlotNo) -> bool {
-        self.meta[slot as usize] & MARK != 0
+        u64::from(self.meta[slot as usize][0]) & MARK != 0
     }
 
     /// Notes that the slot is (not) being copied elsewhere. No effect on an empty slot.
     pub fn set_mark(&mut self, slot: SlotNo, on: bool) {
-        let m = &mut self.meta[slot as usize];
-        if on && *m != 0 {
-            *m |= MARK;
+        if on && self.meta[slot as usize] != EMPTY {
+            self.flag(slot, MARK, 0);
         } else {
-            *m &= !MARK;
+            self.flag(slot, 0, MARK);
         }
     }
 
@@ -340,18 +363,22 @@ impl Index {
     }
 
     /// The raw arrays, for a checkpoint: slots, checksums, table.
-    pub fn sections(&self) -> (&[u64], &[u32], &[u32]) {
+    pub fn sections(&self) -> (&[u8], &[u32], &[u32]) {
         (
-            &self.meta,
+            self.meta.as_flattened(),
             &self.crc,
             &self.table[self.table_base..self.table_base + self.buckets * WORDS],
         )
     }
 
     /// The raw arrays, to be filled from a checkpoint, then [`adopt`](Self::adopt)ed.
-    pub fn sections_mut(&mut self) -> (&mut [u64], &mut [u32], &mut [u32]) {
+    pub fn sections_mut(&mut self) -> (&mut [u8], &mut [u32], &mut [u32]) {
         let (from, to) = (self.table_base, self.table_base + self.buckets * WORDS);
-        (&mut self.meta, &mut self.crc, &mut self.table[from..to])
+        (
+            self.meta.as_flattened_mut(),
+            &mut self.crc,
+            &mut self.table[from..to],
+        )
     }
 
     /// Accepts arrays read from a checkpoint. Lookups check slot numbers and keys themselves, so
@@ -360,8 +387,8 @@ impl Index {
     /// Returns false if the table and the slots disagree: then the arrays must not be used.
     pub fn adopt(&mut self, seed: u64) -> bool {
         self.seed = seed;
-        self.meta.iter_mut().for_each(|m| *m &= !MARK);
-        self.len = self.meta.iter().filter(|m| **m != 0).count();
+        self.meta.iter_mut().for_each(|m| m[0] &= !(MARK as u8));
+        self.len = self.meta.iter().filter(|m| **m != EMPTY).count();
         let mut tagged = 0usize;
         for b in 0..self.buckets {
             tagged += WAYS - Self::matches(self.bucket(b), 0).count_ones() as usize;
@@ -374,7 +401,8 @@ impl Index {
         self.hash(key)
     }
 
-    /// Touches the home buckets of `keys` so that their cache misses overlap (recovery).
+    /// Touches the home buckets of `keys` so that their cache misses overlap
+    /// instead of following one another.
     pub fn warm(&self, keys: impl Iterator<Item = Key>) -> u32 {
         keys.fold(0, |acc, key| {
             acc ^ self.bucket(self.home(self.hash(key)))[3]
@@ -389,10 +417,10 @@ mod tests {
     use std::collections::HashMap;
 
     #[test]
-    fn footprint_is_below_twenty_bytes_a_slot() {
+    fn footprint_is_below_seventeen_bytes_a_slot() {
         for slots in [1u32 << 12, 1 << 20, 1 << 28] {
             let per_slot = Index::footprint(slots) as f64 / f64::from(slots);
-            assert!(per_slot < 18.4, "{per_slot}");
+            assert!(per_slot < 17.0, "{per_slot}");
         }
     }
 
@@ -422,6 +450,26 @@ mod tests {
         parts.2.copy_from_slice(&table);
         assert!(copy.adopt(42));
         assert_eq!(copy.get(Key::new(1, 3)), Some(3));
+    }
+
+    #[test]
+    fn the_largest_key_and_all_flags_fit_a_slot_word() {
+        let mut index = Index::new(8, 1);
+        let key = Key::new(hearth_format::DISK_ID_MAX, (1 << BLOCK_BITS) - 1);
+        index.set(key, 3, 7, true, FREQ_MAX);
+        index.set_lost(3);
+        index.set_mark(3, true);
+        index.touch(3);
+        let info = index.slot(3).unwrap();
+        assert_eq!((info.key, info.freq), (key, FREQ_MAX));
+        assert!(info.dirty && info.lost && index.slot_mark(3));
+        index.untouch(3);
+        index.set_dirty(3, false);
+        index.set_mark(3, false);
+        let info = index.slot(3).unwrap();
+        assert_eq!((info.key, info.freq), (key, FREQ_MAX - 1));
+        assert!(!info.dirty && !info.lost && !index.slot_mark(3));
+        assert_eq!(index.get(key), Some(3));
     }
 
     proptest! {

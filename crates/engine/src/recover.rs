@@ -383,7 +383,9 @@ impl Core {
         let base = seg * self.log.segment_blocks;
         let mut last = (0, false);
         for group in entries.chunks(32) {
-            let data = group.iter().filter(|e| e.kind.is_data());
+            let data = group
+                .iter()
+                .filter(|e| e.kind.is_data() && e.disk <= hearth_format::DISK_ID_MAX);
             std::hint::black_box(
                 self.index
                     .warm(data.map(|e| Key::new(e.disk, e.block & ((1 << 36) - 1)))),

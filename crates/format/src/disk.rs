@@ -11,6 +11,8 @@ use uuid::Uuid;
 
 /// A number no disk gets: log entries that say nothing about any disk carry it.
 pub const NO_DISK: u16 = u16::MAX;
+/// The largest number of a disk: the index keeps it in 15 bits.
+pub const DISK_ID_MAX: u16 = 0x7FFF;
 /// Longest disk name, in bytes.
 pub const NAME_MAX: usize = 64;
 /// Longest origin description, in bytes.
@@ -39,6 +41,7 @@ mod tag {
     pub const SERIAL: u16 = 12;
     pub const ORIGIN_IDENTITY: u16 = 13;
     pub const CLEAN_DETACH: u16 = 14;
+    pub const AUTO: u16 = 15;
     pub const ORIGIN_TIMEOUT: u16 = 16;
 }
 
@@ -76,7 +79,7 @@ pub struct OriginIdentity {
 /// One disk of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskRecord {
-    /// Number in the pool; never 0 or [`NO_DISK`], never given twice while the log may hold old records of it
+    /// Number in the pool; 1 to [`DISK_ID_MAX`], never given twice while the log may hold old records of it
     /// without [`since_seq`](Self::since_seq) being raised.
     pub id: u16,
     /// Unique in the pool; see [`check_name`].
@@ -105,6 +108,8 @@ pub struct DiskRecord {
     pub origin_identity: Option<OriginIdentity>,
     /// The disk was last detached cleanly, and `origin_identity` is of that moment.
     pub clean_detach: bool,
+    /// Its share of flash follows the advice, within `min_bytes` and `max_bytes`.
+    pub auto: bool,
     /// How long requests wait for an origin's server that is gone before they fail, in
     /// milliseconds; 0 means the default.
     pub origin_timeout_ms: u32,
@@ -129,6 +134,7 @@ impl Default for DiskRecord {
             serial: Uuid::nil(),
             origin_identity: None,
             clean_detach: false,
+            auto: false,
             origin_timeout_ms: 0,
             unknown: Vec::new(),
         }
@@ -164,8 +170,8 @@ impl DiskRecord {
         check_name(&self.name)?;
         let fault = if self.id == 0 {
             "its number is 0"
-        } else if self.id == NO_DISK {
-            "its number is 65535, which is no disk's"
+        } else if self.id > DISK_ID_MAX {
+            "its number is above 32767"
         } else if self.origin.is_empty() {
             "it has no origin"
         } else if self.origin.len() > ORIGIN_MAX {
@@ -229,6 +235,9 @@ impl DiskRecord {
             field(out, tag::ORIGIN_IDENTITY, &bytes);
         }
         field(out, tag::CLEAN_DETACH, &[u8::from(self.clean_detach)]);
+        if self.auto {
+            field(out, tag::AUTO, &[1]);
+        }
         if self.origin_timeout_ms != 0 {
             field(
                 out,
@@ -309,6 +318,7 @@ impl DiskRecord {
                 });
             }
             tag::CLEAN_DETACH => self.clean_detach = flag(tag, bytes)?,
+            tag::AUTO => self.auto = flag(tag, bytes)?,
             tag::ORIGIN_TIMEOUT => {
                 self.origin_timeout_ms = u32::from_le_bytes(exact(tag, bytes)?);
             }
@@ -321,7 +331,7 @@ impl DiskRecord {
 
 /// True for tags this version reads itself.
 fn known(tag: u16) -> bool {
-    (tag::ID..=tag::CLEAN_DETACH).contains(&tag) || tag == tag::ORIGIN_TIMEOUT
+    (tag::ID..=tag::ORIGIN_TIMEOUT).contains(&tag)
 }
 
 fn newer(feature: String) -> FormatError {

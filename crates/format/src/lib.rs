@@ -22,7 +22,7 @@ mod wire;
 
 pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
 pub use checkpoint::{CheckpointHeader, Section};
-pub use disk::{CacheMode, DiskRecord, OriginIdentity, check_name};
+pub use disk::{CacheMode, DISK_ID_MAX, DiskRecord, OriginIdentity, check_name};
 pub use entry::{Entry, Kind};
 pub use error::FormatError;
 pub use foreign::{Found, identify};

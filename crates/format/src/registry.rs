@@ -6,7 +6,7 @@
 //! make void log records count again).
 
 use crate::BLOCK_BYTES;
-use crate::disk::{CRITICAL, DiskRecord, NO_DISK};
+use crate::disk::{CRITICAL, DISK_ID_MAX, DiskRecord};
 use crate::error::FormatError;
 use crate::layout::{Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
@@ -72,11 +72,11 @@ impl Registry {
     pub fn take_disk_id(&mut self) -> Option<u16> {
         let taken: HashSet<u16> = self.disks.iter().map(|disk| disk.id).collect();
         let mut id = match self.next_disk_id {
-            0 | NO_DISK => 1,
-            id => id,
+            id @ 1..=DISK_ID_MAX => id,
+            _ => 1,
         };
-        for _ in 1..NO_DISK {
-            let next = if id + 1 == NO_DISK { 1 } else { id + 1 };
+        for _ in 1..=DISK_ID_MAX {
+            let next = if id == DISK_ID_MAX { 1 } else { id + 1 };
             if !taken.contains(&id) {
                 self.next_disk_id = next;
                 return Some(id);

@@ -186,6 +186,7 @@ fn registry() {
             inode: 4,
         }),
         clean_detach: true,
+        auto: false,
         origin_timeout_ms: 0,
         unknown: vec![(99, b"new".to_vec())],
     };

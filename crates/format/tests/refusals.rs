@@ -1,8 +1,8 @@
 //! Bytes with a right checksum and wrong contents: what a hostile or newer writer would leave.
 
 use hearth_format::{
-    BatchHeader, CheckpointHeader, DiskRecord, Entry, FormatError, Kind, Layout, Registry, Section,
-    SummaryHeader, Superblock, Uuid,
+    BatchHeader, CheckpointHeader, DISK_ID_MAX, DiskRecord, Entry, FormatError, Kind, Layout,
+    Registry, Section, SummaryHeader, Superblock, Uuid,
 };
 use hearth_io::checksum::crc32c;
 
@@ -288,6 +288,7 @@ fn registries_that_break_rules_cannot_be_written() {
     let fails = |disks| assert!(registry(disks).encode(Uuid::nil()).is_err());
     fails(vec![disk(0, "a")]);
     fails(vec![disk(u16::MAX, "a")]);
+    fails(vec![disk(DISK_ID_MAX + 1, "a")]);
     fails(vec![disk(1, "a"), disk(1, "b")]);
     fails(vec![disk(1, "a"), disk(2, "a")]);
     for name in ["", "-a", ".a", "a/b", "a b", "ä", "a\0", &"x".repeat(65)] {
@@ -417,7 +418,7 @@ fn a_registry_of_another_pool_is_absent() {
 
 #[test]
 fn disk_numbers_are_reused_as_late_as_possible() {
-    let last = u16::MAX - 1;
+    let last = DISK_ID_MAX;
     let mut registry = Registry {
         next_disk_id: last,
         ..registry(vec![disk(1, "a")])
@@ -425,7 +426,7 @@ fn disk_numbers_are_reused_as_late_as_possible() {
     assert_eq!(registry.take_disk_id(), Some(last));
     assert_eq!(registry.take_disk_id(), Some(2));
     assert_eq!(registry.take_disk_id(), Some(3));
-    registry.next_disk_id = u16::MAX;
+    registry.next_disk_id = last + 1;
     assert_eq!(registry.take_disk_id(), Some(2));
 }
 

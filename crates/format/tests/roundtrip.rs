@@ -72,7 +72,7 @@ prop_compose! {
 prop_compose! {
     fn disk()(
         size: u64, mode in 0usize..4, shift in 12u32..=20, auto: bool, min in 0u64..1 << 40,
-        cutoff: u64, flags: [bool; 3], since_seq: u64, serial: [u8; 16],
+        cutoff: u64, flags: [bool; 4], since_seq: u64, serial: [u8; 16],
         identity: (u64, i64, i64, u64, u64), origin in "[ -~]{1,200}",
         unknown in vec((100u16..0x8000, vec(any::<u8>(), 0..40)), 0..4),
     ) -> DiskRecord {
@@ -93,6 +93,7 @@ prop_compose! {
             serial: Uuid::from_bytes(serial),
             origin_identity: flags[1].then_some(OriginIdentity { size: size_then, mtime_ns, ctime_ns, dev, inode }),
             clean_detach: flags[2],
+            auto: flags[3],
             origin_timeout_ms: if flags[2] { 0 } else { shift },
             unknown,
         }

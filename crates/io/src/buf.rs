@@ -186,24 +186,22 @@ impl BufSlice {
 
 /// A bounded free list of buffers of a few sizes, so that the data path does not allocate.
 ///
-/// Not shared: each data thread has its own.
+/// Not shared: each data thread has its own. Its owner calls [`age`](Self::age) now and then,
+/// so that a thread nobody talks to holds nothing.
 #[derive(Debug, Default)]
 pub struct BufPool {
     free: Vec<(usize, Vec<Buf>)>,
+    /// Bytes in `free`.
+    kept: usize,
+    /// Buffers were taken since the last [`age`](Self::age).
+    used: bool,
 }
 
-/// Buffers of one size kept for reuse; more than any one connection has in flight.
-const POOL_PER_CLASS: usize = 256;
 /// Largest buffer kept for reuse: guests split what is longer, so larger ones are rare.
 const POOL_MAX_LEN: usize = 2 << 20;
-/// Bytes kept of one size: enough for the depth of a sequential stream. Without them each long
-/// request pays for the page faults of fresh memory, more than for its I/O.
-const POOL_CLASS_BYTES: usize = 8 << 20;
-
-/// How many buffers of a size are kept.
-fn pool_limit(class: usize) -> usize {
-    (POOL_CLASS_BYTES / class).min(POOL_PER_CLASS)
-}
+/// Bytes kept: enough for the depth of a sequential stream. Without them each long request pays
+/// for the page faults of fresh memory, more than for its I/O.
+const POOL_BYTES: usize = 8 << 20;
 
 impl BufPool {
     /// A buffer of at least `len` bytes. Contents are unspecified (never uninitialised).
@@ -212,9 +210,11 @@ impl BufPool {
         if class > POOL_MAX_LEN {
             return Buf::zeroed(len);
         }
+        self.used = true;
         if let Some((_, list)) = self.free.iter_mut().find(|(c, _)| *c == class)
             && let Some(buf) = list.pop()
         {
+            self.kept -= class;
             return buf;
         }
         Buf::zeroed(class)
@@ -226,10 +226,49 @@ impl BufPool {
         if len > POOL_MAX_LEN || buf.handles() != 1 || !(len / BUF_ALIGN).is_power_of_two() {
             return;
         }
+        if self.kept + len > POOL_BYTES {
+            // What is kept may be of sizes nobody asks for any more.
+            self.clear();
+        }
+        self.kept += len;
         match self.free.iter_mut().find(|(c, _)| *c == len) {
-            Some((_, list)) if list.len() < pool_limit(len) => list.push(buf),
-            Some(_) => {}
+            Some((_, list)) => list.push(buf),
             None => self.free.push((len, vec![buf])),
         }
+    }
+
+    /// Frees what is kept if nothing was taken since the last call.
+    pub fn age(&mut self) {
+        if !std::mem::take(&mut self.used) {
+            self.clear();
+        }
+    }
+
+    /// Frees what is kept.
+    pub fn clear(&mut self) {
+        self.free.clear();
+        self.kept = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_keeps_a_bounded_number_of_bytes_and_lets_go_when_idle() {
+        let mut pool = BufPool::default();
+        let taken: Vec<Buf> = (0..40).map(|_| pool.get(1 << 20)).collect();
+        for buf in taken {
+            pool.put(buf);
+            assert!(pool.kept <= POOL_BYTES);
+        }
+        let small = pool.get(4096);
+        pool.put(small);
+        assert!(pool.kept > 0);
+        pool.age();
+        assert!(pool.kept > 0, "it was used since");
+        pool.age();
+        assert_eq!((pool.kept, pool.free.len()), (0, 0));
     }
 }

@@ -73,6 +73,32 @@ pub fn knee(curve: &[(f64, f64)]) -> Option<(f64, f64)> {
     (rise(best) >= BEND_MIN).then_some(*best)
 }
 
+/// The size up to which more flash pays: the last at which another `step` blocks raise the hit
+/// ratio by `gain` or more, on the mean over a step of the curve; (0, 0) if none does.
+pub fn pays(curve: &[(f64, f64)], step: f64, gain: f64) -> (f64, f64) {
+    let hull = hull(curve);
+    hull.windows(2)
+        .take_while(|pair| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0) * step >= gain)
+        .last()
+        .map_or((0.0, 0.0), |pair| pair[1])
+}
+
+/// The cache block size for reads of these lengths (see
+/// [`Histograms::read_octaves`](crate::histogram::Histograms::read_octaves)), bytes: the largest
+/// that three reads of four fill by themselves, so that what else a miss brings in is rarely paid
+/// for in vain. `None` without reads.
+pub fn block_size(read_octaves: &[u64; 64]) -> Option<u64> {
+    /// 4 KiB and 1 MiB.
+    const SIZES: std::ops::RangeInclusive<usize> = 12..=20;
+    let all: u64 = read_octaves.iter().sum();
+    let long = |from: usize| read_octaves.iter().skip(from).sum::<u64>();
+    let least = *SIZES.start();
+    (all > 0).then(|| {
+        let best = SIZES.rev().find(|k| long(*k) * 4 >= all * 3);
+        1 << best.unwrap_or(least)
+    })
+}
+
 /// The upper concave hull of a curve, from (0, 0): giving flash in one go past a step of the curve
 /// is worth the mean over the step.
 fn hull(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
@@ -173,6 +199,33 @@ mod tests {
             .collect();
         assert_eq!(knee(&straight), None);
         assert_eq!(knee(&[]), None);
+    }
+
+    #[test]
+    fn flash_pays_until_the_curve_is_flat() {
+        // 10 points per 100 blocks, then 1 point, then nothing.
+        let curve = [(100.0, 0.1), (500.0, 0.5), (600.0, 0.51), (2000.0, 0.51)];
+        assert_eq!(pays(&curve, 100.0, 0.05), (500.0, 0.5));
+        assert_eq!(pays(&curve, 100.0, 0.005), (600.0, 0.51));
+        assert_eq!(pays(&curve, 100.0, 0.5), (0.0, 0.0));
+        assert_eq!(pays(&[], 100.0, 0.01), (0.0, 0.0));
+        // A step is judged by its mean: the flat part before it is not the end.
+        let step = [(499.0, 0.0), (500.0, 1.0), (900.0, 1.0)];
+        assert_eq!(pays(&step, 100.0, 0.1), (500.0, 1.0));
+    }
+
+    #[test]
+    fn blocks_are_no_longer_than_most_reads() {
+        let mut reads = [0; 64];
+        assert_eq!(block_size(&reads), None);
+        reads[9] = 10;
+        assert_eq!(block_size(&reads), Some(4096));
+        reads[16] = 30;
+        assert_eq!(block_size(&reads), Some(65_536));
+        reads[9] = 11;
+        assert_eq!(block_size(&reads), Some(4096));
+        reads[25] = 1000;
+        assert_eq!(block_size(&reads), Some(1 << 20));
     }
 
     #[test]

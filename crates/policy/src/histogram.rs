@@ -5,6 +5,11 @@
 //! before), latency, outstanding requests, time between requests; most of them split by reads and
 //! writes. A bucket counts what is above the limit before and up to its own; the last one has
 //! no limit, and vscsiStats prints the last limit twice for it.
+//!
+//! Everything below 100 µs is two of its buckets, too coarse for flash: [`Fine`] has latencies in
+//! eight buckets per doubling beside them.
+
+use crate::loglinear;
 
 /// Limits of request lengths, bytes. 4095/4096 and the like give exact sizes their own bucket.
 pub const LENGTH: &[i64] = &[
@@ -48,10 +53,18 @@ impl Histogram {
         }
     }
 
+    fn bucket(limits: &[i64], value: i64) -> usize {
+        limits.partition_point(|l| *l < value)
+    }
+
     /// Counts a value.
     pub fn add(&mut self, value: i64) {
-        let at = self.limits.partition_point(|l| *l < value);
-        self.counts[at] += 1;
+        self.add_at(Self::bucket(self.limits, value), value);
+    }
+
+    /// Counts a value whose bucket is known.
+    fn add_at(&mut self, bucket: usize, value: i64) {
+        self.counts[bucket] += 1;
         self.min = self.min.min(value);
         self.max = self.max.max(value);
         self.sum += i128::from(value);
@@ -127,24 +140,128 @@ impl Split {
         }
     }
 
-    fn add(&mut self, write: bool, value: i64) {
-        self.all.add(value);
+    fn of(&mut self, write: bool) -> &mut Histogram {
         if write {
-            self.writes.add(value);
+            &mut self.writes
         } else {
-            self.reads.add(value);
+            &mut self.reads
         }
+    }
+
+    /// Counts a value that is the same for the request's kind and for all.
+    fn add(&mut self, write: bool, value: i64) {
+        let bucket = Histogram::bucket(self.all.limits, value);
+        self.all.add_at(bucket, value);
+        self.of(write).add_at(bucket, value);
+    }
+}
+
+/// Buckets of [`Fine`] per doubling: 8, so a value is known within an eighth.
+const FINE_BITS: u32 = 3;
+/// [`Fine`] holds latencies below 2^40 ns (18 minutes); longer ones share the last bucket.
+const FINE_OCTAVES: u32 = 40;
+
+/// Latencies in log-linear buckets, nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fine {
+    counts: Vec<u64>,
+    count: u64,
+    sum_ns: u64,
+    max_ns: u64,
+}
+
+impl Default for Fine {
+    fn default() -> Fine {
+        Fine {
+            counts: vec![0; loglinear::buckets(FINE_OCTAVES, FINE_BITS)],
+            count: 0,
+            sum_ns: 0,
+            max_ns: 0,
+        }
+    }
+}
+
+impl Fine {
+    /// Counts a latency.
+    pub fn add(&mut self, ns: u64) {
+        let at = loglinear::bucket(ns, FINE_BITS).min(self.counts.len() - 1);
+        self.counts[at] += 1;
+        self.count += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+        self.max_ns = self.max_ns.max(ns);
+    }
+
+    /// Latencies counted.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Mean in nanoseconds; `None` if there is none.
+    pub fn mean_ns(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum_ns as f64 / self.count as f64)
+    }
+
+    /// The largest, nanoseconds.
+    pub fn max_ns(&self) -> u64 {
+        self.max_ns
+    }
+
+    /// The latency below which this share of all is, to the end of its bucket; 0 if there is none.
+    pub fn quantile_ns(&self, share: f64) -> u64 {
+        let want = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
+        let mut sum = 0;
+        for (count, _, to) in self.buckets() {
+            sum += count;
+            if sum >= want {
+                return to.min(self.max_ns);
+            }
+        }
+        self.max_ns
+    }
+
+    /// (count, from, to) in nanoseconds of every bucket that holds any; `to` is not in it.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        let lower = |at| loglinear::lower(at, FINE_BITS);
+        self.counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(move |(at, count)| (*count, lower(at), lower(at + 1)))
     }
 }
 
 /// Where the last request of a kind ended, and when it came.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
-    end: Option<u64>,
-    at_us: Option<u64>,
+    /// Its last sector, and its time in microseconds.
+    last: Option<(i64, u64)>,
 }
 
-/// All sixteen histograms of one disk.
+impl Before {
+    /// Sectors and microseconds from the request before to the one that begins at `start`.
+    fn step(&mut self, start: i64, last: i64, now_us: u64) -> Option<(i64, i64)> {
+        let (before, at_us) = self.last.replace((last, now_us))?;
+        Some((
+            start.wrapping_sub(before),
+            clamp(now_us.saturating_sub(at_us)),
+        ))
+    }
+}
+
+fn clamp(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Requests under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+}
+
+/// All sixteen histograms of one disk, and fine latencies.
 #[derive(Clone, Debug)]
 pub struct Histograms {
     /// Request lengths, bytes.
@@ -156,14 +273,23 @@ pub struct Histograms {
     pub closest: Histogram,
     /// Latency, microseconds.
     pub latency: Split,
-    /// Requests outstanding when a new one came.
+    /// Requests (of the same kind, for reads and writes) outstanding when a new one came.
     pub outstanding: Split,
     /// Time since the request before, microseconds.
     pub interarrival: Split,
+    /// Latencies of reads.
+    pub fine_reads: Fine,
+    /// Latencies of writes.
+    pub fine_writes: Fine,
+    /// Reads by length: those from `2^i` bytes to below twice that.
+    pub read_octaves: [u64; 64],
     all: Before,
     reads: Before,
     writes: Before,
-    window: [Option<u64>; WINDOW],
+    /// Last sectors of the requests before, the newest at `next - 1`.
+    window: [i64; WINDOW],
+    /// Places of the window in use.
+    seen: usize,
     next: usize,
 }
 
@@ -171,13 +297,6 @@ impl Default for Histograms {
     fn default() -> Histograms {
         Histograms::new()
     }
-}
-
-/// Sectors from the last one of the request that ended at `end` to `start`, as vscsiStats counts:
-/// 1 when the next follows at once.
-fn distance(start: u64, end: u64) -> i64 {
-    let (start, last) = (start / SECTOR, (end / SECTOR).saturating_sub(1));
-    (i128::from(start) - i128::from(last)) as i64
 }
 
 impl Histograms {
@@ -190,70 +309,74 @@ impl Histograms {
             latency: Split::new(MICROSECONDS),
             outstanding: Split::new(OUTSTANDING),
             interarrival: Split::new(MICROSECONDS),
+            fine_reads: Fine::default(),
+            fine_writes: Fine::default(),
+            read_octaves: [0; 64],
             all: Before::default(),
             reads: Before::default(),
             writes: Before::default(),
-            window: [None; WINDOW],
+            window: [0; WINDOW],
+            seen: 0,
             next: 0,
         }
     }
 
-    /// A request came: `outstanding` others were under way. Offset and length in bytes.
+    /// A request came while `others` were under way. Offset and length in bytes.
+    ///
+    /// Distances are counted as vscsiStats does, from the last sector before to the first one
+    /// now: 1 when a request follows at once.
     pub fn request(
         &mut self,
         now_us: u64,
         write: bool,
         offset: u64,
         length: u64,
-        outstanding: u64,
+        others: Outstanding,
     ) {
-        let clamp = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        let end = offset.saturating_add(length);
+        let start = clamp(offset / SECTOR);
+        let last = clamp((offset.saturating_add(length) / SECTOR).saturating_sub(1));
         self.length.add(write, clamp(length));
-        self.outstanding.add(write, clamp(outstanding));
-        let own = if write {
-            (
-                &mut self.writes,
-                &mut self.distance.writes,
-                &mut self.interarrival.writes,
-            )
-        } else {
-            (
-                &mut self.reads,
-                &mut self.distance.reads,
-                &mut self.interarrival.reads,
-            )
-        };
-        let all = (
-            &mut self.all,
-            &mut self.distance.all,
-            &mut self.interarrival.all,
-        );
-        for (before, distances, times) in [own, all] {
-            if let Some(last) = before.end.replace(end) {
-                distances.add(distance(offset, last));
-            }
-            if let Some(at) = before.at_us.replace(now_us) {
-                times.add(clamp(now_us.saturating_sub(at)));
-            }
+        if !write {
+            self.read_octaves[length.max(1).ilog2() as usize] += 1;
         }
-        let closest = self
-            .window
+        let same = if write { others.writes } else { others.reads };
+        self.outstanding.of(write).add(clamp(same));
+        self.outstanding
+            .all
+            .add(clamp(others.reads.saturating_add(others.writes)));
+        let own = if write {
+            &mut self.writes
+        } else {
+            &mut self.reads
+        };
+        if let Some((sectors, us)) = own.step(start, last, now_us) {
+            self.distance.of(write).add(sectors);
+            self.interarrival.of(write).add(us);
+        }
+        if let Some((sectors, us)) = self.all.step(start, last, now_us) {
+            self.distance.all.add(sectors);
+            self.interarrival.all.add(us);
+        }
+        let closest = self.window[..self.seen]
             .iter()
-            .flatten()
-            .map(|end| distance(offset, *end))
+            .map(|end| start.wrapping_sub(*end))
             .min_by_key(|d| d.unsigned_abs());
         if let Some(closest) = closest {
             self.closest.add(closest);
         }
-        self.window[self.next] = Some(end);
+        self.window[self.next] = last;
         self.next = (self.next + 1) % WINDOW;
+        self.seen = (self.seen + 1).min(WINDOW);
     }
 
     /// A request ended.
-    pub fn done(&mut self, write: bool, latency_us: u64) {
-        self.latency
-            .add(write, i64::try_from(latency_us).unwrap_or(i64::MAX));
+    pub fn done(&mut self, write: bool, latency_ns: u64) {
+        self.latency.add(write, clamp(latency_ns / 1000));
+        if write {
+            self.fine_writes.add(latency_ns);
+        } else {
+            self.fine_reads.add(latency_ns);
+        }
     }
 
     /// The sixteen, in vscsiStats' order and under its titles.
@@ -313,31 +436,6 @@ impl Histograms {
             ),
         ]
     }
-
-    /// All sixteen as vscsiStats' CSV; `group` and `disk` name the virtual machine and its disk.
-    pub fn csv(&self, group: &str, disk: &str) -> String {
-        use std::fmt::Write as _;
-        let plain = |s: &str| s.replace([',', '\n', '\r'], " ");
-        let (group, disk) = (plain(group), plain(disk));
-        let mut out = String::new();
-        for (title, h) in self.all() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                out,
-                "Histogram: {title},virtual machine worldGroupID,{group},virtual disk handleID,{disk}\n\
-                 min,{}\nmax,{}\nmean,{}\ncount,{}\nFrequency,Histogram Bucket Limit",
-                h.min(),
-                h.max(),
-                h.mean(),
-                h.count()
-            );
-            let last = h.limits.last().copied().unwrap_or(0);
-            for (count, limit) in h.buckets() {
-                let _ = writeln!(out, "{count},{}", limit.unwrap_or(last));
-            }
-        }
-        out
-    }
 }
 
 #[cfg(test)]
@@ -365,8 +463,12 @@ mod tests {
     fn sequential_requests_are_one_apart() {
         let mut h = Histograms::new();
         for i in 0..10 {
-            h.request(i * 100, false, i * 8192, 8192, 3);
-            h.done(false, 250);
+            let others = Outstanding {
+                reads: 3,
+                writes: 0,
+            };
+            h.request(i * 100, false, i * 8192, 8192, others);
+            h.done(false, 250_000);
         }
         assert_eq!((h.distance.all.min(), h.distance.all.max()), (1, 1));
         assert_eq!(h.distance.reads.count(), 9);
@@ -381,7 +483,7 @@ mod tests {
         let mut h = Histograms::new();
         for i in 0..20u64 {
             for s in 0..4u64 {
-                h.request(i, false, (s << 30) + i * 4096, 4096, 0);
+                h.request(i, false, (s << 30) + i * 4096, 4096, Outstanding::default());
             }
         }
         let ones = h.closest.buckets().find(|b| b.1 == Some(1)).map(|b| b.0);
@@ -390,16 +492,33 @@ mod tests {
     }
 
     #[test]
-    fn csv_is_what_vscsistats_prints() {
+    fn reads_wait_beside_reads() {
         let mut h = Histograms::new();
-        h.request(0, false, 0, 512, 0);
-        let csv = h.csv("2099979", "8194 (scsi0:0)");
-        assert!(csv.starts_with(
-            "Histogram: IO lengths of commands,virtual machine worldGroupID,2099979,virtual disk handleID,8194 (scsi0:0)\n\
-             min,512\nmax,512\nmean,512\ncount,1\nFrequency,Histogram Bucket Limit\n1,512\n0,1024\n"
-        ));
-        assert!(csv.contains("\n0,524288\n0,524288\nHistogram: "));
-        assert_eq!(csv.matches("Histogram: ").count(), 16);
+        let others = Outstanding {
+            reads: 2,
+            writes: 5,
+        };
+        h.request(0, false, 0, 512, others);
+        h.request(1, true, 0, 512, others);
+        assert_eq!(h.outstanding.reads.max(), 2);
+        assert_eq!(h.outstanding.writes.max(), 5);
+        assert_eq!(h.outstanding.all.mean(), 7);
+    }
+
+    #[test]
+    fn fine_latencies_are_within_an_eighth() {
+        let mut f = Fine::default();
+        assert_eq!((f.quantile_ns(0.5), f.mean_ns()), (0, None));
+        for ns in 1..=10_000u64 {
+            f.add(ns * 10);
+        }
+        for (share, want) in [(0.5, 50_000.0), (0.99, 99_000.0), (1.0, 100_000.0)] {
+            let got = f.quantile_ns(share) as f64;
+            assert!((want..=want * 1.125).contains(&got), "{share}: {got}");
+        }
+        assert_eq!(f.buckets().map(|b| b.0).sum::<u64>(), 10_000);
+        f.add(u64::MAX);
+        assert_eq!(f.max_ns(), u64::MAX);
     }
 
     #[test]

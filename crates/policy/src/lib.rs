@@ -9,6 +9,7 @@ pub mod advise;
 mod budget;
 mod ghost;
 pub mod histogram;
+mod loglinear;
 mod mini;
 pub mod mrc;
 mod policy;

@@ -11,18 +11,29 @@ use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
-use crate::spread;
+use crate::{loglinear, spread};
 
 /// Most blocks in the sample. With them, all tables together take about 1 MiB.
 pub const SAMPLES: usize = 12_288;
-/// Places on the time line; it is renumbered when they are used up.
-const TIMES: usize = SAMPLES * 4;
+/// Fewest blocks in a sample that is to say anything.
+pub const SAMPLES_MIN: usize = 512;
+/// Places on the time line per block of the sample; it is renumbered when they are used up.
+const TIMES: usize = 4;
 /// Sampling thresholds are in 2^-24ths.
 const RATE_BITS: u32 = 24;
-/// Buckets of the distance histogram per doubling.
-const PER_OCTAVE: u64 = 128;
+/// Buckets of the distance histogram per doubling: 128.
+const PER_OCTAVE_BITS: u32 = 7;
 /// Distances from 2^40 blocks (4 PiB) on share the last bucket.
-const OCTAVES: u64 = 40;
+const OCTAVES: u32 = 40;
+
+/// Where a key falls among 2^24 places, evenly: those below a threshold are the sample.
+#[inline]
+pub fn place(key: u64) -> u32 {
+    (spread(key) >> (64 - RATE_BITS)) as u32
+}
+
+/// A threshold above every [`place`]: all blocks are sampled.
+pub const ALL: u32 = 1 << RATE_BITS;
 
 /// A curve being measured.
 #[derive(Debug)]
@@ -34,6 +45,8 @@ pub struct Mrc {
     /// Fenwick tree over times: one for each sampled block's last use.
     tree: Vec<u32>,
     now: u32,
+    /// Most blocks in the sample.
+    samples: usize,
     threshold: u32,
     /// Accesses by the size (blocks) from which on they hit, in accesses of the whole stream.
     hits_from: Vec<f64>,
@@ -48,41 +61,36 @@ impl Default for Mrc {
 }
 
 fn bucket(size: f64) -> usize {
-    let n = (size as u64).max(1);
-    let octave = u64::from(n.ilog2());
-    if octave < u64::from(PER_OCTAVE.ilog2()) {
-        return n as usize;
-    }
-    if octave >= OCTAVES {
-        return limit() - 1;
-    }
-    let shift = octave - u64::from(PER_OCTAVE.ilog2());
-    ((shift + 1) * PER_OCTAVE + ((n >> shift) - PER_OCTAVE)) as usize
+    loglinear::bucket(size as u64, PER_OCTAVE_BITS).min(limit() - 1)
 }
 
 /// Smallest size of a bucket.
 fn lower(bucket: usize) -> f64 {
-    let b = bucket as u64;
-    if b < PER_OCTAVE {
-        return b as f64;
-    }
-    let shift = b / PER_OCTAVE - 1;
-    (((b % PER_OCTAVE) + PER_OCTAVE) << shift) as f64
+    loglinear::lower(bucket, PER_OCTAVE_BITS) as f64
 }
 
 fn limit() -> usize {
-    ((OCTAVES - u64::from(PER_OCTAVE.ilog2()) + 1) * PER_OCTAVE) as usize
+    loglinear::buckets(OCTAVES, PER_OCTAVE_BITS)
 }
 
 impl Mrc {
     /// A curve without accesses; samples every block at first.
     pub fn new() -> Mrc {
+        Mrc::with_samples(SAMPLES)
+    }
+
+    /// The same with at most so many blocks in the sample (from [`SAMPLES_MIN`] to [`SAMPLES`]):
+    /// a disk of fewer blocks needs no more, and many disks share what memory there is. About
+    /// 55 bytes each, and 35 KiB beside.
+    pub fn with_samples(samples: usize) -> Mrc {
+        let samples = samples.clamp(SAMPLES_MIN, SAMPLES);
         Mrc {
-            last: HashMap::with_capacity(SAMPLES + 1),
-            by_hash: BinaryHeap::with_capacity(SAMPLES + 1),
-            tree: vec![0; TIMES + 1],
+            last: HashMap::with_capacity(samples + 1),
+            by_hash: BinaryHeap::with_capacity(samples + 1),
+            tree: vec![0; samples * TIMES + 1],
             now: 0,
-            threshold: 1 << RATE_BITS,
+            samples,
+            threshold: ALL,
             hits_from: vec![0.0; limit()],
             sampled: 0.0,
             accesses: 0.0,
@@ -91,7 +99,7 @@ impl Mrc {
 
     /// Share of blocks sampled.
     pub fn rate(&self) -> f64 {
-        f64::from(self.threshold) / f64::from(1u32 << RATE_BITS)
+        f64::from(self.threshold) / f64::from(ALL)
     }
 
     /// Accesses seen (decayed, if [`decay`](Self::decay) was called).
@@ -104,56 +112,93 @@ impl Mrc {
         self.last.len() as f64 / self.rate()
     }
 
-    /// Notes an access.
-    #[inline]
-    pub fn access(&mut self, key: u64) {
-        self.accesses += 1.0;
-        let hash = (spread(key) >> (64 - RATE_BITS)) as u32;
-        if hash < self.threshold {
-            self.sample(key, hash);
+    /// Blocks whose [`place`] is below this are in the sample; it only falls.
+    pub fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    /// Samples fewer blocks from now on: those whose [`place`] is below `threshold`.
+    pub fn lower_threshold(&mut self, threshold: u32) {
+        if threshold < self.threshold {
+            self.threshold = threshold;
+            self.shed();
         }
     }
 
-    fn sample(&mut self, key: u64, hash: u32) {
-        if self.now as usize == TIMES {
+    /// Notes an access.
+    #[inline]
+    pub fn access(&mut self, key: u64) {
+        self.count(1.0);
+        let place = place(key);
+        if place < self.threshold {
+            self.sample(key, place, true);
+        }
+    }
+
+    /// Counts accesses whose sampled part is told with [`sampled`](Self::sampled).
+    pub fn count(&mut self, accesses: f64) {
+        self.accesses += accesses;
+    }
+
+    /// Notes an access of a sampled block. One that is `counted` was counted with
+    /// [`count`](Self::count); else it only makes the block recently used (a write that leaves
+    /// the block in the cache, when only reads are of interest).
+    pub fn sampled(&mut self, key: u64, counted: bool) {
+        let place = place(key);
+        if place < self.threshold {
+            self.sample(key, place, counted);
+        }
+    }
+
+    fn sample(&mut self, key: u64, place: u32, counted: bool) {
+        if self.now as usize == self.samples * TIMES {
             self.renumber();
         }
         let rate = self.rate();
-        self.sampled += 1.0 / rate;
+        if counted {
+            self.sampled += 1.0 / rate;
+        }
         let now = self.now;
         self.now += 1;
         if let Some(time) = self.last.get_mut(&key) {
             let before = std::mem::replace(time, now);
-            let others = self.last.len() as u32 - self.up_to(before);
-            self.hits_from[bucket(f64::from(others) / rate + 1.0)] += 1.0 / rate;
+            if counted {
+                let others = self.last.len() as u32 - self.up_to(before);
+                self.hits_from[bucket(f64::from(others) / rate + 1.0)] += 1.0 / rate;
+            }
             self.add(before, u32::MAX);
             self.add(now, 1);
             return;
         }
         self.last.insert(key, now);
-        self.by_hash.push((hash, key));
+        self.by_hash.push((place, key));
         self.add(now, 1);
-        while self.last.len() > SAMPLES {
-            let Some((hash, _)) = self.by_hash.peek() else {
+        while self.last.len() > self.samples {
+            let Some((place, _)) = self.by_hash.peek() else {
                 break;
             };
-            self.threshold = *hash;
-            while let Some((hash, key)) = self.by_hash.peek() {
-                if *hash < self.threshold {
-                    break;
-                }
-                if let Some(time) = self.last.remove(key) {
-                    self.add(time, u32::MAX);
-                }
-                self.by_hash.pop();
+            self.threshold = *place;
+            self.shed();
+        }
+    }
+
+    /// Drops the blocks that are no longer in the sample.
+    fn shed(&mut self) {
+        while let Some((place, key)) = self.by_hash.peek() {
+            if *place < self.threshold {
+                break;
             }
+            if let Some(time) = self.last.remove(key) {
+                self.add(time, u32::MAX);
+            }
+            self.by_hash.pop();
         }
     }
 
     /// Adds to the count at a time; `u32::MAX` takes one away.
     fn add(&mut self, time: u32, what: u32) {
         let mut i = time as usize + 1;
-        while i <= TIMES {
+        while i < self.tree.len() {
             self.tree[i] = self.tree[i].wrapping_add(what);
             i += i & i.wrapping_neg();
         }
@@ -169,16 +214,17 @@ impl Mrc {
         sum
     }
 
-    /// Closes the gaps in the time line. At most once per `TIMES - SAMPLES` sampled accesses.
+    /// Closes the gaps in the time line. At most once per three times `samples` sampled accesses.
     fn renumber(&mut self) {
         let mut order: Vec<(u32, u64)> = self.last.iter().map(|(k, t)| (*t, *k)).collect();
         order.sort_unstable();
-        self.tree.fill(0);
         for (at, (_, key)) in order.iter().enumerate() {
             self.last.insert(*key, at as u32);
         }
-        for at in 0..order.len() {
-            self.add(at as u32, 1);
+        // A node holds the count of its range: one for each place of it that is in use.
+        for i in 1..self.tree.len() {
+            let from = i - (i & i.wrapping_neg());
+            self.tree[i] = (i.min(order.len()) - from.min(order.len())) as u32;
         }
         self.now = order.len() as u32;
     }
@@ -348,11 +394,53 @@ mod tests {
     }
 
     #[test]
-    fn buckets_tile_the_sizes() {
-        for b in 1..limit() {
-            assert_eq!(bucket(lower(b)), b);
-            assert!(lower(b) > lower(b - 1));
+    fn small_samples_are_coarse_but_right() {
+        let keys = zipf(300_000, 400_000);
+        let sizes: Vec<f64> = (1..30).map(|i| f64::from(i) * 8000.0).collect();
+        let mut mrc = Mrc::with_samples(1024);
+        keys.iter().for_each(|k| mrc.access(*k));
+        assert!(mrc.footprint() < 128 << 10, "{} bytes", mrc.footprint());
+        for (got, want) in mrc
+            .curve(&sizes)
+            .iter()
+            .zip(exact(keys.iter().copied(), &sizes))
+        {
+            assert!((got.1 - want.1).abs() < 0.08, "{got:?} {want:?}");
         }
-        assert_eq!(bucket(1e18), limit() - 1);
+    }
+
+    #[test]
+    fn a_threshold_lowered_from_outside_changes_little() {
+        let keys = zipf(20_000, 200_000);
+        let (mut all, mut part) = (Mrc::new(), Mrc::new());
+        for (i, key) in keys.iter().enumerate() {
+            if i == 50_000 {
+                part.lower_threshold(ALL / 4);
+            }
+            all.access(*key);
+            part.access(*key);
+        }
+        assert_eq!(part.threshold(), ALL / 4);
+        for size in [500.0, 2000.0, 8000.0] {
+            let (a, b) = (all.hit_ratio(size), part.hit_ratio(size));
+            assert!((a - b).abs() < 0.04, "{size}: {a} {b}");
+        }
+    }
+
+    #[test]
+    fn writes_make_recent_but_do_not_count() {
+        let mut mrc = Mrc::new();
+        for round in 0..10u64 {
+            for key in 0..100 {
+                mrc.sampled(key, false);
+                if round % 2 == 0 {
+                    mrc.access(key);
+                }
+            }
+        }
+        assert_eq!(mrc.accesses(), 500.0);
+        // Each read follows a write of the same block.
+        assert!(mrc.hit_ratio(2.0) > 0.99);
+        assert_eq!(mrc.blocks(), 100.0);
     }
 }

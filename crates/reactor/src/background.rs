@@ -122,11 +122,7 @@ impl Background {
         match command {
             Command::Request(mut request, answer) => {
                 request.owner = self.index;
-                request.tag = self.tags.put(Tag {
-                    owner: answer,
-                    tag: request.tag,
-                    budget: 0,
-                });
+                request.tag = self.tags.put(Tag::new(answer, 0, &request));
                 self.requests.push(request);
             }
             Command::Job(job) => {

@@ -15,6 +15,7 @@ mod queues;
 pub mod reactors;
 pub mod session;
 mod tags;
+pub mod watch;
 mod worker;
 
 pub use engine::BlockEngine;
@@ -22,3 +23,4 @@ pub use peer::{ListenerId, PeerAddress, PeerInfo, SessionFactory};
 pub use queue::{Queue, QueueId};
 pub use reactors::{Config, ReactorError, Reactors, Stats};
 pub use session::{SendList, Session, SessionCx};
+pub use watch::{Ended, Watch, Watcher};

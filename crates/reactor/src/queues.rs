@@ -179,11 +179,12 @@ impl Worker {
             self.shared.hold(budget);
             place.requests += 1;
             request.owner = self.index;
-            request.tag = self.tags.put(Tag {
-                owner: QUEUE | index,
-                tag: request.tag,
-                budget,
-            });
+            request.tag = self.tags.put(Tag::new(QUEUE | index, budget, request));
+        }
+        if let Some(watch) = &mut self.watch
+            && let Some(new @ [_, ..]) = self.requests.get(before..)
+        {
+            watch.arrived(new);
         }
         Some(out)
     }

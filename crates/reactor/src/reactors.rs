@@ -6,6 +6,7 @@ use crate::inbox::{Command, EngineJob, Inbox};
 use crate::peer::{ListenerId, SessionFactory, make_blocking};
 use crate::queue::{Queue, QueueId};
 use crate::session::Session;
+use crate::watch::{Watch, Watcher};
 use crate::worker::Worker;
 use hearth_engine::api::{Completion, Effects, ReqError, Request};
 use hearth_io::proactor::{self, Proactor};
@@ -183,6 +184,16 @@ impl Reactors {
         targets: Arc<Targets>,
         config: Config,
     ) -> Result<Reactors, ReactorError> {
+        Self::start_watched(engine, targets, config, None)
+    }
+
+    /// The same, with somebody who is told of every client's requests.
+    pub fn start_watched(
+        engine: Arc<dyn BlockEngine>,
+        targets: Arc<Targets>,
+        config: Config,
+        watcher: Option<Arc<dyn Watcher>>,
+    ) -> Result<Reactors, ReactorError> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let wanted = if config.threads == 0 {
             cores
@@ -208,6 +219,7 @@ impl Reactors {
                 index,
                 engine: engine.clone(),
                 targets: targets.clone(),
+                watch: watcher.as_ref().map(|w| w.watch()),
                 shared: shared.clone(),
                 report: report.clone(),
                 started,
@@ -425,6 +437,7 @@ struct Body {
     index: u32,
     engine: Arc<dyn BlockEngine>,
     targets: Arc<Targets>,
+    watch: Option<Box<dyn Watch>>,
     shared: Arc<Shared>,
     report: Sender<Report>,
     started: Receiver<()>,
@@ -447,7 +460,7 @@ impl Body {
         }
         drop(self.report);
         let result = if self.index < self.shared.threads {
-            Worker::new(self.index, self.engine, self.shared, proactor).run()
+            Worker::new(self.index, self.engine, self.shared, proactor, self.watch).run()
         } else {
             Background::new(self.engine, self.shared, proactor).run()
         };

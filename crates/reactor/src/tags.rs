@@ -3,6 +3,8 @@
 //! Sessions name their requests as they like, so the engine is given names of our own: a
 //! slot, and a generation that makes a second completion of the same request recognisable.
 
+use hearth_engine::api::{DiskId, ReqOp, Request};
+
 /// What a request's completion is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag<T> {
@@ -12,6 +14,26 @@ pub(crate) struct Tag<T> {
     pub tag: u64,
     /// Bytes to give back to the memory budget.
     pub budget: u64,
+    /// Its disk, for whoever watches.
+    pub disk: DiskId,
+    /// What it wants.
+    pub op: ReqOp,
+    /// When it arrived, nanoseconds.
+    pub start_ns: u64,
+}
+
+impl<T> Tag<T> {
+    /// What there is to know of a request when it ends.
+    pub(crate) fn new(owner: T, budget: u64, request: &Request) -> Tag<T> {
+        Tag {
+            owner,
+            tag: request.tag,
+            budget,
+            disk: request.disk,
+            op: request.op,
+            start_ns: request.start_ns,
+        }
+    }
 }
 
 struct Slot<T> {
@@ -75,23 +97,15 @@ mod tests {
     #[test]
     fn each_name_is_good_once() {
         let mut tags = Tags::default();
-        let a = tags.put(Tag {
-            owner: 1,
-            tag: 10,
-            budget: 0,
-        });
-        let b = tags.put(Tag {
-            owner: 2,
-            tag: 20,
-            budget: 5,
-        });
+        let tag = |owner, tag, budget| {
+            let request = Request::new(tag, 1, ReqOp::Flush, 0, 0, None, 0);
+            Tag::new(owner, budget, &request)
+        };
+        let a = tags.put(tag(1, 10, 0));
+        let b = tags.put(tag(2, 20, 5));
         assert_eq!(tags.take(a).map(|t| t.tag), Some(10));
         assert_eq!(tags.take(a), None);
-        let c = tags.put(Tag {
-            owner: 3,
-            tag: 30,
-            budget: 0,
-        });
+        let c = tags.put(tag(3, 30, 0));
         assert_ne!(a, c, "the slot is reused, the name is not");
         assert_eq!(tags.take(a), None);
         assert_eq!(tags.take(c).map(|t| t.owner), Some(3));

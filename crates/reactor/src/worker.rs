@@ -14,6 +14,7 @@ use crate::queues::{QUEUE, Queues};
 use crate::reactors::Shared;
 use crate::session::{SendList, Session, SessionCx};
 use crate::tags::{Tag, Tags};
+use crate::watch::{Ended, Watch};
 use hearth_engine::api::{Completion, Effects, Request};
 use hearth_io::{BufPool, Event, IoDone, Proactor, Wait};
 use std::io;
@@ -62,6 +63,7 @@ pub(crate) struct Worker {
     pub(crate) tags: Tags<u32>,
     pub(crate) bufs: BufPool,
     pub(crate) requests: Vec<Request>,
+    pub(crate) watch: Option<Box<dyn Watch>>,
     fx: Effects,
     dones: Vec<IoDone>,
     /// Completions for other threads, by thread.
@@ -81,6 +83,7 @@ impl Worker {
         engine: Arc<dyn BlockEngine>,
         shared: Arc<Shared>,
         proactor: Box<dyn Proactor>,
+        watch: Option<Box<dyn Watch>>,
     ) -> Worker {
         let outgoing = (0..=shared.threads).map(|_| Vec::new()).collect();
         Worker {
@@ -97,6 +100,7 @@ impl Worker {
             tags: Tags::default(),
             bufs: BufPool::default(),
             requests: Vec::new(),
+            watch,
             fx: Effects::default(),
             dones: Vec::new(),
             outgoing,
@@ -128,6 +132,9 @@ impl Worker {
             }
             let mut quiet = self.work();
             self.pump_sends();
+            if let Some(watch) = &mut self.watch {
+                watch.settle();
+            }
             let polling = self.poll.goes_on(self.now, seen, wait != Wait::Poll);
             quiet &= !self.settle_queues(quiet && !polling) && !polling;
             if let Some((_, end)) = self.stop {
@@ -353,11 +360,12 @@ impl Worker {
             self.shared.hold(budget);
             conn.requests += 1;
             request.owner = self.index;
-            request.tag = self.tags.put(Tag {
-                owner: index,
-                tag: request.tag,
-                budget,
-            });
+            request.tag = self.tags.put(Tag::new(index, budget, request));
+        }
+        if let Some(watch) = &mut self.watch
+            && let Some(new @ [_, ..]) = self.requests.get(before..)
+        {
+            watch.arrived(new);
         }
     }
 
@@ -400,6 +408,14 @@ impl Worker {
         };
         self.shared.unhold(tag.budget);
         completion.tag = tag.tag;
+        if let Some(watch) = &mut self.watch {
+            watch.ended(Ended {
+                disk: tag.disk,
+                op: tag.op,
+                start_ns: tag.start_ns,
+                end_ns: self.now,
+            });
+        }
         if tag.owner & QUEUE != 0 {
             return self.deliver_to_queue(tag.owner & !QUEUE, completion);
         }
@@ -516,6 +532,10 @@ impl Worker {
                 self.conns[index as usize] = None;
                 self.free.push(index);
                 self.shared.release();
+                if self.free.len() == self.conns.len() {
+                    // No more sweeps either, which would let go of them.
+                    self.bufs.clear();
+                }
             }
         }
         // Nothing marks a connection while replies are collected.
@@ -535,6 +555,7 @@ impl Worker {
     fn sweep(&mut self) {
         let now = self.now;
         self.next_sweep = now + SWEEP_NS;
+        self.bufs.age();
         let stall = self.shared.config.stall.as_nanos() as u64;
         let cut = self.stop.is_some_and(|(at, _)| now >= at);
         for index in 0..self.conns.len() as u32 {

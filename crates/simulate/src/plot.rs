@@ -16,7 +16,8 @@ const COLOURS: [&str; 10] = [
     "#777777", "#000000",
 ];
 
-fn escaped(text: &str) -> String {
+/// Text that is safe inside an SVG element.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

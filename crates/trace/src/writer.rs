@@ -103,6 +103,11 @@ impl<W: Write> Writer<W> {
         self.out.flush().map_err(TraceError::Write)
     }
 
+    /// The stream.
+    pub fn get_ref(&self) -> &W {
+        &self.out
+    }
+
     /// Writes what is pending and gives the stream back.
     ///
     /// # Errors

@@ -21,8 +21,11 @@ pub enum Kind {
     Read,
     /// Random writes.
     Write,
-    /// Both, half and half.
-    Mixed,
+    /// Both.
+    Mixed {
+        /// Of 100 requests, how many are reads.
+        reads: u32,
+    },
 }
 
 /// A loop of random requests.
@@ -38,8 +41,80 @@ pub struct Load {
     pub span: u64,
     /// How long.
     pub time: Duration,
+    /// Touch no place twice, and end when all were touched.
+    pub once: bool,
+    /// A flush after every so many writes; 0 for none. It takes a request's place in the queue
+    /// and is not counted as one.
+    pub flush_every: u32,
     /// So that two runs differ.
     pub seed: u64,
+}
+
+/// What a loop asks for next.
+enum Ask {
+    Read(u64),
+    Write(u64),
+    Flush,
+}
+
+/// The requests of a loop, one after the other.
+struct Script {
+    load: Load,
+    places: u64,
+    rng: Rng,
+    /// With `once`: the places in the order of their turn.
+    order: Vec<u32>,
+    asked: usize,
+    writes: u32,
+}
+
+impl Script {
+    fn new(load: &Load, places: u64) -> Result<Script> {
+        let mut rng = Rng::new(load.seed);
+        let mut order = Vec::new();
+        if load.once {
+            let places = u32::try_from(places).context("too many places to touch each once")?;
+            order = (0..places).collect();
+            // Fisher and Yates.
+            for i in (1..order.len()).rev() {
+                order.swap(i, rng.below(i as u64 + 1) as usize);
+            }
+        }
+        Ok(Script {
+            load: *load,
+            places,
+            rng,
+            order,
+            asked: 0,
+            writes: 0,
+        })
+    }
+
+    /// The next request; `None` when every place was touched.
+    fn next(&mut self) -> Option<Ask> {
+        if self.load.flush_every > 0 && self.writes >= self.load.flush_every {
+            self.writes = 0;
+            return Some(Ask::Flush);
+        }
+        let place = if self.load.once {
+            u64::from(*self.order.get(self.asked)?)
+        } else {
+            self.rng.below(self.places)
+        };
+        self.asked += 1;
+        let write = match self.load.kind {
+            Kind::Read => false,
+            Kind::Write => true,
+            Kind::Mixed { reads } => self.rng.below(100) >= u64::from(reads),
+        };
+        let offset = place * self.load.block as u64;
+        Some(if write {
+            self.writes += 1;
+            Ask::Write(offset)
+        } else {
+            Ask::Read(offset)
+        })
+    }
 }
 
 /// What a loop measured.
@@ -202,8 +277,12 @@ impl Disk {
         ensure!(depth * block <= self.region.len, "too little memory");
         let places = load.span.min(self.capacity) / block as u64;
         ensure!(places > 0, "the disk is smaller than a request");
-        let mut rng = Rng::new(load.seed);
+        if load.kind != Kind::Read {
+            Rng::new(load.seed).fill(self.memory());
+        }
+        let mut script = Script::new(load, places)?;
         let mut started = vec![Instant::now(); depth];
+        let mut flushing = vec![false; depth];
         let mut latencies: Vec<u32> = Vec::with_capacity(1 << 20);
         let mut total_ns = 0u64;
         let cpu = thread_cpu();
@@ -214,23 +293,19 @@ impl Disk {
         let mut requests = 0u64;
         loop {
             let open = begin.elapsed() < load.time;
-            if open {
-                for slot in idle.drain(..) {
-                    let offset = rng.below(places) * block as u64;
-                    let at = self.region.addr + slot * block;
-                    let write = match load.kind {
-                        Kind::Read => false,
-                        Kind::Write => true,
-                        Kind::Mixed => rng.below(2) == 0,
-                    };
-                    started[slot] = Instant::now();
-                    if write {
-                        self.queue
-                            .write(offset, at as *const u8, block, slot, ReqFlags::empty());
-                    } else {
-                        self.queue
-                            .read(offset, at as *mut u8, block, slot, ReqFlags::empty());
-                    }
+            while open && let Some(slot) = idle.pop() {
+                let Some(ask) = script.next() else {
+                    idle.push(slot);
+                    break;
+                };
+                let at = self.region.addr + slot * block;
+                started[slot] = Instant::now();
+                flushing[slot] = matches!(ask, Ask::Flush);
+                let none = ReqFlags::empty();
+                match ask {
+                    Ask::Read(from) => self.queue.read(from, at as *mut u8, block, slot, none),
+                    Ask::Write(to) => self.queue.write(to, at as *const u8, block, slot, none),
+                    Ask::Flush => self.queue.flush(slot, none),
                 }
             }
             if idle.len() == depth {
@@ -249,13 +324,16 @@ impl Disk {
                     bail!("a request failed with {}", completion.ret);
                 }
                 let slot = completion.user_data;
+                idle.push(slot);
+                if flushing[slot] {
+                    continue;
+                }
                 let ns = now.duration_since(started[slot]).as_nanos() as u64;
                 total_ns += ns;
                 if latencies.len() < latencies.capacity() {
                     latencies.push(ns as u32);
                 }
                 requests += 1;
-                idle.push(slot);
             }
         }
         let seconds = begin.elapsed().as_secs_f64();
@@ -282,4 +360,52 @@ fn thread_cpu() -> Duration {
     // SAFETY: an out-pointer that lives across the call.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ts) };
     Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(kind: Kind, once: bool, flush_every: u32) -> Load {
+        Load {
+            kind,
+            depth: 1,
+            block: 4096,
+            span: 0,
+            time: Duration::ZERO,
+            once,
+            flush_every,
+            seed: 5,
+        }
+    }
+
+    #[test]
+    fn every_place_is_touched_once() {
+        let mut script = Script::new(&load(Kind::Read, true, 0), 100).unwrap();
+        let mut seen = Vec::new();
+        while let Some(Ask::Read(at)) = script.next() {
+            seen.push(at / 4096);
+        }
+        assert!(!seen.is_sorted());
+        seen.sort_unstable();
+        assert_eq!(seen, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn mixed_loads_keep_their_share_and_flush() {
+        let mut script = Script::new(&load(Kind::Mixed { reads: 60 }, false, 40), 1000).unwrap();
+        let (mut reads, mut writes, mut flushes, mut since) = (0, 0, 0, 0);
+        for _ in 0..10_000 {
+            match script.next().unwrap() {
+                Ask::Read(_) => reads += 1,
+                Ask::Write(_) => (writes, since) = (writes + 1, since + 1),
+                Ask::Flush => {
+                    assert_eq!(since, 40);
+                    (flushes, since) = (flushes + 1, 0);
+                }
+            }
+        }
+        assert!((5600..6200).contains(&reads), "{reads}");
+        assert_eq!(flushes, writes / 40);
+    }
 }

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Longest a daemon may take to serve or to end before a test calls it wedged.
 const LIFE_LIMIT: Duration = Duration::from_secs(60);
+/// Longest name of a directory below which sockets are made: their paths have at most 107
+/// bytes, and the longest here is `/r/vhost/NAME.sock` with a name of up to 32.
+const DIR_MAX: usize = 107 - 46;
 
 /// A daemon, its pool and its directory. Killed and removed when dropped.
 #[derive(Debug)]
@@ -19,6 +22,11 @@ pub struct Hearth {
     dir: tempfile::TempDir,
     flash: PathBuf,
     child: Option<Child>,
+    /// Where the sockets go if the directory's name is too long for them.
+    short: Option<tempfile::TempDir>,
+    /// A Ctrl-C on the terminal does not reach the daemon, and it dies with the thread that
+    /// started it ([`crate::child::bound_to_us`]).
+    pub bound: bool,
     /// More arguments for `hearth serve`.
     pub serve_args: Vec<String>,
     /// Where the daemon looks for programs, if not where the test does.
@@ -72,11 +80,16 @@ impl Hearth {
     pub fn bare_in(bin: PathBuf, parent: &Path) -> Result<Hearth> {
         let dir = tempfile::Builder::new().prefix("t").tempdir_in(parent)?;
         let flash = dir.path().join("flash.img");
+        let short = (dir.path().as_os_str().len() > DIR_MAX)
+            .then(tempfile::tempdir)
+            .transpose()?;
         Ok(Hearth {
             bin,
             dir,
             flash,
             child: None,
+            short,
+            bound: false,
             serve_args: Vec::new(),
             path: None,
         })
@@ -125,7 +138,8 @@ impl Hearth {
 
     /// The run directory. A name of its own, as short as can be: socket paths are limited.
     pub fn run_dir(&self) -> PathBuf {
-        self.dir().join("r")
+        let short = self.short.as_ref().map(tempfile::TempDir::path);
+        short.unwrap_or(self.dir()).join("r")
     }
 
     /// The NBD socket.
@@ -216,7 +230,7 @@ impl Hearth {
         if let Some(path) = &self.path {
             command.env("PATH", path);
         }
-        let child = command
+        command
             .args(["serve", "--flash"])
             .arg(&self.flash)
             .arg("--run-dir")
@@ -224,9 +238,11 @@ impl Hearth {
             .args(&self.serve_args)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
-        self.child = Some(child);
+            .stderr(log);
+        if self.bound {
+            crate::child::bound_to_us(&mut command);
+        }
+        self.child = Some(command.spawn()?);
         Ok(())
     }
 

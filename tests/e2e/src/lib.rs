@@ -5,12 +5,15 @@
 //! exporter, so that a mistake in one is not hidden by the same mistake in the other.
 
 pub mod blk;
+pub mod child;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
 pub mod load;
+pub mod machine;
 pub mod nbd;
 pub mod pattern;
+pub mod qmp;
 pub mod rng;
 pub mod servers;
 pub mod wait;

@@ -6,6 +6,7 @@ use hearth_e2e::blk::Disk;
 use hearth_e2e::clients::have;
 use hearth_e2e::daemon::path;
 use hearth_e2e::guest::{BASE, DATA, Guest, How, SIZE, encode, feature, flag, kind};
+use hearth_e2e::machine::attach_args;
 use hearth_e2e::rng::Rng;
 use hearth_e2e::{Hearth, wait};
 use std::time::{Duration, Instant};
@@ -581,18 +582,7 @@ fn qemu_boots_and_survives_a_kill() -> Result<()> {
     // Slow enough that requests are in flight whenever the daemon dies.
     let slow = format!("model-latency=1ms:{}", path(&origin));
     hearth.add("d", &slow, &["--mode", "write-through"])?;
-    let text = hearth.ok(&[
-        "attach-help",
-        "d",
-        "--for",
-        "qemu",
-        "--over",
-        "vhost-user",
-        "--json",
-    ])?;
-    let help: serde_json::Value = serde_json::from_str(&text)?;
-    let args = help["ways"][0]["args"].as_array().context("no arguments")?;
-    let args = args.iter().filter_map(|a| a.as_str());
+    let args = attach_args(&hearth, "d", "vhost-user")?;
     let mut qemu = std::process::Command::new("qemu-system-x86_64")
         .args([
             "-accel",
@@ -608,7 +598,7 @@ fn qemu_boots_and_survives_a_kill() -> Result<()> {
             "-device",
             "isa-debug-exit,iobase=0xf4,iosize=1",
         ])
-        .args(args.map(|a| a.replace("size=4G", "size=64M")))
+        .args(args.iter().map(|a| a.replace("size=4G", "size=64M")))
         .stdin(std::process::Stdio::null())
         .spawn()?;
     let reads = |hearth: &Hearth| {

@@ -1,5 +1,8 @@
-//! The control API: what it says (`types`, `stats`) and how it is served (`server`).
+//! The control API: what it says (`types`, `stats`, `workload`) and how it is served (`server`).
 
+pub mod advice;
 pub mod server;
 pub mod stats;
 pub mod types;
+mod watching;
+pub mod workload;

@@ -15,8 +15,10 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::advice::AdviceReport;
 use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
+use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
 
 /// Longest request body: settings of one disk are a few hundred bytes.
@@ -48,9 +50,19 @@ pub trait Control: Send + Sync + 'static {
     fn stats(&self) -> Result<StatsReport>;
     /// Statistics of one disk.
     fn disk_stats(&self, name: &str) -> Result<DiskReport>;
+    /// What was counted of a disk's requests; with `reset` counting begins anew.
+    fn histogram(&self, name: &str, reset: bool) -> Result<HistogramReport>;
+    /// What more or less flash would do, for one disk or for all.
+    fn advice(&self, name: Option<&str>) -> Result<AdviceReport>;
+    /// Keeps for one disk, or for all, the flash the advice gives it.
+    fn apply_advice(&self, name: Option<&str>) -> Result<AdviceReport>;
+    /// Begins to record a disk's requests.
+    fn record(&self, name: &str, start: RecordStart) -> Result<Recording>;
+    /// Ends a recording.
+    fn stop_recording(&self, name: &str) -> Result<Recording>;
 }
 
-type Shared = State<Arc<dyn Control>>;
+pub(super) type Shared = State<Arc<dyn Control>>;
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
@@ -74,7 +86,7 @@ impl IntoResponse for Error {
 }
 
 /// A JSON body whose faults are reported like every other error.
-struct Body<T>(T);
+pub(super) struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Error;
@@ -107,7 +119,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-async fn run<T: Send + 'static>(
+pub(super) async fn run<T: Send + 'static>(
     control: Arc<dyn Control>,
     work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
 ) -> Result<Json<T>> {
@@ -233,6 +245,7 @@ async fn get_openapi() -> Response {
         (name = "pool", description = "The pool being served"),
         (name = "disks", description = "Virtual disks"),
         (name = "statistics", description = "Counters, windows, latencies; defined in docs/statistics.md"),
+        (name = "workload", description = "What guests do to a disk: histograms, recordings, advice"),
         (name = "about", description = "The API itself")
     )
 )]
@@ -251,6 +264,7 @@ fn api() -> OpenApiRouter<Arc<dyn Control>> {
         .routes(routes!(get_stats))
         .routes(routes!(get_disk_stats))
         .routes(routes!(get_openapi))
+        .merge(super::watching::routes())
 }
 
 /// The OpenAPI document, as committed in `docs/openapi.json`.

@@ -7,6 +7,8 @@ use hearth_engine::api::Mode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::workload::Recording;
+
 /// An error: what is wrong and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
@@ -109,6 +111,9 @@ pub struct DiskAdd {
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
+    /// Let the flash kept for it follow the advice, within `min` and `max`.
+    #[serde(default)]
+    pub auto: bool,
     /// Seconds that requests wait for an origin's server that is gone before they fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_timeout: Option<f64>,
@@ -133,6 +138,9 @@ pub struct DiskSet {
     /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_cutoff: Option<u64>,
+    /// Let the flash kept for it follow the advice, within `min` and `max`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<bool>,
     /// Take over the origin's present size, if it has grown.
     #[serde(default)]
     pub size_from_origin: bool,
@@ -214,6 +222,12 @@ pub struct DiskInfo {
     pub min: u64,
     /// Most bytes of flash it may use; 0 means no limit.
     pub max: u64,
+    /// The flash kept for it follows the advice, within `min` and `max`.
+    #[serde(default)]
+    pub auto: bool,
+    /// Bytes of flash kept for it as advised, until the daemon stops or other advice is applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u64>,
     /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
     pub seq_cutoff: u64,
     /// Refuses writes.
@@ -239,6 +253,9 @@ pub struct DiskInfo {
     /// accepted as lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<ByteRange>,
+    /// The recording of its requests under way, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<Recording>,
     /// How far a flush or removal is, while one goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<DrainProgress>,

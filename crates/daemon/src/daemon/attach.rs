@@ -324,6 +324,7 @@ impl Daemon {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }
+        self.observer.watch_disk(id, record.size);
         let phase = if reconcile {
             if let Err(e) = self.engine.drain(id, true) {
                 tracing::error!(disk = %record.name, "cannot write back what is dirty: {e}");

@@ -9,9 +9,11 @@ use hearth_format::{DiskRecord, Uuid, check_name};
 use hearth_io::{BLOCK, Device, OriginSpec};
 
 use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
+use crate::api::advice::AdviceReport;
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, PoolInfo, Trust};
+use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Result};
 use crate::origin;
 use crate::pool::mode_to;
@@ -302,6 +304,7 @@ impl Daemon {
             record.min_bytes = min;
             record.max_bytes = max;
             record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
+            record.auto = set.auto.unwrap_or(record.auto);
             Ok(())
         })?;
         if self.with_slot(name, |slot| {
@@ -319,7 +322,15 @@ impl Daemon {
         if let Some(bytes) = set.seq_cutoff {
             self.engine.set_seq_cutoff(id, bytes).map_err(failed)?;
         }
-        self.engine.set_limits(id, min, max).map_err(failed)?;
+        match set.auto {
+            Some(true) => drop(self.apply_shares(Some(name))?),
+            Some(false) => self.with_slot(name, |slot| {
+                slot.share = None;
+                Ok(())
+            })?,
+            None => {}
+        }
+        self.keep_share(name).map_err(failed)?;
         self.poke();
         Ok(())
     }
@@ -415,6 +426,7 @@ impl Control for Arc<Daemon> {
             min_bytes: disk.min,
             max_bytes: disk.max,
             seq_cutoff: disk.seq_cutoff.unwrap_or(SEQ_CUTOFF),
+            auto: disk.auto,
             serial: Uuid::new_v4(),
             ..record
         };
@@ -551,6 +563,29 @@ impl Control for Arc<Daemon> {
 
     fn disk_stats(&self, name: &str) -> Result<DiskReport> {
         self.disk_report(name)
+    }
+
+    fn histogram(&self, name: &str, reset: bool) -> Result<HistogramReport> {
+        self.histogram_report(name, reset)
+    }
+
+    fn advice(&self, name: Option<&str>) -> Result<AdviceReport> {
+        self.advise(name)
+    }
+
+    fn apply_advice(&self, name: Option<&str>) -> Result<AdviceReport> {
+        let _ops = lock(&self.ops);
+        self.not_stopping()?;
+        self.apply_shares(name)
+    }
+
+    fn record(&self, name: &str, start: RecordStart) -> Result<Recording> {
+        self.not_stopping()?;
+        self.begin_recording(name, &start)
+    }
+
+    fn stop_recording(&self, name: &str) -> Result<Recording> {
+        self.end_recording(name)
     }
 }
 

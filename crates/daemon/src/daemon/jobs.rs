@@ -36,6 +36,7 @@ impl Daemon {
         loop {
             let busy = self.jobs_round();
             self.sample();
+            self.auto_round();
             self.beats.fetch_add(1, Ordering::Relaxed);
             if let Some(reason) = self.wait_for_stop(if busy { ROUND_BUSY } else { ROUND_IDLE }) {
                 return reason;
@@ -236,6 +237,7 @@ impl Daemon {
         rest?;
         drop(origin);
         self.exports.remove(name);
+        self.observer.forget_disk(id);
         if let Some(vhost) = self.exports.vhost() {
             vhost.disconnect(name);
         }

@@ -5,11 +5,13 @@
 //! held for the time of a write to flash). The data threads take `pool` too, once per disk, so
 //! nobody may wait for a data thread while holding it.
 
+mod advice;
 mod attach;
 mod control;
 mod jobs;
 mod report;
 mod stop;
+mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,7 +22,8 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom};
 use hearth_io::{Device, IoDone, Target, Targets};
-use hearth_reactor::{BlockEngine, Config, Reactors};
+use hearth_observe::Observer;
+use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::{DrainProgress, Recovery};
@@ -104,6 +107,8 @@ struct Slot {
     job: Option<Job>,
     progress: Progress,
     shown: Option<DrainProgress>,
+    /// Bytes of flash kept for it as advised.
+    share: Option<u64>,
     notices: Vec<String>,
     windows: Windows<Counters>,
 }
@@ -116,6 +121,7 @@ impl Slot {
             job: None,
             progress: Progress::default(),
             shown: None,
+            share: None,
             notices: Vec::new(),
             windows: Windows::new(now, Counters::default()),
         }
@@ -152,6 +158,7 @@ pub struct Daemon {
     engine: Arc<Engine>,
     targets: Arc<Targets>,
     reactors: Arc<Reactors>,
+    observer: Arc<Observer>,
     exports: Arc<ExportTable>,
     disks: Mutex<BTreeMap<String, Slot>>,
     windows: Mutex<PoolWindows>,
@@ -169,6 +176,8 @@ pub struct Daemon {
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
     beats: AtomicU64,
+    /// Second at which shares of disks that follow the advice are next looked at.
+    auto_due: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -224,14 +233,23 @@ impl Daemon {
             poll: options.poll,
             ..Config::default()
         };
-        let reactors = Reactors::start(Arc::new(Shared(engine.clone())), targets.clone(), config)
-            .map_err(|e| Error::unavailable(e.to_string(), ""))?;
+        let observer = Observer::start()
+            .map(Arc::new)
+            .map_err(|e| Error::unavailable(format!("cannot start a thread: {e}"), ""))?;
+        let reactors = Reactors::start_watched(
+            Arc::new(Shared(engine.clone())),
+            targets.clone(),
+            config,
+            Some(observer.clone() as Arc<dyn Watcher>),
+        )
+        .map_err(|e| Error::unavailable(e.to_string(), ""))?;
         let reactors = Arc::new(reactors);
         let daemon = Arc::new(Daemon {
             pool: Arc::new(Mutex::new(pool)),
             engine,
             targets,
             reactors,
+            observer,
             exports: Arc::default(),
             disks: Mutex::default(),
             windows: Mutex::new(PoolWindows {
@@ -250,6 +268,7 @@ impl Daemon {
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
             beats: AtomicU64::new(0),
+            auto_due: AtomicU64::new(advice::AUTO_SECONDS),
         });
         daemon.attach_all();
         Ok(daemon)

@@ -125,6 +125,8 @@ impl Daemon {
             },
             min: record.min_bytes,
             max: record.max_bytes,
+            auto: record.auto,
+            share: slot.share,
             seq_cutoff: record.seq_cutoff,
             read_only: record.read_only,
             state,
@@ -140,6 +142,7 @@ impl Daemon {
                 .take(LOST_MAX)
                 .map(|&(offset, length)| ByteRange { offset, length })
                 .collect(),
+            recording: self.observer.recording(slot.id).map(Into::into),
             progress: slot.shown,
         }
     }

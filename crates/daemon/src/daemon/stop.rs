@@ -52,6 +52,7 @@ impl Daemon {
             vhost.stop();
         }
         self.reactors.disconnect();
+        self.observer.end_recordings();
         for slot in lock(&self.disks).values() {
             if let Some(remote) = slot.device().and_then(|d| d.as_remote()) {
                 remote.hurry();

@@ -1,0 +1,286 @@
+//! `hearth bench`: the before and after tables that people with a rack at home publish, for disks
+//! of their own.
+//!
+//! Three tables, each a module: [`random`] (4 KiB reads and writes on a slow disk, on a cache in
+//! each of its states and on flash), [`fileio`] (a mixed load with a flush now and then, as
+//! sysbench's fileio does it) and [`storm`] (five guests started at once). Every cell is measured
+//! in each round, cells of one column right after one another, so that what the machine does
+//! beside meets all of them; ratios are taken within a round. Along with every cell goes what it
+//! cost: the daemon's CPU and the bytes written to flash, per request.
+//!
+//! Only new files are written, in directories made for the run and removed after it: nothing a
+//! user has is touched. A run that is called off keeps the cells it has.
+
+pub mod compare;
+pub mod fileio;
+pub mod html;
+mod lab;
+pub mod markdown;
+mod model;
+pub mod random;
+pub mod report;
+
+use crate::host;
+use anyhow::{Context, Result};
+use hearth_e2e::clients;
+use report::Report;
+use std::path::{Path, PathBuf};
+
+/// A cache mode, as the command line spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Writes complete on flash.
+    WriteBack,
+    /// Writes complete on the slow disk; flash is renewed.
+    WriteThrough,
+    /// Writes go to the slow disk only.
+    WriteAround,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Mode; 3] = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround];
+
+    /// As it is typed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::WriteBack => "write-back",
+            Mode::WriteThrough => "write-through",
+            Mode::WriteAround => "write-around",
+        }
+    }
+}
+
+/// What the load goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// A unix socket; fio's NBD engine.
+    Nbd,
+    /// Shared memory; libblkio.
+    VhostUser,
+}
+
+impl Over {
+    /// Both.
+    pub const ALL: [Over; 2] = [Over::Nbd, Over::VhostUser];
+
+    /// As it is typed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Over::Nbd => "nbd",
+            Over::VhostUser => "vhost-user",
+        }
+    }
+}
+
+/// A table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Random reads and writes.
+    Random,
+    /// The mixed load with flushes.
+    Fileio,
+}
+
+impl Part {
+    /// All of them, in the order of the report.
+    pub const ALL: [Part; 2] = [Part::Random, Part::Fileio];
+}
+
+/// The slow disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Slow {
+    /// A model of a hard disk over files beside the flash.
+    Model,
+    /// A directory on a real one.
+    Directory(PathBuf),
+}
+
+/// What to measure, where and how long.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `hearth` program that serves.
+    pub hearth: PathBuf,
+    /// The slow disk.
+    pub slow: Slow,
+    /// A directory on the flash.
+    pub flash: PathBuf,
+    /// Where the result files go.
+    pub out: PathBuf,
+    /// Which tables.
+    pub parts: Vec<Part>,
+    /// Which ways to the disk.
+    pub over: Vec<Over>,
+    /// Which cache modes.
+    pub modes: Vec<Mode>,
+    /// Requests in flight.
+    pub depths: Vec<u32>,
+    /// Rounds.
+    pub rounds: u32,
+    /// Seconds of every cell in a round.
+    pub seconds: u64,
+    /// Bytes of every disk.
+    pub size: u64,
+}
+
+/// Why a benchmark did not begin, or gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// A program that is not there.
+    #[error(
+        "{program} is not installed; install the package {package}, or leave out what needs it with {without}"
+    )]
+    Missing {
+        /// The program.
+        program: &'static str,
+        /// Debian's name of its package.
+        package: &'static str,
+        /// How to do without.
+        without: &'static str,
+    },
+    /// A place that is none.
+    #[error(
+        "{0} is not a directory; give a directory on the disk to measure (make a file system on a bare device first)"
+    )]
+    NotADirectory(PathBuf),
+    /// The user called it off.
+    #[error("called off")]
+    CalledOff,
+}
+
+/// Who looks on: shows how far it is, and says when to stop.
+pub trait Watcher {
+    /// `done` of `total` seconds of measuring are over; `what` comes next.
+    fn step(&mut self, done: f64, total: f64, what: &str);
+    /// True once the user has called it off.
+    fn stopped(&self) -> bool;
+}
+
+/// A run under way.
+struct Run<'a> {
+    options: &'a Options,
+    watcher: &'a mut dyn Watcher,
+    report: Report,
+    done: f64,
+    total: f64,
+}
+
+impl Run<'_> {
+    /// Fails if the user called it off.
+    fn go_on(&self) -> Result<()> {
+        if self.watcher.stopped() {
+            return Err(BenchError::CalledOff.into());
+        }
+        Ok(())
+    }
+
+    /// Announces a cell of so many seconds.
+    fn step(&mut self, seconds: f64, what: &str) -> Result<()> {
+        self.go_on()?;
+        self.watcher.step(self.done, self.total, what);
+        self.done += seconds;
+        Ok(())
+    }
+}
+
+/// Measures. The report holds what was measured, also if it was called off or a table failed;
+/// its files are in the directory asked for.
+pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
+    check(options)?;
+    let total = options
+        .parts
+        .iter()
+        .map(|part| match part {
+            Part::Random => random::seconds(options),
+            Part::Fileio => fileio::seconds(options),
+        })
+        .sum();
+    let mut run = Run {
+        options,
+        watcher,
+        report: Report::new(facts(options)),
+        done: 0.0,
+        total,
+    };
+    for part in &options.parts {
+        let outcome = match part {
+            Part::Random => random::run(&mut run),
+            Part::Fileio => fileio::run(&mut run),
+        };
+        // Errors of servers that a Ctrl-C ended are no failures.
+        if run.watcher.stopped() {
+            run.report.called_off = true;
+        } else if let Err(e) = outcome {
+            run.report.failures.push(format!("{e:#}"));
+        }
+        run.report.save(&options.out)?;
+        if run.report.called_off {
+            break;
+        }
+    }
+    Ok(run.report)
+}
+
+/// Are the tools and places there?
+fn check(options: &Options) -> Result<()> {
+    let fio = options.over.contains(&Over::Nbd);
+    if fio && clients::find("fio").is_none() {
+        return Err(BenchError::Missing {
+            program: "fio",
+            package: "fio",
+            without: "--over vhost-user",
+        }
+        .into());
+    }
+    let mut places = vec![&options.flash];
+    if let Slow::Directory(dir) = &options.slow {
+        places.push(dir);
+    }
+    for place in places {
+        if !place.is_dir() {
+            return Err(BenchError::NotADirectory(place.clone()).into());
+        }
+    }
+    std::fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot make the directory {}", options.out.display()))?;
+    Ok(())
+}
+
+/// What the head of a report says.
+fn facts(options: &Options) -> Vec<report::Fact> {
+    let mut rows = host::machine(&options.hearth);
+    rows.push(("flash", host::disk(&options.flash)));
+    rows.push((
+        "slow disk",
+        match &options.slow {
+            Slow::Model => model::describe(options.size),
+            Slow::Directory(dir) => host::disk(dir),
+        },
+    ));
+    let modes: Vec<_> = options.modes.iter().map(|m| m.word()).collect();
+    rows.push((
+        "run",
+        format!(
+            "{} rounds, {} s a cell, disks of {} MiB, {}, address seeds 1 to {}",
+            options.rounds,
+            options.seconds,
+            options.size >> 20,
+            modes.join(", "),
+            options.rounds
+        ),
+    ));
+    rows.into_iter()
+        .map(|(name, value)| report::Fact {
+            name: name.to_owned(),
+            value,
+        })
+        .collect()
+}
+
+/// A directory of this run's own below `parent`, removed when dropped.
+fn scratch(parent: &Path) -> Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("hearth-bench.")
+        .tempdir_in(parent)
+        .with_context(|| format!("cannot make a directory in {}", parent.display()))
+}

@@ -1,0 +1,269 @@
+//! What the daemon knows of a live disk's workload: histograms and recordings.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{Bench, until};
+
+const MIB: usize = 1 << 20;
+
+fn served() -> Bench {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 1);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench
+}
+
+#[test]
+fn histograms_count_what_the_guest_sent() {
+    let bench = served();
+    assert!(
+        bench
+            .ok(&["histogram", "vm"])
+            .contains("nothing has been asked")
+    );
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..10 {
+        client.read(i * 8192, 8192);
+    }
+    client.write(MIB as u64, &[1; 4096]);
+    client.flush();
+
+    let text = bench.ok(&["histogram", "vm"]);
+    assert!(text.contains("11 reads and writes"), "{text}");
+    assert!(text.contains("to 8 KiB"), "{text}");
+    let json = bench.json(&["histogram", "vm"]);
+    let histogram = |title: &str| {
+        let all = json["histograms"].as_array().unwrap();
+        all.iter().find(|h| h["title"] == title).unwrap().clone()
+    };
+    let reads = histogram("IO lengths of Read commands");
+    assert_eq!(
+        (&reads["count"], &reads["mean"]),
+        (&10.into(), &8192.into())
+    );
+    let distance = histogram("distance (in LBNs) between successive Read commands");
+    assert_eq!((&distance["min"], &distance["max"]), (&1.into(), &1.into()));
+    assert_eq!(
+        histogram("latency of Write IOs in Microseconds (us)")["count"],
+        1
+    );
+    assert_eq!(json["read_latency"]["count"], 10);
+
+    let csv = bench.ok(&["histogram", "vm", "--csv", "--reset"]);
+    assert_eq!(csv.matches("Histogram: ").count(), 16);
+    assert!(
+        csv.contains("virtual disk handleID,1 (vm)\nmin,4096\nmax,8192\n"),
+        "{csv}"
+    );
+    assert_eq!(
+        bench.json(&["histogram", "vm"])["histograms"][0]["count"],
+        0
+    );
+    assert!(
+        bench
+            .refused(&["histogram", "nobody"])
+            .contains("no disk named")
+    );
+}
+
+#[test]
+fn a_recording_is_what_was_asked() {
+    let bench = served();
+    let file = bench.path("a.trace");
+    assert!(
+        bench
+            .refused(&["trace", "record", "vm", "--stop"])
+            .contains("not being recorded")
+    );
+    bench.ok(&["trace", "record", "vm", "--out", &file]);
+    assert!(
+        bench
+            .refused(&["trace", "record", "vm", "--out", &bench.path("b")])
+            .contains("already")
+    );
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..100 {
+        client.read(i * 4096, 4096);
+    }
+    client.write(0, &[1; 8192]);
+    client.flush();
+    assert!(bench.ok(&["disk", "show", "vm"]).contains("recording"));
+    let ended = bench.json(&["trace", "record", "vm", "--stop"]);
+    assert_eq!(
+        (&ended["records"], &ended["dropped"]),
+        (&102.into(), &0.into())
+    );
+    let sum = bench.json(&["trace", "info", &file]);
+    assert_eq!(
+        (&sum["reads"], &sum["writes"], &sum["flushes"]),
+        (&100.into(), &1.into(), &1.into())
+    );
+    assert!(
+        bench
+            .refused(&["trace", "record", "vm", "--out", &file])
+            .contains("not there yet")
+    );
+    // By itself, after a while; the command waits for it.
+    let short = bench.json(&[
+        "trace",
+        "record",
+        "vm",
+        "--out",
+        &bench.path("c"),
+        "--for",
+        "0.2s",
+    ]);
+    assert_eq!(short["active"], false);
+}
+
+#[test]
+fn a_recording_survives_kill_9() {
+    let mut bench = served();
+    let file = bench.path("a.trace");
+    bench.ok(&["trace", "record", "vm", "--out", &file]);
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..500 {
+        client.read((i % 100) * 4096, 4096);
+    }
+    // All of it is on its way to the file within a moment; what is there when the kill comes counts.
+    until("records are written", || {
+        (bench.disk("vm")["recording"]["records"].as_u64()? >= 500).then_some(())
+    });
+    client.read(0, 4096);
+    bench.kill();
+    let sum = bench.json(&["trace", "info", &file]);
+    assert!(sum["requests"].as_u64().unwrap() >= 500, "{sum}");
+    bench.start();
+    assert!(bench.disk("vm")["recording"].is_null());
+}
+
+#[test]
+fn advice_finds_the_hot_part_and_is_applied() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 1);
+    let small = bench.origin("small.img", 4 * MIB, 2);
+    // Slower than any flash, so that misses cost more than hits wherever this runs.
+    let origin = format!("model-latency=1ms:{origin}");
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.ok(&["disk", "add", "idle", "--origin", &small]);
+    assert!(bench.ok(&["advise"]).contains("read so far"));
+    let mut client = bench.connect("vm").unwrap();
+    // Two MiB over and over, the rest once.
+    for round in 0..8u64 {
+        for block in 0..512u64 {
+            client.read(block * 4096, 4096);
+        }
+        for block in 0..180u64 {
+            client.read((512 + round * 180 + block) * 4096, 4096);
+        }
+    }
+    let report = bench.json(&["advise", "vm"]);
+    let advice = &report["disks"][0];
+    let bytes = |value: &serde_json::Value| value.as_u64().unwrap();
+    let advised = bytes(&advice["advised"]["bytes"]);
+    assert!((2 << 20..4 << 20).contains(&advised), "{advice:#}");
+    assert!(
+        advice["advised"]["hit_ratio"].as_f64().unwrap() > 0.6,
+        "{advice:#}"
+    );
+    assert!(advice["advised"]["latency_us"].as_f64() <= advice["miss_us"].as_f64());
+    assert_eq!(advice["block_size"]["advised"], 4096);
+    assert_eq!(advice["mode"]["advised"], "write-through");
+    assert_eq!(bytes(&advice["working_set"]), (512 + 8 * 180) * 4096);
+    let text = bench.ok(&["advise", "vm", "--svg", &bench.path("c.svg")]);
+    assert!(
+        text.contains("Cache mode should be write-through"),
+        "{text}"
+    );
+    assert!(
+        std::fs::read_to_string(bench.path("c.svg"))
+            .unwrap()
+            .contains("polyline")
+    );
+
+    let applied = bench.json(&["advise", "--apply"]);
+    assert_eq!(
+        applied["applied"].as_array().unwrap().len(),
+        1,
+        "{applied:#}"
+    );
+    let kept = bytes(&applied["applied"][0]["kept"]);
+    assert!(kept > 0 && kept <= bytes(&advice["share"]["bytes"]));
+    assert_eq!(bytes(&bench.disk("vm")["share"]), kept);
+    // Following the advice stays within what the owner allows, and ends when told.
+    bench.ok(&["disk", "set", "vm", "--auto", "on", "--max", "1M"]);
+    let vm = bench.disk("vm");
+    assert_eq!((&vm["auto"], bytes(&vm["share"])), (&true.into(), 3 << 18));
+    bench.ok(&["advise", "vm", "--auto", "off"]);
+    assert!(bench.disk("vm")["share"].is_null());
+    assert!(
+        bench
+            .refused(&["advise", "nobody"])
+            .contains("no disk named")
+    );
+}
+
+#[test]
+fn a_recording_is_replayed_and_verified() {
+    let bench = served();
+    let file = bench.path("a.trace");
+    bench.ok(&["trace", "record", "vm", "--out", &file]);
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..200u64 {
+        client.write((i * 37 % 300) * 4096, &[1; 8192]);
+        client.read((i * 53 % 300) * 4096, 4096);
+    }
+    client.flush();
+    bench.ok(&["trace", "record", "vm", "--stop"]);
+    drop(client);
+
+    let scratch = bench.origin("scratch.img", 4 * MIB, 3);
+    bench.ok(&["disk", "add", "scratch", "--origin", &scratch]);
+    let socket = bench.run_dir().join("nbd.sock");
+    let uri = format!("nbd+unix:///scratch?socket={}", socket.display());
+    let refused = bench.refused(&["trace", "replay", &file, "--to", &uri]);
+    assert!(refused.contains("--overwrite"), "{refused}");
+    let replay = |more: &[&str]| {
+        let mut words = vec!["trace", "replay", file.as_str()];
+        words.extend(more);
+        bench.json(&words)
+    };
+    let out = replay(&["--to", &uri, "--overwrite", "--verify", "--flat-out"]);
+    assert_eq!(
+        (&out["requests"], &out["errors"]),
+        (&401.into(), &0.into()),
+        "{out:#}"
+    );
+    assert_eq!(out["writes"]["count"], 200);
+    assert!(
+        out["verified"]["sectors"].as_u64().unwrap() > 1000,
+        "{out:#}"
+    );
+    assert_eq!(out["verified"]["wrong"], 0);
+    assert!(
+        out["cache"]["read_hit_ratio"].as_f64().unwrap() > 0.5,
+        "{out:#}"
+    );
+    let text = bench.ok(&["trace", "replay", &file, "--to", &uri, "--reads-only"]);
+    assert!(text.contains("read latency"), "{text}");
+
+    let plain = bench.origin("plain.img", MIB, 4);
+    let beyond = bench.refused(&["trace", "replay", &file, "--to", &plain, "--overwrite"]);
+    assert!(beyond.contains("--wrap"), "{beyond}");
+    let out = replay(&[
+        "--to",
+        &plain,
+        "--overwrite",
+        "--wrap",
+        "--verify",
+        "--depth",
+        "4",
+    ]);
+    assert_eq!(
+        (&out["errors"], &out["verified"]["wrong"]),
+        (&0.into(), &0.into()),
+        "{out:#}"
+    );
+}

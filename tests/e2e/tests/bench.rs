@@ -1,0 +1,185 @@
+//! `hearth bench` on disks too small to measure anything: are the result files whole, do they
+//! say the same, and is it polite when called off? No time is asserted.
+
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::daemon::{binary, path};
+use hearth_e2e::wait;
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Longest a called-off run may take to end: a cell and its clean-up, many times over.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+fn scratch() -> Result<tempfile::TempDir> {
+    let parent = binary()?
+        .parent()
+        .and_then(Path::parent)
+        .context("binary outside a target directory")?
+        .join("e2e");
+    std::fs::create_dir_all(&parent)?;
+    Ok(tempfile::Builder::new().prefix("b").tempdir_in(parent)?)
+}
+
+fn bench(dir: &Path, args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(binary()?);
+    command
+        .args(["bench", "--flash", path(dir), "--out"])
+        .arg(dir.join("out"))
+        .args(["--quick", "--size", "16M", "--over", "vhost-user"])
+        .args(args)
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+fn words(out: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&out.stderr),
+        String::from_utf8_lossy(&out.stdout)
+    )
+}
+
+/// Only the result files are left in the directory.
+fn clean(dir: &Path) -> Result<()> {
+    let left: Vec<_> = std::fs::read_dir(dir)?
+        .filter_map(|e| Some(e.ok()?.file_name()))
+        .filter(|name| name != "out")
+        .collect();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    Ok(())
+}
+
+#[test]
+fn result_files_are_whole_and_agree() -> Result<()> {
+    let dir = scratch()?;
+    let out = bench(dir.path(), &["--depth", "24", "--json"])?.output()?;
+    ensure!(out.status.success(), "{}", words(&out));
+    clean(dir.path())?;
+    let file = |name: &str| std::fs::read_to_string(dir.path().join("out").join(name));
+    let (json, md, html) = (
+        file("results.json")?,
+        file("results.md")?,
+        file("results.html")?,
+    );
+    let report: Value = serde_json::from_str(&json)?;
+    let printed: Value = serde_json::from_slice(&out.stdout)?;
+    assert_eq!(report, printed);
+    let facts = report["host"].as_array().context("no host")?;
+    for name in [
+        "kernel",
+        "cpu",
+        "hearth",
+        "fio",
+        "libblkio",
+        "qemu",
+        "slow disk",
+        "run",
+    ] {
+        ensure!(
+            facts.iter().any(|f| f["name"] == name && f["value"] != ""),
+            "{name} is not named"
+        );
+    }
+    ensure!(json.contains("MODEL of a 7200 rpm"), "not labelled");
+    let tables = report["tables"].as_array().context("no tables")?;
+    assert_eq!(tables.len(), 2);
+    for table in tables {
+        let texts = |key: &str| -> Vec<&str> {
+            let list = table[key].as_array();
+            list.into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect()
+        };
+        let (rows, columns) = (texts("rows"), texts("columns"));
+        let cells = table["cells"].as_array().context("no cells")?;
+        assert_eq!(cells.len(), rows.len() * columns.len());
+        for cell in cells {
+            let row = cell["row"].as_str().unwrap_or("");
+            ensure!(rows.contains(&row) && columns.iter().any(|c| cell["column"] == *c));
+            let points = cell["points"].as_array().context("no points")?;
+            assert_eq!(points.len(), 1, "one round");
+            let value = points[0]["value"].as_f64().context("no value")?;
+            ensure!(value > 0.0, "{cell}");
+            assert_eq!(cell["spread"]["median"].as_f64(), Some(value));
+            let served = !row.ends_with("no server");
+            assert_eq!(points[0]["server_us"].is_number(), served, "{cell}");
+            assert_eq!(points[0]["flash_bytes"].is_number(), served, "{cell}");
+            ensure!(md.contains(row) && html.contains(row), "{row} is missing");
+        }
+        let goals = table["goals"].as_array().context("no goals")?;
+        ensure!(goals.iter().any(|g| g["wanted"] != "shown"), "no goal");
+    }
+    let file = dir.path().join("out/results.json");
+    let out = Command::new(binary()?)
+        .args(["bench", "compare", path(&file), path(&file), "--json"])
+        .output()?;
+    ensure!(out.status.success(), "{}", words(&out));
+    let twin: Value = serde_json::from_slice(&out.stdout)?;
+    assert_eq!((&twin["agree"], &twin["apart"]), (&true.into(), &0.into()));
+    Ok(())
+}
+
+#[test]
+fn a_run_called_off_keeps_what_it_has() -> Result<()> {
+    let dir = scratch()?;
+    let mut child = bench(
+        dir.path(),
+        &["--rounds", "50", "--depth", "1", "--table", "random"],
+    )?
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()?;
+    // The daemon's directory is there: files are written or cells measured.
+    let begun = || {
+        let entries = std::fs::read_dir(dir.path()).ok()?;
+        (entries.count() >= 2).then_some(())
+    };
+    wait::until("the run begins", END_LIMIT, begun)?;
+    // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    let status = wait::until("the run ends", END_LIMIT, || {
+        child.try_wait().ok().flatten()
+    });
+    if status.is_err() {
+        child.kill()?;
+        child.wait()?;
+    }
+    assert_eq!(status?.code(), Some(130));
+    let text = std::fs::read_to_string(dir.path().join("out/results.json"))?;
+    let report: Value = serde_json::from_str(&text)?;
+    assert_eq!(report["called_off"], true);
+    clean(dir.path())
+}
+
+#[test]
+fn what_is_missing_is_named() -> Result<()> {
+    let dir = scratch()?;
+    let nowhere = dir.path().join("nowhere");
+    let mut command = Command::new(binary()?);
+    let out = command
+        .args(["bench", "--quick", "--flash", path(dir.path()), "--out"])
+        .arg(dir.path().join("out"))
+        .env("PATH", &nowhere)
+        .output()?;
+    ensure!(!out.status.success());
+    ensure!(
+        words(&out).contains("install the package fio"),
+        "{}",
+        words(&out)
+    );
+    let out = bench(dir.path(), &["--slow", path(&nowhere)])?.output()?;
+    ensure!(!out.status.success());
+    ensure!(
+        words(&out).contains("is not a directory"),
+        "{}",
+        words(&out)
+    );
+    let out = Command::new(binary()?)
+        .args(["bench", "compare", path(&nowhere), path(&nowhere)])
+        .output()?;
+    ensure!(!out.status.success() && words(&out).contains("cannot read"));
+    clean(dir.path())
+}
