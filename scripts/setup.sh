@@ -56,6 +56,7 @@ fi
 if [[ $purpose == test || $purpose == bench ]]; then
     want nbdkit nbdkit
     want qemu-nbd qemu-utils
+    want qemu-storage-daemon qemu-system-common
     want qemu-system-x86_64 qemu-system-x86
     # What scripts/guest-lab.sh makes a guest with.
     want mke2fs e2fsprogs

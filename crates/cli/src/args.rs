@@ -293,7 +293,9 @@ pub enum Disk {
     /// Put a disk behind the cache; its data stays as it is
     #[command(
         after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
-        hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G"
+        hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
+        hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
+        hearth disk add mail --origin nbd://storage1/mail --origin-timeout 60"
     )]
     Add(DiskAdd),
     /// List the disks
@@ -331,8 +333,8 @@ pub struct DiskAdd {
     /// Name of the disk, and of its NBD export
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// File or block device with the disk's data
-    #[arg(long, value_name = "PATH")]
+    /// Where the disk's data is: a file, a block device, an image as FORMAT:PATH or an NBD export (docs/origins.md)
+    #[arg(long, value_name = "ORIGIN")]
     pub origin: String,
     /// Cache mode
     #[arg(long, value_enum, default_value = "write-back")]
@@ -355,6 +357,9 @@ pub struct DiskAdd {
     /// Let the flash kept for it follow the advice, between --min and --max
     #[arg(long)]
     pub auto: bool,
+    /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub origin_timeout: Option<f64>,
 }
 
 #[derive(Clone, Debug, Args)]

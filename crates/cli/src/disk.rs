@@ -1,6 +1,5 @@
 //! `hearth disk …`: clients of the control API.
 
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use hearth_daemon::api::types::{self, DiskInfo, DiskState};
@@ -12,11 +11,14 @@ use hearth_io::OriginSpec;
 
 use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Switch};
 use crate::interrupt::Interrupt;
+use crate::status::StatusLine;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
 
 /// How often progress is asked for and shown.
 const POLL: Duration = Duration::from_millis(200);
+/// How often progress is printed where it cannot be rewritten in place.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 /// The first wait is this short, each further one twice as long, up to [`POLL`]: what takes no
 /// time should not seem to.
 const POLL_FIRST: Duration = Duration::from_millis(10);
@@ -49,12 +51,9 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
     let mut spec: OriginSpec = text
         .parse()
         .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
-    spec.path = std::path::absolute(&spec.path).map_err(|e| {
+    hearth_origin::absolute(&mut spec).map_err(|e| {
         Error::invalid(
-            format!(
-                "the origin's path {} cannot be made absolute: {e}",
-                spec.path.display()
-            ),
+            format!("the origin's path in \"{text}\" cannot be made absolute: {e}"),
             "give an absolute path",
         )
     })?;
@@ -71,6 +70,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         max: args.max.map_or(0, |s| s.0),
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         read_only: args.read_only,
+        origin_timeout: args.origin_timeout,
         auto: args.auto,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
@@ -174,6 +174,10 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line("clients", d.connections.to_string());
+    if let Some(link) = &d.link {
+        line("origin link", link_text(link));
+        line("origin limit", format!("{} s", link.timeout));
+    }
     if let Some(r) = d.recording.as_ref().filter(|r| r.active) {
         line("recording", crate::record::sentence(r));
     }
@@ -183,6 +187,22 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     }
     notices(d);
     Ok(())
+}
+
+fn link_text(link: &types::OriginLink) -> String {
+    let since = human_seconds(link.seconds);
+    let again = match link.reconnects {
+        0 => String::new(),
+        n => format!(", lost and found again {n} times"),
+    };
+    if link.connected {
+        return format!("connected for {since}{again}");
+    }
+    let what = if link.failing { "fail" } else { "wait" };
+    format!(
+        "not connected for {since}, {} attempts; requests {what}{again}",
+        link.attempts
+    )
 }
 
 fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
@@ -277,7 +297,7 @@ fn follow(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
 
 fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
     let interrupt = Interrupt::watch();
-    let mut line = ProgressLine::new(!global.json);
+    let mut line = StatusLine::new(!global.json).lines_every(LOG_EVERY);
     let mut wait = POLL_FIRST;
     loop {
         let called_off = interrupt.sleep(wait);
@@ -297,7 +317,7 @@ fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome
                 return Err(e.into());
             }
         };
-        line.show(&info);
+        show_progress(&mut line, &info);
         let busy = matches!(info.state, DiskState::Flushing | DiskState::Removing);
         if busy {
             continue;
@@ -341,59 +361,23 @@ fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
     }
 }
 
-/// One line, rewritten in place on a terminal; elsewhere a line now and then.
-struct ProgressLine {
-    shown: bool,
-    enabled: bool,
-    terminal: bool,
-    last: Option<std::time::Instant>,
-}
-
-/// How often progress is printed where it cannot be rewritten in place.
-const LOG_EVERY: Duration = Duration::from_secs(10);
-
-impl ProgressLine {
-    fn new(enabled: bool) -> ProgressLine {
-        ProgressLine {
-            shown: false,
-            enabled,
-            terminal: std::io::stderr().is_terminal(),
-            last: None,
-        }
-    }
-
-    fn show(&mut self, info: &DiskInfo) {
-        let Some(progress) = info.progress.filter(|p| self.enabled && !p.done) else {
-            return;
-        };
-        let eta = match progress.eta_seconds {
-            Some(seconds) => format!("{} left", human_seconds(seconds)),
-            None => "time left unknown".to_owned(),
-        };
-        let text = format!(
+fn show_progress(line: &mut StatusLine, info: &DiskInfo) {
+    let Some(progress) = info.progress.filter(|p| !p.done) else {
+        return;
+    };
+    let eta = match progress.eta_seconds {
+        Some(seconds) => format!("{} left", human_seconds(seconds)),
+        None => "time left unknown".to_owned(),
+    };
+    line.show(|| {
+        format!(
             "{}: {} blocks ({}) left, {}/s, {eta}",
             plain(&info.name),
             progress.blocks_left,
             human(progress.bytes_left),
             human(progress.bytes_per_second as u64),
-        );
-        let mut err = std::io::stderr().lock();
-        if self.terminal {
-            let _ = write!(err, "\r\x1b[K{text}");
-            let _ = err.flush();
-            self.shown = true;
-        } else if self.last.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-            let _ = writeln!(err, "{text}");
-            self.last = Some(std::time::Instant::now());
-        }
-    }
-
-    fn end(&mut self) {
-        if self.shown {
-            eprintln!();
-            self.shown = false;
-        }
-    }
+        )
+    });
 }
 
 #[cfg(test)]
@@ -408,6 +392,11 @@ mod tests {
             cwd.join("x.raw").to_string_lossy()
         );
         assert_eq!(absolute_origin("model-hdd:/a").unwrap(), "model-hdd:/a");
+        assert_eq!(
+            absolute_origin("qcow2:x.qcow2").unwrap(),
+            format!("qcow2:{}", cwd.join("x.qcow2").display())
+        );
+        assert_eq!(absolute_origin("nbd://h/x").unwrap(), "nbd://h/x");
         assert!(absolute_origin("model-hdd:").is_err());
     }
 }

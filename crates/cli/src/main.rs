@@ -16,6 +16,7 @@ mod replay;
 mod serve;
 mod simulate;
 mod stats;
+mod status;
 mod table;
 mod trace;
 

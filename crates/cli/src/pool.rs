@@ -1,6 +1,5 @@
 //! `hearth pool …`: on flash that is not being served, or through the daemon.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use hearth_daemon::api::types::{Done, PoolInfo};
@@ -13,6 +12,7 @@ use hearth_daemon::size::human;
 use crate::args::{self, Global, PoolAt, PoolCreate};
 use crate::disk;
 use crate::interrupt::Interrupt;
+use crate::status::StatusLine;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
 
@@ -37,9 +37,19 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         label: args.label.clone(),
     };
     let interrupt = Interrupt::watch();
-    let mut line = WriteOutLine::new(!global.json);
+    let begin = Instant::now();
+    // Shown if it takes longer than a moment.
+    let mut line = StatusLine::new(!global.json).quiet_for(Duration::from_secs(1));
     let made = pool::create_with(path, &options, &mut |done, total| {
-        line.show(done, total);
+        line.show(|| {
+            let left = begin.elapsed().as_secs_f64() * (total - done) as f64 / done.max(1) as f64;
+            format!(
+                "writing the file: {} of {}, {} left",
+                human(done),
+                human(total),
+                human_seconds(left)
+            )
+        });
         !interrupt.hit()
     });
     line.end();
@@ -61,47 +71,6 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     );
     println!("serve it with `hearth serve --flash {}`", path.display());
     Ok(())
-}
-
-/// A new flash file being written: shown on a terminal, if it takes longer than a moment.
-struct WriteOutLine {
-    started: Instant,
-    next: Duration,
-    enabled: bool,
-    shown: bool,
-}
-
-impl WriteOutLine {
-    fn new(enabled: bool) -> WriteOutLine {
-        WriteOutLine {
-            started: Instant::now(),
-            next: Duration::from_secs(1),
-            enabled: enabled && std::io::stderr().is_terminal(),
-            shown: false,
-        }
-    }
-
-    fn show(&mut self, done: u64, total: u64) {
-        let took = self.started.elapsed();
-        if !self.enabled || took < self.next {
-            return;
-        }
-        self.next = took + POLL;
-        self.shown = true;
-        let left = took.as_secs_f64() * (total - done) as f64 / done.max(1) as f64;
-        eprint!(
-            "\r\x1b[Kwriting the file: {} of {}, {} left",
-            human(done),
-            human(total),
-            human_seconds(left)
-        );
-    }
-
-    fn end(&self) {
-        if self.shown {
-            eprintln!();
-        }
-    }
 }
 
 fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {

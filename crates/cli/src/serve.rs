@@ -47,6 +47,8 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             destage_rate: args.destage_rate.map_or(0, |s| s.0),
             accept_damage: args.accept_damage,
             poll: Duration::from_micros(args.poll.unwrap_or(0)),
+            // `run` puts it below the run directory.
+            images: std::path::PathBuf::new(),
         },
         run_dir: global.dir(),
         tcp,

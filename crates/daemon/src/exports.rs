@@ -41,7 +41,7 @@ impl DiskExport {
         DiskExport {
             id,
             name: name.to_owned(),
-            size: AtomicU64::new(origin.file().size()),
+            size: AtomicU64::new(origin.size()),
             read_only,
             closing: AtomicBool::new(false),
             connections: AtomicU64::new(0),
@@ -72,7 +72,7 @@ impl DiskExport {
 
     /// Appends what the origin says of a range the cache knows nothing of.
     fn origin_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>) {
-        match self.origin.file().extents(offset, len) {
+        match self.origin.extents(offset, len) {
             Ok(extents) => {
                 out.extend(
                     extents

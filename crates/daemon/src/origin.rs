@@ -16,7 +16,8 @@ use hearth_format::{DiskRecord, OriginIdentity};
 use hearth_io::checksum::crc32c;
 use hearth_io::file::Identity;
 use hearth_io::spec::OpenSpecError;
-use hearth_io::{BLOCK, BlockFile, Device, OpenError, OpenMode, OriginSpec};
+use hearth_io::{BLOCK, Device, OpenError, OriginSpec};
+use hearth_origin::How;
 
 use crate::error::{Error, Result};
 use crate::size::human;
@@ -37,67 +38,88 @@ pub fn parse(text: &str) -> Result<OriginSpec> {
     let spec: OriginSpec = text
         .parse()
         .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
-    if !spec.path.is_absolute() {
-        return Err(Error::invalid(
-            format!("the origin's path {} is relative", spec.path.display()),
-            "give an absolute path",
-        ));
-    }
+    hearth_origin::check(&spec).map_err(failure)?;
     Ok(spec)
 }
 
+/// How long requests of a disk wait for its origin's server.
+pub fn timeout(record: &DiskRecord) -> Duration {
+    match record.origin_timeout_ms {
+        0 => hearth_origin::TIMEOUT_DEFAULT,
+        ms => Duration::from_millis(u64::from(ms)),
+    }
+}
+
 /// Opens an origin and takes its lock.
-pub fn open(spec: &OriginSpec, read_only: bool) -> Result<Device> {
-    let device = spec
-        .open(OpenMode {
-            read_only,
-            unlocked: false,
-        })
-        .map_err(|e| match e {
-            OpenSpecError::Open(OpenError::InUse(path)) => Error::conflict(
-                format!(
-                    "the origin {} is in use (by another program, another disk, or mounted)",
-                    path.display()
-                ),
-                "stop its other user first",
-            ),
-            OpenSpecError::Open(OpenError::Open { path, source, .. })
-                if source.kind() == ErrorKind::IsADirectory =>
-            {
-                Error::invalid(
-                    format!("the origin {} is a directory", path.display()),
-                    "give a regular file or a block device",
-                )
-            }
-            OpenSpecError::Open(OpenError::Open { path, source, .. }) => Error::unavailable(
-                format!("cannot open the origin {}: {source}", path.display()),
-                "check that it exists and that the daemon's user may read and write it",
-            ),
-            OpenSpecError::Open(OpenError::NotBlock(path)) => Error::invalid(
-                format!(
-                    "the origin {} is neither a regular file nor a block device",
-                    path.display()
-                ),
-                "give one of those",
-            ),
-            other => Error::unavailable(format!("cannot use the origin: {other}"), ""),
-        })?;
-    if device.file().size() == 0 {
+///
+/// `images` is the directory for the sockets of image processes.
+pub fn open(spec: &OriginSpec, record: &DiskRecord, images: &Path) -> Result<Device> {
+    let how = How {
+        read_only: record.read_only,
+        timeout: timeout(record),
+        images: images.to_owned(),
+    };
+    let device = hearth_origin::open(spec, &how).map_err(failure)?;
+    if device.size() == 0 {
         return Err(Error::invalid(
-            format!("the origin {} is empty", spec.path.display()),
+            format!("the origin {} is empty", device.name()),
             "give it its size first, for instance with `truncate -s 100G`",
         ));
     }
     Ok(device)
 }
 
-/// True if `path` is there and of at least `size` bytes. Looks only; takes no lock.
-pub fn is_found(text: &str, size: u64) -> bool {
-    let look = OpenMode {
-        read_only: true,
-        unlocked: true,
+/// An origin that will not open, in the words of the control plane.
+fn failure(e: hearth_origin::OpenError) -> Error {
+    use hearth_origin::OpenError as Origin;
+    let file = match e {
+        Origin::File(OpenSpecError::Open(file)) => file,
+        Origin::Relative(path) => {
+            return Error::invalid(
+                format!("the origin's path {} is relative", path.display()),
+                "give an absolute path",
+            );
+        }
+        Origin::Scheme(_) | Origin::Uri(_) | Origin::Image(_) | Origin::ReadOnly(_) => {
+            return Error::invalid(e.to_string(), "");
+        }
+        Origin::File(_) | Origin::Nbd(_) => {
+            return Error::unavailable(format!("cannot use the origin: {e}"), "");
+        }
     };
-    parse(text).is_ok_and(|spec| BlockFile::open(&spec.path, look).is_ok_and(|f| f.size() >= size))
+    match file {
+        OpenError::InUse(path) => Error::conflict(
+            format!(
+                "the origin {} is in use (by another program, another disk, or mounted)",
+                path.display()
+            ),
+            "stop its other user first",
+        ),
+        OpenError::Open { path, source, .. } if source.kind() == ErrorKind::IsADirectory => {
+            Error::invalid(
+                format!("the origin {} is a directory", path.display()),
+                "give a regular file or a block device",
+            )
+        }
+        OpenError::Open { path, source, .. } => Error::unavailable(
+            format!("cannot open the origin {}: {source}", path.display()),
+            "check that it exists and that the daemon's user may read and write it",
+        ),
+        OpenError::NotBlock(path) => Error::invalid(
+            format!(
+                "the origin {} is neither a regular file nor a block device",
+                path.display()
+            ),
+            "give one of those",
+        ),
+        other => Error::unavailable(format!("cannot use the origin: {other}"), ""),
+    }
+}
+
+/// True if the origin is there and, as far as that can be seen, of at least `size` bytes. Looks
+/// only; takes no lock.
+pub fn is_found(text: &str, size: u64) -> bool {
+    parse(text).is_ok_and(|spec| hearth_origin::is_there(&spec, size))
 }
 
 /// True if both paths name the same file or device.
@@ -120,7 +142,7 @@ pub fn identity(device: &Device) -> Option<OriginIdentity> {
         ctime_ns,
         dev,
         inode,
-    } = device.file().identity().ok()?;
+    } = device.identity().ok()?;
     Some(OriginIdentity {
         size,
         mtime_ns,
@@ -177,7 +199,7 @@ pub fn difference(
 /// Compares a sample of cached clean blocks with the origin; the first that differs, as its
 /// byte offset. An origin that cannot be read is not different: it fails later, visibly.
 pub fn compare_sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u64> {
-    let size = device.file().size();
+    let size = device.size();
     let blocks = size.div_ceil(BLOCK);
     let edge = EDGE_BYTES / BLOCK;
     let edges = [
@@ -217,7 +239,7 @@ fn first_difference(
     let window = buffer.get_mut(..run.len() * BLOCK as usize)?;
     // The last block of an odd-sized origin is padded with zeros in the cache.
     window.get_mut(len..)?.fill(0);
-    device.file().read_at(offset, window.get_mut(..len)?).ok()?;
+    device.read_at(offset, window.get_mut(..len)?).ok()?;
     let differs = |((_, want), bytes): (&(u64, u32), &[u8])| crc32c(bytes) != *want;
     let at = run
         .iter()
@@ -237,6 +259,14 @@ mod tests {
         dev: 3,
         inode: 4,
     };
+
+    fn open_file(path: &Path) -> Result<Device> {
+        open(
+            &OriginSpec::file(path),
+            &DiskRecord::default(),
+            Path::new(""),
+        )
+    }
 
     #[test]
     fn what_counts_as_a_change() {
@@ -309,7 +339,7 @@ mod tests {
             .map(|i| (i % 251) as u8)
             .collect();
         std::fs::write(&path, &data).unwrap();
-        let device = open(&OriginSpec::file(&path), false).unwrap();
+        let device = open_file(&path).unwrap();
         let crc = |i: usize| {
             let mut block = data[i * 4096..data.len().min((i + 1) * 4096)].to_vec();
             block.resize(4096, 0);
@@ -332,11 +362,11 @@ mod tests {
     #[test]
     fn origins_that_will_not_do() {
         let dir = tempfile::tempdir().unwrap();
-        let missing = open(&OriginSpec::file(dir.path().join("none")), false).unwrap_err();
+        let missing = open_file(&dir.path().join("none")).unwrap_err();
         assert!(missing.what.contains("none"), "{missing}");
-        assert!(open(&OriginSpec::file(dir.path()), false).is_err());
+        assert!(open_file(dir.path()).is_err());
         std::fs::write(dir.path().join("empty"), b"").unwrap();
-        let empty = open(&OriginSpec::file(dir.path().join("empty")), false).unwrap_err();
+        let empty = open_file(&dir.path().join("empty")).unwrap_err();
         assert!(empty.what.contains("empty"), "{empty}");
         assert!(parse("relative").is_err());
     }

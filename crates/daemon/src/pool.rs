@@ -297,7 +297,7 @@ impl Pool {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        self.media.file().path()
+        self.media.path()
     }
 
     /// The registry as it is on flash.
@@ -331,7 +331,7 @@ impl Pool {
                 &self.superblock.layout,
                 self.superblock.pool,
             )
-            .map_err(|e| format_error(self.media.file().path(), &e))?;
+            .map_err(|e| format_error(self.media.path(), &e))?;
             self.registry = next;
         }
         Ok(value)
@@ -363,7 +363,7 @@ impl Pool {
         self.superblock.last_host = host.to_owned();
         self.superblock
             .store(&mut self.media)
-            .map_err(|e| format_error(self.media.file().path(), &e))
+            .map_err(|e| format_error(self.media.path(), &e))
     }
 
     /// The pool as reported.

@@ -52,6 +52,12 @@ pub fn vhost_dir(dir: &Path) -> PathBuf {
     dir.join("vhost")
 }
 
+/// The directory of the sockets of image processes in a run directory, as an absolute path.
+pub fn images_dir(dir: &Path) -> PathBuf {
+    let dir = dir.join("images");
+    std::path::absolute(&dir).unwrap_or(dir)
+}
+
 /// The vhost-user socket of a disk in a run directory.
 pub fn vhost_socket(dir: &Path, disk: &str) -> PathBuf {
     vhost_dir(dir).join(format!("{disk}.sock"))

@@ -18,7 +18,7 @@ use crate::api::server::{Control, router};
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::error::{Error, Result};
 use crate::notify::Notify;
-use crate::rundir::{RunDir, api_socket, nbd_socket};
+use crate::rundir::{RunDir, api_socket, images_dir, nbd_socket};
 use crate::vhost::VhostSockets;
 
 /// Threads for control operations, which may wait for slow origins.
@@ -71,7 +71,11 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     let signalled = watch_signals()?;
     let mut run_dir = RunDir::claim(&options.run_dir)?;
     let tcp = options.tcp.as_ref().map(tcp_server).transpose()?;
-    let daemon = Daemon::start(&options.daemon)?;
+    let mut daemon_options = options.daemon.clone();
+    daemon_options.images = images_dir(run_dir.path());
+    // The run directory is ours alone now: what opens images there belongs to nobody.
+    hearth_origin::sweep(&daemon_options.images);
+    let daemon = Daemon::start(&daemon_options)?;
     let outcome = serve(&daemon, &mut run_dir, tcp, &notify, &signalled, begin);
     if outcome.is_err() {
         // The pool was opened; leave it in order.
@@ -345,8 +349,10 @@ impl Drop for Watchdog {
 
 /// Writes everything dirty of a pool nobody serves to its origins.
 pub fn export_offline(flash: &Path) -> Result<()> {
+    let images = std::env::temp_dir().join(format!("hearth-export-{}", std::process::id()));
     let daemon = Daemon::start(&Options {
         flash: flash.to_owned(),
+        images,
         ..Options::default()
     })?;
     match daemon.export_pool() {

@@ -42,6 +42,7 @@ mod tag {
     pub const ORIGIN_IDENTITY: u16 = 13;
     pub const CLEAN_DETACH: u16 = 14;
     pub const AUTO: u16 = 15;
+    pub const ORIGIN_TIMEOUT: u16 = 16;
 }
 
 /// How a disk is cached.
@@ -109,6 +110,9 @@ pub struct DiskRecord {
     pub clean_detach: bool,
     /// Its share of flash follows the advice, within `min_bytes` and `max_bytes`.
     pub auto: bool,
+    /// How long requests wait for an origin's server that is gone before they fail, in
+    /// milliseconds; 0 means the default.
+    pub origin_timeout_ms: u32,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -131,6 +135,7 @@ impl Default for DiskRecord {
             origin_identity: None,
             clean_detach: false,
             auto: false,
+            origin_timeout_ms: 0,
             unknown: Vec::new(),
         }
     }
@@ -177,7 +182,7 @@ impl DiskRecord {
             "its cache block size is no power of two from 4 KiB to 1 MiB"
         } else if self.max_bytes != 0 && self.min_bytes > self.max_bytes {
             "its reserved flash is more than its limit"
-        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::AUTO) {
+        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::ORIGIN_TIMEOUT) {
             "it has too many unknown fields"
         } else if self
             .unknown
@@ -232,6 +237,13 @@ impl DiskRecord {
         field(out, tag::CLEAN_DETACH, &[u8::from(self.clean_detach)]);
         if self.auto {
             field(out, tag::AUTO, &[1]);
+        }
+        if self.origin_timeout_ms != 0 {
+            field(
+                out,
+                tag::ORIGIN_TIMEOUT,
+                &self.origin_timeout_ms.to_le_bytes(),
+            );
         }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
@@ -307,6 +319,9 @@ impl DiskRecord {
             }
             tag::CLEAN_DETACH => self.clean_detach = flag(tag, bytes)?,
             tag::AUTO => self.auto = flag(tag, bytes)?,
+            tag::ORIGIN_TIMEOUT => {
+                self.origin_timeout_ms = u32::from_le_bytes(exact(tag, bytes)?);
+            }
             tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
             tag => self.unknown.push((tag, bytes.to_vec())),
         }
@@ -316,7 +331,7 @@ impl DiskRecord {
 
 /// True for tags this version reads itself.
 fn known(tag: u16) -> bool {
-    (tag::ID..=tag::AUTO).contains(&tag)
+    (tag::ID..=tag::ORIGIN_TIMEOUT).contains(&tag)
 }
 
 fn newer(feature: String) -> FormatError {

@@ -187,6 +187,7 @@ fn registry() {
         }),
         clean_detach: true,
         auto: false,
+        origin_timeout_ms: 0,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {

@@ -94,6 +94,7 @@ prop_compose! {
             origin_identity: flags[1].then_some(OriginIdentity { size: size_then, mtime_ns, ctime_ns, dev, inode }),
             clean_detach: flags[2],
             auto: flags[3],
+            origin_timeout_ms: if flags[2] { 0 } else { shift },
             unknown,
         }
     }

@@ -1,14 +1,19 @@
-//! What a [`Target`](crate::Target) stands for: a file or block device, perhaps made slow or
-//! faulty on purpose.
+//! What a [`Target`](crate::Target) stands for: a file, a block device or something remote,
+//! perhaps made slow or faulty on purpose.
 
+use crate::buf::Buf;
 use crate::disk::SlowDisk;
 use crate::fault::{FaultKind, Faults};
-use crate::file::BlockFile;
+use crate::file::{BlockFile, Extent, Identity};
+use crate::helper::Job;
 use crate::media::Media;
 use crate::model::HddParams;
-use crate::op::{IoError, IoOp, OpKind};
+use crate::op::{Class, IoError, IoOp, OpKind, Target};
+use crate::remote::Remote;
 use crate::spec::Drive;
+use smallvec::{SmallVec, smallvec};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -25,10 +30,19 @@ impl std::fmt::Debug for FirstWrite {
     }
 }
 
+/// Bytes asked of something remote at a time outside the data path.
+const REMOTE_PIECE: usize = 1 << 20;
+
+#[derive(Debug)]
+enum Backing {
+    File(BlockFile),
+    Remote(Arc<dyn Remote>),
+}
+
 /// A flash device or origin, ready for any driver. Shared by all data threads.
 #[derive(Debug)]
 pub struct Device {
-    file: BlockFile,
+    backing: Backing,
     faults: Faults,
     latency_ns: u64,
     disk: Option<SlowDisk>,
@@ -38,8 +52,17 @@ pub struct Device {
 impl Device {
     /// The file as it is.
     pub fn new(file: BlockFile) -> Device {
+        Device::over(Backing::File(file))
+    }
+
+    /// Something that is no file.
+    pub fn remote(remote: Arc<dyn Remote>) -> Device {
+        Device::over(Backing::Remote(remote))
+    }
+
+    fn over(backing: Backing) -> Device {
         Device {
-            file,
+            backing,
             faults: Faults::default(),
             latency_ns: 0,
             disk: None,
@@ -87,8 +110,16 @@ impl Device {
     /// Completes nothing sooner than a modelled hard disk would: one of this size, or a shared
     /// one as large as all who share it. Its state is shared by all who use the device. Starts a
     /// thread, unless the drive has one; of a shared drive the first one's `params` count.
+    ///
+    /// Only for files: the model's thread executes by blocking, which a remote does not.
     pub fn with_hdd(mut self, drive: &Drive, params: HddParams) -> io::Result<Device> {
-        let (path, size) = (self.file.path(), self.file.size());
+        let Some(file) = self.file() else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a modelled disk needs a file underneath",
+            ));
+        };
+        let (path, size) = (file.path(), file.size());
         self.disk = Some(match drive {
             Drive::Own => SlowDisk::start(path, size, params)?,
             Drive::Shared(name) => SlowDisk::join(name, path, size, params)?,
@@ -96,9 +127,152 @@ impl Device {
         Ok(self)
     }
 
-    /// The file or block device underneath.
-    pub fn file(&self) -> &BlockFile {
-        &self.file
+    /// The file or block device underneath, if it is one.
+    pub fn file(&self) -> Option<&BlockFile> {
+        match &self.backing {
+            Backing::File(file) => Some(file),
+            Backing::Remote(_) => None,
+        }
+    }
+
+    /// What is underneath, if it is no file.
+    pub fn as_remote(&self) -> Option<&Arc<dyn Remote>> {
+        match &self.backing {
+            Backing::File(_) => None,
+            Backing::Remote(remote) => Some(remote),
+        }
+    }
+
+    /// What it is called in messages: a path or an address.
+    pub fn name(&self) -> String {
+        match &self.backing {
+            Backing::File(file) => file.path().display().to_string(),
+            Backing::Remote(remote) => remote.name(),
+        }
+    }
+
+    /// The path of a file or block device; empty for what is remote.
+    pub fn path(&self) -> &Path {
+        self.file().map_or(Path::new(""), BlockFile::path)
+    }
+
+    /// Size in bytes, as of the last [`refresh_size`](Self::refresh_size).
+    pub fn size(&self) -> u64 {
+        match &self.backing {
+            Backing::File(file) => file.size(),
+            Backing::Remote(remote) => remote.size(),
+        }
+    }
+
+    /// Asks for the size again (it may have been resized) and returns it. Blocks.
+    pub fn refresh_size(&self) -> io::Result<u64> {
+        match &self.backing {
+            Backing::File(file) => file.refresh_size(),
+            Backing::Remote(remote) => remote.refresh_size(),
+        }
+    }
+
+    /// Alignment in bytes of offsets and lengths for I/O without read-modify-write.
+    pub fn align(&self) -> u32 {
+        match &self.backing {
+            Backing::File(file) => file.align(),
+            Backing::Remote(remote) => remote.align(),
+        }
+    }
+
+    /// True unless it is in a regular file, whose times and number say something of its content.
+    pub fn is_device(&self) -> bool {
+        match &self.backing {
+            Backing::File(file) => file.is_device(),
+            Backing::Remote(remote) => remote.identity().is_none(),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match &self.backing {
+            Backing::File(file) => file.is_read_only(),
+            Backing::Remote(remote) => remote.is_read_only(),
+        }
+    }
+
+    /// What the kernel says about the file now; of what is remote often only the size is known.
+    pub fn identity(&self) -> io::Result<Identity> {
+        match &self.backing {
+            Backing::File(file) => file.identity(),
+            Backing::Remote(remote) => Ok(remote.identity().unwrap_or(Identity {
+                size: remote.size(),
+                ..Identity::default()
+            })),
+        }
+    }
+
+    /// Data and holes of a range, as [`BlockFile::extents`]; what is remote is all data.
+    pub fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<Extent>> {
+        match &self.backing {
+            Backing::File(file) => file.extents(offset, len),
+            Backing::Remote(_) => Ok(vec![Extent {
+                offset,
+                len,
+                data: true,
+            }]),
+        }
+    }
+
+    /// Fills `data` from `offset`; an error if that reaches past the end. Blocks.
+    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let remote = match &self.backing {
+            Backing::File(file) => return file.read_at(offset, data),
+            Backing::Remote(remote) => remote,
+        };
+        let align = u64::from(remote.align());
+        let end = offset
+            .checked_add(data.len() as u64)
+            .filter(|end| *end <= remote.size())
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        let mut at = offset;
+        while at < end {
+            let from = at / align * align;
+            let to = end
+                .min(from + REMOTE_PIECE as u64)
+                .next_multiple_of(align)
+                .min(remote.size());
+            let window = Buf::zeroed((to - from) as usize).slice(0, (to - from) as usize);
+            let op = call(remote, OpKind::Read, from, to - from, smallvec![window])?;
+            let got = op.bufs.first().map_or(&[][..], |b| b.bytes());
+            let take = to.min(end) - at;
+            let skip = (at - from) as usize;
+            let place = &mut data[(at - offset) as usize..][..take as usize];
+            place.copy_from_slice(&got[skip..][..take as usize]);
+            at += take;
+        }
+        Ok(())
+    }
+
+    /// Stores `data` at `offset`; an error if that reaches past the end. Blocks. Of what is
+    /// remote, the range must be aligned.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let remote = match &self.backing {
+            Backing::File(file) => return file.write_at(offset, data),
+            Backing::Remote(remote) => remote,
+        };
+        let mut at = offset;
+        for piece in data.chunks(REMOTE_PIECE) {
+            let mut window = Buf::zeroed(piece.len()).slice(0, piece.len());
+            window.bytes_mut().copy_from_slice(piece);
+            let len = piece.len() as u64;
+            call(remote, OpKind::Write, at, len, smallvec![window])?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Makes completed writes durable. Blocks.
+    pub fn flush(&self) -> io::Result<()> {
+        match &self.backing {
+            Backing::File(file) => file.flush(),
+            Backing::Remote(remote) if remote.is_read_only() => Ok(()),
+            Backing::Remote(remote) => call(remote, OpKind::Flush, 0, 0, SmallVec::new()).map(drop),
+        }
     }
 
     /// Failures to inject.
@@ -115,8 +289,23 @@ impl Device {
         self.latency_ns
     }
 
-    pub(crate) fn disk(&self) -> Option<&SlowDisk> {
-        self.disk.as_ref()
+    /// The file the ring may be given operations on.
+    #[inline]
+    pub(crate) fn ring_file(&self) -> Option<&BlockFile> {
+        match &self.backing {
+            Backing::File(file) if self.disk.is_none() => Some(file),
+            _ => None,
+        }
+    }
+
+    /// Gives a job to the thread that serves this device; back if it has none.
+    pub(crate) fn take(&self, job: Job) -> Option<Job> {
+        match (&self.disk, &self.backing) {
+            (Some(disk), _) => disk.push(job),
+            (None, Backing::Remote(remote)) => remote.push(job),
+            (None, Backing::File(_)) => return Some(job),
+        }
+        None
     }
 
     /// Refuses what no driver should try: armed faults, ranges past the end, writes to a
@@ -126,10 +315,16 @@ impl Device {
         match op.kind {
             OpKind::Flush => return Ok(()),
             OpKind::Read => {}
-            _ if self.file.is_read_only() => return Err(IoError::Os(libc::EROFS)),
+            _ if self.is_read_only() => return Err(IoError::Os(libc::EROFS)),
             _ => {}
         }
-        self.file.check_range(op.offset, op.len)?;
+        if op
+            .offset
+            .checked_add(op.len)
+            .is_none_or(|end| end > self.size())
+        {
+            return Err(IoError::UnexpectedEof);
+        }
         let has_data = matches!(op.kind, OpKind::Read | OpKind::Write);
         if has_data && op.bufs.iter().map(|b| b.len() as u64).sum::<u64>() != op.len {
             return Err(IoError::Os(libc::EINVAL));
@@ -140,34 +335,26 @@ impl Device {
         Ok(())
     }
 
-    /// True if the ring can do a read or write whole on the direct descriptor.
-    #[inline]
-    pub(crate) fn fits_ring(&self, op: &IoOp) -> bool {
-        self.file.fits_direct(op.offset, op.len)
-            && op
-                .bufs
-                .iter()
-                .all(|b| self.file.fits_memory(b.as_ptr(), b.len()))
-    }
-
-    /// Executes an admitted operation; blocks.
+    /// Executes an admitted operation on a file; blocks.
     pub(crate) fn execute(&self, op: &mut IoOp) -> Result<(), IoError> {
+        // What is remote has a thread of its own for this.
+        let file = self.file().ok_or(IoError::Os(libc::EIO))?;
         let mut at = op.offset;
         let done = match op.kind {
             OpKind::Read => op.bufs.iter_mut().try_for_each(|buf| {
                 let len = buf.len() as u64;
-                self.file.read_at(at, buf.bytes_mut())?;
+                file.read_at(at, buf.bytes_mut())?;
                 at += len;
                 Ok(())
             }),
             OpKind::Write => op.bufs.iter().try_for_each(|buf| {
-                self.file.write_at(at, buf.bytes())?;
+                file.write_at(at, buf.bytes())?;
                 at += buf.len() as u64;
                 Ok(())
             }),
-            OpKind::Flush => self.file.flush(),
-            OpKind::Discard => self.file.discard(op.offset, op.len),
-            OpKind::WriteZeroes { punch } => self.file.write_zeroes(op.offset, op.len, punch),
+            OpKind::Flush => file.flush(),
+            OpKind::Discard => file.discard(op.offset, op.len),
+            OpKind::WriteZeroes { punch } => file.write_zeroes(op.offset, op.len, punch),
         };
         done.map_err(|e: io::Error| match e.kind() {
             io::ErrorKind::UnexpectedEof => IoError::UnexpectedEof,
@@ -186,37 +373,66 @@ impl Device {
     }
 }
 
+/// Has a remote do one thing, and waits for it.
+fn call(
+    remote: &Arc<dyn Remote>,
+    kind: OpKind,
+    offset: u64,
+    len: u64,
+    bufs: SmallVec<[crate::buf::BufSlice; 2]>,
+) -> io::Result<IoOp> {
+    let (job, answer) = Job::awaited(IoOp {
+        id: 0,
+        // Nobody looks it up: the job goes straight to its remote.
+        target: Target::Origin(0),
+        kind,
+        offset,
+        len,
+        bufs,
+        crcs: SmallVec::new(),
+        class: Class::Foreground,
+    });
+    remote.push(job);
+    // A job that is dropped answers, too.
+    let finished = answer
+        .recv()
+        .map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
+    match finished.result {
+        Ok(()) => Ok(finished.op),
+        Err(IoError::Os(errno)) => Err(io::Error::from_raw_os_error(errno)),
+        Err(IoError::UnexpectedEof) => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 /// Synchronous access for formatting and recovery. Faults apply; modelled slowness does not.
 impl Media for Arc<Device> {
     fn len(&self) -> u64 {
-        self.file.size()
+        self.size()
     }
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.fault(FaultKind::Read, offset, data.len())?;
-        self.file.read_at(offset, data)
+        Device::read_at(self, offset, data)
     }
     fn read_many(&mut self, reads: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         crate::media::read_parallel(reads, |offset, data| {
             self.fault(FaultKind::Read, offset, data.len())?;
-            self.file.read_at(offset, data)
+            Device::read_at(self, offset, data)
         })
     }
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.fault(FaultKind::Write, offset, data.len())?;
-        self.file.write_at(offset, data)
+        Device::write_at(self, offset, data)
     }
     fn flush(&mut self) -> io::Result<()> {
         self.fault(FaultKind::Flush, 0, 0)?;
-        self.file.flush()
+        Device::flush(self)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buf::Buf;
-    use crate::op::{BLOCK, Class, Target};
-    use smallvec::SmallVec;
+    use crate::op::BLOCK;
     use std::sync::atomic::AtomicU32;
 
     fn op(kind: OpKind) -> IoOp {

@@ -80,7 +80,7 @@ pub struct OpenMode {
 }
 
 /// What identifies the content of an origin between two runs, as far as the kernel can tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// Bytes.
     pub size: u64,

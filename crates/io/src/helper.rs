@@ -10,16 +10,25 @@ use crate::op::{IoError, IoOp};
 use crate::sys::now_ns;
 use crate::wake::WakeHandle;
 use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// An operation that ended on another thread.
 pub(crate) struct Finished {
     pub op: IoOp,
-    pub device: Arc<Device>,
+    /// `None` for what was asked outside the data path.
+    pub device: Option<Arc<Device>>,
     pub result: Result<(), IoError>,
     pub start_ns: u64,
     pub end_ns: u64,
+}
+
+impl Finished {
+    /// What the device adds to every operation, nanoseconds.
+    pub(crate) fn latency_ns(&self) -> u64 {
+        self.device.as_ref().map_or(0, |d| d.latency_ns())
+    }
 }
 
 /// Where helpers put what they finished. One per driver; bounded by its in-flight limit.
@@ -42,47 +51,91 @@ impl Outbox {
     }
 }
 
-/// One operation to execute by blocking.
-pub(crate) struct Job {
+/// Who waits for a job.
+enum Waiter {
+    Driver(Arc<Outbox>),
+    /// A thread that does nothing else meanwhile.
+    Caller(SyncSender<Finished>),
+}
+
+/// One operation for another thread to execute. Answers exactly once, with `EIO` if dropped.
+pub struct Job {
     /// `None` once answered: the job then holds nothing the answer's receiver may want to close.
-    work: Option<(IoOp, Arc<Device>)>,
+    work: Option<(IoOp, Option<Arc<Device>>)>,
     start_ns: u64,
-    outbox: Arc<Outbox>,
+    waiter: Waiter,
 }
 
 impl Job {
     pub(crate) fn new(op: IoOp, device: Arc<Device>, start_ns: u64, outbox: Arc<Outbox>) -> Job {
         Job {
-            work: Some((op, device)),
+            work: Some((op, Some(device))),
             start_ns,
-            outbox,
+            waiter: Waiter::Driver(outbox),
         }
     }
 
-    pub(crate) fn op(&self) -> Option<&IoOp> {
+    /// A job of a thread that waits for its answer.
+    pub(crate) fn awaited(op: IoOp) -> (Job, Receiver<Finished>) {
+        // One answer per job, so that the sender never waits.
+        let (sender, receiver) = sync_channel(1);
+        let job = Job {
+            work: Some((op, None)),
+            start_ns: now_ns(),
+            waiter: Waiter::Caller(sender),
+        };
+        (job, receiver)
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Option<&IoOp> {
         self.work.as_ref().map(|(op, _)| op)
     }
 
-    /// Executes and answers.
+    /// When it was submitted, nanoseconds of [`now_ns`].
+    pub fn start_ns(&self) -> u64 {
+        self.start_ns
+    }
+
+    /// Executes on the device's file and answers.
     pub(crate) fn run(mut self) {
-        if let Some((op, device)) = self.work.as_mut() {
-            let result = device.execute(op);
-            self.answer(result);
-        }
+        let result = match self.work.as_mut() {
+            Some((op, Some(device))) => device.execute(op),
+            _ => return,
+        };
+        self.answer(result);
+    }
+
+    /// Answers.
+    pub fn finish(mut self, result: Result<(), IoError>) {
+        self.answer(result);
     }
 
     fn answer(&mut self, result: Result<(), IoError>) {
-        if let Some((op, device)) = self.work.take() {
-            let finished = Finished {
-                op,
-                device,
-                result,
-                start_ns: self.start_ns,
-                end_ns: now_ns(),
-            };
-            lock(&self.outbox.done).push(finished);
-            self.outbox.wake.wake();
+        let Some((op, device)) = self.work.take() else {
+            return;
+        };
+        let finished = Finished {
+            op,
+            device,
+            result,
+            start_ns: self.start_ns,
+            end_ns: now_ns(),
+        };
+        match &self.waiter {
+            Waiter::Driver(outbox) => {
+                lock(&outbox.done).push(finished);
+                outbox.wake.wake();
+            }
+            // Nobody waits any more if it cannot be sent.
+            Waiter::Caller(sender) => drop(sender.try_send(finished)),
         }
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Job").field(&self.op()).finish()
     }
 }
 

@@ -1,9 +1,10 @@
 //! How an origin is written on a command line or in a config file.
 //!
-//! `PATH` or `file:PATH` is a file or block device. Wrappers before it make it slow or faulty,
-//! for demos, benchmarks and tests, and may be stacked: `model-hdd:PATH`, `model-hdd=NAME:PATH`
-//! (all origins of that NAME lie on one modelled drive), `model-latency=8ms:PATH`,
-//! `fault=eio-read:PATH`, `fault=eio-write@1M+64K:PATH`.
+//! `PATH` or `file:PATH` is a file or block device; what starts with another scheme (`nbd://…`,
+//! `qcow2:PATH`) is kept as it is for somebody who knows it. Wrappers before it make it slow or
+//! faulty, for demos, benchmarks and tests, and may be stacked: `model-hdd:PATH`,
+//! `model-hdd=NAME:PATH` (all origins of that NAME lie on one modelled drive),
+//! `model-latency=8ms:PATH`, `fault=eio-read:PATH`, `fault=eio-write@1M+64K:PATH`.
 
 use crate::device::Device;
 use crate::fault::{FaultKind, FaultRule};
@@ -11,7 +12,7 @@ use crate::file::{BlockFile, OpenError, OpenMode};
 use crate::model::HddParams;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Longest latency a spec may ask for: one minute. More is a typing error.
@@ -29,11 +30,28 @@ pub enum Drive {
     Shared(String),
 }
 
+/// Where an origin's data is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file or block device.
+    File(PathBuf),
+    /// Something with another scheme.
+    Other {
+        /// What stands before the colon, in lower case.
+        scheme: String,
+        /// What stands behind it, as it was written.
+        rest: String,
+    },
+}
+
+/// Longest scheme.
+const SCHEME_MAX: usize = 16;
+
 /// What an origin spec says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginSpec {
-    /// The file or block device.
-    pub path: PathBuf,
+    /// Where the data is.
+    pub source: Source,
     /// Behaves like a modelled hard disk.
     pub hdd: Option<Drive>,
     /// Completes nothing sooner than this many nanoseconds; 0: as fast as it is.
@@ -53,6 +71,9 @@ pub enum SpecError {
     /// A name of a drive that is none.
     #[error("\"{0}\" is not a name for a modelled drive; write 1 to 32 letters, digits, - or _")]
     Drive(String),
+    /// A scheme where only a path will do.
+    #[error("\"{0}:\" is not a file; a modelled disk needs one underneath")]
+    NotFile(String),
     /// A latency that is none.
     #[error("\"{0}\" is not a latency; write a number with us, ms or s, up to 60s, such as 8ms")]
     Latency(String),
@@ -69,6 +90,9 @@ pub enum OpenSpecError {
     /// The file or device.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// It is no file.
+    #[error("\"{0}:\" is not a file")]
+    NotFile(String),
     /// The thread of a modelled disk.
     #[error("cannot start the thread of the modelled disk: {0}; check the limit on processes")]
     Thread(io::Error),
@@ -79,7 +103,7 @@ impl FromStr for OriginSpec {
 
     fn from_str(text: &str) -> Result<OriginSpec, SpecError> {
         let mut spec = OriginSpec {
-            path: PathBuf::new(),
+            source: Source::File(PathBuf::new()),
             hdd: None,
             latency_ns: 0,
             faults: Vec::new(),
@@ -108,12 +132,37 @@ impl FromStr for OriginSpec {
                 break;
             }
         }
-        spec.path = rest.strip_prefix("file:").unwrap_or(rest).into();
-        if spec.path.as_os_str().is_empty() {
-            return Err(SpecError::NoPath(text.to_owned()));
+        spec.source = source(rest);
+        match &spec.source {
+            Source::File(path) if path.as_os_str().is_empty() => {
+                Err(SpecError::NoPath(text.to_owned()))
+            }
+            Source::Other { scheme, .. } if spec.hdd.is_some() => {
+                Err(SpecError::NotFile(scheme.clone()))
+            }
+            _ => Ok(spec),
         }
-        Ok(spec)
     }
+}
+
+fn source(text: &str) -> Source {
+    match text.split_once(':') {
+        Some(("file", path)) => Source::File(path.into()),
+        Some((scheme, rest)) if is_scheme(scheme) => Source::Other {
+            scheme: scheme.to_ascii_lowercase(),
+            rest: rest.to_owned(),
+        },
+        _ => Source::File(text.into()),
+    }
+}
+
+/// True for what may be a URI's scheme (RFC 3986, 3.1). A single letter is none.
+fn is_scheme(text: &str) -> bool {
+    (2..=SCHEME_MAX).contains(&text.len())
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
 /// `key` + value + `:` + the rest.
@@ -173,17 +222,32 @@ impl OriginSpec {
     /// A plain file or block device.
     pub fn file(path: impl Into<PathBuf>) -> OriginSpec {
         OriginSpec {
-            path: path.into(),
+            source: Source::File(path.into()),
             hdd: None,
             latency_ns: 0,
             faults: Vec::new(),
         }
     }
 
-    /// Opens what the spec names. A modelled disk starts a thread, a shared one its first origin.
+    /// The path, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.source {
+            Source::File(path) => Some(path),
+            Source::Other { .. } => None,
+        }
+    }
+
+    /// Opens the file the spec names. A modelled disk starts a thread.
     pub fn open(&self, mode: OpenMode) -> Result<Device, OpenSpecError> {
-        let mut device =
-            Device::new(BlockFile::open(&self.path, mode)?).with_latency(self.latency_ns);
+        match &self.source {
+            Source::File(path) => self.wrap(Device::new(BlockFile::open(path, mode)?)),
+            Source::Other { scheme, .. } => Err(OpenSpecError::NotFile(scheme.clone())),
+        }
+    }
+
+    /// Makes a device that was opened otherwise as slow and faulty as the spec says.
+    pub fn wrap(&self, device: Device) -> Result<Device, OpenSpecError> {
+        let mut device = device.with_latency(self.latency_ns);
         if let Some(drive) = &self.hdd {
             device = device
                 .with_hdd(drive, HddParams::default())
@@ -220,12 +284,13 @@ impl fmt::Display for OriginSpec {
             }
             f.write_str(":")?;
         }
-        // A path that looks like a wrapper needs the prefix to be read back as a path.
-        let path = self.path.to_string_lossy();
-        if ["file:", "model-", "fault="]
-            .iter()
-            .any(|p| path.starts_with(p))
-        {
+        let path = match &self.source {
+            Source::File(path) => path.to_string_lossy(),
+            Source::Other { scheme, rest } => return write!(f, "{scheme}:{rest}"),
+        };
+        // A path that looks like a wrapper or scheme needs the prefix to be read back as a path.
+        let wrapper = path.starts_with("model-") || path.starts_with("fault=");
+        if wrapper || !matches!(source(&path), Source::File(p) if p.as_os_str() == path.as_ref()) {
             f.write_str("file:")?;
         }
         f.write_str(&path)
@@ -245,6 +310,10 @@ mod tests {
             "model-latency=8000us:/a:b",
             "fault=eio-read:x",
             "fault=eio-write@4096+512:x",
+            "file:qcow2:x",
+            "qcow2:/a/b",
+            "model-latency=8000us:nbd+unix:///x?socket=/s",
+            "c:x",
         ] {
             let spec: OriginSpec = text.parse().unwrap();
             assert_eq!(spec.to_string(), text);
@@ -254,8 +323,8 @@ mod tests {
             .parse()
             .unwrap();
         assert_eq!(
-            (spec.hdd.clone(), spec.latency_ns, spec.path.to_str()),
-            (Some(Drive::Own), 1_500_000, Some("model-x"))
+            (spec.hdd.clone(), spec.latency_ns, spec.path()),
+            (Some(Drive::Own), 1_500_000, Some(Path::new("model-x")))
         );
         assert_eq!(spec.to_string().parse::<OriginSpec>().unwrap(), spec);
         let spec: OriginSpec = "fault=eio-all@1M+64K:/x".parse().unwrap();
@@ -278,6 +347,10 @@ mod tests {
                 "{text}"
             );
         }
+        assert_eq!(
+            "model-hdd:nbd://h".parse::<OriginSpec>(),
+            Err(SpecError::NotFile("nbd".into()))
+        );
         for text in [
             "model-latency=8:/a",
             "model-latency=99s:/a",

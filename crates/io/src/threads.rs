@@ -183,9 +183,8 @@ impl PollDriver {
         }
         self.at_helpers += 1;
         let job = Job::new(op, device.clone(), self.now, self.outbox.clone());
-        match device.disk() {
-            Some(disk) => disk.push(job),
-            None => self.helpers.push(job),
+        if let Some(job) = device.take(job) {
+            self.helpers.push(job);
         }
     }
 
@@ -194,11 +193,12 @@ impl PollDriver {
             self.outbox.take(&mut self.finished);
             self.at_helpers -= self.finished.len();
             for f in self.finished.drain(..) {
+                let latency_ns = f.latency_ns();
                 let done = f.op.done(f.result, f.end_ns.saturating_sub(f.start_ns));
                 settle_done(
                     done,
                     f.start_ns,
-                    f.device.latency_ns(),
+                    latency_ns,
                     self.now,
                     &mut self.delayed,
                     dones,

@@ -9,7 +9,7 @@
 use crate::buf::BufSlice;
 use crate::delay::Delayed;
 use crate::device::Device;
-use crate::file::{PUNCH, ZERO, unsupported_errno};
+use crate::file::{BlockFile, PUNCH, ZERO, unsupported_errno};
 use crate::helper::{Finished, Helpers, Job, Outbox};
 use crate::op::{IoDone, IoError, IoOp, OpKind};
 use crate::proactor::{Event, Proactor, SendList, Wait};
@@ -206,17 +206,14 @@ impl RingDriver {
         if let Err(e) = device.admit(&op) {
             return self.ready.push(op.done(Err(e), 0));
         }
-        let in_ring = device.disk().is_none()
-            && match op.kind {
-                OpKind::Read | OpKind::Write => op.len > 0 && device.fits_ring(&op),
-                OpKind::Flush => !device.file().is_read_only(),
-                OpKind::Discard | OpKind::WriteZeroes { punch: true } => {
-                    op.len > 0 && device.file().can_fallocate(false)
-                }
-                OpKind::WriteZeroes { punch: false } => {
-                    op.len > 0 && device.file().can_fallocate(true)
-                }
-            };
+        let in_ring = device.ring_file().is_some_and(|file| match op.kind {
+            OpKind::Read | OpKind::Write => op.len > 0 && fits_ring(file, &op),
+            OpKind::Flush => !file.is_read_only(),
+            OpKind::Discard | OpKind::WriteZeroes { punch: true } => {
+                op.len > 0 && file.can_fallocate(false)
+            }
+            OpKind::WriteZeroes { punch: false } => op.len > 0 && file.can_fallocate(true),
+        });
         if !in_ring {
             return self.hand_over(op, device, self.now);
         }
@@ -235,9 +232,8 @@ impl RingDriver {
     fn hand_over(&mut self, op: IoOp, device: Arc<Device>, start_ns: u64) {
         self.at_helpers += 1;
         let job = Job::new(op, device.clone(), start_ns, self.outbox.clone());
-        match device.disk() {
-            Some(disk) => disk.push(job),
-            None => self.helpers.push(job),
+        if let Some(job) = device.take(job) {
+            self.helpers.push(job);
         }
     }
 
@@ -250,7 +246,11 @@ impl RingDriver {
         else {
             return;
         };
-        let fd = types::Fd(device.file().direct_fd());
+        // Only what has a file comes here.
+        let Some(file) = device.ring_file() else {
+            return;
+        };
+        let fd = types::Fd(file.direct_fd());
         let offset = op.offset + done;
         let entry = match op.kind {
             OpKind::Flush => opcode::Fsync::new(fd)
@@ -512,11 +512,12 @@ impl RingDriver {
         self.outbox.take(&mut finished);
         self.at_helpers -= finished.len();
         for f in finished.drain(..) {
+            let latency_ns = f.latency_ns();
             let done = f.op.done(f.result, f.end_ns.saturating_sub(f.start_ns));
             settle_done(
                 done,
                 f.start_ns,
-                f.device.latency_ns(),
+                latency_ns,
                 self.now,
                 &mut self.delayed,
                 dones,
@@ -570,6 +571,16 @@ fn build() -> io::Result<IoUring> {
         }
     }
     Err(last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EINVAL)))
+}
+
+/// True if the ring can do a read or write whole on the direct descriptor.
+#[inline]
+fn fits_ring(file: &BlockFile, op: &IoOp) -> bool {
+    file.fits_direct(op.offset, op.len)
+        && op
+            .bufs
+            .iter()
+            .all(|b| file.fits_memory(b.as_ptr(), b.len()))
 }
 
 /// Writes the vectors of `bufs` from byte `skip` on into `iov`, neighbours in memory merged.

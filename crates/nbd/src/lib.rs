@@ -9,7 +9,6 @@
 pub mod certs;
 pub mod export;
 pub mod tls;
-pub mod wire;
 
 mod extents;
 mod factory;
@@ -19,6 +18,8 @@ mod output;
 mod session;
 mod slab;
 mod transmission;
+
+pub use hearth_nbd_wire as wire;
 
 pub use export::{Export, ExportSummary, Exports, Status};
 pub use extents::EXTENTS_MAX;

@@ -38,7 +38,7 @@ impl FileTarget {
         let device = parsed
             .open(mode)
             .map_err(|e| ReplayError::Open(e.to_string()))?;
-        let (size, align) = (device.file().size(), u64::from(device.file().align()));
+        let (size, align) = (device.size(), u64::from(device.align()));
         let targets = Targets::new();
         targets.set(PLACE, Some(Arc::new(device)));
         let proactor =

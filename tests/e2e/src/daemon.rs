@@ -32,6 +32,8 @@ pub struct Hearth {
     pub bound: bool,
     /// More arguments for `hearth serve`.
     pub serve_args: Vec<String>,
+    /// Where the daemon looks for programs, if not where the test does.
+    pub path: Option<PathBuf>,
 }
 
 /// The binary under test: `$HEARTH_BIN`, else the newest one beside this test.
@@ -92,6 +94,7 @@ impl Hearth {
             short,
             bound: false,
             serve_args: Vec::new(),
+            path: None,
         })
     }
 
@@ -227,6 +230,9 @@ impl Hearth {
             .append(true)
             .open(self.dir().join("daemon.log"))?;
         let mut command = Command::new(&self.bin);
+        if let Some(path) = &self.path {
+            command.env("PATH", path);
+        }
         command
             .args(["serve", "--flash"])
             .arg(&self.flash)

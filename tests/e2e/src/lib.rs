@@ -9,11 +9,13 @@ pub mod child;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
+pub mod load;
 pub mod machine;
 pub mod nbd;
 pub mod pattern;
 pub mod qmp;
 pub mod rng;
+pub mod servers;
 pub mod wait;
 
 pub use daemon::Hearth;

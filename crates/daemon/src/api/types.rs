@@ -85,12 +85,13 @@ pub enum Trust {
 }
 
 /// A disk to add.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskAdd {
     /// Name, also the NBD export's: letters, digits, `-`, `_`, `.`; at most 64 bytes.
     pub name: String,
-    /// Absolute path of the origin: a file or a block device.
+    /// The origin: the absolute path of a file or block device, or `nbd://HOST:PORT/EXPORT`,
+    /// `nbd+unix:///EXPORT?socket=PATH`, or an image such as `qcow2:PATH` (docs/origins.md).
     pub origin: String,
     /// Cache mode.
     #[serde(default)]
@@ -113,6 +114,9 @@ pub struct DiskAdd {
     /// Let the flash kept for it follow the advice, within `min` and `max`.
     #[serde(default)]
     pub auto: bool,
+    /// Seconds that requests wait for an origin's server that is gone before they fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_timeout: Option<f64>,
 }
 
 /// Settings to change; what is absent stays as it is.
@@ -242,6 +246,9 @@ pub struct DiskInfo {
     pub dirty: u64,
     /// NBD clients connected.
     pub connections: u64,
+    /// The connection to the origin's server; absent for files and block devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<OriginLink>,
     /// Ranges whose only copy was lost with the flash; they fail until written again or
     /// accepted as lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -252,6 +259,26 @@ pub struct DiskInfo {
     /// How far a flush or removal is, while one goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<DrainProgress>,
+}
+
+/// How a disk's origin is connected, if it is behind a server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OriginLink {
+    /// The server answers.
+    pub connected: bool,
+    /// Seconds since it was connected, or since the connection was lost.
+    pub seconds: f64,
+    /// Attempts to connect since it was lost; 0 while it is connected.
+    pub attempts: u64,
+    /// Requests fail because the server was gone for longer than `timeout`.
+    pub failing: bool,
+    /// Why the connection was lost (the last time) or cannot be had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Times it was lost and found again.
+    pub reconnects: u64,
+    /// Seconds that requests wait for the server before they fail.
+    pub timeout: f64,
 }
 
 /// A disk to remove.

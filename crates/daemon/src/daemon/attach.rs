@@ -28,6 +28,8 @@ const ATTACH_THREADS: usize = 16;
 const ATTACH_TIME: Duration = Duration::from_secs(5);
 /// How often missing origins are looked for.
 const RETRY_TIME: Duration = Duration::from_secs(1);
+/// Longest wait between two attempts to open an origin that is there but will not open.
+const PATIENCE_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for the last user of an origin that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 
@@ -48,7 +50,7 @@ pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
     DiskConfig {
         id: record.id,
         size: record.size,
-        origin_align: device.file().align(),
+        origin_align: device.align(),
         mode: Mode::from(mode_of(record.mode)),
         block_size: if record.block_size == 0 {
             BLOCK_SIZE_AUTO
@@ -125,6 +127,10 @@ impl Daemon {
         if lock(&self.attaching).contains(&id) {
             return;
         }
+        let patience = lock(&self.patience).get(&id).copied();
+        if patience.is_some_and(|(next, _)| Instant::now() < next) {
+            return;
+        }
         let Some(record) = lock(&self.pool).record(id).cloned() else {
             return;
         };
@@ -148,6 +154,13 @@ impl Daemon {
             return;
         };
         let slot = self.attach_slot(record, None);
+        // An attempt may start a process, and says in the log what came of it.
+        if matches!(slot.phase, Phase::Waiting(_)) {
+            let wait = patience.map_or(RETRY_TIME, |(_, wait)| (wait * 2).min(PATIENCE_MAX));
+            lock(&self.patience).insert(id, (Instant::now() + wait, wait));
+        } else {
+            lock(&self.patience).remove(&id);
+        }
         lock(&self.disks).insert(name.to_owned(), slot);
     }
 
@@ -187,12 +200,12 @@ impl Daemon {
     /// Opens the origin and compares it with what is known. Drops clean blocks that may be old.
     fn judge(&self, mut record: DiskRecord, trust: Option<Trust>) -> Result<Judged> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
-        let device = origin::open(&spec, record.read_only)?;
+        let device = origin::open(&spec, &record, &self.images)?;
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
             record.since_seq = record.since_seq.max(*since_seq);
         }
-        let size = device.file().size();
-        let path = spec.path.display();
+        let size = device.size();
+        let path = device.name();
         if size < record.size {
             return Err(Error::refused(
                 format!(
@@ -274,7 +287,7 @@ impl Daemon {
         let now = origin::identity(device);
         if let (Some(then), Some(now)) = (&record.origin_identity, &now)
             && let Some(why) =
-                origin::difference(then, now, device.file().is_device(), record.clean_detach)
+                origin::difference(then, now, device.is_device(), record.clean_detach)
         {
             return Some(why);
         }
@@ -300,7 +313,7 @@ impl Daemon {
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
         // Without this, what is read before the engine's own first flush could not be cached.
-        let state = match device.file().flush() {
+        let state = match device.flush() {
             Ok(()) => OriginState::Flushed,
             Err(e) => {
                 tracing::warn!(disk = %record.name, "the origin cannot be flushed: {e}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
-use hearth_io::{BLOCK, Device};
+use hearth_io::{BLOCK, Device, OriginSpec};
 
 use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
 use crate::api::advice::AdviceReport;
@@ -22,6 +22,10 @@ use crate::size::human;
 
 /// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
 const SEQ_CUTOFF: u64 = 1 << 20;
+/// Shortest limit for an origin's server, seconds: less would fail requests of a slow disk.
+const TIMEOUT_MIN: f64 = 0.5;
+/// Longest, seconds: a day.
+const TIMEOUT_MAX: f64 = 86_400.0;
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
 /// How often it looks.
@@ -34,6 +38,18 @@ fn block_size(bytes: Option<u64>) -> Result<u32> {
         _ => Err(Error::invalid(
             format!("the cache block size {bytes} is no power of two from 4K to 1M"),
             "choose 4K, 8K, 16K, 32K, 64K, 128K, 256K, 512K or 1M",
+        )),
+    }
+}
+
+/// Milliseconds for the registry of a limit in seconds; 0 for the default.
+fn timeout(seconds: Option<f64>) -> Result<u32> {
+    match seconds {
+        None => Ok(0),
+        Some(s) if (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&s) => Ok((s * 1000.0) as u32),
+        Some(s) => Err(Error::invalid(
+            format!("the origin timeout of {s} s is not between {TIMEOUT_MIN} and {TIMEOUT_MAX} s"),
+            "30 s outlast the restart of most servers",
         )),
     }
 }
@@ -89,8 +105,10 @@ impl Daemon {
     }
 
     /// Refuses an origin that is the flash, or another disk's.
-    fn check_unused(&self, path: &std::path::Path) -> Result<()> {
+    fn check_unused(&self, spec: &OriginSpec) -> Result<()> {
         let pool = lock(&self.pool);
+        let path = hearth_origin::local_path(spec).unwrap_or_default();
+        let path = path.as_path();
         if origin::is_same_file(path, pool.path()) {
             return Err(Error::invalid(
                 format!("{} is the pool's own flash device", path.display()),
@@ -98,15 +116,17 @@ impl Daemon {
             ));
         }
         let owner = pool.registry().disks.iter().find(|record| {
-            origin::parse(&record.origin)
-                .is_ok_and(|spec| spec.path == path || origin::is_same_file(&spec.path, path))
+            origin::parse(&record.origin).is_ok_and(|other| {
+                other.source == spec.source
+                    || hearth_origin::local_path(&other)
+                        .is_some_and(|p| p == path || origin::is_same_file(&p, path))
+            })
         });
         match owner {
             Some(record) => Err(Error::conflict(
                 format!(
                     "{} is already the origin of disk {}",
-                    path.display(),
-                    record.name
+                    record.origin, record.name
                 ),
                 "use that disk, or remove it first",
             )),
@@ -183,12 +203,9 @@ impl Daemon {
             })
         })?;
         let device = export.origin();
-        let size = device.file().refresh_size().map_err(|e| {
+        let size = device.refresh_size().map_err(|e| {
             Error::unavailable(
-                format!(
-                    "cannot ask {} for its size: {e}",
-                    device.file().path().display()
-                ),
+                format!("cannot ask {} for its size: {e}", device.name()),
                 "",
             )
         })?;
@@ -379,12 +396,17 @@ impl Control for Arc<Daemon> {
         self.check_share(&disk.name, disk.min)?;
         let spec = origin::parse(&disk.origin)?;
         let block_size = block_size(disk.block_size)?;
-        self.check_unused(&spec.path)?;
-        let device = origin::open(&spec, disk.read_only)?;
-        let size = device.file().size();
+        self.check_unused(&spec)?;
+        let mut record = DiskRecord {
+            read_only: disk.read_only,
+            origin_timeout_ms: timeout(disk.origin_timeout)?,
+            ..DiskRecord::default()
+        };
+        let device = origin::open(&spec, &record, &self.images)?;
+        let size = device.size();
         if size > DISK_MAX {
             return Err(Error::invalid(
-                format!("the origin {} is larger than 256 TiB", spec.path.display()),
+                format!("the origin {} is larger than 256 TiB", device.name()),
                 "",
             ));
         }
@@ -398,7 +420,7 @@ impl Control for Arc<Daemon> {
                     "remove one first",
                 )
             })?;
-        let record = DiskRecord {
+        record = DiskRecord {
             id,
             name: disk.name.clone(),
             origin: disk.origin,
@@ -408,10 +430,9 @@ impl Control for Arc<Daemon> {
             min_bytes: disk.min,
             max_bytes: disk.max,
             seq_cutoff: disk.seq_cutoff.unwrap_or(SEQ_CUTOFF),
-            read_only: disk.read_only,
             auto: disk.auto,
             serial: Uuid::new_v4(),
-            ..DiskRecord::default()
+            ..record
         };
         self.admit(record, device)?;
         let info = self.disk_info(&disk.name)?;

@@ -231,25 +231,38 @@ impl Daemon {
                 other => other.map_err(|e| control_error(&format!("remove {name}"), e))?,
             }
         }
-        let gone = self.erase(name, id, discard);
-        if let (Err(e), Some(origin)) = (&gone, origin) {
+        let rest = self.nothing_left(name, id, discard);
+        if let (Err(e), Some(origin)) = (&rest, &origin) {
             // It stays, so it has to be served again.
             tracing::error!(disk = %name, "cannot be removed: {e}");
             let record = lock(&self.pool).record(id).cloned();
             if let Some(record) = record {
                 self.engine
-                    .attach(
-                        super::attach::config(&record, &origin),
-                        OriginState::Unknown,
-                    )
+                    .attach(super::attach::config(&record, origin), OriginState::Unknown)
                     .map_err(|e| control_error(&format!("attach {name}"), e))?;
             }
         }
-        gone?;
+        rest?;
+        drop(origin);
         self.exports.remove(name);
         self.observer.forget_disk(id);
         if let Some(vhost) = self.exports.vhost() {
             vhost.disconnect(name);
+        }
+        // Whoever is told that the disk is gone finds its origin closed.
+        if let Some(slot) = lock(&self.disks).get_mut(name) {
+            slot.phase =
+                Phase::Waiting(Error::conflict(format!("disk {name} is being removed"), ""));
+        }
+        self.release(id);
+        if let Err(e) = self.erase(id) {
+            tracing::error!(disk = %name, "cannot be removed: {e}");
+            let record = lock(&self.pool).record(id).cloned();
+            if let Some(record) = record {
+                let slot = self.attach_slot(record, None);
+                lock(&self.disks).insert(name.to_owned(), slot);
+            }
+            return Err(e);
         }
         if let Some(stats) = stats {
             lock(&self.windows)
@@ -266,13 +279,12 @@ impl Daemon {
         {
             tracing::debug!(disk = %name, "the engine keeps an empty entry: {e}");
         }
-        self.release(id);
         tracing::info!(disk = %name, "removed");
         Ok(())
     }
 
-    /// Takes a detached disk out of the registry.
-    fn erase(&self, name: &str, id: u16, discard: bool) -> Result<()> {
+    /// Refuses to go on if a detached disk still has something to lose.
+    fn nothing_left(&self, name: &str, id: u16, discard: bool) -> Result<()> {
         // A guest's last write may have come between the last look and the detaching.
         let status = self.engine.status(id).unwrap_or_default();
         if status.dirty_blocks + status.zero_blocks > 0 && !discard {
@@ -281,6 +293,11 @@ impl Daemon {
                 "remove it again",
             ));
         }
+        Ok(())
+    }
+
+    /// Takes a detached disk out of the registry.
+    fn erase(&self, id: u16) -> Result<()> {
         lock(&self.pool).change(|registry| {
             registry.disks.retain(|r| r.id != id);
             Ok(())

@@ -56,6 +56,8 @@ pub struct Options {
     pub accept_damage: bool,
     /// Longest a data thread looks for work before it sleeps; zero: it does not.
     pub poll: Duration,
+    /// Directory for the sockets of image processes, of this daemon alone.
+    pub images: PathBuf,
 }
 
 /// The engine, as the data threads call it.
@@ -131,6 +133,15 @@ impl Slot {
         }
     }
 
+    /// The origin's device, if it is open.
+    fn device(&self) -> Option<&Arc<Device>> {
+        match &self.phase {
+            Phase::Attached(export) => Some(export.origin()),
+            Phase::Reconciling(device) => Some(device),
+            Phase::Waiting(_) | Phase::Refused(_) => None,
+        }
+    }
+
     fn export(&self) -> Option<&Arc<DiskExport>> {
         match &self.phase {
             Phase::Attached(export) => Some(export),
@@ -164,6 +175,9 @@ pub struct Daemon {
     voided: Mutex<BTreeMap<DiskId, u64>>,
     /// Disks whose origin is being opened right now, however long that takes.
     attaching: Mutex<BTreeSet<DiskId>>,
+    images: PathBuf,
+    /// Disks whose origin is there but would not open: when to try again, and the wait after that.
+    patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
     stopping: AtomicBool,
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
@@ -202,7 +216,7 @@ impl Daemon {
             destage_bytes_per_s: options.destage_rate,
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
-            trim: pool.media().file().is_device(),
+            trim: pool.media().is_device(),
             ..EngineOptions::default()
         };
         let mut media = pool.media().clone();
@@ -254,6 +268,8 @@ impl Daemon {
             recovery,
             voided: Mutex::default(),
             attaching: Mutex::default(),
+            images: options.images.clone(),
+            patience: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop: Mutex::default(),
             stop_changed: Condvar::new(),

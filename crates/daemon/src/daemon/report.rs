@@ -2,7 +2,7 @@
 
 use hearth_engine::stats::DiskStats;
 use hearth_format::DiskRecord;
-use hearth_io::BLOCK;
+use hearth_io::{BLOCK, Device};
 use std::sync::Arc;
 
 use super::{Daemon, Job, Phase, Slot, lock};
@@ -10,9 +10,24 @@ use crate::api::stats::{
     Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans,
     latency_spans,
 };
-use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, PoolInfo};
+use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, OriginLink, PoolInfo};
 use crate::error::{Error, Result};
+use crate::origin;
 use crate::pool::mode_of;
+
+/// The state of an origin's server.
+fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
+    let link = device.as_remote()?.link();
+    Some(OriginLink {
+        connected: link.connected,
+        seconds: link.since.elapsed().as_secs_f64(),
+        attempts: link.attempts,
+        failing: link.failing,
+        reason: link.reason,
+        reconnects: link.reconnects,
+        timeout: origin::timeout(record).as_secs_f64(),
+    })
+}
 
 /// Lost ranges listed; more are counted in the statistics.
 const LOST_MAX: usize = 1000;
@@ -90,6 +105,15 @@ impl Daemon {
         if slot.export().is_some_and(|e| e.origin().is_modelled()) {
             notices.push("the origin's speed is a model's".to_owned());
         }
+        let link = slot.device().and_then(|d| link(d, record));
+        if let Some(l) = link.as_ref().filter(|l| !l.connected) {
+            let what = if l.failing { "fail" } else { "wait" };
+            let reason = l.reason.as_deref().unwrap_or("it does not answer");
+            notices.push(format!(
+                "the origin is not connected since {:.0} s, after {} attempts: {reason}; requests it is needed for {what}, and it is tried again",
+                l.seconds, l.attempts
+            ));
+        }
         DiskInfo {
             name: name.to_owned(),
             id: slot.id,
@@ -113,6 +137,7 @@ impl Daemon {
             cached: status.cached_blocks * BLOCK,
             dirty: (status.dirty_blocks + status.zero_blocks).saturating_mul(BLOCK),
             connections: slot.export().map_or(0, |e| e.connections()),
+            link,
             lost: status
                 .lost_ranges
                 .iter()

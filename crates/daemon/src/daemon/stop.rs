@@ -53,6 +53,11 @@ impl Daemon {
         }
         self.reactors.disconnect();
         self.observer.end_recordings();
+        for slot in lock(&self.disks).values() {
+            if let Some(remote) = slot.device().and_then(|d| d.as_remote()) {
+                remote.hurry();
+            }
+        }
         if reason == StopReason::Export {
             self.drain_everything()?;
         }
@@ -81,10 +86,21 @@ impl Daemon {
                 "the next start reads the log instead; nothing flushed is lost",
             ))
         };
-        if idle {
-            self.promise()?;
+        let promised = if idle { self.promise() } else { Ok(()) };
+        self.close_origins();
+        closed.and(promised)
+    }
+
+    /// Closes every origin, and with it ends the processes that open images. Data threads must be
+    /// gone.
+    fn close_origins(&self) {
+        let slots = std::mem::take(&mut *lock(&self.disks));
+        for (name, slot) in slots {
+            self.exports.remove(&name);
+            let id = slot.id;
+            drop(slot);
+            self.release(id);
         }
-        closed
     }
 
     fn drain_everything(&self) -> Result<()> {

@@ -1,4 +1,7 @@
-//! Numbers and layouts of the protocol: what is on the wire and nothing else.
+//! Numbers and layouts of the NBD protocol: what is on the wire and nothing else.
+//!
+//! The server (`hearth-nbd`) and the client (`hearth-nbd-client`) share it, so that each number
+//! stands in one place.
 //!
 //! Names and values follow the NBD protocol document (`doc/proto.md` of the reference
 //! implementation) and its `EXTENDED_HEADERS` extension. Everything is big-endian.
@@ -50,9 +53,11 @@ pub mod rep {
     pub const ERR_UNSUP: u32 = 0x8000_0001;
     pub const ERR_POLICY: u32 = 0x8000_0002;
     pub const ERR_INVALID: u32 = 0x8000_0003;
+    pub const ERR_PLATFORM: u32 = 0x8000_0004;
     pub const ERR_TLS_REQD: u32 = 0x8000_0005;
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
     pub const ERR_SHUTDOWN: u32 = 0x8000_0007;
+    pub const ERR_BLOCK_SIZE_REQD: u32 = 0x8000_0008;
     pub const ERR_TOO_BIG: u32 = 0x8000_0009;
     pub const ERR_EXT_HEADER_REQD: u32 = 0x8000_000a;
 }
@@ -110,9 +115,13 @@ pub mod chunk {
     #![allow(missing_docs)]
     pub const NONE: u16 = 0;
     pub const OFFSET_DATA: u16 = 1;
+    pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
     pub const BLOCK_STATUS_EXT: u16 = 6;
     pub const ERROR: u16 = 0x8001;
+    pub const ERROR_OFFSET: u16 = 0x8002;
+    /// Bit of every type that is an error, known or not.
+    pub const ERROR_BIT: u16 = 0x8000;
     /// Chunk flag: the last chunk of its reply.
     pub const FLAG_DONE: u16 = 1;
 }
@@ -122,6 +131,7 @@ pub mod errno {
     #![allow(missing_docs)]
     pub const PERM: u32 = 1;
     pub const IO: u32 = 5;
+    pub const NOMEM: u32 = 12;
     pub const INVAL: u32 = 22;
     pub const NOSPC: u32 = 28;
     pub const OVERFLOW: u32 = 75;
@@ -158,7 +168,7 @@ impl Style {
     }
 }
 
-/// A request header as received.
+/// A request header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// Command flags.
@@ -240,6 +250,75 @@ impl RequestHeader {
                 u64::from(r.u32()?)
             },
         }))
+    }
+}
+
+impl RequestHeader {
+    /// The header as a client sends it with compact requests; the length must fit 32 bits.
+    pub fn compact(&self) -> [u8; 28] {
+        let mut raw = [0u8; 28];
+        let fields: [&[u8]; 6] = [
+            &REQUEST_MAGIC.to_be_bytes(),
+            &self.flags.to_be_bytes(),
+            &self.command.to_be_bytes(),
+            &self.cookie.to_be_bytes(),
+            &self.offset.to_be_bytes(),
+            &(self.len as u32).to_be_bytes(),
+        ];
+        let mut at = 0;
+        for field in fields {
+            raw[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        }
+        raw
+    }
+}
+
+/// The fixed part of a reply to a compact request, as a client reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyHead {
+    /// A whole reply; the data of a successful read follows.
+    Simple {
+        /// 0, or an error of [`errno`].
+        error: u32,
+        /// The request's.
+        cookie: u64,
+    },
+    /// A part of a reply; `len` bytes follow.
+    Chunk {
+        /// [`chunk::FLAG_DONE`] and others.
+        flags: u16,
+        /// A type of [`chunk`].
+        kind: u16,
+        /// The request's.
+        cookie: u64,
+        /// Bytes of payload.
+        len: u32,
+    },
+}
+
+impl ReplyHead {
+    /// Longest head, bytes.
+    pub const LEN_MAX: usize = 20;
+
+    /// Reads a head from the front of `bytes` and says how long it is: `None` if they are too
+    /// few, `Some(Err(magic))` if they do not start with the magic of one.
+    pub fn parse(bytes: &[u8]) -> Option<Result<(ReplyHead, usize), u32>> {
+        let mut r = Reader(bytes);
+        let head = match r.u32()? {
+            SIMPLE_REPLY_MAGIC => ReplyHead::Simple {
+                error: r.u32()?,
+                cookie: r.u64()?,
+            },
+            STRUCTURED_REPLY_MAGIC => ReplyHead::Chunk {
+                flags: r.u16()?,
+                kind: r.u16()?,
+                cookie: r.u64()?,
+                len: r.u32()?,
+            },
+            other => return Some(Err(other)),
+        };
+        Some(Ok((head, bytes.len() - r.0.len())))
     }
 }
 
@@ -383,6 +462,40 @@ mod tests {
         assert_eq!(
             RequestHeader::parse(Style::Extended, &raw),
             Some(Err(REQUEST_MAGIC))
+        );
+    }
+
+    #[test]
+    fn what_one_side_writes_the_other_reads() {
+        let request = RequestHeader {
+            flags: 1,
+            command: cmd::WRITE,
+            cookie: u64::MAX,
+            offset: 1 << 40,
+            len: u64::from(u32::MAX),
+        };
+        assert_eq!(
+            RequestHeader::parse(Style::Structured, &request.compact()),
+            Some(Ok(request))
+        );
+        let simple = ReplyHeader::ok(Style::Simple, 7, 0);
+        let head = ReplyHead::Simple {
+            error: 0,
+            cookie: 7,
+        };
+        assert_eq!(ReplyHead::parse(simple.bytes()), Some(Ok((head, 16))));
+        let data = ReplyHeader::data(Style::Structured, 9, 512, 4096);
+        let head = ReplyHead::Chunk {
+            flags: chunk::FLAG_DONE,
+            kind: chunk::OFFSET_DATA,
+            cookie: 9,
+            len: 4104,
+        };
+        assert_eq!(ReplyHead::parse(data.bytes()), Some(Ok((head, 20))));
+        assert_eq!(ReplyHead::parse(&data.bytes()[..19]), None);
+        assert_eq!(
+            ReplyHead::parse(&EXTENDED_REPLY_MAGIC.to_be_bytes()),
+            Some(Err(EXTENDED_REPLY_MAGIC))
         );
     }
 

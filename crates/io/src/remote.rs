@@ -1,0 +1,89 @@
+//! Origins that are no file: what is behind a socket, with a thread of its own.
+//!
+//! A driver can submit to the kernel only what the kernel can do. An origin that speaks a
+//! protocol keeps connections, waits for a server that restarts, and does things in an order of
+//! its own; so its operations go to its own thread as [`Job`]s, and their answers come back
+//! through the driver like those of any helper thread. Next to the latency of a network or of
+//! another process the hand-over costs little.
+
+use crate::file::Identity;
+use crate::helper::Job;
+use std::fmt;
+use std::io;
+use std::time::Instant;
+
+/// What executes the operations of an origin that is no file.
+pub trait Remote: Send + Sync + fmt::Debug {
+    /// What it is, for logs and people, such as its address. No secrets.
+    fn name(&self) -> String;
+
+    /// Size in bytes, as of the last [`refresh_size`](Self::refresh_size).
+    fn size(&self) -> u64;
+
+    /// Asks for the size again, and returns it. Blocks.
+    fn refresh_size(&self) -> io::Result<u64>;
+
+    /// Alignment in bytes of offsets and lengths: a power of two, at most 4096.
+    fn align(&self) -> u32;
+
+    /// True if it refuses writes.
+    fn is_read_only(&self) -> bool;
+
+    /// What tells its content from another's, beyond the size, if anything does: times and number
+    /// of a file that changes when the content does.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
+
+    /// Takes an operation that lies within the size, and answers it exactly once. Does not block.
+    /// Flushes are as an [`OpKind::Flush`](crate::OpKind::Flush) says, whatever happened to a
+    /// connection or server between the writes and the flush.
+    fn push(&self, job: Job);
+
+    /// How it is connected now.
+    fn link(&self) -> Link;
+
+    /// Nobody will wait for a server that is not there: what it would have to do fails at once.
+    fn hurry(&self);
+}
+
+/// Whether a [`Remote`] has its server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The server answers.
+    pub connected: bool,
+    /// Connected (or not) since then.
+    pub since: Instant,
+    /// Attempts to connect since the connection was lost; 0 while there is one.
+    pub attempts: u64,
+    /// Why it was lost or cannot be had; kept while connected, of the last loss.
+    pub reason: Option<String>,
+    /// The limit is over: operations fail instead of waiting.
+    pub failing: bool,
+    /// Times the connection was lost and found again.
+    pub reconnects: u64,
+}
+
+impl Link {
+    /// A connection that works, as of now.
+    pub fn up() -> Link {
+        Link {
+            connected: true,
+            since: Instant::now(),
+            attempts: 0,
+            reason: None,
+            failing: false,
+            reconnects: 0,
+        }
+    }
+
+    /// No connection, for this reason.
+    pub fn down(reason: impl Into<String>) -> Link {
+        Link {
+            connected: false,
+            reason: Some(reason.into()),
+            failing: true,
+            ..Link::up()
+        }
+    }
+}

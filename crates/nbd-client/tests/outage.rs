@@ -1,0 +1,196 @@
+//! What an outage of the server looks like from above: a stall, an error after the limit, and
+//! never a lost write.
+
+mod common;
+
+use common::{LIMIT, Rig, SIZE, Server, lock, until};
+use hearth_io::{IoError, OpKind};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const EIO: Result<(), IoError> = Err(IoError::Os(libc::EIO));
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31) ^ seed)
+        .collect()
+}
+
+#[test]
+fn operations_do_what_they_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    let data = pattern(300 << 10, 7);
+    rig.write(4096, &data).unwrap();
+    assert!(rig.read(4096, data.len() as u64) == (Ok(()), data.clone()));
+    let zero = rig.submit(OpKind::WriteZeroes { punch: true }, 8192, Vec::new(), 4096);
+    assert_eq!(rig.wait(zero).0, Ok(()));
+    let trim = rig.submit(OpKind::Discard, 16384, Vec::new(), 4096);
+    assert_eq!(rig.wait(trim).0, Ok(()));
+    assert!(rig.read(8192, 4096).1 == vec![0; 4096]);
+    rig.flush().unwrap();
+    assert!(lock(&server.state).durable[4096..8192] == data[..4096]);
+    // Past the end, and outside the data path.
+    assert!(rig.read(SIZE, 4096).0.is_err());
+    let mut some = vec![0; 1000];
+    rig.device().read_at(5000, &mut some).unwrap();
+    assert!(some[..] == data[904..1904]);
+    rig.device().flush().unwrap();
+}
+
+#[test]
+fn writes_answered_before_a_crash_are_there_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    let (old, new) = (pattern(65536, 1), pattern(8192, 2));
+    rig.write(0, &old).unwrap();
+    rig.flush().unwrap();
+    rig.write(4096, &new).unwrap();
+    let zero = rig.submit(
+        OpKind::WriteZeroes { punch: false },
+        32768,
+        Vec::new(),
+        4096,
+    );
+    rig.wait(zero).0.unwrap();
+    server.crash();
+    assert!(lock(&server.state).now[4096..12288] != new[..]);
+    // Nobody sees the server gone but those who wait for it.
+    let read = rig.submit(OpKind::Read, 4096, Vec::new(), 8192);
+    let flush = rig.submit(OpKind::Flush, 0, Vec::new(), 0);
+    until("the loss is noticed", || !rig.link().connected);
+    assert!(rig.waits(read, Duration::from_millis(50)));
+    assert!(rig.link().reason.is_some());
+    server.up();
+    assert!(rig.wait(read) == (Ok(()), new.clone()));
+    assert_eq!(rig.wait(flush).0, Ok(()));
+    // The flush that was asked for after the crash covers what was answered before it.
+    let state = lock(&server.state);
+    assert!(state.durable[4096..12288] == new[..]);
+    assert!(state.durable[..4096] == old[..4096]);
+    assert!(state.durable[32768..36864] == [0; 4096]);
+    drop(state);
+    let link = rig.link();
+    assert!(
+        link.connected && link.reconnects == 1 && !link.failing,
+        "{link:?}"
+    );
+}
+
+#[test]
+fn what_was_flushed_is_not_sent_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    rig.write(0, &pattern(4096, 1)).unwrap();
+    rig.flush().unwrap();
+    let writes = server.writes.load(Ordering::SeqCst);
+    server.cut();
+    until("it is found again", || rig.link().reconnects == 1);
+    assert!(rig.read(0, 4096).1 == pattern(4096, 1));
+    assert_eq!(server.writes.load(Ordering::SeqCst), writes);
+}
+
+#[test]
+fn a_flush_that_fails_covers_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    let data = pattern(4096, 3);
+    rig.write(0, &data).unwrap();
+    server.flush_fails.store(true, Ordering::SeqCst);
+    assert_eq!(rig.flush(), EIO);
+    server.flush_fails.store(false, Ordering::SeqCst);
+    server.crash();
+    server.up();
+    rig.flush().unwrap();
+    assert!(lock(&server.state).durable[..4096] == data[..]);
+}
+
+#[test]
+fn requests_in_flight_at_a_crash_are_done_once_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    server.hang.store(true, Ordering::SeqCst);
+    let data = pattern(4096, 9);
+    let ids: Vec<u64> = (0..100)
+        .map(|i| rig.submit(OpKind::Write, i * 4096, data.clone(), 4096))
+        .collect();
+    assert!(rig.waits(ids[0], Duration::from_millis(20)));
+    server.crash();
+    server.resume();
+    server.up();
+    for id in ids {
+        assert_eq!(rig.wait(id).0, Ok(()));
+    }
+    let state = lock(&server.state);
+    assert!(state.now[..100 * 4096].chunks(4096).all(|b| b == data));
+}
+
+#[test]
+fn after_the_limit_requests_fail_and_then_recover() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(Duration::from_millis(700)));
+    let data = pattern(4096, 5);
+    rig.write(8192, &data).unwrap();
+    server.crash();
+    let begin = Instant::now();
+    assert_eq!(rig.read(0, 4096).0, EIO);
+    assert!(begin.elapsed() >= Duration::from_millis(700));
+    // From now on nobody waits.
+    until("it is said", || rig.link().failing);
+    assert_eq!(rig.write(0, &data), EIO);
+    assert_eq!(rig.flush(), EIO);
+    assert!(rig.link().attempts > 0);
+    server.up();
+    until("it recovers", || rig.link().connected);
+    // The failed write was not done; the answered one is there.
+    assert!(rig.read(0, 4096) == (Ok(()), vec![0; 4096]));
+    assert!(rig.read(8192, 4096) == (Ok(()), data));
+    assert!(!rig.link().failing);
+}
+
+#[test]
+fn a_server_that_hangs_is_left_after_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(Duration::from_millis(600)));
+    server.hang.store(true, Ordering::SeqCst);
+    assert_eq!(rig.read(0, 4096).0, EIO);
+    // It accepts connections and says nothing: that is no recovery.
+    until("it is tried again", || lock(&server.state).accepted > 1);
+    assert!(!rig.link().connected);
+    assert_eq!(rig.read(0, 4096).0, EIO);
+    server.resume();
+    server.cut();
+    until("it recovers", || rig.link().connected);
+    assert_eq!(rig.read(0, 4096).0, Ok(()));
+}
+
+#[test]
+fn in_a_hurry_nobody_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    server.crash();
+    let id = rig.submit(OpKind::Read, 0, Vec::new(), 4096);
+    assert!(rig.waits(id, Duration::from_millis(20)));
+    rig.device().as_remote().unwrap().hurry();
+    assert_eq!(rig.wait(id).0, EIO);
+}
+
+/// Closing flushes what was answered.
+#[test]
+fn the_last_flush_is_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    let data = pattern(4096, 4);
+    rig.write(0, &data).unwrap();
+    drop(rig);
+    assert!(lock(&server.state).durable[..4096] == data[..]);
+}

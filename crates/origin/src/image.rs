@@ -1,0 +1,388 @@
+//! Disk images and remote disks that QEMU can open: what was written, as a QEMU block device.
+//!
+//! Descriptions are built as JSON values, never as text, so that no name can become an option
+//! or a command.
+
+use hearth_nbd_client::uri::decode;
+use serde_json::{Value, json};
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Image formats, as Hearth and QEMU both call them.
+const FORMATS: [&str; 5] = ["qcow2", "vmdk", "vhdx", "vdi", "raw"];
+
+/// Something QEMU opens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Image {
+    /// An image in a file or block device of this host.
+    Local {
+        /// One of [`FORMATS`].
+        format: String,
+        /// Absolute path.
+        path: PathBuf,
+    },
+    /// A raw disk somewhere else: what QEMU calls a protocol.
+    Remote {
+        /// How it was written, for messages.
+        name: String,
+        /// QEMU's description of it.
+        node: Value,
+        /// It can only be read.
+        read_only: bool,
+    },
+}
+
+/// Why a description was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// No such form.
+    #[error("\"{given}\" is not understood; write {form}")]
+    Form {
+        /// What was written.
+        given: String,
+        /// What should have been.
+        form: &'static str,
+    },
+    /// A relative path.
+    #[error("the image's path {} is relative; give an absolute path", .0.display())]
+    Relative(PathBuf),
+    /// A password.
+    #[error(
+        "\"{0}:\" origins with a password in them are not accepted, because everybody on the host could read it; set up access without, or attach the device to the host and use it as a block device"
+    )]
+    Password(String),
+}
+
+impl Image {
+    /// Reads what stands before and behind the first colon; `None` if it is no image's scheme.
+    pub fn parse(scheme: &str, rest: &str) -> Option<Result<Image, ImageError>> {
+        if FORMATS.contains(&scheme) {
+            return Some(local(scheme, rest));
+        }
+        let node = match scheme {
+            "https" | "http" => https(scheme, rest),
+            "ssh" => ssh(rest),
+            "nfs" => nfs(rest),
+            "iscsi" => iscsi(rest),
+            "rbd" => rbd(rest),
+            _ => return None,
+        };
+        Some(node.map(|node| Image::Remote {
+            name: format!("{scheme}:{rest}"),
+            node,
+            read_only: matches!(scheme, "https" | "http"),
+        }))
+    }
+
+    /// True if `scheme` is one of an image whose rest is a path on this host.
+    pub fn is_path(scheme: &str) -> bool {
+        FORMATS.contains(&scheme)
+    }
+
+    /// What to call it.
+    pub fn name(&self) -> String {
+        match self {
+            Image::Local { format, path } => format!("{format}:{}", path.display()),
+            Image::Remote { name, .. } => name.clone(),
+        }
+    }
+
+    /// The file of this host, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Image::Local { path, .. } => Some(path),
+            Image::Remote { .. } => None,
+        }
+    }
+
+    /// True if it can only be read.
+    pub fn is_read_only(&self) -> bool {
+        matches!(
+            self,
+            Image::Remote {
+                read_only: true,
+                ..
+            }
+        )
+    }
+
+    /// QEMU's description of the block device, with node name `disk`.
+    ///
+    /// The cache of this host is passed by where the file allows it, for what is cached twice is
+    /// a waste; QEMU's own lock of image files stays on.
+    pub fn blockdev(&self, read_only: bool) -> Value {
+        let (format, mut file, direct) = match self {
+            Image::Local { format, path } => {
+                let direct = takes_direct(path);
+                let driver = if is_device(path) {
+                    "host_device"
+                } else {
+                    "file"
+                };
+                let file = json!({
+                    "driver": driver,
+                    "filename": path.to_string_lossy(),
+                    "aio": if direct { "native" } else { "threads" },
+                });
+                (format.as_str(), file, direct)
+            }
+            Image::Remote { node, .. } => ("raw", node.clone(), false),
+        };
+        for (key, value) in [
+            ("read-only", json!(read_only)),
+            ("discard", json!("unmap")),
+            ("cache", json!({ "direct": direct })),
+        ] {
+            file[key] = value;
+        }
+        json!({
+            "driver": format,
+            "node-name": "disk",
+            "read-only": read_only,
+            "discard": "unmap",
+            "cache": { "direct": direct },
+            "file": file,
+        })
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device())
+}
+
+/// True if the file may be opened for direct I/O.
+fn takes_direct(path: &Path) -> bool {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
+        .is_ok()
+}
+
+fn local(format: &str, path: &str) -> Result<Image, ImageError> {
+    let path = PathBuf::from(path);
+    if !path.is_absolute() {
+        return Err(ImageError::Relative(path));
+    }
+    Ok(Image::Local {
+        format: format.to_owned(),
+        path,
+    })
+}
+
+/// An address of the form `//[user@]host[:port]/path`.
+struct Place {
+    user: Option<String>,
+    host: String,
+    port: Option<u16>,
+    path: String,
+}
+
+fn place(scheme: &str, rest: &str, form: &'static str) -> Result<Place, ImageError> {
+    let bad = || ImageError::Form {
+        given: format!("{scheme}:{rest}"),
+        form,
+    };
+    let decoded = |text: &str| decode(text).map_err(|_| bad());
+    let (authority, path) = rest
+        .strip_prefix("//")
+        .and_then(|r| r.split_once('/'))
+        .ok_or_else(bad)?;
+    let (user, host) = match authority.rsplit_once('@') {
+        Some((user, host)) => (Some(user), host),
+        None => (None, authority),
+    };
+    // iscsi has user%password, everybody else user:password.
+    if user.is_some_and(|u| u.contains([':', '%'])) {
+        return Err(ImageError::Password(scheme.to_owned()));
+    }
+    let (host, port) = match host.strip_prefix('[').and_then(|h| h.split_once(']')) {
+        Some((host, port)) => (host, port.strip_prefix(':')),
+        None => match host.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (host, None),
+        },
+    };
+    let port = port.map(|p| p.parse().map_err(|_| bad())).transpose()?;
+    if host.is_empty() || path.is_empty() {
+        return Err(bad());
+    }
+    Ok(Place {
+        user: user.map(str::to_owned),
+        host: decoded(host)?,
+        port,
+        path: decoded(path)?,
+    })
+}
+
+fn https(scheme: &str, rest: &str) -> Result<Value, ImageError> {
+    // Only checked: QEMU wants the address as it is.
+    place(scheme, rest, "https://HOST/PATH")?;
+    Ok(json!({ "driver": scheme, "url": format!("{scheme}:{rest}") }))
+}
+
+fn ssh(rest: &str) -> Result<Value, ImageError> {
+    let at = place("ssh", rest, "ssh://[USER@]HOST[:PORT]/PATH")?;
+    let mut node = json!({
+        "driver": "ssh",
+        "server": { "host": at.host, "port": at.port.unwrap_or(22).to_string() },
+        "path": format!("/{}", at.path),
+        // Of a host nobody knows, anybody could play the part.
+        "host-key-check": { "mode": "known_hosts" },
+    });
+    if let Some(user) = at.user {
+        node["user"] = json!(user);
+    }
+    Ok(node)
+}
+
+fn nfs(rest: &str) -> Result<Value, ImageError> {
+    let at = place("nfs", rest, "nfs://HOST/PATH")?;
+    Ok(json!({
+        "driver": "nfs",
+        "server": { "type": "inet", "host": at.host },
+        "path": format!("/{}", at.path),
+    }))
+}
+
+fn iscsi(rest: &str) -> Result<Value, ImageError> {
+    let form = "iscsi://HOST[:PORT]/TARGET/LUN";
+    let at = place("iscsi", rest, form)?;
+    let (target, lun) = at
+        .path
+        .rsplit_once('/')
+        .and_then(|(target, lun)| Some((target, lun.parse::<u16>().ok()?)))
+        .ok_or_else(|| ImageError::Form {
+            given: format!("iscsi:{rest}"),
+            form,
+        })?;
+    let host = if at.host.contains(':') {
+        format!("[{}]", at.host)
+    } else {
+        at.host
+    };
+    Ok(json!({
+        "driver": "iscsi",
+        "transport": "tcp",
+        "portal": format!("{host}:{}", at.port.unwrap_or(3260)),
+        "target": target,
+        "lun": lun,
+    }))
+}
+
+fn rbd(rest: &str) -> Result<Value, ImageError> {
+    let bad = || ImageError::Form {
+        given: format!("rbd:{rest}"),
+        form: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",
+    };
+    let mut parts = rest.split(':');
+    let name = parts.next().unwrap_or_default();
+    let (pool, image) = name.split_once('/').ok_or_else(bad)?;
+    let (image, snapshot) = match image.split_once('@') {
+        Some((image, snapshot)) => (image, Some(snapshot)),
+        None => (image, None),
+    };
+    if pool.is_empty() || image.is_empty() || image.contains('/') {
+        return Err(bad());
+    }
+    let mut node = json!({ "driver": "rbd", "pool": pool, "image": image });
+    if let Some(snapshot) = snapshot {
+        node["snapshot"] = json!(snapshot);
+    }
+    for part in parts {
+        match part.split_once('=') {
+            Some(("id", user)) => node["user"] = json!(user),
+            Some(("conf", path)) => node["conf"] = json!(path),
+            _ => return Err(bad()),
+        }
+    }
+    Ok(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Image, ImageError> {
+        let (scheme, rest) = text.split_once(':').unwrap();
+        Image::parse(scheme, rest).unwrap()
+    }
+
+    fn file(text: &str) -> Value {
+        parse(text).unwrap().blockdev(false)["file"].clone()
+    }
+
+    #[test]
+    fn local_images() {
+        let dir = tempfile::tempdir().unwrap();
+        // What would be an option or a command elsewhere is a name here.
+        let path = dir.path().join("a,b\",\"read-only\":true $(x)");
+        std::fs::write(&path, b"").unwrap();
+        let node = parse(&format!("qcow2:{}", path.display()))
+            .unwrap()
+            .blockdev(true);
+        assert_eq!(node["driver"], "qcow2");
+        assert_eq!(node["file"]["driver"], "file");
+        assert_eq!(node["file"]["filename"], path.to_str().unwrap());
+        assert_eq!(node["read-only"], true);
+        assert_eq!(node["file"]["discard"], "unmap");
+        assert!(matches!(parse("vmdk:x"), Err(ImageError::Relative(_))));
+        assert!(Image::parse("zip", "/x").is_none());
+    }
+
+    #[test]
+    fn remote_disks() {
+        assert_eq!(
+            file("iscsi://san:99/iqn.2001-04.com.example:disk/3")["portal"],
+            "san:99"
+        );
+        let iscsi = file("iscsi://[fe80::1]/iqn.x:y/0");
+        assert_eq!(iscsi["portal"], "[fe80::1]:3260");
+        assert_eq!(
+            (&iscsi["target"], &iscsi["lun"]),
+            (&json!("iqn.x:y"), &json!(0))
+        );
+        let ssh = file("ssh://me@h/srv/a%20b.img");
+        assert_eq!(
+            (&ssh["user"], &ssh["path"]),
+            (&json!("me"), &json!("/srv/a b.img"))
+        );
+        assert_eq!(ssh["server"]["port"], "22");
+        assert_eq!(file("nfs://h/e/x")["path"], "/e/x");
+        assert_eq!(file("https://h/x?y")["url"], "https://h/x?y");
+        assert!(parse("https://h/x").unwrap().is_read_only());
+        let rbd = file("rbd:p/i@s:id=u:conf=/etc/c");
+        assert_eq!(rbd["snapshot"], "s");
+        assert_eq!(
+            (&rbd["user"], &rbd["conf"]),
+            (&json!("u"), &json!("/etc/c"))
+        );
+    }
+
+    #[test]
+    fn refused() {
+        for text in [
+            "ssh:host",
+            "nfs://h",
+            "nfs:///x",
+            "iscsi://h/t",
+            "iscsi://h/t/x",
+            "rbd:x",
+            "rbd:/x",
+            "rbd:p/i:key=secret",
+            "ssh://h:x/y",
+        ] {
+            assert!(
+                matches!(parse(text), Err(ImageError::Form { .. })),
+                "{text}"
+            );
+        }
+        for text in ["iscsi://u%25p@h/t/0", "ssh://u:p@h/x", "https://u:p@h/x"] {
+            assert!(
+                matches!(parse(text), Err(ImageError::Password(_))),
+                "{text}"
+            );
+        }
+    }
+}

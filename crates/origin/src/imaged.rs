@@ -1,0 +1,128 @@
+//! An image as an origin: its process, and our connection to it.
+
+use crate::child::{EXPORT, Supervisor};
+use crate::image::Image;
+use hearth_io::file::Identity;
+use hearth_io::{Job, Link, Remote};
+use hearth_nbd_client::{NbdOrigin, OpenError, Options};
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// See the module. Dropping it closes the connection, then ends the process.
+pub(crate) struct ImageOrigin {
+    nbd: Option<NbdOrigin>,
+    child: Arc<Supervisor>,
+    path: Option<PathBuf>,
+    name: String,
+}
+
+impl fmt::Debug for ImageOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ImageOrigin").field(&self.name).finish()
+    }
+}
+
+impl ImageOrigin {
+    /// Starts the process and connects to it. Blocks.
+    pub(crate) fn open(
+        image: &Image,
+        dir: &Path,
+        read_only: bool,
+        timeout: Duration,
+    ) -> Result<ImageOrigin, OpenError> {
+        let child = Supervisor::new(dir, image.name(), &image.blockdev(read_only), !read_only)
+            .map_err(OpenError::Thread)?;
+        let child = Arc::new(child);
+        let options = Options {
+            export: EXPORT.to_owned(),
+            read_only,
+            timeout,
+        };
+        let nbd = NbdOrigin::open(child.clone(), options);
+        if nbd.is_err() {
+            child.stop();
+        }
+        Ok(ImageOrigin {
+            nbd: Some(nbd?),
+            child,
+            path: image.path().map(Path::to_owned),
+            name: image.name(),
+        })
+    }
+
+    /// There until dropped.
+    fn nbd(&self) -> io::Result<&NbdOrigin> {
+        self.nbd
+            .as_ref()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+    }
+}
+
+impl Remote for ImageOrigin {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn size(&self) -> u64 {
+        self.nbd().map_or(0, Remote::size)
+    }
+
+    fn refresh_size(&self) -> io::Result<u64> {
+        self.nbd()?.refresh_size()
+    }
+
+    fn align(&self) -> u32 {
+        self.nbd().map_or(512, Remote::align)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.nbd().map_or(true, Remote::is_read_only)
+    }
+
+    /// The image file's own: it changes when somebody writes the image.
+    fn identity(&self) -> Option<Identity> {
+        let meta = std::fs::metadata(self.path.as_ref()?)
+            .ok()
+            .filter(std::fs::Metadata::is_file)?;
+        let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        Some(Identity {
+            size: self.size(),
+            mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
+            dev: meta.dev(),
+            inode: meta.ino(),
+        })
+    }
+
+    fn push(&self, job: Job) {
+        // Dropped, it answers itself.
+        if let Ok(nbd) = self.nbd() {
+            nbd.push(job);
+        }
+    }
+
+    fn link(&self) -> Link {
+        match self.nbd() {
+            Ok(nbd) => nbd.link(),
+            Err(_) => Link::down("closed"),
+        }
+    }
+
+    fn hurry(&self) {
+        if let Ok(nbd) = self.nbd() {
+            nbd.hurry();
+        }
+    }
+}
+
+impl Drop for ImageOrigin {
+    fn drop(&mut self) {
+        // The last flush goes through the process.
+        drop(self.nbd.take());
+        self.child.stop();
+    }
+}

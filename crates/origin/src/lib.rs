@@ -1,0 +1,15 @@
+//! Origins of every kind: files, exports of NBD servers, and images that QEMU opens for us.
+//!
+//! [`open`] makes a device of what an [`OriginSpec`] says, whatever its scheme; who uses the
+//! device need not know which it was.
+
+mod child;
+mod image;
+mod imaged;
+mod open;
+mod process;
+
+pub use child::sweep;
+pub use hearth_nbd_client::TIMEOUT_DEFAULT;
+pub use image::{Image, ImageError};
+pub use open::{How, OpenError, absolute, check, is_there, local_path, open};

@@ -1,0 +1,159 @@
+//! From what was written to a device.
+
+use crate::image::{Image, ImageError};
+use crate::imaged::ImageOrigin;
+use hearth_io::spec::OpenSpecError;
+use hearth_io::{BlockFile, Device, OpenMode, OriginSpec, Source};
+use hearth_nbd_client::{Address, NbdOrigin, Options, Uri, UriError};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long [`is_there`] waits for a host.
+const LOOK_LIMIT: Duration = Duration::from_secs(2);
+
+/// How to open an origin.
+#[derive(Clone, Debug)]
+pub struct How {
+    /// Never write.
+    pub read_only: bool,
+    /// How long operations wait for a server that is gone before they fail.
+    pub timeout: Duration,
+    /// Directory for the sockets of image processes, of ours alone.
+    pub images: PathBuf,
+}
+
+/// Why an origin could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file, or a wrapper around anything.
+    #[error(transparent)]
+    File(#[from] OpenSpecError),
+    /// A path that depends on where one stands.
+    #[error("the origin's path {} is relative; give an absolute path", .0.display())]
+    Relative(PathBuf),
+    /// A scheme nobody knows.
+    #[error(
+        "\"{0}:\" is no kind of origin; write a path (file:{0}:… if it is the name of a file), nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or qcow2:, vmdk:, vhdx:, vdi: or raw: and the path of an image; docs/origins.md has all"
+    )]
+    Scheme(String),
+    /// An NBD address that is none.
+    #[error(transparent)]
+    Uri(#[from] UriError),
+    /// An image's description that is none.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// An image that can only be read.
+    #[error("{0} can only be read; add the disk with --read-only")]
+    ReadOnly(String),
+    /// An NBD server.
+    #[error(transparent)]
+    Nbd(#[from] hearth_nbd_client::OpenError),
+}
+
+/// What a source is, once its scheme is understood.
+enum Kind {
+    File(PathBuf),
+    Nbd(Uri),
+    Image(Image),
+}
+
+fn kind(source: &Source) -> Result<Kind, OpenError> {
+    match source {
+        Source::File(path) if path.is_absolute() => Ok(Kind::File(path.clone())),
+        Source::File(path) => Err(OpenError::Relative(path.clone())),
+        Source::Other { scheme, rest } => match scheme.as_str() {
+            s if s.starts_with("nbd") => Ok(Kind::Nbd(Uri::parse(scheme, rest)?)),
+            _ => match Image::parse(scheme, rest) {
+                Some(image) => Ok(Kind::Image(image?)),
+                None => Err(OpenError::Scheme(scheme.clone())),
+            },
+        },
+    }
+}
+
+/// Says what is wrong with a spec's form, without opening anything.
+pub fn check(spec: &OriginSpec) -> Result<(), OpenError> {
+    kind(&spec.source).map(drop)
+}
+
+/// Opens what a spec names. Blocks while a server is connected to.
+pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
+    let device = match kind(&spec.source)? {
+        Kind::File(_) => {
+            return Ok(spec.open(OpenMode {
+                read_only: how.read_only,
+                unlocked: false,
+            })?);
+        }
+        Kind::Nbd(uri) => {
+            let options = Options {
+                export: uri.export.clone(),
+                read_only: how.read_only,
+                timeout: how.timeout,
+            };
+            Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))
+        }
+        Kind::Image(image) if image.is_read_only() && !how.read_only => {
+            return Err(OpenError::ReadOnly(image.name()));
+        }
+        Kind::Image(image) => {
+            let origin = ImageOrigin::open(&image, &how.images, how.read_only, how.timeout)?;
+            Device::remote(Arc::new(origin))
+        }
+    };
+    Ok(spec.wrap(device)?)
+}
+
+/// True if what a spec names seems to be there, with at least `size` bytes where that can be
+/// seen from outside. Looks only; takes no lock.
+pub fn is_there(spec: &OriginSpec, size: u64) -> bool {
+    let look = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    match kind(&spec.source) {
+        Ok(Kind::File(path)) => BlockFile::open(path, look).is_ok_and(|f| f.size() >= size),
+        Ok(Kind::Nbd(uri)) => match &uri.address {
+            Address::Unix(path) => UnixStream::connect(path).is_ok(),
+            Address::Tcp { host, port } => {
+                (host.as_str(), *port)
+                    .to_socket_addrs()
+                    .is_ok_and(|mut all| {
+                        all.any(|a| TcpStream::connect_timeout(&a, LOOK_LIMIT).is_ok())
+                    })
+            }
+        },
+        // Whether it will open, only opening it can tell.
+        Ok(Kind::Image(image)) => image.path().is_none_or(Path::exists),
+        Err(_) => false,
+    }
+}
+
+/// Makes the path in a spec absolute, if there is one: it is relative to whoever wrote it.
+pub fn absolute(spec: &mut OriginSpec) -> std::io::Result<()> {
+    match &mut spec.source {
+        Source::File(path) => *path = std::path::absolute(&*path)?,
+        Source::Other { scheme, rest } if Image::is_path(scheme) => {
+            let path = std::path::absolute(&*rest)?;
+            // Built of what was text, in a directory that may be none.
+            *rest = path
+                .into_os_string()
+                .into_string()
+                .map_err(|_| std::io::Error::other("the current directory's name is no text"))?;
+        }
+        Source::Other { .. } => {}
+    }
+    Ok(())
+}
+
+/// The file or block device of this host that a spec names, if it names one.
+pub fn local_path(spec: &OriginSpec) -> Option<PathBuf> {
+    match kind(&spec.source).ok()? {
+        Kind::File(path) => Some(path),
+        Kind::Nbd(_) => None,
+        Kind::Image(image) => image.path().map(Path::to_owned),
+    }
+}

@@ -1,0 +1,199 @@
+//! Disks whose origin is behind an NBD server that lives its own life.
+
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::clients::have;
+use hearth_e2e::daemon::path;
+use hearth_e2e::load::{BLOCKS, Writer};
+use hearth_e2e::pattern::BLOCK;
+use hearth_e2e::servers::Server;
+use hearth_e2e::{Hearth, wait};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest wait for a state that comes by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a load goes on before and after each kill.
+const LOAD: Duration = Duration::from_millis(200);
+
+/// An nbdkit that forgets, when killed, everything that was not flushed.
+fn forgetful(hearth: &Hearth) -> Result<(Server, PathBuf)> {
+    let file = hearth.dir().join("o.img");
+    std::fs::write(&file, vec![0u8; BLOCKS as usize * BLOCK])?;
+    let server = Server::start(
+        "nbdkit",
+        &[
+            "-f",
+            "-U",
+            "{socket}",
+            "--filter=cache",
+            "file",
+            path(&file),
+            "cache=writeback",
+        ],
+        hearth.dir().join("n"),
+    )?;
+    Ok((server, file))
+}
+
+fn link(hearth: &Hearth) -> Result<serde_json::Value> {
+    let info: serde_json::Value =
+        serde_json::from_str(&hearth.ok(&["disk", "show", "d", "--json"])?)?;
+    Ok(info["link"].clone())
+}
+
+fn connected(hearth: &Hearth) -> Result<()> {
+    wait::until("connected again", LIMIT, || {
+        (link(hearth).ok()?["connected"] == true).then_some(())
+    })
+}
+
+fn survives(mode: &str) -> Result<()> {
+    if !have("origins: server killed", &["nbdkit"]) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let (mut server, file) = forgetful(&hearth)?;
+    hearth.add("d", &server.uri(""), &["--mode", mode])?;
+    let mut writer = Writer::new(11);
+    let mut client = hearth.connect("d")?;
+    for cycle in 0..4 {
+        // Killed in the middle of the load and back a moment later: no request may fail.
+        writer
+            .load(&mut client, LOAD, || {
+                server.kill9()?;
+                server.up()
+            })
+            .with_context(|| format!("{mode}, cycle {cycle}"))
+            .with_context(|| hearth.log())?;
+    }
+    connected(&hearth)?;
+    writer.flush(&mut client)?;
+    writer.check_stable(&mut client)?;
+    // What a guest's flush covered is in the origin, or on flash until it is.
+    server.kill9()?;
+    if mode == "write-back" {
+        server.up()?;
+        hearth.ok(&["disk", "flush", "d"])?;
+        server.kill9()?;
+    }
+    writer.check_file(&file)?;
+    server.up()?;
+    // And after a crash of the daemon as well.
+    hearth.kill9()?;
+    hearth.start()?;
+    wait::until("attached again", LIMIT, || {
+        let list = hearth.ok(&["disk", "show", "d", "--json"]).ok()?;
+        list.contains("\"attached\"").then_some(())
+    })?;
+    writer.check(&mut hearth.connect("d")?)?;
+    Ok(())
+}
+
+#[test]
+fn a_killed_server_is_a_pause_in_write_back() -> Result<()> {
+    survives("write-back")
+}
+
+#[test]
+fn a_killed_server_is_a_pause_in_write_through() -> Result<()> {
+    survives("write-through")
+}
+
+#[test]
+fn a_killed_server_is_a_pause_past_the_cache() -> Result<()> {
+    survives("off")
+}
+
+/// Gone, or hanging, for longer than the limit: errors, visible; then recovery by itself.
+#[test]
+fn gone_for_long_is_an_error_until_it_is_back() -> Result<()> {
+    if !have("origins: server gone", &["nbdkit"]) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("160M")?;
+    let (mut server, _) = forgetful(&hearth)?;
+    hearth.add(
+        "d",
+        &server.uri(""),
+        &["--mode", "off", "--origin-timeout", "1"],
+    )?;
+    let mut client = hearth.connect("d")?;
+    let data = vec![7u8; 8192];
+    client.write(0, &data)?;
+    for hang in [false, true] {
+        if hang {
+            server.signal(libc::SIGSTOP)?;
+        } else {
+            server.kill9()?;
+        }
+        // A process does not stop all of its threads at once.
+        wait::until("a read fails", LIMIT, || {
+            client.read(0, 4096).is_err().then_some(())
+        })?;
+        let state = link(&hearth)?;
+        ensure!(
+            state["connected"] == false && state["failing"] == true,
+            "{state}"
+        );
+        let shown = hearth.ok(&["disk", "show", "d"])?;
+        ensure!(shown.contains("requests fail"), "{shown}");
+        if hang {
+            server.signal(libc::SIGCONT)?;
+        } else {
+            server.up()?;
+        }
+        connected(&hearth)?;
+        ensure!(client.read(0, 8192)? == data, "a write was lost");
+    }
+    client.flush()?;
+    Ok(())
+}
+
+/// The daemon starts without the server: the disk waits, and comes by itself.
+#[test]
+fn a_disk_waits_for_its_server() -> Result<()> {
+    if !have("origins: no server at start", &["nbdkit"]) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let (mut server, _) = forgetful(&hearth)?;
+    hearth.add("d", &server.uri(""), &[])?;
+    hearth.connect("d")?.write(4096, &[3; 4096])?;
+    hearth.stop()?;
+    server.kill9()?;
+    hearth.start()?;
+    let shown = hearth.ok(&["disk", "show", "d"])?;
+    ensure!(shown.contains("waiting"), "{shown}");
+    server.up()?;
+    wait::until("attached", LIMIT, || {
+        hearth
+            .ok(&["disk", "show", "d", "--json"])
+            .ok()?
+            .contains("\"attached\"")
+            .then_some(())
+    })?;
+    ensure!(hearth.connect("d")?.read(4096, 4096)? == [3; 4096]);
+    Ok(())
+}
+
+/// Addresses that will not do are refused with a sentence.
+#[test]
+fn refusals() -> Result<()> {
+    let hearth = Hearth::serving("160M")?;
+    for (origin, want) in [
+        ("nbd://", "names no host"),
+        ("nbds://h/e", "TLS"),
+        ("nbd+unix:///x", "names no socket"),
+        ("nbd+unix:///x?socket=/nowhere/s", "cannot connect"),
+        ("nbd://127.0.0.1:1/x", "cannot connect"),
+        ("zip:/x", "no kind of origin"),
+        ("model-hdd:nbd://h/x", "needs one underneath"),
+    ] {
+        let words = hearth.refused(&["disk", "add", "d", "--origin", origin])?;
+        ensure!(words.contains(want), "{origin}: {words}");
+    }
+    let wrong = hearth.uri("nope");
+    let words = hearth.refused(&["disk", "add", "d", "--origin", &wrong])?;
+    ensure!(words.contains("no export \"nope\""), "{words}");
+    Ok(())
+}
