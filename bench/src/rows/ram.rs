@@ -31,7 +31,7 @@ fn ram(args: &Args, size: u64) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let origin = fixture::file(args, "ram.img", size + size / 8)?;
+    let origin = fixture::file(&args.dir, "ram.img", size + size / 8)?;
     let mut hearth = fixture::pool_of(args, size)?;
     let pid = |hearth: &Hearth| hearth.pid().context("no daemon");
     let empty = settled(pid(&hearth)?)?;

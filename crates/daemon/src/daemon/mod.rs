@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
+use hearth_engine::stats::Latencies;
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom};
 use hearth_io::{Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
@@ -111,6 +112,7 @@ struct Slot {
     kept: u64,
     notices: Vec<String>,
     windows: Windows<Counters>,
+    latencies: Windows<Arc<Latencies>>,
 }
 
 impl Slot {
@@ -125,6 +127,7 @@ impl Slot {
             kept: 0,
             notices: Vec::new(),
             windows: Windows::new(now, Counters::default()),
+            latencies: Windows::new(now, Arc::default()),
         }
     }
 
