@@ -335,7 +335,7 @@ mod tests {
         assert!(begin(&disk, options(path), 7_000_000).is_err());
         assert_eq!(disk.recording(), Some(status));
         // Nothing begins on a disk that is gone, even if it was found before it went.
-        close(&[disk.clone()], LIMIT);
+        close(std::slice::from_ref(&disk), LIMIT);
         assert!(matches!(
             begin(&disk, options(dir.path().join("v")), 1),
             Err(RecordError::NoDisk)
@@ -361,7 +361,7 @@ mod tests {
         disk.arrived(&[request(ReqOp::Read, 0, 4096, 5)]);
         disk.digest(6);
         assert!(matches!(end(&disk, soon), Err(RecordError::Slow { .. })));
-        close(&[disk.clone()], soon);
+        close(std::slice::from_ref(&disk), soon);
         // It answers at last, and ends at once.
         drop(answer);
         let scribe = lock(&disk.place).current.clone().expect("is there");
