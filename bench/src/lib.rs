@@ -10,6 +10,7 @@ pub mod fio;
 pub mod fixture;
 pub mod host;
 pub mod load;
+pub mod made;
 pub mod peers;
 pub mod process;
 pub mod report;

@@ -1,8 +1,10 @@
 //! The rows of the table: each sets up its contenders, runs them in turn, and compares.
 
 mod cold;
+mod lookup;
 mod ram;
 mod reads;
+mod replay;
 mod slow;
 mod start;
 mod vhost;
@@ -33,6 +35,8 @@ pub const SMOKE: &[&str] = &[
     "wt-qd24",
     "vhost-read-qd24",
     "cold",
+    "replay-hdd",
+    "lookup",
     "wa",
     "start-1g",
 ];
@@ -133,6 +137,21 @@ pub const ALL: &[Row] = &[
         id: "hdd",
         title: "Modelled hard disk: cold and warm random 4 KiB reads",
         run: slow::hdd,
+    },
+    Row {
+        id: "replay-hdd",
+        title: "Read-dominated traces on a modelled hard disk, flash 20 % of the working set",
+        run: replay::hdd,
+    },
+    Row {
+        id: "block-size",
+        title: "Cache block sizes: the same traces, fills of 4 KiB to 1 MiB",
+        run: replay::block_sizes,
+    },
+    Row {
+        id: "lookup",
+        title: "A cached 4 KiB block: lookup and policy on one core, and RAM",
+        run: lookup::run,
     },
     Row {
         id: "wa",

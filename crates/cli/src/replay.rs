@@ -61,6 +61,7 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
         },
         disk: args.disk,
         reads_only: args.reads_only,
+        ..Select::default()
     };
     let plan = scan(&select).map_err(|e| failed(&e))?;
     if plan.writes > 0 && !args.overwrite {

@@ -177,6 +177,18 @@ fn latencies(report: &DiskReport) -> String {
     row("read hit", &report.read_hit_latency);
     row("read miss", &report.read_miss_latency);
     row("write", &report.write_latency);
+    for window in &report.latencies {
+        for (what, l) in [
+            ("read hit", &window.read_hit),
+            ("read miss", &window.read_miss),
+            ("write", &window.write),
+        ] {
+            // An hour in which nothing of the kind happened is no news.
+            if l.count > 0 {
+                row(&format!("{what}, {}", window.span), l);
+            }
+        }
+    }
     table.render()
 }
 

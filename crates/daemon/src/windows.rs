@@ -96,6 +96,12 @@ impl<T: Since> Windows<T> {
         }
     }
 
+    /// The newest snapshot kept.
+    pub fn newest(&self) -> Option<&T> {
+        let all = self.rings.iter().filter_map(|ring| ring.taken.back());
+        all.max_by_key(|(at, _)| *at).map(|(_, value)| value)
+    }
+
     /// Every window's value at second `now`, when the counters stand at `value`.
     pub fn values(&self, now: u64, value: &T) -> Vec<Window<T>> {
         self.rings

@@ -11,7 +11,7 @@ use crate::evict::Evict;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment, Then};
 use crate::recover::RecoverError;
-use crate::stats::{DiskStats, PoolCounters, PoolStats};
+use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
 use hearth_format::{FormatError, Kind, Layout, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
@@ -546,6 +546,17 @@ impl Engine {
             read_hit_latency: d.hit_latency.percentiles(),
             read_miss_latency: d.miss_latency.percentiles(),
             write_latency: d.write_latency.percentiles(),
+        })
+    }
+
+    /// A disk's latencies so far, to be compared with later ones.
+    pub fn latencies(&self, id: DiskId) -> Option<Latencies> {
+        let core = self.core();
+        let d = core.disk(id)?;
+        Some(Latencies {
+            read_hit: d.hit_latency.tally(),
+            read_miss: d.miss_latency.tally(),
+            write: d.write_latency.tally(),
         })
     }
 

@@ -15,11 +15,15 @@ mod evict;
 pub mod faults;
 mod flashfail;
 mod flush;
-mod index;
+/// For the benchmark that measures it at sizes no pool of a test has.
+#[doc(hidden)]
+#[allow(clippy::len_without_is_empty)]
+pub mod index;
 mod log;
 mod read;
 mod recover;
 pub mod stats;
+pub mod tally;
 mod write;
 mod zero;
 

@@ -3,6 +3,7 @@
 //! Definitions are printed in `docs/statistics.md`. Counters only grow; windows (5 minutes,
 //! hour, day) are differences of snapshots and are made by the daemon.
 
+use crate::tally::Tally;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +139,12 @@ impl Latency {
         self.0.saturating_record((ns / 1000).max(1));
     }
 
+    /// The counts in few bytes, to compare with later ones.
+    pub fn tally(&self) -> Tally {
+        let recorded = self.0.iter_recorded();
+        Tally::of(recorded.map(|v| (v.value_iterated_to(), v.count_since_last_iteration())))
+    }
+
     /// The usual figures.
     pub fn percentiles(&self) -> Percentiles {
         let q = |q| self.0.value_at_quantile(q) as f64;
@@ -151,6 +158,17 @@ impl Latency {
             max_us: self.0.max() as f64,
         }
     }
+}
+
+/// A disk's latencies so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Latencies {
+    /// Reads served from flash.
+    pub read_hit: Tally,
+    /// Reads that needed the origin.
+    pub read_miss: Tally,
+    /// Writes.
+    pub write: Tally,
 }
 
 /// Everything about one disk.

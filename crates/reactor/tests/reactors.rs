@@ -6,12 +6,13 @@ use common::{PassThrough, Toy, command};
 use hearth_engine::api::{ReqOp, Request};
 use hearth_io::{Backend, BlockFile, Buf, Device, Target, Targets};
 use hearth_reactor::{
-    Config, PeerAddress, PeerInfo, ReactorError, Reactors, Session, SessionFactory,
+    Config, Ended, PeerAddress, PeerInfo, ReactorError, Reactors, Session, SessionFactory, Watch,
+    Watcher,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,81 @@ fn writes_come_back(backend: Backend) {
         }
     });
     assert!(rig.engine.ticks.load(Ordering::Relaxed) > 0);
+}
+
+/// Counts what it is told of.
+#[derive(Default)]
+struct Told {
+    arrived: AtomicU64,
+    ended: AtomicU64,
+    settled: AtomicU64,
+}
+
+struct Witness(Arc<Told>);
+
+impl Watch for Witness {
+    fn arrived(&mut self, requests: &[Request]) {
+        self.0
+            .arrived
+            .fetch_add(requests.len() as u64, Ordering::Relaxed);
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        assert!(ended.disk == 1 && ended.end_ns >= ended.start_ns && ended.start_ns > 0);
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn settle(&mut self) {
+        let ended = self.0.ended.load(Ordering::Relaxed);
+        self.0.settled.fetch_max(ended, Ordering::Relaxed);
+    }
+}
+
+struct Witnesses(Arc<Told>);
+
+impl Watcher for Witnesses {
+    fn watch(&self) -> Box<dyn Watch> {
+        Box::new(Witness(self.0.clone()))
+    }
+}
+
+#[test]
+fn a_watch_is_told_of_every_request_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = BlockFile::create_sized(dir.path().join("disk"), SIZE).unwrap();
+    let targets = Targets::new();
+    targets.set(Target::Origin(1), Some(Arc::new(Device::new(file))));
+    let told = Arc::new(Told::default());
+    let reactors = Reactors::start_watched(
+        Arc::new(PassThrough::default()),
+        targets,
+        Config::default(),
+        Some(Arc::new(Witnesses(told.clone()))),
+    )
+    .unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    reactors.adopt(theirs, Toy::new(1)).unwrap();
+    ours.set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let mut data = [0; 4096];
+    for tag in 0..100 {
+        ours.write_all(&command(b'R', tag * 4096, 4096, tag))
+            .unwrap();
+        assert_eq!(reply(&mut ours), (tag, true));
+        ours.read_exact(&mut data).unwrap();
+    }
+    ours.write_all(&command(b'F', 0, 0, 100)).unwrap();
+    assert_eq!(reply(&mut ours), (100, true));
+    reactors.stop();
+    let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+    assert_eq!(
+        (
+            count(&told.arrived),
+            count(&told.ended),
+            count(&told.settled)
+        ),
+        (101, 101, 101)
+    );
 }
 
 fn a_full_pipe_of_requests(backend: Backend) {

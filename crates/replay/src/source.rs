@@ -18,6 +18,10 @@ pub struct Select {
     pub disk: Option<u32>,
     /// Only reads.
     pub reads_only: bool,
+    /// Not the first so many of these.
+    pub skip: u64,
+    /// No more than so many; all if `None`.
+    pub limit: Option<u64>,
 }
 
 /// What a first look at the trace found.
@@ -43,6 +47,13 @@ fn wanted(select: &Select, record: &Record) -> bool {
     select.disk.is_none_or(|d| d == record.disk) && (!select.reads_only || record.op == Op::Read)
 }
 
+/// Does a wanted request fall into the part of the trace that is played? `at` counts them.
+fn in_part(select: &Select, at: &mut u64) -> bool {
+    let number = *at;
+    *at += 1;
+    number >= select.skip && select.limit.is_none_or(|n| number - select.skip < n)
+}
+
 /// Looks through the trace once.
 ///
 /// # Errors
@@ -50,11 +61,11 @@ fn wanted(select: &Select, record: &Record) -> bool {
 /// When it cannot be read, holds nothing to play, or several disks and none was chosen.
 pub fn scan(select: &Select) -> Result<Plan, ReplayError> {
     let mut plan = Plan::default();
-    let (mut disks, mut last_us, mut any) = (0, 0, false);
+    let (mut disks, mut last_us, mut any, mut at) = (0, 0, false, 0);
     for record in open(select)? {
         let record = record?;
         disks = disks.max(record.disk.saturating_add(1));
-        if !wanted(select, &record) {
+        if !wanted(select, &record) || !in_part(select, &mut at) {
             continue;
         }
         if !any {
@@ -97,6 +108,8 @@ pub struct Source {
     reader: Reader,
     select: Select,
     first_us: u64,
+    /// Wanted requests seen.
+    at: u64,
     size: u64,
     align: u64,
     len_max: u64,
@@ -127,6 +140,7 @@ impl Source {
             reader: open(select)?,
             select: select.clone(),
             first_us: plan.first_us,
+            at: 0,
             size,
             align,
             len_max,
@@ -169,7 +183,14 @@ impl Source {
             let Some(record) = self.reader.next().transpose()? else {
                 return Ok(None);
             };
-            if wanted(&self.select, &record) {
+            if self
+                .select
+                .limit
+                .is_some_and(|n| self.at >= self.select.skip.saturating_add(n))
+            {
+                return Ok(None);
+            }
+            if wanted(&self.select, &record) && in_part(&self.select, &mut self.at) {
                 let at = record.offset / self.align * self.align;
                 let end = record
                     .offset
@@ -250,6 +271,10 @@ mod tests {
     fn only_reads() {
         let (_dir, mut select) = trace("0,R,0,512\n1,W,0,512\n2,F,0,0\n");
         assert_eq!(pieces(&select, 4096, 1, 4096).len(), 3);
+        select.skip = 1;
+        select.limit = Some(1);
+        assert_eq!(pieces(&select, 4096, 1, 4096), [(0, 0, 512, true)]);
+        (select.skip, select.limit) = (0, None);
         select.reads_only = true;
         assert_eq!(pieces(&select, 4096, 1, 4096).len(), 1);
         select.disk = Some(4);

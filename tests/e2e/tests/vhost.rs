@@ -88,6 +88,11 @@ fn libblkio_reads_and_writes() -> Result<()> {
     client.flush()?;
     hearth.ok(&["disk", "flush", "d"])?;
     ensure!(std::fs::read(hearth.dir().join("o.img"))? == disk);
+    // What comes over shared memory is watched like everything else.
+    let counted = hearth.ok(&["histogram", "d", "--json"])?;
+    let counted: serde_json::Value = serde_json::from_str(&counted)?;
+    let requests = counted["histograms"][0]["count"].as_u64().unwrap_or(0);
+    ensure!(requests > 300, "{requests} requests were seen");
     Ok(())
 }
 

@@ -1,8 +1,12 @@
 //! Statistics as reported: counters with their windows, ratios, latencies and the estimate of
 //! whether the cache helps. Every name is defined in `docs/statistics.md`; a test compares.
 
-use hearth_engine::stats::{DiskCounters, DiskStats, Percentiles, PoolCounters, PoolStats};
+use hearth_engine::stats::{
+    DiskCounters, DiskStats, Latencies, Percentiles, PoolCounters, PoolStats,
+};
+use hearth_engine::tally::Tally;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 use crate::windows::{Since, Windows};
@@ -300,8 +304,55 @@ pub struct DiskReport {
     pub read_miss_latency: LatencyReport,
     /// Writes, since start.
     pub write_latency: LatencyReport,
+    /// The same latencies in the windows, from short to long; percentiles to within 13 %.
+    pub latencies: Vec<LatencySpan>,
     /// The total, then the windows from short to long.
     pub spans: Vec<DiskSpan>,
+}
+
+/// Latencies of a disk in one window.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LatencySpan {
+    /// `5min`, `1h` or `1d`.
+    pub span: String,
+    /// Seconds it covers.
+    pub seconds: u64,
+    /// Reads served from flash.
+    pub read_hit: LatencyReport,
+    /// Reads that needed the origin.
+    pub read_miss: LatencyReport,
+    /// Writes.
+    pub write: LatencyReport,
+}
+
+impl Since for Arc<Latencies> {
+    fn since(&self, earlier: &Arc<Latencies>) -> Arc<Latencies> {
+        Arc::new(Latencies {
+            read_hit: self.read_hit.since(&earlier.read_hit),
+            read_miss: self.read_miss.since(&earlier.read_miss),
+            write: self.write.since(&earlier.write),
+        })
+    }
+}
+
+/// The windows of a disk's latencies.
+pub fn latency_spans(
+    now: u64,
+    latencies: &Arc<Latencies>,
+    windows: &Windows<Arc<Latencies>>,
+) -> Vec<LatencySpan> {
+    let windows = windows.values(now, latencies);
+    let report = |tally: &Tally| LatencyReport::from(&tally.percentiles());
+    windows
+        .into_iter()
+        .map(|w| LatencySpan {
+            span: w.span.name.to_owned(),
+            seconds: w.covered,
+            read_hit: report(&w.value.read_hit),
+            read_miss: report(&w.value.read_miss),
+            write: report(&w.value.write),
+        })
+        .collect()
 }
 
 /// Statistics of the pool.
@@ -386,7 +437,12 @@ pub fn flash_spans(
 
 impl DiskReport {
     /// A report from the engine's figures.
-    pub fn new(name: &str, stats: &DiskStats, spans: Vec<DiskSpan>) -> DiskReport {
+    pub fn new(
+        name: &str,
+        stats: &DiskStats,
+        spans: Vec<DiskSpan>,
+        latencies: Vec<LatencySpan>,
+    ) -> DiskReport {
         DiskReport {
             name: name.to_owned(),
             cached: stats.cached_blocks.saturating_mul(BLOCK),
@@ -395,6 +451,7 @@ impl DiskReport {
             read_hit_latency: (&stats.read_hit_latency).into(),
             read_miss_latency: (&stats.read_miss_latency).into(),
             write_latency: (&stats.write_latency).into(),
+            latencies,
             spans,
         }
     }

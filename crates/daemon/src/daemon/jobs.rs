@@ -63,6 +63,14 @@ impl Daemon {
             let counters = Counters::from(&stats.counters);
             total.add(&counters);
             slot.windows.sample(now, &counters);
+            if slot.latencies.due(now)
+                && let Some(latencies) = self.engine.latencies(slot.id)
+            {
+                // An idle disk's snapshots are one and the same.
+                let same = slot.latencies.newest().filter(|n| ***n == latencies);
+                let latencies = same.cloned().unwrap_or_else(|| Arc::new(latencies));
+                slot.latencies.sample(now, &latencies);
+            }
         }
         windows.disks.sample(now, &total);
         windows.flash.sample(

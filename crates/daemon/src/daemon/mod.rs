@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
+use hearth_engine::stats::Latencies;
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom};
 use hearth_io::{Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
@@ -109,6 +110,7 @@ struct Slot {
     share: Option<u64>,
     notices: Vec<String>,
     windows: Windows<Counters>,
+    latencies: Windows<Arc<Latencies>>,
 }
 
 impl Slot {
@@ -122,6 +124,7 @@ impl Slot {
             share: None,
             notices: Vec::new(),
             windows: Windows::new(now, Counters::default()),
+            latencies: Windows::new(now, Arc::default()),
         }
     }
 

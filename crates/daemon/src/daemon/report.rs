@@ -3,10 +3,12 @@
 use hearth_engine::stats::DiskStats;
 use hearth_format::DiskRecord;
 use hearth_io::BLOCK;
+use std::sync::Arc;
 
 use super::{Daemon, Job, Phase, Slot, lock};
 use crate::api::stats::{
     Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans,
+    latency_spans,
 };
 use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, PoolInfo};
 use crate::error::{Error, Result};
@@ -128,8 +130,14 @@ impl Daemon {
             .stats(slot.id, hearth_io::now_ns())
             .unwrap_or_default();
         let counters = Counters::from(&stats.counters);
+        let latencies = Arc::new(self.engine.latencies(slot.id).unwrap_or_default());
         (
-            DiskReport::new(name, &stats, disk_spans(now, now, &counters, &slot.windows)),
+            DiskReport::new(
+                name,
+                &stats,
+                disk_spans(now, now, &counters, &slot.windows),
+                latency_spans(now, &latencies, &slot.latencies),
+            ),
             counters,
         )
     }
