@@ -152,11 +152,6 @@ pub enum BenchError {
         "{0} is not a directory; give a directory on the disk to measure (make a file system on a bare device first)"
     )]
     NotADirectory(PathBuf),
-    /// Nothing to boot.
-    #[error(
-        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
-    )]
-    NoGuest,
     /// The disk would be full.
     #[error(
         "{} has {free} MiB free, and the benchmark writes {need} MiB there and leaves {headroom} MiB to others; make room, give another directory, or disks of less with --size",
@@ -172,6 +167,11 @@ pub enum BenchError {
         /// MiB that must stay free.
         headroom: u64,
     },
+    /// Nothing to boot.
+    #[error(
+        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
+    )]
+    NoGuest,
     /// The user called it off.
     #[error("called off")]
     CalledOff,

@@ -11,7 +11,7 @@ use hearth_daemon::size::human;
 use hearth_simulate::plot::escaped;
 
 use crate::args::{Advise, Global, Switch};
-use crate::stats::micros;
+use crate::stats::{micros, percent};
 use crate::table::{Table, plain};
 use crate::{Outcome, print_json};
 
@@ -80,10 +80,6 @@ pub fn run(global: &Global, args: &Advise) -> Outcome {
     Ok(())
 }
 
-fn percent(ratio: f64) -> String {
-    format!("{:.1} %", ratio * 100.0)
-}
-
 fn text(report: &AdviceReport, one: bool) -> String {
     let mut out = String::new();
     if report.disks.is_empty() {
@@ -113,13 +109,13 @@ fn text(report: &AdviceReport, one: bool) -> String {
             plain(&a.name),
             human(a.working_set),
             human(a.present.bytes),
-            percent(a.present.hit_ratio),
+            percent(Some(a.present.hit_ratio)),
             micros(Some(a.present.latency_us)),
             human(a.advised.bytes),
-            percent(a.advised.hit_ratio),
+            percent(Some(a.advised.hit_ratio)),
             micros(Some(a.advised.latency_us)),
             human(a.share.bytes),
-            percent(a.share.hit_ratio),
+            percent(Some(a.share.hit_ratio)),
         ]);
     }
     if report.disks.iter().any(|a| a.reason.is_none()) {
@@ -160,7 +156,7 @@ fn disk(a: &Advice) -> String {
         table.row([
             name.to_owned(),
             human(e.bytes),
-            percent(e.hit_ratio),
+            percent(Some(e.hit_ratio)),
             micros(Some(e.latency_us)),
         ]);
     };
@@ -186,7 +182,7 @@ fn disk(a: &Advice) -> String {
         let _ = writeln!(
             out,
             "Measured over the last hour: {} of what was read came from flash.",
-            percent(measured)
+            percent(Some(measured))
         );
     }
     if let Some(s) = &a.block_size {
@@ -329,7 +325,7 @@ fn svg(report: &AdviceReport) -> String {
                 (cx + 8.0).min(right - 150.0),
                 cy + 14.0,
                 human(e.bytes),
-                percent(e.hit_ratio)
+                percent(Some(e.hit_ratio))
             );
         }
         out.push_str("</g>\n");

@@ -536,8 +536,8 @@ pub struct TraceRecord {
 
 fn parse_speed(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(n) if n > 0.0 && n <= 1e6 => Ok(n),
-        _ => Err("give a number above 0, such as 0.5 or 10".to_owned()),
+        Ok(n) if (hearth_replay::SPEED_MIN..=1e6).contains(&n) => Ok(n),
+        _ => Err("give a number from 0.001 to 1000000, such as 0.5 or 10".to_owned()),
     }
 }
 
@@ -761,6 +761,7 @@ mod tests {
             "hearth trace record vm",
             "hearth trace replay t",
             "hearth trace replay t --to x --speed 0",
+            "hearth trace replay t --to x --speed 1e-9",
             "hearth trace replay t --to x --speed 2 --depth 3",
             "hearth trace record vm --out f --for 10x",
             "hearth trace record vm --out f --stop",

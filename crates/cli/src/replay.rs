@@ -10,21 +10,19 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_daemon::windows::Since;
 use hearth_replay::{
-    FileTarget, Latencies, NbdTarget, Options, Outcome, Pace, Plan, Progress, ReplayError, Select,
-    Source, Target, run as play, scan,
+    FileTarget, GRACE_NS, Latencies, NbdTarget, Options, Outcome, Pace, Plan, Progress,
+    ReplayError, SECTOR, Select, Source, Target, run as play, scan,
 };
 use hearth_trace::sparkline;
 
 use crate::args::{Global, TraceReplay};
 use crate::interrupt::Interrupt;
-use crate::stats::micros;
+use crate::stats::{micros, percent};
 use crate::table::{Table, plain};
 use crate::{Failure, print_json};
 
 /// Lag from which a replay with the trace's timing is not the trace any more, seconds.
 const LAG_HONEST: f64 = 0.01;
-/// Units that verification needs: data is stamped sector by sector.
-const SECTOR: u64 = 512;
 
 fn failed(e: &ReplayError) -> Error {
     match e {
@@ -68,18 +66,17 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
         return Err(failed(&ReplayError::WouldWrite(plan.writes)).into());
     }
     let mut target = open(args, &plan).map_err(|e| failed(&e))?;
-    if plan.end > target.size() && !args.wrap {
-        return Err(failed(&ReplayError::Beyond {
-            end: plan.end,
-            size: target.size(),
-        })
-        .into());
-    }
     let align = if args.verify {
         target.align().max(SECTOR)
     } else {
         target.align()
     };
+    // What is played goes into whole units of it.
+    let size = target.size() / align * align;
+    if plan.end > size && !args.wrap {
+        let end = plan.end;
+        return Err(failed(&ReplayError::Beyond { end, size }).into());
+    }
     let mut source = Source::open(&select, &plan, target.size(), align, target.len_max())
         .map_err(|e| failed(&e))?;
     let (pace, words) = match (args.depth, args.flat_out) {
@@ -100,6 +97,7 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
         pace,
         verify: args.verify,
         run: uuid::Uuid::new_v4().as_u64_pair().0,
+        grace_ns: GRACE_NS,
     };
     let ask = Asker::of(&args.to);
     let before = ask.as_ref().and_then(Asker::counters);
@@ -242,7 +240,6 @@ fn text(report: &Report) -> String {
     }
     out.push_str(&table.render());
     if let Some(cache) = &report.cache {
-        let percent = |r: Option<f64>| r.map_or("-".to_owned(), |r| format!("{:.1} %", r * 100.0));
         let _ = writeln!(
             out,
             "\ncache: read hit ratio {} by requests, {} by bytes; write hit ratio {}",
@@ -261,6 +258,14 @@ fn text(report: &Report) -> String {
             line(|s| s.requests),
             line(|s| s.mean_us as u64),
             o.interval_seconds
+        );
+    }
+    if o.unanswered > 0 {
+        let _ = writeln!(
+            out,
+            "\n{} requests were not answered within {} s after the replay was called off, and given up",
+            o.unanswered,
+            GRACE_NS / 1_000_000_000
         );
     }
     if o.skipped > 0 {

@@ -71,7 +71,8 @@ fn once(global: &Global, client: &Client, name: Option<&str>, watching: bool) ->
     Ok(())
 }
 
-fn percent(ratio: Option<f64>) -> String {
+/// A ratio for people.
+pub fn percent(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |r| format!("{:.1} %", r * 100.0))
 }
 

@@ -148,7 +148,7 @@ fn advice_finds_the_hot_part_and_is_applied() {
     let origin = format!("model-latency=1ms:{origin}");
     bench.ok(&["disk", "add", "vm", "--origin", &origin]);
     bench.ok(&["disk", "add", "idle", "--origin", &small]);
-    assert!(bench.ok(&["advise"]).contains("read so far"));
+    assert!(bench.ok(&["advise"]).contains("there is advice from"));
     let mut client = bench.connect("vm").unwrap();
     // Two MiB over and over, the rest once.
     for round in 0..8u64 {

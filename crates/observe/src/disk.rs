@@ -4,15 +4,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearth_engine::api::{DiskId, ReqOp, Request};
 use hearth_io::BLOCK;
-use hearth_policy::histogram::{Histograms, Outstanding};
-use hearth_policy::mrc::{self, Mrc};
+use hearth_policy::histogram::{Histograms, Mix, Outstanding};
+use hearth_policy::mrc::{self, Mrc, SAMPLES_MIN};
 use hearth_reactor::Ended;
 
-use crate::recording::{Recorder, RecordingStatus, Tape};
+use crate::recording::{RecordingStatus, Tape};
+use crate::scribe::Place;
 
 /// Sampled accesses that may wait for the keeper: 128 KiB. When they are used up, the disk is
-/// sampled half as densely from then on, which halves them.
+/// sampled half as densely from then on, which halves them; at the floor they are dropped.
 const WAITING_MAX: usize = 16_384;
+/// Fewest accesses there is room for at once: few disks have more between two looks.
+const WAITING_MIN: usize = 512;
+/// A disk the keeper has not looked at yet is sampled no thinner: nobody knows how much there is.
+const FLOOR_FIRST: u32 = mrc::ALL / 16;
+/// A sample that uses less than this part of its memory, though not all blocks are sampled, is
+/// begun anew: it was thinned by a flood long gone, or by a scan whose blocks have aged.
+const SAMPLE_WASTED: usize = 4;
 /// The keeper is woken when this many wait.
 pub(crate) const WAITING_WAKE: usize = 4096;
 /// Marks a sampled block as written, not read. Blocks have numbers below 2^36.
@@ -44,6 +52,26 @@ pub struct Curve {
     pub seconds: f64,
     /// Share of blocks in the sample.
     pub sampled: f64,
+    /// Blocks in the sample.
+    pub sample_blocks: f64,
+    /// Reads of blocks in the sample, older ones counted less: what the curve rests on.
+    pub sample_reads: f64,
+}
+
+impl Curve {
+    /// Blocks read before a curve says anything.
+    pub const READS_MIN: f64 = 2000.0;
+    /// Reads of sampled blocks before it does: their share is then right within some five points.
+    pub const SAMPLE_READS_MIN: f64 = 400.0;
+    /// Blocks in the sample before it does, unless all blocks are in it.
+    pub const SAMPLE_BLOCKS_MIN: f64 = 64.0;
+
+    /// True if decisions may rest on it.
+    pub fn is_enough(&self) -> bool {
+        self.accesses >= Curve::READS_MIN
+            && self.sample_reads >= Curve::SAMPLE_READS_MIN
+            && (self.sampled >= 1.0 || self.sample_blocks >= Curve::SAMPLE_BLOCKS_MIN)
+    }
 }
 
 /// What data threads touch.
@@ -51,11 +79,17 @@ pub(crate) struct Front {
     histograms: Histograms,
     since_ns: u64,
     outstanding: Outstanding,
+    /// What kinds of requests; resets do not touch it, it is halved with the curve.
+    mix: Mix,
     /// Blocks placed below it are sampled.
     threshold: u32,
+    /// The threshold is not lowered beyond.
+    floor: u32,
     waiting: Vec<u64>,
     /// Blocks read since the keeper last looked.
     reads: u64,
+    /// Of these, sampled ones that were dropped.
+    missed: u64,
     tape: Option<Tape>,
 }
 
@@ -68,6 +102,8 @@ pub(crate) struct Back {
     counted_ns: f64,
     now_ns: u64,
     halved_ns: u64,
+    /// The curve before the sample was begun anew, until there is enough of the new one.
+    before: Option<Curve>,
 }
 
 /// A disk being watched.
@@ -77,8 +113,8 @@ pub(crate) struct Disk {
     samples: usize,
     front: Mutex<Option<Box<Front>>>,
     back: Mutex<Option<Box<Back>>>,
-    /// The recording under way or the last one.
-    pub recorder: Mutex<Option<Recorder>>,
+    /// The recording under way or the last one. Never held across I/O.
+    pub place: Mutex<Place>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,9 +127,12 @@ impl Front {
             histograms: Histograms::new(),
             since_ns: now_ns,
             outstanding: Outstanding::default(),
+            mix: Mix::default(),
             threshold: mrc::ALL,
-            waiting: Vec::new(),
+            floor: FLOOR_FIRST,
+            waiting: Vec::with_capacity(WAITING_MIN),
             reads: 0,
+            missed: 0,
             tape: None,
         }
     }
@@ -116,6 +155,7 @@ impl Front {
             request.len,
             self.outstanding,
         );
+        self.mix.add(write, request.len);
         let first = request.offset / BLOCK;
         let last = request.offset.saturating_add(request.len - 1) / BLOCK;
         let mark = if write {
@@ -127,25 +167,29 @@ impl Front {
             0
         };
         for block in first..=last {
-            if mrc::place(block) < self.threshold {
-                if self.waiting.len() == WAITING_MAX {
+            let place = mrc::place(block);
+            if place < self.threshold {
+                if self.waiting.len() >= WAITING_MAX {
                     self.thin();
                 }
-                self.waiting.push(block | mark);
+                if self.waiting.len() < WAITING_MAX {
+                    self.waiting.push(block | mark);
+                } else {
+                    self.missed += u64::from(!write);
+                }
             }
         }
     }
 
-    /// Samples half as densely. No access of a block that stays in the sample is lost.
+    /// Samples half as densely, but not below the floor. No access of a block that stays in the
+    /// sample is lost.
     fn thin(&mut self) {
-        while self.waiting.len() > WAITING_MAX / 2 && self.threshold > 1 {
+        while self.waiting.len() > WAITING_MAX / 2 && self.threshold / 2 >= self.floor.max(1) {
             self.threshold /= 2;
             let threshold = self.threshold;
             self.waiting
                 .retain(|block| mrc::place(block & !WRITTEN) < threshold);
         }
-        // Only if one block is all there is.
-        self.waiting.truncate(WAITING_MAX / 2);
     }
 
     fn ended(&mut self, ended: &Ended) {
@@ -167,7 +211,7 @@ impl Disk {
             samples,
             front: Mutex::new(None),
             back: Mutex::new(None),
-            recorder: Mutex::new(None),
+            place: Mutex::default(),
         }
     }
 
@@ -176,17 +220,24 @@ impl Disk {
         let Some(first) = requests.first() else {
             return false;
         };
-        let mut front = lock(&self.front);
-        let front = front.get_or_insert_with(|| Box::new(Front::new(first.start_ns)));
+        let mut guard = lock(&self.front);
+        let front = guard.get_or_insert_with(|| Box::new(Front::new(first.start_ns)));
         let before = front.waiting.len();
-        let mut wake = false;
+        let mut writer = None;
         for request in requests {
             front.arrived(request);
-            if let Some(tape) = &mut front.tape {
-                wake |= tape.push(request);
+            if let Some(tape) = &mut front.tape
+                && tape.push(request)
+            {
+                writer = Some(tape.writer());
             }
         }
-        wake || (before < WAITING_WAKE && front.waiting.len() >= WAITING_WAKE)
+        let wake = before < WAITING_WAKE && front.waiting.len() >= WAITING_WAKE;
+        drop(guard);
+        if let Some(writer) = writer {
+            writer.unpark();
+        }
+        wake
     }
 
     /// Requests of this disk have ended.
@@ -215,70 +266,92 @@ impl Disk {
 
     /// Makes what waits part of the curve.
     pub(crate) fn digest(&self, now_ns: u64) {
+        let Some(since_ns) = lock(&self.front).as_ref().map(|front| front.since_ns) else {
+            return;
+        };
+        // Data threads wait for the front, so nothing is allocated or computed under its lock.
         let mut back = lock(&self.back);
-        let (mut waiting, reads, threshold) = {
+        let back = back.get_or_insert_with(|| {
+            Box::new(Back {
+                mrc: Mrc::with_samples(self.samples),
+                spare: Vec::with_capacity(WAITING_MIN),
+                first_ns: since_ns,
+                counted_ns: 0.0,
+                now_ns: since_ns,
+                halved_ns: now_ns,
+                before: None,
+            })
+        });
+        let mut spare = std::mem::take(&mut back.spare);
+        let (mut waiting, reads, missed, threshold) = {
             let mut front = lock(&self.front);
             let Some(front) = front.as_mut() else {
                 return;
             };
-            let back = back.get_or_insert_with(|| {
-                Box::new(Back {
-                    mrc: Mrc::with_samples(self.samples),
-                    spare: Vec::new(),
-                    first_ns: front.since_ns,
-                    counted_ns: 0.0,
-                    now_ns: front.since_ns,
-                    halved_ns: now_ns,
-                })
-            });
-            let spare = std::mem::take(&mut back.spare);
+            std::mem::swap(&mut front.waiting, &mut spare);
             (
-                std::mem::replace(&mut front.waiting, spare),
+                spare,
                 std::mem::take(&mut front.reads),
+                std::mem::take(&mut front.missed),
                 front.threshold,
             )
         };
-        let Some(back) = back.as_mut() else {
-            return;
-        };
         back.mrc.lower_threshold(threshold);
         back.mrc.count(reads as f64);
+        back.mrc.missed(missed as f64);
+        let came = waiting.len();
         for access in waiting.drain(..) {
             back.mrc.sampled(access & !WRITTEN, access & WRITTEN == 0);
         }
+        // As many may come again, or the data thread would have to make room.
+        waiting.reserve_exact((came * 2).clamp(WAITING_MIN, WAITING_MAX));
         back.spare = waiting;
         back.counted_ns += now_ns.saturating_sub(back.now_ns.max(back.first_ns)) as f64;
         back.now_ns = now_ns;
-        if now_ns.saturating_sub(back.halved_ns) >= HALF_LIFE_NS {
+        let halve = now_ns.saturating_sub(back.halved_ns) >= HALF_LIFE_NS;
+        let mut anew = false;
+        if halve {
             back.halved_ns = now_ns;
             back.counted_ns /= 2.0;
             back.mrc.decay();
+            anew = back.mrc.threshold() < mrc::ALL
+                && back.mrc.sample_blocks() < self.samples / SAMPLE_WASTED;
+            back.before = anew.then(|| back.curve()).filter(Curve::is_enough);
+            if anew {
+                back.mrc = Mrc::with_samples(self.samples);
+                back.counted_ns = 0.0;
+            }
         }
-        if back.mrc.threshold() < threshold
-            && let Some(front) = &mut *lock(&self.front)
-        {
+        if let Some(front) = &mut *lock(&self.front) {
+            if halve {
+                front.mix.halve();
+            }
+            if anew {
+                // What came meanwhile was sampled as before.
+                front.waiting.clear();
+                (front.reads, front.missed) = (0, 0);
+                front.threshold = mrc::ALL;
+            }
             front.threshold = front.threshold.min(back.mrc.threshold());
+            front.floor = back.floor();
         }
     }
 
     /// The curve as of now; `None` before the first request.
     pub(crate) fn curve(&self, now_ns: u64) -> Option<Curve> {
         self.digest(now_ns);
-        let back = lock(&self.back);
-        let back = back.as_ref()?;
-        let seconds = back.counted_ns / 1e9;
-        Some(Curve {
-            points: back.mrc.points(),
-            working_set: back.mrc.blocks(),
-            accesses: back.mrc.accesses(),
-            rate: if seconds > 0.0 {
-                back.mrc.accesses() / seconds
-            } else {
-                0.0
-            },
-            seconds,
-            sampled: back.mrc.rate(),
-        })
+        let mut back = lock(&self.back);
+        let back = back.as_mut()?;
+        let curve = back.curve();
+        if curve.is_enough() {
+            back.before = None;
+        }
+        Some(back.before.clone().unwrap_or(curve))
+    }
+
+    /// What kinds of requests there were, older ones counted less; `None` before the first.
+    pub(crate) fn mix(&self) -> Option<Mix> {
+        lock(&self.front).as_ref().map(|front| front.mix.clone())
     }
 
     /// Bytes it takes, roughly.
@@ -312,10 +385,38 @@ impl Disk {
         lock(&self.front).as_mut()?.tape.as_mut().map(act)
     }
 
-    /// The recording under way or the last one.
+    /// The recording under way or the last one. Waits for no file.
     pub(crate) fn recording(&self) -> Option<RecordingStatus> {
-        let dropped = self.with_tape(|tape| tape.dropped()).unwrap_or(0);
-        lock(&self.recorder).as_ref().map(|r| r.status(dropped))
+        let mut status = lock(&self.place).current.as_ref()?.status();
+        status.dropped += self.with_tape(|tape| tape.dropped()).unwrap_or(0);
+        Some(status)
+    }
+}
+
+impl Back {
+    fn curve(&self) -> Curve {
+        let seconds = self.counted_ns / 1e9;
+        Curve {
+            points: self.mrc.points(),
+            working_set: self.mrc.blocks(),
+            accesses: self.mrc.accesses(),
+            rate: if seconds > 0.0 {
+                self.mrc.accesses() / seconds
+            } else {
+                0.0
+            },
+            seconds,
+            sampled: self.mrc.rate(),
+            sample_blocks: self.mrc.sample_blocks() as f64,
+            sample_reads: self.mrc.taken(),
+        }
+    }
+
+    /// The lowest threshold that leaves a sample worth having.
+    fn floor(&self) -> u32 {
+        let threshold = u64::from(self.mrc.threshold());
+        let blocks = self.mrc.sample_blocks().max(SAMPLES_MIN) as u64;
+        (threshold * SAMPLES_MIN as u64 / blocks) as u32
     }
 }
 
@@ -397,5 +498,56 @@ mod tests {
         let at = |blocks| hearth_policy::advise::at(&curve.points, blocks);
         assert!(at(7000.0) < 0.1 && at(13_000.0) > 0.9);
         assert!(disk.footprint() < 1 << 20, "{}", disk.footprint());
+    }
+
+    #[test]
+    fn a_stalled_keeper_does_not_ruin_the_curve() {
+        let disk = Disk::new(1, 12_288);
+        let flood = |now| {
+            for _ in 0..400u64 {
+                for block in (0..4000u64).step_by(8) {
+                    disk.arrived(&[read(block * 4096, 8 * 4096, now)]);
+                }
+            }
+        };
+        flood(7);
+        disk.digest(8);
+        // Each of these would halve a threshold without a floor several times.
+        for round in 0..20 {
+            flood(9 + round);
+            disk.digest(10 + round);
+        }
+        let curve = disk.curve(1_000_000_007).expect("a curve");
+        assert!(curve.sample_blocks > 100.0, "{curve:?}");
+        assert!((curve.working_set / 4000.0 - 1.0).abs() < 0.2);
+        assert_eq!(curve.accesses, 21.0 * 400.0 * 4000.0);
+        let at = |blocks| hearth_policy::advise::at(&curve.points, blocks);
+        assert!(at(2500.0) < 0.1 && at(5500.0) > 0.9);
+
+        // What was dropped is not held against it for ever: the sample begins anew, and the old
+        // curve is shown until there is a new one.
+        let hour = HALF_LIFE_NS + 1_000_000_100;
+        let shown = disk.curve(hour).expect("a curve");
+        assert!(shown.is_enough() && shown.sampled < 1.0);
+        for round in 0..3 {
+            for block in 0..4000 {
+                disk.arrived(&[read(block * 4096, 4096, hour + 1)]);
+            }
+            disk.digest(hour + 2 + round);
+        }
+        let curve = disk.curve(hour + 9).expect("a curve");
+        assert_eq!((curve.sampled, curve.working_set), (1.0, 4000.0));
+    }
+
+    #[test]
+    fn a_reset_of_the_histograms_leaves_the_mix() {
+        let disk = Disk::new(1, 4096);
+        disk.arrived(&[read(0, 4096, 1000), read(0, 8192, 1000)]);
+        disk.digest(2000);
+        disk.histograms(2000, true);
+        let mix = disk.mix().expect("counted");
+        assert_eq!((mix.reads, mix.writes, mix.read_octaves[13]), (2, 0, 1));
+        disk.digest(2000 + HALF_LIFE_NS);
+        assert_eq!(disk.mix().map(|m| m.count()), Some(1));
     }
 }

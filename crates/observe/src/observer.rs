@@ -7,12 +7,14 @@ use std::thread::{JoinHandle, Thread};
 
 use hearth_engine::api::DiskId;
 use hearth_io::BLOCK;
+use hearth_policy::histogram::Mix;
 use hearth_policy::mrc::{SAMPLES, SAMPLES_MIN};
 use hearth_reactor::{Watch, Watcher};
 
 use crate::disk::{Counted, Curve, Disk, lock};
 use crate::keeper;
 use crate::recording::{RecordError, RecordOptions, RecordingStatus};
+use crate::scribe;
 use crate::thread::ThreadWatch;
 
 /// Blocks in all samples together, 128 MiB of curves. Disks beyond the 192nd get smaller samples.
@@ -88,7 +90,7 @@ impl Observer {
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Forgets a disk; its recording ends.
+    /// Forgets a disk; its recording ends. Waits for the recording's file, but not for long.
     pub fn forget_disk(&self, id: DiskId) {
         let gone = {
             let mut disks = self
@@ -100,7 +102,7 @@ impl Observer {
         };
         self.shared.generation.fetch_add(1, Ordering::Release);
         if let Some(disk) = gone {
-            keeper::end_recording(&disk, hearth_io::now_ns());
+            scribe::close(&[disk], scribe::LIMIT);
         }
     }
 
@@ -108,6 +110,12 @@ impl Observer {
     /// request.
     pub fn histograms(&self, id: DiskId, reset: bool) -> Option<Counted> {
         self.shared.disk(id)?.histograms(hearth_io::now_ns(), reset)
+    }
+
+    /// What kinds of requests a disk's guest makes, those of hours ago counted less; `None` before
+    /// its first request. Resets of the histograms do not touch it.
+    pub fn mix(&self, id: DiskId) -> Option<Mix> {
+        self.shared.disk(id)?.mix()
     }
 
     /// A disk's miss-ratio curve; `None` before its first request.
@@ -124,41 +132,34 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// When the disk is not watched or recorded already, or the file cannot be made.
+    /// When the disk is not watched or recorded already, or the file cannot be made, or not in
+    /// some seconds.
     pub fn record(
         &self,
         id: DiskId,
         options: RecordOptions,
     ) -> Result<RecordingStatus, RecordError> {
         let disk = self.shared.disk(id).ok_or(RecordError::NoDisk)?;
-        let status = keeper::begin_recording(&disk, options, hearth_io::now_ns())?;
-        self.shared.wake();
-        Ok(status)
+        scribe::begin(&disk, options, hearth_io::now_ns())
     }
 
     /// Ends a recording; everything that arrived before is in its file then.
     ///
     /// # Errors
     ///
-    /// When there is none under way.
+    /// When there is none under way, or its file does not answer for some seconds.
     pub fn stop_recording(&self, id: DiskId) -> Result<RecordingStatus, RecordError> {
         let disk = self.shared.disk(id).ok_or(RecordError::NoDisk)?;
-        if !disk.recording().is_some_and(|r| r.active) {
-            return Err(RecordError::Idle);
-        }
-        keeper::end_recording(&disk, hearth_io::now_ns());
-        disk.recording().ok_or(RecordError::Idle)
+        scribe::end(&disk, scribe::LIMIT)
     }
 
-    /// Ends all recordings: nothing more will arrive.
+    /// Ends all recordings for good: nothing more will arrive. Waits for their files some seconds,
+    /// for all together.
     pub fn end_recordings(&self) {
-        let now_ns = hearth_io::now_ns();
-        for disk in self.shared.all() {
-            keeper::end_recording(&disk, now_ns);
-        }
+        scribe::close(&self.shared.all(), scribe::LIMIT);
     }
 
-    /// The recording of a disk under way, or the last one.
+    /// The recording of a disk under way, or the last one. Waits for no file.
     pub fn recording(&self, id: DiskId) -> Option<RecordingStatus> {
         self.shared.disk(id)?.recording()
     }
@@ -177,7 +178,7 @@ impl Drop for Observer {
         if let Some(thread) = lock(&self.keeper).take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that keeps recordings ended abnormally");
+            tracing::error!("the thread that keeps the curves ended abnormally");
         }
         self.end_recordings();
     }

@@ -84,7 +84,7 @@ pub fn pays(curve: &[(f64, f64)], step: f64, gain: f64) -> (f64, f64) {
 }
 
 /// The cache block size for reads of these lengths (see
-/// [`Histograms::read_octaves`](crate::histogram::Histograms::read_octaves)), bytes: the largest
+/// [`Mix::read_octaves`](crate::histogram::Mix::read_octaves)), bytes: the largest
 /// that three reads of four fill by themselves, so that what else a miss brings in is rarely paid
 /// for in vain. `None` without reads.
 pub fn block_size(read_octaves: &[u64; 64]) -> Option<u64> {

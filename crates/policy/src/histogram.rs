@@ -29,6 +29,52 @@ pub const OUTSTANDING: &[i64] = &[1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 64];
 const WINDOW: usize = 16;
 const SECTOR: u64 = 512;
 
+/// What advice on a disk's mode and block size rests on, so that nobody who resets the histograms
+/// changes the advice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mix {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Reads by length: those from `2^i` bytes to below twice that.
+    pub read_octaves: [u64; 64],
+}
+
+impl Default for Mix {
+    fn default() -> Mix {
+        Mix {
+            reads: 0,
+            writes: 0,
+            read_octaves: [0; 64],
+        }
+    }
+}
+
+impl Mix {
+    /// Counts a request of `length` bytes.
+    pub fn add(&mut self, write: bool, length: u64) {
+        if write {
+            self.writes += 1;
+        } else {
+            self.reads += 1;
+            self.read_octaves[length.max(1).ilog2() as usize] += 1;
+        }
+    }
+
+    /// Requests counted.
+    pub fn count(&self) -> u64 {
+        self.reads + self.writes
+    }
+
+    /// Lets those so far count half.
+    pub fn halve(&mut self) {
+        self.reads /= 2;
+        self.writes /= 2;
+        self.read_octaves.iter_mut().for_each(|n| *n /= 2);
+    }
+}
+
 /// Counts between limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
@@ -281,8 +327,6 @@ pub struct Histograms {
     pub fine_reads: Fine,
     /// Latencies of writes.
     pub fine_writes: Fine,
-    /// Reads by length: those from `2^i` bytes to below twice that.
-    pub read_octaves: [u64; 64],
     all: Before,
     reads: Before,
     writes: Before,
@@ -311,7 +355,6 @@ impl Histograms {
             interarrival: Split::new(MICROSECONDS),
             fine_reads: Fine::default(),
             fine_writes: Fine::default(),
-            read_octaves: [0; 64],
             all: Before::default(),
             reads: Before::default(),
             writes: Before::default(),
@@ -336,9 +379,6 @@ impl Histograms {
         let start = clamp(offset / SECTOR);
         let last = clamp((offset.saturating_add(length) / SECTOR).saturating_sub(1));
         self.length.add(write, clamp(length));
-        if !write {
-            self.read_octaves[length.max(1).ilog2() as usize] += 1;
-        }
         let same = if write { others.writes } else { others.reads };
         self.outstanding.of(write).add(clamp(same));
         self.outstanding

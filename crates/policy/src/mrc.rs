@@ -26,6 +26,10 @@ const PER_OCTAVE_BITS: u32 = 7;
 /// Distances from 2^40 blocks (4 PiB) on share the last bucket.
 const OCTAVES: u32 = 40;
 
+/// Most accesses taken for hits of the hottest blocks because the sample holds too few, as a part of
+/// those it holds.
+const CORRECTION_MAX: f64 = 1.0;
+
 /// Where a key falls among 2^24 places, evenly: those below a threshold are the sample.
 #[inline]
 pub fn place(key: u64) -> u32 {
@@ -50,8 +54,15 @@ pub struct Mrc {
     threshold: u32,
     /// Accesses by the size (blocks) from which on they hit, in accesses of the whole stream.
     hits_from: Vec<f64>,
+    /// Accesses of sampled blocks, in accesses of the whole stream.
     sampled: f64,
+    /// The same, as many as there were.
+    taken: f64,
     accesses: f64,
+    /// Accesses of sampled blocks that were lost on the way, in accesses of the whole stream.
+    missed: f64,
+    /// Times of the last two calls of [`decay`](Self::decay), the older one first.
+    marks: [u32; 2],
 }
 
 impl Default for Mrc {
@@ -93,7 +104,10 @@ impl Mrc {
             threshold: ALL,
             hits_from: vec![0.0; limit()],
             sampled: 0.0,
+            taken: 0.0,
             accesses: 0.0,
+            missed: 0.0,
+            marks: [0; 2],
         }
     }
 
@@ -110,6 +124,21 @@ impl Mrc {
     /// Estimated number of different blocks seen, i.e. the working set.
     pub fn blocks(&self) -> f64 {
         self.last.len() as f64 / self.rate()
+    }
+
+    /// Blocks in the sample.
+    pub fn sample_blocks(&self) -> usize {
+        self.last.len()
+    }
+
+    /// Most blocks in the sample.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// Counted accesses of sampled blocks: what the curve rests on (decayed).
+    pub fn taken(&self) -> f64 {
+        self.taken
     }
 
     /// Blocks whose [`place`] is below this are in the sample; it only falls.
@@ -140,6 +169,12 @@ impl Mrc {
         self.accesses += accesses;
     }
 
+    /// Of the accesses counted, so many were of sampled blocks and are not told: they got lost. What
+    /// they stand for says nothing about hits, so it is left out of the ratio.
+    pub fn missed(&mut self, sampled: f64) {
+        self.missed += sampled / self.rate();
+    }
+
     /// Notes an access of a sampled block. One that is `counted` was counted with
     /// [`count`](Self::count); else it only makes the block recently used (a write that leaves
     /// the block in the cache, when only reads are of interest).
@@ -157,6 +192,7 @@ impl Mrc {
         let rate = self.rate();
         if counted {
             self.sampled += 1.0 / rate;
+            self.taken += 1.0;
         }
         let now = self.now;
         self.now += 1;
@@ -218,6 +254,9 @@ impl Mrc {
     fn renumber(&mut self) {
         let mut order: Vec<(u32, u64)> = self.last.iter().map(|(k, t)| (*t, *k)).collect();
         order.sort_unstable();
+        self.marks = self
+            .marks
+            .map(|mark| order.partition_point(|(time, _)| *time < mark) as u32);
         for (at, (_, key)) in order.iter().enumerate() {
             self.last.insert(*key, at as u32);
         }
@@ -229,10 +268,27 @@ impl Mrc {
         self.now = order.len() as u32;
     }
 
-    /// Lets older accesses count half, so that the curve follows the workload.
+    /// Lets older accesses count half, so that the curve follows the workload. Blocks that were not
+    /// used since the call before the last one leave the sample: the working set ages too.
     pub fn decay(&mut self) {
+        let oldest = self.marks[0];
+        let stale: Vec<(u64, u32)> = self
+            .last
+            .iter()
+            .filter(|(_, time)| **time < oldest)
+            .map(|(key, time)| (*key, *time))
+            .collect();
+        for (key, time) in stale {
+            self.last.remove(&key);
+            self.add(time, u32::MAX);
+        }
+        let last = &self.last;
+        self.by_hash.retain(|(_, key)| last.contains_key(key));
+        self.marks = [self.marks[1], self.now];
         self.accesses /= 2.0;
+        self.missed /= 2.0;
         self.sampled /= 2.0;
+        self.taken /= 2.0;
         for n in &mut self.hits_from {
             *n /= 2.0;
         }
@@ -245,12 +301,15 @@ impl Mrc {
 
     /// Hit ratios at ascending sizes (blocks).
     pub fn curve(&self, sizes: &[f64]) -> Vec<(f64, f64)> {
-        if self.accesses <= 0.0 {
+        // The sample may hold more or less than its share of the hottest blocks, whose distances
+        // are the shortest: the difference goes to the first bucket. But what was not measured may
+        // be no more than what was, or a curve would be made of nothing.
+        if self.sampled <= 0.0 {
             return sizes.iter().map(|s| (*s, 0.0)).collect();
         }
-        // The sample may hold more or less than its share of the hottest blocks, whose distances
-        // are the shortest: the difference goes to the first bucket.
-        let mut sum = self.accesses - self.sampled;
+        let accesses = self.accesses * self.sampled / (self.sampled + self.missed);
+        let accesses = accesses.min(self.sampled * (1.0 + CORRECTION_MAX));
+        let mut sum = accesses - self.sampled;
         let mut at = 0;
         let mut out = Vec::with_capacity(sizes.len());
         for size in sizes {
@@ -269,7 +328,7 @@ impl Mrc {
             } else {
                 sum + self.hits_from[at] * part
             };
-            out.push((*size, (hits / self.accesses).clamp(0.0, 1.0)));
+            out.push((*size, (hits / accesses).clamp(0.0, 1.0)));
         }
         out
     }
@@ -282,8 +341,14 @@ impl Mrc {
             .map(lower)
             .take_while(|s| *s < most)
             .collect();
-        sizes.push(most);
-        self.curve(&sizes)
+        // All there is to hit is hit by a cache of the whole working set, though its size may fall
+        // into the middle of the last bucket, or the estimate of it be a little low.
+        sizes.push(f64::MAX);
+        let mut points = self.curve(&sizes);
+        if let Some(end) = points.last_mut() {
+            end.0 = most;
+        }
+        points
     }
 
     /// Bytes it takes, roughly.
@@ -442,5 +507,53 @@ mod tests {
         // Each read follows a write of the same block.
         assert!(mrc.hit_ratio(2.0) > 0.99);
         assert_eq!(mrc.blocks(), 100.0);
+    }
+
+    #[test]
+    fn no_curve_is_made_of_nothing() {
+        let mut mrc = Mrc::new();
+        mrc.lower_threshold(1);
+        mrc.count(100_000.0);
+        assert_eq!((mrc.taken(), mrc.sample_blocks()), (0.0, 0));
+        for (size, ratio) in mrc.points() {
+            assert_eq!(ratio, 0.0, "at {size}");
+        }
+        assert_eq!(mrc.hit_ratio(1e9), 0.0);
+        // Ten cold reads in the sample do not make hits of ten thousand nobody looked at either.
+        let mut mrc = Mrc::new();
+        (0..10).for_each(|key| mrc.access(key));
+        mrc.count(10_000.0);
+        assert!(mrc.hit_ratio(1e9) <= 0.5, "{}", mrc.hit_ratio(1e9));
+    }
+
+    #[test]
+    fn what_was_lost_on_the_way_is_neither_hit_nor_miss() {
+        let mut mrc = Mrc::new();
+        for _ in 0..10 {
+            (0..1000).for_each(|key| mrc.access(key));
+        }
+        let before = (mrc.hit_ratio(500.0), mrc.hit_ratio(2000.0));
+        mrc.count(5000.0);
+        mrc.missed(5000.0);
+        assert_eq!((mrc.hit_ratio(500.0), mrc.hit_ratio(2000.0)), before);
+        assert_eq!(mrc.accesses(), 15_000.0);
+    }
+
+    #[test]
+    fn blocks_not_used_for_two_half_lives_leave_the_working_set() {
+        let mut mrc = Mrc::with_samples(4096);
+        // A scan once, and a hot set that goes on; many renumberings in between.
+        (10_000..12_000).for_each(|key| mrc.access(key));
+        for _ in 0..3 {
+            for _ in 0..100 {
+                (0..500).for_each(|key| mrc.access(key));
+            }
+            mrc.decay();
+        }
+        assert_eq!(mrc.blocks(), 500.0);
+        (0..500).for_each(|key| mrc.access(key));
+        assert!(mrc.hit_ratio(490.0) < 0.1 && mrc.hit_ratio(510.0) > 0.9);
+        // The tree agrees with the table.
+        assert_eq!(mrc.up_to(mrc.now - 1), 500);
     }
 }

@@ -6,10 +6,8 @@ use hearth_io::file::OpenMode;
 use hearth_io::{Class, IoDone, IoOp, OpKind, OriginSpec, Proactor, Targets, Wait, proactor};
 
 use crate::error::ReplayError;
-use crate::target::{Done, Job, Kind, Target};
+use crate::target::{Done, Job, Kind, LEN_MAX, Target};
 
-/// Longest request sent in one piece, as over NBD.
-const LEN_MAX: u64 = 32 << 20;
 /// The only target of the driver's table.
 const PLACE: hearth_io::Target = hearth_io::Target::Origin(0);
 

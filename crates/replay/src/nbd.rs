@@ -7,9 +7,9 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -19,16 +19,21 @@ use hearth_io::BufSlice;
 use hearth_nbd::wire::{self, cmd, info, opt, rep, tflag};
 
 use crate::error::ReplayError;
-use crate::target::{Done, Job, Kind, Target};
+use crate::target::{Done, Job, Kind, LEN_MAX, Target};
 
+/// How long a connection may take to be made: a healthy server takes milliseconds.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long the server may take nothing of a request. A server that reads answers even when its
+/// disk does not; one that reads nothing for so long hangs.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
+/// How long a courtesy may take.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 /// How long negotiation may take.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
 /// Longest option reply read: names and texts of servers are shorter.
 const OPTION_REPLY_MAX: usize = 64 << 10;
 /// Option replies read before a server is taken for mad.
 const OPTION_REPLIES_MAX: usize = 64;
-/// Longest request where the server does not say: what the protocol document guarantees.
-const LEN_MAX: u64 = 32 << 20;
 
 /// A stream that can be used from two threads.
 enum Stream {
@@ -48,6 +53,13 @@ impl Stream {
         match self {
             Stream::Unix(s) => s.set_read_timeout(limit),
             Stream::Tcp(s) => s.set_read_timeout(limit),
+        }
+    }
+
+    fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => s.set_write_timeout(limit),
+            Stream::Tcp(s) => s.set_write_timeout(limit),
         }
     }
 
@@ -122,6 +134,30 @@ fn parse(uri: &str) -> Option<(Address, String)> {
         (host, false) => format!("{host}:10809"),
     };
     Some((Address::Tcp(host), decode(export)?))
+}
+
+/// The first of the host's addresses that answers.
+fn connect_tcp(host: &str) -> io::Result<TcpStream> {
+    let mut last = bad("its name has no address");
+    for address in host.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// A unix socket whose listener takes no connections makes `connect` wait for ever, so it waits on
+/// a thread of its own.
+fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    let (told, made) = channel();
+    let path = path.to_owned();
+    std::thread::Builder::new()
+        .name("replay-connect".to_owned())
+        .spawn(move || told.send(UnixStream::connect(path)))?;
+    made.recv_timeout(CONNECT_LIMIT)
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 fn bad(what: impl Into<String>) -> io::Error {
@@ -249,14 +285,17 @@ impl NbdTarget {
             parse(address).ok_or_else(|| ReplayError::Address(address.to_owned()))?;
         let failed = |e: io::Error| ReplayError::Open(format!("cannot use {address}: {e}"));
         let mut stream = match &place {
-            Address::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
+            Address::Unix(path) => Stream::Unix(connect_unix(path).map_err(failed)?),
             Address::Tcp(host) => {
-                let stream = TcpStream::connect(host).map_err(failed)?;
+                let stream = connect_tcp(host).map_err(failed)?;
                 stream.set_nodelay(true).map_err(failed)?;
                 Stream::Tcp(stream)
             }
         };
         stream.set_read_timeout(Some(SETUP_LIMIT)).map_err(failed)?;
+        stream
+            .set_write_timeout(Some(WRITE_LIMIT))
+            .map_err(failed)?;
         let agreed = negotiate(&mut stream, &export).map_err(failed)?;
         stream.set_read_timeout(None).map_err(failed)?;
         let in_flight = InFlight::default();
@@ -378,7 +417,18 @@ impl Target for NbdTarget {
         let sent = self.stream.write_all(&message).and_then(|()| {
             payload.map_or(Ok(()), |payload| self.stream.write_all(payload.bytes()))
         });
-        sent.map_err(|e| self.broken(e.to_string()))
+        sent.map_err(|e| match e.kind() {
+            // Linux says "would block" of a socket whose time is up.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.broken(format!(
+                "it has taken nothing for {} seconds",
+                WRITE_LIMIT.as_secs()
+            )),
+            _ => self.broken(e.to_string()),
+        })
+    }
+
+    fn abandon(&mut self) {
+        self.stream.shutdown();
     }
 
     fn wait(&mut self, until_ns: u64, done: &mut Vec<Done>) -> Result<(), ReplayError> {
@@ -408,8 +458,10 @@ impl Drop for NbdTarget {
         let mut message = [0u8; 28];
         message[..4].copy_from_slice(&wire::REQUEST_MAGIC.to_be_bytes());
         message[6..8].copy_from_slice(&cmd::DISC.to_be_bytes());
-        // A courtesy; the server sees the end of the stream in any case.
-        let _ = self.stream.write_all(&message);
+        // A courtesy that nobody waits for; the server sees the end of the stream in any case.
+        if self.stream.set_write_timeout(Some(GOODBYE_LIMIT)).is_ok() {
+            let _ = self.stream.write_all(&message);
+        }
         self.stream.shutdown();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();

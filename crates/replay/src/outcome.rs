@@ -158,7 +158,7 @@ pub struct Outcome {
     pub requests: u64,
     /// Requests of the trace the target does not understand, left out.
     pub skipped: u64,
-    /// Requests answered with an error.
+    /// Requests answered with an error; they are in no latency and no count of bytes.
     pub errors: u64,
     /// The first error.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,6 +189,8 @@ pub struct Outcome {
     /// What verification found, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<Verified>,
+    /// Requests that were in flight and given up, after it was called off.
+    pub unanswered: u64,
     /// It was called off before the end.
     pub interrupted: bool,
 }

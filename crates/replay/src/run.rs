@@ -8,11 +8,18 @@ use hearth_policy::spread;
 use crate::error::ReplayError;
 use crate::outcome::{Measured, Outcome, Timeline};
 use crate::source::{Piece, Source};
-use crate::target::{Done, Job, Kind, Target};
-use crate::verify::{SECTOR, Verifier};
+use crate::target::{Done, Job, Kind, SECTOR, Target};
+use crate::verify::Verifier;
 
 /// Requests in flight at the trace's own pace: beyond, they wait, which is counted as lag.
 const OPEN_MAX: usize = 1024;
+/// Bytes in flight: RAM the player may take for them. One request is always allowed.
+const BYTES_MAX: u64 = 256 << 20;
+/// How long what is in flight is waited for, as a rule, once the replay was called off:
+/// nanoseconds. A busy disk answers in that time, and people do not wait longer after Ctrl-C.
+pub const GRACE_NS: u64 = 10_000_000_000;
+/// Slowest pace, a thousandth of the trace's: slower, and a day takes years.
+pub const SPEED_MIN: f64 = 0.001;
 /// Requests in flight flat out.
 const FLAT_OUT: usize = 128;
 /// Requests in flight when everything written is read again at the end.
@@ -44,6 +51,9 @@ pub struct Options {
     pub verify: bool,
     /// Tells this run's data from others'.
     pub run: u64,
+    /// How long what is in flight is waited for once it was called off, nanoseconds; as a rule
+    /// [`GRACE_NS`].
+    pub grace_ns: u64,
 }
 
 /// How far it is.
@@ -73,10 +83,20 @@ struct Flying {
     due_ns: u64,
 }
 
+/// Bytes of memory a piece needs.
+fn moved(piece: &Piece) -> u64 {
+    match piece.kind {
+        Kind::Read | Kind::Write => piece.len,
+        Kind::Discard | Kind::Flush => 0,
+    }
+}
+
 struct Player<'a> {
     target: &'a mut dyn Target,
     options: Options,
     flying: HashMap<u64, Flying>,
+    /// Bytes of reads and writes in flight.
+    bytes: u64,
     next_id: u64,
     bufs: BufPool,
     noise: Buf,
@@ -116,6 +136,7 @@ pub fn run(
         target,
         options,
         flying: HashMap::new(),
+        bytes: 0,
         next_id: 1,
         bufs: BufPool::default(),
         noise,
@@ -152,7 +173,9 @@ impl Player<'_> {
     fn due(&self, piece: &Piece) -> Option<u64> {
         match self.options.pace {
             Pace::Original(speed) if !self.sweeping => {
-                Some(self.start_ns + (piece.time_us as f64 * 1000.0 / speed) as u64)
+                // A cast of what is too large is the largest there is.
+                let ns = (piece.time_us as f64 * 1000.0 / speed.max(SPEED_MIN)) as u64;
+                Some(self.start_ns.saturating_add(ns))
             }
             _ => None,
         }
@@ -200,11 +223,15 @@ impl Player<'_> {
     ) -> Result<(), ReplayError> {
         let mut next = feed()?;
         let mut told_ns = now_ns();
+        let mut give_up_ns = u64::MAX;
         while next.is_some() || !self.flying.is_empty() {
             let mut until = told_ns + TELL_NS;
             while let Some(piece) = next {
                 let now = now_ns();
-                if self.flying.len() >= self.depth() || self.must_wait(&piece) {
+                if self.flying.len() >= self.depth()
+                    || !self.has_room(&piece)
+                    || self.must_wait(&piece)
+                {
                     break;
                 }
                 if let Some(due) = self.due(&piece).filter(|due| *due > now) {
@@ -221,6 +248,11 @@ impl Player<'_> {
             if next.is_none() && self.flying.is_empty() {
                 break;
             }
+            if now_ns() >= give_up_ns {
+                self.target.abandon();
+                self.outcome.unanswered = self.flying.len() as u64;
+                break;
+            }
             let mut dones = std::mem::take(&mut self.dones);
             self.target.wait(until, &mut dones)?;
             for done in dones.drain(..) {
@@ -231,7 +263,10 @@ impl Player<'_> {
             if now >= told_ns + TELL_NS {
                 told_ns = now;
                 if !tell(&self.progress(now)) {
-                    // What is in flight is still taken.
+                    // What is in flight is still taken, for a while.
+                    if !self.outcome.interrupted {
+                        give_up_ns = now.saturating_add(self.options.grace_ns);
+                    }
                     self.outcome.interrupted = true;
                     next = None;
                 }
@@ -249,6 +284,11 @@ impl Player<'_> {
             lag_seconds: self.last_lag_ns as f64 / 1e9,
             sweeping: self.sweeping,
         }
+    }
+
+    /// There is memory for it.
+    fn has_room(&self, piece: &Piece) -> bool {
+        self.flying.is_empty() || self.bytes + moved(piece) <= BYTES_MAX
     }
 
     fn must_wait(&self, piece: &Piece) -> bool {
@@ -270,7 +310,7 @@ impl Player<'_> {
         let due_ns = self.due(&piece).unwrap_or(now);
         self.last_lag_ns = now.saturating_sub(due_ns);
         if self.last_lag_ns > LATE_NS {
-            self.outcome.late += 1;
+            self.outcome.late += u64::from(piece.first);
         }
         self.outcome.lag_max_seconds = self
             .outcome
@@ -312,6 +352,7 @@ impl Player<'_> {
             },
         );
         self.sent += 1;
+        self.bytes += moved(&piece);
         self.target.submit(Job {
             id,
             kind: piece.kind,
@@ -339,6 +380,7 @@ impl Player<'_> {
         };
         self.ended += 1;
         let piece = flying.piece;
+        self.bytes -= moved(&piece);
         let ok = done.result.is_ok();
         if let Err(why) = done.result {
             self.outcome.errors += 1;
@@ -361,7 +403,8 @@ impl Player<'_> {
                 Kind::Flush => {}
             }
         }
-        if !self.sweeping {
+        // An error that comes at once is no fast disk.
+        if ok && !self.sweeping {
             self.measure(&flying, done.at_ns);
         }
         drop(done.buf);

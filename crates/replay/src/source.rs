@@ -133,8 +133,10 @@ impl Source {
         len_max: u64,
     ) -> Result<Source, ReplayError> {
         let size = size / align * align;
-        if size < align {
-            return Err(ReplayError::TooSmall(size));
+        // Pieces are cut at it, and every piece is a multiple of the unit.
+        let len_max = len_max / align * align;
+        if size < align || len_max < align {
+            return Err(ReplayError::TooSmall(size.min(len_max)));
         }
         Ok(Source {
             reader: open(select)?,
@@ -245,7 +247,7 @@ mod tests {
             }
         );
         assert_eq!(
-            pieces(&select, 1 << 20, 4096, 4096),
+            pieces(&select, 1 << 20, 4096, 4096 + 512),
             [
                 (0, 0, 4096, true),
                 (500, 8192, 4096, true),

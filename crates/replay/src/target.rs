@@ -3,6 +3,12 @@
 use crate::error::ReplayError;
 use hearth_io::BufSlice;
 
+/// Units that verification needs: data is stamped sector by sector. Bytes.
+pub const SECTOR: u64 = 512;
+/// Longest request in one piece, bytes, where the other side does not say: what NBD's protocol
+/// document guarantees.
+pub(crate) const LEN_MAX: u64 = 32 << 20;
+
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -64,6 +70,9 @@ pub trait Target {
     ///
     /// When the target cannot be used any more.
     fn submit(&mut self, job: Job) -> Result<(), ReplayError>;
+    /// Nobody waits for the other side any more: [`submit`](Self::submit) and what else it does must
+    /// return soon, if need be with an error.
+    fn abandon(&mut self) {}
     /// Appends what has ended; waits for the first one, at most until this monotonic time in
     /// nanoseconds.
     ///

@@ -12,9 +12,8 @@ use std::collections::{BTreeMap, HashMap};
 use hearth_policy::spread;
 
 use crate::outcome::{Mismatch, Verified};
+use crate::target::SECTOR;
 
-/// Bytes of a sector.
-pub(crate) const SECTOR: u64 = 512;
 /// Sectors whose numbers are kept together, 64 KiB of disk.
 const CHUNK: u64 = 128;
 /// Chunks kept: 16 GiB of disk, in about 150 MiB. What is written beyond is not verified, and counted.

@@ -2,11 +2,12 @@
 
 #![allow(missing_docs)]
 
+use std::collections::VecDeque;
 use std::path::Path;
-use std::time::Duration;
 
 use hearth_replay::{
-    FileTarget, Job, Kind, Options, Outcome, Pace, ReplayError, Select, Source, Target, run, scan,
+    Done, FileTarget, GRACE_NS, Job, Kind, Options, Outcome, Pace, ReplayError, Select, Source,
+    Target, run, scan,
 };
 
 const MIB: u64 = 1 << 20;
@@ -51,6 +52,7 @@ fn play(select: &Select, target: &mut dyn Target, pace: Pace, verify: bool) -> O
         pace,
         verify,
         run: 42,
+        grace_ns: GRACE_NS,
     };
     run(&mut source, target, options, &mut |_| true).unwrap()
 }
@@ -110,11 +112,7 @@ impl Target for Wrong {
         }
         self.inner.submit(job)
     }
-    fn wait(
-        &mut self,
-        until_ns: u64,
-        done: &mut Vec<hearth_replay::Done>,
-    ) -> Result<(), ReplayError> {
+    fn wait(&mut self, until_ns: u64, done: &mut Vec<Done>) -> Result<(), ReplayError> {
         self.inner.wait(until_ns, done)
     }
 }
@@ -165,20 +163,157 @@ fn the_traces_own_pace_is_kept_and_a_slow_disk_is_told() {
 #[test]
 fn it_can_be_called_off() {
     let dir = dir();
+    // The second one is due in ages, further away than a clock of nanoseconds reaches.
     let select = trace(
         dir.path(),
-        (0..100u64).map(|i| format!("{},R,{},4096", i * 1_000_000, i * 8192)),
+        [0, 9_000_000_000_000_000_000u64]
+            .into_iter()
+            .map(|at| format!("{at},R,0,4096")),
     );
     let plan = scan(&select).unwrap();
     let mut target = file(dir.path());
     let mut source = Source::open(&select, &plan, target.size(), 4096, MIB).unwrap();
     let options = Options {
-        pace: Pace::Original(1.0),
+        pace: Pace::Original(1e-300),
         verify: false,
         run: 1,
+        grace_ns: GRACE_NS,
     };
-    let start = std::time::Instant::now();
+    let mut calls = 0;
+    let out = run(&mut source, &mut target, options, &mut |_| {
+        calls += 1;
+        calls < 2
+    })
+    .unwrap();
+    assert!(out.interrupted && out.unanswered == 0);
+    assert_eq!((out.requests, calls), (1, 2));
+}
+
+/// A disk without memory that answers as it is told.
+#[derive(Default)]
+struct Made {
+    waiting: VecDeque<Job>,
+    bytes: u64,
+    bytes_max: u64,
+    answered: u64,
+    /// Never answers.
+    hangs: bool,
+    /// Every third request fails.
+    fails: bool,
+    abandoned: bool,
+}
+
+impl Target for Made {
+    fn name(&self) -> &str {
+        "made"
+    }
+    fn size(&self) -> u64 {
+        4096 * MIB
+    }
+    fn align(&self) -> u64 {
+        512
+    }
+    fn len_max(&self) -> u64 {
+        32 * MIB
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+    fn can(&self, _kind: Kind) -> bool {
+        true
+    }
+    fn submit(&mut self, job: Job) -> Result<(), ReplayError> {
+        self.bytes += job.len;
+        self.bytes_max = self.bytes_max.max(self.bytes);
+        self.waiting.push_back(job);
+        Ok(())
+    }
+    fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+    fn wait(&mut self, _until_ns: u64, done: &mut Vec<Done>) -> Result<(), ReplayError> {
+        if self.hangs {
+            return Ok(());
+        }
+        if let Some(job) = self.waiting.pop_front() {
+            self.bytes -= job.len;
+            self.answered += 1;
+            let failed = self.fails && self.answered % 3 == 0;
+            done.push(Done {
+                id: job.id,
+                buf: job.buf,
+                result: if failed { Err("no".to_owned()) } else { Ok(()) },
+                at_ns: hearth_io::now_ns(),
+            });
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_in_flight_is_bounded() {
+    let dir = dir();
+    let select = trace(
+        dir.path(),
+        (0..40u64).map(|i| format!("0,R,{},{}", i * 32 * MIB, 32 * MIB)),
+    );
+    let mut target = Made::default();
+    let out = play(&select, &mut target, Pace::Original(1.0), false);
+    assert_eq!(out.read_bytes, 40 * 32 * MIB);
+    assert_eq!(target.bytes_max, 256 * MIB);
+}
+
+#[test]
+fn failed_requests_are_in_no_latency() {
+    let dir = dir();
+    let select = trace(
+        dir.path(),
+        (0..9u64).map(|i| format!("0,R,{},512", i * 512)),
+    );
+    let mut target = Made {
+        fails: true,
+        ..Made::default()
+    };
+    let out = play(&select, &mut target, Pace::Depth(4), false);
+    assert_eq!((out.requests, out.errors, out.reads.count), (9, 3, 6));
+    assert_eq!(out.read_bytes, 6 * 512);
+    let slots: u64 = out.timeline.iter().map(|s| s.requests).sum();
+    assert_eq!(slots, 6);
+}
+
+#[test]
+fn a_disk_that_hangs_is_left_and_the_rest_reported() {
+    let dir = dir();
+    let select = trace(
+        dir.path(),
+        (0..9u64).map(|i| format!("0,R,{},512", i * 512)),
+    );
+    let plan = scan(&select).unwrap();
+    let mut target = Made {
+        hangs: true,
+        ..Made::default()
+    };
+    let mut source = Source::open(&select, &plan, target.size(), 512, MIB).unwrap();
+    let options = Options {
+        pace: Pace::Depth(4),
+        verify: true,
+        run: 1,
+        grace_ns: 1,
+    };
     let out = run(&mut source, &mut target, options, &mut |_| false).unwrap();
-    assert!(out.interrupted && out.requests < 10);
-    assert!(start.elapsed() < Duration::from_secs(30));
+    assert!(out.interrupted && target.abandoned);
+    assert_eq!((out.requests, out.unanswered), (4, 4));
+}
+
+#[test]
+fn late_requests_are_counted_once_however_many_pieces_they_have() {
+    let dir = dir();
+    // One request, in pieces, behind one that keeps it waiting.
+    let select = trace(
+        dir.path(),
+        (0..12u64).map(|i| format!("0,R,{},{}", i * 64 * MIB, 64 * MIB)),
+    );
+    let out = play(&select, &mut Made::default(), Pace::Original(1.0), false);
+    assert_eq!((out.requests, out.reads.count), (12, 24));
+    assert!(out.late <= 12, "{}", out.late);
 }

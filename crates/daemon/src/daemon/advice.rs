@@ -9,10 +9,11 @@ use std::sync::atomic::Ordering;
 use hearth_engine::ControlError;
 use hearth_format::DiskRecord;
 use hearth_io::BLOCK;
-use hearth_observe::{Counted, Curve};
+use hearth_observe::Curve;
 use hearth_policy::advise::{self, Demand, Share};
+use hearth_policy::histogram::Mix;
 
-use super::{Daemon, Phase, Slot, control_error, lock};
+use super::{Daemon, Phase, control_error, lock};
 use crate::api::advice::{Advice, AdviceReport, Applied, CurvePoint, Expected, Suggestion};
 use crate::api::stats::Counters;
 use crate::api::types::CacheMode;
@@ -28,8 +29,10 @@ pub(super) const AUTO_SECONDS: u64 = 600;
 const KEPT: f64 = 0.75;
 /// Changes below this part of a share are not worth disturbing anything.
 const CHANGE_MIN: f64 = 0.05;
-/// Blocks read before there is advice.
-const READS_MIN: f64 = 2000.0;
+/// Requests before there is advice on a disk's mode, and reads before there is on its block size.
+const REQUESTS_MIN: u64 = 1000;
+/// A share without advice to support it is halved at each look, and gone below this: 64 MiB.
+const SHARE_MIN: u64 = 64 << 20;
 /// A step of flash, blocks: 1 GiB.
 const STEP: f64 = (1 << 30) as f64 / BLOCK as f64;
 /// More hits such a step has to bring to pay: one point.
@@ -60,16 +63,23 @@ struct Known {
     cached: u64,
     hit_us: Option<f64>,
     miss_us: Option<f64>,
+    /// The pool's mean read of flash: what a hit takes where none was measured.
+    flash_us: Option<f64>,
     measured: Option<f64>,
     curve: Option<Curve>,
-    counted: Option<Counted>,
+    mix: Option<Mix>,
 }
 
 impl Known {
     fn enough(&self) -> Option<&Curve> {
         self.curve
             .as_ref()
-            .filter(|c| self.attached && c.accesses >= READS_MIN)
+            .filter(|c| self.attached && c.is_enough())
+    }
+
+    /// Microseconds of a hit, as far as anything was measured.
+    fn hit(&self) -> Option<f64> {
+        self.hit_us.or(self.flash_us)
     }
 
     fn max_blocks(&self) -> f64 {
@@ -94,8 +104,8 @@ impl Known {
     }
 
     fn block_size(&self) -> Option<Suggestion<u64>> {
-        let counted = self.counted.as_ref()?;
-        let advised = advise::block_size(&counted.histograms.read_octaves)?;
+        let mix = self.mix.as_ref().filter(|m| m.reads >= REQUESTS_MIN)?;
+        let advised = advise::block_size(&mix.read_octaves)?;
         let now = match self.record.block_size {
             0 => BLOCK,
             n => u64::from(n),
@@ -115,13 +125,8 @@ impl Known {
     }
 
     fn mode(&self, best: f64) -> Option<Suggestion<CacheMode>> {
-        let counted = self.counted.as_ref()?;
-        let length = &counted.histograms.length;
-        let all = length.all.count();
-        if all == 0 {
-            return None;
-        }
-        let writes = length.writes.count() as f64 / all as f64;
+        let mix = self.mix.as_ref().filter(|m| m.count() >= REQUESTS_MIN)?;
+        let writes = mix.writes as f64 / mix.count() as f64;
         let now = mode_of(self.record.mode);
         let (advised, because) = if writes >= FEW_WRITES && !self.record.read_only {
             (
@@ -200,11 +205,12 @@ impl Daemon {
                     record,
                     attached: matches!(slot.phase, Phase::Attached(_)),
                     cached: stats.cached_blocks,
-                    hit_us: (hit.count > 0).then_some(hit.mean_us).or(flash_us),
+                    hit_us: (hit.count > 0).then_some(hit.mean_us),
                     miss_us: (miss.count > 0).then_some(miss.mean_us),
+                    flash_us,
                     measured,
                     curve: None,
-                    counted: None,
+                    mix: None,
                 };
                 Some((slot.id, known))
             })
@@ -215,7 +221,7 @@ impl Daemon {
         list.into_iter()
             .map(|(id, mut known)| {
                 known.curve = self.observer.curve(id);
-                known.counted = self.observer.histograms(id, false);
+                known.mix = self.observer.mix(id);
                 known
             })
             .collect()
@@ -236,11 +242,11 @@ impl Daemon {
                 .fold((0.0, 0.0), |(sum, n), us| (sum + us, n + 1.0));
             if n > 0.0 { sum / n } else { guess }
         };
-        let (hit_us, miss_us) = (mean(|k| k.hit_us, HIT_US), mean(|k| k.miss_us, MISS_US));
+        let (hit_us, miss_us) = (mean(Known::hit, HIT_US), mean(|k| k.miss_us, MISS_US));
         let capacity = lock(&self.pool).capacity();
         let demands: Vec<Demand> = all
             .iter()
-            .map(|k| k.demand(k.hit_us.unwrap_or(hit_us), k.miss_us.unwrap_or(miss_us)))
+            .map(|k| k.demand(k.hit().unwrap_or(hit_us), k.miss_us.unwrap_or(miss_us)))
             .collect();
         let shares = advise::divide(&demands, blocks(capacity));
         let given: f64 = shares.iter().map(|s| s.blocks).sum();
@@ -258,42 +264,78 @@ impl Daemon {
         })
     }
 
-    /// Keeps for one disk, or all, what the division gives it.
+    /// Keeps for one disk, or all, what the division gives it. Together they get no more than may
+    /// be kept, so one disk's share may lower others'.
     pub(super) fn apply_shares(&self, only: Option<&str>) -> Result<AdviceReport> {
         let mut report = self.advise(only)?;
-        for advice in report.disks.iter().filter(|a| a.reason.is_none()) {
-            let kept = (advice.share.bytes as f64 * KEPT) as u64;
-            {
-                let mut disks = lock(&self.disks);
+        {
+            let mut disks = lock(&self.disks);
+            for advice in &report.disks {
                 // It may have gone meanwhile.
-                let Some(slot) = disks.get_mut(&advice.name) else {
-                    continue;
-                };
-                slot.share = Some(kept / BLOCK * BLOCK);
+                if let Some(slot) = disks.get_mut(&advice.name) {
+                    slot.share = match &advice.reason {
+                        None => Some(part_kept(advice)),
+                        Some(_) => slot.share.and_then(faded),
+                    };
+                }
             }
-            self.keep_share(&advice.name)
-                .map_err(|e| control_error(&format!("apply advice to {}", advice.name), e))?;
-            report.applied.push(Applied {
-                name: advice.name.clone(),
-                kept: kept / BLOCK * BLOCK,
-            });
-            tracing::info!(disk = %advice.name, kept, "flash kept as advised");
+        }
+        let kept = self.keep_shares();
+        for advice in report.disks.iter().filter(|a| a.reason.is_none()) {
+            match kept.iter().find(|(name, _, _)| *name == advice.name) {
+                None => {}
+                Some((name, _, Err(e))) => {
+                    return Err(control_error(&format!("apply advice to {name}"), *e));
+                }
+                Some((name, bytes, Ok(()))) => {
+                    tracing::info!(disk = %name, kept = bytes, "flash kept as advised");
+                    report.applied.push(Applied {
+                        name: name.clone(),
+                        kept: *bytes,
+                    });
+                }
+            }
         }
         Ok(report)
     }
 
-    /// Tells the engine what a disk keeps: what its owner set, or more if so advised.
-    pub(super) fn keep_share(&self, name: &str) -> std::result::Result<(), ControlError> {
-        let disks = lock(&self.disks);
+    /// Tells the engine what every disk keeps: what its owner set, or more if so advised, as far as
+    /// there is flash for all. What was told to it, by disk.
+    pub(super) fn keep_shares(&self) -> Vec<(String, u64, std::result::Result<(), ControlError>)> {
+        let mut disks = lock(&self.disks);
         let pool = lock(&self.pool);
-        let Some(slot) = disks.get(name) else {
-            return Err(ControlError::NoDisk);
-        };
-        let Some(record) = pool.record(slot.id) else {
-            return Err(ControlError::NoDisk);
-        };
-        let kept = floor(slot, record);
-        self.engine.set_limits(slot.id, kept, record.max_bytes)
+        let mut known: Vec<_> = disks
+            .iter_mut()
+            .filter_map(|(name, slot)| {
+                let record = pool.record(slot.id)?;
+                Some((name, slot, record))
+            })
+            .collect();
+        let wishes: Vec<Wish> = known
+            .iter()
+            .map(|(_, slot, record)| Wish::of(slot.share, record))
+            .collect();
+        let limit = (pool.capacity() as f64 * KEPT) as u64;
+        let mut all: Vec<_> = known.iter_mut().zip(floors(&wishes, limit)).collect();
+        // What is lowered goes first, so that the sum is never too large on the way.
+        all.sort_by_key(|((_, slot, _), floor)| *floor > slot.kept);
+        all.into_iter()
+            .map(|((name, slot, record), floor)| {
+                let told = self.engine.set_limits(slot.id, floor, record.max_bytes);
+                if told.is_ok() {
+                    slot.kept = floor;
+                }
+                ((*name).clone(), floor, told)
+            })
+            .collect()
+    }
+
+    /// Tells the engine what every disk keeps; an error is that of one disk.
+    pub(super) fn keep_share(&self, name: &str) -> std::result::Result<(), ControlError> {
+        self.keep_shares()
+            .into_iter()
+            .find(|(told, _, _)| told == name)
+            .map_or(Err(ControlError::NoDisk), |(_, _, told)| told)
     }
 
     /// Renews the shares of disks that follow the advice, every few minutes.
@@ -303,55 +345,100 @@ impl Daemon {
             return;
         }
         self.auto_due.store(now + AUTO_SECONDS, Ordering::Relaxed);
-        let auto: Vec<(String, Option<u64>)> = {
-            let disks = lock(&self.disks);
+        let any = {
             let pool = lock(&self.pool);
-            disks
-                .iter()
-                .filter(|(_, slot)| pool.record(slot.id).is_some_and(|r| r.auto))
-                .map(|(name, slot)| (name.clone(), slot.share))
-                .collect()
+            pool.registry().disks.iter().any(|r| r.auto)
         };
-        if auto.is_empty() {
+        if !any {
             return;
         }
         let Ok(report) = self.advise(None) else {
             return;
         };
-        for (name, share) in auto {
-            let Some(advice) = report
-                .disks
-                .iter()
-                .find(|a| a.name == name && a.reason.is_none())
-            else {
-                continue;
-            };
-            let want = advice.share.bytes as f64 * KEPT;
-            let have = share.unwrap_or(0) as f64;
-            if (want - have).abs() <= have * CHANGE_MIN {
-                continue;
-            }
-            if let Some(slot) = lock(&self.disks).get_mut(&name) {
-                slot.share = Some(want as u64 / BLOCK * BLOCK);
-            }
-            match self.keep_share(&name) {
-                Ok(()) => {
-                    tracing::info!(disk = %name, kept = want as u64, "flash kept follows the advice")
+        let changed = {
+            let mut disks = lock(&self.disks);
+            let pool = lock(&self.pool);
+            let mut changed = false;
+            for advice in &report.disks {
+                let Some(slot) = disks.get_mut(&advice.name) else {
+                    continue;
+                };
+                if !pool.record(slot.id).is_some_and(|r| r.auto) {
+                    continue;
                 }
-                Err(e) => tracing::debug!(disk = %name, "its share stays as it is: {e}"),
+                let share = if advice.reason.is_none() {
+                    let (want, have) = (part_kept(advice), slot.share.unwrap_or(0));
+                    if want.abs_diff(have) as f64 <= have as f64 * CHANGE_MIN {
+                        continue;
+                    }
+                    Some(want)
+                } else {
+                    slot.share.and_then(faded)
+                };
+                if slot.share != share {
+                    tracing::info!(disk = %advice.name, share, "the share of flash follows the advice");
+                    slot.share = share;
+                    changed = true;
+                }
+            }
+            changed
+        };
+        if !changed {
+            return;
+        }
+        for (name, _, told) in self.keep_shares() {
+            if let Err(e) = told {
+                tracing::debug!(disk = %name, "its share stays as it is: {e}");
             }
         }
     }
 }
 
-/// Bytes kept for a disk.
-fn floor(slot: &Slot, record: &DiskRecord) -> u64 {
-    let most = if record.max_bytes == 0 {
-        u64::MAX
-    } else {
-        record.max_bytes
-    };
-    slot.share.unwrap_or(0).min(most).max(record.min_bytes)
+/// What is kept of a division's part.
+fn part_kept(advice: &Advice) -> u64 {
+    (advice.share.bytes as f64 * KEPT) as u64 / BLOCK * BLOCK
+}
+
+/// A share that no advice supports any more, at the next look.
+fn faded(share: u64) -> Option<u64> {
+    Some(share / 2 / BLOCK * BLOCK).filter(|left| *left >= SHARE_MIN)
+}
+
+/// What one disk should keep.
+struct Wish {
+    /// Its owner's, in any case.
+    min: u64,
+    /// Beyond that, if there is room: as advised.
+    more: u64,
+}
+
+impl Wish {
+    fn of(share: Option<u64>, record: &DiskRecord) -> Wish {
+        let most = if record.max_bytes == 0 {
+            u64::MAX
+        } else {
+            record.max_bytes
+        };
+        Wish {
+            min: record.min_bytes,
+            more: share
+                .unwrap_or(0)
+                .min(most)
+                .saturating_sub(record.min_bytes),
+        }
+    }
+}
+
+/// Bytes kept for each disk. What owners set is kept whole; what is advised is scaled so that all
+/// together is at most `limit`: with all flash kept, eviction would find nothing to drop.
+fn floors(wishes: &[Wish], limit: u64) -> Vec<u64> {
+    let sum = |of: fn(&Wish) -> u64| wishes.iter().map(of).fold(0, u64::saturating_add);
+    let room = limit.saturating_sub(sum(|w| w.min));
+    let scale = (room as f64 / sum(|w| w.more).max(1) as f64).min(1.0);
+    wishes
+        .iter()
+        .map(|w| w.min + (w.more as f64 * scale) as u64 / BLOCK * BLOCK)
+        .collect()
 }
 
 fn advice(known: &Known, demand: &Demand, share: &Share) -> Advice {
@@ -367,9 +454,11 @@ fn advice(known: &Known, demand: &Demand, share: &Share) -> Advice {
         let read = known.curve.as_ref().map_or(0.0, |c| c.accesses);
         advice.reason = Some(if known.attached {
             format!(
-                "only {} read so far; there is advice from {} on",
+                "only {} read lately (older reads count less), {:.0} blocks of it sampled; there is advice from {} and {:.0} sampled on",
                 human(bytes(read)),
-                human(bytes(READS_MIN))
+                known.curve.as_ref().map_or(0.0, |c| c.sample_reads),
+                human(bytes(Curve::READS_MIN)),
+                Curve::SAMPLE_READS_MIN
             )
         } else {
             "the disk is not attached".to_owned()
@@ -412,17 +501,113 @@ mod tests {
 
     #[test]
     fn what_is_kept_stays_within_the_owners_limits() {
-        let mut slot = Slot::new(1, Phase::Waiting(Error::internal("test")), 0);
+        const M: u64 = 1 << 20;
         let mut record = DiskRecord {
-            min_bytes: 10,
-            max_bytes: 100,
+            min_bytes: 10 * M,
+            max_bytes: 100 * M,
             ..DiskRecord::default()
         };
+        let kept = |share, record: &DiskRecord| floors(&[Wish::of(share, record)], 1000 * M);
         for (share, want) in [(None, 10), (Some(5), 10), (Some(50), 50), (Some(500), 100)] {
-            slot.share = share;
-            assert_eq!(floor(&slot, &record), want);
+            assert_eq!(kept(share.map(|m| m * M), &record), [want * M]);
         }
         record.max_bytes = 0;
-        assert_eq!(floor(&slot, &record), 500);
+        assert_eq!(kept(Some(500 * M), &record), [500 * M]);
+    }
+
+    #[test]
+    fn all_that_is_kept_fits_the_flash() {
+        let wish = |min: u64, more: u64| Wish {
+            min: min << 20,
+            more: more << 20,
+        };
+        let sum = |floors: &[u64]| floors.iter().sum::<u64>() >> 20;
+        // Two disks, each given nearly all at a time when the other needed nothing.
+        let both = floors(&[wish(0, 700), wish(0, 700)], 750 << 20);
+        assert_eq!(both[0], both[1]);
+        assert!((749..=750).contains(&sum(&both)));
+        // What owners set comes first, even if it is all there is, or more.
+        assert_eq!(
+            floors(&[wish(700, 0), wish(50, 500)], 750 << 20),
+            [700 << 20, 50 << 20]
+        );
+        assert_eq!(sum(&floors(&[wish(900, 0), wish(0, 500)], 750 << 20)), 900);
+        // Enough for all.
+        assert_eq!(sum(&floors(&[wish(10, 20), wish(30, 40)], 750 << 20)), 100);
+        assert!(floors(&[], 5).is_empty());
+    }
+
+    #[test]
+    fn a_share_without_advice_fades() {
+        let mut share = Some(100 << 30);
+        let mut looks = 0;
+        while let Some(bytes) = share {
+            share = faded(bytes);
+            assert!(share.is_none_or(|s| s <= bytes / 2));
+            looks += 1;
+        }
+        assert_eq!(looks, 11);
+    }
+
+    fn known() -> Known {
+        Known {
+            name: "d".to_owned(),
+            record: DiskRecord::default(),
+            attached: true,
+            cached: 0,
+            hit_us: None,
+            miss_us: Some(8000.0),
+            flash_us: Some(90.0),
+            measured: None,
+            curve: None,
+            mix: None,
+        }
+    }
+
+    #[test]
+    fn there_is_no_advice_from_a_handful_of_samples() {
+        let mut known = known();
+        known.curve = Some(Curve {
+            points: vec![(1000.0, 1.0)],
+            accesses: 1e6,
+            sampled: 0.001,
+            sample_reads: 1000.0,
+            sample_blocks: 3.0,
+            ..Curve::default()
+        });
+        assert!(known.enough().is_none());
+        if let Some(curve) = &mut known.curve {
+            curve.sample_blocks = 500.0;
+        }
+        assert!(known.enough().is_some());
+        if let Some(curve) = &mut known.curve {
+            curve.sample_reads = 3.0;
+        }
+        assert!(known.enough().is_none());
+        // Nor on mode and block size.
+        let mut mix = Mix::default();
+        (0..REQUESTS_MIN - 1).for_each(|_| mix.add(false, 65_536));
+        known.mix = Some(mix.clone());
+        assert!(known.mode(0.5).is_none() && known.block_size().is_none());
+        mix.add(false, 65_536);
+        known.mix = Some(mix);
+        assert_eq!(known.block_size().map(|s| s.advised), Some(65_536));
+        assert!(known.mode(0.5).is_some());
+    }
+
+    #[test]
+    fn the_pools_mean_is_a_guess_of_a_disks_hits() {
+        let mut known = known();
+        let share = Share {
+            name: "d".to_owned(),
+            blocks: 0.0,
+            hit_ratio: 0.0,
+            latency_us: 0.0,
+        };
+        let made = |k: &Known| advice(k, &k.demand(k.hit().unwrap_or(1.0), 8000.0), &share);
+        assert!(made(&known).latency_guessed);
+        assert_eq!(made(&known).hit_us, 90.0);
+        known.hit_us = Some(70.0);
+        assert!(!made(&known).latency_guessed);
     }
 }

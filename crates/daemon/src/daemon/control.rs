@@ -63,7 +63,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Refuses a minimum the flash cannot hold beside the others'.
+    /// Refuses a minimum the flash cannot hold beside the others'. Shares given as advised are no
+    /// reason to: they give way to what owners set, in [`keep_shares`](Self::keep_shares).
     fn check_share(&self, name: &str, min: u64) -> Result<()> {
         let pool = lock(&self.pool);
         let others: u64 = pool
@@ -167,6 +168,8 @@ impl Daemon {
         drop(device);
         let slot = self.attach_slot(record, None);
         lock(&self.disks).insert(name, slot);
+        // What is kept for it is taken from the others' shares.
+        self.keep_shares();
         Ok(())
     }
 
@@ -293,6 +296,7 @@ impl Daemon {
         if self.with_slot(name, |slot| {
             Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_)))
         })? {
+            self.keep_shares();
             return Ok(());
         }
         let failed = |e| control_error(&format!("change {name}"), e);

@@ -257,6 +257,8 @@ impl Daemon {
                 .add(&Counters::from(&stats.counters));
         }
         lock(&self.disks).remove(name);
+        // What was kept for it is the others' now.
+        self.keep_shares();
         // Its records in the log are void already; this frees their room at once. If that cannot
         // be now, eviction does it in its time.
         if self.try_forget(id).is_ok()

@@ -106,8 +106,10 @@ struct Slot {
     job: Option<Job>,
     progress: Progress,
     shown: Option<DrainProgress>,
-    /// Bytes of flash kept for it as advised.
+    /// Bytes of flash advised to be kept for it.
     share: Option<u64>,
+    /// Bytes kept for it as last told to the engine.
+    kept: u64,
     notices: Vec<String>,
     windows: Windows<Counters>,
     latencies: Windows<Arc<Latencies>>,
@@ -122,6 +124,7 @@ impl Slot {
             progress: Progress::default(),
             shown: None,
             share: None,
+            kept: 0,
             notices: Vec::new(),
             windows: Windows::new(now, Counters::default()),
             latencies: Windows::new(now, Arc::default()),

@@ -104,7 +104,7 @@ impl Daemon {
             min: record.min_bytes,
             max: record.max_bytes,
             auto: record.auto,
-            share: slot.share,
+            share: slot.share.map(|share| share.min(slot.kept)),
             seq_cutoff: record.seq_cutoff,
             read_only: record.read_only,
             state,

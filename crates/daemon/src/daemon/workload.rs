@@ -16,7 +16,7 @@ fn failed(name: &str, error: &RecordError) -> Error {
     match error {
         RecordError::NoDisk | RecordError::Busy | RecordError::Idle => Error::conflict(what, ""),
         RecordError::TooSmall | RecordError::Create { .. } => Error::invalid(what, ""),
-        RecordError::Write(_) => Error::unavailable(what, ""),
+        RecordError::Write(_) | RecordError::Slow { .. } => Error::unavailable(what, ""),
     }
 }
 
