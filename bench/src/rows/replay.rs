@@ -124,6 +124,7 @@ fn play(piece: &Piece, skip: u64, limit: u64, to: &str) -> Result<hearth_replay:
         pace: Pace::Depth(1),
         verify: false,
         run: 1,
+        grace_ns: hearth_replay::GRACE_NS,
     };
     let out = run(&mut source, &mut target, options, &mut |_| true)?;
     anyhow::ensure!(out.errors == 0, "{:?}", out.first_error);
