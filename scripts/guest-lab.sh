@@ -11,7 +11,8 @@
 #
 #   kernel     for -kernel
 #   initrd     for -initrd: busybox and the few modules it takes to mount the root file system
-#   root.img   a raw ext4 file system without partition table: copy it and serve the copy
+#   root.img   a raw ext4 file system without partition table: copy it (cp --no-preserve=mode) and
+#              serve the copy
 #   packages   what it was made of
 #
 # The shortest way to boot it (2 GiB or 192 MiB of RAM, it does not care; fio wants 192 MiB):
@@ -177,7 +178,7 @@ make_root() {
 
 # Makes the guest unless it is there; leaves its directory in `image`.
 make_image() {
-    local base key suite work lists
+    local base key suite work lists old
     [[ $(dpkg --print-architecture 2>/dev/null) == amd64 ]] ||
         die "the guest lab is made of amd64 packages of Debian or Ubuntu, and this machine has none"
     suite=$(. /etc/os-release && printf '%s-%s' "$ID" "${VERSION_CODENAME:-rolling}")
@@ -200,16 +201,27 @@ make_image() {
     unpack
     make_initrd
     make_root
+    # A guest that writes to it would change it for every other one.
+    chmod a-w "$work"/out/*
     mv "$work/out" "$image"
     rm -rf "$work"
+    # What an older script made for this distribution: nothing asks for it again.
+    for old in "$base/$suite"-????????????; do
+        [[ $old == "$image" || ! -d $old ]] || rm -rf "$old"
+    done
 }
 
 boot_once() {
+    local said
+    said=$(mktemp)
+    # shellcheck disable=SC2064 # the name as it is now
+    trap "rm -f '$said'" EXIT
     timeout 300 qemu-system-x86_64 -accel "${HEARTH_GUEST_ACCEL:-tcg}" -nodefaults -display none -no-reboot -m 256M -serial stdio \
         -kernel "$image/kernel" -initrd "$image/initrd" \
         -append "console=ttyS0 root=/dev/vda quiet panic=-1 hearth.halt" \
-        -drive "file=$image/root.img,format=raw,if=virtio,snapshot=on" </dev/null | grep '^HEARTH-GUEST' ||
-        die "the guest did not come up"
+        -drive "file=$image/root.img,format=raw,if=virtio,snapshot=on" </dev/null | tr -d '\r' | grep '^HEARTH-GUEST' >"$said" || true
+    grep -Ex 'HEARTH-GUEST UP [0-9.]+' "$said" ||
+        die "the guest did not come up: $(tail -n 1 "$said" | grep . || echo 'it said nothing')"
 }
 
 case ${1:-} in

@@ -7,7 +7,7 @@ use crate::args::Args;
 use crate::peers::{At, Contender};
 use anyhow::{Context, Result, ensure};
 use hearth_e2e::Hearth;
-use hearth_e2e::daemon::{path, write_random};
+use hearth_e2e::daemon::{path, write_random_unless};
 use hearth_e2e::nbd::{Client, Command};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,10 +24,20 @@ const WARM_STRETCH: u64 = 64 << 20;
 
 /// A file of `size` random bytes, every extent written; reused if it is there already.
 pub fn file(dir: &Path, name: &str, size: u64) -> Result<PathBuf> {
+    file_unless(dir, name, size, &|| Ok(()))
+}
+
+/// The same, but gives up with the error of `stop`, which is asked now and then.
+pub fn file_unless(
+    dir: &Path,
+    name: &str,
+    size: u64,
+    stop: &dyn Fn() -> Result<()>,
+) -> Result<PathBuf> {
     let file = dir.join(name);
     let there = std::fs::metadata(&file).is_ok_and(|m| m.len() == size);
     if !there {
-        write_random(&file, size, 1)?;
+        write_random_unless(&file, size, 1, stop)?;
     }
     Ok(file)
 }
@@ -45,9 +55,19 @@ pub fn pool_of(args: &Args, size: u64) -> Result<Hearth> {
 
 /// A pool served by the program `bin`, on a flash file of exactly `size` bytes below `dir`.
 pub fn pool_in(bin: &Path, dir: &Path, size: u64) -> Result<Hearth> {
+    pool_unless(bin, dir, size, &|| Ok(()))
+}
+
+/// The same, but gives up with the error of `stop`, which is asked now and then.
+pub fn pool_unless(
+    bin: &Path,
+    dir: &Path,
+    size: u64,
+    stop: &dyn Fn() -> Result<()>,
+) -> Result<Hearth> {
     let mut hearth = Hearth::bare_in(bin.to_owned(), dir)?;
     hearth.bound = true;
-    write_random(hearth.flash(), size, 2)?;
+    write_random_unless(hearth.flash(), size, 2, stop)?;
     hearth.ok(&["pool", "create", "--flash", path(hearth.flash()), "--force"])?;
     hearth.start()?;
     Ok(hearth)
@@ -109,6 +129,13 @@ pub fn warm_unless(
         last = cached;
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Bytes the pool has written to flash since the daemon's start.
+pub fn flash_written(hearth: &Hearth) -> Result<f64> {
+    hearth.pool_stats()?["spans"][0]["counters"]["flash_write_bytes"]
+        .as_f64()
+        .context("no flash_write_bytes in the statistics")
 }
 
 /// Asks for the whole of a disk larger than its flash; the bytes cached once that changes no more.

@@ -84,14 +84,19 @@ pub struct Sample {
 /// Runs `job` against `contender`: libblkio for vhost-user, fio for all else.
 pub fn run(job: &Job, contender: &Contender) -> Result<Sample> {
     match contender.at {
-        At::Vhost(_) => by_libblkio(job, contender),
+        At::Vhost(_) => by_libblkio(job, contender, &|| Ok(())),
         At::Uri(_) | At::File(_) => crate::fio::run(job, contender),
     }
 }
 
 /// Runs `job` by libblkio against a vhost-user socket or a file: one thread, one queue, sleeping
-/// on the call like a guest.
-pub fn by_libblkio(job: &Job, contender: &Contender) -> Result<Sample> {
+/// on the call like a guest. Gives up with the error of `stop`, which is asked whenever requests
+/// complete.
+pub fn by_libblkio(
+    job: &Job,
+    contender: &Contender,
+    stop: &dyn Fn() -> Result<()>,
+) -> Result<Sample> {
     let load = Load {
         kind: match job.rw {
             "randread" => Kind::Read,
@@ -118,7 +123,7 @@ pub fn by_libblkio(job: &Job, contender: &Contender) -> Result<Sample> {
         At::Uri(uri) => anyhow::bail!("{uri} is no vhost-user socket"),
     };
     let before = contender.pid.map(cpu_us).transpose()?;
-    let measured = disk.run(&load)?;
+    let measured = disk.run_unless(&load, stop)?;
     let after = contender.pid.map(cpu_us).transpose()?;
     let requests = measured.requests.max(1) as f64;
     Ok(Sample {

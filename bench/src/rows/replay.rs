@@ -11,7 +11,7 @@ use crate::{fixture, made};
 use anyhow::{Context, Result};
 use hearth_e2e::Hearth;
 use hearth_e2e::daemon::path;
-use hearth_replay::{GRACE_NS, NbdTarget, Options, Pace, Plan, Select, Source, Target, run, scan};
+use hearth_replay::{NbdTarget, Options, Pace, Plan, Select, Source, Target, run, scan};
 use hearth_trace::{Info, Op, Reader};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -124,7 +124,7 @@ fn play(piece: &Piece, skip: u64, limit: u64, to: &str) -> Result<hearth_replay:
         pace: Pace::Depth(1),
         verify: false,
         run: 1,
-        grace_ns: GRACE_NS,
+        grace_ns: hearth_replay::GRACE_NS,
     };
     let out = run(&mut source, &mut target, options, &mut |_| true)?;
     anyhow::ensure!(out.errors == 0, "{:?}", out.first_error);

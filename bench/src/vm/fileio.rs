@@ -65,7 +65,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
             .to_owned(),
     );
     let table = run.report.open(table);
-    let mut lab = Lab::set_up(run, &options.modes)?;
+    let mut lab = Lab::set_up(run)?;
     for round in 0..options.rounds {
         for over in &options.over {
             let job = Job {

@@ -4,18 +4,19 @@
 //! it is on flash. What a write cell leaves dirty is thrown away after it, with the disk, rather
 //! than destaged: neither its leftovers nor its drain meet the next cell.
 
+use super::room::Need;
 use super::{Mode, Options, Over, Run, Slow, scratch};
 use crate::fixture;
 use crate::peers::{self, At, Contender};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hearth_e2e::Hearth;
 use hearth_e2e::daemon::path;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// Room of the pool beside what is cached: its own structures, and eviction's reserve.
-const POOL_SLACK: u64 = 128 << 20;
+pub const POOL_SLACK: u64 = 128 << 20;
 
 /// What a row of a table measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,41 @@ impl State {
     }
 }
 
+/// The prefix that makes an origin slow, and the directory of the slow disk's files.
+fn slow_place(options: &Options) -> (&'static str, &Path) {
+    match &options.slow {
+        Slow::Model => ("model-hdd:", &options.flash),
+        Slow::Directory(dir) => ("", dir),
+    }
+}
+
+/// Bytes of the pool: each warm disk whole, a cold one, and a burst of writes.
+fn pool_size(options: &Options) -> u64 {
+    (options.modes.len() as u64 + 2) * options.size / 4 * 5 + POOL_SLACK
+}
+
+/// Names of the files on the slow disk.
+fn slow_files(modes: &[Mode]) -> Vec<&'static str> {
+    let warm = modes.iter().map(|m| State::Warm(*m).disk());
+    ["alone", "cache"].into_iter().chain(warm).collect()
+}
+
+/// What [`Lab::set_up`] writes, and where.
+pub fn needs(options: &Options) -> [Need; 2] {
+    let slow = slow_files(&options.modes).len() as u64;
+    [
+        Need {
+            place: slow_place(options).1.to_owned(),
+            bytes: slow * options.size,
+        },
+        Need {
+            place: options.flash.clone(),
+            // The pool, and the file that stands for the flash alone.
+            bytes: pool_size(options) + options.size,
+        },
+    ]
+}
+
 /// What a disk's cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cached {
@@ -94,25 +130,19 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Files and a served pool for the states of `modes`.
-    pub fn set_up(run: &mut Run, modes: &[Mode]) -> Result<Lab> {
+    /// Files and a served pool for the states of the run's modes.
+    pub fn set_up(run: &mut Run) -> Result<Lab> {
         let options: &Options = run.options;
-        let (wrapper, parent) = match &options.slow {
-            Slow::Model => ("model-hdd:", &options.flash),
-            Slow::Directory(dir) => ("", dir),
-        };
+        let (wrapper, parent) = slow_place(options);
         let slow = scratch(parent)?;
         let size = options.size;
-        // Each warm disk whole, a cold one, and a burst of writes.
-        let pool = (modes.len() as u64 + 2) * size / 4 * 5 + POOL_SLACK;
         run.step(0.0, "writing files")?;
-        let hearth = fixture::pool_in(&options.hearth, &options.flash, pool)?;
-        let flash_file = fixture::file(hearth.dir(), "flash-alone.img", size)?;
-        let mut files = vec!["alone", "cache"];
-        files.extend(modes.iter().map(|m| State::Warm(*m).disk()));
-        for name in files {
-            run.go_on()?;
-            fixture::file(slow.path(), &format!("{name}.img"), size)?;
+        let stop = || run.go_on();
+        let pool = pool_size(options);
+        let hearth = fixture::pool_unless(&options.hearth, &options.flash, pool, &stop)?;
+        let flash_file = fixture::file_unless(hearth.dir(), "flash-alone.img", size, &stop)?;
+        for name in slow_files(&options.modes) {
+            fixture::file_unless(slow.path(), &format!("{name}.img"), size, &stop)?;
         }
         Ok(Lab {
             hearth,
@@ -131,9 +161,7 @@ impl Lab {
 
     /// Bytes written to flash by the pool so far.
     pub fn flash_written(&self) -> Result<f64> {
-        self.hearth.pool_stats()?["spans"][0]["counters"]["flash_write_bytes"]
-            .as_f64()
-            .context("no flash_write_bytes in the statistics")
+        fixture::flash_written(&self.hearth)
     }
 
     fn file(&self, state: State) -> PathBuf {

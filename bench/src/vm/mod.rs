@@ -9,7 +9,8 @@
 //! cost: the daemon's CPU and the bytes written to flash, per request.
 //!
 //! Only new files are written, in directories made for the run and removed after it: nothing a
-//! user has is touched. A run that is called off keeps the cells it has.
+//! user has is touched, and a run that would fill a disk does not begin. A run that is called off
+//! ends within a second or two and keeps the cells it has.
 
 pub mod compare;
 pub mod fileio;
@@ -19,6 +20,8 @@ pub mod markdown;
 mod model;
 pub mod random;
 pub mod report;
+mod room;
+pub mod storm;
 
 use crate::host;
 use anyhow::{Context, Result};
@@ -80,11 +83,13 @@ pub enum Part {
     Random,
     /// The mixed load with flushes.
     Fileio,
+    /// The boot storm.
+    Storm,
 }
 
 impl Part {
     /// All of them, in the order of the report.
-    pub const ALL: [Part; 2] = [Part::Random, Part::Fileio];
+    pub const ALL: [Part; 3] = [Part::Random, Part::Fileio, Part::Storm];
 }
 
 /// The slow disk.
@@ -121,6 +126,10 @@ pub struct Options {
     pub seconds: u64,
     /// Bytes of every disk.
     pub size: u64,
+    /// Directory with a guest's `kernel`, `initrd` and `root.img`, for the boot storm.
+    pub guest: Option<PathBuf>,
+    /// How often the storm's three rounds are measured.
+    pub storms: u32,
 }
 
 /// Why a benchmark did not begin, or gave nothing.
@@ -143,6 +152,26 @@ pub enum BenchError {
         "{0} is not a directory; give a directory on the disk to measure (make a file system on a bare device first)"
     )]
     NotADirectory(PathBuf),
+    /// The disk would be full.
+    #[error(
+        "{} has {free} MiB free, and the benchmark writes {need} MiB there and leaves {headroom} MiB to others; make room, give another directory, or disks of less with --size",
+        .place.display()
+    )]
+    NoRoom {
+        /// A directory on that disk.
+        place: PathBuf,
+        /// MiB that would be written.
+        need: u64,
+        /// MiB that are free.
+        free: u64,
+        /// MiB that must stay free.
+        headroom: u64,
+    },
+    /// Nothing to boot.
+    #[error(
+        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
+    )]
+    NoGuest,
     /// The user called it off.
     #[error("called off")]
     CalledOff,
@@ -193,6 +222,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         .map(|part| match part {
             Part::Random => random::seconds(options),
             Part::Fileio => fileio::seconds(options),
+            Part::Storm => storm::seconds(options),
         })
         .sum();
     let mut run = Run {
@@ -206,6 +236,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         let outcome = match part {
             Part::Random => random::run(&mut run),
             Part::Fileio => fileio::run(&mut run),
+            Part::Storm => storm::run(&mut run),
         };
         // Errors of servers that a Ctrl-C ended are no failures.
         if run.watcher.stopped() {
@@ -232,6 +263,19 @@ fn check(options: &Options) -> Result<()> {
         }
         .into());
     }
+    if options.parts.contains(&Part::Storm) {
+        if options.guest.is_none() {
+            return Err(BenchError::NoGuest.into());
+        }
+        if clients::find("qemu-system-x86_64").is_none() {
+            return Err(BenchError::Missing {
+                program: "qemu-system-x86_64",
+                package: "qemu-system-x86",
+                without: "--table random,fileio",
+            }
+            .into());
+        }
+    }
     let mut places = vec![&options.flash];
     if let Slow::Directory(dir) = &options.slow {
         places.push(dir);
@@ -239,6 +283,13 @@ fn check(options: &Options) -> Result<()> {
     for place in places {
         if !place.is_dir() {
             return Err(BenchError::NotADirectory(place.clone()).into());
+        }
+    }
+    for part in &options.parts {
+        // What one table wrote is gone before the next begins.
+        match part {
+            Part::Random | Part::Fileio => room::check(&lab::needs(options))?,
+            Part::Storm => storm::check_room(options)?,
         }
     }
     std::fs::create_dir_all(&options.out)

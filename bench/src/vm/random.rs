@@ -51,7 +51,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
             ))
         })
         .collect();
-    let mut lab = Lab::set_up(run, &options.modes)?;
+    let mut lab = Lab::set_up(run)?;
     // Writes first: they leave holes in warm caches, which are filled once for all reads.
     columns.reverse();
     for round in 0..options.rounds {
@@ -97,7 +97,7 @@ pub(super) fn cell(run: &Run, lab: &mut Lab, state: State, over: Over, job: &Job
     // Without a server the client of the table's servers drives the file.
     let sample: Sample = match over {
         Over::Nbd => load::run(&job, &contender)?,
-        Over::VhostUser => load::by_libblkio(&job, &contender)?,
+        Over::VhostUser => load::by_libblkio(&job, &contender, &|| run.go_on())?,
     };
     run.go_on()?;
     let written = lab.flash_written()? - before;

@@ -734,6 +734,7 @@ mod tests {
             "hearth bench",
             "hearth bench --slow /srv --flash /mnt/ssd --out /tmp/r --table random,fileio --over nbd",
             "hearth bench --quick --mode write-back,write-around --depth 1,24 --rounds 5 --seconds 3 --size 1G --json",
+            "hearth bench --table storm --guest /g --storms 3",
             "hearth bench compare a.json b.json --json",
             "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
         ] {

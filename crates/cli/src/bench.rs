@@ -83,11 +83,13 @@ fn options(args: &Bench) -> Result<Options, Error> {
         },
         flash: absolute(&args.flash)?,
         out: absolute(&args.out)?,
-        parts: if parts.is_empty() {
-            Part::ALL.to_vec()
-        } else {
-            parts
+        parts: match (parts.is_empty(), &args.guest) {
+            (false, _) => parts,
+            (true, Some(_)) => Part::ALL.to_vec(),
+            (true, None) => vec![Part::Random, Part::Fileio],
         },
+        guest: args.guest.as_deref().map(absolute).transpose()?,
+        storms: args.storms,
         over: match args.over {
             None => vm::Over::ALL.to_vec(),
             Some(Over::Nbd) => vec![vm::Over::Nbd],
@@ -130,6 +132,7 @@ fn part(table: BenchTable) -> Part {
     match table {
         BenchTable::Random => Part::Random,
         BenchTable::Fileio => Part::Fileio,
+        BenchTable::Storm => Part::Storm,
     }
 }
 
@@ -217,7 +220,10 @@ fn print_report(report: &Report) {
         }
         print!("{}", grid.render());
         let mut goals = Table::new(&["GOAL", ">MIN", ">MEDIAN", ">MAX", ">WANTED", ""]);
-        let judged = table.goals.iter().filter(|g| g.met().is_some());
+        let mut judged = table.goals.iter().filter(|g| g.met().is_some()).peekable();
+        if judged.peek().is_none() {
+            continue;
+        }
         for goal in judged {
             let [min, median, max] = goal.spread_words();
             let verdict = goal.verdict().to_owned();
@@ -250,13 +256,8 @@ fn show_comparison(global: &Global, files: &BenchCompare) -> Outcome {
     }
     if !outcome.agree {
         return Err(Error::refused(
-            format!(
-                "the runs do not agree: {} of {} cells fall apart, {} may by luck",
-                outcome.apart,
-                outcome.pairs.len(),
-                outcome.by_luck
-            ),
-            "run again on a quiet machine, with more --rounds",
+            format!("the runs do not agree: {}", outcome.reasons.join("; ")),
+            "compare whole runs of the same tables, taken on a quiet machine with more --rounds",
         )
         .into());
     }

@@ -7,6 +7,7 @@ use crate::file::BlockFile;
 use crate::media::Media;
 use crate::model::HddParams;
 use crate::op::{IoError, IoOp, OpKind};
+use crate::spec::Drive;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,10 +84,15 @@ impl Device {
         self
     }
 
-    /// Completes nothing sooner than a modelled hard disk of this size would. Its state is
-    /// shared by all who use the device. Starts a thread.
-    pub fn with_hdd(mut self, params: HddParams) -> io::Result<Device> {
-        self.disk = Some(SlowDisk::start(self.file.size(), params)?);
+    /// Completes nothing sooner than a modelled hard disk would: one of this size, or a shared
+    /// one as large as all who share it. Its state is shared by all who use the device. Starts a
+    /// thread, unless the drive has one; of a shared drive the first one's `params` count.
+    pub fn with_hdd(mut self, drive: &Drive, params: HddParams) -> io::Result<Device> {
+        let (path, size) = (self.file.path(), self.file.size());
+        self.disk = Some(match drive {
+            Drive::Own => SlowDisk::start(path, size, params)?,
+            Drive::Shared(name) => SlowDisk::join(name, path, size, params)?,
+        });
         Ok(self)
     }
 

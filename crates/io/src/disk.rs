@@ -3,6 +3,9 @@
 //! All data threads share the drive, and which command it serves next depends on what the
 //! others queued; so its commands go to one thread, which sleeps until the next one ends. At
 //! the speed of a hard disk the hand-over costs nothing.
+//!
+//! Several files may lie on one drive, one behind the other, as the images of several guests do:
+//! then one arm serves them all, and they are in each other's way.
 
 use crate::helper::{Job, lock};
 use crate::model::{HddCommand, HddModel, HddParams};
@@ -10,12 +13,21 @@ use crate::op::OpKind;
 use crate::sys::now_ns;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Drives that are shared, by name, while anybody uses them.
+static SHARED: LazyLock<Mutex<HashMap<String, Weak<Spindle>>>> = LazyLock::new(Mutex::default);
+
 struct State {
     model: HddModel,
+    /// Where files lie: the first byte and the length. A file that leaves keeps its place, so
+    /// that it finds it again; all places are gone with the drive's last file.
+    places: HashMap<PathBuf, (u64, u64)>,
+    /// Bytes that are taken.
+    end: u64,
     jobs: HashMap<u64, Job>,
     next: u64,
     stop: bool,
@@ -27,9 +39,15 @@ struct Shared {
 }
 
 /// The thread of one modelled drive.
-pub(crate) struct SlowDisk {
+struct Spindle {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// A file's place on a modelled drive.
+pub(crate) struct SlowDisk {
+    spindle: Arc<Spindle>,
+    base: u64,
 }
 
 impl std::fmt::Debug for SlowDisk {
@@ -38,11 +56,13 @@ impl std::fmt::Debug for SlowDisk {
     }
 }
 
-impl SlowDisk {
-    pub(crate) fn start(capacity: u64, params: HddParams) -> io::Result<SlowDisk> {
-        let model = HddModel::new(capacity, params);
+impl Spindle {
+    /// A drive with nothing on it.
+    fn start(params: HddParams) -> io::Result<Spindle> {
         let state = State {
-            model,
+            model: HddModel::new(0, params),
+            places: HashMap::new(),
+            end: 0,
             jobs: HashMap::new(),
             next: 0,
             stop: false,
@@ -55,10 +75,55 @@ impl SlowDisk {
         let thread = std::thread::Builder::new()
             .name("hearth-hdd".into())
             .spawn(move || worker.serve())?;
-        Ok(SlowDisk {
+        Ok(Spindle {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Where `path` lies, of `len` bytes: where it was, or behind all others.
+    fn place(&self, path: &Path, len: u64) -> u64 {
+        let mut state = lock(&self.shared.state);
+        if let Some((base, _)) = state.places.get(path).filter(|(_, known)| *known >= len) {
+            return *base;
+        }
+        let base = state.end;
+        state.end = base.saturating_add(len);
+        state.model.grow(len);
+        state.places.insert(path.to_owned(), (base, len));
+        base
+    }
+}
+
+impl SlowDisk {
+    /// A drive of its own for a file.
+    pub(crate) fn start(path: &Path, len: u64, params: HddParams) -> io::Result<SlowDisk> {
+        let spindle = Arc::new(Spindle::start(params)?);
+        let base = spindle.place(path, len);
+        Ok(SlowDisk { spindle, base })
+    }
+
+    /// A place on the drive called `name`, which is made if nobody uses it.
+    pub(crate) fn join(
+        name: &str,
+        path: &Path,
+        len: u64,
+        params: HddParams,
+    ) -> io::Result<SlowDisk> {
+        let mut shared = lock(&SHARED);
+        shared.retain(|_, drive| drive.strong_count() > 0);
+        let spindle = match shared.get(name).and_then(Weak::upgrade) {
+            Some(spindle) => spindle,
+            None => {
+                let spindle = Arc::new(Spindle::start(params)?);
+                shared.insert(name.to_owned(), Arc::downgrade(&spindle));
+                spindle
+            }
+        };
+        // A drive dropped here joins its thread, which must not happen under the lock.
+        drop(shared);
+        let base = spindle.place(path, len);
+        Ok(SlowDisk { spindle, base })
     }
 
     /// Queues a job; it runs, and is answered, when the model is done with it.
@@ -74,13 +139,15 @@ impl SlowDisk {
             // their space are written by real drives, but a sparse file reads the same.
             OpKind::Discard | OpKind::WriteZeroes { .. } => HddCommand::Flush,
         };
-        let mut state = lock(&self.shared.state);
+        let shared = &self.spindle.shared;
+        let mut state = lock(&shared.state);
         let id = state.next;
         state.next += 1;
         state.jobs.insert(id, job);
+        let offset = self.base.saturating_add(offset);
         state.model.submit(now_ns(), id, command, offset, len);
         drop(state);
-        self.shared.changed.notify_one();
+        shared.changed.notify_one();
     }
 }
 
@@ -117,7 +184,7 @@ impl Shared {
     }
 }
 
-impl Drop for SlowDisk {
+impl Drop for Spindle {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.changed.notify_one();
@@ -127,5 +194,27 @@ impl Drop for SlowDisk {
         {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_lie_one_behind_the_other_and_find_their_place_again() {
+        let join = |path: &str, len| {
+            SlowDisk::join("places", Path::new(path), len, HddParams::default()).unwrap()
+        };
+        let (a, b) = (join("/a", 1000), join("/b", 500));
+        assert_eq!((a.base, b.base), (0, 1000));
+        assert!(Arc::ptr_eq(&a.spindle, &b.spindle));
+        drop(a);
+        assert_eq!(join("/a", 1000).base, 0);
+        assert_eq!(join("/a", 2000).base, 1500, "it grew: a new place");
+        drop(b);
+        assert_eq!(join("/c", 10).base, 0, "an unused drive is forgotten");
+        let own = SlowDisk::start(Path::new("/a"), 10, HddParams::default()).unwrap();
+        assert_eq!(own.base, 0);
     }
 }

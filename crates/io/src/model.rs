@@ -143,6 +143,12 @@ impl HddModel {
         }
     }
 
+    /// Makes the drive larger by `bytes` at its end; seeks over the same distance get shorter, as
+    /// they are measured against the whole.
+    pub fn grow(&mut self, bytes: u64) {
+        self.capacity = self.capacity.saturating_add(bytes);
+    }
+
     /// Takes a command. `now_ns` must not go backwards between calls; `id` comes back from
     /// [`advance`](Self::advance) exactly once.
     pub fn submit(&mut self, now_ns: u64, id: u64, command: HddCommand, offset: u64, len: u64) {

@@ -1,8 +1,9 @@
 //! How an origin is written on a command line or in a config file.
 //!
 //! `PATH` or `file:PATH` is a file or block device. Wrappers before it make it slow or faulty,
-//! for demos, benchmarks and tests, and may be stacked: `model-hdd:PATH`,
-//! `model-latency=8ms:PATH`, `fault=eio-read:PATH`, `fault=eio-write@1M+64K:PATH`.
+//! for demos, benchmarks and tests, and may be stacked: `model-hdd:PATH`, `model-hdd=NAME:PATH`
+//! (all origins of that NAME lie on one modelled drive), `model-latency=8ms:PATH`,
+//! `fault=eio-read:PATH`, `fault=eio-write@1M+64K:PATH`.
 
 use crate::device::Device;
 use crate::fault::{FaultKind, FaultRule};
@@ -16,13 +17,25 @@ use std::str::FromStr;
 /// Longest latency a spec may ask for: one minute. More is a typing error.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 
+/// Longest name of a shared drive.
+const DRIVE_NAME_MAX: usize = 32;
+
+/// Which modelled hard disk an origin lies on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drive {
+    /// One of its own.
+    Own,
+    /// One it shares with all origins that give this name: one arm serves them all.
+    Shared(String),
+}
+
 /// What an origin spec says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginSpec {
     /// The file or block device.
     pub path: PathBuf,
     /// Behaves like a modelled hard disk.
-    pub hdd: bool,
+    pub hdd: Option<Drive>,
     /// Completes nothing sooner than this many nanoseconds; 0: as fast as it is.
     pub latency_ns: u64,
     /// Failures armed from the start.
@@ -37,6 +50,9 @@ pub enum SpecError {
         "origin \"{0}\" names no path; write PATH, file:PATH, model-hdd:PATH or model-latency=8ms:PATH"
     )]
     NoPath(String),
+    /// A name of a drive that is none.
+    #[error("\"{0}\" is not a name for a modelled drive; write 1 to 32 letters, digits, - or _")]
+    Drive(String),
     /// A latency that is none.
     #[error("\"{0}\" is not a latency; write a number with us, ms or s, up to 60s, such as 8ms")]
     Latency(String),
@@ -64,14 +80,21 @@ impl FromStr for OriginSpec {
     fn from_str(text: &str) -> Result<OriginSpec, SpecError> {
         let mut spec = OriginSpec {
             path: PathBuf::new(),
-            hdd: false,
+            hdd: None,
             latency_ns: 0,
             faults: Vec::new(),
         };
         let mut rest = text;
         loop {
             if let Some(tail) = rest.strip_prefix("model-hdd:") {
-                spec.hdd = true;
+                spec.hdd = Some(Drive::Own);
+                rest = tail;
+            } else if let Some((name, tail)) = option(rest, "model-hdd=") {
+                let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+                if name.is_empty() || name.len() > DRIVE_NAME_MAX || !name.chars().all(plain) {
+                    return Err(SpecError::Drive(name.to_owned()));
+                }
+                spec.hdd = Some(Drive::Shared(name.to_owned()));
                 rest = tail;
             } else if let Some((value, tail)) = option(rest, "model-latency=") {
                 spec.latency_ns =
@@ -151,19 +174,19 @@ impl OriginSpec {
     pub fn file(path: impl Into<PathBuf>) -> OriginSpec {
         OriginSpec {
             path: path.into(),
-            hdd: false,
+            hdd: None,
             latency_ns: 0,
             faults: Vec::new(),
         }
     }
 
-    /// Opens what the spec names. A modelled disk starts a thread.
+    /// Opens what the spec names. A modelled disk starts a thread, a shared one its first origin.
     pub fn open(&self, mode: OpenMode) -> Result<Device, OpenSpecError> {
         let mut device =
             Device::new(BlockFile::open(&self.path, mode)?).with_latency(self.latency_ns);
-        if self.hdd {
+        if let Some(drive) = &self.hdd {
             device = device
-                .with_hdd(HddParams::default())
+                .with_hdd(drive, HddParams::default())
                 .map_err(OpenSpecError::Thread)?;
         }
         for rule in &self.faults {
@@ -176,8 +199,10 @@ impl OriginSpec {
 /// The spec again, in its shortest form.
 impl fmt::Display for OriginSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.hdd {
-            f.write_str("model-hdd:")?;
+        match &self.hdd {
+            Some(Drive::Own) => f.write_str("model-hdd:")?,
+            Some(Drive::Shared(name)) => write!(f, "model-hdd={name}:")?,
+            None => {}
         }
         if self.latency_ns > 0 {
             write!(f, "model-latency={}us:", self.latency_ns as f64 / 1e3)?;
@@ -216,6 +241,7 @@ mod tests {
         for text in [
             "/a/b",
             "model-hdd:/a",
+            "model-hdd=rack_1-b:/a",
             "model-latency=8000us:/a:b",
             "fault=eio-read:x",
             "fault=eio-write@4096+512:x",
@@ -228,8 +254,8 @@ mod tests {
             .parse()
             .unwrap();
         assert_eq!(
-            (spec.hdd, spec.latency_ns, spec.path.to_str()),
-            (true, 1_500_000, Some("model-x"))
+            (spec.hdd.clone(), spec.latency_ns, spec.path.to_str()),
+            (Some(Drive::Own), 1_500_000, Some("model-x"))
         );
         assert_eq!(spec.to_string().parse::<OriginSpec>().unwrap(), spec);
         let spec: OriginSpec = "fault=eio-all@1M+64K:/x".parse().unwrap();
@@ -260,6 +286,13 @@ mod tests {
         ] {
             assert!(
                 matches!(text.parse::<OriginSpec>(), Err(SpecError::Latency(_))),
+                "{text}"
+            );
+        }
+        for name in ["", "a b", "a/b", &"x".repeat(33)] {
+            let text = format!("model-hdd={name}:/a");
+            assert!(
+                matches!(text.parse::<OriginSpec>(), Err(SpecError::Drive(_))),
                 "{text}"
             );
         }

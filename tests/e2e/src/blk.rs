@@ -7,6 +7,7 @@
 use crate::rng::Rng;
 use anyhow::{Context, Result, bail, ensure};
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
+use hdrhistogram::Histogram;
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -273,6 +274,11 @@ impl Disk {
 
     /// Runs a loop of random requests.
     pub fn run(&mut self, load: &Load) -> Result<Measured> {
+        self.run_unless(load, &|| Ok(()))
+    }
+
+    /// The same, but gives up with the error of `stop`, which is asked whenever requests complete.
+    pub fn run_unless(&mut self, load: &Load, stop: &dyn Fn() -> Result<()>) -> Result<Measured> {
         let Load { depth, block, .. } = *load;
         ensure!(depth * block <= self.region.len, "too little memory");
         let places = load.span.min(self.capacity) / block as u64;
@@ -283,16 +289,17 @@ impl Disk {
         let mut script = Script::new(load, places)?;
         let mut started = vec![Instant::now(); depth];
         let mut flushing = vec![false; depth];
-        let mut latencies: Vec<u32> = Vec::with_capacity(1 << 20);
-        let mut total_ns = 0u64;
+        let mut latencies = Latencies::new()?;
+        let mut called_off = None;
         let cpu = thread_cpu();
         let begin = Instant::now();
         let mut idle: Vec<usize> = (0..depth).collect();
         let mut done: Vec<MaybeUninit<Completion>> =
             (0..depth).map(|_| MaybeUninit::uninit()).collect();
-        let mut requests = 0u64;
         loop {
-            let open = begin.elapsed() < load.time;
+            // What is in flight uses the memory: it ends before this does.
+            called_off = called_off.or_else(|| stop().err());
+            let open = called_off.is_none() && begin.elapsed() < load.time;
             while open && let Some(slot) = idle.pop() {
                 let Some(ask) = script.next() else {
                     idle.push(slot);
@@ -328,26 +335,58 @@ impl Disk {
                 if flushing[slot] {
                     continue;
                 }
-                let ns = now.duration_since(started[slot]).as_nanos() as u64;
-                total_ns += ns;
-                if latencies.len() < latencies.capacity() {
-                    latencies.push(ns as u32);
-                }
-                requests += 1;
+                latencies.note(now.duration_since(started[slot]));
             }
+        }
+        if let Some(e) = called_off {
+            return Err(e);
         }
         let seconds = begin.elapsed().as_secs_f64();
         let spent = thread_cpu() - cpu;
-        latencies.sort_unstable();
-        let p99 = latencies.get(latencies.len() * 99 / 100).copied();
-        let per = |total: f64| total / requests.max(1) as f64;
+        let requests = latencies.count();
         Ok(Measured {
             requests,
             iops: requests as f64 / seconds,
-            mean_us: per(total_ns as f64 / 1e3),
-            p99_us: f64::from(p99.unwrap_or(0)) / 1e3,
-            client_us: per(spent.as_secs_f64() * 1e6),
+            mean_us: latencies.mean_us(),
+            p99_us: latencies.p99_us(),
+            client_us: spent.as_secs_f64() * 1e6 / requests.max(1) as f64,
         })
+    }
+}
+
+/// Times of all requests of a loop, however many: room and precision are fixed.
+struct Latencies {
+    /// Nanoseconds; longer ones than [`LIMIT`] count as that.
+    histogram: Histogram<u64>,
+    total_ns: u64,
+}
+
+impl Latencies {
+    fn new() -> Result<Latencies> {
+        Ok(Latencies {
+            // Three digits: a percentile is off by a thousandth at most.
+            histogram: Histogram::new_with_max(LIMIT.as_nanos() as u64, 3)?,
+            total_ns: 0,
+        })
+    }
+
+    fn note(&mut self, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.total_ns = self.total_ns.saturating_add(ns);
+        self.histogram.saturating_record(ns);
+    }
+
+    fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// Exact.
+    fn mean_us(&self) -> f64 {
+        self.total_ns as f64 / self.count().max(1) as f64 / 1e3
+    }
+
+    fn p99_us(&self) -> f64 {
+        self.histogram.value_at_quantile(0.99) as f64 / 1e3
     }
 }
 
@@ -377,6 +416,32 @@ mod tests {
             flush_every,
             seed: 5,
         }
+    }
+
+    #[test]
+    fn all_times_count_and_long_ones_do_not_wrap() {
+        let mut times = Latencies::new().unwrap();
+        assert_eq!(
+            (times.count(), times.mean_us(), times.p99_us()),
+            (0, 0.0, 0.0)
+        );
+        let fast = 2 << 20;
+        for _ in 0..fast {
+            times.note(Duration::from_micros(10));
+        }
+        // Late ones, each longer than 32 bits of nanoseconds.
+        for _ in 0..fast / 50 {
+            times.note(Duration::from_secs(5));
+        }
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.002;
+        assert!(near(times.p99_us(), 5e6), "{}", times.p99_us());
+        assert!(
+            near(times.mean_us(), (10.0 + 5e6 / 50.0) / 1.02),
+            "{}",
+            times.mean_us()
+        );
+        times.note(LIMIT * 10);
+        assert_eq!(times.count(), fast + fast / 50 + 1);
     }
 
     #[test]

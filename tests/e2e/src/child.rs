@@ -21,3 +21,17 @@ pub fn bound_to_us(command: &mut Command) -> &mut Command {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_child_ends_with_the_thread_that_started_it() {
+        let starter = std::thread::spawn(|| bound_to_us(Command::new("sleep").arg("600")).spawn());
+        let mut child = starter.join().unwrap().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
+    }
+}

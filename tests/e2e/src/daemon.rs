@@ -14,6 +14,9 @@ const LIFE_LIMIT: Duration = Duration::from_secs(60);
 /// Longest name of a directory below which sockets are made: their paths have at most 107
 /// bytes, and the longest here is `/r/vhost/NAME.sock` with a name of up to 32.
 const DIR_MAX: usize = 107 - 46;
+/// Bytes of a file that are written between two looks at whether to go on: under a second of a
+/// hard disk.
+const WRITE_STRETCH: u64 = 64 << 20;
 
 /// A daemon, its pool and its directory. Killed and removed when dropped.
 #[derive(Debug)]
@@ -409,12 +412,28 @@ pub fn path(path: &Path) -> &str {
 
 /// Writes `size` random bytes of a seed to a file, allocating every extent.
 pub fn write_random(path: &Path, size: u64, seed: u64) -> Result<()> {
+    write_random_unless(path, size, seed, &|| Ok(()))
+}
+
+/// The same, but gives up with the error of `stop`, which is asked before every
+/// [`WRITE_STRETCH`].
+pub fn write_random_unless(
+    path: &Path,
+    size: u64,
+    seed: u64,
+    stop: &dyn Fn() -> Result<()>,
+) -> Result<()> {
     use std::io::Write;
     let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
     let mut rng = crate::rng::Rng::new(seed);
     let mut chunk = vec![0u8; 1 << 20];
     let mut left = size;
     while left > 0 {
+        if (size - left) % WRITE_STRETCH == 0 {
+            // Else the kernel would gather gigabytes, and the last call would write them all.
+            file.sync_data()?;
+            stop()?;
+        }
         let n = left.min(chunk.len() as u64) as usize;
         rng.fill(&mut chunk[..n]);
         file.write_all(&chunk[..n])?;
@@ -422,4 +441,25 @@ pub fn write_random(path: &Path, size: u64, seed: u64) -> Result<()> {
     }
     file.sync_all()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn writing_a_file_can_be_called_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        let asked = Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            ensure!(asked.get() < 2, "enough");
+            Ok(())
+        };
+        let outcome = write_random_unless(&file, 2 * WRITE_STRETCH, 1, &stop);
+        assert_eq!(outcome.unwrap_err().to_string(), "enough");
+        assert_eq!(fs::metadata(&file).unwrap().len(), WRITE_STRETCH);
+    }
 }

@@ -9,6 +9,7 @@
 //! Guests are emulated unless `HEARTH_GUEST_ACCEL` says otherwise: they prove that things are
 //! right, not that they are fast.
 
+use crate::child::bound_to_us;
 use crate::daemon::{Hearth, path};
 use crate::qmp::Qmp;
 use crate::wait;
@@ -56,9 +57,16 @@ fn make_image() -> Result<PathBuf> {
 
 /// A copy of the guest's root file system, for one guest to write to.
 pub fn copy_root(to: &Path) -> Result<()> {
+    copy_sparse(&image()?.join("root.img"), to)
+}
+
+/// A copy of a disk image that takes no more room than it must.
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp")
-        .args(["--sparse=always", "--reflink=auto", "--"])
-        .arg(image()?.join("root.img"))
+        .args(["--sparse=always", "--reflink=auto"])
+        // The image is read-only, what is made of it is not.
+        .args(["--no-preserve=mode", "--"])
+        .arg(from)
         .arg(to)
         .status()?;
     ensure!(status.success(), "cp to {} failed", to.display());
@@ -164,7 +172,8 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Starts a guest without waiting for it to come up.
+    /// Starts a guest without waiting for it to come up. QEMU ends with the thread that calls this,
+    /// however that ends: a killed test run leaves none behind.
     pub fn power_on(dir: &Path, name: &str, plan: &Plan) -> Result<Machine> {
         let image = image()?;
         let file = |ending: &str| dir.join(format!("{name}.{ending}"));
@@ -197,7 +206,7 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?);
-        let mut child = command.spawn().context(
+        let mut child = bound_to_us(&mut command).spawn().context(
             "cannot run qemu-system-x86_64: install qemu-system-x86 (scripts/setup.sh test)",
         )?;
         let connect = |socket: &Path, child: &mut Child| -> Result<UnixStream> {
@@ -211,8 +220,11 @@ impl Machine {
                 }
             })?
         };
-        let reached = connect(&agent, &mut child)
-            .and_then(|agent| Ok((agent, Qmp::new(connect(&qmp, &mut child)?)?)));
+        let reached = connect(&agent, &mut child).and_then(|agent| {
+            // A guest that takes no input any more is hung, too.
+            agent.set_write_timeout(Some(GUEST_LIMIT))?;
+            Ok((agent, Qmp::new(connect(&qmp, &mut child)?)?))
+        });
         match reached {
             Ok((agent, qmp)) => Ok(Machine {
                 child,

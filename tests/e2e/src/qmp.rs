@@ -16,6 +16,7 @@ impl Qmp {
     /// Greets on a fresh connection.
     pub fn new(stream: UnixStream) -> Result<Qmp> {
         stream.set_read_timeout(Some(GUEST_LIMIT))?;
+        stream.set_write_timeout(Some(GUEST_LIMIT))?;
         let mut qmp = Qmp {
             stream: BufReader::new(stream),
         };

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-/// Longest a called-off run may take to end: a cell and its clean-up, many times over.
+/// Longest a called-off run may take to end: what is in flight and the clean-up, many times over.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn scratch() -> Result<tempfile::TempDir> {
@@ -27,9 +27,12 @@ fn bench(dir: &Path, args: &[&str]) -> Result<Command> {
     command
         .args(["bench", "--flash", path(dir), "--out"])
         .arg(dir.join("out"))
-        .args(["--quick", "--size", "16M", "--over", "vhost-user"])
+        .args(["--quick", "--over", "vhost-user"])
         .args(args)
         .stdin(Stdio::null());
+    if !args.contains(&"--size") {
+        command.args(["--size", "16M"]);
+    }
     Ok(command)
 }
 
@@ -124,20 +127,44 @@ fn result_files_are_whole_and_agree() -> Result<()> {
 
 #[test]
 fn a_run_called_off_keeps_what_it_has() -> Result<()> {
+    // The daemon's directory is there: files are written or cells measured.
+    call_off("50", "1", |dir, _| {
+        std::fs::read_dir(dir).is_ok_and(|entries| entries.count() >= 2)
+    })
+}
+
+#[test]
+fn a_long_cell_is_called_off_within_it() -> Result<()> {
+    call_off("1", "3600", |_, said| {
+        said.contains("slow disk alone: write")
+    })
+}
+
+/// Starts a run of so many rounds and seconds per cell, calls it off once `begun` (of its directory
+/// and what it has said), and looks at what it leaves.
+fn call_off(rounds: &str, seconds: &str, begun: impl Fn(&Path, &str) -> bool) -> Result<()> {
     let dir = scratch()?;
+    let said = tempfile::NamedTempFile::new()?;
     let mut child = bench(
         dir.path(),
-        &["--rounds", "50", "--depth", "1", "--table", "random"],
+        &[
+            "--rounds",
+            rounds,
+            "--seconds",
+            seconds,
+            "--depth",
+            "1",
+            "--table",
+            "random",
+        ],
     )?
     .stdout(Stdio::null())
-    .stderr(Stdio::null())
+    .stderr(said.reopen()?)
     .spawn()?;
-    // The daemon's directory is there: files are written or cells measured.
-    let begun = || {
-        let entries = std::fs::read_dir(dir.path()).ok()?;
-        (entries.count() >= 2).then_some(())
-    };
-    wait::until("the run begins", END_LIMIT, begun)?;
+    let begun = wait::until("the run begins", END_LIMIT, || {
+        let said = std::fs::read_to_string(said.path()).ok()?;
+        begun(dir.path(), &said).then_some(())
+    });
     // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     let status = wait::until("the run ends", END_LIMIT, || {
@@ -147,6 +174,7 @@ fn a_run_called_off_keeps_what_it_has() -> Result<()> {
         child.kill()?;
         child.wait()?;
     }
+    begun?;
     assert_eq!(status?.code(), Some(130));
     let text = std::fs::read_to_string(dir.path().join("out/results.json"))?;
     let report: Value = serde_json::from_str(&text)?;
@@ -174,6 +202,13 @@ fn what_is_missing_is_named() -> Result<()> {
     ensure!(!out.status.success());
     ensure!(
         words(&out).contains("is not a directory"),
+        "{}",
+        words(&out)
+    );
+    let out = bench(dir.path(), &["--size", "1T"])?.output()?;
+    ensure!(!out.status.success());
+    ensure!(
+        words(&out).contains("MiB free") && words(&out).contains("--size"),
         "{}",
         words(&out)
     );

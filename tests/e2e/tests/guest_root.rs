@@ -3,6 +3,11 @@
 //! The guest writes files without pause, each made durable with fsync before it says so. Then its
 //! power is cut, or the daemon is killed, or both. What the guest finds when it boots again must
 //! be a file system without a fault, and in it every file it was told is safe.
+//!
+//! What this cannot show: a kill, of QEMU or of the daemon, leaves the host's page cache and the
+//! device alive, so a device flush that the daemon forgot would cost nothing here. Power that fails
+//! for the flash itself, with every order of writes that were not flushed, is the simulator's
+//! (`hearth-sim`).
 
 use anyhow::{Context, Result, ensure};
 use hearth_e2e::Hearth;

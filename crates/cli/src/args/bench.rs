@@ -12,6 +12,8 @@ pub enum BenchTable {
     Random,
     /// Mixed 16 KiB requests with an fsync now and then
     Fileio,
+    /// Five guests started together; needs --guest
+    Storm,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -35,7 +37,7 @@ pub struct Bench {
     /// Where results.json, results.md and results.html go
     #[arg(long, value_name = "DIR", default_value = "hearth-bench")]
     pub out: PathBuf,
-    /// Only these tables [default: all]
+    /// Only these tables [default: random,fileio, and storm with --guest]
     #[arg(long, value_enum, value_name = "TABLE,...", value_delimiter = ',')]
     pub table: Vec<BenchTable>,
     /// Only over this protocol [default: both]
@@ -57,6 +59,12 @@ pub struct Bench {
     /// Size of each disk, 16M to 1T; all of it goes on flash for the warm cells [default: 256M; with --quick 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<Size>,
+    /// Directory with a guest's kernel, initrd and root.img; scripts/guest-lab.sh image makes one
+    #[arg(long, value_name = "DIR")]
+    pub guest: Option<PathBuf>,
+    /// How often the boot storm's three rounds are measured
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
+    pub storms: u32,
     /// Under two minutes: one short round on small disks
     #[arg(long)]
     pub quick: bool,

@@ -1,0 +1,142 @@
+//! Flash that fails under a running daemon: not an outage for disks with nothing dirty on it, and
+//! a plain list of what is gone for the others.
+//!
+//! A limit on file sizes makes the flash file refuse every write beyond it, for the daemon alone;
+//! the origins are smaller than the limit and do not notice. It takes neither root nor a device
+//! made for it.
+
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::daemon::path;
+use hearth_e2e::nbd::Command;
+use hearth_e2e::rng::Rng;
+use hearth_e2e::{Hearth, wait};
+use serde_json::{Value, json};
+use std::fs::OpenOptions;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of each origin, and the end of what the daemon may write of any file.
+const SIZE: u64 = 16 * MIB;
+/// Requests on the write-through disk, before and after the failure is noticed.
+const REQUESTS: u64 = 600;
+
+/// From now on the daemon's writes beyond `SIZE` of any file fail (setrlimit(2), RLIMIT_FSIZE).
+fn refuse_writes(hearth: &Hearth) -> Result<()> {
+    let pid = hearth.pid().context("not running")?;
+    let limit = libc::rlimit {
+        rlim_cur: SIZE,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: a pointer to a limit that lives across the call, and none to be filled in.
+    let rc = unsafe {
+        libc::prlimit(
+            pid as libc::pid_t,
+            libc::RLIMIT_FSIZE,
+            &limit,
+            std::ptr::null_mut(),
+        )
+    };
+    ensure!(rc == 0, "prlimit: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+fn state(hearth: &Hearth) -> Result<String> {
+    let text = hearth.ok(&["pool", "show", "--json"])?;
+    let pool: Value = serde_json::from_str(&text)?;
+    let state = pool["state"].as_str().context("no state")?;
+    Ok(state.to_owned())
+}
+
+#[test]
+fn flash_fails_under_a_running_daemon() -> Result<()> {
+    // A daemon told of a write beyond the limit by a signal would end; ignored ones stay so in
+    // programs that are started.
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let hearth = Hearth::serving("256M")?;
+    let through = hearth.origin("through.img", SIZE)?;
+    let back = hearth.origin("back.img", SIZE)?;
+    let mut model = std::fs::read(&through)?;
+    let plain = std::fs::read(&back)?;
+    let more = ["--mode", "write-through", "--seq-cutoff", "0"];
+    hearth.add("through", path(&through), &more)?;
+    // Nothing of it reaches its origin: what is dirty stays so.
+    let origin = format!("fault=eio-write:{}", path(&back));
+    hearth.add("back", &origin, &["--mode", "write-back"])?;
+
+    let mut client = hearth.connect("through")?;
+    client.sweep(Command::Cache, 0..SIZE, 1 << 18, 8, |_, _| {})?;
+    wait::until("all is cached", LIMIT, || {
+        (hearth.stats("through").ok()?["cached"].as_u64()? == SIZE).then_some(())
+    })?;
+    let mut writer = hearth.connect("back")?;
+    writer.write(MIB, &[0xAB; 65536])?;
+    writer.flush()?;
+    ensure!(state(&hearth)? == "serving");
+
+    // The flash forgets everything beyond its first blocks, and takes no more.
+    refuse_writes(&hearth)?;
+    let flash = OpenOptions::new().write(true).open(hearth.flash())?;
+    let size = flash.metadata()?.len();
+    flash.set_len(2 * MIB)?;
+    flash.set_len(size)?;
+
+    let mut rng = Rng::new(3);
+    let mut failed_at = None;
+    for request in 0..REQUESTS {
+        let len = (1 + rng.below(16)) * 4096;
+        let offset = rng.below((SIZE - len) / 512) * 512;
+        let range = offset as usize..(offset + len) as usize;
+        if rng.below(2) == 0 {
+            rng.fill(&mut model[range.clone()]);
+            client
+                .write(offset, &model[range])
+                .with_context(|| format!("write {request}\n{}", hearth.log()))?;
+        } else {
+            let data = client
+                .read(offset, len as u32)
+                .with_context(|| format!("read {request}\n{}", hearth.log()))?;
+            ensure!(data == model[range], "request {request}: wrong data");
+        }
+        if request % 16 == 0 {
+            client
+                .flush()
+                .with_context(|| format!("flush {request}\n{}", hearth.log()))?;
+            if failed_at.is_none() && state(&hearth)? == "failed" {
+                failed_at = Some(request);
+            }
+        }
+    }
+    let failed_at = failed_at.context("the pool never failed")?;
+    ensure!(failed_at < REQUESTS / 2, "noticed only at {failed_at}");
+    client.flush()?;
+    ensure!(
+        std::fs::read(&through)? == model,
+        "the origin is not the disk"
+    );
+
+    // What was only on flash is gone and listed; the rest of that disk is there.
+    let error = writer
+        .read(MIB, 65536)
+        .err()
+        .context("data that is gone was read")?;
+    ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+    ensure!(writer.read(2 * MIB, 65536)? == plain[2 << 20..][..65536]);
+    let lost = || -> Result<Value> {
+        let text = hearth.ok(&["disk", "show", "back", "--json"])?;
+        Ok(serde_json::from_str::<Value>(&text)?["lost"].take())
+    };
+    let listed = lost()?;
+    ensure!(
+        listed == json!([{"offset": MIB, "length": 65536}]),
+        "lost: {listed}"
+    );
+    hearth.ok(&["disk", "accept-loss", "back"])?;
+    ensure!(lost()?.as_array().is_none_or(Vec::is_empty));
+    ensure!(
+        writer.read(MIB, 65536)? == plain[1 << 20..][..65536],
+        "the origin's contents are not served"
+    );
+    Ok(())
+}
