@@ -11,7 +11,7 @@ use crate::{fixture, made};
 use anyhow::{Context, Result};
 use hearth_e2e::Hearth;
 use hearth_e2e::daemon::path;
-use hearth_replay::{GRACE_NS, NbdTarget, Options, Pace, Plan, Select, Source, Target, run, scan};
+use hearth_replay::{NbdTarget, Options, Pace, Plan, Select, Source, Target, run, scan};
 use hearth_trace::{Info, Op, Reader};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
