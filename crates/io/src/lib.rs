@@ -29,6 +29,6 @@ pub use media::Media;
 pub use op::{BLOCK, Class, IoDone, IoError, IoOp, OpKind, Target};
 pub use proactor::{Backend, Event, Proactor, ProactorError, SendList, Wait};
 pub use spec::OriginSpec;
-pub use sys::now_ns;
+pub use sys::{now_ns, ring_eventfd};
 pub use targets::Targets;
 pub use wake::WakeHandle;
