@@ -5,7 +5,7 @@ use crate::delay::Delayed;
 use crate::helper::{Finished, Helpers, Job, Outbox};
 use crate::op::{IoDone, IoError, IoOp};
 use crate::proactor::{Event, Proactor, SendList, Wait};
-use crate::sys::{check, now_ns, set_nonblocking};
+use crate::sys::{check, now_ns, ring_eventfd, set_nonblocking};
 use crate::targets::{TargetView, Targets};
 use crate::wake::WakeHandle;
 use std::collections::VecDeque;
@@ -289,19 +289,7 @@ impl Proactor for PollDriver {
     }
 
     fn signal(&mut self, token: u64, fd: RawFd) {
-        // A full counter need not grow, its owner has cause enough to look. Between the two
-        // calls only a peer that means harm could fill it, and io_uring has no such gap.
-        let mut poll = libc::pollfd {
-            fd,
-            events: libc::POLLOUT,
-            revents: 0,
-        };
-        // SAFETY: one pollfd, alive across the call, which does not wait.
-        if unsafe { libc::poll(&mut poll, 1, 0) } == 1 && poll.revents & libc::POLLOUT != 0 {
-            let one = 1u64.to_ne_bytes();
-            // SAFETY: eight readable bytes.
-            unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
-        }
+        ring_eventfd(fd);
         self.events.push(Event::Signalled { token });
     }
 

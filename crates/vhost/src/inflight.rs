@@ -162,13 +162,14 @@ impl Inflight {
     }
 
     /// Finishes what the last life left half done, given the used index in the queue; returns
-    /// the heads of unfinished requests in the order they were taken.
-    pub fn recover(&mut self, used: u16) -> Result<Vec<u16>, VhostError> {
+    /// the heads of unfinished requests in the order they were taken, or nothing if there was no
+    /// last life.
+    pub fn recover(&mut self, used: u16) -> Result<Option<Vec<u16>>, VhostError> {
         if self.version().load(Ordering::Relaxed) == 0 {
             self.desc_num().store(self.size, Ordering::Relaxed);
             self.used_idx().store(used, Ordering::Relaxed);
             self.version().store(VERSION, Ordering::Release);
-            return Ok(Vec::new());
+            return Ok(None);
         }
         if self.version().load(Ordering::Relaxed) != VERSION {
             return Err(VhostError::Inflight("its version is unknown"));
@@ -180,7 +181,7 @@ impl Inflight {
             }
             self.desc_num().store(self.size, Ordering::Relaxed);
             self.used_idx().store(used, Ordering::Relaxed);
-            return Ok(Vec::new());
+            return Ok(None);
         }
         // We died between showing a batch and removing its marks: its members are done.
         let batch = used.wrapping_sub(self.used_idx().load(Ordering::Relaxed));
@@ -204,7 +205,7 @@ impl Inflight {
             .collect();
         left.sort_unstable();
         self.counter = left.last().map_or(0, |(c, _)| c.wrapping_add(1));
-        Ok(left.into_iter().map(|(_, h)| h).collect())
+        Ok(Some(left.into_iter().map(|(_, h)| h).collect()))
     }
 
     /// A request was taken.
@@ -240,14 +241,15 @@ mod tests {
     }
 
     fn again(area: &Area, used: u16) -> Vec<u16> {
-        area.queue(1, 8).unwrap().recover(used).unwrap()
+        let left = area.queue(1, 8).unwrap().recover(used).unwrap();
+        left.expect("a last life")
     }
 
     #[test]
     fn unfinished_requests_come_back_in_order() {
         let area = area(8);
         let mut q = area.queue(1, 8).unwrap();
-        assert!(q.recover(100).unwrap().is_empty());
+        assert!(q.recover(100).unwrap().is_none());
         for head in [5, 2, 7] {
             q.taken(head);
         }

@@ -14,7 +14,7 @@ use crate::memory::{GuestMemory, Pieces};
 use crate::request::{Limits, Op, Range, SECTOR, Status, parse};
 use crate::ring::SplitRing;
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqOp, Request};
-use hearth_io::{BLOCK, Buf, BufSlice};
+use hearth_io::{BLOCK, Buf, BufSlice, ring_eventfd};
 use hearth_reactor::{Queue, SessionCx};
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -62,6 +62,13 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
+    /// Takes no more messages, so that the client's thread comes to its end. The client does not
+    /// notice before [`close`](Self::close): it must not think that the queues stand still while
+    /// the last requests are being answered.
+    pub fn hang_up(&self) {
+        let _ = self.socket.shutdown(Shutdown::Read);
+    }
+
     /// True if the connection was ended for something the client did.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
@@ -78,9 +85,15 @@ pub struct Line {
 }
 
 impl Line {
-    /// Sets the eventfd to ring.
+    /// Sets the eventfd to ring, and rings it: answers may have been given whose call went to
+    /// the eventfd before, when nobody listened there any more, or was lost with the daemon that
+    /// gave them. A call too many is harmless, a call too few is a guest that waits for ever.
     pub fn set_call(&self, fd: Option<OwnedFd>) {
-        *self.call.lock().unwrap_or_else(PoisonError::into_inner) = fd.map(Arc::new);
+        let fd = fd.map(Arc::new);
+        *self.call.lock().unwrap_or_else(PoisonError::into_inner) = fd.clone();
+        if let Some(fd) = fd {
+            ring_eventfd(fd.as_raw_fd());
+        }
     }
 
     fn call(&self) -> Option<Arc<OwnedFd>> {
@@ -165,18 +178,23 @@ impl DiskQueue {
         use crate::chain::Table;
         let size = usize::from(parts.ring.size());
         let used = parts.ring.published();
-        let again: VecDeque<u16> = match &mut parts.inflight {
-            Some(inflight) => inflight.recover(used)?.into(),
-            None => VecDeque::new(),
-        };
+        let mut again = VecDeque::new();
+        if let Some(inflight) = &mut parts.inflight
+            && let Some(left) = inflight.recover(used)?
+        {
+            again = VecDeque::from(left);
+            // What was taken is what was answered and what is in flight. The client's base may be
+            // older: it is the used index when the connection ended, and an answer may have been
+            // on its way.
+            let next = used.wrapping_add(again.len() as u16);
+            parts.ring.set_next_avail(next);
+        }
         if !again.is_empty() {
             tracing::info!(
                 disk = %parts.link.name,
                 requests = again.len(),
                 "taking over requests that were in flight"
             );
-            let next = used.wrapping_add(again.len() as u16);
-            parts.ring.set_next_avail(next);
         }
         Ok(DiskQueue {
             serial: serial(parts.disk.name()),

@@ -139,7 +139,7 @@ impl Server {
         let end = Instant::now() + STOP_TIME;
         let mut state = self.shared.lock();
         if let Some(offer) = state.offers.get(name) {
-            offer.clients.iter().for_each(|c| c.link.close());
+            offer.clients.iter().for_each(|c| c.link.hang_up());
         }
         while state
             .offers
@@ -149,7 +149,9 @@ impl Server {
         {
             state = wait(&self.shared.changed, state);
         }
-        state.offers.remove(name);
+        if let Some(offer) = state.offers.remove(name) {
+            offer.clients.iter().for_each(|c| c.link.close());
+        }
     }
 
     /// Tells a disk's clients that its size has changed.
@@ -177,11 +179,15 @@ impl Server {
         state.stopping = true;
         for offer in state.offers.values_mut() {
             close(offer);
-            offer.clients.iter().for_each(|c| c.link.close());
+            offer.clients.iter().for_each(|c| c.link.hang_up());
         }
         let end = Instant::now() + STOP_TIME;
         while state.offers.values().any(|o| !o.clients.is_empty()) && Instant::now() < end {
             state = wait(&self.shared.changed, state);
+        }
+        // Whoever is left has had his time.
+        for offer in state.offers.values() {
+            offer.clients.iter().for_each(|c| c.link.close());
         }
         drop(state);
         self.wake();
@@ -437,11 +443,13 @@ fn serve(shared: &Shared, disk: Arc<dyn Disk>, client: &Client, socket: UnixStre
         tracing::error!(disk = %name, "vhost-user client cut off: {e}");
     }
     drop(handler);
-    // Waits for the requests in flight; then the next client may come.
+    // Waits for the requests in flight; only then the client may learn that it is over, and the
+    // next one may come.
     device
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .stop_all();
+    client.link.close();
     disk.disconnected();
 }
 

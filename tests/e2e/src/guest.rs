@@ -186,6 +186,9 @@ pub struct How {
     pub features: u64,
     /// Use in-flight memory.
     pub inflight: bool,
+    /// How far the base given for a queue is behind its used index: QEMU looks at that index
+    /// when a connection ends, and the device may have answered since.
+    pub behind: u16,
 }
 
 impl Default for How {
@@ -193,6 +196,7 @@ impl Default for How {
         How {
             features: u64::MAX,
             inflight: false,
+            behind: 0,
         }
     }
 }
@@ -206,6 +210,7 @@ pub struct Guest {
     pub memory: Memory,
     /// What was agreed on.
     pub features: u64,
+    behind: u16,
     kicks: Vec<EventFd>,
     calls: Vec<EventFd>,
     /// Next head to use, per queue.
@@ -234,6 +239,7 @@ impl Guest {
             socket,
             back,
             features: 0,
+            behind: how.behind,
             kicks: Vec::new(),
             calls: Vec::new(),
             heads: vec![0; queues],
@@ -312,7 +318,8 @@ impl Guest {
         self.tell(m::SET_VRING_NUM, &state(SIZE.into()), &[])?;
         // What QEMU does after a connection was lost: go on where the used ring ends.
         let used = self.memory.u16_at(used_at(q) + 2).load(Ordering::Acquire);
-        self.tell(m::SET_VRING_BASE, &state(used.into()), &[])?;
+        let base = used.wrapping_sub(self.behind);
+        self.tell(m::SET_VRING_BASE, &state(base.into()), &[])?;
         let base = self.memory.ptr.addr() as u64;
         let mut addr = state(0);
         for at in [desc_at(q), used_at(q), avail_at(q)] {

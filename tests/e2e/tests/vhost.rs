@@ -163,6 +163,7 @@ fn many_queues_with_and_without_event_indices() -> Result<()> {
         let how = How {
             features,
             inflight: features == u64::MAX,
+            ..How::default()
         };
         let mut g = Guest::connect(&hearth.vhost_socket("d"), 5, how)?;
         let mut rng = Rng::new(3);
@@ -196,6 +197,8 @@ fn many_queues_with_and_without_event_indices() -> Result<()> {
 fn calls_are_made_once_per_batch_and_only_if_wanted() -> Result<()> {
     let (hearth, _) = served(8 * MIB, &[])?;
     let mut g = guest(&hearth)?;
+    // The one it gets with the eventfd.
+    ensure!(g.calls(0) == 1);
     // The guest polls: it never moves its event index, so one call at most is made.
     for _ in 0..200 {
         let head = g.submit(0, kind::IN, 0, &[(DATA, 4096)])?;
@@ -385,7 +388,7 @@ fn writes_are_durable_when_the_cache_is_off() -> Result<()> {
         let (mut hearth, _) = served(4 * MIB, &[])?;
         let how = How {
             features,
-            inflight: false,
+            ..How::default()
         };
         let mut g = Guest::connect(&hearth.vhost_socket("d"), 1, how)?;
         if switch {
@@ -467,6 +470,80 @@ fn requests_in_flight_survive_a_kill() -> Result<()> {
     let mut g = Guest::resume(&hearth.vhost_socket("d"), memory, how)?;
     ensure!(g.request(0, kind::IN, 0, &[(DATA, 4096)])?.0 == OK);
     ensure!(g.memory.bytes(DATA, 4096) == &disk[..4096]);
+    Ok(())
+}
+
+/// Hypervisors look at the used ring when the connection ends, and stop listening for calls: a
+/// clean stop answers everything before that.
+#[test]
+fn a_stop_answers_before_it_hangs_up() -> Result<()> {
+    let mut hearth = Hearth::serving("256M")?;
+    let slow = format!(
+        "model-latency=300ms:{}",
+        path(&hearth.origin("o.img", 8 * MIB)?)
+    );
+    hearth.add("d", &slow, &["--mode", "write-through"])?;
+    let how = How {
+        inflight: true,
+        ..How::default()
+    };
+    let mut g = Guest::connect(&hearth.vhost_socket("d"), 1, how)?;
+    g.calls(0);
+    for i in 0..12usize {
+        let kind = if i % 2 == 0 { kind::IN } else { kind::OUT };
+        g.submit(0, kind, i as u64 * 8, &[(DATA + i * 4096, 4096)])?;
+    }
+    g.kick(0)?;
+    wait::until("all are in flight", LIMIT, || {
+        (g.memory.noted().ok()? == 12).then_some(())
+    })?;
+    std::thread::scope(|scope| -> Result<()> {
+        let stopping = scope.spawn(|| hearth.stop().map(drop));
+        g.wait_cut()?;
+        let mut answered = 0;
+        while g.used(0).is_some() {
+            answered += 1;
+        }
+        ensure!(answered == 12, "only {answered} were answered by then");
+        ensure!(g.calls(0) >= 1, "nobody was called");
+        stopping
+            .join()
+            .map_err(|_| anyhow::anyhow!("stopping panicked"))?
+    })
+}
+
+/// What was answered after the hypervisor stopped looking is not done again, and the guest is
+/// called for it.
+#[test]
+fn answers_of_the_last_life_count() -> Result<()> {
+    let (mut hearth, disk) = served(8 * MIB, &[])?;
+    let mut how = How {
+        inflight: true,
+        ..How::default()
+    };
+    let mut g = Guest::connect(&hearth.vhost_socket("d"), 1, how)?;
+    for i in 0..5usize {
+        ensure!(g.request(0, kind::IN, i as u64 * 8, &[(DATA, 4096)])?.0 == OK);
+    }
+    for kill in [true, false] {
+        if kill {
+            hearth.kill9()?;
+        } else {
+            hearth.stop()?;
+        }
+        let memory = g.into_memory();
+        hearth.start()?;
+        how.behind = 3;
+        g = Guest::resume(&hearth.vhost_socket("d"), memory, how)?;
+        ensure!(g.calls(0) == 1, "the guest was not called");
+        // The next answer is the next request's: three more would come before it.
+        for i in 0..5usize {
+            let (status, _) = g.request(0, kind::IN, i as u64 * 8, &[(DATA, 4096)])?;
+            ensure!(status == OK);
+            ensure!(g.memory.bytes(DATA, 4096) == &disk[i * 4096..(i + 1) * 4096]);
+        }
+        ensure!(g.used(0).is_none(), "an answer too many");
+    }
     Ok(())
 }
 
