@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_daemon::api::types::{CacheMode, Trust};
+use hearth_daemon::daemon::Endurance;
 use hearth_daemon::size;
 
 /// A size in bytes, as `4K`, `512M` or `1.5G`.
@@ -16,6 +17,23 @@ pub struct Size(pub u64);
 
 fn parse_size(text: &str) -> Result<Size, String> {
     size::parse(text).map(Size).map_err(|e| e.to_string())
+}
+
+fn parse_endurance(text: &str) -> Result<Endurance, String> {
+    if let Some(number) = text.strip_suffix("dwpd") {
+        let thousandths = number.trim().parse::<f64>().ok().map(|n| n * 1000.0);
+        return match thousandths {
+            Some(n) if (1.0..=1e6).contains(&n) => {
+                Ok(Endurance::DriveWritesPerDay(n.round() as u64))
+            }
+            _ => Err("drive writes per day are from 0.001dwpd to 1000dwpd".to_owned()),
+        };
+    }
+    match text.strip_suffix("/s").map(size::parse) {
+        Some(Ok(bytes)) if bytes > 0 => Ok(Endurance::BytesPerSecond(bytes)),
+        Some(Err(e)) => Err(e.to_string()),
+        _ => Err("give drive writes per day (0.3dwpd) or a rate (5M/s)".to_owned()),
+    }
 }
 
 /// A flash cache for virtual-machine disks
@@ -229,6 +247,15 @@ pub struct Serve {
     /// for it [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub destage_rate: Option<Size>,
+    /// RAM for blocks read only once so far; what is read again meanwhile never had to be written
+    /// to flash [default: 1.5 bytes for each block of the pool, at least 1 MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub ram_stage: Option<Size>,
+    /// What may be written to flash in the long run, in drive writes a day (0.3dwpd) or bytes a
+    /// second (5M/s): as it is used up, fewer reads are cached; writes are never refused
+    /// [default: no limit]
+    #[arg(long, value_name = "RATE", value_parser = parse_endurance)]
+    pub endurance: Option<Endurance>,
     /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,
@@ -687,6 +714,18 @@ mod tests {
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn endurance_is_a_share_or_a_rate() {
+        let rate = |text| parse_endurance(text);
+        assert_eq!(rate("0.3dwpd"), Ok(Endurance::DriveWritesPerDay(300)));
+        assert_eq!(rate("5M/s"), Ok(Endurance::BytesPerSecond(5 << 20)));
+        for bad in [
+            "", "5M", "0/s", "dwpd", "-1dwpd", "NaNdwpd", "x/s", "1e9dwpd",
+        ] {
+            assert!(rate(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

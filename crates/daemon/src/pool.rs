@@ -310,9 +310,11 @@ impl Pool {
         self.registry.by_id(id)
     }
 
-    /// Most bytes of RAM its index takes.
-    pub fn footprint(&self) -> u64 {
-        Engine::footprint(self.superblock.layout.slots())
+    /// Bytes of RAM that index, policy and RAM stage take, with a stage of `stage` bytes or else
+    /// what the pool's size asks for.
+    pub fn footprint(&self, stage: Option<u64>) -> u64 {
+        let stage = stage.map(|bytes| (bytes / BLOCK) as usize);
+        Engine::footprint(self.superblock.layout.slots(), stage)
     }
 
     /// Bytes of flash for cached data.
@@ -384,7 +386,7 @@ impl Pool {
             capacity: self.capacity(),
             segments: u64::from(layout.segment_count),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
-            ram: self.footprint(),
+            ram: self.footprint(None),
             cached: None,
             dirty: None,
             recovery: None,
@@ -431,12 +433,12 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
 }
 
 /// Refuses a pool that needs more RAM than it may have.
-pub fn check_memory(pool: &Pool, limit: Option<u64>) -> Result<()> {
-    let need = pool.footprint();
+pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Result<()> {
+    let need = pool.footprint(stage);
     match limit {
         Some(limit) if need > limit => Err(Error::refused(
             format!(
-                "the pool needs {} of RAM for its index, more than --memory {}",
+                "the pool needs {} of RAM for its index, policy and RAM stage, more than --memory {}",
                 human(need),
                 human(limit)
             ),

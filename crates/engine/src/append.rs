@@ -197,6 +197,7 @@ impl Core {
             state: BatchState::InFlight,
             last_ord: if partial { last_ord - 1 } else { last_ord },
         });
+        self.policy.wrote(u64::from(1 + blocks));
         self.counters.batches += 1;
         self.counters.flash_payload_bytes += payload * BLOCK;
         self.counters.flash_reinsert_bytes += moved * BLOCK;
@@ -266,18 +267,22 @@ impl Core {
             match item.apply {
                 Apply::Dirty => {
                     for i in 0..item.count {
+                        let block = item.block + u64::from(i);
+                        // A block that is written again is in use.
+                        let old = self.index.get(Key::new(item.disk, block));
+                        let old = old.and_then(|slot| self.index.slot(slot));
                         self.map(
                             item.disk,
-                            item.block + u64::from(i),
+                            block,
                             item.slot + i,
                             item.crcs[i as usize],
                             true,
-                            0,
+                            old.map_or(0, |s| s.freq + 1),
                             now,
                         );
                     }
                 }
-                Apply::Clean { ticket } => {
+                Apply::Clean { ticket, freq } => {
                     let cancelled = self
                         .disk_mut(item.disk)
                         .is_none_or(|d| d.ticket(ticket).is_none_or(|t| t.cancelled));
@@ -290,7 +295,7 @@ impl Core {
                                 item.slot + i,
                                 item.crcs[i as usize],
                                 false,
-                                0,
+                                u64::from(freq),
                                 now,
                             );
                         }

@@ -13,10 +13,11 @@ use crate::faults::Faults;
 use crate::index::{Index, Key, SlotNo};
 use crate::log::Log;
 use crate::read::Miss;
+use crate::stage::Stage;
 use crate::stats::PoolCounters;
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
-use hearth_policy::Ghost;
+use hearth_policy::{Budget, Policy, Rules};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -45,6 +46,12 @@ pub struct EngineOptions {
     pub intent_idle_ns: u64,
     /// Reuse a damaged log as far as it can be read.
     pub accept_damage: bool,
+    /// Rules of eviction that stay; by default the best of several, tried in miniature.
+    pub rules: Option<Rules>,
+    /// Blocks of RAM for what was read once; by default what the policy says for the pool's size.
+    pub ram_stage: Option<usize>,
+    /// What may be written to flash in the long run. Tightens admission, never refuses writes.
+    pub endurance: Budget,
     /// Deliberate faults (simulation only).
     pub faults: Faults,
 }
@@ -60,6 +67,9 @@ impl Default for EngineOptions {
             trim: true,
             intent_idle_ns: 2_000_000_000,
             accept_damage: false,
+            rules: None,
+            ram_stage: None,
+            endurance: Budget::unlimited(),
             faults: Faults::default(),
         }
     }
@@ -169,7 +179,10 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub pool_tag: u64,
     pub index: Index,
-    pub ghost: Ghost,
+    pub policy: Policy,
+    pub stage: Stage,
+    /// Where in which segment the next victim was last looked for.
+    pub rival_at: (u32, u32),
     pub log: Log,
     pub disks: Vec<Option<Box<Disk>>>,
     pub reqs: Slab<Req>,
@@ -540,6 +553,7 @@ impl Core {
 
     /// Periodic work; returns when to be called again.
     pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
+        self.policy.tick(now / 1000);
         self.close_idle_intents(now, fx);
         self.sync_draining(now, fx);
         self.trim_own_overuse(now);

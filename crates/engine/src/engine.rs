@@ -11,11 +11,12 @@ use crate::evict::Evict;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment, Then};
 use crate::recover::RecoverError;
+use crate::stage::Stage;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
 use hearth_format::{FormatError, Kind, Layout, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
-use hearth_policy::Ghost;
+use hearth_policy::{Config, Policy};
 use serde::Serialize;
 use slab::Slab;
 use std::collections::{BTreeMap, VecDeque};
@@ -135,6 +136,7 @@ impl Engine {
     fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
         let layout: Layout = sb.layout;
         let slots = layout.slots();
+        let stage = (opts.ram_stage).unwrap_or_else(|| Config::stage_of(slots as usize));
         let segment = Segment {
             state: SegState::Free,
             seq: 0,
@@ -154,7 +156,15 @@ impl Engine {
         let mut core = Core {
             pool_tag: sb.pool_tag(),
             index: Index::new(slots, opts.hash_seed),
-            ghost: Ghost::new(slots),
+            policy: Policy::new(Config {
+                ram: stage,
+                flash: slots as usize,
+                prefetch: false,
+                rules: opts.rules,
+                budget: opts.endurance.clone(),
+            }),
+            stage: Stage::new(stage, opts.hash_seed),
+            rival_at: (u32::MAX, 0),
             log,
             disks: Vec::new(),
             reqs: Slab::new(),
@@ -346,6 +356,7 @@ impl Engine {
             return Err(ControlError::Busy);
         }
         d.attached = false;
+        core.stage_forget(id, 0, u64::MAX);
         Ok(())
     }
 
@@ -373,6 +384,7 @@ impl Engine {
         }
         let blocks = d.blocks.max(1 << 36);
         core.forget_range(id, 0, blocks, 0);
+        core.stage_forget(id, 0, u64::MAX);
         if let Some(d) = core.disk_mut(id) {
             d.zero.clear();
             d.solid.clear();
@@ -402,6 +414,9 @@ impl Engine {
     pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
         let mut core = self.core();
         core.disk_mut(id).ok_or(ControlError::NoDisk)?.cfg.mode = mode;
+        if mode == Mode::Off {
+            core.stage_forget(id, 0, u64::MAX);
+        }
         Ok(())
     }
 
@@ -450,6 +465,9 @@ impl Engine {
         let odd = old % BLOCK != 0 && size != old;
         if odd && (d.in_flight > 0 || d.destaging(blocks - 1, blocks)) {
             return Err(ControlError::Busy);
+        }
+        if odd {
+            core.stage_forget(id, blocks - 1, blocks);
         }
         let clean_tail = odd
             && core
@@ -570,15 +588,21 @@ impl Engine {
             dirty_blocks: core.dirty_total,
             free_segments: core.log.free.len() as u64,
             segments: core.log.segments.len() as u64,
-            footprint_bytes: Self::footprint(core.index.slots()),
+            footprint_bytes: Index::footprint(core.index.slots())
+                + core.policy.footprint() as u64
+                + Stage::footprint(core.stage.capacity()),
             flash_failed: core.flash_failed,
             flash_read_ns: core.flash_ewma_ns,
         }
     }
 
-    /// Bytes of RAM the index and ghost list take for `slots` slots of flash.
-    pub fn footprint(slots: u32) -> u64 {
-        Index::footprint(slots) + Ghost::footprint(slots)
+    /// Bytes of RAM that index, policy and RAM stage take for `slots` slots of flash, with a
+    /// stage of `stage` blocks or else as many as the pool's size asks for.
+    pub fn footprint(slots: u32, stage: Option<usize>) -> u64 {
+        let stage = stage.unwrap_or_else(|| Config::stage_of(slots as usize));
+        Index::footprint(slots)
+            + Policy::footprint_of(slots as usize + stage, false) as u64
+            + Stage::footprint(stage)
     }
 
     /// Clean cached blocks of a disk with their checksums, for comparison with the origin: those

@@ -1,9 +1,8 @@
 //! Making room: the oldest segment first.
 //!
-//! Of its blocks, those used since they were written (and those within their disk's minimum)
-//! are appended again with one use less; dirty ones too, unless the segment is mostly dirty,
-//! in which case the destager is asked instead; the rest is dropped and remembered in the
-//! ghost list. Records that still matter (open intents, zero runs) are logged again. Then the
+//! Of its blocks, those that policy keeps (used since they were written) and those within their
+//! disk's minimum are appended again; dirty ones too, unless the segment is mostly dirty, in
+//! which case the destager is asked instead; the rest is dropped. Records that still matter (open intents, zero runs) are logged again. Then the
 //! segment leaves the log's tail, and may be overwritten once a later batch that says so is
 //! durable.
 
@@ -14,6 +13,7 @@ use crate::index::SlotNo;
 use crate::log::{Apply, Item, SegState, Then};
 use hearth_format::Kind;
 use hearth_io::{Buf, Class, IoDone, OpKind, Target};
+use hearth_policy::Verdict;
 use smallvec::{SmallVec, smallvec};
 
 /// Blocks read at once for reinsertion.
@@ -200,11 +200,10 @@ impl Core {
                 let within_min = self
                     .disk(disk)
                     .is_some_and(|d| d.cached * 4096 <= d.cfg.min_bytes);
-                let earned = info.freq > 0 && self.evict.kept + n < keep_max;
+                let verdict = self.policy.evict(info.freq as u8);
+                let earned = verdict != Verdict::Drop && self.evict.kept + n < keep_max;
                 if !earned && !within_min {
                     self.forget_block(disk, block, now);
-                    let hash = self.index.fingerprint(info.key);
-                    self.ghost.remember(hash);
                     if let Some(d) = self.disk_mut(disk) {
                         d.counters.evictions += 1;
                     }
@@ -252,17 +251,20 @@ impl Core {
                 continue;
             };
             let (disk, block) = (info.key.disk(), info.key.block());
+            let superseding = self.superseding(disk, block, block + 1);
             let (unread, bad) = (done.result.is_err(), done.bad_blocks.contains(&i));
             if bad && info.dirty {
                 // Moved with the checksum it should have: it goes on failing, never lies.
                 self.lose(disk, block, slot + i);
-            } else if bad || unread || self.flash_failed || self.superseding(disk, block, block + 1)
-            {
+            } else if bad || unread || self.flash_failed || superseding {
                 self.index.set_mark(slot + i, false);
                 if (bad || unread) && !info.dirty {
                     self.forget_block(disk, block, now);
-                    self.log
-                        .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+                    // A record behind the newer one would void that.
+                    if !superseding {
+                        self.log
+                            .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+                    }
                 }
                 continue;
             }
@@ -270,6 +272,12 @@ impl Core {
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.reinsertions += 1;
             }
+            let freq = match self.policy.evict(info.freq as u8) {
+                // It will be judged when it is clean.
+                _ if info.dirty => info.freq as u8,
+                Verdict::Keep { freq } => freq,
+                Verdict::Drop => 0,
+            };
             let crc = self.index.crc(slot + i);
             let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
             self.log.push(Item {
@@ -282,7 +290,7 @@ impl Core {
                 apply: Apply::Move {
                     old: slot + i,
                     dirty: info.dirty,
-                    freq: info.freq.saturating_sub(1) as u8,
+                    freq,
                 },
                 then: Then::Moved,
                 ord: 0,

@@ -396,11 +396,6 @@ impl Index {
         tagged == self.len
     }
 
-    /// A fingerprint of a key for the ghost list.
-    pub fn fingerprint(&self, key: Key) -> u64 {
-        self.hash(key)
-    }
-
     /// Touches the home buckets of `keys` so that their cache misses overlap
     /// instead of following one another.
     pub fn warm(&self, keys: impl Iterator<Item = Key>) -> u32 {

@@ -34,7 +34,7 @@ pub(crate) enum Apply {
     /// New data from a client.
     Dirty,
     /// A copy of the origin, unless its ticket was cancelled meanwhile.
-    Clean { ticket: u64 },
+    Clean { ticket: u64, freq: u8 },
     /// The same data at a new place, if it is still at the old one.
     Move { old: SlotNo, dirty: bool, freq: u8 },
     /// No data.

@@ -11,15 +11,17 @@ use crate::disk::Ticket;
 use crate::faults::Fault;
 use crate::index::{Key, SlotNo};
 use crate::log::{Apply, Item, Then};
+use crate::stage::policy_key;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
 
 /// Blocks in one device operation of a request: 1 MiB.
 const RUN_MAX: u64 = 256;
 /// Fills in flight per disk; more misses are served without being cached.
-const FILLS_MAX: usize = 512;
+pub(crate) const FILLS_MAX: usize = 512;
 /// How often a read looks again for a block that moved or could not be read; a request has this
 /// many for each of its blocks.
 const RETRIES_MAX: u64 = 8;
@@ -52,6 +54,8 @@ pub(crate) struct Miss {
     pub data: BufSlice,
     pub ticket: u64,
     pub admit: bool,
+    /// It waits in RAM first.
+    pub stage: bool,
     /// `data` is wider than the request; copy what it asked for.
     pub copy: bool,
 }
@@ -116,11 +120,16 @@ impl Core {
             self.reqs[id].failed = Some(ReqError::NoDisk);
             return;
         };
-        let (mode, empty) = (d.cfg.mode, d.cached == 0 && d.zero.is_empty());
+        let empty = d.cached == 0 && d.zero.is_empty() && self.stage.len() == 0;
+        let mode = d.cfg.mode;
+        let counts = owner != INTERNAL && fill != Fill::Cached && mode != Mode::Off;
         let piece = |from: u64, count: u64| {
             buf.sub(((from - base) * 4096) as usize, (count * 4096) as usize)
         };
         if empty {
+            if counts {
+                self.count_uses(disk, start, end, Use::Miss);
+            }
             self.miss(
                 id,
                 start,
@@ -150,9 +159,29 @@ impl Core {
                 continue;
             }
             let Some(slot) = self.index.get(Key::new(disk, b)) else {
+                let key = policy_key(disk, b);
+                if mode != Mode::Off
+                    && let Some(how) = self.stage.read(key, &mut piece(b, 1))
+                {
+                    self.reqs[id].hit = true;
+                    if counts {
+                        self.policy.used(key, false, how);
+                    }
+                    if owner != INTERNAL
+                        && let Some(d) = self.disk_mut(disk)
+                    {
+                        d.counters.read_hit_bytes += 4096;
+                        d.counters.stage_hit_bytes += 4096;
+                    }
+                    b += 1;
+                    continue;
+                }
                 let mut n = 1;
                 while n < left && !self.present(disk, b + n) {
                     n += 1;
+                }
+                if counts {
+                    self.count_uses(disk, b, b + n, Use::Miss);
                 }
                 self.miss(id, b, n, piece(b, n), fill, mode, now, fx);
                 b += n;
@@ -185,6 +214,9 @@ impl Core {
                 crcs.push(self.index.crc(next));
                 n += 1;
             }
+            if counts {
+                self.count_uses(disk, b, b + n, Use::Hit);
+            }
             if owner != INTERNAL
                 && let Some(d) = self.disk_mut(disk)
             {
@@ -213,9 +245,17 @@ impl Core {
         }
     }
 
-    /// Is a block on flash, or known to be zero?
-    fn present(&self, disk: u16, block: u64) -> bool {
+    /// Tells policy that a client used blocks.
+    fn count_uses(&mut self, disk: u16, start: u64, end: u64, how: Use) {
+        for block in start..end {
+            self.policy.used(policy_key(disk, block), false, how);
+        }
+    }
+
+    /// Is a block on flash, in the RAM stage, or known to be zero?
+    pub fn present(&self, disk: u16, block: u64) -> bool {
         self.index.get(Key::new(disk, block)).is_some()
+            || self.stage.contains(policy_key(disk, block))
             || self.disk(disk).is_some_and(|d| d.zero.contains(block))
     }
 
@@ -268,7 +308,8 @@ impl Core {
             && (owner != INTERNAL || prefetch)
             && count <= RUN_MAX
             && self.disk(disk).is_some_and(|d| d.tickets.len() < FILLS_MAX);
-        let admit = cacheable && self.admit(disk, block, count, prefetch, now);
+        let stage = cacheable && !prefetch && !self.filling() && count <= self.stage.run_max();
+        let admit = stage || cacheable && self.admit(disk, block, count, prefetch, now);
         let (mut block, mut count, mut data, mut copy) = (block, count, data, false);
         if admit && let Some((wide_block, wide_count)) = self.widen(disk, block, count) {
             data = Buf::zeroed((wide_count * 4096) as usize).slice(0, (wide_count * 4096) as usize);
@@ -312,6 +353,7 @@ impl Core {
             data,
             ticket,
             admit,
+            stage,
             copy,
         };
         self.io(
@@ -327,31 +369,11 @@ impl Core {
         );
     }
 
-    /// Decides whether a missed run goes on flash.
-    fn admit(&mut self, disk: u16, block: u64, count: u64, prefetch: bool, now: u64) -> bool {
-        if u64::from(self.log.room()) < count * 2 {
-            return false;
-        }
-        let Some(d) = self.disk(disk) else {
-            return false;
-        };
-        if d.sync.durable < d.sync.unguarded {
-            return false;
-        }
-        let (max, cached, unit) = (
-            d.cfg.max_bytes / 4096,
-            d.cached,
-            u64::from(d.cfg.block_size / 4096).max(1),
-        );
-        let over = max > 0 && cached + count > max;
-        // While flash fills for the first time everything is welcome; later a block must have
-        // been asked for twice.
-        let filling = self.log.free.len() * 16 > self.log.segments.len() && !over;
-        let hash = self.index.fingerprint(Key::new(disk, block / unit * unit));
-        if !(filling || prefetch || self.ghost.seen(hash)) {
-            return false;
-        }
-        !over || self.make_own_room(disk, count, now)
+    /// Decides whether a missed run goes on flash without waiting in RAM.
+    fn admit(&mut self, disk: u16, block: u64, count: u64, asked: bool, now: u64) -> bool {
+        self.has_fill_room(disk, count)
+            && self.deserves(disk, block, asked)
+            && self.own_room(disk, count, now)
     }
 
     /// The run to fill for a disk with cache blocks above 4 KiB: up to the unit's limits, as far
@@ -535,20 +557,29 @@ impl Core {
             return;
         };
         let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.cancelled) && !ignore;
-        if miss.admit && !cancelled && room && !failed && d.cfg.mode != Mode::Off {
+        let cached = !cancelled && !failed && d.attached && d.cfg.mode != Mode::Off;
+        if miss.admit && !miss.stage && cached && room {
             if let Some(t) = d.ticket(miss.ticket) {
                 t.reading = false;
             }
             d.counters.fills += miss.count;
-            self.append_clean(miss.disk, miss.block, miss.data, miss.ticket);
+            self.append_clean(miss.disk, miss.block, miss.data, miss.ticket, 0);
         } else {
             d.drop_ticket(miss.ticket);
+            if miss.stage && cached {
+                let stay = Stay {
+                    freq: 0,
+                    covered: false,
+                    unused: None,
+                };
+                self.stage_put(miss.disk, miss.block, &miss.data, |_| stay, now);
+            }
         }
         self.read_part_done(id, now, fx);
     }
 
-    /// Puts a copy of the origin in the append queue.
-    pub fn append_clean(&mut self, disk: u16, block: u64, data: BufSlice, ticket: u64) {
+    /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
+    pub fn append_clean(&mut self, disk: u16, block: u64, data: BufSlice, ticket: u64, freq: u8) {
         let crcs = data.bytes().chunks(4096).map(crc32c).collect();
         self.log.push(Item {
             kind: Kind::Clean,
@@ -557,7 +588,7 @@ impl Core {
             count: (data.len() / 4096) as u32,
             data: Some(data),
             crcs,
-            apply: Apply::Clean { ticket },
+            apply: Apply::Clean { ticket, freq },
             then: Then::Ticket { disk, ticket },
             ord: 0,
             slot: 0,

@@ -16,8 +16,10 @@ pub struct DiskCounters {
     pub read_partial_hits: u64,
     /// Reads with nothing on flash, or passed by it on purpose.
     pub read_misses: u64,
-    /// Bytes read from flash for clients.
+    /// Bytes read from flash, or the RAM stage, for clients.
     pub read_hit_bytes: u64,
+    /// Of these, bytes from the RAM stage.
+    pub stage_hit_bytes: u64,
     /// Bytes read from the origin for clients.
     pub read_miss_bytes: u64,
     /// Writes of which every block was cached when they arrived.
@@ -40,8 +42,16 @@ pub struct DiskCounters {
     pub bypassed_congested: u64,
     /// Blocks read from the origin and put on flash.
     pub fills: u64,
-    /// Blocks read from the origin and not admitted.
+    /// Blocks read from the origin that policy kept off flash, at once or after their stay in RAM.
     pub fills_rejected: u64,
+    /// Blocks read from the origin ahead of their use.
+    pub prefetched: u64,
+    /// Of these, blocks a client read.
+    pub prefetch_used: u64,
+    /// Of the used ones, blocks that were still on their way when a client asked for them.
+    pub prefetch_late: u64,
+    /// Blocks read ahead and given up without a use.
+    pub prefetch_wasted: u64,
     /// Fills dropped because a write overtook them.
     pub fills_cancelled: u64,
     /// Clean blocks dropped to make room.

@@ -18,9 +18,11 @@ use crate::disk::{Disk, Lock, SyncWaiter, Ticket};
 use crate::faults::Fault;
 use crate::index::Key;
 use crate::log::{Apply, Item, Then};
+use crate::stage::policy_key;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
 
 /// Blocks appended as one item at most, so that a large write fits a small pool piecewise.
@@ -73,6 +75,9 @@ impl Core {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+        if !self.opts.faults.has(Fault::StageForgetsNot) {
+            self.stage_forget(disk, start, end);
+        }
         if let Some(d) = self.disk_mut(disk) {
             d.locks.push(Lock {
                 req: id,
@@ -131,9 +136,13 @@ impl Core {
         if end - start >= WARM_BLOCKS {
             std::hint::black_box(self.index.warm((start..end).map(|b| Key::new(disk, b))));
         }
-        let cached = (start..end)
-            .filter(|b| self.index.get(Key::new(disk, *b)).is_some())
-            .count() as u64;
+        let mut cached = 0;
+        for block in start..end {
+            let hit = self.index.get(Key::new(disk, block)).is_some();
+            cached += u64::from(hit);
+            let how = if hit { Use::Hit } else { Use::Miss };
+            self.policy.used(policy_key(disk, block), true, how);
+        }
         if let Some(d) = self.disk_mut(disk) {
             match cached {
                 0 => d.counters.write_misses += 1,
@@ -599,8 +608,8 @@ impl Core {
         }
         // Copies dropped by eviction are still on flash until their segment is overwritten.
         let evicting = self.evict.current.is_some() || !self.log.freeing.is_empty();
-        let had =
-            self.forget_range(disk, start, end, now) || self.reqs[id].fills_appended || evicting;
+        let cached = self.forget_range(disk, start, end, now);
+        let had = cached || self.reqs[id].fills_appended || evicting;
         if let Some(d) = self.disk_mut(disk)
             && !d.zero.is_empty()
         {
@@ -612,7 +621,7 @@ impl Core {
         let renewed = ok
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
-            && self.renew(id, disk, start, end, had, &done, now);
+            && self.renew(id, disk, start, end, cached, &done, now);
         if had && !renewed && !self.flash_failed && !self.opts.faults.has(Fault::SkipDropRecord) {
             self.log
                 .record(Kind::DropRun, disk, start, end - start, Then::Nothing);
@@ -629,7 +638,8 @@ impl Core {
         }
     }
 
-    /// Write-through: appends what was written as the new clean copy. False if it was not.
+    /// Write-through: keeps what was written, in RAM at first or on flash. True if it was
+    /// appended as the new clean copy, so that no record need say that the old one is void.
     #[allow(clippy::too_many_arguments)]
     fn renew(
         &mut self,
@@ -637,7 +647,7 @@ impl Core {
         disk: DiskId,
         start: u64,
         end: u64,
-        had: bool,
+        cached: bool,
         done: &IoDone,
         now: u64,
     ) -> bool {
@@ -647,21 +657,30 @@ impl Core {
         let (offset, bytes) = (done.op.offset, done.op.len);
         let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
         let count = end - start;
-        let filling = self.log.free.len() * 16 > self.log.segments.len();
-        let over = d.cfg.max_bytes > 0 && (d.cached + count) * 4096 > d.cfg.max_bytes;
-        let hash = self.index.fingerprint(Key::new(disk, start));
-        let wanted = had || filling || self.ghost.seen(hash);
-        if !whole || !wanted || self.flash_failed || u64::from(self.log.room()) < count * 2 {
-            return false;
-        }
-        if over && !self.make_own_room(disk, count, now) {
-            return false;
-        }
-        let Some(buf) = self.reqs[id].r.buf.as_ref() else {
+        let Some(buf) = self.reqs[id].r.buf.as_ref().filter(|b| !b.is_shared()) else {
             return false;
         };
+        if !whole || self.flash_failed {
+            return false;
+        }
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
+        if !self.filling() && count <= self.stage.run_max() {
+            let stay = Stay {
+                freq: u8::from(cached),
+                covered: false,
+                unused: None,
+            };
+            self.stage_put(disk, start, &data, |_| stay, now);
+            return false;
+        }
+        let room = u64::from(self.log.room()) >= count * 2;
+        if !room || !(cached || self.deserves(disk, start, false)) {
+            return false;
+        }
+        if !self.own_room(disk, count, now) {
+            return false;
+        }
         self.next_ticket += 1;
         let ticket = self.next_ticket;
         if let Some(d) = self.disk_mut(disk) {
@@ -673,7 +692,7 @@ impl Core {
                 reading: false,
             });
         }
-        self.append_clean(disk, start, data, ticket);
+        self.append_clean(disk, start, data, ticket, u8::from(cached));
         true
     }
 }

@@ -53,8 +53,10 @@ counters! {
         read_partial_hits,
         /// Reads served by the origin alone.
         read_misses,
-        /// Bytes read from flash for clients.
+        /// Bytes read from flash or the RAM stage for clients.
         read_hit_bytes,
+        /// Of these, bytes from the RAM stage.
+        stage_hit_bytes,
         /// Bytes read from the origin for clients.
         read_miss_bytes,
         /// Writes all of whose blocks were cached when they arrived.
@@ -77,8 +79,16 @@ counters! {
         bypassed_congested,
         /// Blocks read from the origin and put on flash.
         fills,
-        /// Blocks read from the origin and not admitted to flash.
+        /// Blocks read from the origin that policy kept off flash.
         fills_rejected,
+        /// Blocks read from the origin ahead of their use.
+        prefetched,
+        /// Of these, blocks a client read.
+        prefetch_used,
+        /// Of the used ones, blocks still on their way when a client asked for them.
+        prefetch_late,
+        /// Blocks read ahead and given up without a use.
+        prefetch_wasted,
         /// Fills given up because a write overtook them.
         fills_cancelled,
         /// Clean blocks dropped to make room.

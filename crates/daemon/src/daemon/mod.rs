@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::stats::Latencies;
-use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom};
-use hearth_io::{Device, IoDone, Target, Targets};
+use hearth_engine::{
+    Budget, ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom,
+};
+use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
@@ -41,6 +43,25 @@ const REST_TIME: Duration = Duration::from_secs(30);
 /// How often it looks.
 const REST_POLL: Duration = Duration::from_millis(2);
 
+/// How much may be written to flash in the long run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endurance {
+    /// So many bytes a second.
+    BytesPerSecond(u64),
+    /// So many thousandths of the pool's size a day.
+    DriveWritesPerDay(u64),
+}
+
+impl Endurance {
+    /// The budget for a pool of `bytes`.
+    fn budget(self, bytes: u64) -> Budget {
+        match self {
+            Endurance::BytesPerSecond(rate) => Budget::bytes_per_second(rate),
+            Endurance::DriveWritesPerDay(n) => Budget::drive_writes_per_day(bytes, n),
+        }
+    }
+}
+
 /// How to run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -52,6 +73,10 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Most bytes a second written to the origins in the background; 0: no limit.
     pub destage_rate: u64,
+    /// RAM for blocks that were read once, in bytes; `None`: a little, which grows with the pool.
+    pub ram_stage: Option<u64>,
+    /// What may be written to flash in the long run; `None`: no limit.
+    pub endurance: Option<Endurance>,
     /// Use a log of which parts cannot be read.
     pub accept_damage: bool,
     /// Longest a data thread looks for work before it sleeps; zero: it does not.
@@ -195,7 +220,7 @@ impl Daemon {
     pub fn start(options: &Options) -> Result<Arc<Daemon>> {
         let begin = Instant::now();
         let mut pool = Pool::open(&options.flash)?;
-        crate::pool::check_memory(&pool, options.memory)?;
+        crate::pool::check_memory(&pool, options.memory, options.ram_stage)?;
         pool.note_host(&host_name())?;
         // Before the mark of failure is overwritten by opening the pool.
         pool.distrust_if_failed()?;
@@ -214,6 +239,10 @@ impl Daemon {
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,
             accept_damage: options.accept_damage,
             destage_bytes_per_s: options.destage_rate,
+            ram_stage: options.ram_stage.map(|bytes| (bytes / BLOCK) as usize),
+            endurance: options
+                .endurance
+                .map_or_else(Budget::unlimited, |e| e.budget(pool.capacity())),
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
             trim: pool.media().is_device(),

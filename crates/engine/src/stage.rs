@@ -1,0 +1,502 @@
+//! The RAM stage: what was read once waits here before it may wear out flash.
+//!
+//! Most blocks a guest reads are never read again soon. So once flash is full, a miss is kept in
+//! RAM for a while; what is read again meanwhile is served from here, and only when a block's
+//! time is over policy decides whether it is worth a flash write.
+//!
+//! One rule keeps it true: **what is here equals the origin**. A write, in whatever mode, takes
+//! the blocks it covers out as it takes its range ([`Core::lock_or_wait`]), before the origin or
+//! the index can change; a read of the origin that a write overtook lost its ticket and never
+//! comes in; detaching, forgetting and turning a cache off empty it. What is dirty on flash was
+//! written, so it is not here. Nothing here is promised to anybody: a crash may take it.
+//!
+//! The bound is exact: a ring of places whose memory is there from the start. Blocks taken out
+//! early leave their place empty until its turn comes.
+
+use crate::api::{DiskId, Mode};
+use crate::core::Core;
+use crate::disk::Ticket;
+use crate::read::FILLS_MAX;
+use hearth_io::{Buf, BufSlice};
+use hearth_policy::prefetch::Source;
+use hearth_policy::{Place, Policy, Stay, Use, spread};
+
+/// Bytes of a block.
+const BYTES: usize = 4096;
+/// Share of a stage that a single miss may take; longer ones are judged at once.
+const RUN_SHARE: usize = 4;
+/// Slots looked at for the block a newcomer would displace.
+const RIVAL_SCAN: u32 = 64;
+/// Key of an empty place. No block has it: disks are below 2^15, blocks below 2^36.
+const NOBODY: u64 = u64::MAX;
+/// No place, in the table.
+const FREE: u32 = u32::MAX;
+
+/// One block.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    key: u64,
+    stay: Stay,
+}
+
+/// A first-in first-out ring of clean blocks.
+pub(crate) struct Stage {
+    data: Vec<u8>,
+    places: Vec<Held>,
+    /// Place numbers by hash of their key, open addressing; a power of two, at most half full.
+    table: Vec<u32>,
+    seed: u64,
+    /// The oldest place, which the next block takes.
+    head: usize,
+    live: usize,
+    unused: usize,
+}
+
+impl Stage {
+    /// A stage for so many blocks; 0 turns it off.
+    pub fn new(blocks: usize, seed: u64) -> Stage {
+        let nobody = Held {
+            key: NOBODY,
+            stay: Stay {
+                freq: 0,
+                covered: false,
+                unused: None,
+            },
+        };
+        Stage {
+            data: vec![0; blocks * BYTES],
+            places: vec![nobody; blocks],
+            table: vec![FREE; Self::table_len(blocks)],
+            seed,
+            head: 0,
+            live: 0,
+            unused: 0,
+        }
+    }
+
+    fn table_len(blocks: usize) -> usize {
+        (blocks * 2).next_power_of_two()
+    }
+
+    /// Bytes of RAM a stage for so many blocks takes.
+    pub fn footprint(blocks: usize) -> u64 {
+        (blocks * (BYTES + size_of::<Held>()) + Self::table_len(blocks) * 4) as u64
+    }
+
+    /// Blocks there is room for.
+    pub fn capacity(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Takes misses of up to so many blocks.
+    pub fn run_max(&self) -> u64 {
+        (self.capacity() / RUN_SHARE) as u64
+    }
+
+    /// Blocks held.
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Prefetched blocks nobody has used yet.
+    pub fn unused(&self) -> usize {
+        self.unused
+    }
+
+    fn home(&self, key: u64) -> usize {
+        spread(key ^ self.seed) as usize & (self.table.len() - 1)
+    }
+
+    /// Where in the table a key is.
+    fn find(&self, key: u64) -> Option<usize> {
+        if self.live == 0 {
+            return None;
+        }
+        let mut at = self.home(key);
+        loop {
+            match self.table[at] {
+                FREE => return None,
+                place if self.places[place as usize].key == key => return Some(at),
+                _ => at = (at + 1) & (self.table.len() - 1),
+            }
+        }
+    }
+
+    /// Is the block here?
+    pub fn contains(&self, key: u64) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// Copies a block out and counts the use, which it returns; `None` if it is not here.
+    pub fn read(&mut self, key: u64, out: &mut BufSlice) -> Option<Use> {
+        let at = self.table[self.find(key)?] as usize;
+        let from = at * BYTES;
+        out.bytes_mut()
+            .copy_from_slice(&self.data[from..from + BYTES]);
+        let stay = &mut self.places[at].stay;
+        if let Some(source) = stay.unused.take() {
+            self.unused -= 1;
+            return Some(Use::Prefetched(source));
+        }
+        stay.freq = Policy::touch(stay.freq);
+        stay.covered = false;
+        Some(Use::Hit)
+    }
+
+    /// Empties a place; returns what was known of its block.
+    fn remove(&mut self, at: usize) -> Stay {
+        let mask = self.table.len() - 1;
+        let place = self.table[at] as usize;
+        let mut hole = at;
+        let mut next = at;
+        loop {
+            next = (next + 1) & mask;
+            let moving = self.table[next];
+            if moving == FREE {
+                break;
+            }
+            // Whatever would not be found across the hole moves into it.
+            let home = self.home(self.places[moving as usize].key);
+            if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
+                self.table[hole] = moving;
+                hole = next;
+            }
+        }
+        self.table[hole] = FREE;
+        self.live -= 1;
+        let held = &mut self.places[place];
+        held.key = NOBODY;
+        self.unused -= usize::from(held.stay.unused.is_some());
+        held.stay
+    }
+
+    /// Takes out the block whose place is needed next; `None` if that place is empty.
+    pub fn take_oldest(&mut self) -> Option<(u64, Stay)> {
+        let key = self.places.get(self.head)?.key;
+        let at = self.find(key)?;
+        Some((key, self.remove(at)))
+    }
+
+    /// What lies in the place that is needed next: just after [`take_oldest`](Self::take_oldest)
+    /// the data of what that returned.
+    pub fn oldest_data(&self) -> &[u8] {
+        let from = self.head * BYTES;
+        &self.data[from..from + BYTES]
+    }
+
+    /// Keeps a copy of a block in the oldest place, which [`take_oldest`](Self::take_oldest) has
+    /// emptied.
+    pub fn put(&mut self, key: u64, data: &[u8], stay: Stay) {
+        if self.places.is_empty() || self.contains(key) {
+            return;
+        }
+        let place = self.head;
+        self.head = (self.head + 1) % self.places.len();
+        debug_assert_eq!(self.places[place].key, NOBODY);
+        self.data[place * BYTES..(place + 1) * BYTES].copy_from_slice(data);
+        let mut at = self.home(key);
+        while self.table[at] != FREE {
+            at = (at + 1) & (self.table.len() - 1);
+        }
+        self.table[at] = place as u32;
+        self.places[place] = Held { key, stay };
+        self.live += 1;
+        self.unused += usize::from(stay.unused.is_some());
+    }
+
+    /// Forgets blocks `start..end` of a disk.
+    pub fn forget(&mut self, disk: DiskId, start: u64, end: u64) {
+        if self.live == 0 {
+            return;
+        }
+        if end - start > self.live as u64 {
+            for place in 0..self.places.len() {
+                let key = self.places[place].key;
+                let (of, block) = disk_and_block(key);
+                if key != NOBODY
+                    && of == disk
+                    && (start..end).contains(&block)
+                    && let Some(at) = self.find(key)
+                {
+                    self.remove(at);
+                }
+            }
+        } else {
+            for block in start..end {
+                if let Some(at) = self.find(policy_key(disk, block)) {
+                    self.remove(at);
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stage({} of {} blocks)", self.live, self.places.len())
+    }
+}
+
+const BLOCK_BITS: u32 = 36;
+
+/// A block as policy knows it: disk and block in one number.
+#[inline]
+pub(crate) fn policy_key(disk: DiskId, block: u64) -> u64 {
+    u64::from(disk) << BLOCK_BITS | block
+}
+
+/// The reverse.
+#[inline]
+pub(crate) fn disk_and_block(key: u64) -> (DiskId, u64) {
+    ((key >> BLOCK_BITS) as DiskId, key & ((1 << BLOCK_BITS) - 1))
+}
+
+impl Core {
+    /// While flash fills for the first time everything is welcome.
+    pub fn filling(&self) -> bool {
+        self.log.free.len() * 16 > self.log.segments.len()
+    }
+
+    /// Keeps a copy of a run in RAM, with what `stay` says of each block (by its place in the
+    /// run); what has been here longest goes to flash or is dropped. The caller has made sure
+    /// that the run equals the origin and nobody writes it.
+    pub fn stage_put(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        data: &BufSlice,
+        stay: impl Fn(u64) -> Stay,
+        now: u64,
+    ) {
+        for (i, bytes) in (0..).zip(data.bytes().chunks_exact(BYTES)) {
+            let key = policy_key(disk, block + i);
+            if self.stage.contains(key) {
+                continue;
+            }
+            self.unstage_oldest(now);
+            self.stage.put(key, bytes, stay(i));
+        }
+    }
+
+    /// Empties the oldest place of the stage; its block goes to flash or is dropped.
+    fn unstage_oldest(&mut self, now: u64) {
+        let full = !self.filling();
+        let Some((key, stay)) = self.stage.take_oldest() else {
+            return;
+        };
+        let (disk, block) = disk_and_block(key);
+        let freq = match self.policy.leave(stay, full) {
+            Place::Drop => None,
+            Place::Put(freq) => Some(freq),
+            Place::Compete => self.wins(key).then(|| self.policy.credit(stay)),
+        };
+        if let Some(freq) = freq
+            && self.has_fill_room(disk, 1)
+            && self.own_room(disk, 1, now)
+        {
+            let mut copy = Buf::zeroed(BYTES).slice(0, BYTES);
+            copy.bytes_mut().copy_from_slice(self.stage.oldest_data());
+            self.fill(disk, block, copy, freq);
+        } else if let Some(d) = self.disk_mut(disk) {
+            if stay.unused.is_some() {
+                d.counters.prefetch_wasted += 1;
+            } else {
+                d.counters.fills_rejected += 1;
+            }
+        }
+    }
+
+    /// Puts a clean run, which nobody writes, in the append queue.
+    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, freq: u8) {
+        let count = (data.len() / BYTES) as u64;
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.fills += count;
+            d.tickets.push(Ticket {
+                id: ticket,
+                start: block,
+                end: block + count,
+                cancelled: false,
+                reading: false,
+            });
+        }
+        self.append_clean(disk, block, data, ticket, freq);
+    }
+
+    /// May a fill be appended at all: is there room, is the disk cached, is what the origin said
+    /// durable there?
+    pub fn has_fill_room(&self, disk: DiskId, count: u64) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        u64::from(self.log.room()) >= count * 2
+            && !self.flash_failed
+            && !self.quiescing
+            && d.attached
+            && d.cfg.mode != Mode::Off
+            && d.sync.durable >= d.sync.unguarded
+            && d.tickets.len() < FILLS_MAX
+    }
+
+    /// Is the disk within its maximum with `count` more blocks, if need be at the cost of others
+    /// of its own?
+    pub fn own_room(&mut self, disk: DiskId, count: u64, now: u64) -> bool {
+        let over = self.disk(disk).is_some_and(|d| {
+            let max = d.cfg.max_bytes / 4096;
+            max > 0 && d.cached + count > max
+        });
+        !over || self.make_own_room(disk, count, now)
+    }
+
+    /// Policy's word on a run that has not been in the stage. What was `asked` for needs no
+    /// merit, but a budget that is used up refuses it, too.
+    pub fn deserves(&mut self, disk: DiskId, block: u64, asked: bool) -> bool {
+        let stay = Stay {
+            freq: 0,
+            covered: false,
+            unused: None,
+        };
+        match self.policy.leave(stay, !asked && !self.filling()) {
+            Place::Drop => false,
+            Place::Put(_) => true,
+            Place::Compete => self.wins(policy_key(disk, block)),
+        }
+    }
+
+    /// Does a block deserve flash more than what has to go for it?
+    fn wins(&mut self, key: u64) -> bool {
+        self.rival()
+            .is_none_or(|rival| self.policy.displaces(key, rival))
+    }
+
+    /// The next block eviction would drop. None if there is none nearby.
+    fn rival(&mut self) -> Option<u64> {
+        let seg = self
+            .evict
+            .current
+            .or_else(|| self.log.order.front().copied())?;
+        let blocks = self.log.data_blocks;
+        if self.rival_at.0 != seg {
+            self.rival_at = (seg, 0);
+        }
+        for _ in 0..RIVAL_SCAN.min(blocks) {
+            let at = self.rival_at.1;
+            self.rival_at.1 = if at + 1 >= blocks { 0 } else { at + 1 };
+            let slot = seg * self.log.segment_blocks + at;
+            if let Some(info) = self.index.slot(slot)
+                && !info.dirty
+                && self.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop
+            {
+                return Some(policy_key(info.key.disk(), info.key.block()));
+            }
+        }
+        None
+    }
+
+    /// Forgets what is staged of a range that is about to change or to be hidden.
+    pub fn stage_forget(&mut self, disk: DiskId, start: u64, end: u64) {
+        let before = self.stage.unused();
+        self.stage.forget(disk, start, end);
+        let wasted = before - self.stage.unused();
+        if wasted > 0
+            && let Some(d) = self.disk_mut(disk)
+        {
+            d.counters.prefetch_wasted += wasted as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STAY: Stay = Stay {
+        freq: 0,
+        covered: false,
+        unused: None,
+    };
+
+    fn block(byte: u8) -> BufSlice {
+        let mut b = Buf::zeroed(BYTES).all();
+        b.bytes_mut().fill(byte);
+        b
+    }
+
+    #[test]
+    fn what_is_forgotten_keeps_its_place_but_is_not_served() {
+        let mut s = Stage::new(2, 5);
+        let mut out = block(0);
+        s.put(policy_key(1, 10), block(1).bytes(), STAY);
+        s.put(policy_key(1, 11), block(2).bytes(), STAY);
+        assert_eq!(s.read(policy_key(1, 10), &mut out), Some(Use::Hit));
+        assert_eq!(out.bytes()[7], 1);
+        s.forget(1, 10, 11);
+        assert_eq!(s.read(policy_key(1, 10), &mut out), None);
+        assert!(s.take_oldest().is_none(), "its place is empty");
+        s.put(policy_key(1, 10), block(3).bytes(), STAY);
+        let (key, stay) = s.take_oldest().unwrap();
+        assert_eq!((disk_and_block(key), stay.freq), ((1, 11), 0));
+        assert_eq!(s.oldest_data()[9], 2);
+        s.forget(1, 0, u64::MAX);
+        assert_eq!(s.len(), 0);
+    }
+
+    #[test]
+    fn a_prefetched_block_is_unused_until_its_first_use() {
+        let mut s = Stage::new(4, 5);
+        let ahead = Stay {
+            covered: true,
+            unused: Some(Source::Stream),
+            ..STAY
+        };
+        let key = policy_key(3, 1);
+        s.put(key, block(1).bytes(), ahead);
+        assert_eq!(s.unused(), 1);
+        let mut out = block(0);
+        let first = s.read(key, &mut out);
+        assert_eq!(first, Some(Use::Prefetched(Source::Stream)));
+        assert_eq!(s.unused(), 0);
+        assert_eq!(s.read(key, &mut out), Some(Use::Hit));
+        s.forget(3, 0, 2);
+        assert_eq!((s.len(), s.unused()), (0, 0));
+    }
+
+    proptest! {
+        /// The stage behaves as a bounded queue of a map.
+        #[test]
+        fn matches_a_model(ops in proptest::collection::vec((0u8..4, 0u64..40), 1..400)) {
+            let mut s = Stage::new(16, 9);
+            let mut model: Vec<Option<(u64, u8)>> = vec![None; 16];
+            let mut head = 0;
+            for (n, (op, b)) in ops.into_iter().enumerate() {
+                let key = policy_key(2, b);
+                if op < 3 {
+                    let oldest = s.take_oldest().map(|(k, _)| (k, s.oldest_data()[0]));
+                    prop_assert_eq!(oldest, model[head].take());
+                    if !s.contains(key) {
+                        s.put(key, block(n as u8).bytes(), STAY);
+                        model[head] = Some((key, n as u8));
+                        head = (head + 1) % 16;
+                    }
+                } else {
+                    s.forget(2, b, b + 3);
+                    for m in &mut model {
+                        if m.is_some_and(|(k, _)| (key..key + 3).contains(&k)) {
+                            *m = None;
+                        }
+                    }
+                }
+                prop_assert_eq!(s.len(), model.iter().flatten().count());
+                let mut out = block(0);
+                for b in 0..44 {
+                    let key = policy_key(2, b);
+                    let want = model.iter().flatten().find(|(k, _)| *k == key).map(|m| m.1);
+                    let got = s.read(key, &mut out).map(|_| out.bytes()[0]);
+                    prop_assert_eq!(got, want);
+                }
+            }
+        }
+    }
+}
