@@ -23,7 +23,7 @@ mod tuner;
 pub use budget::Budget;
 pub use ghost::Ghost;
 pub use policy::{Config, Place, Policy, Stay, Use};
-pub use rules::{Class, FREQ_MAX, Rules, Verdict};
+pub use rules::{FREQ_MAX, Rules, Verdict};
 pub use sequential::Sequential;
 pub use sketch::Sketch;
 pub use tuner::{EXPERTS, Tuner};

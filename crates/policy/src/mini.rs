@@ -9,15 +9,14 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use crate::rules::{Class, FREQ_MAX, Rules, Verdict};
+use crate::rules::{FREQ_MAX, Rules, Verdict};
 use crate::sketch::Sketch;
 
 /// Most blocks of a miniature.
 pub(crate) const MINI_BLOCKS: usize = 4096;
 
 const RAM: usize = 0;
-const COLD: usize = 1;
-const HOT: usize = 2;
+const FLASH: usize = 1;
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -32,11 +31,10 @@ struct Held {
 pub(crate) struct Mini {
     rules: Rules,
     held: HashMap<u32, Held>,
-    /// RAM, cold, hot; oldest in front. An entry whose number is not its block's is dead space.
-    queues: [VecDeque<(u32, u32)>; 3],
+    /// RAM and flash; oldest in front. An entry whose number is not its block's is dead space.
+    queues: [VecDeque<(u32, u32)>; 2],
     ram: usize,
     ram_max: usize,
-    cold_max: usize,
     flash_max: usize,
     seq: u32,
     /// Blocks written to flash; the tuner takes it back to zero.
@@ -52,7 +50,6 @@ impl Mini {
             queues: Default::default(),
             ram: 0,
             ram_max: ram.max(1),
-            cold_max: rules.cold_blocks(flash),
             flash_max: flash.max(1),
             seq: 0,
             written: 0,
@@ -122,48 +119,36 @@ impl Mini {
             if held.covered && held.freq == 0 {
                 continue;
             }
-            let full = self.queues[COLD].len() + self.queues[HOT].len() >= self.flash_max;
-            if !full {
-                self.push(block, if held.freq > 0 { HOT } else { COLD }, 0, false);
+            if self.queues[FLASH].len() < self.flash_max {
+                self.push(block, FLASH, 0, false);
                 continue;
             }
-            let Some((victim, at)) = self.victim() else {
-                continue;
-            };
+            let victim = self.victim();
             if let Some(victim) = victim {
                 if self.rules.gate && sketch.estimate(block) <= sketch.estimate(victim) {
                     continue;
                 }
                 self.held.remove(&victim);
-                self.queues[at].pop_front();
+                self.queues[FLASH].pop_front();
             }
-            self.push(block, COLD, held.freq.min(1), false);
+            self.push(block, FLASH, held.freq.min(1), false);
         }
     }
 
-    /// The next victim, left where it is; no block if dead space was enough.
-    fn victim(&mut self) -> Option<(Option<u32>, usize)> {
-        // Every turn takes a use away or moves a block from cold to hot, so this ends by itself.
-        for _ in 0..(usize::from(FREQ_MAX) + 2) * (self.flash_max + 1) {
-            let (cold, hot) = (self.queues[COLD].len(), self.queues[HOT].len());
-            if cold + hot < self.flash_max {
-                return Some((None, COLD));
-            }
-            let class = self.rules.next(cold, hot, self.cold_max);
-            let at = if class == Class::Cold { COLD } else { HOT };
-            let before = self.queues[at].len();
-            let Some((block, held)) = self.oldest(at) else {
-                continue;
-            };
-            if self.queues[at].len() < before {
+    /// The next victim, left where it is; none if dead space was enough.
+    fn victim(&mut self) -> Option<u32> {
+        // Every turn takes a use away or dead space, so this ends.
+        while self.queues[FLASH].len() >= self.flash_max {
+            let before = self.queues[FLASH].len();
+            let (block, held) = self.oldest(FLASH)?;
+            if self.queues[FLASH].len() < before {
                 continue;
             }
-            match self.rules.verdict(class, held.freq) {
-                Verdict::Drop => return Some((Some(block), at)),
-                Verdict::Keep { class, freq } => {
-                    self.queues[at].pop_front();
-                    let to = if class == Class::Cold { COLD } else { HOT };
-                    self.push(block, to, freq, false);
+            match self.rules.verdict(held.freq) {
+                Verdict::Drop => return Some(block),
+                Verdict::Keep { freq } => {
+                    self.queues[FLASH].pop_front();
+                    self.push(block, FLASH, freq, false);
                 }
             }
         }

@@ -2,16 +2,15 @@
 //!
 //! The life of a block: it arrives by a miss or a prefetch into a small **RAM stage**, a FIFO of
 //! data. When it leaves, [`Policy::leave`] says whether it is worth a flash write. On flash it
-//! lies in the cold or the hot log; when it is the oldest there, [`Policy::evict`] says whether
-//! it is appended again. All answers take constant time and depend on nothing but what was
+//! lies in the log; when it is the oldest there, [`Policy::evict`] says whether it is appended
+//! again. All answers take constant time and depend on nothing but what was
 //! asked before.
 //!
-//! Kept per cached block: two bits of use count in its slot, and the log its segment belongs
-//! to. Kept beside: the sketch, 1.25 bytes per block; the history, 0.4; miniatures, a fixed 1 MiB.
+//! Kept per cached block: two bits of use count in its slot. Kept beside: the sketch, 1.25 bytes per block; the history, 0.4; miniatures, a fixed 1 MiB.
 
 use crate::budget::{self, Budget};
 use crate::prefetch::{Prefetcher, REACH_MAX, Source};
-use crate::rules::{Class, FREQ_MAX, Rules, Verdict};
+use crate::rules::{FREQ_MAX, Rules, Verdict};
 use crate::sketch::Sketch;
 use crate::tuner::{Tuner, WRITE_COST};
 use crate::{Range, spread};
@@ -22,6 +21,11 @@ const BLOCKS_PER_ENTRY: usize = 40;
 const ENTRIES_MIN: usize = 1024;
 /// How many times its normal cost a flash write weighs when the budget is nearly empty.
 const PRESSURE_COST: u64 = 32;
+
+/// Blocks of the RAM stage at least, 1 MiB, where they are no more than a quarter of all.
+const STAGE_MIN: usize = 256;
+/// The RAM stage takes a block for so many of the cache: 1 byte of RAM per block.
+const BLOCKS_PER_STAGED: usize = 4096;
 
 /// Sizes and switches of a policy.
 #[derive(Clone, Debug)]
@@ -39,10 +43,16 @@ pub struct Config {
 }
 
 impl Config {
-    /// Divides a cache of `blocks` into RAM stage and flash as Hearth does: a hundredth, and in
-    /// caches too small for that 32 blocks or a quarter.
+    /// Blocks of the RAM stage of a cache of `blocks`, if nobody says otherwise.
+    pub fn stage_of(blocks: usize) -> usize {
+        (blocks / BLOCKS_PER_STAGED)
+            .max((blocks / 4).min(STAGE_MIN))
+            .max(1)
+    }
+
+    /// Divides a cache of `blocks` into RAM stage and flash as Hearth does.
     pub fn of(blocks: usize) -> Config {
-        let ram = (blocks / 100).max((blocks / 4).min(32)).max(1);
+        let ram = Config::stage_of(blocks);
         Config {
             ram,
             flash: blocks.saturating_sub(ram).max(1),
@@ -81,7 +91,7 @@ pub enum Place {
     /// It is not worth a flash write.
     Drop,
     /// It goes on flash; there is room.
-    Put(Class, u8),
+    Put(u8),
     /// It goes on flash if [`Policy::displaces`] says so of the next victim.
     Compete,
 }
@@ -94,7 +104,6 @@ pub struct Policy {
     tuner: Tuner,
     prefetcher: Prefetcher,
     rules: Rules,
-    cold_max: usize,
     pressure: u32,
 }
 
@@ -104,7 +113,7 @@ impl Policy {
         let blocks = config.ram + config.flash;
         let tuner = Tuner::new(config.ram, config.flash);
         let rules = config.rules.unwrap_or(tuner.rules());
-        let entries = (blocks / BLOCKS_PER_ENTRY).max(ENTRIES_MIN);
+        let entries = Self::entries(blocks, config.prefetch);
         Policy {
             sketch: Sketch::new(blocks),
             prefetcher: Prefetcher::new(
@@ -112,11 +121,23 @@ impl Policy {
                 entries.min(u32::MAX as usize) as u32,
             ),
             rules,
-            cold_max: rules.cold_blocks(config.flash),
             tuner,
             pressure: 0,
             config,
         }
+    }
+
+    fn entries(blocks: usize, prefetch: bool) -> usize {
+        if prefetch {
+            (blocks / BLOCKS_PER_ENTRY).max(ENTRIES_MIN)
+        } else {
+            1
+        }
+    }
+
+    /// Bytes of RAM that grow with a cache of `blocks`, the RAM stage's data aside.
+    pub fn footprint_of(blocks: usize, prefetch: bool) -> usize {
+        Sketch::footprint_of(blocks) + Prefetcher::footprint_of(Self::entries(blocks, prefetch))
     }
 
     /// A read of `count` blocks from `key` arrived. Adds what should be read ahead to `out`.
@@ -152,11 +173,7 @@ impl Policy {
         };
         if self.config.rules.is_none() {
             self.tuner.access(hash, write, covered, &self.sketch);
-            let rules = self.tuner.rules();
-            if rules != self.rules {
-                self.rules = rules;
-                self.cold_max = rules.cold_blocks(self.config.flash);
-            }
+            self.rules = self.tuner.rules();
         }
     }
 
@@ -176,12 +193,7 @@ impl Policy {
         }
         if !full {
             // The first filling: nothing is displaced, and a loop is caught from its start.
-            let class = if stay.freq > 0 {
-                Class::Hot
-            } else {
-                Class::Cold
-            };
-            return Place::Put(class, 0);
+            return Place::Put(0);
         }
         Place::Compete
     }
@@ -194,20 +206,14 @@ impl Policy {
         self.sketch.estimate(spread(candidate) as u32) > self.sketch.estimate(spread(victim) as u32)
     }
 
-    /// Uses a candidate that won brings along to its slot in the cold log.
+    /// Uses a candidate that won brings along to its slot.
     pub fn credit(&self, stay: Stay) -> u8 {
         stay.freq.min(1)
     }
 
-    /// From which log the next victim comes, given how many blocks lie in each (or, for both,
-    /// segments times blocks per segment).
-    pub fn next_victim(&self, cold: usize, hot: usize) -> Class {
-        self.rules.next(cold, hot, self.cold_max)
-    }
-
-    /// What becomes of the oldest block of a log, used `freq` times since it was appended.
-    pub fn evict(&self, class: Class, freq: u8) -> Verdict {
-        self.rules.verdict(class, freq)
+    /// What becomes of the oldest block of the log, used `freq` times since it was appended.
+    pub fn evict(&self, freq: u8) -> Verdict {
+        self.rules.verdict(freq)
     }
 
     /// The use count of a slot after one more use.
@@ -276,10 +282,7 @@ mod tests {
             ..Config::of(1000)
         });
         policy.tick(0);
-        assert_eq!(
-            policy.leave(stay(0, false), false),
-            Place::Put(Class::Cold, 0)
-        );
+        assert_eq!(policy.leave(stay(0, false), false), Place::Put(0));
         policy.wrote(2800);
         policy.tick(0);
         assert!(!policy.displaces(1, 2), "under pressure a tie is no reason");

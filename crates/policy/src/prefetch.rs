@@ -152,11 +152,15 @@ pub struct Prefetcher {
     past: Useful,
 }
 
+/// Requests remembered at least and at most.
+const ENTRIES_MIN: usize = 16;
+const ENTRIES_MAX: usize = 1 << 24;
+
 impl Prefetcher {
     /// A prefetcher that reads at most `reach_max` blocks ahead at once and remembers `entries`
     /// requests.
     pub fn new(reach_max: u32, entries: u32) -> Prefetcher {
-        let entries = entries.clamp(16, 1 << 24);
+        let entries = entries.clamp(ENTRIES_MIN as u32, ENTRIES_MAX as u32);
         Prefetcher {
             streams: Vec::with_capacity(STREAMS),
             followers: [Follower::default(); FOLLOWERS],
@@ -379,6 +383,12 @@ impl Prefetcher {
             ahead += 1;
         }
         self.followers[i].ahead = ahead;
+    }
+
+    /// Bytes one that remembers `entries` requests takes.
+    pub fn footprint_of(entries: usize) -> usize {
+        let entries = entries.clamp(ENTRIES_MIN, ENTRIES_MAX);
+        entries * std::mem::size_of::<Entry>() + (entries * 2).next_power_of_two() * 4
     }
 
     /// Bytes it takes.

@@ -31,13 +31,22 @@ pub struct Sketch {
 impl Sketch {
     /// A sketch for a cache of `blocks`.
     pub fn new(blocks: usize) -> Sketch {
-        let row_words = (blocks as u64 * BITS_PER_BLOCK / 64 / ROWS).max(ROW_WORDS_MIN);
+        let row_words = Self::row_words(blocks);
         Sketch {
             words: vec![0; (row_words * ROWS) as usize],
             row_words,
             added: 0,
             period: (blocks as u64 * PERIOD).max(64),
         }
+    }
+
+    fn row_words(blocks: usize) -> u64 {
+        (blocks as u64 * BITS_PER_BLOCK / 64 / ROWS).max(ROW_WORDS_MIN)
+    }
+
+    /// Bytes a sketch for a cache of `blocks` takes.
+    pub fn footprint_of(blocks: usize) -> usize {
+        (Self::row_words(blocks) * ROWS * 8) as usize
     }
 
     #[inline]

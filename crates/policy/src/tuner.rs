@@ -9,25 +9,8 @@ use crate::mini::{MINI_BLOCKS, Mini};
 use crate::rules::Rules;
 use crate::sketch::Sketch;
 
-/// The rules tried: TinyLFU-like, S3-FIFO-like, one between, a clock.
-pub const EXPERTS: [Rules; 4] = [
-    Rules {
-        cold: 26,
-        gate: true,
-    },
-    Rules {
-        cold: 26,
-        gate: false,
-    },
-    Rules {
-        cold: 90,
-        gate: false,
-    },
-    Rules {
-        cold: 256,
-        gate: false,
-    },
-];
+/// The rules tried.
+pub const EXPERTS: [Rules; 2] = [Rules { gate: true }, Rules { gate: false }];
 /// What a hit is worth.
 const HIT: i64 = 1024;
 /// What a block written to flash costs beside it, when the endurance budget is untouched: about a

@@ -1,4 +1,4 @@
-//! The engine's side of the policy, without an engine: RAM stage, the two logs, what is where.
+//! The engine's side of the policy, without an engine: RAM stage, log, what is where.
 //!
 //! Space is counted as the log spends it: a block that was overwritten takes its place until the
 //! log's end has passed it. Segments are not modelled; in an engine the open and the draining
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 use hearth_policy::prefetch::Source;
-use hearth_policy::{Class, Config, Place, Policy, Range, Stay, Use, Verdict};
+use hearth_policy::{Config, Place, Policy, Range, Stay, Use, Verdict};
 
 use crate::outcome::Outcome;
 use crate::workload::Request;
@@ -27,7 +27,7 @@ pub enum WriteMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Ram,
-    Flash(Class),
+    Flash,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +52,7 @@ pub struct Cache {
     flash_max: usize,
     held: HashMap<u64, Held>,
     ram: Queue,
-    cold: Queue,
-    hot: Queue,
+    log: Queue,
     in_ram: usize,
     /// Prefetched blocks not yet used.
     waiting: usize,
@@ -77,8 +76,7 @@ impl Cache {
             mode,
             held: HashMap::new(),
             ram: Queue::new(),
-            cold: Queue::new(),
-            hot: Queue::new(),
+            log: Queue::new(),
             in_ram: 0,
             waiting: 0,
             seq: 0,
@@ -158,8 +156,7 @@ impl Cache {
                 self.in_ram += 1;
                 &mut self.ram
             }
-            At::Flash(Class::Cold) => &mut self.cold,
-            At::Flash(Class::Hot) => &mut self.hot,
+            At::Flash => &mut self.log,
         };
         queue.push_back((key, self.seq));
         let seq = self.seq;
@@ -202,17 +199,13 @@ impl Cache {
                 if at == Some(At::Ram) {
                     self.in_ram -= 1;
                 }
-                let class = match at {
-                    Some(At::Flash(class)) => class,
-                    _ => Class::Cold,
-                };
                 self.held.remove(&key);
                 self.out.updates += 1;
                 self.make_room();
-                self.put(key, At::Flash(class), freq, false, None);
+                self.put(key, At::Flash, freq, false, None);
             }
             // The copy on flash is void, the new one begins in RAM.
-            (_, Some(At::Flash(_))) if write => {
+            (_, Some(At::Flash)) if write => {
                 self.put(key, At::Ram, freq, false, None);
                 self.settle();
             }
@@ -239,7 +232,7 @@ impl Cache {
     }
 
     fn full(&self) -> bool {
-        self.cold.len() + self.hot.len() >= self.flash_max
+        self.log.len() >= self.flash_max
     }
 
     /// Brings the RAM stage back to its size.
@@ -262,58 +255,50 @@ impl Cache {
             }
             match self.policy.leave(stay, self.full()) {
                 Place::Drop => continue,
-                Place::Put(class, freq) => self.put(key, At::Flash(class), freq, false, None),
+                Place::Put(freq) => self.put(key, At::Flash, freq, false, None),
                 Place::Compete => {
-                    if let Some((class, victim)) = self.victim() {
+                    if let Some(victim) = self.victim() {
                         if !self.policy.displaces(key, victim) {
                             continue;
                         }
-                        self.drop_oldest(class, victim);
+                        self.drop_oldest(victim);
                     }
                     let freq = self.policy.credit(stay);
-                    self.put(key, At::Flash(Class::Cold), freq, false, None);
+                    self.put(key, At::Flash, freq, false, None);
                 }
             }
             self.out.insertions += 1;
         }
     }
 
-    fn drop_oldest(&mut self, class: Class, key: u64) {
+    fn drop_oldest(&mut self, key: u64) {
         self.held.remove(&key);
-        match class {
-            Class::Cold => self.cold.pop_front(),
-            Class::Hot => self.hot.pop_front(),
-        };
+        self.log.pop_front();
     }
 
     fn make_room(&mut self) {
         if self.full()
-            && let Some((class, victim)) = self.victim()
+            && let Some(victim) = self.victim()
         {
-            self.drop_oldest(class, victim);
+            self.drop_oldest(victim);
         }
     }
 
     /// The block that has to go next; `None` when clearing dead space made room.
-    fn victim(&mut self) -> Option<(Class, u64)> {
+    fn victim(&mut self) -> Option<u64> {
         while self.full() {
-            let class = self.policy.next_victim(self.cold.len(), self.hot.len());
-            let queue = match class {
-                Class::Cold => &mut self.cold,
-                Class::Hot => &mut self.hot,
-            };
-            let before = queue.len();
-            let oldest = Self::oldest(&self.held, queue);
-            if queue.len() < before {
+            let before = self.log.len();
+            let oldest = Self::oldest(&self.held, &mut self.log);
+            if self.log.len() < before {
                 continue;
             }
             let (key, held) = oldest?;
-            match self.policy.evict(class, held.freq) {
-                Verdict::Drop => return Some((class, key)),
-                Verdict::Keep { class: to, freq } => {
-                    queue.pop_front();
+            match self.policy.evict(held.freq) {
+                Verdict::Drop => return Some(key),
+                Verdict::Keep { freq } => {
+                    self.log.pop_front();
                     self.out.reinsertions += 1;
-                    self.put(key, At::Flash(to), freq, false, None);
+                    self.put(key, At::Flash, freq, false, None);
                 }
             }
         }
