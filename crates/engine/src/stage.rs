@@ -18,7 +18,6 @@ use crate::core::Core;
 use crate::disk::Ticket;
 use crate::read::FILLS_MAX;
 use hearth_io::{Buf, BufSlice};
-use hearth_policy::prefetch::Source;
 use hearth_policy::{Place, Policy, Stay, Use, spread};
 
 /// Bytes of a block.
@@ -410,6 +409,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearth_policy::prefetch::Source;
     use proptest::prelude::*;
 
     const STAY: Stay = Stay {

@@ -7,7 +7,6 @@
 
 pub mod advise;
 mod budget;
-mod ghost;
 pub mod histogram;
 mod loglinear;
 mod mini;
@@ -21,7 +20,6 @@ mod sketch;
 mod tuner;
 
 pub use budget::Budget;
-pub use ghost::Ghost;
 pub use policy::{Config, Place, Policy, Stay, Use};
 pub use rules::{FREQ_MAX, Rules, Verdict};
 pub use sequential::Sequential;

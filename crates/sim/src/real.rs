@@ -7,6 +7,7 @@ use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
 use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{IoDone, Media};
+use hearth_policy::{Budget, EXPERTS};
 
 /// Makes real engines, whole or with one deliberate fault.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +70,13 @@ impl Real {
             destage_bytes_per_s: *rng.pick(&[0, 0, 0, 4 << 20]),
             trim: rng.chance(2, 3),
             intent_idle_ns: *rng.pick(&[2_000_000_000, 20_000_000, 1_000_000]),
+            ram_stage: Some(*rng.pick(&[0, 4, 40, 256])),
+            rules: rng.pick(&[None, Some(0), Some(1)]).map(|i| EXPERTS[i]),
+            endurance: if rng.chance(1, 8) {
+                Budget::bytes_per_second(4096)
+            } else {
+                Budget::unlimited()
+            },
             faults: self.faults,
             ..EngineOptions::default()
         }
