@@ -248,7 +248,7 @@ pub struct Serve {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub destage_rate: Option<Size>,
     /// RAM for blocks read only once so far; what is read again meanwhile never had to be written
-    /// to flash [default: 1.5 bytes for each block of the pool, at least 1 MiB]
+    /// to flash [default: 1 byte for each block of the pool, at least 1 MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub ram_stage: Option<Size>,
     /// What may be written to flash in the long run, in drive writes a day (0.3dwpd) or bytes a

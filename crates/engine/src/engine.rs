@@ -591,6 +591,10 @@ impl Engine {
             footprint_bytes: Index::footprint(core.index.slots())
                 + core.policy.footprint() as u64
                 + Stage::footprint(core.stage.capacity()),
+            stage_blocks: core.stage.len() as u64,
+            gate: core.policy.rules().gate,
+            rule_switches: core.policy.switches(),
+            endurance_pressure: core.policy.pressure(),
             flash_failed: core.flash_failed,
             flash_read_ns: core.flash_ewma_ns,
         }

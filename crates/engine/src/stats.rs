@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Counters of one disk. Requests are client requests; bytes are client bytes unless said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskCounters {
-    /// Reads served wholly from flash (or known zeros).
+    /// Reads served wholly from flash, the RAM stage or known zeros.
     pub read_hits: u64,
     /// Reads served partly from flash: a miss in hit ratios by request.
     pub read_partial_hits: u64,
@@ -217,8 +217,17 @@ pub struct PoolStats {
     pub free_segments: u64,
     /// Segments there are.
     pub segments: u64,
-    /// Bytes of RAM for index and ghost list.
+    /// Bytes of RAM for index, policy and RAM stage.
     pub footprint_bytes: u64,
+    /// Blocks in the RAM stage.
+    pub stage_blocks: u64,
+    /// Must a block have been asked for more often than what it displaces on flash?
+    pub gate: bool,
+    /// How often that was changed.
+    pub rule_switches: u64,
+    /// How much of the endurance budget is used up, in 256ths: fewer fills as it grows, none at
+    /// 256. 0 without a budget.
+    pub endurance_pressure: u32,
     /// 0 healthy, 1 failed.
     pub flash_failed: bool,
     /// Mean flash read latency lately, nanoseconds.

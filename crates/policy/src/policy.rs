@@ -239,6 +239,11 @@ impl Policy {
         self.rules
     }
 
+    /// How much of the budget is used up, in 256ths.
+    pub fn pressure(&self) -> u32 {
+        self.pressure
+    }
+
     /// How often the rules were changed.
     pub fn switches(&self) -> u64 {
         self.tuner.switches()

@@ -378,8 +378,18 @@ pub struct PoolReport {
     pub segments: u64,
     /// Segments free to write.
     pub free_segments: u64,
-    /// Bytes of RAM for index and ghost list.
+    /// Bytes of RAM for index, policy and RAM stage.
     pub ram: u64,
+    /// Bytes cached in the RAM stage: read lately, not on flash.
+    pub staged: u64,
+    /// Whether a block must have been asked for more often than what it displaces on flash
+    /// (`gated`) or not (`open`): chosen by what works better for the load.
+    pub admission: String,
+    /// How often `admission` changed.
+    pub admission_changes: u64,
+    /// How much of the endurance budget is used up lately, 0 to 1: fewer fills as it grows, none
+    /// at 1. 0 without a budget.
+    pub endurance_used: f64,
     /// The flash device failed; disks go on from their origins.
     pub flash_failed: bool,
     /// Mean latency of flash reads lately, microseconds.
@@ -477,6 +487,10 @@ impl PoolReport {
             segments: stats.segments,
             free_segments: stats.free_segments,
             ram: stats.footprint_bytes,
+            staged: stats.stage_blocks.saturating_mul(BLOCK),
+            admission: if stats.gate { "gated" } else { "open" }.to_owned(),
+            admission_changes: stats.rule_switches,
+            endurance_used: f64::from(stats.endurance_pressure) / 256.0,
             flash_failed: stats.flash_failed,
             flash_read_us: stats.flash_read_ns as f64 / 1000.0,
             spans,
