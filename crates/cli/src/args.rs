@@ -251,6 +251,10 @@ pub struct Serve {
     /// to flash [default: 1 byte for each block of the pool, at least 1 MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub ram_stage: Option<Size>,
+    /// Do not read ahead of guests what they will ask for next. By default it is done for origins
+    /// that take longer than 0.5 ms for a scattered read
+    #[arg(long)]
+    pub no_prefetch: bool,
     /// What may be written to flash in the long run, in drive writes a day (0.3dwpd) or bytes a
     /// second (5M/s): as it is used up, fewer reads are cached; writes are never refused
     /// [default: no limit]

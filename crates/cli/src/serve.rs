@@ -47,6 +47,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             destage_rate: args.destage_rate.map_or(0, |s| s.0),
             ram_stage: args.ram_stage.map(|s| s.0),
             endurance: args.endurance,
+            no_prefetch: args.no_prefetch,
             accept_damage: args.accept_damage,
             poll: Duration::from_micros(args.poll.unwrap_or(0)),
             // `run` puts it below the run directory.

@@ -107,6 +107,9 @@ fn spans(spans: &[DiskSpan]) -> String {
         percent(s.ratios.read_hit_ratio_bytes)
     });
     row("  from flash", &|s| human(s.counters.read_hit_bytes));
+    row("    of that RAM stage", &|s| {
+        human(s.counters.stage_hit_bytes)
+    });
     row("  from origin", &|s| human(s.counters.read_miss_bytes));
     row("  bypassed, sequential", &|s| {
         s.counters.bypassed_sequential.to_string()
@@ -121,6 +124,12 @@ fn spans(spans: &[DiskSpan]) -> String {
     row("fills", &|s| human(s.counters.fills.saturating_mul(4096)));
     row("  not admitted", &|s| {
         human(s.counters.fills_rejected.saturating_mul(4096))
+    });
+    row("read ahead", &|s| {
+        human(s.counters.prefetched.saturating_mul(4096))
+    });
+    row("  used", &|s| {
+        human(s.counters.prefetch_used.saturating_mul(4096))
     });
     row("evicted", &|s| {
         human(s.counters.evictions.saturating_mul(4096))

@@ -5,6 +5,7 @@
 //! `impl Core`: `read`, `write` (write-back and through, partial blocks), `zero`, `flush`
 //! (flushes, intents), `append` (batches to flash), `destage`, `evict`, `flashfail`.
 
+use crate::ahead::Ahead;
 use crate::api::{Completion, DiskId, Effects, REQUEST_MAX, ReqError, ReqOp, Request};
 use crate::destage::DestageJob;
 use crate::disk::Disk;
@@ -50,6 +51,13 @@ pub struct EngineOptions {
     pub rules: Option<Rules>,
     /// Blocks of RAM for what was read once; by default what the policy says for the pool's size.
     pub ram_stage: Option<usize>,
+    /// Flash counts as filling for the first time, and takes every miss, while more than one in
+    /// so many of its segments is free; 1: never.
+    pub filling_share: usize,
+    /// Read ahead of clients.
+    pub prefetch: bool,
+    /// From an origin that answers scattered reads faster than this nothing is read ahead.
+    pub fast_origin_ns: u64,
     /// What may be written to flash in the long run. Tightens admission, never refuses writes.
     pub endurance: Budget,
     /// Deliberate faults (simulation only).
@@ -69,6 +77,9 @@ impl Default for EngineOptions {
             accept_damage: false,
             rules: None,
             ram_stage: None,
+            filling_share: 16,
+            prefetch: true,
+            fast_origin_ns: 500_000,
             endurance: Budget::unlimited(),
             faults: Faults::default(),
         }
@@ -111,6 +122,10 @@ pub(crate) struct Req {
     /// Touched flash / touched the origin.
     pub hit: bool,
     pub missed: bool,
+    /// Needed the origin, or would have without prefetch.
+    pub waited: bool,
+    /// Continues no stream, and none of its reads of the origin has been sent.
+    pub seeks: bool,
     /// Holds its range.
     pub locked: bool,
     /// Counts in these intent regions.
@@ -166,6 +181,10 @@ pub(crate) enum OpCtx {
     DestageWrite {
         job: usize,
     },
+    /// A read ahead of clients.
+    Ahead {
+        read: usize,
+    },
     EvictRead {
         slot: SlotNo,
     },
@@ -181,6 +200,7 @@ pub(crate) struct Core {
     pub index: Index,
     pub policy: Policy,
     pub stage: Stage,
+    pub ahead: Ahead,
     /// Where in which segment the next victim was last looked for.
     pub rival_at: (u32, u32),
     pub log: Log,
@@ -334,6 +354,8 @@ impl Core {
             failed: None,
             hit: false,
             missed: false,
+            waited: false,
+            seeks: false,
             locked: false,
             regions: None,
             retries: 0,
@@ -488,6 +510,7 @@ impl Core {
                 self.hit_read_done(req, block, slot, done, now, fx)
             }
             OpCtx::MissRead(miss) => self.miss_read_done(miss, done, now, fx),
+            OpCtx::Ahead { read } => self.ahead_done(read, done, now, fx),
             OpCtx::OriginWrite { req } => self.origin_write_done(req, done, now, fx),
             OpCtx::Batch { seq } => self.batch_done(seq, done.result, now, fx),
             OpCtx::Summary { seg } => {
@@ -669,7 +692,7 @@ impl Core {
     }
 }
 
-fn ewma(old: u64, sample: u64) -> u64 {
+pub(crate) fn ewma(old: u64, sample: u64) -> u64 {
     if old == 0 {
         sample
     } else {

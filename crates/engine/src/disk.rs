@@ -135,6 +135,8 @@ pub(crate) struct Disk {
     pub cached: u64,
     pub in_flight: u64,
     pub sequential: Sequential,
+    /// What a client's read of the origin takes lately that continues no other; 0: not known.
+    pub seek_ewma_ns: u64,
     pub dirty_since_ns: u64,
     pub last_request_ns: u64,
     pub counters: DiskCounters,
@@ -173,6 +175,7 @@ impl Disk {
             cached: 0,
             in_flight: 0,
             sequential: Sequential::default(),
+            seek_ewma_ns: 0,
             dirty_since_ns: 0,
             last_request_ns: 0,
             counters: DiskCounters::default(),

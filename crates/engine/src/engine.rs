@@ -3,6 +3,7 @@
 //! All state is in one [`Core`] behind one short lock. A hit takes it twice, for some hundred
 //! nanoseconds each; checksums, copies and system calls happen outside.
 
+use crate::ahead::{Ahead, UNUSED_SHARE};
 use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use crate::checkpoint::CheckpointError;
 use crate::core::{Core, EngineOptions};
@@ -159,11 +160,12 @@ impl Engine {
             policy: Policy::new(Config {
                 ram: stage,
                 flash: slots as usize,
-                prefetch: false,
+                prefetch: opts.prefetch,
                 rules: opts.rules,
                 budget: opts.endurance.clone(),
             }),
             stage: Stage::new(stage, opts.hash_seed),
+            ahead: Ahead::default(),
             rival_at: (u32::MAX, 0),
             log,
             disks: Vec::new(),
@@ -463,7 +465,9 @@ impl Engine {
         }
         let (old, blocks) = (d.cfg.size, d.blocks);
         let odd = old % BLOCK != 0 && size != old;
-        if odd && (d.in_flight > 0 || d.destaging(blocks - 1, blocks)) {
+        // A fill or read ahead under way carries the padding, too, and belongs to no request.
+        let filling = d.tickets.iter().any(|t| t.end >= blocks);
+        if odd && (d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks)) {
             return Err(ControlError::Busy);
         }
         if odd {
@@ -590,7 +594,7 @@ impl Engine {
             segments: core.log.segments.len() as u64,
             footprint_bytes: Index::footprint(core.index.slots())
                 + core.policy.footprint() as u64
-                + Stage::footprint(core.stage.capacity()),
+                + Self::stage_footprint(core.stage.capacity(), core.opts.prefetch),
             stage_blocks: core.stage.len() as u64,
             gate: core.policy.rules().gate,
             rule_switches: core.policy.switches(),
@@ -605,8 +609,14 @@ impl Engine {
     pub fn footprint(slots: u32, stage: Option<usize>) -> u64 {
         let stage = stage.unwrap_or_else(|| Config::stage_of(slots as usize));
         Index::footprint(slots)
-            + Policy::footprint_of(slots as usize + stage, false) as u64
-            + Stage::footprint(stage)
+            + Policy::footprint_of(slots as usize + stage, true) as u64
+            + Self::stage_footprint(stage, true)
+    }
+
+    /// Bytes of a stage and, with prefetch, of what is on its way there at most.
+    fn stage_footprint(blocks: usize, prefetch: bool) -> u64 {
+        let coming = if prefetch { blocks / UNUSED_SHARE } else { 0 };
+        Stage::footprint(blocks) + coming as u64 * BLOCK
     }
 
     /// Clean cached blocks of a disk with their checksums, for comparison with the origin: those

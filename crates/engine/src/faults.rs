@@ -30,11 +30,13 @@ pub enum Fault {
     SkipRangeLock,
     /// Leave what a write replaces in the RAM stage.
     StageForgetsNot,
+    /// Keep what was read ahead although a write overtook it.
+    KeepRacedPrefetch,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 13] = [
+    pub const ALL: [Fault; 14] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -48,6 +50,7 @@ impl Fault {
         Fault::IgnoreFua,
         Fault::SkipRangeLock,
         Fault::StageForgetsNot,
+        Fault::KeepRacedPrefetch,
     ];
 }
 

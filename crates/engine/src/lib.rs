@@ -3,6 +3,7 @@
 //! [`Engine`] is what the daemon, the data threads and the simulation use. Inside, `core` holds
 //! the state and dispatches events; each duty has its file (see `ARCHITECTURE.md`).
 
+mod ahead;
 pub mod api;
 mod append;
 mod blockset;

@@ -6,7 +6,7 @@
 //! its reader but never cached (invariant 4).
 
 use crate::api::{Effects, Mode, ReqError, ReqOp, Request};
-use crate::core::{Core, INTERNAL, OpCtx, Phase, req_error};
+use crate::core::{Core, INTERNAL, OpCtx, Phase, ewma, req_error};
 use crate::disk::Ticket;
 use crate::faults::Fault;
 use crate::index::{Key, SlotNo};
@@ -19,7 +19,7 @@ use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
 
 /// Blocks in one device operation of a request: 1 MiB.
-const RUN_MAX: u64 = 256;
+pub(crate) const RUN_MAX: u64 = 256;
 /// Fills in flight per disk; more misses are served without being cached.
 pub(crate) const FILLS_MAX: usize = 512;
 /// How often a read looks again for a block that moved or could not be read; a request has this
@@ -34,12 +34,12 @@ const PREFETCH_MAX: u64 = 32 << 20;
 
 /// Whether a miss may be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fill {
+pub(crate) enum Fill {
     /// If policy admits it.
     Allowed,
     /// No: it belongs to a long sequential stream.
     Sequential,
-    /// No: it is on flash, which is slow, off or bad just now.
+    /// No: it is on flash, which is slow, off or bad just now, or was read ahead in vain.
     Cached,
 }
 
@@ -58,6 +58,8 @@ pub(crate) struct Miss {
     pub stage: bool,
     /// `data` is wider than the request; copy what it asked for.
     pub copy: bool,
+    /// It continues no stream: its latency is that of the origin at its worst.
+    pub seek: bool,
 }
 
 impl Core {
@@ -80,18 +82,29 @@ impl Core {
         };
         // Guards against completing while pieces are still being issued.
         self.reqs[id].pending = 1;
-        self.read_range(
-            id,
-            offset / 4096,
-            (offset + len).div_ceil(4096),
-            fill,
-            now,
-            fx,
-        );
+        self.reqs[id].seeks = stream <= len;
+        let (disk, start) = (self.reqs[id].r.disk, offset / 4096);
+        let end = (offset + len).div_ceil(4096);
+        if owner == INTERNAL || !self.reads_ahead(disk) {
+            self.read_range(id, start, end, fill, now, fx);
+        } else {
+            let mut wishes = std::mem::take(&mut self.ahead.wishes);
+            wishes.clear();
+            let (key, count) = (policy_key(disk, start), (end - start) as u32);
+            let in_stream = self.policy.read(key, count, &mut wishes);
+            self.read_range(id, start, end, fill, now, fx);
+            if self.reqs[id].waited {
+                self.policy.waited(key, count, in_stream, &mut wishes);
+            }
+            if !wishes.is_empty() {
+                self.read_ahead(&wishes, fx);
+            }
+            self.ahead.wishes = wishes;
+        }
         self.read_part_done(id, now, fx);
     }
 
-    fn read_part_done(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn read_part_done(&mut self, id: usize, now: u64, fx: &mut Effects) {
         self.reqs[id].pending -= 1;
         if self.reqs[id].pending == 0 {
             self.finish(id, now, fx);
@@ -99,7 +112,7 @@ impl Core {
     }
 
     /// Issues what brings blocks `start..end` into the request's buffer.
-    fn read_range(
+    pub fn read_range(
         &mut self,
         id: usize,
         start: u64,
@@ -120,7 +133,8 @@ impl Core {
             self.reqs[id].failed = Some(ReqError::NoDisk);
             return;
         };
-        let empty = d.cached == 0 && d.zero.is_empty() && self.stage.len() == 0;
+        let empty =
+            d.cached == 0 && d.zero.is_empty() && self.stage.len() == 0 && self.ahead.is_idle();
         let mode = d.cfg.mode;
         let counts = owner != INTERNAL && fill != Fill::Cached && mode != Mode::Off;
         let piece = |from: u64, count: u64| {
@@ -164,17 +178,31 @@ impl Core {
                     && let Some(how) = self.stage.read(key, &mut piece(b, 1))
                 {
                     self.reqs[id].hit = true;
-                    if counts {
+                    if counts || how != Use::Hit {
                         self.policy.used(key, false, how);
                     }
-                    if owner != INTERNAL
-                        && let Some(d) = self.disk_mut(disk)
-                    {
-                        d.counters.read_hit_bytes += 4096;
-                        d.counters.stage_hit_bytes += 4096;
+                    self.reqs[id].waited |= how != Use::Hit;
+                    if let Some(d) = self.disk_mut(disk) {
+                        d.counters.prefetch_used += u64::from(how != Use::Hit);
+                        if owner != INTERNAL {
+                            d.counters.read_hit_bytes += 4096;
+                            d.counters.stage_hit_bytes += 4096;
+                        }
                     }
                     b += 1;
                     continue;
+                }
+                let mut left = left;
+                if counts && !self.ahead.is_idle() {
+                    let (joined, next) = self.join_ahead(id, disk, b, left);
+                    if joined > 0 {
+                        self.reqs[id].missed = true;
+                        self.reqs[id].waited = true;
+                        self.reqs[id].pending += 1;
+                        b += joined;
+                        continue;
+                    }
+                    left = left.min(next - b);
                 }
                 let mut n = 1;
                 while n < left && !self.present(disk, b + n) {
@@ -302,6 +330,8 @@ impl Core {
         let prefetch = owner == INTERNAL
             && matches!(self.reqs.get(parent).map(|p| p.r.op), Some(ReqOp::Prefetch));
         self.reqs[id].missed = true;
+        self.reqs[id].waited = true;
+        let seek = std::mem::take(&mut self.reqs[id].seeks) && owner != INTERNAL;
         let cacheable = fill == Fill::Allowed
             && mode != Mode::Off
             && !self.flash_failed
@@ -355,6 +385,7 @@ impl Core {
             admit,
             stage,
             copy,
+            seek,
         };
         self.io(
             fx,
@@ -544,6 +575,11 @@ impl Core {
             }
             self.read_part_done(id, now, fx);
             return;
+        }
+        if miss.seek
+            && let Some(d) = self.disk_mut(miss.disk)
+        {
+            d.seek_ewma_ns = ewma(d.seek_ewma_ns, done.latency_ns);
         }
         let got = done.op.len as usize;
         miss.data.bytes_mut()[got..].fill(0);

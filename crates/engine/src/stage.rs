@@ -253,7 +253,7 @@ pub(crate) fn disk_and_block(key: u64) -> (DiskId, u64) {
 impl Core {
     /// While flash fills for the first time everything is welcome.
     pub fn filling(&self) -> bool {
-        self.log.free.len() * 16 > self.log.segments.len()
+        self.log.free.len() * self.opts.filling_share > self.log.segments.len()
     }
 
     /// Keeps a copy of a run in RAM, with what `stay` says of each block (by its place in the

@@ -67,7 +67,7 @@ struct Live {
 }
 
 impl Live {
-    fn new(disk_blocks: u64) -> Live {
+    fn new(disk_blocks: u64, prefetch: bool) -> Live {
         let mut flash = Sparse {
             bytes: (SEGMENTS + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK as u64,
             ..Sparse::default()
@@ -76,7 +76,12 @@ impl Live {
         let uuid = Uuid::from_u128(7);
         let mut sb = Superblock::new(layout, uuid, uuid, "live", 0);
         sb.store(&mut flash).unwrap();
-        let (engine, _) = Engine::open(&mut flash, EngineOptions::default(), &[]).unwrap();
+        let options = EngineOptions {
+            prefetch,
+            fast_origin_ns: 0,
+            ..EngineOptions::default()
+        };
+        let (engine, _) = Engine::open(&mut flash, options, &[]).unwrap();
         let config = DiskConfig {
             id: 1,
             size: disk_blocks * BLOCK as u64,
@@ -177,26 +182,47 @@ fn washed(hot: u64, count: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-fn compare(name: &str, accesses: Vec<Access>) {
-    let mut live = Live::new(DISK_BLOCKS);
+/// Requests of 8 blocks: a large file read over and over, now and then something else.
+fn loops(blocks: u64, count: u64) -> Vec<Access> {
+    let access = |i: u64| {
+        let block = if i.is_multiple_of(7) {
+            spread(i) % (DISK_BLOCKS - 8)
+        } else {
+            i * 8 % blocks
+        };
+        Access {
+            time_us: i * STEP_NS / 1000,
+            block,
+            count: 8,
+            write: false,
+        }
+    };
+    (0..count).map(access).collect()
+}
+
+fn compare(name: &str, policy: Policy, accesses: Vec<Access>) {
+    let mut live = Live::new(DISK_BLOCKS, policy == Policy::Hearth);
+    let blocks_read: u64 = accesses.iter().map(|a| u64::from(a.count)).sum();
     for (i, access) in accesses.iter().enumerate() {
         live.read(i as u64, access);
     }
     let c = live.engine.stats(1, live.now).unwrap().counters;
-    let real = c.read_hits as f64 / accesses.len() as f64;
+    let real = (c.read_hit_bytes / BLOCK as u64) as f64 / blocks_read as f64;
     let pool = live.engine.pool_stats();
     let data = pool.capacity_blocks / pool.segments;
     let blocks = (pool.capacity_blocks - SPARE * data) as usize;
     let load = Workload::made(name, accesses);
-    let (out, _) = run(Policy::HearthDemand, &load, blocks, &Settings::default());
+    let (out, _) = run(policy, &load, blocks, &Settings::default());
     let simulated = out.score();
     println!(
-        "{name}: live {:.2} %, simulated {:.2} % with {blocks} blocks; appended again {}, fills {}, rejected {}",
+        "{name}: live {:.2} %, simulated {:.2} % with {blocks} blocks; appended again {}, fills {}, rejected {}, ahead {} of which used {}",
         real * 100.0,
         simulated * 100.0,
         c.reinsertions,
         c.fills,
-        c.fills_rejected
+        c.fills_rejected,
+        c.prefetched,
+        c.prefetch_used
     );
     assert!(
         (real - simulated).abs() < 0.02,
@@ -206,6 +232,11 @@ fn compare(name: &str, accesses: Vec<Access>) {
 
 #[test]
 fn the_engine_hits_as_often_as_simulated() {
-    compare("zipf", reads(zipf(400_000, 500_000)));
-    compare("washed", reads(washed(30_000, 500_000)));
+    compare("zipf", Policy::HearthDemand, reads(zipf(400_000, 500_000)));
+    compare(
+        "washed",
+        Policy::HearthDemand,
+        reads(washed(30_000, 500_000)),
+    );
+    compare("loops", Policy::Hearth, loops(200_000, 100_000));
 }

@@ -75,6 +75,8 @@ pub struct Options {
     pub destage_rate: u64,
     /// RAM for blocks that were read once, in bytes; `None`: a little, which grows with the pool.
     pub ram_stage: Option<u64>,
+    /// Do not read ahead of guests.
+    pub no_prefetch: bool,
     /// What may be written to flash in the long run; `None`: no limit.
     pub endurance: Option<Endurance>,
     /// Use a log of which parts cannot be read.
@@ -240,6 +242,7 @@ impl Daemon {
             accept_damage: options.accept_damage,
             destage_bytes_per_s: options.destage_rate,
             ram_stage: options.ram_stage.map(|bytes| (bytes / BLOCK) as usize),
+            prefetch: !options.no_prefetch,
             endurance: options
                 .endurance
                 .map_or_else(Budget::unlimited, |e| e.budget(pool.capacity())),

@@ -1,0 +1,358 @@
+//! Reading ahead: what policy expects is brought from the origin into the RAM stage.
+//!
+//! A hard disk spends its time finding the place, not reading it, so what follows a read costs
+//! next to nothing while the head is there. Policy says what to expect; here it is cut to what is
+//! neither cached nor being written nor on its way, read in the background, and staged as unused.
+//! It never goes on flash before somebody used it.
+//!
+//! The rule of every miss holds (invariant 4): a read ahead has a [`Ticket`], a write to its range
+//! cancels that, and what comes back without a valid ticket is thrown away. A client that asks for
+//! a block that is on its way waits for that read instead of sending the disk there twice; it
+//! can only do so while the ticket is valid, i.e. while no write has begun since the read was
+//! sent. If the read fails or loses its ticket, the client's own read goes to the origin.
+
+use crate::api::{DiskId, Effects, Mode};
+use crate::core::{Core, OpCtx};
+use crate::disk::Ticket;
+use crate::faults::Fault;
+use crate::read::{FILLS_MAX, Fill, RUN_MAX};
+use crate::stage::{disk_and_block, policy_key};
+use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use hearth_policy::prefetch::Source;
+use hearth_policy::{Range, Stay, Use};
+use slab::Slab;
+use smallvec::{SmallVec, smallvec};
+use std::collections::VecDeque;
+
+/// Reads ahead in flight in a pool: some for each of the disks that are busy at a time.
+const READS_MAX: usize = 16;
+/// The same of one disk: enough for it to order them, few enough that what a client asks for
+/// next does not wait long behind them.
+const DISK_READS_MAX: usize = 4;
+/// The same while the disk serves reads that clients wait for.
+const BUSY_READS_MAX: usize = 2;
+/// Ranges waiting for their turn, as many as policy asks for at once. More are not read ahead.
+const QUEUE_MAX: usize = 64;
+/// Share of the stage that unused blocks may take, so that what was asked for keeps its stay.
+pub(crate) const UNUSED_SHARE: usize = 2;
+
+/// A client's read that waits for a read ahead.
+#[derive(Debug)]
+struct Joined {
+    req: usize,
+    block: u64,
+    count: u64,
+}
+
+/// A read ahead in flight.
+#[derive(Debug)]
+pub(crate) struct AheadRead {
+    disk: DiskId,
+    block: u64,
+    count: u64,
+    source: Source,
+    ticket: u64,
+    data: BufSlice,
+    /// Which of its blocks a client waits for.
+    used: [u64; RUN_MAX as usize / 64],
+    joined: SmallVec<[Joined; 1]>,
+}
+
+impl AheadRead {
+    fn end(&self) -> u64 {
+        self.block + self.count
+    }
+
+    fn is_used(&self, i: u64) -> bool {
+        self.used[i as usize / 64] >> (i % 64) & 1 != 0
+    }
+
+    fn unused(&self) -> u64 {
+        self.count
+            - self
+                .used
+                .iter()
+                .map(|w| u64::from(w.count_ones()))
+                .sum::<u64>()
+    }
+}
+
+/// What is read ahead.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead {
+    reads: Slab<AheadRead>,
+    queue: VecDeque<(Range, Source)>,
+    /// Blocks in flight.
+    blocks: usize,
+    /// Emptied and lent to policy for each read, so that asking allocates nothing.
+    pub wishes: Vec<(Range, Source)>,
+}
+
+impl Ahead {
+    /// Is nothing on its way?
+    pub fn is_idle(&self) -> bool {
+        self.reads.is_empty()
+    }
+}
+
+impl Core {
+    /// Is reading ahead worth it for this disk: is it cached, is its origin slow?
+    pub fn reads_ahead(&self, disk: DiskId) -> bool {
+        self.opts.prefetch
+            && self.stage.capacity() > 0
+            && !self.flash_failed
+            && !self.quiescing
+            && self.disk(disk).is_some_and(|d| {
+                d.attached
+                    && d.cfg.mode != Mode::Off
+                    && (d.seek_ewma_ns == 0 || d.seek_ewma_ns >= self.opts.fast_origin_ns)
+            })
+    }
+
+    /// Queues what policy wishes for and sends what may be sent.
+    pub fn read_ahead(&mut self, wishes: &[(Range, Source)], fx: &mut Effects) {
+        let room = QUEUE_MAX.saturating_sub(self.ahead.queue.len());
+        self.ahead.queue.extend(wishes.iter().take(room));
+        self.pump_ahead(fx);
+    }
+
+    fn pump_ahead(&mut self, fx: &mut Effects) {
+        let mut at = 0;
+        while self.ahead.reads.len() < READS_MAX {
+            let Some((range, source)) = self.ahead.queue.get(at).copied() else {
+                return;
+            };
+            let (disk, block) = disk_and_block(range.key);
+            if !self.reads_ahead(disk) {
+                self.ahead.queue.remove(at);
+                continue;
+            }
+            if self.ahead_is_busy(disk) {
+                at += 1;
+                continue;
+            }
+            let end = block + u64::from(range.count);
+            match self.send_ahead(disk, block, end, source, fx) {
+                Some(rest) if rest < end => {
+                    if let Some((range, _)) = self.ahead.queue.get_mut(at) {
+                        range.key = policy_key(disk, rest);
+                        range.count = (end - rest) as u32;
+                    }
+                }
+                _ => {
+                    self.ahead.queue.remove(at);
+                }
+            }
+        }
+    }
+
+    /// Has the disk as many reads ahead as it may?
+    fn ahead_is_busy(&self, disk: DiskId) -> bool {
+        let ours = self.ahead.reads.iter().filter(|(_, r)| r.disk == disk);
+        let ours = ours.count();
+        let Some(d) = self.disk(disk) else {
+            return true;
+        };
+        let reading = d.tickets.iter().filter(|t| t.reading).count();
+        let max = if reading > ours {
+            BUSY_READS_MAX
+        } else {
+            DISK_READS_MAX
+        };
+        ours >= max || d.tickets.len() >= FILLS_MAX
+    }
+
+    /// Sends a read of the first part of `block..end` that can be read; returns where to go on.
+    /// `None`: nothing of it can.
+    fn send_ahead(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        end: u64,
+        source: Source,
+        fx: &mut Effects,
+    ) -> Option<u64> {
+        let d = self.disk(disk)?;
+        let end = end.min(d.blocks);
+        let unused = self.stage.unused() + self.ahead.blocks;
+        let room = (self.stage.capacity() / UNUSED_SHARE).saturating_sub(unused) as u64;
+        let mut from = block;
+        // What others hold or read: begin behind it, end before it. Each turn leaves one behind.
+        let held = |at: u64| {
+            let locks = d.locks.iter().map(|l| (l.start, l.end));
+            let tickets = d.tickets.iter().map(|t| (t.start, t.end));
+            let mut held = locks.chain(tickets);
+            held.find(|(s, e)| *s <= at && at < *e).map(|(_, e)| e)
+        };
+        while from < end {
+            if let Some(behind) = held(from) {
+                from = behind;
+            } else if self.present(disk, from) {
+                from += 1;
+            } else {
+                break;
+            }
+        }
+        let starts = d.locks.iter().map(|l| l.start);
+        let starts = starts.chain(d.tickets.iter().map(|t| t.start));
+        let next = starts.filter(|s| *s > from).min().unwrap_or(end);
+        let limit = end.min(next).min(from + room.min(RUN_MAX));
+        let mut to = from;
+        while to < limit && !self.present(disk, to) {
+            to += 1;
+        }
+        if to <= from {
+            return None;
+        }
+        let count = to - from;
+        let len = d.clip(from, count);
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.prefetched += count;
+            d.tickets.push(Ticket {
+                id: ticket,
+                start: from,
+                end: to,
+                cancelled: false,
+                reading: true,
+            });
+        }
+        let bytes = (count * 4096) as usize;
+        let data = Buf::zeroed(bytes).slice(0, bytes);
+        let piece = data.sub(0, len as usize);
+        self.ahead.blocks += count as usize;
+        let read = self.ahead.reads.insert(AheadRead {
+            disk,
+            block: from,
+            count,
+            source,
+            ticket,
+            data,
+            used: Default::default(),
+            joined: SmallVec::new(),
+        });
+        self.io(
+            fx,
+            OpCtx::Ahead { read },
+            Target::Origin(disk),
+            OpKind::Read,
+            from * 4096,
+            len,
+            smallvec![piece],
+            SmallVec::new(),
+            Class::Background,
+        );
+        Some(to)
+    }
+
+    /// How many blocks from `block` a client's read may leave to a read ahead, which it then
+    /// waits for, and where the next read ahead begins if that is none.
+    pub fn join_ahead(&mut self, req: usize, disk: DiskId, block: u64, max: u64) -> (u64, u64) {
+        let mut next = u64::MAX;
+        let mut found = None;
+        for (at, r) in &self.ahead.reads {
+            if r.disk != disk || r.end() <= block {
+                continue;
+            }
+            let ticket = self
+                .disk(disk)
+                .and_then(|d| d.tickets.iter().find(|t| t.id == r.ticket));
+            if ticket.is_none_or(|t| t.cancelled) {
+                continue;
+            }
+            if r.block <= block {
+                found = Some(at);
+                break;
+            }
+            next = next.min(r.block);
+        }
+        let Some(r) = found.map(|at| &mut self.ahead.reads[at]) else {
+            return (0, next);
+        };
+        let count = max.min(r.end() - block);
+        r.joined.push(Joined { req, block, count });
+        let (source, mut first) = (r.source, 0);
+        for i in block - r.block..block - r.block + count {
+            let how = if r.is_used(i) {
+                Use::Hit
+            } else {
+                first += 1;
+                Use::Prefetched(source)
+            };
+            r.used[i as usize / 64] |= 1 << (i % 64);
+            self.policy.used(policy_key(disk, r.block + i), false, how);
+        }
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.prefetch_used += first;
+            d.counters.prefetch_late += first;
+        }
+        (count, next)
+    }
+
+    pub fn ahead_done(&mut self, read: usize, done: IoDone, now: u64, fx: &mut Effects) {
+        let Some(mut r) = self.ahead.reads.try_remove(read) else {
+            return;
+        };
+        self.ahead.blocks -= r.count as usize;
+        let raced = self.opts.faults.has(Fault::KeepRacedPrefetch);
+        let failed = self.flash_failed;
+        let (mut valid, mut staged) = (false, false);
+        if let Some(d) = self.disk_mut(r.disk) {
+            let cancelled = d.ticket(r.ticket).is_none_or(|t| t.cancelled) && !raced;
+            d.drop_ticket(r.ticket);
+            valid = done.result.is_ok() && !cancelled;
+            staged = valid && !failed && d.attached && d.cfg.mode != Mode::Off;
+        }
+        if valid {
+            r.data.bytes_mut()[done.op.len as usize..].fill(0);
+        }
+        if staged {
+            let stay = |i| Stay {
+                freq: 0,
+                covered: true,
+                unused: (!r.is_used(i)).then_some(r.source),
+            };
+            self.stage_put(r.disk, r.block, &r.data, stay, now);
+        } else {
+            self.waste(r.disk, r.source, r.unused());
+        }
+        for j in &r.joined {
+            if valid {
+                self.copy_joined(j, &r);
+            } else {
+                self.read_range(j.req, j.block, j.block + j.count, Fill::Cached, now, fx);
+            }
+            self.read_part_done(j.req, now, fx);
+        }
+        self.pump_ahead(fx);
+    }
+
+    fn copy_joined(&mut self, j: &Joined, r: &AheadRead) {
+        let bytes = (j.count * 4096) as usize;
+        let src = r.data.sub(((j.block - r.block) * 4096) as usize, bytes);
+        let to = &mut self.reqs[j.req].r;
+        let at = ((j.block - to.offset / 4096) * 4096) as usize;
+        if let Some(buf) = to.buf.as_mut() {
+            buf.bytes_mut()[at..at + bytes].copy_from_slice(src.bytes());
+        }
+        if let Some(d) = self.disk_mut(r.disk) {
+            d.counters.read_miss_bytes += bytes as u64;
+        }
+    }
+
+    /// Blocks read ahead are given up without a use.
+    fn waste(&mut self, disk: DiskId, source: Source, count: u64) {
+        let stay = Stay {
+            freq: 0,
+            covered: true,
+            unused: Some(source),
+        };
+        for _ in 0..count {
+            self.policy.leave(stay, true);
+        }
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.prefetch_wasted += count;
+        }
+    }
+}
