@@ -125,7 +125,8 @@ impl Mini {
             }
             let victim = self.victim();
             if let Some(victim) = victim {
-                if self.rules.gate && sketch.estimate(block) <= sketch.estimate(victim) {
+                if self.rules.gate && !Rules::beats(sketch.estimate(block), sketch.estimate(victim))
+                {
                     continue;
                 }
                 self.held.remove(&victim);

@@ -6,7 +6,8 @@
 //! again. All answers take constant time and depend on nothing but what was
 //! asked before.
 //!
-//! Kept per cached block: two bits of use count in its slot. Kept beside: the sketch, 1.25 bytes per block; the history, 0.4; miniatures, a fixed 1 MiB.
+//! Kept per cached block: two bits of use count in its slot. Kept beside: the sketch, 0.5 bytes per block; the history, 0.2; the RAM stage, 1;
+//! miniatures, a fixed 1 MiB.
 
 use crate::budget::{self, Budget};
 use crate::prefetch::{Prefetcher, REACH_MAX, Source};
@@ -15,15 +16,17 @@ use crate::sketch::Sketch;
 use crate::tuner::{Tuner, WRITE_COST};
 use crate::{Range, spread};
 
-/// Cached blocks per remembered request: at 16 bytes each, 0.4 bytes per block.
-const BLOCKS_PER_ENTRY: usize = 40;
+/// Cached blocks per remembered request: at 16 bytes each, 0.2 bytes per block.
+const BLOCKS_PER_ENTRY: usize = 80;
 /// Requests remembered at least.
 const ENTRIES_MIN: usize = 1024;
 /// How many times its normal cost a flash write weighs when the budget is nearly empty.
 const PRESSURE_COST: u64 = 32;
 
-/// Blocks of the RAM stage at least, 1 MiB, where they are no more than a quarter of all.
+/// Blocks of the RAM stage at least, 1 MiB, where they are no more than a [`FLOOR_SHARE`]th of all.
 const STAGE_MIN: usize = 256;
+/// Caches of less than 16 MiB are found in traces only; a stage of 1 MiB would be most of them.
+const FLOOR_SHARE: usize = 16;
 /// The RAM stage takes a block for so many of the cache: 1 byte of RAM per block.
 const BLOCKS_PER_STAGED: usize = 4096;
 
@@ -46,7 +49,7 @@ impl Config {
     /// Blocks of the RAM stage of a cache of `blocks`, if nobody says otherwise.
     pub fn stage_of(blocks: usize) -> usize {
         (blocks / BLOCKS_PER_STAGED)
-            .max((blocks / 4).min(STAGE_MIN))
+            .max((blocks / FLOOR_SHARE).min(STAGE_MIN))
             .max(1)
     }
 
@@ -70,6 +73,9 @@ pub enum Use {
     Miss,
     /// In RAM, prefetched, and used for the first time.
     Prefetched(Source),
+    /// Prefetched, not there yet, and used for the first time: the guest waits for the rest of the
+    /// read. [`Stay::covered`] is false for it: prefetch is too slow for this block, flash is not.
+    Late(Source),
     /// In RAM or on flash.
     Hit,
 }
@@ -79,7 +85,7 @@ pub enum Use {
 pub struct Stay {
     /// Uses after the one that brought it (after the first, if it was prefetched).
     pub freq: u8,
-    /// All its uses so far were served by prefetch.
+    /// All its uses so far were served by prefetch in time.
     pub covered: bool,
     /// Prefetched and never used.
     pub unused: Option<Source>,
@@ -103,7 +109,6 @@ pub struct Policy {
     sketch: Sketch,
     tuner: Tuner,
     prefetcher: Prefetcher,
-    rules: Rules,
     pressure: u32,
 }
 
@@ -112,7 +117,6 @@ impl Policy {
     pub fn new(config: Config) -> Policy {
         let blocks = config.ram + config.flash;
         let tuner = Tuner::new(config.ram, config.flash);
-        let rules = config.rules.unwrap_or(tuner.rules());
         let entries = Self::entries(blocks, config.prefetch);
         Policy {
             sketch: Sketch::new(blocks),
@@ -120,7 +124,6 @@ impl Policy {
                 (config.ram / 4).clamp(1, REACH_MAX as usize) as u32,
                 entries.min(u32::MAX as usize) as u32,
             ),
-            rules,
             tuner,
             pressure: 0,
             config,
@@ -165,15 +168,12 @@ impl Policy {
     pub fn used(&mut self, key: u64, write: bool, how: Use) {
         let hash = spread(key);
         self.sketch.add(hash as u32);
-        let covered = if let Use::Prefetched(source) = how {
+        let covered = matches!(how, Use::Prefetched(_));
+        if let Use::Prefetched(source) | Use::Late(source) = how {
             self.prefetcher.outcome(source, true);
-            true
-        } else {
-            false
-        };
+        }
         if self.config.rules.is_none() {
             self.tuner.access(hash, write, covered, &self.sketch);
-            self.rules = self.tuner.rules();
         }
     }
 
@@ -200,10 +200,13 @@ impl Policy {
 
     /// Does `candidate` deserve the place of `victim`, which [`evict`](Self::evict) let go?
     pub fn displaces(&self, candidate: u64, victim: u64) -> bool {
-        if !self.rules.gate && self.pressure < budget::GATE {
+        if !self.rules().gate && self.pressure < budget::GATE {
             return true;
         }
-        self.sketch.estimate(spread(candidate) as u32) > self.sketch.estimate(spread(victim) as u32)
+        Rules::beats(
+            self.sketch.estimate(spread(candidate) as u32),
+            self.sketch.estimate(spread(victim) as u32),
+        )
     }
 
     /// Uses a candidate that won brings along to its slot.
@@ -213,7 +216,7 @@ impl Policy {
 
     /// What becomes of the oldest block of the log, used `freq` times since it was appended.
     pub fn evict(&self, freq: u8) -> Verdict {
-        self.rules.verdict(freq)
+        self.rules().verdict(freq)
     }
 
     /// The use count of a slot after one more use.
@@ -235,8 +238,9 @@ impl Policy {
     }
 
     /// The rules in force.
+    #[inline]
     pub fn rules(&self) -> Rules {
-        self.rules
+        self.config.rules.unwrap_or(self.tuner.rules())
     }
 
     /// How much of the budget is used up, in 256ths.
@@ -277,7 +281,7 @@ mod tests {
         let blocks = 1_000_000;
         let policy = Policy::new(Config::of(blocks));
         let per_block = policy.footprint() as f64 / blocks as f64;
-        assert!(per_block < 1.8, "{per_block} bytes per block");
+        assert!(per_block < 0.8, "{per_block} bytes per block");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub enum Source {
     History,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Stream {
     /// Where its next request should begin.
     next: u64,
@@ -61,8 +61,15 @@ struct Stream {
     ahead: u64,
     /// Blocks it has covered.
     run: u64,
-    /// When it was last continued.
-    used: u32,
+}
+
+impl Stream {
+    /// One that no request continues.
+    const NONE: Stream = Stream {
+        next: u64::MAX,
+        ahead: u64::MAX,
+        run: 0,
+    };
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,7 +145,13 @@ impl Entry {
 /// The predictors of a pool.
 #[derive(Debug)]
 pub struct Prefetcher {
-    streams: Vec<Stream>,
+    streams: [Stream; STREAMS],
+    /// Lower halves of where the streams' next requests should begin, to look through all at once.
+    nexts: [u32; STREAMS],
+    /// A bit per stream: continued since the hand passed it.
+    proven: u32,
+    /// The stream to give up next, unless it was proven.
+    hand: u32,
     followers: [Follower; FOLLOWERS],
     history: Vec<Entry>,
     /// Where in `history` a request that begins at a block was last seen, by hash.
@@ -162,7 +175,10 @@ impl Prefetcher {
     pub fn new(reach_max: u32, entries: u32) -> Prefetcher {
         let entries = entries.clamp(ENTRIES_MIN as u32, ENTRIES_MAX as u32);
         Prefetcher {
-            streams: Vec::with_capacity(STREAMS),
+            streams: [Stream::NONE; STREAMS],
+            nexts: [Stream::NONE.next as u32; STREAMS],
+            proven: 0,
+            hand: 0,
             followers: [Follower::default(); FOLLOWERS],
             history: vec![Entry::default(); entries as usize],
             places: vec![u32::MAX; (entries as usize * 2).next_power_of_two()],
@@ -207,39 +223,63 @@ impl Prefetcher {
         (self.stream.share(), self.past.share())
     }
 
+    /// The stream that a request from `key` to `end` continues.
+    #[inline]
+    fn find_stream(&self, key: u64, end: u64) -> Option<usize> {
+        // Most requests continue none: the lower halves tell, and are compared many at a time.
+        let low = (key as u32).wrapping_sub(SKIP as u32);
+        let mut near = 0u32;
+        for (i, next) in self.nexts.iter().enumerate() {
+            near |= u32::from(next.wrapping_sub(low) < (SKIP + OVERLAP) as u32) << i;
+        }
+        while near != 0 {
+            let i = near.trailing_zeros() as usize;
+            let next = self.streams[i].next;
+            if key <= next.saturating_add(SKIP) && key.saturating_add(OVERLAP) > next && end >= next
+            {
+                return Some(i);
+            }
+            near &= near - 1;
+        }
+        None
+    }
+
+    /// A stream that was not continued for a while, for another to take its place.
+    fn give_up(&mut self) -> usize {
+        // From the hand on, the first not proven; those it passes must prove themselves again.
+        let passed = self.proven.rotate_right(self.hand).trailing_ones();
+        let i = (self.hand + passed) % STREAMS as u32;
+        if passed >= STREAMS as u32 {
+            self.proven = 0;
+        } else {
+            let mask = ((1u64 << passed) - 1) as u32;
+            self.proven &= !mask.rotate_left(self.hand);
+        }
+        self.hand = (i + 1) % STREAMS as u32;
+        i as usize
+    }
+
     /// True if the request continues a stream.
     fn follow_stream(&mut self, key: u64, count: u32, out: &mut Vec<(Range, Source)>) -> bool {
         let end = key.saturating_add(u64::from(count));
-        let found = self.streams.iter().position(|s| {
-            key <= s.next.saturating_add(SKIP)
-                && key.saturating_add(OVERLAP) > s.next
-                && end >= s.next
-        });
-        let Some(i) = found else {
-            let fresh = Stream {
+        let Some(i) = self.find_stream(key, end) else {
+            let i = self.give_up();
+            self.nexts[i] = end as u32;
+            self.streams[i] = Stream {
                 next: end,
                 ahead: end,
                 run: u64::from(count),
-                used: self.clock,
             };
-            if self.streams.len() < STREAMS {
-                self.streams.push(fresh);
-            } else if let Some(oldest) = self
-                .streams
-                .iter_mut()
-                .max_by_key(|s| self.clock.wrapping_sub(s.used))
-            {
-                *oldest = fresh;
-            }
             return false;
         };
+        self.proven |= 1 << i;
         let s = &mut self.streams[i];
-        s.used = self.clock;
         if end <= s.next {
             return true;
         }
         s.run += end - s.next;
         s.next = end;
+        self.nexts[i] = end as u32;
         let want = s.run.min(u64::from(self.reach_max)) as u32;
         let left = s.ahead.saturating_sub(end) as u32;
         // Read on when half of what was read ahead is used up: fewer, larger reads.

@@ -7,8 +7,11 @@
 
 /// Highest use count a slot keeps: two bits.
 pub const FREQ_MAX: u8 = 3;
+/// Uses by which a newcomer must lead at a gate. One is no lead: in a loop every block has as many
+/// uses as any other, but for being one ahead of what the loop has not reached yet.
+const LEAD: u8 = 2;
 
-/// One setting of the knobs.
+/// One setting of the knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Must a block have been asked for more often than the one it displaces?
@@ -35,6 +38,11 @@ impl Rules {
             n => Verdict::Keep { freq: n - 1 },
         }
     }
+
+    /// At the gate: may a block displace another, asked for so often lately?
+    pub fn beats(candidate: u8, victim: u8) -> bool {
+        candidate >= victim.saturating_add(LEAD)
+    }
 }
 
 #[cfg(test)]
@@ -51,5 +59,11 @@ mod tests {
                 assert!(turns <= FREQ_MAX);
             }
         }
+    }
+
+    #[test]
+    fn equals_and_neighbours_do_not_swap_places() {
+        assert!(!Rules::beats(3, 3) && !Rules::beats(4, 3));
+        assert!(Rules::beats(5, 3) && Rules::beats(2, 0));
     }
 }

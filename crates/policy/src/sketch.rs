@@ -1,101 +1,137 @@
 //! How often was a block asked for lately? A count-min sketch that halves itself.
 //!
 //! To tell "again and again" from "once" for blocks that are not cached, exact counts would cost
-//! more than the cache's index. Ten bits per cached block do: two rows of 4-bit counters (Cormode
-//! and Muthukrishnan 2005, conservative update; aging as in TinyLFU, Einziger et al. 2017). More
-//! rows in the same memory make every row fuller and the estimate worse.
+//! more than the cache's index. A few bits per cached block do: 4-bit counters (Cormode and
+//! Muthukrishnan 2005, conservative update; aging as in TinyLFU, Einziger et al. 2017). Both
+//! counters of a block lie in one cache line, so that a use costs one miss of the processor's
+//! caches. A halving touches nothing: each line knows when it was halved last and catches up when it is
+//! used next, so no request waits for a pass over memory.
 
-const ROWS: u64 = 2;
 const COUNTER_MAX: u64 = 15;
-const PER_WORD: u64 = 16;
 /// Keeps the lower three bits of each counter when a word is shifted down.
 const HALVE: u64 = 0x7777_7777_7777_7777;
 /// Bits of memory per cached block.
-const BITS_PER_BLOCK: u64 = 10;
-/// Words of a row at least: 8 KiB, so that small caches need not be forgetful.
-const ROW_WORDS_MIN: u64 = 1024;
+const BITS_PER_BLOCK: usize = 4;
+/// Lines at least: 16 KiB, so that small caches need not be forgetful.
+const LINES_MIN: usize = 256;
 /// Uses per cached block between halvings: a working set several times flash still counts.
 const PERIOD: u64 = 10;
-/// Odd constants that give each row its own hash (from xxHash64 and SplitMix64).
-const ROW_HASH: [u64; ROWS as usize] = [0x9E37_79B1_85EB_CA87, 0xC2B2_AE3D_27D4_EB4F];
+const LINE_BITS: usize = 512;
+/// Counters of the first half of a line, and of the second, whose last byte is the line's age.
+const FIRST: u64 = 64;
+const SECOND: u64 = 62;
+/// Of xxHash64.
+const COUNTER_HASH: u64 = 0x9E37_79B1_85EB_CA87;
+
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line([u64; 8]);
+
+impl Line {
+    fn epoch(&self) -> u8 {
+        (self.0[7] >> 56) as u8
+    }
+
+    /// Halves as often as has been missed since it was used last.
+    #[inline]
+    fn age_to(&mut self, epoch: u8) {
+        let missed = epoch.wrapping_sub(self.epoch());
+        if missed == 0 {
+            return;
+        }
+        self.0[7] &= u64::MAX >> 8;
+        for _ in 0..missed.min(4) {
+            for word in &mut self.0 {
+                *word = *word >> 1 & HALVE;
+            }
+        }
+        self.0[7] |= u64::from(epoch) << 56;
+    }
+
+    #[inline]
+    fn counter(&self, at: u64) -> u64 {
+        self.0[(at / 16) as usize] >> (at % 16 * 4) & COUNTER_MAX
+    }
+}
 
 /// Estimates how often keys were used.
 #[derive(Debug)]
 pub struct Sketch {
-    words: Vec<u64>,
-    row_words: u64,
-    added: u64,
+    lines: Vec<Line>,
+    /// Halvings so far.
+    epoch: u8,
+    left: u64,
     period: u64,
 }
 
 impl Sketch {
     /// A sketch for a cache of `blocks`.
     pub fn new(blocks: usize) -> Sketch {
-        let row_words = Self::row_words(blocks);
+        // The first period is twice as long, as every one begins with half of the last.
+        let period = (blocks as u64 * PERIOD / 2).max(64);
         Sketch {
-            words: vec![0; (row_words * ROWS) as usize],
-            row_words,
-            added: 0,
-            period: (blocks as u64 * PERIOD).max(64),
+            lines: vec![Line([0; 8]); Self::lines(blocks)],
+            epoch: 0,
+            left: period * 2,
+            period,
         }
     }
 
-    fn row_words(blocks: usize) -> u64 {
-        (blocks as u64 * BITS_PER_BLOCK / 64 / ROWS).max(ROW_WORDS_MIN)
+    fn lines(blocks: usize) -> usize {
+        (blocks * BITS_PER_BLOCK / LINE_BITS).max(LINES_MIN)
     }
 
     /// Bytes a sketch for a cache of `blocks` takes.
     pub fn footprint_of(blocks: usize) -> usize {
-        (Self::row_words(blocks) * ROWS * 8) as usize
+        Self::lines(blocks) * LINE_BITS / 8
     }
 
+    /// Its line and both its counters.
     #[inline]
-    fn place(&self, hash: u64, row: u64) -> (usize, u32) {
-        let h = hash.wrapping_mul(ROW_HASH[row as usize]);
-        let h = (h ^ (h >> 31)) & 0xFFFF_FFFF;
-        let at = (h * (self.row_words * PER_WORD)) >> 32;
+    fn place(&self, hash: u32) -> (usize, u64, u64) {
+        let line = (u64::from(hash) * self.lines.len() as u64) >> 32;
+        let h = u64::from(hash).wrapping_mul(COUNTER_HASH);
+        let h = h ^ (h >> 29);
+        let (a, b) = (h >> 40 & 0xFFFF, h & 0xFFFF);
         (
-            (row * self.row_words + at / PER_WORD) as usize,
-            (at % PER_WORD) as u32 * 4,
+            line as usize,
+            (a * FIRST) >> 16,
+            FIRST + ((b * SECOND) >> 16),
         )
     }
 
     /// Counts a use.
+    #[inline]
     pub fn add(&mut self, hash: u32) {
-        let hash = u64::from(hash);
-        let least = u64::from(self.estimate(hash as u32));
+        let (at, a, b) = self.place(hash);
+        let line = &mut self.lines[at];
+        line.age_to(self.epoch);
+        let (first, second) = (line.counter(a), line.counter(b));
+        let least = first.min(second);
         if least < COUNTER_MAX {
-            for row in 0..ROWS {
-                let (word, shift) = self.place(hash, row);
-                if self.words[word] >> shift & COUNTER_MAX == least {
-                    self.words[word] += 1 << shift;
-                }
+            for (at, count) in [(a, first), (b, second)] {
+                line.0[(at / 16) as usize] += u64::from(count == least) << (at % 16 * 4);
             }
         }
-        self.added += 1;
-        if self.added >= self.period {
-            // One pass over memory per ten uses of every cached block.
-            for word in &mut self.words {
-                *word = *word >> 1 & HALVE;
-            }
-            self.added /= 2;
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.period;
+            self.epoch = self.epoch.wrapping_add(1);
         }
     }
 
     /// Uses counted, aged. Never too low since the last halving, up to 15.
+    #[inline]
     pub fn estimate(&self, hash: u32) -> u8 {
-        (0..ROWS)
-            .map(|row| {
-                let (word, shift) = self.place(u64::from(hash), row);
-                self.words[word] >> shift & COUNTER_MAX
-            })
-            .min()
-            .unwrap_or(0) as u8
+        let (at, a, b) = self.place(hash);
+        let line = &self.lines[at];
+        let missed = self.epoch.wrapping_sub(line.epoch()).min(4);
+        (line.counter(a).min(line.counter(b)) >> missed) as u8
     }
 
     /// Bytes it takes.
     pub fn footprint(&self) -> usize {
-        self.words.len() * 8
+        self.lines.len() * LINE_BITS / 8
     }
 }
 

@@ -102,16 +102,12 @@ impl Cache {
         let in_stream =
             !request.write && self.policy.read(request.block, request.count, &mut ahead);
         let (mut hits, mut foreseen, mut waited) = (0, 0, false);
-        let late_before = self.out.prefetch_late;
         for key in request.block..request.block + n {
             let how = self.access(key, request.write);
-            hits += u64::from(how != Use::Miss);
+            hits += u64::from(!matches!(how, Use::Miss | Use::Late(_)));
             foreseen += u64::from(matches!(how, Use::Prefetched(_)));
             waited |= how != Use::Hit;
         }
-        let late = self.out.prefetch_late - late_before;
-        hits -= late;
-        foreseen -= late.min(foreseen);
         if request.write {
             self.out.writes += n;
             self.out.write_hits += hits;
@@ -183,8 +179,13 @@ impl Cache {
         if let Some(held) = self.held.get_mut(&key) {
             if let Some(source) = held.unused.take() {
                 self.waiting -= 1;
-                self.out.prefetch_late += u64::from(self.now_us < held.ready_us);
-                how = Use::Prefetched(source);
+                how = if self.now_us < held.ready_us {
+                    self.out.prefetch_late += 1;
+                    held.covered = false;
+                    Use::Late(source)
+                } else {
+                    Use::Prefetched(source)
+                };
             } else {
                 how = Use::Hit;
                 held.freq = Policy::touch(held.freq);

@@ -85,7 +85,7 @@ fn a_loop_larger_than_the_cache_is_kept_in_part() {
     let load = Workload::made("loop", reads((0..200_000).map(|i| scattered(i % 5000))));
     let (ours, lru, _) = demand(&load, 2500);
     assert!(lru < 0.01);
-    assert!(ours > 0.3, "{ours}");
+    assert!(ours > 0.4, "{ours}");
     // One whose order fits into the history is read ahead.
     let short = Workload::made("loop", reads((0..50_000).map(|i| scattered(i % 900))));
     let ahead = score(Policy::Hearth, &short, 450);
@@ -148,9 +148,9 @@ fn it_follows_a_workload_that_changes_phase() {
     let lru = parts(Policy::Reference(Kind::Lru));
     println!("ours {ours:.2?}\nlru  {lru:.2?}");
     // The last third of each phase, when it has had time to adapt.
-    assert!(ours[2] > 0.3 && lru[2] < 0.01);
+    assert!(ours[2] > 0.4 && lru[2] < 0.01);
     assert!(ours[5] > lru[5] - 0.05, "{} {}", ours[5], lru[5]);
-    assert!(ours[8] > 0.3, "{}", ours[8]);
+    assert!(ours[8] > 0.4, "{}", ours[8]);
 }
 
 #[test]
