@@ -28,11 +28,13 @@ pub enum Fault {
     IgnoreFua,
     /// Do not hold the range of a partial write.
     SkipRangeLock,
+    /// Do not list what a failed device no longer gives back.
+    HideUnreadable,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 12] = [
+    pub const ALL: [Fault; 13] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -45,6 +47,7 @@ impl Fault {
         Fault::TrustUnverifiedTail,
         Fault::IgnoreFua,
         Fault::SkipRangeLock,
+        Fault::HideUnreadable,
     ];
 }
 
