@@ -95,10 +95,7 @@ impl Bench {
     }
 
     fn tls_uri(&self, dir: &str) -> String {
-        format!(
-            "nbds://localhost:{}/vm1?tls-certificates={dir}",
-            self.port
-        )
+        format!("nbds://localhost:{}/vm1?tls-certificates={dir}", self.port)
     }
 
     fn run(&self, program: &str, args: &[&str]) -> Result<Output> {
@@ -162,7 +159,10 @@ impl Bench {
     fn refuses_strangers(&self) -> Result<()> {
         let theirs = Authority::new("theirs")?;
         let distrusts = self.client("distrusts", &theirs, Some(&self.ours))?;
-        self.refuses("a client that does not know our CA", &self.tls_uri(&distrusts))?;
+        self.refuses(
+            "a client that does not know our CA",
+            &self.tls_uri(&distrusts),
+        )?;
         let stranger = self.client("stranger", &self.ours, Some(&theirs))?;
         self.refuses("a client of another CA", &self.tls_uri(&stranger))?;
         let nobody = self.client("nobody", &self.ours, None)?;
