@@ -12,7 +12,10 @@ flash=$demo/flash
 origin=$demo/disk.raw
 run=$demo/run
 # Socket paths have at most 107 characters.
-((${#run} < 90)) || run=$(TMPDIR=/tmp mktemp -d)
+short=
+((${#run} < 90)) || run=$(TMPDIR=/tmp mktemp -d) short=$run
+tidy() { [[ -z $short ]] || rm -rf -- "$short"; }
+trap tidy EXIT
 requests=1200
 
 say "Building"
@@ -37,12 +40,13 @@ stop() {
     trap - INT TERM EXIT
     kill -TERM "$daemon" 2>/dev/null || true
     wait "$daemon" 2>/dev/null || true
+    tidy
     note "stopped; make run starts it again, warm"
 }
 trap 'stop; exit 0' INT TERM
 trap stop EXIT
 until [[ -S $run/api.sock ]] && hearth disk list >/dev/null 2>&1; do
-    kill -0 "$daemon" 2>/dev/null || { trap - EXIT; die "the daemon did not start; what it said stands above"; }
+    kill -0 "$daemon" 2>/dev/null || { trap tidy EXIT; die "the daemon did not start; what it said stands above"; }
     sleep 0.05
 done
 if ! hearth disk show demo >/dev/null 2>&1; then
@@ -100,5 +104,5 @@ TEXT
 
 say "Serving until Ctrl-C"
 wait "$daemon" || true
-trap - EXIT
+trap tidy EXIT
 note "the daemon has ended"

@@ -6,6 +6,7 @@
 use super::markdown::{COSTS, spread};
 use super::report::{Cell, Report, Table};
 use crate::report::number;
+use hearth_simulate::plot::escaped;
 use std::fmt::Write;
 
 const WIDTH: f64 = 760.0;
@@ -31,13 +32,6 @@ table.facts td { text-align: left; vertical-align: top; }
 svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 svg .soft { fill: var(--soft); } svg .axis { stroke: var(--line); } svg .whisker { stroke: var(--ink); }
 ";
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
 
 /// Colours that stay apart for most colour-blind readers (Okabe and Ito).
 fn colour(row: &str) -> &'static str {

@@ -395,7 +395,8 @@ pub struct DiskAdd {
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "size_from_origin", "trust"]))]
+    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "size_from_origin",
+        "trust"]))]
 pub struct DiskSet {
     /// The disk
     #[arg(value_name = "NAME")]
@@ -418,6 +419,9 @@ pub struct DiskSet {
     /// Let the flash kept for it follow the advice, between --min and --max
     #[arg(long, value_enum)]
     pub auto: Option<Switch>,
+    /// Seconds that requests wait for an origin's server that is gone before they fail
+    #[arg(long, value_name = "SECONDS")]
+    pub origin_timeout: Option<f64>,
     /// The origin has grown: take over its size
     #[arg(long)]
     pub size_from_origin: bool,

@@ -222,6 +222,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         max: args.max.map(|s| s.0),
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         auto: args.auto.map(|s| s == Switch::On),
+        origin_timeout: args.origin_timeout,
         size_from_origin: args.size_from_origin,
         trust: args.trust.map(Into::into),
     };

@@ -8,7 +8,7 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 
 use crate::args::{Global, Histogram};
-use crate::stats::micros;
+use crate::stats::{micros, percentiles};
 use crate::table::{Table, plain};
 use crate::{Outcome, print_json};
 
@@ -92,20 +92,17 @@ fn text(report: &HistogramReport) -> String {
         out.push_str(&table(CLOSEST.0, Unit::Plain, closest, None));
     }
     out.push('\n');
-    let mut percentiles = Table::new(&[
-        "LATENCY", ">COUNT", ">MEAN", ">50 %", ">90 %", ">99 %", ">99.9 %", ">MAX",
-    ]);
-    let mut row = |name: &str, l: &FineLatency| {
+    let line = |name, l: &FineLatency| {
         let values = [l.mean_us, l.p50_us, l.p90_us, l.p99_us, l.p999_us, l.max_us];
-        percentiles.row(
-            [name.to_owned(), l.count.to_string()]
-                .into_iter()
-                .chain(values.map(|us| micros((l.count > 0).then_some(us)))),
-        );
+        (name, l.count, values)
     };
-    row("reads", &report.read_latency);
-    row("writes", &report.write_latency);
-    out.push_str(&percentiles.render());
+    out.push_str(&percentiles(
+        "LATENCY",
+        [
+            line("reads", &report.read_latency),
+            line("writes", &report.write_latency),
+        ],
+    ));
     out
 }
 

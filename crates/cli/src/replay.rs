@@ -17,8 +17,8 @@ use hearth_trace::sparkline;
 
 use crate::args::{Global, TraceReplay};
 use crate::interrupt::Interrupt;
-use crate::stats::{micros, percent};
-use crate::table::{Table, plain};
+use crate::stats::{percent, percentiles};
+use crate::table::plain;
 use crate::{Failure, print_json};
 
 /// Lag from which a replay with the trace's timing is not the trace any more, seconds.
@@ -222,23 +222,16 @@ fn text(report: &Report) -> String {
         );
     }
     out.push('\n');
-    let mut table = Table::new(&[
-        "", ">COUNT", ">MEAN", ">50 %", ">90 %", ">99 %", ">99.9 %", ">MAX",
-    ]);
-    let mut row = |name: &str, l: &Latencies| {
+    let line = |name, l: &Latencies| {
         let values = [l.mean_us, l.p50_us, l.p90_us, l.p99_us, l.p999_us, l.max_us];
-        table.row(
-            [name.to_owned(), l.count.to_string()]
-                .into_iter()
-                .chain(values.map(|us| micros((l.count > 0).then_some(us)))),
-        );
+        (name, l.count, values)
     };
-    row("read latency", &o.reads);
-    row("write latency", &o.writes);
-    if let Some(response) = &o.response {
-        row("response", response);
-    }
-    out.push_str(&table.render());
+    let lines = [
+        line("read latency", &o.reads),
+        line("write latency", &o.writes),
+    ];
+    let response = o.response.as_ref().map(|r| line("response", r));
+    out.push_str(&percentiles("", lines.into_iter().chain(response)));
     if let Some(cache) = &report.cache {
         let _ = writeln!(
             out,

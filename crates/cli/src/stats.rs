@@ -76,6 +76,25 @@ pub fn percent(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |r| format!("{:.1} %", r * 100.0))
 }
 
+/// A table of latencies: name, requests, and mean, 50th, 90th, 99th, 99.9th percentile and
+/// longest in microseconds, which say nothing if there was no request.
+pub fn percentiles<'a>(
+    heading: &str,
+    lines: impl IntoIterator<Item = (&'a str, u64, [f64; 6])>,
+) -> String {
+    let mut table = Table::new(&[
+        heading, ">COUNT", ">MEAN", ">50 %", ">90 %", ">99 %", ">99.9 %", ">MAX",
+    ]);
+    for (name, count, values) in lines {
+        table.row(
+            [name.to_owned(), count.to_string()]
+                .into_iter()
+                .chain(values.map(|us| micros((count > 0).then_some(us)))),
+        );
+    }
+    table.render()
+}
+
 pub fn micros(us: Option<f64>) -> String {
     match us {
         None => "-".to_owned(),

@@ -8,6 +8,7 @@ use hearth_daemon::size::human;
 use hearth_trace::{Bin, Info, Options, Output, Reader, Summary, TraceError, Writer, sparkline};
 
 use crate::args::{Global, Trace, TraceConvert, TraceInfo, TraceOutput};
+use crate::stats::percent;
 use crate::table::Table;
 use crate::{Outcome, print_json};
 
@@ -98,7 +99,6 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
     if global.json {
         return print_json(&sum);
     }
-    let percent = |share: f64| format!("{:.1} %", share * 100.0);
     let operations = reader.format().has_operations();
     println!("form          {}", reader.format());
     println!("requests      {}", sum.requests);
@@ -106,7 +106,7 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
         println!(
             "reads         {} ({}), {}",
             sum.reads,
-            percent(sum.read_share),
+            percent(Some(sum.read_share)),
             human(sum.read_bytes)
         );
         println!("writes        {}, {}", sum.writes, human(sum.written_bytes));
@@ -124,10 +124,10 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
     println!(
         "reuse         {:.2} accesses per block; no cache without prefetch hits more than {}",
         sum.reuse,
-        percent(1.0 - 1.0 / sum.reuse.max(1.0))
+        percent(Some(1.0 - 1.0 / sum.reuse.max(1.0)))
     );
-    println!("unaligned     {}", percent(sum.unaligned_share));
-    println!("sequential    {}", percent(sum.sequential_share));
+    println!("unaligned     {}", percent(Some(sum.unaligned_share)));
+    println!("sequential    {}", percent(Some(sum.sequential_share)));
     if operations {
         println!("over time     {}", sparkline(&sum.over_time));
     }

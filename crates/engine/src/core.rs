@@ -651,6 +651,7 @@ impl Core {
             if dirty {
                 d.dirty.remove(block);
                 d.lost.remove(block);
+                d.doubtful.remove(block);
             }
         }
         if dirty {

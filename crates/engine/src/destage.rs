@@ -11,6 +11,7 @@ use crate::api::{DiskId, Effects, Mode};
 use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::disk::{SyncWaiter, Written};
 use crate::faults::Fault;
+use crate::flashfail::Unread;
 use crate::index::{Key, SlotNo};
 use crate::log::Then;
 use hearth_format::Kind;
@@ -49,6 +50,8 @@ pub(crate) struct DestageJob {
     pub slots: Vec<SlotNo>,
     pub reads: u32,
     pub failed: bool,
+    /// A failed device refused to give back a part of it.
+    pub struck: bool,
     pub zero: bool,
     /// Zeros that keep their space on the origin.
     pub solid: bool,
@@ -264,6 +267,11 @@ impl Core {
         self.index.slot_mark(slot)
     }
 
+    /// The block is read alone, to tell whether it is the one that cannot be read.
+    fn doubtful(&self, disk: DiskId, block: u64) -> bool {
+        self.disk(disk).is_some_and(|d| d.doubtful.contains(block))
+    }
+
     fn destage_run(
         &mut self,
         disk: DiskId,
@@ -274,7 +282,11 @@ impl Core {
     ) -> bool {
         let mut slots = Vec::new();
         for block in start..start + left {
-            if block > start && self.destage_obstacle(disk, block).is_some() {
+            if block > start
+                && (self.destage_obstacle(disk, block).is_some()
+                    || self.doubtful(disk, start)
+                    || self.doubtful(disk, block))
+            {
                 break;
             }
             match self.index.get(Key::new(disk, block)) {
@@ -298,6 +310,7 @@ impl Core {
             slots: slots.clone(),
             reads: 0,
             failed: false,
+            struck: false,
             zero: false,
             solid: false,
             started_ns: now,
@@ -361,17 +374,45 @@ impl Core {
                 self.lose(disk, block, slot + i);
             }
         }
+        if done.result.is_err() {
+            self.flash_read_failed(now, fx);
+            self.destage_unread(id, at, (done.op.len / 4096) as usize);
+        }
         let job = &mut self.jobs[id];
         job.failed |= done.result.is_err() || !done.bad_blocks.is_empty();
         job.reads -= 1;
         if job.reads > 0 {
             return;
         }
-        if job.failed {
+        let struck = job.struck;
+        if struck {
+            // Nothing to wait for: whatever is tried next is another block, or this one alone.
+            let job = self.destage_give_back(id);
+            self.wake_clean_waiters(job.disk, now, fx);
+        } else if job.failed {
             self.destage_failed(id, now, fx);
+        } else {
+            self.destage_durable(id, now, fx);
+        }
+    }
+
+    /// One read of a run, `count` blocks from its `at`th, ended with an error.
+    fn destage_unread(&mut self, id: usize, at: usize, count: usize) {
+        if !self.flash_failed {
             return;
         }
-        self.destage_durable(id, now, fx);
+        let job = &mut self.jobs[id];
+        job.struck = true;
+        let (disk, start) = (job.disk, job.start);
+        let slots = job.slots[at..at + count].to_vec();
+        let unread = Unread { alone: count == 1 };
+        for (block, slot) in (start + at as u64..).zip(slots) {
+            if self.index.get(Key::new(disk, block)) == Some(slot)
+                && self.index.slot(slot).is_some_and(|s| s.dirty)
+            {
+                self.strike(disk, block, slot, unread);
+            }
+        }
     }
 
     /// Step 2. If the log were not durable up to the run, a crash could bring an older clean copy
@@ -470,6 +511,7 @@ impl Core {
                 slots: Vec::new(),
                 reads: 0,
                 failed: false,
+                struck: false,
                 zero: true,
                 solid,
                 started_ns: now,
@@ -528,16 +570,21 @@ impl Core {
 
     /// A run could not be read or written: leave it dirty and wait before trying again.
     fn destage_failed(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let job = self.destage_give_back(id);
+        self.destage_back_off(job.disk, now, fx);
+    }
+
+    /// Ends a run that has changed nothing.
+    fn destage_give_back(&mut self, id: usize) -> DestageJob {
         let job = self.jobs.remove(id);
         for slot in &job.slots {
             self.unpin_slot(*slot);
             self.index.set_mark(*slot, false);
         }
-        let Some(d) = self.disk_mut(job.disk) else {
-            return;
-        };
-        d.destage.busy.retain(|(_, _, j)| *j != id);
-        self.destage_back_off(job.disk, now, fx);
+        if let Some(d) = self.disk_mut(job.disk) {
+            d.destage.busy.retain(|(_, _, j)| *j != id);
+        }
+        job
     }
 
     /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
@@ -667,6 +714,7 @@ impl Core {
         };
         d.dirty.remove(block);
         d.lost.remove(block);
+        d.doubtful.remove(block);
         self.index.set_dirty(slot, false);
         let seg = self.log.segment_of(slot);
         self.log.segments[seg].dirty -= 1;

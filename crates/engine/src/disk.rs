@@ -60,6 +60,17 @@ pub(crate) struct OriginSync {
     pub inflight: Option<u64>,
     /// Who waits for which count.
     pub waiters: Vec<(u64, SyncWaiter)>,
+    /// Flushes that failed, in a row.
+    pub failures: u32,
+    /// No flush that nobody asked for before this time.
+    pub not_before_ns: u64,
+}
+
+impl OriginSync {
+    /// The last flush failed, and it is too early for another one that no guest waits for.
+    pub fn backing_off(&self, now: u64) -> bool {
+        self.failures > 0 && now < self.not_before_ns
+    }
 }
 
 /// Who waits for an origin flush.
@@ -118,6 +129,8 @@ pub(crate) struct Disk {
     pub solid: BlockSet,
     /// Dirty blocks whose data is lost.
     pub lost: BlockSet,
+    /// Dirty blocks that a failed flash device has refused once.
+    pub doubtful: BlockSet,
     /// Oldest segment with a zero record that still matters.
     pub zero_seg_seq: Option<u64>,
     pub intents: BTreeMap<u32, Intent>,
@@ -163,6 +176,7 @@ impl Disk {
             zero: BlockSet::default(),
             solid: BlockSet::default(),
             lost: BlockSet::default(),
+            doubtful: BlockSet::default(),
             zero_seg_seq: None,
             intents: BTreeMap::new(),
             region_blocks: REGION_BLOCKS_MIN,

@@ -392,6 +392,7 @@ impl Engine {
             d.solid.clear();
             d.zero_seg_seq = None;
             d.lost.clear();
+            d.doubtful.clear();
             d.intents.clear();
         }
         core.roll(fx);
@@ -502,7 +503,9 @@ impl Engine {
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         d.drain = on;
         if on {
+            // Whoever asks has perhaps just put the origin right.
             d.destage.not_before_ns = 0;
+            d.sync.not_before_ns = 0;
         }
         Ok(())
     }

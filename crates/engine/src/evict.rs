@@ -20,6 +20,9 @@ use smallvec::{SmallVec, smallvec};
 const MOVE_RUN: u32 = 64;
 /// Reinsertions (reads and appends) in flight.
 const MOVES_MAX: u32 = 8;
+/// Free segments below which no further segment is evicted while others wait to be free: one for
+/// what is moved out of it, one for the records that free the others, also after a crash.
+const FREE_MIN: usize = 2;
 /// Time between looks at a segment in which everything waits for something.
 const RESCAN_NS: u64 = 1_000_000;
 /// A disk number no disk has, for records that only carry a batch header.
@@ -81,6 +84,12 @@ impl Core {
             let Some(seg) = self.evict.current.or(self.log.order.front().copied()) else {
                 break;
             };
+            // What was evicted is free only after two more batches and flushes, and moving a segment
+            // may take one. Were the last segments spent before those batches are written, nothing
+            // could ever be appended again; and a crash closes the head, however empty it is.
+            if self.evict.current.is_none() && coming > 0 && self.log.free.len() < FREE_MIN {
+                break;
+            }
             if self.evict.current.is_none() {
                 self.evict = Evict {
                     current: Some(seg),

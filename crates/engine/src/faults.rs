@@ -32,11 +32,13 @@ pub enum Fault {
     StageForgetsNot,
     /// Keep what was read ahead although a write overtook it.
     KeepRacedPrefetch,
+    /// Do not list what a failed device no longer gives back.
+    HideUnreadable,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 14] = [
+    pub const ALL: [Fault; 15] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -51,6 +53,7 @@ impl Fault {
         Fault::SkipRangeLock,
         Fault::StageForgetsNot,
         Fault::KeepRacedPrefetch,
+        Fault::HideUnreadable,
     ];
 }
 

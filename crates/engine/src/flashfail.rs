@@ -5,10 +5,17 @@
 //! fails too often in a row, or a device flush or many reads fail, the device counts as failed:
 //! nothing is appended any more, clean data comes from the origins, writes go to the origins,
 //! and what is dirty is read from flash as long as it answers. The disks go on (invariant 7).
+//!
+//! A dirty block that a failed device does not give back, not even when read alone, is listed as
+//! lost ([`Core::strike`]), so that somebody can learn of it and accept it. The destager tries all
+//! of them, whether or not a guest asks. While the device counts as healthy an error of a read
+//! says nothing of the kind: the next one may succeed.
 
-use crate::api::Effects;
+use crate::api::{DiskId, Effects};
 use crate::append::unsent;
 use crate::core::{Core, OpCtx, Phase};
+use crate::faults::Fault;
+use crate::index::SlotNo;
 use crate::log::{Apply, BatchState, SegState, Then};
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, Class, OpKind, Target};
@@ -17,7 +24,45 @@ use smallvec::{SmallVec, smallvec};
 /// Segments tried before the device counts as failed; it does so too when none is left to try.
 const SEGMENT_TRIES: u32 = 4;
 
+/// How a read of flash failed with an error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unread {
+    /// It was of this one block; otherwise any block of the run may be the culprit.
+    pub alone: bool,
+}
+
+/// Consecutive flash read errors after which the device counts as failed.
+const READ_ERRORS_MAX: u32 = 32;
+
 impl Core {
+    /// A read of flash failed. One alone says little; many without a success between them do.
+    pub fn flash_read_failed(&mut self, now: u64, fx: &mut Effects) {
+        if self.flash_read_errors > READ_ERRORS_MAX {
+            self.fail_flash(now, fx);
+        }
+    }
+
+    /// A dirty block could not be read from flash. True if it is worth reading once more, alone;
+    /// on a failed device the second time it is lost. So a block costs at most two failed reads
+    /// and one more for the run it was first read in.
+    pub fn strike(&mut self, disk: DiskId, block: u64, slot: SlotNo, unread: Unread) -> bool {
+        if !self.flash_failed {
+            return false;
+        }
+        let Some(d) = self.disk_mut(disk) else {
+            return false;
+        };
+        if d.doubtful.insert(block) || !unread.alone {
+            return true;
+        }
+        if self.opts.faults.has(Fault::HideUnreadable) {
+            self.index.set_lost(slot);
+            return false;
+        }
+        self.lose(disk, block, slot);
+        false
+    }
+
     /// A batch failed. Once all in flight have ended, sends them again elsewhere.
     pub fn retry_failed(&mut self, now: u64, fx: &mut Effects) {
         if self

@@ -10,6 +10,11 @@ use hearth_format::Kind;
 use hearth_io::{Class, IoError, OpKind, Target};
 use smallvec::SmallVec;
 
+/// First wait after an origin's flush failed before one that no guest waits for is tried again.
+const SYNC_BACKOFF_NS: u64 = 20_000_000;
+/// How often that wait doubles: to 1.28 s, so that a stop with a time limit still gets its tries.
+const SYNC_BACKOFF_DOUBLINGS: u32 = 6;
+
 impl Core {
     /// A client's flush: whatever it covers is durable on flash, or on the origin, or both.
     pub fn start_flush(&mut self, id: usize, now: u64, fx: &mut Effects) {
@@ -197,7 +202,12 @@ impl Core {
         let Some(d) = self.disk_mut(disk) else { return };
         d.sync.inflight = None;
         let failed = result.is_err();
-        if !failed {
+        if failed {
+            let wait = SYNC_BACKOFF_NS << d.sync.failures.min(SYNC_BACKOFF_DOUBLINGS);
+            d.sync.not_before_ns = now + wait;
+            d.sync.failures += 1;
+        } else {
+            d.sync.failures = 0;
             d.sync.durable = d.sync.durable.max(covers);
         }
         let waiters = std::mem::take(&mut d.sync.waiters);
@@ -345,6 +355,7 @@ impl Core {
                 && d.attached
                 && target > d.sync.durable
                 && d.sync.inflight.is_none()
+                && !d.sync.backing_off(now)
             {
                 self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
             }
@@ -384,7 +395,7 @@ impl Core {
                 .waiters
                 .iter()
                 .any(|(_, w)| matches!(w, SyncWaiter::Intents));
-            if !asked {
+            if !asked && !d.sync.backing_off(now) {
                 self.wait_origin(disk, target, SyncWaiter::Intents, now, fx);
             }
         }

@@ -9,6 +9,7 @@ use crate::api::{Effects, Mode, ReqError, ReqOp, Request};
 use crate::core::{Core, INTERNAL, OpCtx, Phase, ewma, req_error};
 use crate::disk::Ticket;
 use crate::faults::Fault;
+use crate::flashfail::Unread;
 use crate::index::{Key, SlotNo};
 use crate::log::{Apply, Item, Then};
 use crate::stage::policy_key;
@@ -25,8 +26,6 @@ pub(crate) const FILLS_MAX: usize = 512;
 /// How often a read looks again for a block that moved or could not be read; a request has this
 /// many for each of its blocks.
 const RETRIES_MAX: u64 = 8;
-/// Consecutive flash read errors after which the device counts as failed.
-const READ_ERRORS_MAX: u32 = 32;
 /// Bytes a prefetch request reads at a time.
 const PREFETCH_STEP: u64 = 256 << 10;
 /// Most a prefetch request reads; it is a hint, and its steps nest.
@@ -450,8 +449,8 @@ impl Core {
             self.reqs[id].failed = Some(ReqError::Io);
             return self.read_part_done(id, now, fx);
         }
-        if done.result.is_err() && self.flash_read_errors > READ_ERRORS_MAX {
-            self.fail_flash(now, fx);
+        if done.result.is_err() {
+            self.flash_read_failed(now, fx);
         }
         let count = (done.op.len / 4096) as u32;
         let failed = done.result.is_err();
@@ -459,7 +458,8 @@ impl Core {
             let disk = self.reqs[id].r.disk;
             for i in 0..count {
                 if failed || done.bad_blocks.contains(&i) {
-                    self.bad_block(id, disk, block + u64::from(i), slot + i, failed, now, fx);
+                    let eio = failed.then_some(Unread { alone: count == 1 });
+                    self.bad_block(id, disk, block + u64::from(i), slot + i, eio, now, fx);
                 }
             }
         }
@@ -524,16 +524,24 @@ impl Core {
         disk: u16,
         block: u64,
         slot: SlotNo,
-        eio: bool,
+        eio: Option<Unread>,
         now: u64,
         fx: &mut Effects,
     ) {
         if self.index.get(Key::new(disk, block)) == Some(slot) {
             if self.index.slot(slot).is_some_and(|s| s.dirty) {
-                if !eio {
-                    self.lose(disk, block, slot);
+                let again = match eio {
+                    Some(unread) => self.strike(disk, block, slot, unread),
+                    None => {
+                        self.lose(disk, block, slot);
+                        false
+                    }
+                };
+                if again {
+                    self.read_again(id, block, now, fx);
+                } else {
+                    self.reqs[id].failed = Some(ReqError::Io);
                 }
-                self.reqs[id].failed = Some(ReqError::Io);
                 return;
             }
             self.forget_block(disk, block, now);
@@ -547,6 +555,11 @@ impl Core {
                 d.counters.bad_clean_blocks += 1;
             }
         }
+        self.read_again(id, block, now, fx);
+    }
+
+    /// Looks again for one block of a read, wherever it is by now.
+    fn read_again(&mut self, id: usize, block: u64, now: u64, fx: &mut Effects) {
         self.reqs[id].retries += 1;
         let (start, end) = self.blocks_of(id);
         if self.reqs[id].retries > RETRIES_MAX * (end - start) {

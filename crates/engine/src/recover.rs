@@ -207,6 +207,10 @@ impl Core {
     }
 
     /// Regions that were being written: their clean copies may be older than the origin.
+    ///
+    /// That the intent is durable says that the origin may have been written, not whether, and the
+    /// copies were unmapped in RAM only; so invariant 3 demands that the whole region's go. A
+    /// smaller region would lose less and cost more device flushes while it is written.
     fn restore_intents(&mut self, intents: BTreeMap<(DiskId, u32), u64>) {
         if intents.is_empty() {
             return;

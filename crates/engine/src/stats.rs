@@ -74,7 +74,7 @@ pub struct DiskCounters {
     pub origin_errors: u64,
     /// Clean blocks whose checksum failed; fetched again from the origin.
     pub bad_clean_blocks: u64,
-    /// Dirty blocks whose checksum failed: lost data.
+    /// Dirty blocks whose checksum failed, or that a failed device did not give back: lost data.
     pub bad_dirty_blocks: u64,
     /// Requests answered with an error.
     pub errors: u64,

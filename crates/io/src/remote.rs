@@ -10,7 +10,7 @@ use crate::file::Identity;
 use crate::helper::Job;
 use std::fmt;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What executes the operations of an origin that is no file.
 pub trait Remote: Send + Sync + fmt::Debug {
@@ -42,6 +42,10 @@ pub trait Remote: Send + Sync + fmt::Debug {
 
     /// How it is connected now.
     fn link(&self) -> Link;
+
+    /// From now on operations wait this long for a server that is gone before they fail; those
+    /// that wait already, too.
+    fn set_timeout(&self, timeout: Duration);
 
     /// Nobody will wait for a server that is not there: what it would have to do fails at once.
     fn hurry(&self);

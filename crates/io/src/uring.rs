@@ -90,6 +90,15 @@ struct Slot {
     count: u64,
 }
 
+impl Slot {
+    /// Makes the message header name what is in `bufs` from byte `skip` on.
+    fn aim(&mut self, bufs: &[BufSlice], skip: u64) {
+        vectors(&mut self.iov, bufs, skip);
+        self.msg.msg_iov = self.iov.as_mut_ptr();
+        self.msg.msg_iovlen = self.iov.len() as _;
+    }
+}
+
 /// See the module.
 pub(crate) struct RingDriver {
     ring: IoUring,
@@ -634,9 +643,7 @@ impl Proactor for RingDriver {
         let total: usize = list.iter().map(BufSlice::len).sum();
         let index = self.slot(Work::Free);
         let slot = &mut *self.slots[index as usize];
-        vectors(&mut slot.iov, &list, 0);
-        slot.msg.msg_iov = slot.iov.as_mut_ptr();
-        slot.msg.msg_iovlen = slot.iov.len() as _;
+        slot.aim(&list, 0);
         // Nearly every reply fits into the socket at once. Sent through the ring, its completion
         // would only end the next wait before anything else has happened.
         // SAFETY: the header and its vectors are in the slot, the memory they name in `list`.
@@ -650,13 +657,13 @@ impl Proactor for RingDriver {
                 });
                 return;
             }
-            Ok(n) => n,
+            Ok(n) => {
+                slot.aim(&list, n as u64);
+                n
+            }
             // Whatever is wrong, the ring finds it again, or waits.
             Err(_) => 0,
         };
-        vectors(&mut slot.iov, &list, before as u64);
-        slot.msg.msg_iov = slot.iov.as_mut_ptr();
-        slot.msg.msg_iovlen = slot.iov.len() as _;
         slot.work = Work::Send {
             token,
             _list: list,

@@ -27,7 +27,8 @@ pub struct Options {
     pub export: String,
     /// Never write.
     pub read_only: bool,
-    /// How long operations wait for a server before they fail.
+    /// How long operations wait for a server before they fail; see
+    /// [`set_timeout`](hearth_io::Remote::set_timeout).
     pub timeout: Duration,
 }
 
@@ -63,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) inbox: Mutex<Inbox>,
     pub(crate) wake: WakeHandle,
     pub(crate) link: Mutex<Link>,
+    /// How long operations wait for a server, in nanoseconds.
+    timeout_ns: AtomicU64,
     name: String,
     size: AtomicU64,
     align: u32,
@@ -73,7 +76,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl Shared {
+    /// How long operations wait for a server, in nanoseconds.
+    pub(crate) fn timeout_ns(&self) -> u64 {
+        self.timeout_ns.load(Ordering::Relaxed)
+    }
+
     /// Whether a server that came back can take the place of the one that went.
     pub(crate) fn suits(&self, agreed: &Negotiated, options: &Options) -> Result<(), String> {
         let size = self.size.load(Ordering::Relaxed);
@@ -149,6 +161,7 @@ impl NbdOrigin {
                     inbox: Mutex::default(),
                     wake: io.wake_handle(),
                     link: Mutex::new(Link::up()),
+                    timeout_ns: AtomicU64::new(nanoseconds(thread_options.timeout)),
                     name: thread_dial.name(),
                     size: AtomicU64::new(agreed.size),
                     align: agreed.min_block.max(ALIGN_MIN),
@@ -214,6 +227,13 @@ impl Remote for NbdOrigin {
 
     fn link(&self) -> Link {
         lock(&self.shared.link).clone()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        let ns = nanoseconds(timeout);
+        self.shared.timeout_ns.store(ns, Ordering::Relaxed);
+        // What waits already may have waited long enough.
+        self.shared.wake.wake();
     }
 
     fn hurry(&self) {

@@ -219,7 +219,7 @@ impl Worker {
 
     /// Has anybody waited for too long?
     fn check_limit(&mut self, now: u64) {
-        let limit_ns = self.options.timeout.as_nanos() as u64;
+        let limit_ns = self.shared.timeout_ns();
         let expired = now.saturating_sub(limit_ns);
         let silent = || {
             format!(

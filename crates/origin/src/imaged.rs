@@ -112,6 +112,12 @@ impl Remote for ImageOrigin {
         }
     }
 
+    fn set_timeout(&self, timeout: Duration) {
+        if let Ok(nbd) = self.nbd() {
+            nbd.set_timeout(timeout);
+        }
+    }
+
     fn hurry(&self) {
         if let Ok(nbd) = self.nbd() {
             nbd.hurry();

@@ -1,12 +1,12 @@
 //! The real engine as a [`Subject`].
 
 use crate::prng::Prng;
-use crate::subject::{Known, Maker, Shape, Subject};
+use crate::subject::{Known, Maker, Shape, Subject, Unsaved};
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, Request};
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
 use hearth_format::{Layout, Superblock, Uuid};
-use hearth_io::{IoDone, Media};
+use hearth_io::{BLOCK, IoDone, Media};
 use hearth_policy::{Budget, EXPERTS};
 
 /// Makes real engines, whole or with one deliberate fault.
@@ -163,6 +163,18 @@ impl Subject for RealSubject {
     }
     fn clean(&self, id: DiskId) -> bool {
         self.engine.status(id).is_none_or(|s| s.drained)
+    }
+    fn unsaved(&self, id: DiskId) -> Unsaved {
+        self.engine.status(id).map_or_else(Unsaved::default, |s| {
+            let blocks = |(at, len): &(u64, u64)| at / BLOCK..(at + len) / BLOCK;
+            Unsaved {
+                dirty: s.dirty_blocks,
+                lost: s.lost_ranges.iter().flat_map(blocks).collect(),
+            }
+        })
+    }
+    fn accept_loss(&self, id: DiskId) -> Result<(), String> {
+        self.engine.accept_loss(id).map(drop).map_err(text)
     }
     fn quiesce(&self, on: bool) {
         self.engine.quiesce(on);

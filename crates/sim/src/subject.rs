@@ -26,6 +26,15 @@ pub struct Shape {
     pub seed: u64,
 }
 
+/// What of a disk is not on its origin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unsaved {
+    /// Blocks that are newer on flash.
+    pub dirty: u64,
+    /// Those of them that are listed as lost, in ascending order.
+    pub lost: Vec<u64>,
+}
+
 /// Something that behaves like the engine: see `hearth_engine` for what the calls mean.
 pub trait Subject {
     /// Puts a disk into service.
@@ -45,6 +54,14 @@ pub trait Subject {
     fn drain(&self, id: DiskId, on: bool) -> Result<(), String>;
     /// True if nothing of the disk is dirty: the origin alone is the disk.
     fn clean(&self, id: DiskId) -> bool;
+    /// Dirty blocks, and those of them listed as lost.
+    fn unsaved(&self, _id: DiskId) -> Unsaved {
+        Unsaved::default()
+    }
+    /// Gives up what is listed as lost.
+    fn accept_loss(&self, _id: DiskId) -> Result<(), String> {
+        Ok(())
+    }
     /// Stops (or resumes) background work, before a close.
     fn quiesce(&self, on: bool);
     /// True when no request and no I/O is in flight.

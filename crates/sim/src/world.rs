@@ -43,6 +43,8 @@ pub(crate) struct Disk {
     pub dirty_once: bool,
     /// Blocks whose only copy may have been hurt: their reads may fail.
     pub hurt: BTreeSet<u64>,
+    /// Blocks accepted as lost: what they hold now, nobody has promised.
+    pub accepted: BTreeSet<u64>,
     /// Blocks whose flash read failed at this moment of the model's time.
     pub stung: BTreeMap<u64, u64>,
     /// When an injected failure of the origin last happened, in the model's time.
@@ -96,6 +98,8 @@ pub struct World<'a> {
     stung_unknown: u64,
     /// The subject stopped using flash.
     pub(crate) given_up: bool,
+    /// Whatever was lost has been accepted: no request may fail any more.
+    pub(crate) all_accepted: bool,
     pub(crate) next_uid: u8,
     events: BTreeMap<(u64, u64), (Target, u64)>,
     hung: Vec<(Target, u64)>,
@@ -164,6 +168,7 @@ impl<'a> World<'a> {
             flash_failed: 0,
             stung_unknown: 0,
             given_up: false,
+            all_accepted: false,
             next_uid: 1,
             events: BTreeMap::new(),
             hung: Vec::new(),
@@ -233,6 +238,7 @@ impl<'a> World<'a> {
             origin,
             habits: Habits::draw(&mut self.rng, &self.profile),
             hurt: BTreeSet::new(),
+            accepted: BTreeSet::new(),
             stung: BTreeMap::new(),
             origin_failed: 0,
             resting: false,
@@ -694,6 +700,9 @@ impl<'a> World<'a> {
                     .for_each(|edge| self.model.end_write(edge, false));
             }
             Pending::Flush { mark } if ok => self.model.end_flush(uid, mark),
+            Pending::Read { mark } if ok && self.is_accepted(disk, &wish) => {
+                self.model.drop_read(mark);
+            }
             Pending::Read { mark } if ok => {
                 let at = (wish.offset % BLOCK as u64) as usize;
                 let Some(buf) = buf else {
@@ -716,6 +725,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// Does the range hold a block that was accepted as lost?
+    fn is_accepted(&self, disk: usize, wish: &Wish) -> bool {
+        let blocks = wish.offset / BLOCK as u64..(wish.offset + wish.len).div_ceil(BLOCK as u64);
+        self.disks[disk].accepted.range(blocks).next().is_some()
+    }
+
     /// Does any injected fault explain that this request failed?
     fn justify(&self, disk: usize, wish: &Wish, since: u64, error: ReqError) -> Outcome {
         if wish.op == ReqOp::Prefetch {
@@ -723,6 +738,9 @@ impl<'a> World<'a> {
         }
         if !matches!(error, ReqError::Io | ReqError::NoSpace) {
             return Err("the request was well formed and the disk attached".into());
+        }
+        if self.all_accepted {
+            return Err("whatever was lost has been accepted".into());
         }
         let disk = &self.disks[disk];
         if disk.origin_failed >= since {

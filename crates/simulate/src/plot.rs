@@ -16,11 +16,12 @@ const COLOURS: [&str; 10] = [
     "#777777", "#000000",
 ];
 
-/// Text that is safe inside an SVG element.
+/// Text that is safe inside an element or an attribute of SVG and HTML.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 /// One chart for each trace in `rows`, one below the other. Sizes are on a logarithmic axis.

@@ -120,7 +120,7 @@ pub struct DiskAdd {
 }
 
 /// Settings to change; what is absent stays as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSet {
     /// Cache mode.
@@ -141,6 +141,9 @@ pub struct DiskSet {
     /// Let the flash kept for it follow the advice, within `min` and `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<bool>,
+    /// Seconds that requests wait for an origin's server that is gone before they fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_timeout: Option<f64>,
     /// Take over the origin's present size, if it has grown.
     #[serde(default)]
     pub size_from_origin: bool,

@@ -290,6 +290,10 @@ impl Daemon {
             .cloned()
             .ok_or_else(|| Error::no_disk(name))?;
         let block = set.block_size.map(|b| block_size(Some(b))).transpose()?;
+        let timeout_ms = match set.origin_timeout {
+            None => record.origin_timeout_ms,
+            set => timeout(set)?,
+        };
         let min = set.min.unwrap_or(record.min_bytes);
         let max = set.max.unwrap_or(record.max_bytes);
         check_limits(min, max)?;
@@ -308,8 +312,18 @@ impl Daemon {
             record.max_bytes = max;
             record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
             record.auto = set.auto.unwrap_or(record.auto);
+            record.origin_timeout_ms = timeout_ms;
             Ok(())
         })?;
+        if set.origin_timeout.is_some() {
+            let time = Duration::from_millis(timeout_ms.into());
+            self.with_slot(name, |slot| {
+                if let Some(remote) = slot.device().and_then(|d| d.as_remote()) {
+                    remote.set_timeout(time);
+                }
+                Ok(())
+            })?;
+        }
         if self.with_slot(name, |slot| {
             Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_)))
         })? {

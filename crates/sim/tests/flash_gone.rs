@@ -1,0 +1,257 @@
+//! What a flash device that is gone does to the blocks only it held (invariant 7), step by step:
+//! the simulation finds that something is wrong, these say what.
+
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqError, Request};
+use hearth_engine::{Engine, EngineOptions, KnownDisk};
+use hearth_format::{Layout, Superblock, Uuid};
+use hearth_io::{BLOCK, Buf, Target};
+use hearth_sim::device::{Base, Faults, SimDevice, Tear};
+use hearth_sim::prng::Prng;
+
+const DISK: u16 = 1;
+const SIZE: u64 = 64 * BLOCK;
+const FLASH_SIZE: u64 = 16 << 20;
+/// Events until the engine has come to rest; it needs far fewer.
+const STEPS_MAX: usize = 100_000;
+
+struct Bench {
+    engine: Engine,
+    flash: SimDevice,
+    origin: SimDevice,
+    now: u64,
+    tag: u64,
+}
+
+impl Bench {
+    /// A write-back disk whose destager rests until it is asked.
+    fn new() -> Bench {
+        let device = |target, size| {
+            let base = match target {
+                Target::Flash(_) => Base::Zeros,
+                Target::Origin(_) => Base::Stamped {
+                    uid: 1,
+                    holes: 0,
+                    size,
+                },
+            };
+            SimDevice::new(target, size, BLOCK, base, Tear::Block, Prng::new(7))
+        };
+        let mut flash = device(Target::Flash(0), FLASH_SIZE);
+        let mut media = flash.media(None);
+        let layout = Layout::for_device(FLASH_SIZE, 256).expect("it fits");
+        Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "gone", 0)
+            .store(&mut media)
+            .expect("formatted");
+        let known = [KnownDisk {
+            id: DISK,
+            size: SIZE,
+            since_seq: 0,
+        }];
+        let options = EngineOptions {
+            idle_ns: u64::MAX,
+            ..EngineOptions::default()
+        };
+        let (engine, _) = Engine::open(&mut media, options, &known).expect("opened");
+        let config = DiskConfig {
+            id: DISK,
+            size: SIZE,
+            origin_align: 512,
+            mode: Mode::WriteBack,
+            block_size: 4096,
+            min_bytes: 0,
+            max_bytes: 0,
+            seq_cutoff: 0,
+            read_only: false,
+        };
+        engine
+            .attach(config, OriginState::Flushed)
+            .expect("attached");
+        Bench {
+            engine,
+            flash,
+            origin: device(Target::Origin(DISK), SIZE),
+            now: 1,
+            tag: 0,
+        }
+    }
+
+    /// Makes a request and drives the engine until it is answered.
+    fn ask(&mut self, request: impl FnOnce(u64, u64) -> Request) -> Result<(), ReqError> {
+        self.tag += 1;
+        let (tag, mut fx) = (self.tag, Effects::default());
+        let mut requests = vec![request(tag, self.now)];
+        self.engine.submit(self.now, &mut requests, &mut fx);
+        self.drive(fx, Some(tag)).expect("answered")
+    }
+
+    fn write(&mut self, block: u64, fill: u8) -> Result<(), ReqError> {
+        let buf = Buf::zeroed(BLOCK as usize);
+        buf.all().bytes_mut().fill(fill);
+        self.ask(|tag, now| Request::write(tag, DISK, block * BLOCK, BLOCK, true, &buf, now))
+    }
+
+    fn read(&mut self, block: u64, count: u64) -> Result<Vec<u8>, ReqError> {
+        let buf = Buf::zeroed((count * BLOCK) as usize);
+        self.ask(|tag, now| Request::read(tag, DISK, block * BLOCK, count * BLOCK, &buf, now))?;
+        let all = buf.all();
+        Ok(all.bytes().chunks(BLOCK as usize).map(|b| b[0]).collect())
+    }
+
+    /// Lets time pass until nothing more happens.
+    fn rest(&mut self) {
+        for _ in 0..50 {
+            self.now += 2_000_000_000;
+            let mut fx = Effects::default();
+            self.engine.tick(self.now, &mut fx);
+            self.drive(fx, None);
+        }
+    }
+
+    /// Ends operations in order, until request `tag` is answered or none is left.
+    fn drive(&mut self, mut fx: Effects, tag: Option<u64>) -> Option<Result<(), ReqError>> {
+        let mut queue = std::collections::VecDeque::new();
+        let mut answer = None;
+        for _ in 0..STEPS_MAX {
+            for op in fx.ios.drain(..) {
+                let target = op.target;
+                let device = self.device(target);
+                queue.push_back((target, device.submit(op).0));
+            }
+            for c in fx.completions.drain(..) {
+                answer = (Some(c.tag) == tag).then_some(c.result).or(answer);
+            }
+            self.now += 100_000;
+            let Some((target, token)) = queue.pop_front() else {
+                if answer.is_some() || tag.is_none() {
+                    return answer;
+                }
+                self.engine.tick(self.now, &mut fx);
+                continue;
+            };
+            if let Some(finished) = self.device(target).complete(token, 50_000) {
+                let mut done = vec![finished.done];
+                self.engine.io_done(self.now, &mut done, &mut fx);
+            }
+        }
+        panic!("no rest: {}", self.engine.explain());
+    }
+
+    fn device(&mut self, target: Target) -> &mut SimDevice {
+        match target {
+            Target::Flash(_) => &mut self.flash,
+            Target::Origin(_) => &mut self.origin,
+        }
+    }
+
+    fn lost(&self) -> Vec<(u64, u64)> {
+        let status = self.engine.status(DISK).expect("attached");
+        let blocks = |(at, len): &(u64, u64)| (at / BLOCK, len / BLOCK);
+        status.lost_ranges.iter().map(blocks).collect()
+    }
+
+    fn failed(&self) -> bool {
+        self.engine.pool_stats().flash_failed
+    }
+
+    /// Every read of flash fails, or none.
+    fn reads_fail(&mut self, on: bool) {
+        self.flash.faults = Faults {
+            read_eio: if on { 10_000 } else { 0 },
+            ..Faults::default()
+        };
+    }
+
+    /// Flash takes no more writes; it still reads.
+    fn wear_out(&mut self) {
+        self.flash.faults.write_eio = 10_000;
+        self.write(60, 9).expect("the origin takes it");
+        assert!(self.failed());
+    }
+}
+
+#[test]
+fn an_error_of_a_healthy_device_loses_nothing() {
+    let mut b = Bench::new();
+    b.write(3, 33).unwrap();
+    b.reads_fail(true);
+    assert_eq!(b.read(3, 1), Err(ReqError::Io));
+    assert_eq!(b.read(3, 1), Err(ReqError::Io));
+    assert!(b.lost().is_empty() && !b.failed());
+    b.reads_fail(false);
+    assert_eq!(b.read(3, 1), Ok(vec![33]));
+}
+
+#[test]
+fn a_worn_out_device_that_still_reads_loses_nothing() {
+    let mut b = Bench::new();
+    for block in 3..6 {
+        b.write(block, block as u8).unwrap();
+    }
+    b.wear_out();
+    assert_eq!(b.read(3, 3), Ok(vec![3, 4, 5]));
+    b.rest();
+    assert!(b.lost().is_empty());
+    assert!(b.engine.status(DISK).unwrap().drained);
+    assert_eq!(b.origin.stored_block(4)[0], 4);
+}
+
+#[test]
+fn what_a_dead_device_held_is_listed_without_anybody_reading_it() {
+    let mut b = Bench::new();
+    for block in [3, 4, 5, 9] {
+        b.write(block, block as u8).unwrap();
+    }
+    b.flash.kill();
+    b.write(60, 9).expect("the origin takes it");
+    assert!(b.failed());
+    b.rest();
+    assert_eq!(b.lost(), [(3, 3), (9, 1)]);
+    assert_eq!(b.read(4, 1), Err(ReqError::Io));
+    assert!(b.read(6, 3).is_ok() && b.read(60, 1) == Ok(vec![9]));
+}
+
+#[test]
+fn a_lost_block_returns_when_it_is_written_again_or_accepted() {
+    let mut b = Bench::new();
+    for block in [3, 4, 5] {
+        b.write(block, block as u8).unwrap();
+    }
+    b.flash.kill();
+    b.write(60, 9).expect("the origin takes it");
+    // Reading is enough to notice, and the first read says it.
+    assert_eq!(b.read(3, 3), Err(ReqError::Io));
+    b.rest();
+    assert_eq!(b.lost(), [(3, 3)]);
+
+    b.write(4, 44).unwrap();
+    assert_eq!(b.lost(), [(3, 1), (5, 1)]);
+    assert_eq!(b.read(4, 1), Ok(vec![44]));
+
+    assert_eq!(b.engine.accept_loss(DISK).unwrap(), 2);
+    assert!(b.lost().is_empty());
+    let old = |block: usize| b.origin.stored_block(block)[0];
+    let want = vec![old(3), 44, old(5)];
+    assert_eq!(b.read(3, 3), Ok(want));
+    b.rest();
+    assert!(b.engine.status(DISK).unwrap().drained);
+}
+
+#[test]
+fn one_bad_block_of_a_failed_device_takes_no_other_with_it() {
+    let mut b = Bench::new();
+    for block in 3..9 {
+        b.write(block, block as u8).unwrap();
+    }
+    let at = (0..b.flash.blocks())
+        .find(|i| b.flash.visible_block(*i).iter().all(|x| *x == 5))
+        .expect("block 5 is somewhere on flash") as u64
+        * BLOCK;
+    // Once the device counts as failed, the destager sets to work.
+    b.flash.faults.bad_ranges.push(at..at + BLOCK);
+    b.wear_out();
+    b.rest();
+    assert_eq!(b.lost(), [(5, 1)]);
+    for block in [3, 4, 6, 7, 8] {
+        assert_eq!(b.origin.stored_block(block)[0], block as u8);
+    }
+}
