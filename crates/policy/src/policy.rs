@@ -23,10 +23,10 @@ const ENTRIES_MIN: usize = 1024;
 /// How many times its normal cost a flash write weighs when the budget is nearly empty.
 const PRESSURE_COST: u64 = 32;
 
-/// Blocks of the RAM stage at least, 1 MiB, where they are no more than a [`FLOOR_SHARE`]th of all.
+/// Blocks of the RAM stage at least, 1 MiB, where they are no more than one in [`FLOOR_SHARE`] of all.
 const STAGE_MIN: usize = 256;
-/// Caches of less than 16 MiB are found in traces only; a stage of 1 MiB would be most of them.
-const FLOOR_SHARE: usize = 16;
+/// Caches of less than 12 MiB are found in traces only; a stage of 1 MiB would be most of them.
+const FLOOR_SHARE: usize = 12;
 /// The RAM stage takes a block for so many of the cache: 1 byte of RAM per block.
 const BLOCKS_PER_STAGED: usize = 4096;
 
