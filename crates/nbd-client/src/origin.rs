@@ -29,6 +29,10 @@ pub struct Options {
     pub read_only: bool,
     /// How long operations wait for a server before they fail.
     pub timeout: Duration,
+    /// The server answers with I/O errors when *its* storage is away, and does not find back to
+    /// it: such an answer is taken as the loss of the server, which is begun anew
+    /// ([`Dial::renew`]) and asked again until [`timeout`](Self::timeout).
+    pub errors_are_losses: bool,
 }
 
 /// Why an export cannot be an origin.

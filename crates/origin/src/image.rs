@@ -107,6 +107,13 @@ impl Image {
         )
     }
 
+    /// True if QEMU, once it lost the server, answers everything with I/O errors: its ssh driver has
+    /// one session and no other, and over HTTP a request that fails is not repeated. (libiscsi and
+    /// libnfs connect again by themselves, and wait meanwhile.)
+    pub fn is_lost_for_good(&self) -> bool {
+        matches!(self, Image::Remote { node, .. } if matches!(node["driver"].as_str(), Some("ssh" | "http" | "https")))
+    }
+
     /// QEMU's description of the block device, with node name `disk`.
     ///
     /// The cache of this host is passed by where the file allows it, for what is cached twice is
@@ -352,6 +359,14 @@ mod tests {
         assert_eq!(file("nfs://h/e/x")["path"], "/e/x");
         assert_eq!(file("https://h/x?y")["url"], "https://h/x?y");
         assert!(parse("https://h/x").unwrap().is_read_only());
+        for (text, lost) in [
+            ("https://h/x", true),
+            ("ssh://h/x", true),
+            ("nfs://h/x", false),
+            ("raw:/x", false),
+        ] {
+            assert_eq!(parse(text).unwrap().is_lost_for_good(), lost, "{text}");
+        }
         let rbd = file("rbd:p/i@s:id=u:conf=/etc/c");
         assert_eq!(rbd["snapshot"], "s");
         assert_eq!(

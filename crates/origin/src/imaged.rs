@@ -41,6 +41,7 @@ impl ImageOrigin {
             export: EXPORT.to_owned(),
             read_only,
             timeout,
+            errors_are_losses: image.is_lost_for_good(),
         };
         let nbd = NbdOrigin::open(child.clone(), options);
         if nbd.is_err() {

@@ -93,6 +93,7 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 export: uri.export.clone(),
                 read_only: how.read_only,
                 timeout: how.timeout,
+                errors_are_losses: false,
             };
             Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))
         }

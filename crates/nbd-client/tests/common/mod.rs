@@ -85,6 +85,7 @@ impl Server {
             export: String::new(),
             read_only: false,
             timeout,
+            errors_are_losses: false,
         }
     }
 
