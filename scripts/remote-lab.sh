@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The remote lab: real iSCSI, ssh and NFS servers for the tests of images on other hosts
+# The remote lab: real iSCSI, ssh, NFS and web servers for the tests of images on other hosts
 # (tests/e2e/tests/remote.rs), without installing them or touching the machine's own.
 #
 #   scripts/remote-lab.sh         fetch the servers' packages (once), build, and run the tests
@@ -7,7 +7,8 @@
 # The packages (tgt, openssh-server, nfs-ganesha and what of their dependencies is missing) are only
 # unpacked, below the target directory. The servers, the daemon and the tests run in a network and a
 # mount namespace of their own: the ports are the usual ones, root's home and keys are made for the
-# run, and nothing of it is seen outside. Needs root, for the namespaces, and apt's archive.
+# run, so is the only authority for certificates, and nothing of it is seen outside. Needs root, for
+# the namespaces, and apt's archive, openssl and python3.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -50,6 +51,11 @@ configure() {
     # sshd wants to be called by its whole path.
     printf '#!/bin/sh\nexec %s "$@"\n' "$(server sshd)" >"$dir/bin/sshd-here"
     chmod 755 "$dir/bin/sshd-here"
+    cp "$ROOT/scripts/remote-lab-web.py" "$dir/web.py"
+    for kind in known unknown; do
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "/CN=$kind.lab" \
+            -addext "subjectAltName=IP:127.0.0.1" -keyout "$dir/$kind.key" -out "$dir/$kind.crt" 2>/dev/null
+    done
     cat >"$dir/ganesha.conf" <<EOC
 NFS_CORE_PARAM { NFS_Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; Plugins_Dir = $(dirname "$(find "$lab/tree" -name libfsalvfs.so)"); }
 NFSV4 { Only_Numeric_Owners = true; UseGetpwnam = true; DomainName = "localdomain"; }
@@ -72,6 +78,7 @@ inside() {
         lab=$1; shift
         ip link set lo up
         mount --bind "$lab/run/passwd" /etc/passwd
+        mount --bind "$lab/run/known.crt" /etc/ssl/certs/ca-certificates.crt
         mount -t tmpfs none /run && mkdir -p /run/sshd /run/rpcbind
         mount -t tmpfs none /var/lib && mkdir -p /var/lib/nfs/ganesha
         libraries=$(find "$lab/tree" -name "*.so*" -printf "%h\n" | sort -u | paste -sd:)

@@ -33,6 +33,8 @@ pub struct Options {
     /// it: such an answer is taken as the loss of the server, which is begun anew
     /// ([`Dial::renew`]) and asked again until [`timeout`](Self::timeout).
     pub errors_are_losses: bool,
+    /// Requests in flight at most, on all connections together; at least one.
+    pub in_flight_max: usize,
 }
 
 /// Why an export cannot be an origin.

@@ -289,6 +289,9 @@ impl Worker {
 
     /// The connection with the least to do, if any can take a request.
     fn free_line(&self) -> Option<usize> {
+        if self.flying.len() >= self.options.in_flight_max.max(1) {
+            return None;
+        }
         let (i, line) = self
             .lines
             .iter()

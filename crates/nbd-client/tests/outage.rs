@@ -208,6 +208,23 @@ fn requests_in_flight_at_a_crash_are_done_once_it_is_back() {
 }
 
 #[test]
+fn a_limit_on_requests_in_flight_starves_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let options = Options {
+        in_flight_max: 3,
+        ..server.options(LIMIT)
+    };
+    let mut rig = Rig::new(NbdOrigin::open(Arc::new(server.uri()), options).unwrap());
+    let ids: Vec<u64> = (0..50)
+        .map(|i| rig.submit(OpKind::Write, i * 4096, pattern(4096, i as u8), 4096))
+        .collect();
+    for id in ids {
+        assert_eq!(rig.wait(id).0, Ok(()));
+    }
+}
+
+#[test]
 fn after_the_limit_requests_fail_and_then_recover() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());

@@ -1,4 +1,5 @@
-//! Images on other hosts, opened by QEMU over iSCSI, ssh and NFS, and servers that die under load.
+//! Images on other hosts, opened by QEMU over iSCSI, ssh, NFS and https, and servers that die under
+//! load.
 //!
 //! The servers are real ones, which want a machine of their own: `scripts/remote-lab.sh` makes a
 //! network and file system view for them, starts these tests in it, and says where the servers
@@ -7,10 +8,12 @@
 use anyhow::{Context, Result, ensure};
 use hearth_e2e::child::bound_to_us;
 use hearth_e2e::clients::run_ok;
-use hearth_e2e::daemon::path;
+use hearth_e2e::daemon::{path, write_random};
 use hearth_e2e::load::{BLOCKS, Writer};
+use hearth_e2e::nbd::Command::Read;
 use hearth_e2e::pattern::BLOCK;
 use hearth_e2e::{Hearth, wait};
+use std::collections::HashMap;
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -39,6 +42,10 @@ enum Kind {
     Iscsi,
     Ssh,
     Nfs,
+    /// By a certificate of an authority the host knows, or of a stranger.
+    Https {
+        known: bool,
+    },
 }
 
 /// A server with one image. Killed when dropped.
@@ -72,6 +79,7 @@ impl Service {
             Kind::Iscsi => format!("iscsi://127.0.0.1/{TARGET}/1"),
             Kind::Ssh => format!("ssh://127.0.0.1{}", path(&self.image())),
             Kind::Nfs => format!("nfs://127.0.0.1{}", path(&self.image())),
+            Kind::Https { .. } => "https://127.0.0.1/disk.img".to_owned(),
         }
     }
 
@@ -80,6 +88,7 @@ impl Service {
             Kind::Iscsi => 3260,
             Kind::Ssh => 22,
             Kind::Nfs => 2049,
+            Kind::Https { .. } => 443,
         }
     }
 
@@ -115,6 +124,16 @@ impl Service {
                     .arg(config("ganesha.log"))
                     .args(["-f", &config("ganesha.conf")]);
                 ganesha
+            }
+            Kind::Https { known } => {
+                let name = if known { "known" } else { "unknown" };
+                let mut web = Command::new("python3");
+                web.args([&config("web.py"), "443", &config("share")])
+                    .args([
+                        config(&format!("{name}.crt")),
+                        config(&format!("{name}.key")),
+                    ]);
+                web
             }
         };
         let log = File::create(self.dir.join("server.log"))?;
@@ -226,4 +245,58 @@ fn ssh() -> Result<()> {
 #[test]
 fn nfs() -> Result<()> {
     survives(Kind::Nfs)
+}
+
+/// Over https an image is only read: reads wait for a server that was killed, and find the right
+/// bytes; a server with a certificate of nobody's is refused.
+#[test]
+fn https() -> Result<()> {
+    let Some(lab) = lab("remote images: https") else {
+        return Ok(());
+    };
+    let hearth = Hearth::serving("160M")?;
+    let stranger = Service::start(Kind::Https { known: false }, &lab)?;
+    let origin = stranger.origin();
+    let words = hearth.refused(&["disk", "add", "d", "--origin", &origin, "--read-only"])?;
+    ensure!(words.contains("certificate"), "{words}");
+    drop(stranger);
+    let mut service = Service::start(Kind::Https { known: true }, &lab)?;
+    write_random(&service.image(), BLOCKS * BLOCK as u64, 3)?;
+    let plain = std::fs::read(service.image())?;
+    for mode in ["off", "write-back"] {
+        hearth.add("d", &origin, &["--read-only", "--mode", mode])?;
+        let mut client = hearth.connect("d")?;
+        for cycle in 0..3usize {
+            // A stretch of its own in each cycle, so that nothing is cached.
+            let from = cycle * (16 << 20);
+            let mut sent = HashMap::new();
+            for i in 0..64 {
+                let at = from + i * (128 << 10);
+                sent.insert(client.send(Read, at as u64, 65536, &[])?, at);
+                if i == 32 {
+                    // Some are under way, some come while nobody listens.
+                    service.kill9()?;
+                }
+            }
+            service.up()?;
+            for _ in 0..sent.len() {
+                let reply = client.receive().with_context(|| hearth.log())?;
+                let at = sent[&reply.cookie];
+                ensure!(
+                    reply.error == 0,
+                    "{mode}: error {}\n{}",
+                    reply.error,
+                    hearth.log()
+                );
+                ensure!(reply.data == plain[at..at + 65536], "{mode}: wrong at {at}");
+            }
+        }
+        ensure!(
+            client.write(0, &[0; 4096]).is_err(),
+            "it could be written to"
+        );
+        drop(client);
+        hearth.ok(&["disk", "remove", "d"])?;
+    }
+    Ok(())
 }

@@ -86,6 +86,7 @@ impl Server {
             read_only: false,
             timeout,
             errors_are_losses: false,
+            in_flight_max: usize::MAX,
         }
     }
 
