@@ -58,6 +58,8 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want qemu-nbd qemu-utils
     want qemu-storage-daemon qemu-system-common
     want qemu-system-x86_64 qemu-system-x86
+    # QEMU opens images over iSCSI, ssh, NFS and https with these.
+    compgen -G "/usr/lib/*/qemu/block-ssh.so" >/dev/null || missing+=(qemu-block-extra)
     # What scripts/guest-lab.sh makes a guest with.
     want mke2fs e2fsprogs
     want xz xz-utils

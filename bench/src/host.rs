@@ -57,13 +57,25 @@ fn output(program: &str, args: &[&str]) -> String {
     }
 }
 
+/// Threads of the processors this program may use.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Threads that wanted to run in the last minute, on average (Linux counts those that wait for a
+/// disk, too).
+pub fn load() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    text.split(' ').next()?.parse().ok()
+}
+
 fn cpu() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let value = |name: &str| {
         let line = info.lines().find(|l| l.starts_with(name)).unwrap_or("");
         line.split(": ").nth(1).unwrap_or("unknown").to_owned()
     };
-    let threads = std::thread::available_parallelism().map_or(0, |n| n.get());
+    let threads = threads();
     format!(
         "{} (family {}, model {}), {threads} threads",
         value("model name"),

@@ -4,6 +4,7 @@ mod cold;
 mod lookup;
 mod ram;
 mod reads;
+mod remote;
 mod replay;
 mod slow;
 mod start;
@@ -127,6 +128,11 @@ pub const ALL: &[Row] = &[
         id: "cold-8ms",
         title: "Cache off or cold, 8 ms origin, random 4 KiB reads at depth 1, 24",
         run: cold::slow,
+    },
+    Row {
+        id: "nbd-origin",
+        title: "An origin behind an NBD server and the same as a file: cold and warm random 4 KiB reads at depth 1, 24",
+        run: remote::nbd,
     },
     Row {
         id: "skew-8ms",

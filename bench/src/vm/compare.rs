@@ -165,6 +165,8 @@ fn incomplete(which: &str, run: &Report) -> Vec<String> {
     let mut reasons = Vec::new();
     if run.called_off {
         reasons.push(format!("the {which} run was called off"));
+    } else if run.unfinished {
+        reasons.push(format!("the {which} run did not come to its end"));
     }
     if let Some(first) = run.failures.first() {
         reasons.push(format!(
@@ -272,6 +274,9 @@ mod tests {
         b.called_off = true;
         assert!(!compare(&a, &b).agree && !compare(&b, &a).agree);
         b.called_off = false;
+        b.unfinished = true;
+        assert!(!compare(&a, &b).agree && !compare(&b, &a).agree);
+        b.unfinished = false;
         b.failures.push("the disk is full".to_owned());
         let out = compare(&b, &a);
         assert_eq!(

@@ -89,9 +89,9 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
                     .table(table)
                     .add(&state.name(), over.word(), point);
             }
+            judge(run.report.table(table), options);
+            run.keep()?;
         }
-        judge(run.report.table(table), options);
-        run.report.save(&options.out)?;
     }
     Ok(())
 }

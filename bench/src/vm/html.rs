@@ -61,9 +61,12 @@ pub fn report(report: &Report) -> String {
         );
     }
     let (met, missed) = report.score();
-    let _ = writeln!(page, "</table>\n<p>{met} goals met, {missed} missed.</p>");
-    if report.called_off {
-        page += "<p class=\"missed\">The run was called off: cells are missing.</p>\n";
+    let _ = writeln!(page, "</table>\n<p>Goals: {met} met, {missed} missed.</p>");
+    if let Some(why) = report.cut_short() {
+        let _ = writeln!(page, "<p class=\"missed\">{why}</p>");
+    }
+    for caution in &report.cautions {
+        let _ = writeln!(page, "<p>{}</p>", escaped(caution));
     }
     for failure in &report.failures {
         let _ = writeln!(

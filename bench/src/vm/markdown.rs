@@ -40,9 +40,12 @@ pub fn report(report: &Report) -> String {
         let _ = writeln!(text, "| {} | {} |", fact.name, escaped(&fact.value));
     }
     let (met, missed) = report.score();
-    let _ = write!(text, "\n{met} goals met, {missed} missed.\n");
-    if report.called_off {
-        text += "\n**The run was called off: cells are missing.**\n";
+    let _ = write!(text, "\nGoals: {met} met, {missed} missed.\n");
+    if let Some(why) = report.cut_short() {
+        let _ = write!(text, "\n**{why}**\n");
+    }
+    for caution in &report.cautions {
+        let _ = write!(text, "\n{caution}\n");
     }
     for failure in &report.failures {
         let _ = write!(text, "\nNot measured: {failure}\n");
@@ -110,7 +113,7 @@ mod tests {
             text.contains("| read: warm / slow \\| disk | 90.0 | 90.0 | 90.0 | ≥ 50.0 | met |"),
             "{text}"
         );
-        assert!(text.contains("1 goals met, 0 missed"), "{text}");
+        assert!(text.contains("Goals: 1 met, 0 missed"), "{text}");
         assert!(text.contains("| warm | 4200 |"), "{text}");
     }
 }

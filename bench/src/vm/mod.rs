@@ -10,7 +10,8 @@
 //!
 //! Only new files are written, in directories made for the run and removed after it: nothing a
 //! user has is touched, and a run that would fill a disk does not begin. A run that is called off
-//! ends within a second or two and keeps the cells it has.
+//! ends within a second or two and keeps the cells it has; one that is killed keeps what it had
+//! when a column (of the storm, a round) was last complete.
 
 pub mod compare;
 pub mod fileio;
@@ -28,6 +29,9 @@ use anyhow::{Context, Result};
 use hearth_e2e::clients;
 use report::Report;
 use std::path::{Path, PathBuf};
+
+/// Share of the processors that others may keep busy before a run is worth little.
+const BUSY: f64 = 0.25;
 
 /// A cache mode, as the command line spells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +214,12 @@ impl Run<'_> {
         self.done += seconds;
         Ok(())
     }
+
+    /// Writes the result files as far as they go.
+    fn keep(&mut self) -> Result<()> {
+        self.report.unfinished = true;
+        self.report.save(&self.options.out)
+    }
 }
 
 /// Measures. The report holds what was measured, also if it was called off or a table failed;
@@ -228,11 +238,14 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
     let mut run = Run {
         options,
         watcher,
-        report: Report::new(facts(options)),
+        report: Report {
+            cautions: cautions(options, host::load()),
+            ..Report::new(facts(options))
+        },
         done: 0.0,
         total,
     };
-    for part in &options.parts {
+    for (number, part) in options.parts.iter().enumerate() {
         let outcome = match part {
             Part::Random => random::run(&mut run),
             Part::Fileio => fileio::run(&mut run),
@@ -244,6 +257,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         } else if let Err(e) = outcome {
             run.report.failures.push(format!("{e:#}"));
         }
+        run.report.unfinished = !run.report.called_off && number + 1 < options.parts.len();
         run.report.save(&options.out)?;
         if run.report.called_off {
             break;
@@ -297,9 +311,32 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// What a reader should hear before the numbers; `load` is how many threads others kept busy in
+/// the minute before.
+fn cautions(options: &Options, load: Option<f64>) -> Vec<String> {
+    let mut cautions = Vec::new();
+    if let Some(load) = load.filter(|l| *l > BUSY * host::threads() as f64) {
+        cautions.push(format!(
+            "The machine was busy when the run began (load average {load}): what others took is missing here, \
+             from the flash and the boot storm most."
+        ));
+    }
+    if options.rounds == 1 {
+        cautions.push(
+            "One round: the numbers have no spread, and a single cell may be off by much. Take more with --rounds."
+                .to_owned(),
+        );
+    }
+    cautions
+}
+
 /// What the head of a report says.
 fn facts(options: &Options) -> Vec<report::Fact> {
     let mut rows = host::machine(&options.hearth);
+    if let Some(load) = host::load() {
+        let threads = host::threads();
+        rows.push(("load before", format!("{load} of {threads} threads busy")));
+    }
     rows.push(("flash", host::disk(&options.flash)));
     rows.push((
         "slow disk",
@@ -312,7 +349,7 @@ fn facts(options: &Options) -> Vec<report::Fact> {
     rows.push((
         "run",
         format!(
-            "{} rounds, {} s a cell, disks of {} MiB, {}, address seeds 1 to {}",
+            "rounds: {}, {} s a cell, disks of {} MiB, {}, address seeds 1 to {}",
             options.rounds,
             options.seconds,
             options.size >> 20,
@@ -334,4 +371,34 @@ fn scratch(parent: &Path) -> Result<tempfile::TempDir> {
         .prefix("hearth-bench.")
         .tempdir_in(parent)
         .with_context(|| format!("cannot make a directory in {}", parent.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_machine_and_a_single_round_are_no_secret() {
+        let mut options = Options {
+            hearth: PathBuf::new(),
+            slow: Slow::Model,
+            flash: PathBuf::new(),
+            out: PathBuf::new(),
+            parts: Vec::new(),
+            over: Vec::new(),
+            modes: Vec::new(),
+            depths: Vec::new(),
+            rounds: 3,
+            seconds: 1,
+            size: 1 << 20,
+            guest: None,
+            storms: 1,
+        };
+        let busy = host::threads() as f64;
+        assert!(cautions(&options, Some(0.0)).is_empty());
+        assert!(cautions(&options, None).is_empty());
+        assert!(cautions(&options, Some(busy))[0].contains("busy"));
+        options.rounds = 1;
+        assert!(cautions(&options, None)[0].contains("One round"));
+    }
 }

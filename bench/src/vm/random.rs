@@ -73,10 +73,10 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
                     let point = cell(run, &mut lab, *state, *over, &job)?;
                     run.report.table(*table).add(&state.name(), column, point);
                 }
+                judge(run.report.table(*table), options);
+                run.keep()?;
             }
         }
-        judge_all(run, &tables);
-        run.report.save(&options.out)?;
     }
     Ok(())
 }
@@ -105,13 +105,6 @@ pub(super) fn cell(run: &Run, lab: &mut Lab, state: State, over: Over, job: &Job
     let mut point = Point::from(sample);
     point.flash_bytes = contender.pid.map(|_| written / sample.requests.max(1.0));
     Ok(point)
-}
-
-fn judge_all(run: &mut Run, tables: &[usize]) {
-    let options = run.options;
-    for table in tables {
-        judge(run.report.table(*table), options);
-    }
 }
 
 fn judge(table: &mut Table, options: &Options) {

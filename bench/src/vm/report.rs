@@ -178,6 +178,12 @@ pub struct Report {
     pub host: Vec<Fact>,
     /// The user called it off: cells are missing.
     pub called_off: bool,
+    /// Written while the run went on, which did not come to its end: cells are missing.
+    #[serde(default)]
+    pub unfinished: bool,
+    /// Why not to trust the numbers much.
+    #[serde(default)]
+    pub cautions: Vec<String>,
     /// Tables that could not be measured, and why.
     pub failures: Vec<String>,
     /// What was measured.
@@ -191,6 +197,8 @@ impl Report {
             format: FORMAT,
             host,
             called_off: false,
+            unfinished: false,
+            cautions: Vec::new(),
             failures: Vec::new(),
             tables: Vec::new(),
         }
@@ -217,7 +225,19 @@ impl Report {
         })
     }
 
-    /// Writes `results.json`, `results.md` and `results.html` into `dir`.
+    /// Why cells are missing, if the run did not come to its end.
+    pub fn cut_short(&self) -> Option<&'static str> {
+        match (self.called_off, self.unfinished) {
+            (true, _) => Some("The run was called off: cells are missing."),
+            (_, true) => {
+                Some("The run was still going on when this was written: cells are missing.")
+            }
+            _ => None,
+        }
+    }
+
+    /// Writes `results.json`, `results.md` and `results.html` into `dir`. Each is whole at any
+    /// time, the old one or the new.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let files = [
             ("results.json", serde_json::to_string_pretty(self)? + "\n"),
@@ -225,8 +245,9 @@ impl Report {
             ("results.html", html::report(self)),
         ];
         for (name, text) in files {
-            let file = dir.join(name);
-            std::fs::write(&file, text)
+            let (file, new) = (dir.join(name), dir.join(format!("{name}.new")));
+            std::fs::write(&new, text)
+                .and_then(|()| std::fs::rename(&new, &file))
                 .with_context(|| format!("cannot write {}", file.display()))?;
         }
         Ok(())

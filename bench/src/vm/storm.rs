@@ -178,10 +178,10 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
                 let table = run.report.table(table);
                 table.add(&name, &column(round, "first"), first);
                 table.add(&name, &column(round, "last"), last);
+                judge(table, options);
+                run.keep()?;
             }
         }
-        judge(run.report.table(table), options);
-        run.report.save(&options.out)?;
     }
     Ok(())
 }

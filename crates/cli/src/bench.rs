@@ -235,7 +235,10 @@ fn print_report(report: &Report) {
         println!("\nnot measured: {}", plain(failure));
     }
     let (met, missed) = report.score();
-    println!("\n{met} goals met, {missed} missed");
+    println!("\ngoals: {met} met, {missed} missed");
+    for caution in &report.cautions {
+        println!("{caution}");
+    }
 }
 
 fn show_comparison(global: &Global, files: &BenchCompare) -> Outcome {

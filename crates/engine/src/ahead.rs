@@ -278,7 +278,7 @@ impl Core {
                 Use::Hit
             } else {
                 first += 1;
-                Use::Prefetched(source)
+                Use::Late(source)
             };
             r.used[i as usize / 64] |= 1 << (i % 64);
             self.policy.used(policy_key(disk, r.block + i), false, how);
@@ -308,10 +308,14 @@ impl Core {
             r.data.bytes_mut()[done.op.len as usize..].fill(0);
         }
         if staged {
-            let stay = |i| Stay {
-                freq: 0,
-                covered: true,
-                unused: (!r.is_used(i)).then_some(r.source),
+            let stay = |i| {
+                let used = r.is_used(i);
+                Stay {
+                    freq: 0,
+                    // A block that came too late is worth its place on flash like any miss.
+                    covered: !used,
+                    unused: (!used).then_some(r.source),
+                }
             };
             self.stage_put(r.disk, r.block, &r.data, stay, now);
         } else {

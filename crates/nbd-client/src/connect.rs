@@ -32,6 +32,11 @@ pub trait Dial: Send + Sync {
     fn why(&self) -> Option<String> {
         None
     }
+
+    /// A server was given up whose errors may mean that it lost what is behind it
+    /// ([`Options::errors_are_losses`](crate::Options::errors_are_losses)): the next one dialled
+    /// must be another. Does not block.
+    fn renew(&self) {}
 }
 
 /// Why there is no connection.

@@ -30,6 +30,12 @@ pub struct Options {
     /// How long operations wait for a server before they fail; see
     /// [`set_timeout`](hearth_io::Remote::set_timeout).
     pub timeout: Duration,
+    /// The server answers with I/O errors when *its* storage is away, and does not find back to
+    /// it: such an answer is taken as the loss of the server, which is begun anew
+    /// ([`Dial::renew`]) and asked again until [`timeout`](Self::timeout).
+    pub errors_are_losses: bool,
+    /// Requests in flight at most, on all connections together; at least one.
+    pub in_flight_max: usize,
 }
 
 /// Why an export cannot be an origin.

@@ -7,6 +7,9 @@
 //! has answered all that is it trusted with anything else. If there is nothing to send again,
 //! it must answer a read: accepting a connection proves little.
 //!
+//! Some servers answer with an I/O error when they lost what is behind them, and never find back
+//! ([`Options::errors_are_losses`]). Then such an answer is the loss of the server.
+//!
 //! An operation that waited longer than the limit fails; so does, from then on, every other one
 //! at once, until a server has caught up.
 
@@ -18,7 +21,7 @@ use crate::origin::{Options, Shared, lock};
 use crate::tasks::{Owner, Part, Tasks, again, flush, io_error, probe};
 use crate::transmission::{Finished, REQUESTS_MAX, Request};
 use hearth_io::{Event, IoError, Proactor, Wait, now_ns};
-use hearth_nbd_wire::{cmd, tflag};
+use hearth_nbd_wire::{cmd, errno, tflag};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,6 +72,8 @@ pub(crate) struct Worker {
     gone: Vec<u64>,
     own_flush: bool,
     attempts: u64,
+    /// Servers given up in a row because of an error they answered.
+    refusals: u64,
     failing: bool,
     stopping: bool,
     next_check_ns: u64,
@@ -100,6 +105,7 @@ impl Worker {
             gone: Vec::new(),
             own_flush: false,
             attempts: 0,
+            refusals: 0,
             failing: false,
             stopping: false,
             next_check_ns: 0,
@@ -283,6 +289,9 @@ impl Worker {
 
     /// The connection with the least to do, if any can take a request.
     fn free_line(&self) -> Option<usize> {
+        if self.flying.len() >= self.options.in_flight_max.max(1) {
+            return None;
+        }
         let (i, line) = self
             .lines
             .iter()
@@ -360,8 +369,12 @@ impl Worker {
         if done.result.is_ok() && done.request.command == cmd::FLUSH {
             self.journal.forget(mark);
         }
+        if self.options.errors_are_losses && done.result == Err(errno::IO) {
+            return self.refused(owner, done.request);
+        }
         match owner {
             Owner::Task(id) => {
+                self.refusals = 0;
                 // One that cannot flush calls what it answers durable.
                 if done.result.is_ok() && self.agreed.has(tflag::SEND_FLUSH) {
                     done.request.remember(&mut self.journal);
@@ -378,6 +391,17 @@ impl Worker {
             }
             Owner::Replay => self.replayed(&done),
         }
+    }
+
+    /// An error that may not be the disk's: its request waits for another server.
+    fn refused(&mut self, owner: Owner, request: Request) {
+        if let Owner::Task(_) = owner {
+            self.tasks.put_first(vec![Part { owner, request }]);
+        }
+        if self.phase != Phase::Closing {
+            self.refusals += 1;
+        }
+        self.lose("it answered with an I/O error".to_owned());
     }
 
     fn replayed(&mut self, done: &Finished) {
@@ -429,6 +453,9 @@ impl Worker {
         }
         self.phase = Phase::Closing;
         self.publish(Some(why));
+        if self.options.errors_are_losses {
+            self.dial.renew();
+        }
         for line in &self.lines {
             line.shut();
             self.io.cancel(line.token);
@@ -463,7 +490,7 @@ impl Worker {
         self.flying.clear();
         self.own_flush = false;
         self.replay.clear();
-        let wait = match self.attempts {
+        let wait = match self.attempts.max(self.refusals) {
             0 => Duration::ZERO,
             n => BACKOFF_MAX.min(BACKOFF * (1 << n.min(6))),
         };

@@ -118,6 +118,8 @@ fn what_is_no_server_is_refused() {
             export: "x".into(),
             read_only: false,
             timeout: LIMIT,
+            errors_are_losses: false,
+            in_flight_max: usize::MAX,
         };
         let error = hearth_nbd_client::NbdOrigin::open(std::sync::Arc::new(uri), options)
             .unwrap_err()

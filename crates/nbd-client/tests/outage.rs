@@ -5,7 +5,10 @@ mod common;
 
 use common::{LIMIT, Rig, SIZE, Server, lock, until};
 use hearth_io::{IoError, OpKind};
-use std::sync::atomic::Ordering;
+use hearth_nbd_client::{ConnectError, Dial, NbdOrigin, Options};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const EIO: Result<(), IoError> = Err(IoError::Os(libc::EIO));
@@ -109,6 +112,80 @@ fn a_flush_that_fails_covers_nothing() {
     assert!(lock(&server.state).durable[..4096] == data[..]);
 }
 
+/// A server that was cut off from its storage, and what begins it anew.
+struct Renewed {
+    server: Arc<Server>,
+    /// It helps, but the new one has lost what was not flushed.
+    helps: bool,
+    renewals: AtomicU64,
+}
+
+impl Dial for Renewed {
+    fn dial(&self, deadline: Instant) -> Result<OwnedFd, ConnectError> {
+        self.server.uri().dial(deadline)
+    }
+
+    fn name(&self) -> String {
+        "renewed".to_owned()
+    }
+
+    fn renew(&self) {
+        self.renewals.fetch_add(1, Ordering::SeqCst);
+        if self.helps {
+            self.server.crash();
+            self.server.flush_fails.store(false, Ordering::SeqCst);
+            self.server.up();
+        }
+    }
+}
+
+fn open_renewed(server: &Arc<Server>, helps: bool, timeout: Duration) -> (Rig, Arc<Renewed>) {
+    let dial = Arc::new(Renewed {
+        server: server.clone(),
+        helps,
+        renewals: AtomicU64::new(0),
+    });
+    let options = Options {
+        errors_are_losses: true,
+        ..server.options(timeout)
+    };
+    (
+        Rig::new(NbdOrigin::open(dial.clone(), options).unwrap()),
+        dial,
+    )
+}
+
+#[test]
+fn an_error_that_is_a_loss_is_a_pause() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let (mut rig, dial) = open_renewed(&server, true, LIMIT);
+    let data = pattern(4096, 3);
+    rig.write(0, &data).unwrap();
+    server.flush_fails.store(true, Ordering::SeqCst);
+    // Answered with an error, asked again of the next server, after what that one lacks.
+    rig.flush().unwrap();
+    assert_eq!(dial.renewals.load(Ordering::SeqCst), 1);
+    assert!(lock(&server.state).durable[..4096] == data[..]);
+    assert_eq!(rig.link().reconnects, 1);
+}
+
+#[test]
+fn an_error_that_stays_is_one_after_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let (mut rig, dial) = open_renewed(&server, false, Duration::from_millis(700));
+    server.flush_fails.store(true, Ordering::SeqCst);
+    let begin = Instant::now();
+    assert_eq!(rig.flush(), EIO);
+    assert!(begin.elapsed() >= Duration::from_millis(700));
+    // At growing intervals, not as fast as it can.
+    let renewals = dial.renewals.load(Ordering::SeqCst);
+    assert!((2..20).contains(&renewals), "{renewals}");
+    until("it recovers", || rig.link().connected);
+    assert_eq!(rig.write(0, &pattern(4096, 1)), Ok(()));
+}
+
 #[test]
 fn requests_in_flight_at_a_crash_are_done_once_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -128,6 +205,23 @@ fn requests_in_flight_at_a_crash_are_done_once_it_is_back() {
     }
     let state = lock(&server.state);
     assert!(state.now[..100 * 4096].chunks(4096).all(|b| b == data));
+}
+
+#[test]
+fn a_limit_on_requests_in_flight_starves_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let options = Options {
+        in_flight_max: 3,
+        ..server.options(LIMIT)
+    };
+    let mut rig = Rig::new(NbdOrigin::open(Arc::new(server.uri()), options).unwrap());
+    let ids: Vec<u64> = (0..50)
+        .map(|i| rig.submit(OpKind::Write, i * 4096, pattern(4096, i as u8), 4096))
+        .collect();
+    for id in ids {
+        assert_eq!(rig.wait(id).0, Ok(()));
+    }
 }
 
 #[test]

@@ -331,6 +331,14 @@ impl Dial for Supervisor {
         self.shared.name.clone()
     }
 
+    /// Kills the process: what it had not made durable, we send again.
+    fn renew(&self) {
+        let state = lock(&self.shared.state);
+        if let Some(child) = state.child.as_ref().filter(|_| !state.stopped) {
+            process::signal(child.id(), libc::SIGKILL);
+        }
+    }
+
     fn why(&self) -> Option<String> {
         let state = lock(&self.shared.state);
         match state.child {

@@ -12,6 +12,10 @@ use std::path::{Path, PathBuf};
 /// Image formats, as Hearth and QEMU both call them.
 const FORMATS: [&str; 5] = ["qcow2", "vmdk", "vhdx", "vdi", "raw"];
 
+/// Requests at once to QEMU's driver for the web: with QEMU 7.2 it hangs for good now and then when
+/// several are under way (`qemu-img bench -d 32` alone shows it).
+const WEB_REQUESTS: usize = 1;
+
 /// Something QEMU opens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Image {
@@ -105,6 +109,25 @@ impl Image {
                 ..
             }
         )
+    }
+
+    /// True if QEMU, once it lost the server, answers everything with I/O errors: its ssh driver has
+    /// one session and no other, and over HTTP a request that fails is not repeated. (libiscsi and
+    /// libnfs connect again by themselves, and wait meanwhile.)
+    pub fn is_lost_for_good(&self) -> bool {
+        matches!(self, Image::Remote { node, .. } if matches!(node["driver"].as_str(), Some("ssh" | "http" | "https")))
+    }
+
+    /// Requests QEMU can bear at once.
+    pub fn in_flight_max(&self) -> usize {
+        match self {
+            Image::Remote { node, .. }
+                if matches!(node["driver"].as_str(), Some("http" | "https")) =>
+            {
+                WEB_REQUESTS
+            }
+            _ => usize::MAX,
+        }
     }
 
     /// QEMU's description of the block device, with node name `disk`.
@@ -352,6 +375,21 @@ mod tests {
         assert_eq!(file("nfs://h/e/x")["path"], "/e/x");
         assert_eq!(file("https://h/x?y")["url"], "https://h/x?y");
         assert!(parse("https://h/x").unwrap().is_read_only());
+        for (text, lost) in [
+            ("https://h/x", true),
+            ("ssh://h/x", true),
+            ("nfs://h/x", false),
+            ("raw:/x", false),
+        ] {
+            assert_eq!(parse(text).unwrap().is_lost_for_good(), lost, "{text}");
+        }
+        for (text, most) in [
+            ("https://h/x", 1),
+            ("http://h/x", 1),
+            ("ssh://h/x", usize::MAX),
+        ] {
+            assert_eq!(parse(text).unwrap().in_flight_max(), most, "{text}");
+        }
         let rbd = file("rbd:p/i@s:id=u:conf=/etc/c");
         assert_eq!(rbd["snapshot"], "s");
         assert_eq!(

@@ -41,6 +41,8 @@ impl ImageOrigin {
             export: EXPORT.to_owned(),
             read_only,
             timeout,
+            errors_are_losses: image.is_lost_for_good(),
+            in_flight_max: image.in_flight_max(),
         };
         let nbd = NbdOrigin::open(child.clone(), options);
         if nbd.is_err() {

@@ -93,6 +93,8 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 export: uri.export.clone(),
                 read_only: how.read_only,
                 timeout: how.timeout,
+                errors_are_losses: false,
+                in_flight_max: usize::MAX,
             };
             Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))
         }

@@ -3,34 +3,50 @@
 use crate::wait;
 use anyhow::{Context, Result, ensure};
 use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Longest a server may take to listen.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// A server on a unix socket. Killed when dropped.
+/// Where a server listens, always the same place.
+#[derive(Debug)]
+enum At {
+    Unix(PathBuf),
+    /// A port of this host's own address.
+    Tcp(u16),
+}
+
+/// A server on a unix socket or a port of this host. Killed when dropped.
 #[derive(Debug)]
 pub struct Server {
     program: String,
     args: Vec<String>,
-    socket: PathBuf,
+    at: At,
     child: Option<Child>,
 }
 
 impl Server {
     /// A server with these arguments, of which `{socket}` stands for the socket's path. Started.
     pub fn start(program: &str, args: &[&str], socket: PathBuf) -> Result<Server> {
-        let args = args
-            .iter()
-            .map(|a| a.replace("{socket}", &socket.display().to_string()))
-            .collect();
+        let place = socket.display().to_string();
+        Server::started(program, args, ("{socket}", &place), At::Unix(socket))
+    }
+
+    /// The same over TCP: `{port}` stands for a port nobody uses. The address is 127.0.0.1.
+    pub fn start_tcp(program: &str, args: &[&str]) -> Result<Server> {
+        let port = free_port()?;
+        Server::started(program, args, ("{port}", &port.to_string()), At::Tcp(port))
+    }
+
+    fn started(program: &str, args: &[&str], place: (&str, &str), at: At) -> Result<Server> {
         let mut server = Server {
             program: program.to_owned(),
-            args,
-            socket,
+            args: args.iter().map(|a| a.replace(place.0, place.1)).collect(),
+            at,
             child: None,
         };
         server.up()?;
@@ -39,8 +55,10 @@ impl Server {
 
     /// Starts it (again) and waits until it answers.
     pub fn up(&mut self) -> Result<()> {
-        // A killed server leaves its socket.
-        let _ = std::fs::remove_file(&self.socket);
+        if let At::Unix(socket) = &self.at {
+            // A killed server leaves its socket.
+            let _ = std::fs::remove_file(socket);
+        }
         let child = Command::new(&self.program)
             .args(&self.args)
             .stdin(Stdio::null())
@@ -50,7 +68,7 @@ impl Server {
             .with_context(|| format!("cannot run {}", self.program))?;
         self.child = Some(child);
         wait::until("the server listens", START_LIMIT, || {
-            greets(&self.socket).then_some(())
+            self.at.greets().then_some(())
         })
     }
 
@@ -88,7 +106,10 @@ impl Server {
 
     /// Where a client finds an export of it.
     pub fn uri(&self, export: &str) -> String {
-        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+        match &self.at {
+            At::Unix(socket) => format!("nbd+unix:///{export}?socket={}", socket.display()),
+            At::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}"),
+        }
     }
 }
 
@@ -98,12 +119,26 @@ impl Drop for Server {
     }
 }
 
-fn greets(socket: &Path) -> bool {
-    let mut greeting = [0u8; 8];
-    UnixStream::connect(socket).is_ok_and(|mut stream| {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(1)))
-            .is_ok()
-            && stream.read_exact(&mut greeting).is_ok()
-    })
+/// A port of this host nobody listens on. Somebody else may take it before it is used; the kernel
+/// hands out others first.
+pub fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?.port())
+}
+
+impl At {
+    /// True if an NBD server answers.
+    fn greets(&self) -> bool {
+        let limit = Some(Duration::from_secs(1));
+        match self {
+            At::Unix(socket) => UnixStream::connect(socket)
+                .is_ok_and(|s| s.set_read_timeout(limit).is_ok() && greeting(s)),
+            At::Tcp(port) => TcpStream::connect((Ipv4Addr::LOCALHOST, *port))
+                .is_ok_and(|s| s.set_read_timeout(limit).is_ok() && greeting(s)),
+        }
+    }
+}
+
+fn greeting(mut stream: impl Read) -> bool {
+    stream.read_exact(&mut [0u8; 8]).is_ok()
 }

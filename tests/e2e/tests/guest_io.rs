@@ -6,6 +6,7 @@
 //! is restarted; then discard and resize, as the guest sees them.
 
 use anyhow::{Context, Result, ensure};
+use hearth_e2e::clients::run_ok;
 use hearth_e2e::daemon::path;
 use hearth_e2e::machine::{GUEST_LIMIT, Job, Machine, Plan, copy_root};
 use hearth_e2e::{Hearth, wait};
@@ -14,11 +15,13 @@ use std::time::Instant;
 const MIB: u64 = 1 << 20;
 /// Bytes of a data disk.
 const SIZE: u64 = 64 * MIB;
+/// Bytes of the disk that is only read.
+const RO_SIZE: u64 = 4 * MIB;
 /// Requests each disk must have served before the next disturbance.
 const REQUESTS_BETWEEN: u64 = 500;
 
 /// A guest and the daemon behind its disks: `vda` is `root`, `vdb` is `v` (both vhost-user), `vdc`
-/// is `n` (NBD).
+/// is `n` (NBD), `vdd` is `ro` (vhost-user, read-only).
 struct Lab {
     hearth: Hearth,
     guest: Machine,
@@ -36,10 +39,13 @@ impl Lab {
             let origin = hearth.origin(&format!("{name}.img"), SIZE)?;
             hearth.add(name, path(&origin), &[])?;
         }
+        let origin = hearth.origin("ro.img", RO_SIZE)?;
+        hearth.add("ro", path(&origin), &["--read-only"])?;
         let plan = Plan::new(2)
             .disk(&hearth, "root", "vhost-user")?
             .disk(&hearth, "v", "vhost-user")?
-            .disk(&hearth, "n", "nbd")?;
+            .disk(&hearth, "n", "nbd")?
+            .disk(&hearth, "ro", "vhost-user")?;
         let since = Instant::now();
         let guest = Machine::boot(hearth.dir(), "g", &plan)?;
         Ok(Lab {
@@ -123,6 +129,27 @@ impl Lab {
         let runs = self.guest.wait_ok(load)?;
         ensure!(runs.trim().parse::<u64>()? >= 1, "fio ran {runs} times");
         Ok(())
+    }
+
+    /// What the guest's kernel knows of its disks: their names as serial numbers, and that one of
+    /// them cannot be written.
+    fn identities(&mut self) -> Result<()> {
+        for (disk, dev) in [("root", "vda"), ("v", "vdb"), ("ro", "vdd")] {
+            let serial = self.guest.run(&format!("cat /sys/block/{dev}/serial"))?;
+            ensure!(serial == disk, "{dev} has the serial number {serial:?}");
+        }
+        let read_only = self.guest.run("cat /sys/block/vda/ro /sys/block/vdd/ro")?;
+        ensure!(read_only == "0\n1\n", "{read_only:?}");
+        self.guest
+            .run("! dd if=/dev/zero of=/dev/vdd bs=4096 count=1 conv=fsync 2>/dev/null")?;
+        let origin = path(&self.hearth.dir().join("ro.img")).to_owned();
+        let want = run_ok("sha256sum", &[&origin], self.hearth.dir())?;
+        let got = self.guest.run("sha256sum /dev/vdd")?;
+        ensure!(
+            got.split(' ').next() == want.split(' ').next(),
+            "{got} is not {want}"
+        );
+        self.shown("disks have their names; a read-only one is read and not written")
     }
 
     /// Every mode and back to write-back, under load.
@@ -260,6 +287,7 @@ fn a_guest_in_service() -> Result<()> {
         .context("GUEST_ROUNDS is no number")?;
     let mut lab = Lab::new()?;
     lab.shown("up")?;
+    lab.identities()?;
     lab.switch_modes()?;
     lab.restart_daemon(2 * rounds)?;
     lab.discard("v", "vdb")?;

@@ -15,23 +15,29 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long a load goes on before and after each kill.
 const LOAD: Duration = Duration::from_millis(200);
 
+/// How a server is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Unix,
+    Tcp,
+}
+
 /// An nbdkit that forgets, when killed, everything that was not flushed.
-fn forgetful(hearth: &Hearth) -> Result<(Server, PathBuf)> {
+fn forgetful(hearth: &Hearth, over: Over) -> Result<(Server, PathBuf)> {
     let file = hearth.dir().join("o.img");
     std::fs::write(&file, vec![0u8; BLOCKS as usize * BLOCK])?;
-    let server = Server::start(
-        "nbdkit",
-        &[
-            "-f",
-            "-U",
-            "{socket}",
-            "--filter=cache",
-            "file",
-            path(&file),
-            "cache=writeback",
-        ],
-        hearth.dir().join("n"),
-    )?;
+    let what = ["--filter=cache", "file", path(&file), "cache=writeback"];
+    let server = match over {
+        Over::Unix => Server::start(
+            "nbdkit",
+            &[&["-f", "-U", "{socket}"], &what[..]].concat(),
+            hearth.dir().join("n"),
+        )?,
+        Over::Tcp => Server::start_tcp(
+            "nbdkit",
+            &[&["-f", "-i", "127.0.0.1", "-p", "{port}"], &what[..]].concat(),
+        )?,
+    };
     Ok((server, file))
 }
 
@@ -47,12 +53,12 @@ fn connected(hearth: &Hearth) -> Result<()> {
     })
 }
 
-fn survives(mode: &str) -> Result<()> {
+fn survives(mode: &str, over: Over) -> Result<()> {
     if !have("origins: server killed", &["nbdkit"]) {
         return Ok(());
     }
     let mut hearth = Hearth::serving("160M")?;
-    let (mut server, file) = forgetful(&hearth)?;
+    let (mut server, file) = forgetful(&hearth, over)?;
     hearth.add("d", &server.uri(""), &["--mode", mode])?;
     let mut writer = Writer::new(11);
     let mut client = hearth.connect("d")?;
@@ -91,17 +97,74 @@ fn survives(mode: &str) -> Result<()> {
 
 #[test]
 fn a_killed_server_is_a_pause_in_write_back() -> Result<()> {
-    survives("write-back")
+    survives("write-back", Over::Unix)
 }
 
 #[test]
 fn a_killed_server_is_a_pause_in_write_through() -> Result<()> {
-    survives("write-through")
+    survives("write-through", Over::Unix)
 }
 
 #[test]
 fn a_killed_server_is_a_pause_past_the_cache() -> Result<()> {
-    survives("off")
+    survives("off", Over::Unix)
+}
+
+/// The same over TCP, where a killed server leaves connections behind that nobody closes at once.
+#[test]
+fn a_killed_server_over_tcp_is_a_pause() -> Result<()> {
+    survives("write-back", Over::Tcp)?;
+    survives("write-through", Over::Tcp)
+}
+
+/// A named export over TCP, of a server that has several: the right one is served, over its restart
+/// too, and one that is not there is refused by name.
+#[test]
+fn exports_over_tcp_have_names() -> Result<()> {
+    if !have("origins: exports over TCP", &["qemu-nbd"]) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("160M")?;
+    let file = hearth.origin("o.img", 8 << 20)?;
+    let before = std::fs::read(&file)?;
+    let mut server = Server::start_tcp(
+        "qemu-nbd",
+        &[
+            "-t",
+            "-e",
+            "8",
+            "-b",
+            "127.0.0.1",
+            "-p",
+            "{port}",
+            "-x",
+            "vm 7/a",
+            "-f",
+            "raw",
+            path(&file),
+        ],
+    )?;
+    let words = hearth.refused(&["disk", "add", "d", "--origin", &server.uri("vm")])?;
+    ensure!(words.contains("no export \"vm\""), "{words}");
+    hearth.add("d", &server.uri("vm%207/a"), &["--mode", "write-through"])?;
+    let mut client = hearth.connect("d")?;
+    ensure!(client.read(0, 65536)? == before[..65536]);
+    client.write(4096, &[6; 8192])?;
+    client.flush()?;
+    server.kill9()?;
+    wait::until("the loss is noticed", LIMIT, || {
+        (link(&hearth).ok()?["connected"] == false).then_some(())
+    })?;
+    // What is cached is served without it; what is not waits, and comes when the server does.
+    ensure!(client.read(4096, 8192)? == [6; 8192]);
+    let waiting = client.send(hearth_e2e::nbd::Command::Read, 1 << 20, 4096, &[])?;
+    server.up()?;
+    let reply = client.receive()?;
+    ensure!(reply.cookie == waiting && reply.error == 0, "{reply:?}");
+    ensure!(reply.data == before[1 << 20..(1 << 20) + 4096]);
+    connected(&hearth)?;
+    ensure!(std::fs::read(&file)?[4096..12288] == [6; 8192]);
+    Ok(())
 }
 
 /// Gone, or hanging, for longer than the limit: errors, visible; then recovery by itself.
@@ -111,7 +174,7 @@ fn gone_for_long_is_an_error_until_it_is_back() -> Result<()> {
         return Ok(());
     }
     let hearth = Hearth::serving("160M")?;
-    let (mut server, _) = forgetful(&hearth)?;
+    let (mut server, _) = forgetful(&hearth, Over::Unix)?;
     hearth.add(
         "d",
         &server.uri(""),
@@ -156,7 +219,7 @@ fn a_disk_waits_for_its_server() -> Result<()> {
         return Ok(());
     }
     let mut hearth = Hearth::serving("160M")?;
-    let (mut server, _) = forgetful(&hearth)?;
+    let (mut server, _) = forgetful(&hearth, Over::Unix)?;
     hearth.add("d", &server.uri(""), &[])?;
     hearth.connect("d")?.write(4096, &[3; 4096])?;
     hearth.stop()?;

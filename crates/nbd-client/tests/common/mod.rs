@@ -85,6 +85,8 @@ impl Server {
             export: String::new(),
             read_only: false,
             timeout,
+            errors_are_losses: false,
+            in_flight_max: usize::MAX,
         }
     }
 
