@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_engine::Engine;
-use hearth_format::{
-    DiskRecord, FormatError, Layout, PoolState, Registry, SEGMENT_BLOCKS_DEFAULT, Superblock, Uuid,
-};
+use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, Superblock, Uuid};
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
@@ -132,8 +130,8 @@ pub fn create_with(
     if options.size.is_none() && !options.force {
         refuse_foreign(path, &file)?;
     }
-    let layout =
-        Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
+    let layout = Layout::for_device(size, Layout::segment_blocks_for(size))
+        .map_err(|e| format_error(path, &e))?;
     if file.is_device() {
         // Gives the SSD all its space back; one that cannot do it works nevertheless.
         if let Err(e) = file.discard(0, size) {
@@ -185,7 +183,8 @@ fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
         Err(_) => {}
     }
     // Too small is found out before the space is taken.
-    Layout::for_device(size, SEGMENT_BLOCKS_DEFAULT).map_err(|e| format_error(path, &e))?;
+    Layout::for_device(size, Layout::segment_blocks_for(size))
+        .map_err(|e| format_error(path, &e))?;
     BlockFile::create_sized(path, size).map_err(|e| opening(path, e))
 }
 

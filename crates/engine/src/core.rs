@@ -51,9 +51,8 @@ pub struct EngineOptions {
     pub rules: Option<Rules>,
     /// Blocks of RAM for what was read once; by default what the policy says for the pool's size.
     pub ram_stage: Option<usize>,
-    /// Flash counts as filling for the first time, and takes every miss, while more than one in
-    /// so many of its segments is free; 1: never.
-    pub filling_share: usize,
+    /// While flash fills for the first time it takes every miss.
+    pub first_fill: bool,
     /// Read ahead of clients.
     pub prefetch: bool,
     /// From an origin that answers scattered reads faster than this nothing is read ahead.
@@ -77,7 +76,7 @@ impl Default for EngineOptions {
             accept_damage: false,
             rules: None,
             ram_stage: None,
-            filling_share: 16,
+            first_fill: true,
             prefetch: true,
             fast_origin_ns: 500_000,
             endurance: Budget::unlimited(),

@@ -48,7 +48,7 @@ pub(crate) struct Evict {
 
 impl Core {
     /// Free segments to keep ready.
-    fn free_target(&self) -> usize {
+    pub fn free_target(&self) -> usize {
         self.log.reserve() + (self.log.segments.len() / 32).clamp(2, 16)
     }
 

@@ -253,7 +253,8 @@ pub(crate) fn disk_and_block(key: u64) -> (DiskId, u64) {
 impl Core {
     /// While flash fills for the first time everything is welcome.
     pub fn filling(&self) -> bool {
-        self.log.free.len() * self.opts.filling_share > self.log.segments.len()
+        // Eviction keeps as many ready and no more.
+        self.opts.first_fill && self.log.free.len() > self.free_target()
     }
 
     /// Keeps a copy of a run in RAM, with what `stay` says of each block (by its place in the

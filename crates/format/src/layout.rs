@@ -10,8 +10,11 @@ use crate::entry::ENTRY_BYTES;
 use crate::error::FormatError;
 use crate::summary::SUMMARY_HEADER_BYTES;
 
-/// Segment size in blocks unless the user chooses: 4 MiB.
+/// Segment size of all but small devices, in blocks: 4 MiB.
 pub const SEGMENT_BLOCKS_DEFAULT: u32 = 1024;
+/// Segments a small device should have: a handful is always empty, being emptied or being
+/// filled, and of fewer that would be a share of the flash that users notice.
+const SEGMENTS_WANTED: u64 = 256;
 /// Smallest segment: 1 MiB; below it summaries and seams cost too much.
 pub const SEGMENT_BLOCKS_MIN: u32 = 256;
 /// Largest segment: 64 MiB; slots in entries are 16 bits.
@@ -72,6 +75,14 @@ fn segment_start_for(count: u64, segment_blocks: u64) -> u64 {
 }
 
 impl Layout {
+    /// The segment size, in blocks, that suits a device of `bytes` bytes.
+    pub fn segment_blocks_for(bytes: u64) -> u32 {
+        let wanted = bytes / BLOCK / SEGMENTS_WANTED;
+        let max = u64::from(SEGMENT_BLOCKS_DEFAULT);
+        let blocks = (wanted.min(max) as u32).max(SEGMENT_BLOCKS_MIN);
+        1 << blocks.ilog2()
+    }
+
     /// Lays out a device of `bytes` bytes in segments of `segment_blocks` blocks.
     ///
     /// A tail that is no whole segment stays unused, as does what lies behind 2^32 slots
@@ -209,6 +220,14 @@ impl Layout {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn small_devices_have_small_segments() {
+        let blocks = |mib: u64| Layout::segment_blocks_for(mib << 20);
+        assert_eq!([blocks(0), blocks(54), blocks(256)], [256; 3]);
+        assert_eq!([blocks(511), blocks(512), blocks(1023)], [256, 512, 512]);
+        assert_eq!([blocks(1024), blocks(1 << 20)], [1024; 2]);
+    }
 
     #[test]
     fn default_layout_of_one_gib() {

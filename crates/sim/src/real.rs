@@ -70,7 +70,7 @@ impl Real {
             destage_bytes_per_s: *rng.pick(&[0, 0, 0, 4 << 20]),
             trim: rng.chance(2, 3),
             intent_idle_ns: *rng.pick(&[2_000_000_000, 20_000_000, 1_000_000]),
-            filling_share: *rng.pick(&[16, 1, 1]),
+            first_fill: rng.chance(1, 3),
             prefetch: rng.chance(3, 4),
             fast_origin_ns: *rng.pick(&[0, 0, 500_000]),
             ram_stage: Some(*rng.pick(&[0, 4, 40, 256])),
