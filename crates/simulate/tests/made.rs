@@ -153,6 +153,98 @@ fn it_follows_a_workload_that_changes_phase() {
     assert!(ours[8] > 0.4, "{}", ours[8]);
 }
 
+/// Requests of a phase of [`phases`].
+const PHASE: u64 = 60_000;
+/// Requests over which hits are averaged to say that they are back.
+const WINDOW: usize = 2000;
+/// Requests of the parts that hits are counted in.
+const PART: usize = 1000;
+
+/// A loop of twice the cache; a Zipf whose most popular block is another every 20 requests; a new hot
+/// set of twice the cache, every other request going to a scan; the loop again.
+fn phases() -> Workload {
+    let looped = (0..PHASE).map(|i| scattered(i % 3000));
+    let moving = (0..PHASE).map(|i| {
+        let u = (spread(i ^ 5 << 40) >> 11) as f64 / (1u64 << 53) as f64;
+        scattered((1 << 34) + i / 20 + 20_000f64.powf(u) as u64)
+    });
+    let hot = zipf(3000, PHASE, 6).enumerate();
+    let scan = hot.map(|(i, key)| {
+        if i % 2 == 0 {
+            key
+        } else {
+            (1 << 40) + i as u64 / 2
+        }
+    });
+    let again = (0..PHASE).map(|i| scattered(i % 3000));
+    Workload::made(
+        "phases",
+        reads(looped.chain(moving).chain(scan).chain(again)),
+    )
+}
+
+#[test]
+fn hits_come_back_after_each_change_of_phase() {
+    const NAMES: [&str; 4] = ["loop", "moving zipf", "scan", "loop again"];
+    // Requests until ours has four fifths of what the best of the others has in the end.
+    const BACK_WITHIN: [usize; 4] = [10_000, 12_000, 8_000, 12_000];
+    let load = phases();
+    let settings = Settings {
+        parts: load.requests.len() / PART,
+        ..Settings::default()
+    };
+    let all: Vec<Policy> = Policy::all()
+        .into_iter()
+        .filter(|p| *p != Policy::Reference(Kind::Opt))
+        .collect();
+    let mean = |parts: &[f64]| parts.iter().sum::<f64>() / parts.len() as f64;
+    let runs: Vec<Vec<Vec<f64>>> = all
+        .iter()
+        .map(|policy| {
+            let parts = run(*policy, &load, 1500, &settings).1;
+            let scores: Vec<f64> = parts.iter().map(|p| p.score()).collect();
+            scores
+                .chunks(PHASE as usize / PART)
+                .map(<[f64]>::to_vec)
+                .collect()
+        })
+        .collect();
+    for (phase, name) in NAMES.iter().enumerate() {
+        let end = |run: &Vec<Vec<f64>>| mean(&run[phase][PHASE as usize / PART / 2..]);
+        let best = all
+            .iter()
+            .zip(&runs)
+            .filter(|(p, _)| matches!(p, Policy::Reference(_)))
+            .map(|(_, run)| end(run))
+            .fold(0.0, f64::max);
+        for (policy, run) in all.iter().zip(&runs) {
+            let back = run[phase]
+                .windows(WINDOW / PART)
+                .position(|w| mean(w) >= best * 0.8)
+                .map(|at| at * PART + WINDOW);
+            println!(
+                "{name:12} {:14} whole {:5.1} second half {:5.1} back after {back:?}",
+                policy.name(),
+                mean(&run[phase]) * 100.0,
+                end(run) * 100.0
+            );
+            let ours = *policy == Policy::Hearth
+                // Without prefetch, a loop that comes back to a flash full of what was hot is slow to
+                // get in; of the others only W-TinyLFU lets it in at all.
+                || *policy == Policy::HearthDemand && phase < 3;
+            if ours {
+                assert!(
+                    back.is_some_and(|n| n <= BACK_WITHIN[phase]),
+                    "{} in {name}: {back:?}",
+                    policy.name()
+                );
+            } else if *policy == Policy::HearthDemand {
+                assert!(end(run) > 0.15, "{} in {name}: {}", policy.name(), end(run));
+            }
+        }
+    }
+}
+
 #[test]
 fn random_reads_are_not_read_ahead_for_long() {
     let load = Workload::made(

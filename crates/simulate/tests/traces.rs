@@ -11,8 +11,19 @@ use hearth_simulate::{Policy, Row, Settings, Size, Workload, matrix};
 use hearth_trace::{Options, Reader};
 
 const SIZES: [f64; 5] = [0.01, 0.05, 0.10, 0.20, 0.40];
+/// Times a prefetched block takes to arrive, microseconds, beside none: a remote SSD's, a hard disk's.
+const LATENCIES: [u64; 2] = [1000, 10_000];
 /// A cell counts if any reference reaches this.
 const WORTH_COUNTING: f64 = 0.005;
+
+/// What one trace did at one size.
+struct Cell {
+    rows: Vec<Row>,
+    /// Hearth's score at each of [`LATENCIES`].
+    late: [f64; LATENCIES.len()],
+    /// Does the trace say when its requests came?
+    timed: bool,
+}
 
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -45,7 +56,7 @@ fn targets_hold_on_real_traces() {
     let only = std::env::var("HEARTH_TRACES_ONLY").unwrap_or_default();
     let policies = Policy::all();
     let sizes = SIZES.map(Size::Fraction);
-    let mut cells: Vec<Vec<Row>> = Vec::new();
+    let mut cells: Vec<Cell> = Vec::new();
     for path in traces(Path::new(&dir)) {
         let name = path
             .file_name()
@@ -58,11 +69,32 @@ fn targets_hold_on_real_traces() {
         let load = Reader::open(&path, Options::default())
             .and_then(|r| Workload::load(&name, r))
             .expect("the trace is read");
-        let rows = matrix(&[load], &sizes, &policies, &Settings::default(), 1);
-        cells.extend(rows.chunks(policies.len()).map(<[Row]>::to_vec));
+        let loads = [load];
+        let rows = matrix(&loads, &sizes, &policies, &Settings::default(), 1);
+        // Traces of block numbers only are read as one request in a microsecond.
+        let requests = &loads[0].requests;
+        let timed = requests
+            .windows(2)
+            .any(|two| two[1].time_us != two[0].time_us + 1);
+        let late = LATENCIES.map(|latency_us| {
+            let settings = Settings {
+                latency_us,
+                ..Settings::default()
+            };
+            matrix(&loads, &sizes, &[Policy::Hearth], &settings, 1)
+        });
+        for (i, rows) in rows.chunks(policies.len()).enumerate() {
+            let late = late.each_ref().map(|rows| rows[i].score);
+            cells.push(Cell {
+                rows: rows.to_vec(),
+                late,
+                timed,
+            });
+        }
     }
-    let of = |cell: &[Row], p: Policy| -> Row {
-        cell.iter()
+    let of = |cell: &Cell, p: Policy| -> Row {
+        cell.rows
+            .iter()
             .find(|r| r.policy == p.name())
             .expect("every policy ran")
             .clone()
@@ -72,7 +104,7 @@ fn targets_hold_on_real_traces() {
         .filter(|k| *k != Kind::Opt)
         .map(Policy::Reference)
         .collect();
-    let best = |cell: &[Row]| {
+    let best = |cell: &Cell| {
         references
             .iter()
             .map(|p| of(cell, *p).score)
@@ -112,6 +144,11 @@ fn targets_hold_on_real_traces() {
                     / ours.outcome.prefetched.max(1) as f64,
             ours.outcome.prefetch_requests,
         );
+        if cell.timed {
+            for (us, score) in LATENCIES.iter().zip(cell.late) {
+                println!("    after {us} us {:6.2}", score * 100.0);
+            }
+        }
     }
     for p in &policies {
         let writes = cells
@@ -124,6 +161,32 @@ fn targets_hold_on_real_traces() {
             p.name(),
             mean(*p)
         );
+    }
+    for (what, some) in [("cells", false), ("cells of traces with times", true)] {
+        let of_them: Vec<&Cell> = cells.iter().filter(|c| c.timed || !some).collect();
+        let mean = |score: &dyn Fn(&Cell) -> f64| {
+            of_them.iter().map(|c| score(c)).sum::<f64>() / of_them.len() as f64 * 100.0
+        };
+        print!("{} {what}:", of_them.len());
+        for p in [Policy::HearthDemand, lru, Policy::Reference(Kind::S3Fifo)] {
+            print!(" {} {:.2}", p.name(), mean(&|c| of(c, p).score));
+        }
+        print!(" best {:.2}", mean(&best));
+        print!(
+            " | prefetch at once {:.2}",
+            mean(&|c| of(c, Policy::Hearth).score)
+        );
+        for (i, us) in LATENCIES.iter().enumerate() {
+            let below = of_them
+                .iter()
+                .filter(|c| c.late[i] < of(c, lru).score - 0.01)
+                .count();
+            print!(
+                ", after {us} us {:.2} ({below} below lru)",
+                mean(&|c| c.late[i])
+            );
+        }
+        println!();
     }
     let ours = mean(Policy::Hearth);
     for p in &references {
