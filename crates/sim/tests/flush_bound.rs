@@ -89,6 +89,7 @@ fn flushes(flush_bytes: u64) -> (u64, u64) {
         answered += fx.completions.drain(..).count() as u64;
         let op = match ops.pop_front() {
             Some(op) => op,
+            None if answered == WRITES => break,
             None => flush.take().expect("something is in flight").0,
         };
         if op.target == Target::Flash(0) && op.kind == OpKind::Write {
