@@ -194,6 +194,7 @@ impl Core {
             seg,
             seg_seq,
             items,
+            bytes: u64::from(1 + blocks) * BLOCK,
             state: BatchState::InFlight,
             last_ord: if partial { last_ord - 1 } else { last_ord },
         });
@@ -233,6 +234,7 @@ impl Core {
         if result.is_err() {
             self.counters.flash_errors += 1;
         }
+        let mut bytes = 0;
         while self
             .log
             .batches
@@ -240,6 +242,7 @@ impl Core {
             .is_some_and(|b| b.state == BatchState::Written)
         {
             if let Some(batch) = self.log.batches.pop_front() {
+                bytes += batch.bytes;
                 self.apply(batch, now, fx);
             }
         }
@@ -255,6 +258,7 @@ impl Core {
         if !self.flash_waiters.is_empty() {
             self.start_flash_flush(now, fx);
         }
+        self.flush_if_much(bytes, now, fx);
     }
 
     /// Maps a batch and tells who waited for it.

@@ -14,6 +14,7 @@ use crate::faults::Faults;
 use crate::index::{Index, Key, SlotNo};
 use crate::log::Log;
 use crate::read::Miss;
+use crate::rescue::Rescue;
 use crate::stage::Stage;
 use crate::stats::PoolCounters;
 use hearth_format::{Layout, Superblock};
@@ -188,6 +189,8 @@ pub(crate) enum OpCtx {
         slot: SlotNo,
     },
     FailMark,
+    /// A step of storing the log's floor.
+    Floor,
 }
 
 /// The whole state.
@@ -215,6 +218,7 @@ pub(crate) struct Core {
     /// Who waits for the flash to be durable up to an ord.
     pub flash_waiters: Vec<(u64, FlashWaiter)>,
     pub evict: Evict,
+    pub rescue: Rescue,
     pub jobs: Slab<DestageJob>,
     pub destage_next_disk: usize,
     pub destage_tokens: i64,
@@ -229,6 +233,8 @@ pub(crate) struct Core {
     pub origin_ewma_ns: u64,
     pub flash_inflight: u32,
     pub last_flash_flush_ns: u64,
+    /// Bytes of batches on flash that no flush started so far covers.
+    pub unflushed_bytes: u64,
     pub foreground: u64,
     pub last_foreground_ns: u64,
     pub quiescing: bool,
@@ -527,6 +533,7 @@ impl Core {
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
             OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now, fx),
             OpCtx::FailMark => {}
+            OpCtx::Floor => self.floor_stored(done.result, now, fx),
         }
     }
 

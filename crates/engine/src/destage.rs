@@ -641,6 +641,8 @@ impl Core {
 
     /// The origin has the first `n` written runs durably: step 4.
     fn mark_clean(&mut self, disk: DiskId, n: usize, now: u64, fx: &mut Effects) {
+        // The newer record cannot come before there is room, and that may need this block gone.
+        let stuck = self.starved();
         let Some(d) = self.disk_mut(disk) else { return };
         let written: Vec<Written> = d.destage.written.drain(..n).collect();
         let mut runs: Vec<(Kind, u64, u64)> = Vec::new();
@@ -651,6 +653,8 @@ impl Core {
                     self.index.set_mark(slot, false);
                     if self.clean_block(disk, block, slot) {
                         push_run(&mut runs, Kind::CleanedRun, block, 1);
+                    } else if stuck {
+                        self.let_go(disk, block, slot, now);
                     }
                 }
                 Written::Zero { block, count } => {
@@ -664,6 +668,11 @@ impl Core {
                     for b in still {
                         if !self.superseding(disk, b, b + 1) {
                             push_run(&mut runs, Kind::ZeroDoneRun, b, 1);
+                        } else if stuck && let Some(d) = self.disk_mut(disk) {
+                            d.zero.remove(b);
+                            if d.zero.is_empty() {
+                                d.zero_seg_seq = None;
+                            }
                         }
                     }
                 }

@@ -12,6 +12,7 @@ use crate::evict::Evict;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment, Then};
 use crate::recover::RecoverError;
+use crate::rescue::Rescue;
 use crate::stage::Stage;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
@@ -177,6 +178,7 @@ impl Engine {
             flash_flush_inflight: false,
             flash_waiters: Vec::new(),
             evict: Evict::default(),
+            rescue: Rescue::default(),
             jobs: Slab::new(),
             destage_next_disk: 0,
             destage_tokens: 0,
@@ -190,6 +192,7 @@ impl Engine {
             origin_ewma_ns: 0,
             flash_inflight: 0,
             last_flash_flush_ns: 0,
+            unflushed_bytes: 0,
             foreground: 0,
             last_foreground_ns: 0,
             quiescing: false,

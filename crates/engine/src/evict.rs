@@ -72,6 +72,9 @@ impl Core {
 
     /// One step of eviction, if room is short.
     pub fn evict_step(&mut self, now: u64, fx: &mut Effects) {
+        if self.rescue_step(now, fx) {
+            return;
+        }
         for _ in 0..4 {
             if self.flash_failed {
                 return;
@@ -110,6 +113,7 @@ impl Core {
         if waiting && self.log.free.len() < self.free_target() {
             self.start_flash_flush(now, fx);
         }
+        self.rescue_step(now, fx);
     }
 
     /// Works on the oldest segment; true if it was freed.
@@ -121,7 +125,12 @@ impl Core {
         if s.live > 0 || s.pins > 0 || s.batches > 0 || self.evict.moving > 0 {
             return false;
         }
-        if !self.relog(seg) {
+        let relogged = if self.starved() {
+            self.log.order.len() > 1 && self.needs_no_relog(seg)
+        } else {
+            self.relog(seg)
+        };
+        if !relogged {
             return false;
         }
         self.log.order.retain(|s| *s != seg);
@@ -162,11 +171,20 @@ impl Core {
         let s = self.log.segments[seg as usize];
         // Reinserting a segment that is nearly all dirty would only move it in a circle.
         let mostly_dirty = s.dirty * 4 > data_blocks * 3;
-        self.evict.wants_clean |= mostly_dirty;
-        let keep_max = data_blocks * 3 / 4;
+        // What is moved now would take the room of the records that free what was evicted.
+        let short = self.log.free.is_empty();
+        let starved = self.starved();
+        let dirty_stays = mostly_dirty || short;
+        self.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
+        let keep_max = if short { 0 } else { data_blocks * 3 / 4 };
         while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
             let slot = base + self.evict.at;
-            let n = self.movable_run(slot, base + data_blocks, mostly_dirty, keep_max, now);
+            if starved {
+                self.drop_clean(slot, now);
+                self.evict.at += 1;
+                continue;
+            }
+            let n = self.movable_run(slot, base + data_blocks, dirty_stays, keep_max, now);
             if n == 0 {
                 self.evict.at += 1;
                 continue;
@@ -185,7 +203,7 @@ impl Core {
         &mut self,
         slot: SlotNo,
         end: SlotNo,
-        mostly_dirty: bool,
+        dirty_stays: bool,
         keep_max: u32,
         now: u64,
     ) -> u32 {
@@ -202,13 +220,14 @@ impl Core {
                 let stuck = self
                     .disk(disk)
                     .is_none_or(|d| !d.attached || d.destage.not_before_ns > now);
-                if mostly_dirty && !stuck {
+                if dirty_stays && !stuck {
                     break;
                 }
             } else {
-                let within_min = self
-                    .disk(disk)
-                    .is_some_and(|d| d.cached * 4096 <= d.cfg.min_bytes);
+                let within_min = keep_max > 0
+                    && self
+                        .disk(disk)
+                        .is_some_and(|d| d.cached * 4096 <= d.cfg.min_bytes);
                 let verdict = self.policy.evict(info.freq as u8);
                 let earned = verdict != Verdict::Drop && self.evict.kept + n < keep_max;
                 if !earned && !within_min {

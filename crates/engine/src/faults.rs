@@ -34,11 +34,13 @@ pub enum Fault {
     KeepRacedPrefetch,
     /// Do not list what a failed device no longer gives back.
     HideUnreadable,
+    /// Wait for a free segment when the log has no room for the record that would free one.
+    StarveForever,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 15] = [
+    pub const ALL: [Fault; 16] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -54,6 +56,7 @@ impl Fault {
         Fault::StageForgetsNot,
         Fault::KeepRacedPrefetch,
         Fault::HideUnreadable,
+        Fault::StarveForever,
     ];
 }
 

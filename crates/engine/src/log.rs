@@ -200,6 +200,8 @@ pub(crate) struct Batch {
     pub seg: u32,
     pub seg_seq: u64,
     pub items: Vec<Item>,
+    /// Its length on flash.
+    pub bytes: u64,
     pub state: BatchState,
     pub last_ord: u64,
 }

@@ -100,7 +100,8 @@ impl Core {
             .iter()
             .filter_map(|f| tail_within(f, durable))
             .max()
-            .unwrap_or(0);
+            .unwrap_or(0)
+            .max(self.sb.log_floor);
         if tail > 0 && !found.iter().any(|f| f.seq == tail) && !self.opts.accept_damage {
             return Err(RecoverError::Damaged(format!(
                 "segment number {tail}, the oldest that counts, is missing"

@@ -74,6 +74,8 @@ pub struct Superblock {
     pub created_unix_s: u64,
     /// How the pool was left.
     pub state: PoolState,
+    /// Segments numbered below this do not count, whatever the log says; 0: the log alone says it.
+    pub log_floor: u64,
     /// The user's name for the pool; at most [`LABEL_MAX`] bytes are kept.
     pub label: String,
     /// Host that last opened the pool, so that a second one can say who; bounded likewise.
@@ -103,6 +105,7 @@ impl Superblock {
             layout,
             created_unix_s,
             state: PoolState::Open,
+            log_floor: 0,
             label: bounded(label).to_owned(),
             last_host: String::new(),
         }
@@ -154,6 +157,7 @@ impl Superblock {
         put(out, 152, &checkpoint_bytes.to_le_bytes());
         put_text(out, 160, &self.label);
         put_text(out, 224, &self.last_host);
+        put(out, 288, &self.log_floor.to_le_bytes());
         let crc = crc_with_hole(out, CRC_AT);
         put(out, CRC_AT, &crc.to_le_bytes());
         block
@@ -246,6 +250,7 @@ impl Superblock {
             layout,
             created_unix_s: u64_at(block, 136),
             state,
+            log_floor: u64_at(block, 288),
             label: text_at(block, 160)?,
             last_host: text_at(block, 224)?,
         })

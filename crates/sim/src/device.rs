@@ -109,6 +109,8 @@ pub struct SimDevice {
     pub faults: Faults,
     /// First rule of the driver's contract the engine broke, in words.
     pub violation: Option<String>,
+    /// Nanoseconds a flush takes besides what any operation does.
+    pub flush_ns: u64,
     target: Target,
     align: u64,
     size: u64,
@@ -137,6 +139,7 @@ impl SimDevice {
         SimDevice {
             faults: Faults::default(),
             violation: None,
+            flush_ns: 0,
             target,
             align,
             size,
@@ -290,6 +293,12 @@ impl SimDevice {
             Target::Flash(_) => self.rng.between(20_000, 200_000),
             Target::Origin(_) => self.rng.between(100_000, 12_000_000),
         };
+        let base = base
+            + if op.kind == OpKind::Flush {
+                self.flush_ns
+            } else {
+                0
+            };
         let hang = self.rng.chance(u64::from(self.faults.hang), 10_000);
         let slow = self.rng.chance(u64::from(self.faults.slow), 10_000);
         self.in_flight.insert(

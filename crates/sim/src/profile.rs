@@ -38,6 +38,8 @@ pub struct Profile {
     pub sector_origins: bool,
     /// Requests smaller than a block and disks of odd size.
     pub odd: bool,
+    /// Nanoseconds a flush of flash takes besides; then flash has as few segments as it may.
+    pub flash_flush_ns: u64,
 }
 
 const CALM: Profile = Profile {
@@ -56,10 +58,11 @@ const CALM: Profile = Profile {
     change: 0,
     sector_origins: false,
     odd: true,
+    flash_flush_ns: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 11] = [
+pub const PROFILES: [Profile; 12] = [
     CALM,
     Profile {
         name: "restart",
@@ -150,9 +153,19 @@ pub const PROFILES: [Profile; 11] = [
         sector_origins: true,
         ..CALM
     },
+    Profile {
+        name: "full",
+        about: "many crashes of little flash whose flushes are slow: nothing comes free in time",
+        modes: [6, 1, 1, 0],
+        lives: (10, 40),
+        requests: (1, 24),
+        crash: 95,
+        flash_flush_ns: 400_000_000,
+        ..CALM
+    },
 ];
 
-const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6];
+const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

@@ -140,13 +140,16 @@ impl<'a> World<'a> {
         let mut rng = Prng::new(seed);
         let profile = Profile::named(profile, &mut rng)
             .ok_or_else(|| format!("there is no profile {profile:?}"))?;
-        let segments = *rng.pick(&[8, 8, 8, 9, 10, 12, 16, 24]);
+        let mut segments = *rng.pick(&[8, 8, 8, 9, 10, 12, 16, 24]);
+        if profile.flash_flush_ns > 0 {
+            segments = 8;
+        }
         let shape = Shape {
             segment_blocks: SEGMENT_BLOCKS,
             seed: rng.next_u64(),
         };
         let flash_bytes = FIXED_BYTES + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
-        let flash = SimDevice::new(
+        let mut flash = SimDevice::new(
             Target::Flash(0),
             flash_bytes,
             BLOCK as u64,
@@ -154,6 +157,7 @@ impl<'a> World<'a> {
             Tear::Anywhere,
             rng.fork(),
         );
+        flash.flush_ns = profile.flash_flush_ns;
         let depth = *rng.pick(&[1, 2, 4, 8, DEPTH_MAX]);
         let mut world = World {
             maker,

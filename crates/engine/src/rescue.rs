@@ -1,0 +1,265 @@
+//! A log without room for the record that would make room.
+//!
+//! A segment is free only after two more batches ([`crate::append`]). When no segment is free and
+//! the head is gone, those two cannot be written: because what was moved, or records nobody could
+//! refuse, took the last segment, or because one crash after the other closed a head that was
+//! hardly used. Waiting would not help, nor would starting again.
+//!
+//! The way out takes nothing from the log. Nothing is moved any more: of the oldest segment, clean
+//! blocks are dropped and dirty ones destaged. Then the *floor* in the superblock is
+//! raised past it: a segment below the floor does not count, as if a durable batch had named that
+//! tail. Once both copies of the superblock are durable the segment is free.
+//!
+//! Before the floor rises all that was appended must be durable, for what was moved out of a
+//! segment may be the only copy. What is still queued is not in the log; of that only closed intents
+//! matter (`may_raise_floor`).
+
+use crate::api::{DiskId, Effects};
+use crate::core::{Core, OpCtx};
+use crate::faults::Fault;
+use crate::index::{Key, SlotNo};
+use crate::log::{Apply, SegState, Then};
+use hearth_format::Kind;
+use hearth_format::layout::SUPERBLOCK_BLOCKS;
+use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+
+/// Writes of the superblock that may fail in a row before the device counts as failed: as many as
+/// segments are tried for a batch.
+const STORE_TRIES: u32 = 4;
+
+/// An intent that is closed in RAM; the record that says so is on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closing {
+    /// Segment the intent lies in.
+    pub seg_seq: u64,
+    /// Of the record that closes it.
+    pub ord: u64,
+}
+
+/// What is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A copy is being written; `last`: the second one.
+    Write { last: bool },
+    /// It is being flushed.
+    Flush { last: bool },
+}
+
+/// The rescue's state.
+#[derive(Debug, Default)]
+pub(crate) struct Rescue {
+    step: Option<Step>,
+    failures: u32,
+    /// Intents closed lately, whose records may not be on flash yet.
+    pub closing: Vec<Closing>,
+}
+
+impl Core {
+    /// Nothing can be appended, and nothing that is under way will change that.
+    pub fn starved(&self) -> bool {
+        let log = &self.log;
+        log.free.is_empty()
+            && log.head.is_none()
+            && log.batches.is_empty()
+            && !self.flash_failed
+            && !log
+                .freeing
+                .iter()
+                .any(|s| match log.segments[*s as usize].state {
+                    SegState::Trimming => true,
+                    SegState::Freeing { ord, claimed } => claimed && ord <= log.applied_ord,
+                    _ => false,
+                })
+    }
+
+    /// Raises the floor if the log is starved and something would come free. True while eviction
+    /// should wait for that.
+    pub fn rescue_step(&mut self, now: u64, fx: &mut Effects) -> bool {
+        if self.rescue.step.is_some() {
+            return true;
+        }
+        if !self.starved() || self.opts.faults.has(Fault::StarveForever) {
+            return false;
+        }
+        self.cancel_moves();
+        self.evict.wants_clean = true;
+        let evicted = self.log.freeing.iter().any(|s| {
+            matches!(
+                self.log.segments[*s as usize].state,
+                SegState::Freeing { .. }
+            )
+        });
+        if !evicted || self.log.order.is_empty() {
+            return false;
+        }
+        let floor = self.log.tail_seq();
+        if !self.may_raise_floor(floor) {
+            return true;
+        }
+        if self.log.durable_seq < self.log.applied_seq {
+            self.start_flash_flush(now, fx);
+            return true;
+        }
+        self.sb.log_floor = self.sb.log_floor.max(floor);
+        self.sb.generation += 1;
+        self.store_copy(false, fx);
+        true
+    }
+
+    /// An intent that is closed in RAM protects its region until what closes it is in the log:
+    /// the records that void its clean copies stand before that one, in the same queue.
+    fn may_raise_floor(&self, floor: u64) -> bool {
+        let applied = self.log.applied_ord;
+        let mut disks = self.disks.iter().flatten();
+        !self
+            .rescue
+            .closing
+            .iter()
+            .any(|c| c.seg_seq < floor && c.ord > applied)
+            && !disks.any(|d| d.intents.values().any(|i| i.seg_seq < floor))
+    }
+
+    /// What was to be moved stays where it is: there is no place for it.
+    fn cancel_moves(&mut self) {
+        if self.evict.moving == 0 {
+            return;
+        }
+        let mut moves: Vec<(SlotNo, u32, bool)> = Vec::new();
+        self.log.queue.retain(|item| {
+            let Apply::Move { old, .. } = item.apply else {
+                return true;
+            };
+            moves.push((old, item.count, matches!(item.then, Then::Moved)));
+            false
+        });
+        for (old, count, counts) in moves {
+            self.evict.moving -= u32::from(counts);
+            for slot in old..old + count {
+                self.index.set_mark(slot, false);
+            }
+        }
+        self.log.requeue(Vec::new());
+    }
+
+    /// Drops the block in a slot of the oldest segment if the origin has it. Without a record: the
+    /// segment goes as a whole. That a write to the block is queued is no obstacle, it does
+    /// not need the old content.
+    pub fn drop_clean(&mut self, slot: SlotNo, now: u64) {
+        let Some(info) = self.index.slot(slot) else {
+            return;
+        };
+        if info.dirty || self.index.slot_mark(slot) {
+            return;
+        }
+        let (disk, block) = (info.key.disk(), info.key.block());
+        self.forget_block(disk, block, now);
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.evictions += 1;
+        }
+    }
+
+    /// The origin has a block of the oldest segment durably, and a newer write to it is queued: it
+    /// cannot be called clean in the log, but dropped with its segment.
+    pub fn let_go(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
+        let oldest = self.log.order.front().copied();
+        let here = self.index.get(Key::new(disk, block)) == Some(slot);
+        if here && oldest == Some(self.log.segment_of(slot) as u32) {
+            self.forget_block(disk, block, now);
+        }
+    }
+
+    /// Does nothing in the segment need to be logged again? Zeros are destaged until that is so.
+    pub fn needs_no_relog(&self, seg: u32) -> bool {
+        let seq = self.log.segments[seg as usize].seq;
+        // Where a record lies is noted when it is queued, so if that is as far as it got, nobody
+        // knows what still lies here.
+        let unsure = self.evict.relog_sent && !self.evict.relogged;
+        let again =
+            |i: &crate::log::Item| i.kind == Kind::Intent && matches!(i.apply, Apply::Again);
+        self.disks.iter().flatten().all(|d| {
+            let intents = d.intents.values().all(|i| !unsure && i.seg_seq > seq);
+            let zeros = if unsure {
+                d.zero.is_empty()
+            } else {
+                d.zero_seg_seq.is_none_or(|z| z > seq)
+            };
+            intents && zeros
+        }) && !(unsure && self.log.queue.iter().any(again))
+    }
+
+    /// Writes the copy of the superblock that is not known to be good, or is the older one.
+    fn store_copy(&mut self, last: bool, fx: &mut Effects) {
+        let copy = 1 - (self.sb.copy & 1);
+        let mut next = self.sb.clone();
+        next.copy = copy;
+        let bytes = next.encode();
+        let mut buf = Buf::zeroed(BLOCK as usize).all();
+        buf.bytes_mut().copy_from_slice(&bytes[..]);
+        self.rescue.step = Some(Step::Write { last });
+        self.io(
+            fx,
+            OpCtx::Floor,
+            Target::Flash(0),
+            OpKind::Write,
+            SUPERBLOCK_BLOCKS[usize::from(copy)] * BLOCK,
+            BLOCK,
+            smallvec![buf],
+            SmallVec::new(),
+            Class::Foreground,
+        );
+    }
+
+    /// One step of storing the floor ended.
+    pub fn floor_stored(&mut self, result: Result<(), IoError>, now: u64, fx: &mut Effects) {
+        let Some(step) = self.rescue.step.take() else {
+            return;
+        };
+        if self.flash_failed {
+            return;
+        }
+        if result.is_err() {
+            self.counters.flash_errors += 1;
+            self.rescue.failures += 1;
+            let flush = matches!(step, Step::Flush { .. });
+            if flush || self.rescue.failures > STORE_TRIES {
+                self.fail_flash(now, fx);
+            }
+            return;
+        }
+        match step {
+            Step::Write { last } => {
+                self.rescue.step = Some(Step::Flush { last });
+                self.io(
+                    fx,
+                    OpCtx::Floor,
+                    Target::Flash(0),
+                    OpKind::Flush,
+                    0,
+                    0,
+                    SmallVec::new(),
+                    SmallVec::new(),
+                    Class::Foreground,
+                );
+            }
+            Step::Flush { last } => {
+                self.sb.copy = 1 - (self.sb.copy & 1);
+                if last {
+                    self.rescue.failures = 0;
+                    self.release_below_floor(fx);
+                } else {
+                    self.store_copy(true, fx);
+                }
+            }
+        }
+    }
+
+    fn release_below_floor(&mut self, fx: &mut Effects) {
+        for seg in self.log.freeing.clone() {
+            let s = self.log.segments[seg as usize];
+            if s.seq < self.sb.log_floor && matches!(s.state, SegState::Freeing { .. }) {
+                self.release(seg, fx);
+            }
+        }
+    }
+}

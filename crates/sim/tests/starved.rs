@@ -1,0 +1,166 @@
+//! A pool whose last free segment was spent, by one crash after the other, before anything could
+//! come free: the next start must not wait for room that cannot come.
+
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
+use hearth_engine::{Engine, EngineOptions, KnownDisk};
+use hearth_format::{Layout, Superblock, Uuid};
+use hearth_io::{BLOCK, Buf, IoOp, OpKind, Target};
+use hearth_sim::device::{Base, SimDevice, Tear};
+use hearth_sim::prng::Prng;
+use std::collections::VecDeque;
+
+const DISK: u16 = 1;
+const SIZE: u64 = 64 * BLOCK;
+/// Room for the fixed areas and few segments, of 1 MiB.
+const FLASH_SIZE: u64 = 16 << 20;
+/// More lives than there are segments.
+const LIVES: u64 = 20;
+/// Events after which nothing more is to be hoped for.
+const STEPS_MAX: usize = 20_000;
+
+struct Bench {
+    engine: Engine,
+    flash: SimDevice,
+    origin: SimDevice,
+    now: u64,
+    tag: u64,
+}
+
+fn open(flash: &mut SimDevice) -> Engine {
+    let known = [KnownDisk {
+        id: DISK,
+        size: SIZE,
+        since_seq: 0,
+    }];
+    let (engine, _) =
+        Engine::open(&mut flash.media(None), EngineOptions::default(), &known).expect("opened");
+    let config = DiskConfig {
+        id: DISK,
+        size: SIZE,
+        origin_align: 512,
+        mode: Mode::WriteBack,
+        block_size: 4096,
+        min_bytes: 0,
+        max_bytes: 0,
+        seq_cutoff: 0,
+        read_only: false,
+    };
+    engine
+        .attach(config, OriginState::Flushed)
+        .expect("attached");
+    engine
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let device = |target, size| {
+            SimDevice::new(target, size, BLOCK, Base::Zeros, Tear::Block, Prng::new(7))
+        };
+        let mut flash = device(Target::Flash(0), FLASH_SIZE);
+        let layout = Layout::for_device(FLASH_SIZE, 256).expect("it fits");
+        Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "starved", 0)
+            .store(&mut flash.media(None))
+            .expect("formatted");
+        Bench {
+            engine: open(&mut flash),
+            flash,
+            origin: device(Target::Origin(DISK), SIZE),
+            now: 1,
+            tag: 0,
+        }
+    }
+
+    /// Makes a request; true once it is answered. Operations that `done` refuses never end.
+    fn ask(
+        &mut self,
+        request: impl FnOnce(u64, u64) -> Request,
+        done: impl Fn(&IoOp) -> bool,
+    ) -> bool {
+        self.tag += 1;
+        let mut fx = Effects::default();
+        let request = request(self.tag, self.now);
+        self.engine.submit(self.now, &mut vec![request], &mut fx);
+        let mut queue = VecDeque::new();
+        for _ in 0..STEPS_MAX {
+            for op in fx.ios.drain(..) {
+                let (target, ends) = (op.target, done(&op));
+                let token = self.device(target).submit(op).0;
+                if ends {
+                    queue.push_back((target, token));
+                }
+            }
+            if let Some(c) = fx.completions.drain(..).find(|c| c.tag == self.tag) {
+                c.result.expect("nothing fails here");
+                return true;
+            }
+            self.now += 100_000;
+            let Some((target, token)) = queue.pop_front() else {
+                self.now += 5_000_000;
+                self.engine.tick(self.now, &mut fx);
+                continue;
+            };
+            let finished = self.device(target).complete(token, 50_000);
+            let mut done = vec![finished.expect("in flight").done];
+            self.engine.io_done(self.now, &mut done, &mut fx);
+        }
+        false
+    }
+
+    fn device(&mut self, target: Target) -> &mut SimDevice {
+        match target {
+            Target::Flash(_) => &mut self.flash,
+            Target::Origin(_) => &mut self.origin,
+        }
+    }
+
+    fn write(&mut self, block: u64, done: impl Fn(&IoOp) -> bool) -> bool {
+        let buf = Buf::zeroed(BLOCK as usize);
+        buf.all().bytes_mut().fill(block as u8 + 1);
+        let at = block * BLOCK;
+        self.ask(
+            |tag, now| Request::write(tag, DISK, at, BLOCK, false, &buf, now),
+            done,
+        )
+    }
+
+    fn check(&mut self, blocks: u64) {
+        for block in 0..blocks {
+            let buf = Buf::zeroed(BLOCK as usize);
+            let at = block * BLOCK;
+            let read = |tag, now| Request::read(tag, DISK, at, BLOCK, &buf, now);
+            assert!(self.ask(read, |_| true), "{}", self.engine.explain());
+            assert_eq!(buf.all().bytes()[0], block as u8 + 1, "block {block}");
+        }
+    }
+}
+
+#[test]
+fn a_log_without_a_free_segment_comes_free() {
+    let mut b = Bench::new();
+    // Each life appends one block and ends before any flush, read or write to the origin does.
+    let mut written = 0;
+    let batches = |op: &IoOp| op.target == Target::Flash(0) && op.kind == OpKind::Write;
+    while written < LIVES && b.write(written, batches) {
+        written += 1;
+        b.flash.process_death();
+        b.origin.process_death();
+        b.engine = open(&mut b.flash);
+    }
+    assert!(written >= 6, "only {written} writes were answered");
+    assert!(written < LIVES, "the log was never full");
+    b.flash.process_death();
+    b.origin.process_death();
+    b.engine = open(&mut b.flash);
+
+    for block in written..written + 8 {
+        assert!(b.write(block, |_| true), "{}", b.engine.explain());
+    }
+    b.check(written + 8);
+    let flush =
+        |tag, now| Request::new(tag, DISK, hearth_engine::api::ReqOp::Flush, 0, 0, None, now);
+    assert!(b.ask(flush, |_| true), "{}", b.engine.explain());
+    b.flash.power_cut();
+    b.origin.process_death();
+    b.engine = open(&mut b.flash);
+    b.check(written + 8);
+}
