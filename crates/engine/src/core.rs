@@ -204,7 +204,7 @@ pub(crate) struct Core {
     pub stage: Stage,
     pub ahead: Ahead,
     /// Where in which segment the next victim was last looked for.
-    pub rival_at: (u32, u32),
+    pub rival_at: (u64, u32),
     pub log: Log,
     pub disks: Vec<Option<Box<Disk>>>,
     pub reqs: Slab<Req>,

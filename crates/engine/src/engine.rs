@@ -167,7 +167,7 @@ impl Engine {
             }),
             stage: Stage::new(stage, opts.hash_seed),
             ahead: Ahead::default(),
-            rival_at: (u32::MAX, 0),
+            rival_at: (0, 0),
             log,
             disks: Vec::new(),
             reqs: Slab::new(),

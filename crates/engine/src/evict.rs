@@ -10,7 +10,7 @@ use crate::api::{DiskId, Effects};
 use crate::core::{Core, OpCtx, Phase};
 use crate::faults::Fault;
 use crate::index::SlotNo;
-use crate::log::{Apply, Item, SegState, Then};
+use crate::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
 use hearth_format::Kind;
 use hearth_io::{Buf, Class, IoDone, OpKind, Target};
 use hearth_policy::Verdict;
@@ -18,8 +18,9 @@ use smallvec::{SmallVec, smallvec};
 
 /// Blocks read at once for reinsertion.
 const MOVE_RUN: u32 = 64;
-/// Reinsertions (reads and appends) in flight.
-const MOVES_MAX: u32 = 8;
+/// Blocks being reinserted (read, or queued to be appended) while more runs are begun: as many as
+/// make a batch that does not need to wait for more.
+const MOVES_MAX: u32 = LAZY_BATCH_BLOCKS;
 /// Free segments below which no further segment is evicted while others wait to be free: one for
 /// what is moved out of it, one for the records that free the others, also after a crash.
 const FREE_MIN: usize = 2;
@@ -37,7 +38,7 @@ pub(crate) struct Evict {
     /// Next block of it to look at.
     pub at: u32,
     pub scanned_ns: u64,
-    /// Reads and appends in flight.
+    /// Blocks that are being read, or queued to be appended.
     pub moving: u32,
     pub kept: u32,
     pub relog_sent: bool,
@@ -49,7 +50,7 @@ pub(crate) struct Evict {
 impl Core {
     /// Free segments to keep ready.
     pub fn free_target(&self) -> usize {
-        self.log.reserve() + (self.log.segments.len() / 32).clamp(2, 16)
+        self.log.reserve() + (self.log.segments.len() / 64).clamp(2, 16)
     }
 
     /// Has a write for any of these blocks put a newer record into the append queue? Then
@@ -250,7 +251,7 @@ impl Core {
             self.index.set_mark(slot + i, true);
         }
         self.pin(slot);
-        self.evict.moving += 1;
+        self.evict.moving += n;
         let len = n as usize * 4096;
         let buf = Buf::zeroed(len).slice(0, len);
         let offset = self.slot_offset(slot);
@@ -269,8 +270,8 @@ impl Core {
 
     pub fn evict_read_done(&mut self, slot: SlotNo, done: IoDone, now: u64, _fx: &mut Effects) {
         self.unpin_slot(slot);
-        self.evict.moving = self.evict.moving.saturating_sub(1);
         let n = (done.op.len / 4096) as u32;
+        self.evict.moving = self.evict.moving.saturating_sub(n);
         let Some(data) = done.op.bufs.first() else {
             return;
         };
@@ -325,7 +326,9 @@ impl Core {
                 slot: 0,
             });
         }
-        self.log.urgent = true;
+        // Else they may gather: every batch costs a block of flash.
+        let waited_for = !self.stalled.is_empty() || !self.stalled_through.is_empty();
+        self.log.urgent |= waited_for || self.log.free.len() < self.log.reserve();
     }
 
     /// Logs again what the segment says that still holds. True when nothing is left to wait for.

@@ -26,6 +26,8 @@ const BYTES: usize = 4096;
 const RUN_SHARE: usize = 4;
 /// Slots looked at for the block a newcomer would displace.
 const RIVAL_SCAN: u32 = 64;
+/// Oldest segments it is looked for in.
+const RIVAL_SEGMENTS: usize = 3;
 /// Key of an empty place. No block has it: disks are below 2^15, blocks below 2^36.
 const NOBODY: u64 = u64::MAX;
 /// No place, in the table.
@@ -370,26 +372,44 @@ impl Core {
             .is_none_or(|rival| self.policy.displaces(key, rival))
     }
 
-    /// The next block eviction would drop. None if there is none nearby.
+    /// The next block eviction would drop, another each time. None if the next slot holds
+    /// nothing, or all nearby was used since it was written: then the log must go on, or nothing would
+    /// ever leave it.
     fn rival(&mut self) -> Option<u64> {
-        let seg = self
-            .evict
-            .current
-            .or_else(|| self.log.order.front().copied())?;
-        let blocks = self.log.data_blocks;
-        if self.rival_at.0 != seg {
-            self.rival_at = (seg, 0);
-        }
-        for _ in 0..RIVAL_SCAN.min(blocks) {
-            let at = self.rival_at.1;
-            self.rival_at.1 = if at + 1 >= blocks { 0 } else { at + 1 };
-            let slot = seg * self.log.segment_blocks + at;
-            if let Some(info) = self.index.slot(slot)
-                && !info.dirty
-                && self.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop
-            {
+        let log = &self.log;
+        let (seq, mut at) = self.rival_at;
+        // Segments are in the order of their numbers.
+        let mut place = log
+            .order
+            .partition_point(|s| log.segments[*s as usize].seq < seq);
+        for _ in 0..RIVAL_SCAN {
+            // Farther on blocks had less time to be used.
+            let Some(seg) = log
+                .order
+                .get(place)
+                .copied()
+                .filter(|_| place < RIVAL_SEGMENTS)
+            else {
+                self.rival_at = (0, 0);
+                return None;
+            };
+            let number = log.segments[seg as usize].seq;
+            if self.rival_at.0 != number {
+                at = 0;
+            }
+            if self.evict.current == Some(seg) {
+                at = at.max(self.evict.at);
+            }
+            self.rival_at = (number, at + 1);
+            if at >= log.data_blocks {
+                place += 1;
+                continue;
+            }
+            let info = self.index.slot(seg * log.segment_blocks + at)?;
+            if !info.dirty && self.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop {
                 return Some(policy_key(info.key.disk(), info.key.block()));
             }
+            at += 1;
         }
         None
     }

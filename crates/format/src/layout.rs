@@ -14,7 +14,7 @@ use crate::summary::SUMMARY_HEADER_BYTES;
 pub const SEGMENT_BLOCKS_DEFAULT: u32 = 1024;
 /// Segments a small device should have: a handful is always empty, being emptied or being
 /// filled, and of fewer that would be a share of the flash that users notice.
-const SEGMENTS_WANTED: u64 = 256;
+const SEGMENTS_WANTED: u64 = 512;
 /// Smallest segment: 1 MiB; below it summaries and seams cost too much.
 pub const SEGMENT_BLOCKS_MIN: u32 = 256;
 /// Largest segment: 64 MiB; slots in entries are 16 bits.
@@ -225,8 +225,8 @@ mod tests {
     fn small_devices_have_small_segments() {
         let blocks = |mib: u64| Layout::segment_blocks_for(mib << 20);
         assert_eq!([blocks(0), blocks(54), blocks(256)], [256; 3]);
-        assert_eq!([blocks(511), blocks(512), blocks(1023)], [256, 512, 512]);
-        assert_eq!([blocks(1024), blocks(1 << 20)], [1024; 2]);
+        assert_eq!([blocks(1023), blocks(1024), blocks(2047)], [256, 512, 512]);
+        assert_eq!([blocks(2048), blocks(1 << 20)], [1024; 2]);
     }
 
     #[test]
