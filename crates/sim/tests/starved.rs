@@ -22,6 +22,8 @@ struct Bench {
     engine: Engine,
     flash: SimDevice,
     origin: SimDevice,
+    /// Operations that will end.
+    queue: VecDeque<(Target, u64)>,
     now: u64,
     tag: u64,
 }
@@ -65,9 +67,18 @@ impl Bench {
             engine: open(&mut flash),
             flash,
             origin: device(Target::Origin(DISK), SIZE),
+            queue: VecDeque::new(),
             now: 1,
             tag: 0,
         }
+    }
+
+    /// The process dies, and starts again.
+    fn restart(&mut self) {
+        self.queue.clear();
+        self.flash.process_death();
+        self.origin.process_death();
+        self.engine = open(&mut self.flash);
     }
 
     /// Makes a request; true once it is answered. Operations that `done` refuses never end.
@@ -80,13 +91,12 @@ impl Bench {
         let mut fx = Effects::default();
         let request = request(self.tag, self.now);
         self.engine.submit(self.now, &mut vec![request], &mut fx);
-        let mut queue = VecDeque::new();
         for _ in 0..STEPS_MAX {
             for op in fx.ios.drain(..) {
                 let (target, ends) = (op.target, done(&op));
                 let token = self.device(target).submit(op).0;
                 if ends {
-                    queue.push_back((target, token));
+                    self.queue.push_back((target, token));
                 }
             }
             if let Some(c) = fx.completions.drain(..).find(|c| c.tag == self.tag) {
@@ -94,7 +104,7 @@ impl Bench {
                 return true;
             }
             self.now += 100_000;
-            let Some((target, token)) = queue.pop_front() else {
+            let Some((target, token)) = self.queue.pop_front() else {
                 self.now += 5_000_000;
                 self.engine.tick(self.now, &mut fx);
                 continue;
@@ -142,15 +152,11 @@ fn a_log_without_a_free_segment_comes_free() {
     let batches = |op: &IoOp| op.target == Target::Flash(0) && op.kind == OpKind::Write;
     while written < LIVES && b.write(written, batches) {
         written += 1;
-        b.flash.process_death();
-        b.origin.process_death();
-        b.engine = open(&mut b.flash);
+        b.restart();
     }
     assert!(written >= 6, "only {written} writes were answered");
     assert!(written < LIVES, "the log was never full");
-    b.flash.process_death();
-    b.origin.process_death();
-    b.engine = open(&mut b.flash);
+    b.restart();
 
     for block in written..written + 8 {
         assert!(b.write(block, |_| true), "{}", b.engine.explain());
@@ -160,7 +166,6 @@ fn a_log_without_a_free_segment_comes_free() {
         |tag, now| Request::new(tag, DISK, hearth_engine::api::ReqOp::Flush, 0, 0, None, now);
     assert!(b.ask(flush, |_| true), "{}", b.engine.explain());
     b.flash.power_cut();
-    b.origin.process_death();
-    b.engine = open(&mut b.flash);
+    b.restart();
     b.check(written + 8);
 }
