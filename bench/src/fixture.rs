@@ -124,7 +124,8 @@ pub fn warm_unless(
             "only {cached} of {size} bytes could be cached"
         );
         if cached == last {
-            client.sweep(Command::Read, 0..size, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
+            // Requests to cache are not heeded while eviction makes room.
+            client.sweep(Command::Cache, 0..size, WARM_PIECE, WARM_DEPTH, |_, _| {})?;
         }
         last = cached;
         std::thread::sleep(Duration::from_millis(100));

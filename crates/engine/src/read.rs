@@ -188,6 +188,9 @@ impl Core {
                             d.counters.stage_hit_bytes += 4096;
                         }
                     }
+                    if fill == Fill::Allowed && self.is_prefetch(id) {
+                        self.promote(disk, b, &piece(b, 1), now);
+                    }
                     b += 1;
                     continue;
                 }
@@ -322,12 +325,11 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let (disk, owner, parent) = {
+        let (disk, owner) = {
             let r = &self.reqs[id].r;
-            (r.disk, r.owner, r.tag as usize)
+            (r.disk, r.owner)
         };
-        let prefetch = owner == INTERNAL
-            && matches!(self.reqs.get(parent).map(|p| p.r.op), Some(ReqOp::Prefetch));
+        let prefetch = self.is_prefetch(id);
         self.reqs[id].missed = true;
         self.reqs[id].waited = true;
         let seek = std::mem::take(&mut self.reqs[id].seeks) && owner != INTERNAL;
@@ -658,6 +660,13 @@ impl Core {
         let src = miss.data.sub(((from - miss.block) * 4096) as usize, bytes);
         let at = ((from - base) * 4096) as usize;
         buf.bytes_mut()[at..at + bytes].copy_from_slice(src.bytes());
+    }
+
+    /// Is it a piece of a client's request to cache?
+    fn is_prefetch(&self, id: usize) -> bool {
+        let r = &self.reqs[id].r;
+        let parent = self.reqs.get(r.tag as usize).map(|p| p.r.op);
+        r.owner == INTERNAL && matches!(parent, Some(ReqOp::Prefetch))
     }
 
     /// NBD_CMD_CACHE: reads the range piece by piece and always admits.

@@ -308,6 +308,20 @@ impl Core {
         }
     }
 
+    /// Moves a staged block, of which `data` is a copy, on to flash, because a client asked for it there.
+    pub fn promote(&mut self, disk: DiskId, block: u64, data: &BufSlice, now: u64) {
+        if !(self.has_fill_room(disk, 1)
+            && self.deserves(disk, block, true)
+            && self.own_room(disk, 1, now))
+        {
+            return;
+        }
+        let mut copy = Buf::zeroed(BYTES).slice(0, BYTES);
+        copy.bytes_mut().copy_from_slice(data.bytes());
+        self.stage_forget(disk, block, block + 1);
+        self.fill(disk, block, copy, 0);
+    }
+
     /// Puts a clean run, which nobody writes, in the append queue.
     fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, freq: u8) {
         let count = (data.len() / BYTES) as u64;
