@@ -167,7 +167,10 @@ impl Policy {
     #[inline]
     pub fn used(&mut self, key: u64, write: bool, how: Use) {
         let hash = spread(key);
-        self.sketch.add(hash as u32);
+        // Hits would fill the few counters there are, and say nothing about what flash lacks.
+        if how != Use::Hit {
+            self.sketch.add(hash as u32);
+        }
         let covered = matches!(how, Use::Prefetched(_));
         if let Use::Prefetched(source) | Use::Late(source) = how {
             self.prefetcher.outcome(source, true);

@@ -7,14 +7,14 @@
 
 /// Highest use count a slot keeps: two bits.
 pub const FREQ_MAX: u8 = 3;
-/// Uses by which a newcomer must lead at a gate. One is no lead: in a loop every block has as many
+/// Misses by which a newcomer must lead at a gate. One is no lead: in a loop every block has as many
 /// uses as any other, but for being one ahead of what the loop has not reached yet.
 const LEAD: u8 = 2;
 
 /// One setting of the knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Must a block have been asked for more often than the one it displaces?
+    /// Must a block have been missed more often than the one it displaces?
     pub gate: bool,
 }
 
@@ -39,7 +39,7 @@ impl Rules {
         }
     }
 
-    /// At the gate: may a block displace another, asked for so often lately?
+    /// At the gate: may a block displace another, missed so often lately?
     pub fn beats(candidate: u8, victim: u8) -> bool {
         candidate >= victim.saturating_add(LEAD)
     }

@@ -1,7 +1,7 @@
-//! How often was a block asked for lately? A count-min sketch that halves itself.
+//! How often was a block missed lately? A count-min sketch that halves itself.
 //!
 //! To tell "again and again" from "once" for blocks that are not cached, exact counts would cost
-//! more than the cache's index. A few bits per cached block do: 4-bit counters (Cormode and
+//! more than the cache's index. A few bits per cached block do, if hits are left out: 4-bit counters (Cormode and
 //! Muthukrishnan 2005, conservative update; aging as in TinyLFU, Einziger et al. 2017). Both
 //! counters of a block lie in one cache line, so that a use costs one miss of the processor's
 //! caches. A halving touches nothing: each line knows when it was halved last and catches up when it is
@@ -14,7 +14,7 @@ const HALVE: u64 = 0x7777_7777_7777_7777;
 const BITS_PER_BLOCK: usize = 4;
 /// Lines at least: 16 KiB, so that small caches need not be forgetful.
 const LINES_MIN: usize = 256;
-/// Uses per cached block between halvings: a working set several times flash still counts.
+/// Counted uses per cached block between halvings: a working set several times flash still counts.
 const PERIOD: u64 = 10;
 const LINE_BITS: usize = 512;
 /// Counters of the first half of a line, and of the second, whose last byte is the line's age.
