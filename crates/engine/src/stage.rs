@@ -26,8 +26,6 @@ const BYTES: usize = 4096;
 const RUN_SHARE: usize = 4;
 /// Slots looked at for the block a newcomer would displace.
 const RIVAL_SCAN: u32 = 64;
-/// Oldest segments it is looked for in.
-const RIVAL_SEGMENTS: usize = 3;
 /// Key of an empty place. No block has it: disks are below 2^15, blocks below 2^36.
 const NOBODY: u64 = u64::MAX;
 /// No place, in the table.
@@ -380,50 +378,47 @@ impl Core {
         }
     }
 
-    /// Does a block deserve flash more than what has to go for it?
+    /// Does a block deserve flash more than what has to go for it? If so, that has lost its place to
+    /// it and is no rival of anybody else; if not, it stays the one to beat, as the log stays where
+    /// it is while nobody gets in.
     fn wins(&mut self, key: u64) -> bool {
-        self.rival()
-            .is_none_or(|rival| self.policy.displaces(key, rival))
+        let rival = self.rival();
+        let wins = rival.is_none_or(|rival| self.policy.displaces(key, rival));
+        self.rival_at.1 += u32::from(wins);
+        wins
     }
 
-    /// The next block eviction would drop, another each time. None if the next slot holds
+    /// The next block eviction would drop that has not lost its place. None if the next slot holds
     /// nothing, or all nearby was used since it was written: then the log must go on, or nothing would
     /// ever leave it.
     fn rival(&mut self) -> Option<u64> {
         let log = &self.log;
-        let (seq, mut at) = self.rival_at;
         // Segments are in the order of their numbers.
         let mut place = log
             .order
-            .partition_point(|s| log.segments[*s as usize].seq < seq);
+            .partition_point(|s| log.segments[*s as usize].seq < self.rival_at.0);
         for _ in 0..RIVAL_SCAN {
-            // Farther on blocks had less time to be used.
-            let Some(seg) = log
-                .order
-                .get(place)
-                .copied()
-                .filter(|_| place < RIVAL_SEGMENTS)
-            else {
+            let Some(seg) = log.order.get(place).copied() else {
                 self.rival_at = (0, 0);
                 return None;
             };
             let number = log.segments[seg as usize].seq;
             if self.rival_at.0 != number {
-                at = 0;
+                self.rival_at = (number, 0);
             }
+            let at = &mut self.rival_at.1;
             if self.evict.current == Some(seg) {
-                at = at.max(self.evict.at);
+                *at = self.evict.at.max(*at);
             }
-            self.rival_at = (number, at + 1);
-            if at >= log.data_blocks {
+            if *at >= log.data_blocks {
                 place += 1;
                 continue;
             }
-            let info = self.index.slot(seg * log.segment_blocks + at)?;
+            let info = self.index.slot(seg * log.segment_blocks + *at)?;
             if !info.dirty && self.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop {
                 return Some(policy_key(info.key.disk(), info.key.block()));
             }
-            at += 1;
+            *at += 1;
         }
         None
     }
