@@ -205,6 +205,8 @@ pub(crate) struct Core {
     pub ahead: Ahead,
     /// Where in which segment the next victim was last looked for.
     pub rival_at: (u64, u32),
+    /// Newcomers that victim has turned away.
+    pub rival_losses: u32,
     pub log: Log,
     pub disks: Vec<Option<Box<Disk>>>,
     pub reqs: Slab<Req>,

@@ -168,6 +168,7 @@ impl Engine {
             stage: Stage::new(stage, opts.hash_seed),
             ahead: Ahead::default(),
             rival_at: (0, 0),
+            rival_losses: 0,
             log,
             disks: Vec::new(),
             reqs: Slab::new(),

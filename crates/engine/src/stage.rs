@@ -26,6 +26,9 @@ const BYTES: usize = 4096;
 const RUN_SHARE: usize = 4;
 /// Slots looked at for the block a newcomer would displace.
 const RIVAL_SCAN: u32 = 64;
+/// Newcomers it may turn away: counts are estimates, and one that is much too high must not keep
+/// everybody out for good.
+const RIVAL_TRIES: u32 = 32;
 /// Key of an empty place. No block has it: disks are below 2^15, blocks below 2^36.
 const NOBODY: u64 = u64::MAX;
 /// No place, in the table.
@@ -379,12 +382,16 @@ impl Core {
     }
 
     /// Does a block deserve flash more than what has to go for it? If so, that has lost its place to
-    /// it and is no rival of anybody else; if not, it stays the one to beat, as the log stays where
-    /// it is while nobody gets in.
+    /// it and is no rival of anybody else; if not, it stays the one to beat, for a while, as the log
+    /// stays where it is while nobody gets in.
     fn wins(&mut self, key: u64) -> bool {
         let rival = self.rival();
         let wins = rival.is_none_or(|rival| self.policy.displaces(key, rival));
-        self.rival_at.1 += u32::from(wins);
+        self.rival_losses += 1;
+        if wins || self.rival_losses >= RIVAL_TRIES {
+            self.rival_at.1 += 1;
+            self.rival_losses = 0;
+        }
         wins
     }
 

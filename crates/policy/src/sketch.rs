@@ -14,8 +14,8 @@ const HALVE: u64 = 0x7777_7777_7777_7777;
 const BITS_PER_BLOCK: usize = 4;
 /// Lines at least: 16 KiB, so that small caches need not be forgetful.
 const LINES_MIN: usize = 256;
-/// Counted uses per cached block between halvings: a working set several times flash still counts.
-const PERIOD: u64 = 10;
+/// Misses per cached block that count, by and large: a working set several times flash does.
+const PERIOD: u64 = 5;
 const LINE_BITS: usize = 512;
 /// Counters of the first half of a line, and of the second, whose last byte is the line's age.
 const FIRST: u64 = 64;

@@ -151,6 +151,10 @@ fn exports_over_tcp_have_names() -> Result<()> {
     ensure!(client.read(0, 65536)? == before[..65536]);
     client.write(4096, &[6; 8192])?;
     client.flush()?;
+    // Copies of the origin gather before they go on flash.
+    wait::until("what was written is cached", LIMIT, || {
+        (hearth.stats("d").ok()?["cached"].as_u64()? >= 8192).then_some(())
+    })?;
     server.kill9()?;
     wait::until("the loss is noticed", LIMIT, || {
         (link(&hearth).ok()?["connected"] == false).then_some(())
