@@ -130,8 +130,7 @@ pub fn create_with(
     if options.size.is_none() && !options.force {
         refuse_foreign(path, &file)?;
     }
-    let layout = Layout::for_device(size, Layout::segment_blocks_for(size))
-        .map_err(|e| format_error(path, &e))?;
+    let layout = layout(path, size)?;
     if file.is_device() {
         // Gives the SSD all its space back; one that cannot do it works nevertheless.
         if let Err(e) = file.discard(0, size) {
@@ -156,6 +155,11 @@ pub fn create_with(
         registry,
     }
     .info())
+}
+
+/// The layout of a new pool of `size` bytes.
+fn layout(path: &Path, size: u64) -> Result<Layout> {
+    Layout::for_device(size, Layout::segment_blocks_for(size)).map_err(|e| format_error(path, &e))
 }
 
 fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
@@ -183,8 +187,7 @@ fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
         Err(_) => {}
     }
     // Too small is found out before the space is taken.
-    Layout::for_device(size, Layout::segment_blocks_for(size))
-        .map_err(|e| format_error(path, &e))?;
+    layout(path, size)?;
     BlockFile::create_sized(path, size).map_err(|e| opening(path, e))
 }
 

@@ -333,15 +333,9 @@ impl Core {
     }
 
     fn copy_joined(&mut self, j: &Joined, r: &AheadRead) {
-        let bytes = (j.count * 4096) as usize;
-        let src = r.data.sub(((j.block - r.block) * 4096) as usize, bytes);
-        let to = &mut self.reqs[j.req].r;
-        let at = ((j.block - to.offset / 4096) * 4096) as usize;
-        if let Some(buf) = to.buf.as_mut() {
-            buf.bytes_mut()[at..at + bytes].copy_from_slice(src.bytes());
-        }
+        self.copy_blocks(j.req, j.block..j.block + j.count, &r.data, r.block);
         if let Some(d) = self.disk_mut(r.disk) {
-            d.counters.read_miss_bytes += bytes as u64;
+            d.counters.read_miss_bytes += j.count * 4096;
         }
     }
 

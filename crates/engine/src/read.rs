@@ -18,6 +18,7 @@ use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
 use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 /// Blocks in one device operation of a request: 1 MiB.
 pub(crate) const RUN_MAX: u64 = 256;
@@ -402,7 +403,7 @@ impl Core {
     }
 
     /// Decides whether a missed run goes on flash without waiting in RAM.
-    fn admit(&mut self, disk: u16, block: u64, count: u64, asked: bool, now: u64) -> bool {
+    pub fn admit(&mut self, disk: u16, block: u64, count: u64, asked: bool, now: u64) -> bool {
         self.has_fill_room(disk, count)
             && self.deserves(disk, block, asked)
             && self.own_room(disk, count, now)
@@ -648,17 +649,21 @@ impl Core {
 
     /// Copies what the request asked for out of a wider read.
     fn copy_out(&mut self, id: usize, miss: &Miss) {
+        let (start, end) = self.blocks_of(id);
+        let range = miss.block.max(start)..(miss.block + miss.count).min(end);
+        self.copy_blocks(id, range, &miss.data, miss.block);
+    }
+
+    /// Copies blocks of a request into its buffer; `data` begins with block `first`.
+    pub fn copy_blocks(&mut self, id: usize, blocks: Range<u64>, data: &BufSlice, first: u64) {
         let r = &mut self.reqs[id].r;
         let base = r.offset / 4096;
-        let end = (r.offset + r.len).div_ceil(4096);
-        let (from, to) = (miss.block.max(base), (miss.block + miss.count).min(end));
-        let Some(buf) = r.buf.as_mut() else { return };
-        if from >= to {
+        let Some(buf) = r.buf.as_mut().filter(|_| !blocks.is_empty()) else {
             return;
-        }
-        let bytes = ((to - from) * 4096) as usize;
-        let src = miss.data.sub(((from - miss.block) * 4096) as usize, bytes);
-        let at = ((from - base) * 4096) as usize;
+        };
+        let bytes = ((blocks.end - blocks.start) * 4096) as usize;
+        let src = data.sub(((blocks.start - first) * 4096) as usize, bytes);
+        let at = ((blocks.start - base) * 4096) as usize;
         buf.bytes_mut()[at..at + bytes].copy_from_slice(src.bytes());
     }
 

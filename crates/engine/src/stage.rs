@@ -239,6 +239,13 @@ impl std::fmt::Debug for Stage {
     }
 }
 
+/// A copy of one block's bytes.
+fn one_block(bytes: &[u8]) -> BufSlice {
+    let mut copy = Buf::zeroed(BYTES).slice(0, BYTES);
+    copy.bytes_mut().copy_from_slice(bytes);
+    copy
+}
+
 const BLOCK_BITS: u32 = 36;
 
 /// A block as policy knows it: disk and block in one number.
@@ -297,9 +304,8 @@ impl Core {
             && self.has_fill_room(disk, 1)
             && self.own_room(disk, 1, now)
         {
-            let mut copy = Buf::zeroed(BYTES).slice(0, BYTES);
-            copy.bytes_mut().copy_from_slice(self.stage.oldest_data());
-            self.fill(disk, block, copy, freq);
+            let data = one_block(self.stage.oldest_data());
+            self.fill(disk, block, data, freq);
         } else if let Some(d) = self.disk_mut(disk) {
             if stay.unused.is_some() {
                 d.counters.prefetch_wasted += 1;
@@ -311,16 +317,11 @@ impl Core {
 
     /// Moves a staged block, of which `data` is a copy, on to flash, because a client asked for it there.
     pub fn promote(&mut self, disk: DiskId, block: u64, data: &BufSlice, now: u64) {
-        if !(self.has_fill_room(disk, 1)
-            && self.deserves(disk, block, true)
-            && self.own_room(disk, 1, now))
-        {
+        if !self.admit(disk, block, 1, true, now) {
             return;
         }
-        let mut copy = Buf::zeroed(BYTES).slice(0, BYTES);
-        copy.bytes_mut().copy_from_slice(data.bytes());
         self.stage_forget(disk, block, block + 1);
-        self.fill(disk, block, copy, 0);
+        self.fill(disk, block, one_block(data.bytes()), 0);
     }
 
     /// Puts a clean run, which nobody writes, in the append queue.
