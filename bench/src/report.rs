@@ -100,6 +100,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Takes over what was measured and compared at one of several depths, and names the depth with it.
+    pub fn at_depth(&mut self, depth: u32, outcome: Outcome) {
+        self.series.extend(outcome.series.into_iter().map(|mut s| {
+            s.name = format!("{}, depth {depth}", s.name);
+            s
+        }));
+        self.comparisons
+            .extend(outcome.comparisons.into_iter().map(|mut c| {
+                c.what = format!("depth {depth}: {}", c.what);
+                c
+            }));
+    }
+
     fn find(&self, name: &str) -> Option<&Series> {
         self.series.iter().find(|s| s.name == name)
     }

@@ -66,15 +66,8 @@ fn measure(args: &Args, wrapper: &str, depths: &[u32]) -> Result<Outcome> {
         }
         outcome.compare_iops("cold", "off", Wanted::AtLeast(0.95));
         outcome.compare_iops("nbdkit cache", "off", Wanted::Shown);
-        for mut series in outcome.series {
-            series.name = format!("{}, depth {depth}", series.name);
-            all.series.push(series);
-        }
-        for mut comparison in outcome.comparisons {
-            comparison.what = format!("depth {depth}: {}", comparison.what);
-            all.comparisons.push(comparison);
-        }
-        all.notes.extend(outcome.notes);
+        all.notes.append(&mut outcome.notes);
+        all.at_depth(depth, outcome);
     }
     all.notes.sort();
     all.notes.dedup();

@@ -99,7 +99,7 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
     let mut all = Outcome::default();
     for (depth, wanted) in [(24, Wanted::AtMost(1.5)), (1, Wanted::Shown)] {
         let job = Job::random("randread", depth, args.seconds, args.disk);
-        let outcome = rounds(args, &job, &contenders, |_| Ok(()))?;
+        let mut outcome = rounds(args, &job, &contenders, |_| Ok(()))?;
         let values = match outcome.series.as_slice() {
             [hit, bare] => hit
                 .samples
@@ -109,16 +109,13 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
                 .collect(),
             _ => Vec::new(),
         };
-        all.comparisons.push(Comparison {
-            what: format!("depth {depth}: a hit's CPU less a pass-through read's"),
+        outcome.comparisons.push(Comparison {
+            what: "a hit's CPU less a pass-through read's".to_owned(),
             values,
             unit: "µs".to_owned(),
             wanted,
         });
-        for mut series in outcome.series {
-            series.name = format!("{}, depth {depth}", series.name);
-            all.series.push(series);
-        }
+        all.at_depth(depth, outcome);
     }
     Ok(all)
 }

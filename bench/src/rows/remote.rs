@@ -65,7 +65,8 @@ pub fn nbd(args: &Args) -> Result<Outcome> {
         outcome.compare_iops("cold, nbd origin", "cold, file origin", Wanted::Shown);
         outcome.compare_iops("cold, nbd origin", &server.name, Wanted::Shown);
         outcome.compare_cpu("cold, nbd origin", "cold, file origin", Wanted::Shown);
-        add(&mut all, outcome, depth);
+        all.notes.append(&mut outcome.notes);
+        all.at_depth(depth, outcome);
     }
     for disk in &disks {
         fixture::warm(&hearth, disk.name, args.disk)?;
@@ -74,7 +75,8 @@ pub fn nbd(args: &Args) -> Result<Outcome> {
         let job = Job::random("randread", depth, args.seconds, args.disk);
         let mut outcome = rounds(args, &job, &contenders("warm")?, |_| Ok(()))?;
         outcome.compare_iops("warm, nbd origin", "warm, file origin", Wanted::Shown);
-        add(&mut all, outcome, depth);
+        all.notes.append(&mut outcome.notes);
+        all.at_depth(depth, outcome);
     }
     all.notes.sort();
     all.notes.dedup();
@@ -93,17 +95,4 @@ fn once(args: &Args, depth: u32) -> Job {
         once: true,
         ..Job::random("randread", depth, args.seconds, args.disk)
     }
-}
-
-fn add(all: &mut Outcome, outcome: Outcome, depth: u32) {
-    all.series.extend(outcome.series.into_iter().map(|mut s| {
-        s.name = format!("{}, depth {depth}", s.name);
-        s
-    }));
-    all.comparisons
-        .extend(outcome.comparisons.into_iter().map(|mut c| {
-            c.what = format!("depth {depth}: {}", c.what);
-            c
-        }));
-    all.notes.extend(outcome.notes);
 }

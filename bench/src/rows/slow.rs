@@ -133,15 +133,7 @@ pub fn hdd(args: &Args) -> Result<Outcome> {
             |_| Ok(()),
         )?;
         outcome.compare_iops("hearth, warm", "modelled disk", Wanted::Shown);
-        all.comparisons
-            .extend(outcome.comparisons.into_iter().map(|mut c| {
-                c.what = format!("depth {depth}: {}", c.what);
-                c
-            }));
-        all.series.extend(outcome.series.into_iter().map(|mut s| {
-            s.name = format!("{}, depth {depth}", s.name);
-            s
-        }));
+        all.at_depth(depth, outcome);
     }
     all.notes
         .push("The hard disk is a model of a 7200 rpm desktop drive.".to_owned());

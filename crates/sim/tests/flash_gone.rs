@@ -1,9 +1,10 @@
 //! What a flash device that is gone does to the blocks only it held (invariant 7), step by step:
 //! the simulation finds that something is wrong, these say what.
 
-use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqError, Request};
+mod common;
+
+use hearth_engine::api::{Effects, OriginState, ReqError, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
-use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{BLOCK, Buf, Target};
 use hearth_sim::device::{Base, Faults, SimDevice, Tear};
 use hearth_sim::prng::Prng;
@@ -38,10 +39,7 @@ impl Bench {
         };
         let mut flash = device(Target::Flash(0), FLASH_SIZE);
         let mut media = flash.media(None);
-        let layout = Layout::for_device(FLASH_SIZE, 256).expect("it fits");
-        Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "gone", 0)
-            .store(&mut media)
-            .expect("formatted");
+        common::format(&mut media, FLASH_SIZE, 256);
         let known = [KnownDisk {
             id: DISK,
             size: SIZE,
@@ -52,19 +50,8 @@ impl Bench {
             ..EngineOptions::default()
         };
         let (engine, _) = Engine::open(&mut media, options, &known).expect("opened");
-        let config = DiskConfig {
-            id: DISK,
-            size: SIZE,
-            origin_align: 512,
-            mode: Mode::WriteBack,
-            block_size: 4096,
-            min_bytes: 0,
-            max_bytes: 0,
-            seq_cutoff: 0,
-            read_only: false,
-        };
         engine
-            .attach(config, OriginState::Flushed)
+            .attach(common::disk(DISK, SIZE), OriginState::Flushed)
             .expect("attached");
         Bench {
             engine,

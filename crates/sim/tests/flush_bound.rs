@@ -1,9 +1,10 @@
 //! What a crash leaves to be read again is bounded by bytes, not only by time: recovery checks every
 //! batch behind the last flush, and a fast device takes gigabytes between two ticks.
 
-use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
+mod common;
+
+use hearth_engine::api::{Effects, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions, FLUSH_AFTER_BYTES};
-use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{BLOCK, Buf, IoOp, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
@@ -32,10 +33,7 @@ fn pool() -> Engine {
         Prng::new(7),
     );
     let mut media = flash.media(None);
-    let layout = Layout::for_device(FLASH_SIZE, 1024).expect("it fits");
-    Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "bound", 0)
-        .store(&mut media)
-        .expect("formatted");
+    common::format(&mut media, FLASH_SIZE, 1024);
     let options = EngineOptions {
         dirty_high_percent: 95,
         dirty_low_percent: 95,
@@ -43,19 +41,8 @@ fn pool() -> Engine {
         ..EngineOptions::default()
     };
     let (engine, _) = Engine::open(&mut media, options, &[]).expect("opened");
-    let config = DiskConfig {
-        id: DISK,
-        size: SIZE,
-        origin_align: 512,
-        mode: Mode::WriteBack,
-        block_size: 4096,
-        min_bytes: 0,
-        max_bytes: 0,
-        seq_cutoff: 0,
-        read_only: false,
-    };
     engine
-        .attach(config, OriginState::Flushed)
+        .attach(common::disk(DISK, SIZE), OriginState::Flushed)
         .expect("attached");
     engine
 }

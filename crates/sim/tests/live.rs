@@ -4,9 +4,10 @@
 //! The engine runs over devices that answer at once, in virtual time. All data is zeros, so that
 //! the devices need to keep only the engine's own structures.
 
-use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
+mod common;
+
+use hearth_engine::api::{DiskConfig, Effects, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions};
-use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{Buf, IoOp, Media, OpKind, Target};
 use hearth_policy::spread;
 use hearth_simulate::{Policy, Request as Access, Settings, Workload, run};
@@ -18,7 +19,7 @@ const BLOCK: usize = 4096;
 const SEGMENTS: u64 = 256;
 const SEGMENT_BLOCKS: u32 = 256;
 /// Free segments the engine keeps at this size, the head and those being emptied.
-const SPARE: u64 = 4 + 8 + 3;
+const SPARE: u64 = 4 + 4 + 3;
 /// Time between requests.
 const STEP_NS: u64 = 200_000;
 
@@ -72,10 +73,8 @@ impl Live {
             bytes: (SEGMENTS + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK as u64,
             ..Sparse::default()
         };
-        let layout = Layout::for_device(flash.bytes, SEGMENT_BLOCKS).unwrap();
-        let uuid = Uuid::from_u128(7);
-        let mut sb = Superblock::new(layout, uuid, uuid, "live", 0);
-        sb.store(&mut flash).unwrap();
+        let bytes = flash.bytes;
+        common::format(&mut flash, bytes, SEGMENT_BLOCKS);
         let options = EngineOptions {
             prefetch,
             fast_origin_ns: 0,
@@ -83,15 +82,8 @@ impl Live {
         };
         let (engine, _) = Engine::open(&mut flash, options, &[]).unwrap();
         let config = DiskConfig {
-            id: 1,
-            size: disk_blocks * BLOCK as u64,
             origin_align: 4096,
-            mode: Mode::WriteBack,
-            block_size: 4096,
-            min_bytes: 0,
-            max_bytes: 0,
-            seq_cutoff: 0,
-            read_only: false,
+            ..common::disk(1, disk_blocks * BLOCK as u64)
         };
         engine.attach(config, OriginState::Flushed).unwrap();
         Live {

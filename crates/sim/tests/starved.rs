@@ -1,9 +1,10 @@
 //! A pool whose last free segment was spent, by one crash after the other, before anything could
 //! come free: the next start must not wait for room that cannot come.
 
-use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
+mod common;
+
+use hearth_engine::api::{Effects, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
-use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{BLOCK, Buf, IoOp, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
@@ -36,19 +37,8 @@ fn open(flash: &mut SimDevice) -> Engine {
     }];
     let (engine, _) =
         Engine::open(&mut flash.media(None), EngineOptions::default(), &known).expect("opened");
-    let config = DiskConfig {
-        id: DISK,
-        size: SIZE,
-        origin_align: 512,
-        mode: Mode::WriteBack,
-        block_size: 4096,
-        min_bytes: 0,
-        max_bytes: 0,
-        seq_cutoff: 0,
-        read_only: false,
-    };
     engine
-        .attach(config, OriginState::Flushed)
+        .attach(common::disk(DISK, SIZE), OriginState::Flushed)
         .expect("attached");
     engine
 }
@@ -59,10 +49,7 @@ impl Bench {
             SimDevice::new(target, size, BLOCK, Base::Zeros, Tear::Block, Prng::new(7))
         };
         let mut flash = device(Target::Flash(0), FLASH_SIZE);
-        let layout = Layout::for_device(FLASH_SIZE, 256).expect("it fits");
-        Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "starved", 0)
-            .store(&mut flash.media(None))
-            .expect("formatted");
+        common::format(&mut flash.media(None), FLASH_SIZE, 256);
         Bench {
             engine: open(&mut flash),
             flash,

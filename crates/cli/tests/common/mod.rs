@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -14,15 +14,8 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Asks `condition` until it has an answer; fails the test after a minute.
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LIMIT;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < end, "{what}: not within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    hearth_e2e::wait::until(what, LIMIT, condition).unwrap_or_else(|e| panic!("{e}"))
 }
 
 pub struct Bench {

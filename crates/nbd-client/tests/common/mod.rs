@@ -381,9 +381,5 @@ impl Rig {
 
 /// Looks until something is so.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !so() {
-        assert!(Instant::now() < end, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    hearth_e2e::wait::until(what, LIMIT, || so().then_some(())).unwrap_or_else(|e| panic!("{e}"));
 }
