@@ -24,6 +24,10 @@ const MOVES_MAX: u32 = LAZY_BATCH_BLOCKS;
 /// Free segments below which no further segment is evicted while others wait to be free: one for
 /// what is moved out of it, one for the records that free the others, also after a crash.
 const FREE_MIN: usize = 2;
+/// One block in so many of a segment goes at least, or a cache full of blocks in use would turn its
+/// log over for ever to make room for one. It bounds what reinsertion writes; a larger share of hot
+/// blocks dropped is what it costs (docs/decisions/0001-policy.md).
+const DROP_SHARE: u32 = 16;
 /// Time between looks at a segment in which everything waits for something.
 const RESCAN_NS: u64 = 1_000_000;
 /// A disk number no disk has, for records that only carry a batch header.
@@ -177,7 +181,11 @@ impl Core {
         let starved = self.starved();
         let dirty_stays = mostly_dirty || short;
         self.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
-        let keep_max = if short { 0 } else { data_blocks * 3 / 4 };
+        let keep_max = if short {
+            0
+        } else {
+            data_blocks - data_blocks / DROP_SHARE
+        };
         while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
             let slot = base + self.evict.at;
             if starved {

@@ -21,7 +21,7 @@ pub(crate) const BATCH_MIN_BLOCKS: u32 = 16;
 pub(crate) const LAZY_BATCH_BLOCKS: u32 = 96;
 /// ... or when the first of it has waited this long. Sent one by one, fills would double the
 /// flash written (a descriptor block each) and stand in the way of the reads that caused them.
-pub(crate) const LAZY_NS: u64 = 20_000_000;
+pub(crate) const LAZY_NS: u64 = 100_000_000;
 /// Segments only internal records, reinsertions and the head may use, so that eviction, which
 /// must append before it can free, always has room.
 pub(crate) const RESERVE_SEGMENTS: usize = 2;

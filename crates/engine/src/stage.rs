@@ -28,7 +28,7 @@ const RUN_SHARE: usize = 4;
 const RIVAL_SCAN: u32 = 64;
 /// Newcomers it may turn away: counts are estimates, and one that is much too high must not keep
 /// everybody out for good.
-const RIVAL_TRIES: u32 = 32;
+const RIVAL_TRIES: u32 = 128;
 /// Key of an empty place. No block has it: disks are below 2^15, blocks below 2^36.
 const NOBODY: u64 = u64::MAX;
 /// No place, in the table.
