@@ -183,22 +183,12 @@ impl Core {
 
     /// Starts the next run of a disk; false if there is none to start.
     fn destage_one(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
-        let Some(d) = self.disk_mut(disk) else {
-            return false;
-        };
-        // Somebody waits for these.
-        if let Some(block) = d.destage.urgent.first_in(0, u64::MAX) {
-            d.destage.urgent.remove(block);
-            if d.dirty.contains(block) && !d.lost.contains(block) && !d.destaging(block, block + 1)
-            {
-                let left = d.dirty.run_len(block, RUN_MAX);
-                return self.destage_run(disk, block, left, now, fx)
-                    || self
-                        .disk(disk)
-                        .is_some_and(|d| !d.destage.urgent.is_empty());
-            }
+        if self.destage_urgent(disk, now, fx) {
             return true;
         }
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
         if !d.zero.is_empty() && self.destage_zero(disk, now, fx) {
             return true;
         }
@@ -230,6 +220,28 @@ impl Core {
             }
         }
         false
+    }
+
+    /// Starts a run that somebody waits for. Those with an obstacle stay for the sweep, which comes
+    /// by as long as somebody waits.
+    fn destage_urgent(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
+        loop {
+            let Some(d) = self.disk_mut(disk) else {
+                return false;
+            };
+            let Some(block) = d.destage.urgent.first_in(0, u64::MAX) else {
+                return false;
+            };
+            d.destage.urgent.remove(block);
+            let dirty = d.dirty.contains(block);
+            let left = d.dirty.run_len(block, RUN_MAX);
+            if dirty
+                && self.destage_obstacle(disk, block).is_none()
+                && self.destage_run(disk, block, left, now, fx)
+            {
+                return true;
+            }
+        }
     }
 
     /// Why a dirty block cannot be destaged now: returns where to look on.

@@ -140,6 +140,8 @@ pub(crate) struct Disk {
     pub destage: Destage,
     /// Requests that wait until their range is clean.
     pub clean_waiters: Vec<usize>,
+    /// Requests that waited for a range are being let in.
+    pub waking_locks: bool,
     /// Ord of the last record that calls something clean.
     pub cleaned_ord: u64,
     pub drain: bool,
@@ -183,6 +185,7 @@ impl Disk {
             sync: OriginSync::default(),
             destage: Destage::default(),
             clean_waiters: Vec::new(),
+            waking_locks: false,
             cleaned_ord: 0,
             drain: false,
             own_hand: 0,

@@ -135,7 +135,7 @@ impl Engine {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
+    pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
         let layout: Layout = sb.layout;
         let slots = layout.slots();
         let stage = (opts.ram_stage).unwrap_or_else(|| Config::stage_of(slots as usize));
@@ -244,7 +244,10 @@ impl Engine {
         };
         let mut loaded = false;
         if let PoolState::Clean { checkpoint_id, .. } = state {
-            loaded = core.read_checkpoint(media, checkpoint_id, &since)?;
+            // One that cannot be read costs a walk of the log, nothing else.
+            loaded = core
+                .read_checkpoint(media, checkpoint_id, &since)
+                .unwrap_or(false);
             if loaded {
                 report.from = OpenedFrom::Checkpoint;
                 report.segments = core.log.order.len() as u32;
@@ -292,6 +295,13 @@ impl Engine {
         // First what was accepted becomes durable; only then may anything on flash claim so.
         media.flush()?;
         core.log.durable_seq = found.last_batch;
+        let zeros = vec![0u8; BLOCK as usize];
+        // The numbers of what was not accepted are used again: if the summary that follows should ever be
+        // unreadable, a walk must not find it behind what was.
+        for (seg, at) in found.cut {
+            let offset = core.layout.segment_offset(seg) + u64::from(at) * BLOCK;
+            media.write_at(offset, &zeros)?;
+        }
         for (seg, seq, first_batch, last_batch, tail_seq, entries) in found.seal {
             let sealing = crate::log::Sealing {
                 seg,
@@ -305,7 +315,6 @@ impl Engine {
             media.write_at(core.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
-        let zeros = vec![0u8; BLOCK as usize];
         for seg in found.wipe {
             media.write_at(core.layout.segment_offset(seg), &zeros)?;
             media.write_at(core.summary_offset(seg), &zeros)?;
@@ -324,17 +333,13 @@ impl Engine {
         let id = cfg.id;
         match core.disk_mut(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
-            Some(d) => {
-                let regions = d.region_blocks;
-                let open = !d.intents.is_empty();
-                let size = cfg.size;
-                d.cfg = cfg;
-                d.set_size(size);
-                if open {
-                    // Open intents are numbered by the old region size.
-                    d.region_blocks = regions;
+            Some(_) => {
+                drop_padding(&mut core, id, cfg.size);
+                if let Some(d) = core.disk_mut(id) {
+                    resize(d, cfg.size);
+                    d.cfg = cfg;
+                    d.attached = true;
                 }
-                d.attached = true;
             }
             None => place(&mut core, Disk::new(cfg)),
         }
@@ -478,26 +483,9 @@ impl Engine {
         if odd {
             core.stage_forget(id, blocks - 1, blocks);
         }
-        let clean_tail = odd
-            && core
-                .index
-                .get(Key::new(id, blocks - 1))
-                .and_then(|s| core.index.slot(s))
-                .is_some_and(|s| !s.dirty);
-        if clean_tail {
-            core.forget_block(id, blocks - 1, 0);
-            core.log
-                .record(Kind::DropRun, id, blocks - 1, 1, Then::Nothing);
-        }
-        let Some(d) = core.disk_mut(id) else {
-            return Err(ControlError::NoDisk);
-        };
-        let regions = d.region_blocks;
-        let open = !d.intents.is_empty();
-        d.set_size(size);
-        if open {
-            d.region_blocks = regions;
-        }
+        drop_padding(&mut core, id, size);
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        resize(d, size);
         Ok(())
     }
 
@@ -524,8 +512,14 @@ impl Engine {
                 continue;
             }
             core.forget_block(id, *block, 0);
-            if !core.flash_failed {
-                core.log.record(Kind::DropRun, id, *block, 1, Then::Nothing);
+            if core.flash_failed {
+                continue;
+            }
+            let ord = core.log.record(Kind::DropRun, id, *block, 1, Then::Nothing);
+            if let Some(d) = core.disk_mut(id) {
+                // A write past the cache must find the drop durable, or after a crash what it wrote
+                // would be hidden by the lost block again.
+                d.cleaned_ord = d.cleaned_ord.max(ord);
             }
         }
         Ok(lost.len() as u64)
@@ -843,6 +837,31 @@ impl Engine {
     /// Background work; returns when to be called again at the latest.
     pub fn tick(&self, now_ns: u64, fx: &mut Effects) -> Option<u64> {
         Some(self.core().tick(now_ns, fx))
+    }
+}
+
+/// Before a disk grows to `size`: drops the clean copy of an odd last block, whose tail was padding.
+fn drop_padding(core: &mut Core, id: DiskId, size: u64) {
+    let Some(d) = core.disk(id) else { return };
+    let (old, last) = (d.cfg.size, d.blocks.saturating_sub(1));
+    let slot = core.index.get(Key::new(id, last));
+    let clean = slot
+        .and_then(|s| core.index.slot(s))
+        .is_some_and(|s| !s.dirty);
+    if old % BLOCK != 0 && size > old && clean {
+        core.forget_block(id, last, 0);
+        core.log.record(Kind::DropRun, id, last, 1, Then::Nothing);
+        // The new size is stored soon, and after a crash nobody would know of the padding.
+        core.log.urgent = true;
+    }
+}
+
+fn resize(d: &mut Disk, size: u64) {
+    let regions = d.region_blocks;
+    d.set_size(size);
+    if !d.intents.is_empty() {
+        // Open intents are numbered by the old region size.
+        d.region_blocks = regions;
     }
 }
 

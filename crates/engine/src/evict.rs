@@ -345,6 +345,12 @@ impl Core {
             return self.evict.relogged;
         }
         let seq = self.log.segments[seg as usize].seq;
+        if self.closes_intents_of(seq) {
+            // A batch that names the new tail before those records are in the log would leave a region
+            // without its intent and with its old copies.
+            self.log.urgent = true;
+            return false;
+        }
         let mut records: Vec<(Kind, DiskId, u64, u64)> = Vec::new();
         for d in self.disks.iter().flatten() {
             let (id, region_blocks) = (d.cfg.id, d.region_blocks);

@@ -44,7 +44,13 @@ pub(crate) struct Recovered {
     pub seal: Vec<(u32, u64, u64, u64, u64, Vec<Entry>)>,
     /// Segments whose content never happened.
     pub wipe: Vec<u32>,
+    /// Segment and block behind its last batch that counts, where one may stand that does not.
+    pub cut: Vec<(u32, u32)>,
 }
+
+/// Open intents: where the region begins, by disk, where it ends, and the number of the segment that
+/// says so.
+type Intents = BTreeMap<(DiskId, u64), (u64, u64)>;
 
 #[derive(Debug)]
 struct WalkedBatch {
@@ -64,6 +70,10 @@ struct Found {
     seg: u32,
     seq: u64,
     content: Content,
+    /// The highest number that batches behind an unreadable one say is durable.
+    claimed: u64,
+    /// Its first block cannot be read: it may hold newer batches than its summary tells of.
+    blind: bool,
 }
 
 impl Core {
@@ -74,6 +84,7 @@ impl Core {
         since: &BTreeMap<DiskId, u64>,
     ) -> Result<Recovered, RecoverError> {
         let mut found = self.survey(media)?;
+        self.check_readable(&found)?;
         found.sort_by_key(|f| f.seq);
         let mut out = Recovered {
             max_segment_seq: found.last().map_or(0, |f| f.seq),
@@ -87,7 +98,8 @@ impl Core {
                 && h.last_batch_seq > durable
                 && !self.opts.faults.has(Fault::TrustUnverifiedTail)
             {
-                let mut batches = self.walk(media, f.seg)?;
+                let (mut batches, claimed) = self.walk(media, f.seg);
+                f.claimed = claimed;
                 // The summary may have reached flash before the batches it tells of; what stands
                 // in their place then is of an earlier use of the segment.
                 if batches.iter().any(|b| b.header.segment_seq != f.seq) {
@@ -107,7 +119,7 @@ impl Core {
                 "segment number {tail}, the oldest that counts, is missing"
             )));
         }
-        let mut intents: BTreeMap<(DiskId, u32), u64> = BTreeMap::new();
+        let mut intents = Intents::new();
         let mut expected: Option<u64> = None;
         let mut accepted: Vec<(u32, u64)> = Vec::new();
         let mut tail_end = tail;
@@ -118,7 +130,9 @@ impl Core {
             if f.seq < tail {
                 continue;
             }
-            let Found { seg, seq, content } = f;
+            let Found {
+                seg, seq, content, ..
+            } = f;
             let first = match &content {
                 Content::Sealed(h, _) => h.first_batch_seq,
                 Content::Walked(b) => b.first().map_or(u64::MAX, |b| b.header.batch_seq),
@@ -149,6 +163,7 @@ impl Core {
                     let mut last = 0;
                     let mut seg_tail = 0;
                     let all = batches.len();
+                    let mut used = 0;
                     self.log.segments[seg as usize].seq = seq;
                     for b in batches {
                         let trusted = b.header.batch_seq <= durable
@@ -159,6 +174,7 @@ impl Core {
                         self.replay(seg, seq, &b.entries, since, &mut intents);
                         last = b.header.batch_seq;
                         seg_tail = b.header.tail_seq;
+                        used += 1 + u32::from(b.header.data_blocks);
                         kept.push(b.entries);
                     }
                     if kept.is_empty() {
@@ -167,6 +183,9 @@ impl Core {
                         continue;
                     }
                     out.discarded += u64::from(kept.len() < all);
+                    if used < self.log.data_blocks {
+                        out.cut.push((seg, used));
+                    }
                     expected = Some(last + 1);
                     tail_end = tail_end.max(seg_tail);
                     accepted.push((seg, seq));
@@ -212,7 +231,18 @@ impl Core {
     /// That the intent is durable says that the origin may have been written, not whether, and the
     /// copies were unmapped in RAM only; so invariant 3 demands that the whole region's go. A
     /// smaller region would lose less and cost more device flushes while it is written.
-    fn restore_intents(&mut self, intents: BTreeMap<(DiskId, u32), u64>) {
+    fn restore_intents(&mut self, recorded: Intents) {
+        let mut intents: BTreeMap<(DiskId, u32), u64> = BTreeMap::new();
+        for ((disk, start), (end, seg_seq)) in recorded {
+            let Some(region_blocks) = self.disk(disk).map(|d| d.region_blocks) else {
+                continue;
+            };
+            for region in start / region_blocks..=(end - 1) / region_blocks {
+                // The oldest record is the first that eviction must not take away.
+                let oldest = intents.entry((disk, region as u32)).or_insert(seg_seq);
+                *oldest = seg_seq.min(*oldest);
+            }
+        }
         if intents.is_empty() {
             return;
         }
@@ -281,9 +311,15 @@ impl Core {
             for (i, chunk) in starts.chunks_mut(BLOCK_BYTES).take(n as usize).enumerate() {
                 reads.push((self.layout.segment_offset(base + i as u32), chunk));
             }
-            media.read_many(&mut reads)?;
+            let all = media.read_many(&mut reads).is_ok();
             for i in 0..n {
                 let seg = base + i;
+                let blind = !all && {
+                    let end = &mut ends[i as usize * summary_bytes..][..summary_bytes];
+                    read_what_can_be(media, self.summary_offset(seg), end);
+                    let start = &mut starts[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+                    read_what_can_be(media, self.layout.segment_offset(seg), start) > 0
+                };
                 let end = &ends[i as usize * summary_bytes..][..summary_bytes];
                 let start = &starts[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
                 let sealed = self.decode_summary(end);
@@ -300,16 +336,27 @@ impl Core {
                             seg,
                             seq: h.segment_seq,
                             content: Content::Sealed(h, entries),
+                            claimed: 0,
+                            blind,
                         });
                     }
                     (_, Some(b)) => {
-                        let batches = self.walk(media, seg)?;
+                        let (batches, claimed) = self.walk(media, seg);
                         found.push(Found {
                             seg,
                             seq: b.segment_seq,
                             content: Content::Walked(batches),
+                            claimed,
+                            blind,
                         });
                     }
+                    _ if blind => found.push(Found {
+                        seg,
+                        seq: 0,
+                        content: Content::Walked(Vec::new()),
+                        claimed: 0,
+                        blind,
+                    }),
                     _ => {}
                 }
             }
@@ -339,11 +386,24 @@ impl Core {
         Ok(self.decode_summary(&bytes))
     }
 
-    /// Reads a segment batch by batch, as far as descriptors are whole and in order.
-    fn walk(&self, media: &mut dyn Media, seg: u32) -> io::Result<Vec<WalkedBatch>> {
+    /// A segment whose beginning cannot be read may be the newest, with batches that were made
+    /// durable and that nothing else tells of.
+    fn check_readable(&self, found: &[Found]) -> Result<(), RecoverError> {
+        match found.iter().find(|f| f.blind) {
+            Some(f) if !self.opts.accept_damage => Err(RecoverError::Damaged(format!(
+                "the beginning of segment {} cannot be read",
+                f.seg
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads a segment batch by batch, as far as descriptors are whole and in order. If one cannot
+    /// be read, also returns the highest batch number those behind it say is durable.
+    fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
         let data_blocks = self.log.data_blocks;
         let mut bytes = vec![0u8; data_blocks as usize * BLOCK_BYTES];
-        media.read_at(self.layout.segment_offset(seg), &mut bytes)?;
+        let unread = read_what_can_be(media, self.layout.segment_offset(seg), &mut bytes);
         let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
         let mut batches: Vec<WalkedBatch> = Vec::new();
         let mut at = 0u32;
@@ -373,7 +433,19 @@ impl Core {
                 data_ok,
             });
         }
-        Ok(batches)
+        let mut claimed = 0;
+        if unread > 0
+            && let Some(last) = batches.last()
+        {
+            for at in at..data_blocks {
+                let behind = BatchHeader::decode(block(at), &mut Vec::new());
+                let ours = |h: &BatchHeader| {
+                    h.pool_tag == self.pool_tag && h.segment_seq == last.header.segment_seq
+                };
+                claimed = claimed.max(behind.ok().filter(ours).map_or(0, |h| h.durable_seq));
+            }
+        }
+        (batches, claimed)
     }
 
     /// Applies entries in log order.
@@ -383,7 +455,7 @@ impl Core {
         seg_seq: u64,
         entries: &[Entry],
         since: &BTreeMap<DiskId, u64>,
-        intents: &mut BTreeMap<(DiskId, u32), u64>,
+        intents: &mut Intents,
     ) {
         let base = seg * self.log.segment_blocks;
         let mut last = (0, false);
@@ -409,13 +481,7 @@ impl Core {
         }
     }
 
-    fn replay_entry(
-        &mut self,
-        e: &Entry,
-        base: u32,
-        seg_seq: u64,
-        intents: &mut BTreeMap<(DiskId, u32), u64>,
-    ) {
+    fn replay_entry(&mut self, e: &Entry, base: u32, seg_seq: u64, intents: &mut Intents) {
         let Some(blocks) = self.disk(e.disk).map(|d| d.blocks) else {
             return;
         };
@@ -457,20 +523,21 @@ impl Core {
                     }
                 }
             }
-            Kind::Intent | Kind::IntentClear => {
-                let Some(region_blocks) = self.disk(e.disk).map(|d| d.region_blocks) else {
-                    return;
+            Kind::Intent => {
+                let open = intents.entry((e.disk, e.block)).or_default();
+                *open = (open.0.max(end), seg_seq);
+            }
+            // Regions grow with the disk, so one may have been recorded in other sizes: only what
+            // is closed whole is closed.
+            Kind::IntentClear => {
+                let whole = |(disk, start): &(DiskId, u64), to: u64| {
+                    *disk == e.disk && *start >= e.block && to <= end
                 };
-                let (from, to) = (
-                    (e.block / region_blocks) as u32,
-                    ((end - 1) / region_blocks) as u32,
-                );
-                for region in from..=to {
-                    if e.kind == Kind::Intent {
-                        intents.insert((e.disk, region), seg_seq);
-                    } else {
-                        intents.remove(&(e.disk, region));
-                    }
+                let range = (e.disk, e.block)..(e.disk, end);
+                let closed = intents.range(range).filter(|(at, (to, _))| whole(at, *to));
+                let closed: Vec<_> = closed.map(|(at, _)| *at).collect();
+                for at in closed {
+                    intents.remove(&at);
                 }
             }
         }
@@ -496,10 +563,33 @@ impl Core {
 
 /// The highest batch number a segment's structures say was durable when they were written.
 fn claims_durable(f: &Found) -> u64 {
-    match &f.content {
+    let said = match &f.content {
         Content::Sealed(h, _) => h.durable_seq,
         Content::Walked(b) => b.iter().map(|b| b.header.durable_seq).max().unwrap_or(0),
+    };
+    said.max(f.claimed)
+}
+
+/// Reads block by block if it cannot be done at once; what cannot be read is zeros. Returns how many
+/// blocks that are.
+///
+/// What the log needs is told by its own numbers; a sector that went bad in a segment that was trimmed or in
+/// one clean block must not take all disks with it.
+fn read_what_can_be(media: &mut dyn Media, offset: u64, out: &mut [u8]) -> usize {
+    if media.read_at(offset, out).is_ok() {
+        return 0;
     }
+    let mut unread = 0;
+    for (at, block) in (offset..)
+        .step_by(BLOCK_BYTES)
+        .zip(out.chunks_mut(BLOCK_BYTES))
+    {
+        if media.read_at(at, block).is_err() {
+            block.fill(0);
+            unread += 1;
+        }
+    }
+    unread
 }
 
 /// The newest tail that durable structures of a segment name.
@@ -511,5 +601,56 @@ fn tail_within(f: &Found, durable: u64) -> Option<u64> {
             .filter(|b| b.header.batch_seq <= durable)
             .map(|b| b.header.tail_seq)
             .max(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineOptions, KnownDisk};
+    use hearth_format::{Layout, Superblock, Uuid};
+
+    #[test]
+    fn closing_a_region_leaves_its_neighbour_open_though_regions_grew() {
+        let layout = Layout::for_device(16 << 20, 256).unwrap();
+        let uuid = Uuid::from_u128(1);
+        let known = KnownDisk {
+            id: 1,
+            size: 100 << 30,
+            since_seq: 0,
+        };
+        let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+        let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
+        let half = core.disk(1).unwrap().region_blocks as u32 / 2;
+        let entry = |kind, block: u32| Entry {
+            disk: 1,
+            block: u64::from(block),
+            word: half,
+            slot: 0,
+            kind,
+            flags: 0,
+        };
+        let mut log = vec![
+            entry(Kind::Intent, 0),
+            entry(Kind::Intent, half),
+            entry(Kind::IntentClear, 0),
+        ];
+        let since = BTreeMap::from([(1, 0)]);
+        let mut open = Intents::new();
+        core.replay(0, 7, &log, &since, &mut open);
+        assert_eq!(
+            open.keys().copied().collect::<Vec<_>>(),
+            [(1, u64::from(half))]
+        );
+        log.push(Entry {
+            word: 2 * half,
+            ..entry(Kind::IntentClear, 0)
+        });
+        let mut none = Intents::new();
+        core.replay(0, 7, &log, &since, &mut none);
+        assert!(none.is_empty());
+        core.restore_intents(open);
+        let restored = &core.disk(1).unwrap().intents;
+        assert_eq!(restored.keys().copied().collect::<Vec<_>>(), [0]);
     }
 }

@@ -110,14 +110,16 @@ impl Core {
     /// An intent that is closed in RAM protects its region until what closes it is in the log:
     /// the records that void its clean copies stand before that one, in the same queue.
     fn may_raise_floor(&self, floor: u64) -> bool {
-        let applied = self.log.applied_ord;
         let mut disks = self.disks.iter().flatten();
-        !self
-            .rescue
-            .closing
-            .iter()
-            .any(|c| c.seg_seq < floor && c.ord > applied)
+        !self.closes_intents_of(floor.saturating_sub(1))
             && !disks.any(|d| d.intents.values().any(|i| i.seg_seq < floor))
+    }
+
+    /// Are intents of segments up to number `seq` closed by records that are not in the log yet?
+    pub fn closes_intents_of(&self, seq: u64) -> bool {
+        let applied = self.log.applied_ord;
+        let mut closing = self.rescue.closing.iter();
+        closing.any(|c| c.seg_seq <= seq && c.ord > applied)
     }
 
     /// What was to be moved stays where it is: there is no place for it.

@@ -93,17 +93,28 @@ impl Core {
     }
 
     /// A range was given back: let in who waited for it, in order.
+    ///
+    /// What is let in may end at once and give its range back, which comes here again. Only the
+    /// outermost call goes on, or thousands of queued requests would be as many stack frames.
     pub fn wake_locks(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        loop {
-            let Some(d) = self.disk(disk) else { return };
-            let ready = (0..d.lock_queue.len())
-                .find(|&at| self.range_free(disk, d.lock_queue[at], Some(at)));
-            let Some(at) = ready else { return };
-            let Some(id) = self.disk_mut(disk).and_then(|d| d.lock_queue.remove(at)) else {
-                return;
-            };
+        match self.disk_mut(disk) {
+            Some(d) if !d.waking_locks => d.waking_locks = true,
+            _ => return,
+        }
+        while let Some(id) = self.next_unlocked(disk) {
             self.acquire(id, now, fx);
         }
+        if let Some(d) = self.disk_mut(disk) {
+            d.waking_locks = false;
+        }
+    }
+
+    /// Takes the first request out of the queue whose range is free.
+    fn next_unlocked(&mut self, disk: DiskId) -> Option<usize> {
+        let d = self.disk(disk)?;
+        let at = (0..d.lock_queue.len())
+            .find(|&at| self.range_free(disk, d.lock_queue[at], Some(at)))?;
+        self.disk_mut(disk)?.lock_queue.remove(at)
     }
 
     fn begin_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
@@ -411,6 +422,14 @@ impl Core {
     pub fn go_through(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
+        if !self.flash_failed
+            && self
+                .disk(disk)
+                .is_some_and(|d| d.lost.range(start, end).next().is_some())
+        {
+            self.supersede_lost(id, now, fx);
+            return;
+        }
         if !self.clean_or_wait(id, disk, start, end, now, fx) {
             return;
         }
@@ -470,6 +489,26 @@ impl Core {
                 );
             }
             op => self.zero_through(id, disk, op, align, size, now, fx),
+        }
+    }
+
+    /// A dirty block in the range is lost, so it never becomes clean, and until this write is through
+    /// it must go on failing, also after a crash. So the write takes its place on flash, whatever the mode, and
+    /// is destaged like what a mode before this one left dirty.
+    fn supersede_lost(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        self.reqs[id].through = false;
+        let r = &self.reqs[id].r;
+        let (offset, end) = (r.offset, r.offset + r.len);
+        let size = self.disk(r.disk).map_or(0, |d| d.cfg.size);
+        let partial = offset % 4096 != 0 || (end % 4096 != 0 && end != size);
+        let write = matches!(r.op, ReqOp::Write { .. });
+        let discard = matches!(r.op, ReqOp::Discard { .. });
+        if partial && !discard && !self.reqs[id].merged {
+            self.merge_edges(id, now, fx);
+        } else if write {
+            self.append_or_stall(id, now, fx);
+        } else {
+            self.zero_with_edges(id, now, fx);
         }
     }
 
@@ -606,18 +645,21 @@ impl Core {
                 }
             }
         }
+        let op = self.reqs[id].r.op;
+        let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
         let evicting = self.evict.current.is_some() || !self.log.freeing.is_empty();
-        let cached = self.forget_range(disk, start, end, now);
+        // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
+        let replaced = ok || !self.flash_failed;
+        let cached = replaced && self.forget_range(disk, start, end, now);
         let had = cached || self.reqs[id].fills_appended || evicting;
-        if let Some(d) = self.disk_mut(disk)
+        if replaced
+            && let Some(d) = self.disk_mut(disk)
             && !d.zero.is_empty()
         {
             // Only after flash failed: the origin now holds what was written.
             d.zero.remove_range(start, end);
         }
-        let op = self.reqs[id].r.op;
-        let ok = self.reqs[id].failed.is_none();
         let renewed = ok
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })

@@ -75,6 +75,11 @@ impl Media for SimMedia<'_> {
         if self.tripped {
             return Err(io::Error::other("the plug was pulled (simulated)"));
         }
+        let end = offset + data.len() as u64;
+        let mut bad = self.device.faults.bad_ranges.iter();
+        if bad.any(|bad| bad.start < end && offset < bad.end) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         for (i, chunk) in data.chunks_mut(BLOCK).enumerate() {
             let index = (offset / BLOCK as u64) as usize + i;
             chunk.copy_from_slice(&self.device.visible_block(index)[..chunk.len()]);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use hearth_engine::api::{Effects, OriginState, ReqError, Request};
+use hearth_engine::api::{Effects, Mode, OriginState, ReqError, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
 use hearth_io::{BLOCK, Buf, Target};
 use hearth_sim::device::{Base, Faults, SimDevice, Tear};
@@ -148,6 +148,13 @@ impl Bench {
         };
     }
 
+    /// The block of flash that holds nothing but `fill` goes bad.
+    fn rot(&mut self, fill: u8) {
+        let is_it = |i: &usize| self.flash.visible_block(*i).iter().all(|x| *x == fill);
+        let at = (0..self.flash.blocks()).find(is_it).expect("it is there");
+        self.flash.rot(at);
+    }
+
     /// Flash takes no more writes; it still reads.
     fn wear_out(&mut self) {
         self.flash.faults.write_eio = 10_000;
@@ -241,4 +248,65 @@ fn one_bad_block_of_a_failed_device_takes_no_other_with_it() {
     for block in [3, 4, 6, 7, 8] {
         assert_eq!(b.origin.stored_block(block)[0], block as u8);
     }
+}
+
+#[test]
+fn a_rotten_dirty_block_is_written_again_in_any_mode() {
+    for mode in [Mode::WriteThrough, Mode::WriteAround, Mode::Off] {
+        let mut b = Bench::new();
+        for block in 3..5 {
+            b.write(block, block as u8).unwrap();
+            b.rot(block as u8);
+            assert_eq!(b.read(block, 1), Err(ReqError::Io));
+        }
+        assert_eq!(b.lost(), [(3, 2)]);
+        b.engine.set_mode(DISK, mode).unwrap();
+        let half = Buf::zeroed(BLOCK as usize);
+        let part = b.ask(|tag, now| Request::write(tag, DISK, 3 * BLOCK, 512, true, &half, now));
+        assert_eq!(part, Err(ReqError::Io), "the rest of it is lost");
+
+        b.write(3, 44).unwrap();
+        assert_eq!((b.lost(), b.read(3, 1)), (vec![(4, 1)], Ok(vec![44])));
+        b.rest();
+        assert_eq!(b.origin.stored_block(3)[0], 44, "{mode:?}");
+        assert_eq!(b.engine.accept_loss(DISK).unwrap(), 1);
+        b.write(4, 55).unwrap();
+        b.rest();
+        assert_eq!(b.origin.stored_block(4)[0], 55, "{mode:?}");
+        assert!(b.engine.status(DISK).unwrap().drained);
+    }
+}
+
+#[test]
+fn what_the_origin_refuses_does_not_replace_what_was_dirty() {
+    let mut b = Bench::new();
+    b.write(3, 33).unwrap();
+    b.flash.faults.write_eio = 10_000;
+    b.origin.faults.write_eio = 10_000;
+    assert_eq!(b.write(3, 44), Err(ReqError::Io));
+    assert!(b.failed());
+    assert_eq!(b.read(3, 1), Ok(vec![33]));
+    b.origin.faults = Faults::default();
+    b.rest();
+    assert_eq!(b.origin.stored_block(3)[0], 33);
+}
+
+/// Each of them ends as soon as it is let in, and lets the next one in: once that was a stack frame
+/// each, and a guest could end the daemon.
+#[test]
+fn a_crowd_that_waits_for_one_range_is_let_in() {
+    const CROWD: u64 = 20_000;
+    let mut b = Bench::new();
+    let buf = Buf::zeroed(BLOCK as usize);
+    let mut requests = vec![Request::write(1, DISK, 0, BLOCK, false, &buf, b.now)];
+    for tag in 2..2 + CROWD {
+        let mut discard = Request::write(tag, DISK, 0, 512, false, &buf, b.now);
+        discard.op = ReqOp::Discard { fua: false };
+        discard.buf = None;
+        requests.push(discard);
+    }
+    let mut fx = Effects::default();
+    b.engine.submit(b.now, &mut requests, &mut fx);
+    assert_eq!(b.drive(fx, Some(1 + CROWD)), Some(Ok(())));
+    assert_eq!(b.engine.status(DISK).unwrap().in_flight, 0);
 }
