@@ -293,7 +293,6 @@ impl Core {
             (start / d.region_blocks) as u32,
             ((end - 1) / d.region_blocks) as u32,
         );
-        let region_blocks = d.region_blocks;
         let mut ready = true;
         let mut new = Vec::new();
         for region in from..=to {
@@ -310,26 +309,29 @@ impl Core {
         }
         self.reqs[id].regions = Some((from, to));
         for region in new {
-            let then = Then::Intent { disk, region };
-            let ord = self.log.record(
-                Kind::Intent,
-                disk,
-                u64::from(region) * region_blocks,
-                region_blocks,
-                then,
-            );
-            if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
-                i.ord = ord;
-            }
-            self.flash_waiters
-                .push((ord, FlashWaiter::Intent { disk, region }));
-            self.log.urgent = true;
+            self.record_intent(disk, region);
         }
         if !ready {
             self.reqs[id].phase = Phase::WaitIntent;
             self.start_flash_flush(now, fx);
         }
         ready
+    }
+
+    /// Queues the record of an intent; once it is durable, it is active.
+    pub fn record_intent(&mut self, disk: DiskId, region: u32) {
+        let Some(count) = self.disk(disk).map(|d| d.region_blocks) else {
+            return;
+        };
+        let then = Then::Intent { disk, region };
+        let start = u64::from(region) * count;
+        let ord = self.log.record(Kind::Intent, disk, start, count, then);
+        if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
+            i.ord = ord;
+        }
+        self.flash_waiters
+            .push((ord, FlashWaiter::Intent { disk, region }));
+        self.log.urgent = true;
     }
 
     /// The record of an intent is on flash (not yet durable): remember where.

@@ -202,9 +202,26 @@ impl Core {
             )));
         }
         out.last_batch = last;
+        self.drop_below_clean_floor();
         self.adopt_segments(&accepted, tail_end, &mut out);
         self.restore_intents(intents);
         Ok(out)
+    }
+
+    /// Copies that may have been voided by records that never reached the log ([`crate::rescue`]).
+    fn drop_below_clean_floor(&mut self) {
+        if self.sb.clean_floor == 0 {
+            return;
+        }
+        for slot in 0..self.index.slots() {
+            let Some(info) = self.index.slot(slot) else {
+                continue;
+            };
+            let seq = self.log.segments[self.log.segment_of(slot)].seq;
+            if !info.dirty && seq < self.sb.clean_floor {
+                self.forget_block(info.key.disk(), info.key.block(), 0);
+            }
+        }
     }
 
     /// Accepted segments become the log; those before the tail are empty.

@@ -11,15 +11,17 @@
 //! tail. Once both copies of the superblock are durable the segment is free.
 //!
 //! Before the floor rises all that was appended must be durable, for what was moved out of a
-//! segment may be the only copy. What is still queued is not in the log; of that only closed intents
-//! matter (`may_raise_floor`).
+//! segment may be the only copy. What is still queued is not in the log, and of that the records
+//! that void old copies matter: until they are there, an intent stands for them, which may lie in the
+//! very segment that is to go. So if there are intents, a second floor is raised with the first:
+//! no clean copy from before it counts after a crash, and then nothing needs to be void. That costs
+//! the next start after a crash what was cached, and leaves out nobody who would have to be waited for.
 
 use crate::api::{DiskId, Effects};
 use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
 use crate::index::{Key, SlotNo};
 use crate::log::{Apply, SegState, Then};
-use hearth_format::Kind;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
@@ -93,26 +95,40 @@ impl Core {
         if !evicted || self.log.order.is_empty() {
             return false;
         }
-        let floor = self.log.tail_seq();
-        if !self.may_raise_floor(floor) {
-            return true;
-        }
         if self.log.durable_seq < self.log.applied_seq {
             self.start_flash_flush(now, fx);
             return true;
         }
-        self.sb.log_floor = self.sb.log_floor.max(floor);
+        self.sb.log_floor = self.sb.log_floor.max(self.log.tail_seq());
+        self.give_up_intents();
         self.sb.generation += 1;
         self.store_copy(false, fx);
         true
     }
 
-    /// An intent that is closed in RAM protects its region until what closes it is in the log:
-    /// the records that void its clean copies stand before that one, in the same queue.
-    fn may_raise_floor(&self, floor: u64) -> bool {
-        let mut disks = self.disks.iter().flatten();
-        !self.closes_intents_of(floor.saturating_sub(1))
-            && !disks.any(|d| d.intents.values().any(|i| i.seg_seq < floor))
+    /// Makes intents needless by raising the floor of clean copies. Regions being written get new
+    /// ones, for what is cached from now on; those not yet durable stay, somebody waits for them.
+    fn give_up_intents(&mut self) {
+        let any = self.disks.iter().flatten().any(|d| !d.intents.is_empty());
+        if !any && !self.closes_intents_of(u64::MAX) {
+            return;
+        }
+        self.sb.clean_floor = self.log.next_segment_seq;
+        self.rescue.closing.clear();
+        let mut again = Vec::new();
+        for d in self.disks.iter_mut().flatten() {
+            d.intents.retain(|_, i| !i.active || i.inflight > 0);
+            // What is cached from now on has no intent that says whether the origin flushed it.
+            d.sync.unguarded = d.sync.completed;
+            let active = d.intents.iter_mut().filter(|(_, i)| i.active);
+            again.extend(active.map(|(region, i)| {
+                i.active = false;
+                (d.cfg.id, *region)
+            }));
+        }
+        for (disk, region) in again {
+            self.record_intent(disk, region);
+        }
     }
 
     /// Are intents of segments up to number `seq` closed by records that are not in the log yet?
@@ -171,23 +187,17 @@ impl Core {
         }
     }
 
-    /// Does nothing in the segment need to be logged again? Zeros are destaged until that is so.
+    /// Does nothing in the segment need to be logged again? Zeros are destaged until that is so;
+    /// intents are given up.
     pub fn needs_no_relog(&self, seg: u32) -> bool {
         let seq = self.log.segments[seg as usize].seq;
         // Where a record lies is noted when it is queued, so if that is as far as it got, nobody
         // knows what still lies here.
         let unsure = self.evict.relog_sent && !self.evict.relogged;
-        let again =
-            |i: &crate::log::Item| i.kind == Kind::Intent && matches!(i.apply, Apply::Again);
-        self.disks.iter().flatten().all(|d| {
-            let intents = d.intents.values().all(|i| !unsure && i.seg_seq > seq);
-            let zeros = if unsure {
-                d.zero.is_empty()
-            } else {
-                d.zero_seg_seq.is_none_or(|z| z > seq)
-            };
-            intents && zeros
-        }) && !(unsure && self.log.queue.iter().any(again))
+        self.disks.iter().flatten().all(|d| match d.zero_seg_seq {
+            _ if unsure => d.zero.is_empty(),
+            z => z.is_none_or(|z| z > seq),
+        })
     }
 
     /// Writes the copy of the superblock that is not known to be good, or is the older one.

@@ -76,6 +76,8 @@ pub struct Superblock {
     pub state: PoolState,
     /// Segments numbered below this do not count, whatever the log says; 0: the log alone says it.
     pub log_floor: u64,
+    /// Clean copies in segments numbered below this do not count; dirty blocks there do.
+    pub clean_floor: u64,
     /// The user's name for the pool; at most [`LABEL_MAX`] bytes are kept.
     pub label: String,
     /// Host that last opened the pool, so that a second one can say who; bounded likewise.
@@ -106,6 +108,7 @@ impl Superblock {
             created_unix_s,
             state: PoolState::Open,
             log_floor: 0,
+            clean_floor: 0,
             label: bounded(label).to_owned(),
             last_host: String::new(),
         }
@@ -158,6 +161,7 @@ impl Superblock {
         put_text(out, 160, &self.label);
         put_text(out, 224, &self.last_host);
         put(out, 288, &self.log_floor.to_le_bytes());
+        put(out, 296, &self.clean_floor.to_le_bytes());
         let crc = crc_with_hole(out, CRC_AT);
         put(out, CRC_AT, &crc.to_le_bytes());
         block
@@ -251,6 +255,7 @@ impl Superblock {
             created_unix_s: u64_at(block, 136),
             state,
             log_floor: u64_at(block, 288),
+            clean_floor: u64_at(block, 296),
             label: text_at(block, 160)?,
             last_host: text_at(block, 224)?,
         })
