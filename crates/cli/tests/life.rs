@@ -118,6 +118,21 @@ fn warm_after_a_clean_stop() {
 }
 
 #[test]
+fn a_stop_lets_go_of_every_origin() {
+    let mut bench = Bench::serving();
+    for name in ["a", "b"] {
+        let origin = bench.origin(&format!("{name}.img"), MIB, 2);
+        bench.ok(&["disk", "add", name, "--origin", &origin]);
+    }
+    bench.stop();
+    bench.start();
+    bench.ok(&["pool", "export"]);
+    assert!(bench.wait_end().success());
+    let log = bench.log();
+    assert!(!log.contains("still being used"), "{log}");
+}
+
+#[test]
 fn flushed_writes_outlive_a_kill() {
     let mut bench = Bench::serving();
     let origin = bench.origin("o.img", 4 * MIB, 3);
