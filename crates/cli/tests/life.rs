@@ -211,6 +211,26 @@ fn dirty_data_is_thrown_away_only_when_told_twice() {
 }
 
 #[test]
+fn what_is_dirty_is_the_same_wherever_it_is_shown() {
+    let bench = Bench::serving();
+    let origin = format!("fault=eio-write:{}", bench.origin("o.img", 4 * MIB, 12));
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    client.zero(0, MIB as u32);
+    client.flush();
+    let stats = bench.json(&["stats"]);
+    assert_eq!(bench.disk("vm")["dirty"], MIB);
+    assert_eq!(stats["disks"][0]["dirty"], MIB);
+    assert_eq!(stats["pool"]["dirty"], MIB);
+    assert_eq!(bench.json(&["pool", "show"])["dirty"], MIB);
+    assert!(stats["disks"][0]["dirty_for"].as_f64() > Some(0.0));
+    client.write(2 * MIB as u64, &[1; 4096]);
+    client.flush();
+    assert_eq!(bench.json(&["stats", "vm"])["dirty"], MIB + 4096);
+    assert_eq!(bench.json(&["pool", "show"])["dirty"], MIB + 4096);
+}
+
+#[test]
 fn an_origin_that_comes_back_is_attached() {
     let mut bench = Bench::serving();
     let (here, there) = (bench.origin("o.img", 2 * MIB, 6), bench.path("away.img"));

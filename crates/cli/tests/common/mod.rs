@@ -284,6 +284,10 @@ impl Nbd {
         );
     }
 
+    pub fn zero(&mut self, offset: u64, len: u32) {
+        assert_eq!(self.call(6, offset, len, &[]).unwrap(), 0, "zero failed");
+    }
+
     pub fn flush(&mut self) {
         assert_eq!(self.call(3, 0, 0, &[]).unwrap(), 0, "flush failed");
     }

@@ -245,7 +245,8 @@ pub struct DiskInfo {
     pub notices: Vec<String>,
     /// Bytes of it on flash.
     pub cached: u64,
-    /// Bytes of it on flash that the origin does not have yet.
+    /// Bytes of it that the origin does not have yet; zeroed and discarded ranges, which take no
+    /// flash, included.
     pub dirty: u64,
     /// NBD clients connected.
     pub connections: u64,

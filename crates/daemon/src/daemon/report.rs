@@ -33,6 +33,13 @@ fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
 const LOST_MAX: usize = 1000;
 
 impl Daemon {
+    /// Bytes of all disks that their origins do not have yet.
+    fn dirty_bytes(&self) -> u64 {
+        let disks = self.engine.dirty_disks();
+        let blocks: u64 = disks.iter().map(|(_, dirty, zero)| dirty + zero).sum();
+        blocks.saturating_mul(BLOCK)
+    }
+
     pub(super) fn pool_info(&self) -> PoolInfo {
         let stats = self.engine.pool_stats();
         let reactors = self.reactors.stats();
@@ -56,7 +63,7 @@ impl Daemon {
             }
             .to_owned(),
             cached: Some(stats.cached_blocks * BLOCK),
-            dirty: Some(stats.dirty_blocks * BLOCK),
+            dirty: Some(self.dirty_bytes()),
             recovery: Some(self.recovery.clone()),
             io: Some(reactors.backend.to_owned()),
             threads: Some(u64::from(reactors.threads)),
@@ -188,6 +195,7 @@ impl Daemon {
         let flash = FlashCounters::from(&stats.counters);
         let pool = PoolReport::new(
             &stats,
+            self.dirty_bytes(),
             flash_spans(now, now, &flash, &windows.flash),
             disk_spans(now, now, &total, &windows.disks),
         );
