@@ -231,6 +231,59 @@ fn what_is_dirty_is_the_same_wherever_it_is_shown() {
 }
 
 #[test]
+fn what_is_dirty_is_told_without_a_daemon() {
+    let mut bench = Bench::serving();
+    let flash = bench.path("flash");
+    let show = ["pool", "show", "--flash", &flash];
+    let origin = format!("fault=eio-write:{}", bench.origin("o.img", 8 * MIB, 13));
+    let clean = bench.origin("clean.img", MIB, 14);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.ok(&["disk", "add", "clean", "--origin", &clean]);
+    let mut client = bench.connect("vm").unwrap();
+    // Several segments of the log, of which the later ones tell that the first is durable.
+    for i in 0..3 {
+        client.write(i * MIB as u64, &[5; MIB]);
+        client.flush();
+    }
+    client.zero(4 * MIB as u64, 4096);
+    client.flush();
+    let used = bench.json(&show);
+    assert!(used["dirty"].is_null(), "{used}");
+    assert!(used["unknown"].as_str().unwrap().contains("in use"));
+    bench.refused(&["pool", "import", "--flash", &flash]);
+    for clean_stop in [false, true] {
+        if clean_stop {
+            bench.start();
+            bench.stop();
+        } else {
+            bench.kill();
+        }
+        let before = std::fs::read(&flash).unwrap();
+        let shown = bench.json(&show);
+        let imported = bench.json(&["pool", "import", "--flash", &flash]);
+        assert!(std::fs::read(&flash).unwrap() == before, "it was written");
+        for pool in [shown, imported] {
+            assert_eq!(pool["dirty"], 3 * MIB + 4096, "{pool}");
+            assert_eq!(pool["disks"][0]["dirty"], 3 * MIB + 4096);
+            assert_eq!(pool["disks"][0]["cached"], 3 * MIB);
+            assert_eq!(pool["disks"][1]["dirty"], 0);
+        }
+        assert!(bench.ok(&show).contains("3.0 MiB"), "{}", bench.ok(&show));
+    }
+    bench.start();
+    bench.kill();
+    let mut damaged = std::fs::read(&flash).unwrap();
+    let first = damaged.chunks(4096).position(|b| b.starts_with(b"HBAT"));
+    // A whole segment: of a batch alone, the segment's summary would do.
+    damaged[first.unwrap() * 4096..][..MIB].fill(0);
+    std::fs::write(&flash, damaged).unwrap();
+    let shown = bench.json(&show);
+    assert!(shown["dirty"].is_null(), "{shown}");
+    assert!(shown["unknown"].as_str().unwrap().contains("damaged"));
+    assert!(bench.ok(&show).contains("damaged"));
+}
+
+#[test]
 fn an_origin_that_comes_back_is_attached() {
     let mut bench = Bench::serving();
     let (here, there) = (bench.origin("o.img", 2 * MIB, 6), bench.path("away.img"));

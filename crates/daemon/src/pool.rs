@@ -10,6 +10,7 @@ use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
 use crate::error::{Error, Kind, Result};
+use crate::inspect;
 use crate::size::human;
 
 /// Bytes of a new flash file written at a time.
@@ -391,6 +392,7 @@ impl Pool {
             ram: self.footprint(None),
             cached: None,
             dirty: None,
+            unknown: None,
             recovery: None,
             io: None,
             threads: None,
@@ -406,11 +408,50 @@ impl Pool {
             size: disk.size,
             mode: mode_of(disk.mode),
             origin_found: crate::origin::is_found(&disk.origin, disk.size),
+            cached: None,
+            dirty: None,
         });
         PoolInfo {
             disks: disks.collect(),
             ..self.info()
         }
+    }
+
+    /// The same, with what is cached and dirty; of a pool that this process has locked.
+    pub fn info_with_contents(&self) -> PoolInfo {
+        let mut info = self.info_with_origins();
+        match inspect::contents(self) {
+            Ok(contents) => {
+                info.cached = Some(contents.iter().map(|c| c.cached).sum());
+                info.dirty = Some(contents.iter().fold(0, |n, c| c.dirty.saturating_add(n)));
+                // Both are in the order of the registry.
+                for (disk, found) in info.disks.iter_mut().zip(contents) {
+                    disk.cached = Some(found.cached);
+                    disk.dirty = Some(found.dirty);
+                }
+            }
+            Err(e) => info.unknown = Some(e.to_string()),
+        }
+        info
+    }
+}
+
+/// A pool on `path` with what is cached and dirty, or, if somebody is using it, without.
+pub fn show(path: &Path) -> Result<PoolInfo> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: false,
+    };
+    match Pool::load(path, mode) {
+        Ok(pool) => Ok(pool.info_with_contents()),
+        Err(e) if e.kind == Kind::Conflict => Ok(PoolInfo {
+            unknown: Some(
+                "the pool is in use; its daemon tells it, with `hearth pool show` without --flash"
+                    .to_owned(),
+            ),
+            ..Pool::look(path)?.info_with_origins()
+        }),
+        Err(e) => Err(e),
     }
 }
 

@@ -111,7 +111,9 @@ fn flash_fails_under_a_running_daemon() -> Result<()> {
     let failed_at = failed_at.context("the pool never failed")?;
     ensure!(failed_at < REQUESTS / 2, "noticed only at {failed_at}");
     let told = || hearth.log().matches("the flash has failed").count();
-    wait::until("the failure is logged", LIMIT, || (told() > 0).then_some(()))?;
+    wait::until("the failure is logged", LIMIT, || {
+        (told() > 0).then_some(())
+    })?;
     client.flush()?;
     ensure!(
         std::fs::read(&through)? == model,

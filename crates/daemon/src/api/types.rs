@@ -330,12 +330,15 @@ pub struct PoolInfo {
     pub segment_bytes: u64,
     /// Most bytes of RAM the pool takes when it is full.
     pub ram: u64,
-    /// Bytes cached; only while serving.
+    /// Bytes cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached: Option<u64>,
-    /// Bytes dirty; only while serving.
+    /// Bytes the origins do not have yet; zeroed and discarded ranges included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty: Option<u64>,
+    /// Why `cached` and `dirty` are absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
     /// How it was opened; only while serving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
@@ -362,6 +365,12 @@ pub struct DiskRef {
     pub mode: CacheMode,
     /// Its origin is there now and of the recorded size.
     pub origin_found: bool,
+    /// Bytes of it on flash, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached: Option<u64>,
+    /// Bytes of it that the origin does not have yet, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<u64>,
 }
 
 #[cfg(test)]

@@ -21,9 +21,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::stats::Latencies;
-use hearth_engine::{
-    Budget, ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom,
-};
+use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
 use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
@@ -226,16 +224,7 @@ impl Daemon {
         pool.note_host(&host_name())?;
         // Before the mark of failure is overwritten by opening the pool.
         pool.distrust_if_failed()?;
-        let known: Vec<KnownDisk> = pool
-            .registry()
-            .disks
-            .iter()
-            .map(|d| KnownDisk {
-                id: d.id,
-                size: d.size,
-                since_seq: d.since_seq,
-            })
-            .collect();
+        let known = crate::inspect::known(&pool);
         let engine_options = EngineOptions {
             // Keeps guests from choosing block numbers that collide in the index.
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,

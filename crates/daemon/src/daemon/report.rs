@@ -48,12 +48,15 @@ impl Daemon {
             .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
             .collect();
         let pool = lock(&self.pool);
+        let status = |id| self.engine.status(id);
         let disks = pool.registry().disks.iter().map(|r| DiskRef {
             name: r.name.clone(),
             origin: r.origin.clone(),
             size: r.size,
             mode: mode_of(r.mode),
             origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
+            cached: status(r.id).map(|s| s.cached_blocks.saturating_mul(BLOCK)),
+            dirty: status(r.id).map(|s| (s.dirty_blocks + s.zero_blocks).saturating_mul(BLOCK)),
         });
         PoolInfo {
             state: if stats.flash_failed {
