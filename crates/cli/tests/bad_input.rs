@@ -185,6 +185,24 @@ fn origins_that_shrank() {
 }
 
 #[test]
+fn more_ram_than_there_is() {
+    let bench = Bench::with_pool();
+    let flash = bench.path("flash");
+    for size in ["1024T", "8000000T"] {
+        let words = bench.refused(&[
+            "serve",
+            "--flash",
+            &flash,
+            "--log",
+            "off",
+            "--ram-stage",
+            size,
+        ]);
+        assert!(words.contains("--ram-stage") && words.contains("lower it"));
+    }
+}
+
+#[test]
 fn no_daemon_and_no_permission() {
     let bench = Bench::new();
     let words = bench.refused(&["disk", "list"]);

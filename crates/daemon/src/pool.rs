@@ -475,8 +475,24 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
     }
 }
 
+/// Refuses a RAM stage that the machine cannot hold; `free` is what it can.
+fn check_stage(stage: Option<u64>, free: Option<u64>) -> Result<()> {
+    match (stage, free) {
+        (Some(stage), Some(free)) if stage > free => Err(Error::refused(
+            format!(
+                "--ram-stage {} is more than the {} of RAM that are free",
+                human(stage),
+                human(free)
+            ),
+            "lower it, or leave it out to have it chosen",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a pool that needs more RAM than it may have.
 pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Result<()> {
+    check_stage(stage, crate::memory::available())?;
     let need = pool.footprint(stage);
     match limit {
         Some(limit) if need > limit => Err(Error::refused(
@@ -637,6 +653,15 @@ mod tests {
             short.what.contains("truncated") && !short.remedy.is_empty(),
             "{short}"
         );
+    }
+
+    #[test]
+    fn a_stage_larger_than_the_memory_is_refused() {
+        let error = check_stage(Some(2 << 30), Some(1 << 30)).unwrap_err();
+        assert!(error.what.contains("--ram-stage 2 GiB"), "{error}");
+        assert!(check_stage(Some(1 << 30), Some(2 << 30)).is_ok());
+        assert!(check_stage(Some(1 << 30), None).is_ok());
+        assert!(check_stage(None, Some(1)).is_ok());
     }
 
     #[test]
