@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Bench, content, one_sentence, until};
+use common::{Bench, content, one_sentence, outlive_refused_writes, until};
 
 const MIB: usize = 1 << 20;
 
@@ -505,4 +505,35 @@ fn nobody_knows_which_side_wins_but_the_owner() {
             [expected; 4096]
         );
     }
+}
+
+#[test]
+fn after_a_failure_of_the_flash_it_is_said_which_side_is_likely_right() {
+    outlive_refused_writes();
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", MIB, 15);
+    // So slow that nothing of the first write is in the origin when the flash fails.
+    let origin = format!("model-latency=300ms:{origin}");
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(0, &[1; 65536]);
+    client.flush();
+    // The superblock can be written, the log cannot.
+    bench.refuse_writes(2 * MIB as u64);
+    until("the flash has failed", || {
+        client.write(0, &[2; 4096]);
+        (bench.json(&["pool", "show"])["state"] == "failed").then_some(())
+    });
+    bench.ok(&["disk", "flush", "vm"]);
+    assert_eq!(bench.disk("vm")["dirty"], 0);
+    bench.kill();
+    bench.start();
+    let disk = bench.disk("vm");
+    assert_eq!(disk["state"], "refused", "{disk}");
+    let reason = disk["reason"].as_str().unwrap();
+    assert!(reason.contains("flash failed while serving"), "{reason}");
+    bench.ok(&["disk", "set", "vm", "--trust", "origin"]);
+    let mut client = bench.connect("vm").unwrap();
+    assert_eq!(client.read(0, 4096), [2; 4096]);
+    assert_eq!(client.read(4096, 4096), [1; 4096]);
 }

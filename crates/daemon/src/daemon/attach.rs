@@ -229,11 +229,7 @@ impl Daemon {
                             "the origin {path} does not fit the cache: {why}, while {} written by the guest wait on flash",
                             human(dirty * hearth_io::BLOCK)
                         ),
-                        format!(
-                            "say which side wins: `hearth disk set {name} --trust flash` writes them over the origin, \
-                             `hearth disk set {name} --trust origin` throws them away",
-                            name = record.name
-                        ),
+                        which_side(&record),
                     ));
                 }
                 (1.., Some(Trust::Flash)) => {
@@ -374,6 +370,22 @@ impl Daemon {
             Ok(())
         })
     }
+}
+
+/// What to do about a disk whose origin and flash do not fit.
+fn which_side(record: &DiskRecord) -> String {
+    let likely = if origin::is_distrusted(record) {
+        " (if the flash failed while serving, guests went on writing to the origin, so that it is \
+         right unless something was still dirty or lost at the stop; if an earlier choice of the flash was \
+         cut short, choose it again)"
+    } else {
+        ""
+    };
+    format!(
+        "say which side wins: `hearth disk set {name} --trust flash` writes them over the origin, \
+         `hearth disk set {name} --trust origin` throws them away{likely}",
+        name = record.name
+    )
 }
 
 /// Notes durably that an origin is about to be written by us.
