@@ -6,7 +6,7 @@ mod common;
 
 use std::os::unix::fs::FileExt;
 
-use common::{Bench, one_sentence};
+use common::{Bench, one_sentence, until};
 
 const MIB: usize = 1 << 20;
 
@@ -182,6 +182,26 @@ fn origins_that_shrank() {
     assert!(bench.connect("vm").is_none());
     bench.ok(&["disk", "remove", "vm"]);
     bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+}
+
+#[test]
+fn an_origin_that_has_its_size_back_is_attached() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 3);
+    let resize = |size: usize| {
+        let file = std::fs::OpenOptions::new().write(true).open(&origin);
+        file.unwrap().set_len(size as u64).unwrap();
+    };
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.stop();
+    resize(MIB);
+    bench.start();
+    assert_eq!(bench.disk("vm")["state"], "refused");
+    resize(2 * MIB);
+    until("the disk is attached", || {
+        (bench.disk("vm")["state"] == "attached").then_some(())
+    });
+    assert_eq!(bench.connect("vm").unwrap().size as usize, 2 * MIB);
 }
 
 #[test]

@@ -109,21 +109,22 @@ impl Daemon {
         }
     }
 
-    /// Tries disks whose origin is missing again, every few seconds, until the daemon stops.
+    /// Tries disks whose origin is missing or too small again, every few seconds, until the daemon
+    /// stops.
     pub(super) fn watch_origins(self: &Arc<Daemon>) {
         while self.wait_for_stop(RETRY_TIME).is_none() {
-            let waiting: Vec<(String, u16)> = lock(&self.disks)
+            let awaited: Vec<(String, u16, bool)> = lock(&self.disks)
                 .iter()
-                .filter(|(_, slot)| matches!(slot.phase, Phase::Waiting(_)) && slot.job.is_none())
-                .map(|(name, slot)| (name.clone(), slot.id))
+                .filter(|(_, slot)| slot.is_awaited())
+                .map(|(name, slot)| (name.clone(), slot.id, slot.shrunk))
                 .collect();
-            for (name, id) in waiting {
-                self.retry(&name, id);
+            for (name, id, shrunk) in awaited {
+                self.retry(&name, id, shrunk);
             }
         }
     }
 
-    fn retry(self: &Arc<Daemon>, name: &str, id: u16) {
+    fn retry(self: &Arc<Daemon>, name: &str, id: u16, shrunk: bool) {
         if lock(&self.attaching).contains(&id) {
             return;
         }
@@ -135,7 +136,8 @@ impl Daemon {
             return;
         };
         // Cheaper than a whole attempt, silent, and if it hangs, only this thread does.
-        if !origin::is_found(&record.origin, 1) {
+        let least = if shrunk { record.size } else { 1 };
+        if !origin::is_found(&record.origin, least) {
             return;
         }
         // Somebody adding or changing a disk goes first; then the disk may be gone or decided.
@@ -143,9 +145,9 @@ impl Daemon {
             return;
         };
         let still = |disks: &BTreeMap<String, Slot>| {
-            disks.get(name).is_some_and(|s| {
-                s.id == id && s.job.is_none() && matches!(s.phase, Phase::Waiting(_))
-            })
+            disks
+                .get(name)
+                .is_some_and(|s| s.id == id && s.is_awaited())
         };
         if !still(&lock(&self.disks)) {
             return;
@@ -155,7 +157,7 @@ impl Daemon {
         };
         let slot = self.attach_slot(record, None);
         // An attempt may start a process, and says in the log what came of it.
-        if matches!(slot.phase, Phase::Waiting(_)) {
+        if slot.is_awaited() {
             let wait = patience.map_or(RETRY_TIME, |(_, wait)| (wait * 2).min(PATIENCE_MAX));
             lock(&self.patience).insert(id, (Instant::now() + wait, wait));
         } else {
@@ -172,8 +174,10 @@ impl Daemon {
     ) -> Slot {
         let (id, name) = (record.id, record.name.clone());
         let now = self.now_s();
-        match self
-            .judge(record, trust)
+        let opened = self.open_origin(&record);
+        let shrunk = opened.as_ref().is_ok_and(|d| d.size() < record.size);
+        match opened
+            .and_then(|device| self.judge(device, record, trust))
             .and_then(|judged| self.serve(judged))
         {
             Ok((phase, notices)) => {
@@ -187,8 +191,18 @@ impl Daemon {
                 }
             }
             Err(e) if e.kind == Kind::Refused => {
-                tracing::error!(disk = %name, "refused: {e}");
-                Slot::new(id, Phase::Refused(e), now)
+                let before = lock(&self.disks);
+                let told = before
+                    .get(&name)
+                    .is_some_and(|s| matches!(&s.phase, Phase::Refused(b) if *b == e));
+                drop(before);
+                if !told {
+                    tracing::error!(disk = %name, "refused: {e}");
+                }
+                Slot {
+                    shrunk,
+                    ..Slot::new(id, Phase::Refused(e), now)
+                }
             }
             Err(e) => {
                 tracing::warn!(disk = %name, "waiting: {e}");
@@ -197,10 +211,18 @@ impl Daemon {
         }
     }
 
-    /// Opens the origin and compares it with what is known. Drops clean blocks that may be old.
-    fn judge(&self, mut record: DiskRecord, trust: Option<Trust>) -> Result<Judged> {
+    fn open_origin(&self, record: &DiskRecord) -> Result<Device> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
-        let device = origin::open(&spec, &record, &self.images)?;
+        origin::open(&spec, record, &self.images)
+    }
+
+    /// Compares an origin with what is known. Drops clean blocks that may be old.
+    fn judge(
+        &self,
+        device: Device,
+        mut record: DiskRecord,
+        trust: Option<Trust>,
+    ) -> Result<Judged> {
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
             record.since_seq = record.since_seq.max(*since_seq);
         }
@@ -212,7 +234,7 @@ impl Daemon {
                     "the origin {path} shrank from {} to {size} bytes",
                     record.size
                 ),
-                "give it its size back; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
+                "give it its size back, and the disk attaches by itself; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
             ));
         }
         let now = origin::identity(&device);

@@ -138,6 +138,8 @@ struct Slot {
     /// Bytes kept for it as last told to the engine.
     kept: u64,
     notices: Vec<String>,
+    /// Refused because the origin is smaller than the disk. Tried again once it is not.
+    shrunk: bool,
     windows: Windows<Counters>,
     latencies: Windows<Arc<Latencies>>,
 }
@@ -153,9 +155,20 @@ impl Slot {
             share: None,
             kept: 0,
             notices: Vec::new(),
+            shrunk: false,
             windows: Windows::new(now, Counters::default()),
             latencies: Windows::new(now, Arc::default()),
         }
+    }
+
+    /// Attaching it is worth another try.
+    fn is_awaited(&self) -> bool {
+        self.job.is_none()
+            && match self.phase {
+                Phase::Waiting(_) => true,
+                Phase::Refused(_) => self.shrunk,
+                Phase::Attached(_) | Phase::Reconciling(_) => false,
+            }
     }
 
     /// The origin's device, if it is open.
