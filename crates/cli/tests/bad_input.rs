@@ -185,6 +185,31 @@ fn origins_that_shrank() {
 }
 
 #[test]
+fn an_origin_that_shrinks_while_attached_is_told_of() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 3);
+    let resize = |size: usize| {
+        let file = std::fs::OpenOptions::new().write(true).open(&origin);
+        file.unwrap().set_len(size as u64).unwrap();
+    };
+    let notices = || bench.disk("vm")["notices"].to_string();
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    resize(MIB);
+    until("the disk says so", || {
+        notices()
+            .contains("shrank from 2097152 to 1048576")
+            .then_some(())
+    });
+    resize(2 * MIB);
+    until("it says so no more", || {
+        (!notices().contains("shrank")).then_some(())
+    });
+    let log = bench.log();
+    assert_eq!(log.matches("the origin shrank").count(), 1, "{log}");
+    assert!(log.contains("has its size back"), "{log}");
+}
+
+#[test]
 fn an_origin_that_has_its_size_back_is_attached() {
     let mut bench = Bench::serving();
     let origin = bench.origin("o.img", 2 * MIB, 3);

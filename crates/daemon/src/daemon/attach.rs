@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskConfig, Mode, OriginState};
 use hearth_format::DiskRecord;
-use hearth_io::{Device, OriginSpec, Target, Targets};
+use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 
 use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
@@ -30,6 +30,8 @@ const ATTACH_TIME: Duration = Duration::from_secs(5);
 const RETRY_TIME: Duration = Duration::from_secs(1);
 /// Longest wait between two attempts to open an origin that is there but will not open.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
+/// How often the sizes of attached origins are looked at.
+const SIZE_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for the last user of an origin that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 
@@ -43,6 +45,14 @@ struct Judged {
     notices: Vec<String>,
     /// Dirty blocks must be in the origin before anybody may read.
     reconcile: bool,
+}
+
+/// What happens to a disk of `size` bytes whose origin has `now`.
+pub(super) fn shrank(size: u64, now: u64) -> String {
+    format!(
+        "the origin shrank from {size} to {now} bytes while attached; what lies beyond can neither \
+         be read nor written back until you give it its size back"
+    )
 }
 
 /// What the engine is told of a disk.
@@ -122,6 +132,40 @@ impl Daemon {
                 self.retry(&name, id, shrunk);
             }
         }
+    }
+
+    /// Looks whether origins shrink while attached, until the daemon stops. On a thread of its
+    /// own: the question may hang with the mount an origin is on.
+    pub(super) fn watch_sizes(&self) {
+        while self.wait_for_stop(SIZE_TIME).is_none() {
+            let exports: Vec<(String, Arc<DiskExport>)> = lock(&self.disks)
+                .iter()
+                .filter_map(|(name, slot)| Some((name.clone(), slot.export()?.clone())))
+                .collect();
+            for (name, export) in exports {
+                if let Some(Ok(now)) = export.origin().file().map(BlockFile::current_size) {
+                    self.note_size(&name, &export, now);
+                }
+            }
+        }
+    }
+
+    fn note_size(&self, name: &str, export: &Arc<DiskExport>, now: u64) {
+        let mut disks = lock(&self.disks);
+        let Some(slot) = disks.get_mut(name) else {
+            return;
+        };
+        if !slot.export().is_some_and(|e| Arc::ptr_eq(e, export)) {
+            return;
+        }
+        let size = hearth_nbd::Export::size(&**export);
+        let short = (now < size).then_some(now);
+        match (slot.short, short) {
+            (None, Some(now)) => tracing::error!(disk = %name, "{}", shrank(size, now)),
+            (Some(_), None) => tracing::info!(disk = %name, "the origin has its size back"),
+            _ => {}
+        }
+        slot.short = short;
     }
 
     fn retry(self: &Arc<Daemon>, name: &str, id: u16, shrunk: bool) {

@@ -33,6 +33,14 @@ impl Daemon {
         {
             tracing::error!("cannot start a thread: {e}; missing origins are not looked for");
         }
+        let daemon = self.clone();
+        let watch = move || daemon.watch_sizes();
+        if let Err(e) = std::thread::Builder::new()
+            .name("hearth-sizes".to_owned())
+            .spawn(watch)
+        {
+            tracing::error!("cannot start a thread: {e}; origins that shrink are not noticed");
+        }
         let mut flash_failed = false;
         loop {
             if !flash_failed && self.engine.pool_stats().flash_failed {

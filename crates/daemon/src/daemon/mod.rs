@@ -140,6 +140,8 @@ struct Slot {
     notices: Vec<String>,
     /// Refused because the origin is smaller than the disk. Tried again once it is not.
     shrunk: bool,
+    /// Bytes of the origin, where it became smaller than the disk while attached.
+    short: Option<u64>,
     windows: Windows<Counters>,
     latencies: Windows<Arc<Latencies>>,
 }
@@ -156,6 +158,7 @@ impl Slot {
             kept: 0,
             notices: Vec::new(),
             shrunk: false,
+            short: None,
             windows: Windows::new(now, Counters::default()),
             latencies: Windows::new(now, Arc::default()),
         }

@@ -112,6 +112,9 @@ impl Daemon {
         if status.origin_failing {
             notices.push("the origin refuses writes at the moment; what is dirty stays on flash and is tried again".to_owned());
         }
+        if let Some(now) = slot.short {
+            notices.push(super::attach::shrank(record.size, now));
+        }
         if slot.export().is_some_and(|e| e.origin().is_modelled()) {
             notices.push("the origin's speed is a model's".to_owned());
         }
