@@ -86,6 +86,7 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     line(
         "state",
         match info.state.as_str() {
+            "new" => "new, never served".to_owned(),
             "dirty" => "in use, or not stopped cleanly".to_owned(),
             "clean" => "stopped cleanly".to_owned(),
             "failed" => "the flash has failed".to_owned(),

@@ -79,7 +79,14 @@ fn a_disk_from_add_to_remove() {
 
 #[test]
 fn warm_after_a_clean_stop() {
-    let mut bench = Bench::serving();
+    let mut bench = Bench::with_pool();
+    let state = |bench: &Bench| {
+        let flash = bench.path("flash");
+        bench.json(&["pool", "show", "--flash", &flash])["state"].clone()
+    };
+    assert_eq!(state(&bench), "new");
+    bench.start();
+    assert_eq!(state(&bench), "dirty");
     let origin = bench.origin("o.img", 4 * MIB, 2);
     bench.ok(&[
         "disk",

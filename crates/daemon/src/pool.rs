@@ -376,6 +376,8 @@ impl Pool {
         let layout = &self.superblock.layout;
         let state = match self.superblock.state {
             PoolState::Clean { .. } => "clean",
+            // Opening a pool stores its superblock again.
+            PoolState::Open if self.superblock.generation <= 1 => "new",
             PoolState::Open => "dirty",
             PoolState::Failed => "failed",
         };
@@ -533,7 +535,7 @@ mod tests {
             ..CreateOptions::default()
         };
         let info = create(&path, &options).unwrap();
-        assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "dirty"));
+        assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "new"));
         // The RAM stage is at least 1 MiB, which only so small a pool notices.
         assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 16);
         let mut pool = Pool::open(&path).unwrap();

@@ -316,7 +316,8 @@ pub struct PoolInfo {
     pub label: String,
     /// Flash devices.
     pub flash: Vec<String>,
-    /// `serving`, `clean`, `dirty` (not stopped cleanly), `exported` or `failed`.
+    /// `serving`, `new` (never served), `clean` (stopped cleanly, as after an export), `dirty` (in
+    /// use, or not stopped cleanly) or `failed`.
     pub state: String,
     /// When it was created, seconds since 1970.
     pub created: u64,
