@@ -442,8 +442,8 @@ impl Daemon {
 fn which_side(record: &DiskRecord) -> String {
     let likely = if origin::is_distrusted(record) {
         " (if the flash failed while serving, guests went on writing to the origin, so that it is \
-         right unless something was still dirty or lost at the stop; if an earlier choice of the flash was \
-         cut short, choose it again)"
+         right unless something was still dirty or lost at the stop; if an earlier choice of the \
+         flash was cut short, choose it again)"
     } else {
         ""
     };
