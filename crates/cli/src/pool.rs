@@ -86,6 +86,7 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     line(
         "state",
         match info.state.as_str() {
+            "new" => "new, never served".to_owned(),
             "dirty" => "in use, or not stopped cleanly".to_owned(),
             "clean" => "stopped cleanly".to_owned(),
             "failed" => "the flash has failed".to_owned(),
@@ -104,6 +105,9 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));
         line("dirty", human(dirty));
+    }
+    if let Some(why) = &info.unknown {
+        line("dirty", format!("not known: {}", plain(why)));
     }
     line("RAM when full", human(info.ram));
     if let Some(r) = &info.recovery {
@@ -124,7 +128,8 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
         return Ok(());
     }
     println!();
-    let mut table = Table::new(&["DISK", "MODE", ">SIZE", "ORIGIN"]);
+    let mut table = Table::new(&["DISK", "MODE", ">SIZE", ">CACHED", ">DIRTY", "ORIGIN"]);
+    let known = |bytes: Option<u64>| bytes.map_or("?".to_owned(), human);
     for d in &info.disks {
         let missing = if d.origin_found {
             ""
@@ -135,6 +140,8 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
             plain(&d.name),
             d.mode.word().to_owned(),
             human(d.size),
+            known(d.cached),
+            known(d.dirty),
             format!("{}{missing}", plain(&d.origin)),
         ]);
     }
@@ -146,7 +153,7 @@ fn show(global: &Global, at: &PoolAt) -> Outcome {
     let info = if at.flash.is_empty() {
         Client::new(&global.dir()).get("/v1/pool")?
     } else {
-        Pool::look(only_flash(&at.flash)?)?.info_with_origins()
+        pool::show(only_flash(&at.flash)?)?
     };
     print_pool(global, &info)
 }
@@ -158,7 +165,7 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
         return print_pool(global, &info);
     }
     let path = only_flash(&at.flash)?;
-    let info = Pool::open(path)?.info_with_origins();
+    let info = Pool::open(path)?.info_with_contents();
     print_pool(global, &info)?;
     if global.json {
         return Ok(());

@@ -6,7 +6,7 @@ mod common;
 
 use std::os::unix::fs::FileExt;
 
-use common::{Bench, one_sentence};
+use common::{Bench, one_sentence, until};
 
 const MIB: usize = 1 << 20;
 
@@ -182,6 +182,69 @@ fn origins_that_shrank() {
     assert!(bench.connect("vm").is_none());
     bench.ok(&["disk", "remove", "vm"]);
     bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+}
+
+#[test]
+fn an_origin_that_shrinks_while_attached_is_told_of() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 3);
+    let resize = |size: usize| {
+        let file = std::fs::OpenOptions::new().write(true).open(&origin);
+        file.unwrap().set_len(size as u64).unwrap();
+    };
+    let notices = || bench.disk("vm")["notices"].to_string();
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    resize(MIB);
+    until("the disk says so", || {
+        notices()
+            .contains("shrank from 2097152 to 1048576")
+            .then_some(())
+    });
+    resize(2 * MIB);
+    until("it says so no more", || {
+        (!notices().contains("shrank")).then_some(())
+    });
+    let log = bench.log();
+    assert_eq!(log.matches("the origin shrank").count(), 1, "{log}");
+    assert!(log.contains("has its size back"), "{log}");
+}
+
+#[test]
+fn an_origin_that_has_its_size_back_is_attached() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 2 * MIB, 3);
+    let resize = |size: usize| {
+        let file = std::fs::OpenOptions::new().write(true).open(&origin);
+        file.unwrap().set_len(size as u64).unwrap();
+    };
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.stop();
+    resize(MIB);
+    bench.start();
+    assert_eq!(bench.disk("vm")["state"], "refused");
+    resize(2 * MIB);
+    until("the disk is attached", || {
+        (bench.disk("vm")["state"] == "attached").then_some(())
+    });
+    assert_eq!(bench.connect("vm").unwrap().size as usize, 2 * MIB);
+}
+
+#[test]
+fn more_ram_than_there_is() {
+    let bench = Bench::with_pool();
+    let flash = bench.path("flash");
+    for size in ["1024T", "8000000T"] {
+        let words = bench.refused(&[
+            "serve",
+            "--flash",
+            &flash,
+            "--log",
+            "off",
+            "--ram-stage",
+            size,
+        ]);
+        assert!(words.contains("--ram-stage") && words.contains("lower it"));
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Bench, content, one_sentence, until};
+use common::{Bench, content, one_sentence, outlive_refused_writes, until};
 
 const MIB: usize = 1 << 20;
 
@@ -79,7 +79,14 @@ fn a_disk_from_add_to_remove() {
 
 #[test]
 fn warm_after_a_clean_stop() {
-    let mut bench = Bench::serving();
+    let mut bench = Bench::with_pool();
+    let state = |bench: &Bench| {
+        let flash = bench.path("flash");
+        bench.json(&["pool", "show", "--flash", &flash])["state"].clone()
+    };
+    assert_eq!(state(&bench), "new");
+    bench.start();
+    assert_eq!(state(&bench), "dirty");
     let origin = bench.origin("o.img", 4 * MIB, 2);
     bench.ok(&[
         "disk",
@@ -115,6 +122,21 @@ fn warm_after_a_clean_stop() {
     );
     assert_eq!(bench.connect("vm").unwrap().read(0, MIB), content(MIB, 2));
     assert!(bench.json(&["stats", "vm"])["spans"][0]["counters"]["read_hits"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_stop_lets_go_of_every_origin() {
+    let mut bench = Bench::serving();
+    for name in ["a", "b"] {
+        let origin = bench.origin(&format!("{name}.img"), MIB, 2);
+        bench.ok(&["disk", "add", name, "--origin", &origin]);
+    }
+    bench.stop();
+    bench.start();
+    bench.ok(&["pool", "export"]);
+    assert!(bench.wait_end().success());
+    let log = bench.log();
+    assert!(!log.contains("still being used"), "{log}");
 }
 
 #[test]
@@ -193,6 +215,79 @@ fn dirty_data_is_thrown_away_only_when_told_twice() {
     );
     bench.ok(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
     assert!(bench.ok(&["disk", "list"]).contains("no disks"));
+}
+
+#[test]
+fn what_is_dirty_is_the_same_wherever_it_is_shown() {
+    let bench = Bench::serving();
+    let origin = format!("fault=eio-write:{}", bench.origin("o.img", 4 * MIB, 12));
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    client.zero(0, MIB as u32);
+    client.flush();
+    let stats = bench.json(&["stats"]);
+    assert_eq!(bench.disk("vm")["dirty"], MIB);
+    assert_eq!(stats["disks"][0]["dirty"], MIB);
+    assert_eq!(stats["pool"]["dirty"], MIB);
+    assert_eq!(bench.json(&["pool", "show"])["dirty"], MIB);
+    assert!(stats["disks"][0]["dirty_for"].as_f64() > Some(0.0));
+    client.write(2 * MIB as u64, &[1; 4096]);
+    client.flush();
+    assert_eq!(bench.json(&["stats", "vm"])["dirty"], MIB + 4096);
+    assert_eq!(bench.json(&["pool", "show"])["dirty"], MIB + 4096);
+}
+
+#[test]
+fn what_is_dirty_is_told_without_a_daemon() {
+    let mut bench = Bench::serving();
+    let flash = bench.path("flash");
+    let show = ["pool", "show", "--flash", &flash];
+    let origin = format!("fault=eio-write:{}", bench.origin("o.img", 8 * MIB, 13));
+    let clean = bench.origin("clean.img", MIB, 14);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.ok(&["disk", "add", "clean", "--origin", &clean]);
+    let mut client = bench.connect("vm").unwrap();
+    // Several segments of the log, of which the later ones tell that the first is durable.
+    for i in 0..3 {
+        client.write(i * MIB as u64, &[5; MIB]);
+        client.flush();
+    }
+    client.zero(4 * MIB as u64, 4096);
+    client.flush();
+    let used = bench.json(&show);
+    assert!(used["dirty"].is_null(), "{used}");
+    assert!(used["unknown"].as_str().unwrap().contains("in use"));
+    bench.refused(&["pool", "import", "--flash", &flash]);
+    for clean_stop in [false, true] {
+        if clean_stop {
+            bench.start();
+            bench.stop();
+        } else {
+            bench.kill();
+        }
+        let before = std::fs::read(&flash).unwrap();
+        let shown = bench.json(&show);
+        let imported = bench.json(&["pool", "import", "--flash", &flash]);
+        assert!(std::fs::read(&flash).unwrap() == before, "it was written");
+        for pool in [shown, imported] {
+            assert_eq!(pool["dirty"], 3 * MIB + 4096, "{pool}");
+            assert_eq!(pool["disks"][0]["dirty"], 3 * MIB + 4096);
+            assert_eq!(pool["disks"][0]["cached"], 3 * MIB);
+            assert_eq!(pool["disks"][1]["dirty"], 0);
+        }
+        assert!(bench.ok(&show).contains("3.0 MiB"), "{}", bench.ok(&show));
+    }
+    bench.start();
+    bench.kill();
+    let mut damaged = std::fs::read(&flash).unwrap();
+    let first = damaged.chunks(4096).position(|b| b.starts_with(b"HBAT"));
+    // A whole segment: of a batch alone, the segment's summary would do.
+    damaged[first.unwrap() * 4096..][..MIB].fill(0);
+    std::fs::write(&flash, damaged).unwrap();
+    let shown = bench.json(&show);
+    assert!(shown["dirty"].is_null(), "{shown}");
+    assert!(shown["unknown"].as_str().unwrap().contains("damaged"));
+    assert!(bench.ok(&show).contains("damaged"));
 }
 
 #[test]
@@ -417,4 +512,35 @@ fn nobody_knows_which_side_wins_but_the_owner() {
             [expected; 4096]
         );
     }
+}
+
+#[test]
+fn after_a_failure_of_the_flash_it_is_said_which_side_is_likely_right() {
+    outlive_refused_writes();
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", MIB, 15);
+    // So slow that nothing of the first write is in the origin when the flash fails.
+    let origin = format!("model-latency=300ms:{origin}");
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(0, &[1; 65536]);
+    client.flush();
+    // The superblock can be written, the log cannot.
+    bench.refuse_writes(2 * MIB as u64);
+    until("the flash has failed", || {
+        client.write(0, &[2; 4096]);
+        (bench.json(&["pool", "show"])["state"] == "failed").then_some(())
+    });
+    bench.ok(&["disk", "flush", "vm"]);
+    assert_eq!(bench.disk("vm")["dirty"], 0);
+    bench.kill();
+    bench.start();
+    let disk = bench.disk("vm");
+    assert_eq!(disk["state"], "refused", "{disk}");
+    let reason = disk["reason"].as_str().unwrap();
+    assert!(reason.contains("flash failed while serving"), "{reason}");
+    bench.ok(&["disk", "set", "vm", "--trust", "origin"]);
+    let mut client = bench.connect("vm").unwrap();
+    assert_eq!(client.read(0, 4096), [2; 4096]);
+    assert_eq!(client.read(4096, 4096), [1; 4096]);
 }

@@ -6,6 +6,8 @@ pub mod client;
 pub mod daemon;
 pub mod error;
 pub mod exports;
+pub mod inspect;
+pub mod memory;
 pub mod notify;
 pub mod origin;
 pub mod pool;

@@ -158,6 +158,15 @@ pub fn distrust(record: &mut DiskRecord) {
     record.clean_detach = true;
 }
 
+/// True if [`distrust`] was the last word on a disk's origin.
+pub fn is_distrusted(record: &DiskRecord) -> bool {
+    record.origin_identity.as_ref().is_some_and(is_void)
+}
+
+fn is_void(identity: &OriginIdentity) -> bool {
+    identity.size == 0
+}
+
 /// Why the origin is not the one that was left, if so.
 ///
 /// `untouched`: nobody, we included, has had a reason to write it since `then` was recorded.
@@ -169,7 +178,7 @@ pub fn difference(
     is_device: bool,
     untouched: bool,
 ) -> Option<String> {
-    if then.size == 0 {
+    if is_void(then) {
         return Some("what is on flash may be older than the origin".to_owned());
     }
     // A device that grew is a volume that was extended; a file that grew was written.

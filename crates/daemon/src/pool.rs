@@ -10,6 +10,7 @@ use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
 use crate::error::{Error, Kind, Result};
+use crate::inspect;
 use crate::size::human;
 
 /// Bytes of a new flash file written at a time.
@@ -375,6 +376,8 @@ impl Pool {
         let layout = &self.superblock.layout;
         let state = match self.superblock.state {
             PoolState::Clean { .. } => "clean",
+            // Opening a pool stores its superblock again.
+            PoolState::Open if self.superblock.generation <= 1 => "new",
             PoolState::Open => "dirty",
             PoolState::Failed => "failed",
         };
@@ -391,6 +394,7 @@ impl Pool {
             ram: self.footprint(None),
             cached: None,
             dirty: None,
+            unknown: None,
             recovery: None,
             io: None,
             threads: None,
@@ -406,11 +410,50 @@ impl Pool {
             size: disk.size,
             mode: mode_of(disk.mode),
             origin_found: crate::origin::is_found(&disk.origin, disk.size),
+            cached: None,
+            dirty: None,
         });
         PoolInfo {
             disks: disks.collect(),
             ..self.info()
         }
+    }
+
+    /// The same, with what is cached and dirty; of a pool that this process has locked.
+    pub fn info_with_contents(&self) -> PoolInfo {
+        let mut info = self.info_with_origins();
+        match inspect::contents(self) {
+            Ok(contents) => {
+                info.cached = Some(contents.iter().map(|c| c.cached).sum());
+                info.dirty = Some(contents.iter().fold(0, |n, c| c.dirty.saturating_add(n)));
+                // Both are in the order of the registry.
+                for (disk, found) in info.disks.iter_mut().zip(contents) {
+                    disk.cached = Some(found.cached);
+                    disk.dirty = Some(found.dirty);
+                }
+            }
+            Err(e) => info.unknown = Some(e.to_string()),
+        }
+        info
+    }
+}
+
+/// A pool on `path` with what is cached and dirty, or, if somebody is using it, without.
+pub fn show(path: &Path) -> Result<PoolInfo> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: false,
+    };
+    match Pool::load(path, mode) {
+        Ok(pool) => Ok(pool.info_with_contents()),
+        Err(e) if e.kind == Kind::Conflict => Ok(PoolInfo {
+            unknown: Some(
+                "the pool is in use; its daemon tells it, with `hearth pool show` without --flash"
+                    .to_owned(),
+            ),
+            ..Pool::look(path)?.info_with_origins()
+        }),
+        Err(e) => Err(e),
     }
 }
 
@@ -434,8 +477,24 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
     }
 }
 
+/// Refuses a RAM stage that the machine cannot hold; `free` is what it can.
+fn check_stage(stage: Option<u64>, free: Option<u64>) -> Result<()> {
+    match (stage, free) {
+        (Some(stage), Some(free)) if stage > free => Err(Error::refused(
+            format!(
+                "--ram-stage {} is more than the {} of RAM that are free",
+                human(stage),
+                human(free)
+            ),
+            "lower it, or leave it out to have it chosen",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a pool that needs more RAM than it may have.
 pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Result<()> {
+    check_stage(stage, crate::memory::available())?;
     let need = pool.footprint(stage);
     match limit {
         Some(limit) if need > limit => Err(Error::refused(
@@ -476,7 +535,7 @@ mod tests {
             ..CreateOptions::default()
         };
         let info = create(&path, &options).unwrap();
-        assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "dirty"));
+        assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "new"));
         // The RAM stage is at least 1 MiB, which only so small a pool notices.
         assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 16);
         let mut pool = Pool::open(&path).unwrap();
@@ -596,6 +655,15 @@ mod tests {
             short.what.contains("truncated") && !short.remedy.is_empty(),
             "{short}"
         );
+    }
+
+    #[test]
+    fn a_stage_larger_than_the_memory_is_refused() {
+        let error = check_stage(Some(2 << 30), Some(1 << 30)).unwrap_err();
+        assert!(error.what.contains("--ram-stage 2 GiB"), "{error}");
+        assert!(check_stage(Some(1 << 30), Some(2 << 30)).is_ok());
+        assert!(check_stage(Some(1 << 30), None).is_ok());
+        assert!(check_stage(None, Some(1)).is_ok());
     }
 
     #[test]

@@ -275,14 +275,19 @@ impl BlockFile {
         self.size.load(Ordering::Relaxed)
     }
 
+    /// The size as the kernel has it now; [`size`](Self::size) stays what it is.
+    pub fn current_size(&self) -> io::Result<u64> {
+        if self.is_device {
+            sys::device_size(&self.direct)
+        } else {
+            Ok(self.direct.metadata()?.len())
+        }
+    }
+
     /// Asks the kernel for the size again (the file or device may have been resized) and
     /// returns it.
     pub fn refresh_size(&self) -> io::Result<u64> {
-        let size = if self.is_device {
-            sys::device_size(&self.direct)?
-        } else {
-            self.direct.metadata()?.len()
-        };
+        let size = self.current_size()?;
         let end = if size % u64::from(self.align) == 0 {
             size
         } else {

@@ -185,11 +185,14 @@ impl Server {
         while state.offers.values().any(|o| !o.clients.is_empty()) && Instant::now() < end {
             state = wait(&self.shared.changed, state);
         }
+        // Nobody is let in any more. The disks go now: whoever stops us closes them next.
+        let offers = std::mem::take(&mut state.offers);
+        drop(state);
         // Whoever is left has had his time.
-        for offer in state.offers.values() {
+        for offer in offers.values() {
             offer.clients.iter().for_each(|c| c.link.close());
         }
-        drop(state);
+        drop(offers);
         self.wake();
         let thread = self
             .thread

@@ -110,6 +110,10 @@ fn flash_fails_under_a_running_daemon() -> Result<()> {
     }
     let failed_at = failed_at.context("the pool never failed")?;
     ensure!(failed_at < REQUESTS / 2, "noticed only at {failed_at}");
+    let told = || hearth.log().matches("the flash has failed").count();
+    wait::until("the failure is logged", LIMIT, || {
+        (told() > 0).then_some(())
+    })?;
     client.flush()?;
     ensure!(
         std::fs::read(&through)? == model,
@@ -134,6 +138,7 @@ fn flash_fails_under_a_running_daemon() -> Result<()> {
     );
     hearth.ok(&["disk", "accept-loss", "back"])?;
     ensure!(lost()?.as_array().is_none_or(Vec::is_empty));
+    ensure!(told() == 1, "logged {} times", told());
     ensure!(
         writer.read(MIB, 65536)? == plain[1 << 20..][..65536],
         "the origin's contents are not served"

@@ -141,6 +141,19 @@ impl Bench {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
+    /// From now on the daemon's writes beyond `end` of any file fail (setrlimit(2), RLIMIT_FSIZE).
+    /// Only for a daemon started after [`outlive_refused_writes`].
+    pub fn refuse_writes(&self, end: u64) {
+        let pid = self.daemon.as_ref().expect("a daemon runs").id() as i32;
+        let limit = libc::rlimit {
+            rlim_cur: end,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        // SAFETY: a pointer to a limit that lives across the call, and none to be filled in.
+        let rc = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut()) };
+        assert_eq!(rc, 0);
+    }
+
     pub fn wait_end(&mut self) -> std::process::ExitStatus {
         let mut child = self.daemon.take().expect("a daemon runs");
         until("the daemon ends", || child.try_wait().unwrap())
@@ -184,6 +197,12 @@ impl Drop for Bench {
             let _ = child.wait();
         }
     }
+}
+
+/// Programs started from now on are not ended by a write beyond their limit.
+pub fn outlive_refused_writes() {
+    // SAFETY: no handler is installed; ignored signals stay so in programs that are started.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// True if a server answers. A connection alone proves nothing: for a moment the kernel goes on
@@ -282,6 +301,10 @@ impl Nbd {
             0,
             "write failed"
         );
+    }
+
+    pub fn zero(&mut self, offset: u64, len: u32) {
+        assert_eq!(self.call(6, offset, len, &[]).unwrap(), 0, "zero failed");
     }
 
     pub fn flush(&mut self) {

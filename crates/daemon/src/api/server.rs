@@ -28,7 +28,7 @@ const BODY_MAX: usize = 64 << 10;
 pub trait Control: Send + Sync + 'static {
     /// The pool being served.
     fn pool(&self) -> Result<PoolInfo>;
-    /// Begins to write everything dirty to the origins, mark the pool as exported and stop.
+    /// Begins to write everything dirty to the origins, and then to stop.
     fn export_pool(&self) -> Result<()>;
     /// All disks, by name.
     fn disks(&self) -> Result<Vec<DiskInfo>>;
@@ -136,7 +136,7 @@ async fn get_pool(State(control): Shared) -> Result<Json<PoolInfo>> {
     run(control, |c| c.pool()).await
 }
 
-/// Write everything dirty to the origins, mark the pool as exported, and stop the daemon.
+/// Write everything dirty to the origins, and stop the daemon, which leaves the pool clean.
 #[utoipa::path(post, path = "/v1/pool/export", tag = "pool", responses(
     (status = 200, body = Done), (status = "default", body = ErrorBody)))]
 async fn export_pool(State(control): Shared) -> Result<Json<Done>> {

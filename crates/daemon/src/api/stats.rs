@@ -304,7 +304,8 @@ pub struct DiskReport {
     pub name: String,
     /// Bytes of it on flash.
     pub cached: u64,
-    /// Of these, bytes the origin does not have yet.
+    /// Bytes the origin does not have yet; zeroed and discarded ranges, which take no flash,
+    /// included.
     pub dirty: u64,
     /// Seconds since it last had nothing dirty; 0 if it is clean.
     pub dirty_for: f64,
@@ -372,7 +373,7 @@ pub struct PoolReport {
     pub capacity: u64,
     /// Bytes cached.
     pub cached: u64,
-    /// Bytes dirty.
+    /// Bytes the origins do not have yet; zeroed and discarded ranges included.
     pub dirty: u64,
     /// Segments.
     pub segments: u64,
@@ -466,7 +467,7 @@ impl DiskReport {
         DiskReport {
             name: name.to_owned(),
             cached: stats.cached_blocks.saturating_mul(BLOCK),
-            dirty: stats.dirty_blocks.saturating_mul(BLOCK),
+            dirty: (stats.dirty_blocks + stats.zero_blocks).saturating_mul(BLOCK),
             dirty_for: stats.dirty_for_ns as f64 / 1e9,
             read_hit_latency: (&stats.read_hit_latency).into(),
             read_miss_latency: (&stats.read_miss_latency).into(),
@@ -478,12 +479,17 @@ impl DiskReport {
 }
 
 impl PoolReport {
-    /// A report from the engine's figures.
-    pub fn new(stats: &PoolStats, spans: Vec<FlashSpan>, disks: Vec<DiskSpan>) -> PoolReport {
+    /// A report from the engine's figures; `dirty` bytes of all disks are newer than the origins.
+    pub fn new(
+        stats: &PoolStats,
+        dirty: u64,
+        spans: Vec<FlashSpan>,
+        disks: Vec<DiskSpan>,
+    ) -> PoolReport {
         PoolReport {
             capacity: stats.capacity_blocks.saturating_mul(BLOCK),
             cached: stats.cached_blocks.saturating_mul(BLOCK),
-            dirty: stats.dirty_blocks.saturating_mul(BLOCK),
+            dirty,
             segments: stats.segments,
             free_segments: stats.free_segments,
             ram: stats.footprint_bytes,

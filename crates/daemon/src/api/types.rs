@@ -245,7 +245,8 @@ pub struct DiskInfo {
     pub notices: Vec<String>,
     /// Bytes of it on flash.
     pub cached: u64,
-    /// Bytes of it on flash that the origin does not have yet.
+    /// Bytes of it that the origin does not have yet; zeroed and discarded ranges, which take no
+    /// flash, included.
     pub dirty: u64,
     /// NBD clients connected.
     pub connections: u64,
@@ -315,7 +316,8 @@ pub struct PoolInfo {
     pub label: String,
     /// Flash devices.
     pub flash: Vec<String>,
-    /// `serving`, `clean`, `dirty` (not stopped cleanly), `exported` or `failed`.
+    /// `serving`, `new` (never served), `clean` (stopped cleanly, as after an export), `dirty` (in
+    /// use, or not stopped cleanly) or `failed`.
     pub state: String,
     /// When it was created, seconds since 1970.
     pub created: u64,
@@ -329,12 +331,15 @@ pub struct PoolInfo {
     pub segment_bytes: u64,
     /// Most bytes of RAM the pool takes when it is full.
     pub ram: u64,
-    /// Bytes cached; only while serving.
+    /// Bytes cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached: Option<u64>,
-    /// Bytes dirty; only while serving.
+    /// Bytes the origins do not have yet; zeroed and discarded ranges included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty: Option<u64>,
+    /// Why `cached` and `dirty` are absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
     /// How it was opened; only while serving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
@@ -361,6 +366,12 @@ pub struct DiskRef {
     pub mode: CacheMode,
     /// Its origin is there now and of the recorded size.
     pub origin_found: bool,
+    /// Bytes of it on flash, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached: Option<u64>,
+    /// Bytes of it that the origin does not have yet, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<u64>,
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskConfig, Mode, OriginState};
 use hearth_format::DiskRecord;
-use hearth_io::{Device, OriginSpec, Target, Targets};
+use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 
 use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
@@ -30,6 +30,8 @@ const ATTACH_TIME: Duration = Duration::from_secs(5);
 const RETRY_TIME: Duration = Duration::from_secs(1);
 /// Longest wait between two attempts to open an origin that is there but will not open.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
+/// How often the sizes of attached origins are looked at.
+const SIZE_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for the last user of an origin that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 
@@ -43,6 +45,14 @@ struct Judged {
     notices: Vec<String>,
     /// Dirty blocks must be in the origin before anybody may read.
     reconcile: bool,
+}
+
+/// What happens to a disk of `size` bytes whose origin has `now`.
+pub(super) fn shrank(size: u64, now: u64) -> String {
+    format!(
+        "the origin shrank from {size} to {now} bytes while attached; what lies beyond can neither \
+         be read nor written back until you give it its size back"
+    )
 }
 
 /// What the engine is told of a disk.
@@ -109,21 +119,56 @@ impl Daemon {
         }
     }
 
-    /// Tries disks whose origin is missing again, every few seconds, until the daemon stops.
+    /// Tries disks whose origin is missing or too small again, every few seconds, until the daemon
+    /// stops.
     pub(super) fn watch_origins(self: &Arc<Daemon>) {
         while self.wait_for_stop(RETRY_TIME).is_none() {
-            let waiting: Vec<(String, u16)> = lock(&self.disks)
+            let awaited: Vec<(String, u16, bool)> = lock(&self.disks)
                 .iter()
-                .filter(|(_, slot)| matches!(slot.phase, Phase::Waiting(_)) && slot.job.is_none())
-                .map(|(name, slot)| (name.clone(), slot.id))
+                .filter(|(_, slot)| slot.is_awaited())
+                .map(|(name, slot)| (name.clone(), slot.id, slot.shrunk))
                 .collect();
-            for (name, id) in waiting {
-                self.retry(&name, id);
+            for (name, id, shrunk) in awaited {
+                self.retry(&name, id, shrunk);
             }
         }
     }
 
-    fn retry(self: &Arc<Daemon>, name: &str, id: u16) {
+    /// Looks whether origins shrink while attached, until the daemon stops. On a thread of its
+    /// own: the question may hang with the mount an origin is on.
+    pub(super) fn watch_sizes(&self) {
+        while self.wait_for_stop(SIZE_TIME).is_none() {
+            let exports: Vec<(String, Arc<DiskExport>)> = lock(&self.disks)
+                .iter()
+                .filter_map(|(name, slot)| Some((name.clone(), slot.export()?.clone())))
+                .collect();
+            for (name, export) in exports {
+                if let Some(Ok(now)) = export.origin().file().map(BlockFile::current_size) {
+                    self.note_size(&name, &export, now);
+                }
+            }
+        }
+    }
+
+    fn note_size(&self, name: &str, export: &Arc<DiskExport>, now: u64) {
+        let mut disks = lock(&self.disks);
+        let Some(slot) = disks.get_mut(name) else {
+            return;
+        };
+        if !slot.export().is_some_and(|e| Arc::ptr_eq(e, export)) {
+            return;
+        }
+        let size = hearth_nbd::Export::size(&**export);
+        let short = (now < size).then_some(now);
+        match (slot.short, short) {
+            (None, Some(now)) => tracing::error!(disk = %name, "{}", shrank(size, now)),
+            (Some(_), None) => tracing::info!(disk = %name, "the origin has its size back"),
+            _ => {}
+        }
+        slot.short = short;
+    }
+
+    fn retry(self: &Arc<Daemon>, name: &str, id: u16, shrunk: bool) {
         if lock(&self.attaching).contains(&id) {
             return;
         }
@@ -135,7 +180,8 @@ impl Daemon {
             return;
         };
         // Cheaper than a whole attempt, silent, and if it hangs, only this thread does.
-        if !origin::is_found(&record.origin, 1) {
+        let least = if shrunk { record.size } else { 1 };
+        if !origin::is_found(&record.origin, least) {
             return;
         }
         // Somebody adding or changing a disk goes first; then the disk may be gone or decided.
@@ -143,9 +189,9 @@ impl Daemon {
             return;
         };
         let still = |disks: &BTreeMap<String, Slot>| {
-            disks.get(name).is_some_and(|s| {
-                s.id == id && s.job.is_none() && matches!(s.phase, Phase::Waiting(_))
-            })
+            disks
+                .get(name)
+                .is_some_and(|s| s.id == id && s.is_awaited())
         };
         if !still(&lock(&self.disks)) {
             return;
@@ -155,7 +201,7 @@ impl Daemon {
         };
         let slot = self.attach_slot(record, None);
         // An attempt may start a process, and says in the log what came of it.
-        if matches!(slot.phase, Phase::Waiting(_)) {
+        if slot.is_awaited() {
             let wait = patience.map_or(RETRY_TIME, |(_, wait)| (wait * 2).min(PATIENCE_MAX));
             lock(&self.patience).insert(id, (Instant::now() + wait, wait));
         } else {
@@ -172,8 +218,10 @@ impl Daemon {
     ) -> Slot {
         let (id, name) = (record.id, record.name.clone());
         let now = self.now_s();
-        match self
-            .judge(record, trust)
+        let opened = self.open_origin(&record);
+        let shrunk = opened.as_ref().is_ok_and(|d| d.size() < record.size);
+        match opened
+            .and_then(|device| self.judge(device, record, trust))
             .and_then(|judged| self.serve(judged))
         {
             Ok((phase, notices)) => {
@@ -187,8 +235,18 @@ impl Daemon {
                 }
             }
             Err(e) if e.kind == Kind::Refused => {
-                tracing::error!(disk = %name, "refused: {e}");
-                Slot::new(id, Phase::Refused(e), now)
+                let before = lock(&self.disks);
+                let told = before
+                    .get(&name)
+                    .is_some_and(|s| matches!(&s.phase, Phase::Refused(b) if *b == e));
+                drop(before);
+                if !told {
+                    tracing::error!(disk = %name, "refused: {e}");
+                }
+                Slot {
+                    shrunk,
+                    ..Slot::new(id, Phase::Refused(e), now)
+                }
             }
             Err(e) => {
                 tracing::warn!(disk = %name, "waiting: {e}");
@@ -197,10 +255,18 @@ impl Daemon {
         }
     }
 
-    /// Opens the origin and compares it with what is known. Drops clean blocks that may be old.
-    fn judge(&self, mut record: DiskRecord, trust: Option<Trust>) -> Result<Judged> {
+    fn open_origin(&self, record: &DiskRecord) -> Result<Device> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
-        let device = origin::open(&spec, &record, &self.images)?;
+        origin::open(&spec, record, &self.images)
+    }
+
+    /// Compares an origin with what is known. Drops clean blocks that may be old.
+    fn judge(
+        &self,
+        device: Device,
+        mut record: DiskRecord,
+        trust: Option<Trust>,
+    ) -> Result<Judged> {
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
             record.since_seq = record.since_seq.max(*since_seq);
         }
@@ -212,7 +278,7 @@ impl Daemon {
                     "the origin {path} shrank from {} to {size} bytes",
                     record.size
                 ),
-                "give it its size back; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
+                "give it its size back, and the disk attaches by itself; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
             ));
         }
         let now = origin::identity(&device);
@@ -229,11 +295,7 @@ impl Daemon {
                             "the origin {path} does not fit the cache: {why}, while {} written by the guest wait on flash",
                             human(dirty * hearth_io::BLOCK)
                         ),
-                        format!(
-                            "say which side wins: `hearth disk set {name} --trust flash` writes them over the origin, \
-                             `hearth disk set {name} --trust origin` throws them away",
-                            name = record.name
-                        ),
+                        which_side(&record),
                     ));
                 }
                 (1.., Some(Trust::Flash)) => {
@@ -374,6 +436,22 @@ impl Daemon {
             Ok(())
         })
     }
+}
+
+/// What to do about a disk whose origin and flash do not fit.
+fn which_side(record: &DiskRecord) -> String {
+    let likely = if origin::is_distrusted(record) {
+        " (if the flash failed while serving, guests went on writing to the origin, so that it is \
+         right unless something was still dirty or lost at the stop; if an earlier choice of the \
+         flash was cut short, choose it again)"
+    } else {
+        ""
+    };
+    format!(
+        "say which side wins: `hearth disk set {name} --trust flash` writes them over the origin, \
+         `hearth disk set {name} --trust origin` throws them away{likely}",
+        name = record.name
+    )
 }
 
 /// Notes durably that an origin is about to be written by us.

@@ -33,7 +33,20 @@ impl Daemon {
         {
             tracing::error!("cannot start a thread: {e}; missing origins are not looked for");
         }
+        let daemon = self.clone();
+        let watch = move || daemon.watch_sizes();
+        if let Err(e) = std::thread::Builder::new()
+            .name("hearth-sizes".to_owned())
+            .spawn(watch)
+        {
+            tracing::error!("cannot start a thread: {e}; origins that shrink are not noticed");
+        }
+        let mut flash_failed = false;
         loop {
+            if !flash_failed && self.engine.pool_stats().flash_failed {
+                flash_failed = true;
+                self.tell_flash_failure();
+            }
             let busy = self.jobs_round();
             self.sample();
             self.auto_round();
@@ -42,6 +55,16 @@ impl Daemon {
                 return reason;
             }
         }
+    }
+
+    fn tell_flash_failure(&self) {
+        tracing::error!(
+            flash = %lock(&self.pool).path().display(),
+            "the flash has failed: the disks go on from their origins, without a cache, and what is \
+             dirty is written to them as long as the flash can be read; wait until `hearth disk \
+             flush` is done, see in `hearth disk show` what is lost, then stop the daemon and \
+             replace the flash"
+        );
     }
 
     /// Takes snapshots of the counters where one is due.

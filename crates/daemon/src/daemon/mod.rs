@@ -21,9 +21,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::stats::Latencies;
-use hearth_engine::{
-    Budget, ControlError, Engine, EngineOptions, KnownDisk, OpenReport, OpenedFrom,
-};
+use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
 use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
@@ -140,6 +138,10 @@ struct Slot {
     /// Bytes kept for it as last told to the engine.
     kept: u64,
     notices: Vec<String>,
+    /// Refused because the origin is smaller than the disk. Tried again once it is not.
+    shrunk: bool,
+    /// Bytes of the origin, where it became smaller than the disk while attached.
+    short: Option<u64>,
     windows: Windows<Counters>,
     latencies: Windows<Arc<Latencies>>,
 }
@@ -155,9 +157,21 @@ impl Slot {
             share: None,
             kept: 0,
             notices: Vec::new(),
+            shrunk: false,
+            short: None,
             windows: Windows::new(now, Counters::default()),
             latencies: Windows::new(now, Arc::default()),
         }
+    }
+
+    /// Attaching it is worth another try.
+    fn is_awaited(&self) -> bool {
+        self.job.is_none()
+            && match self.phase {
+                Phase::Waiting(_) => true,
+                Phase::Refused(_) => self.shrunk,
+                Phase::Attached(_) | Phase::Reconciling(_) => false,
+            }
     }
 
     /// The origin's device, if it is open.
@@ -226,16 +240,7 @@ impl Daemon {
         pool.note_host(&host_name())?;
         // Before the mark of failure is overwritten by opening the pool.
         pool.distrust_if_failed()?;
-        let known: Vec<KnownDisk> = pool
-            .registry()
-            .disks
-            .iter()
-            .map(|d| KnownDisk {
-                id: d.id,
-                size: d.size,
-                since_seq: d.since_seq,
-            })
-            .collect();
+        let known = crate::inspect::known(&pool);
         let engine_options = EngineOptions {
             // Keeps guests from choosing block numbers that collide in the index.
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,

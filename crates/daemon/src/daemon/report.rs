@@ -33,6 +33,13 @@ fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
 const LOST_MAX: usize = 1000;
 
 impl Daemon {
+    /// Bytes of all disks that their origins do not have yet.
+    fn dirty_bytes(&self) -> u64 {
+        let disks = self.engine.dirty_disks();
+        let blocks: u64 = disks.iter().map(|(_, dirty, zero)| dirty + zero).sum();
+        blocks.saturating_mul(BLOCK)
+    }
+
     pub(super) fn pool_info(&self) -> PoolInfo {
         let stats = self.engine.pool_stats();
         let reactors = self.reactors.stats();
@@ -41,12 +48,15 @@ impl Daemon {
             .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
             .collect();
         let pool = lock(&self.pool);
+        let status = |id| self.engine.status(id);
         let disks = pool.registry().disks.iter().map(|r| DiskRef {
             name: r.name.clone(),
             origin: r.origin.clone(),
             size: r.size,
             mode: mode_of(r.mode),
             origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
+            cached: status(r.id).map(|s| s.cached_blocks.saturating_mul(BLOCK)),
+            dirty: status(r.id).map(|s| (s.dirty_blocks + s.zero_blocks).saturating_mul(BLOCK)),
         });
         PoolInfo {
             state: if stats.flash_failed {
@@ -56,7 +66,7 @@ impl Daemon {
             }
             .to_owned(),
             cached: Some(stats.cached_blocks * BLOCK),
-            dirty: Some(stats.dirty_blocks * BLOCK),
+            dirty: Some(self.dirty_bytes()),
             recovery: Some(self.recovery.clone()),
             io: Some(reactors.backend.to_owned()),
             threads: Some(u64::from(reactors.threads)),
@@ -101,6 +111,9 @@ impl Daemon {
         let mut notices = slot.notices.clone();
         if status.origin_failing {
             notices.push("the origin refuses writes at the moment; what is dirty stays on flash and is tried again".to_owned());
+        }
+        if let Some(now) = slot.short {
+            notices.push(super::attach::shrank(record.size, now));
         }
         if slot.export().is_some_and(|e| e.origin().is_modelled()) {
             notices.push("the origin's speed is a model's".to_owned());
@@ -188,6 +201,7 @@ impl Daemon {
         let flash = FlashCounters::from(&stats.counters);
         let pool = PoolReport::new(
             &stats,
+            self.dirty_bytes(),
             flash_spans(now, now, &flash, &windows.flash),
             disk_spans(now, now, &total, &windows.disks),
         );
