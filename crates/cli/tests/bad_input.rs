@@ -46,7 +46,10 @@ fn pools_that_are_none() {
         "--size",
         "1M",
     ]);
-    assert!(small.contains("at least"), "{small}");
+    assert!(
+        small.contains("1 MiB") && small.contains("at least 14 MiB") && small.contains("--size"),
+        "{small}"
+    );
 }
 
 #[test]
@@ -161,6 +164,51 @@ fn disks_that_cannot_be() {
 }
 
 #[test]
+fn origins_that_are_rather_something_else() {
+    let bench = Bench::serving();
+    let file = |name: &str, offset: u64, mark: &[u8]| {
+        let path = bench.path(name);
+        let file = std::fs::File::create(&path).unwrap();
+        // As odd as image files are.
+        file.set_len(MIB as u64 + 8).unwrap();
+        file.write_all_at(mark, offset).unwrap();
+        path
+    };
+    for (format, offset, mark) in [
+        ("qcow2", 0, &b"QFI\xfb"[..]),
+        ("vmdk", 0, b"KDMV"),
+        ("vhdx", 0, b"vhdxfile"),
+        ("vdi", 64, &0xbeda_107fu32.to_le_bytes()),
+    ] {
+        let path = file(format, offset, mark);
+        let said = bench.ok(&["disk", "add", format, "--origin", &path]);
+        assert!(said.contains(&format!("add {format}:{path}")), "{said}");
+    }
+    let plain = file("plain", 0, b"plain");
+    let said = bench.ok(&["disk", "add", "plain", "--origin", &plain]);
+    assert!(!said.contains("note:"), "{said}");
+    let pool = bench.path("pool");
+    bench.ok(&["pool", "create", "--flash", &pool, "--size", "16M"]);
+    let words = bench.refused(&["disk", "add", "p", "--origin", &pool]);
+    assert!(
+        words.contains("a Hearth pool") && words.contains(&format!("raw:{pool}")),
+        "{words}"
+    );
+    // Nothing is started for an image that is not there.
+    let missing = bench.path("nope.qcow2");
+    let words = bench.refused(&["disk", "add", "q", "--origin", &format!("qcow2:{missing}")]);
+    assert!(
+        words.contains(&missing) && words.contains("check that it exists"),
+        "{words}"
+    );
+    assert!(
+        !bench.log().contains("qemu-storage-daemon"),
+        "{}",
+        bench.log()
+    );
+}
+
+#[test]
 fn origins_that_shrank() {
     let mut bench = Bench::serving();
     let origin = bench.origin("o.img", 2 * MIB, 3);
@@ -202,6 +250,29 @@ fn no_daemon_and_no_permission() {
             && !error["remedy"].as_str().unwrap().is_empty()
     );
     assert_eq!(bench.run(&["disk", "add"]).status.code(), Some(2));
+}
+
+#[test]
+fn usage_errors_do_not_ask_for_what_the_environment_gives() {
+    let bench = Bench::new();
+    let hearth = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command
+            .env("HEARTH_RUN_DIR", bench.run_dir())
+            .env("HEARTH_LOG", "off")
+            .args(args);
+        common::text(&command.output().unwrap().stderr)
+    };
+    for args in [&["disk", "add", "vm"][..], &["serve"]] {
+        let words = hearth(args);
+        assert!(words.contains("Usage:"), "{words}");
+        assert!(
+            !words.contains("--run-dir") && !words.contains("--log"),
+            "{words}"
+        );
+    }
+    let run_dir = bench.run_dir().display().to_string();
+    assert!(hearth(&["disk", "list"]).contains(&run_dir));
 }
 
 #[test]
