@@ -17,6 +17,22 @@ pub fn failed(error: &TraceError) -> Error {
     Error::invalid(error.to_string(), "")
 }
 
+/// The same, of a trace the user named: with several, the sentence alone would not say which.
+pub fn failed_in(path: &Path, error: &TraceError) -> Error {
+    match error {
+        // It names the file.
+        TraceError::Open { .. } => failed(error),
+        _ => Error::invalid(format!("{}: {error}", path.display()), ""),
+    }
+}
+
+/// What to say of a trace without its end.
+pub fn torn_words(record: u64) -> String {
+    format!(
+        "the trace ended in an unfinished frame: record {record} and what followed in it are missing"
+    )
+}
+
 pub fn run(global: &Global, command: Trace) -> Outcome {
     match command {
         Trace::Record(args) => crate::record::run(global, &args),
@@ -67,7 +83,7 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         records += 1;
     }
     writer.finish().map_err(|e| failed(&e))?;
-    let torn = reader.torn();
+    let torn = reader.torn().is_some();
     if stdout {
         return Ok(());
     }
@@ -86,18 +102,36 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
     Ok(())
 }
 
+#[derive(serde::Serialize)]
+struct Informed {
+    #[serde(flatten)]
+    sum: Summary,
+    /// The trace ended in an unfinished frame, which began with record `torn_at`.
+    torn: bool,
+    torn_at: Option<u64>,
+}
+
 fn info(global: &Global, args: &TraceInfo) -> Outcome {
     let options = Options {
         format: args.format,
     };
-    let mut reader = Reader::open(&args.trace, options).map_err(|e| failed(&e))?;
+    let failed = |e| failed_in(&args.trace, &e);
+    let mut reader = Reader::open(&args.trace, options).map_err(failed)?;
     let mut info = Info::new();
     for record in reader.by_ref() {
-        info.add(&record.map_err(|e| failed(&e))?);
+        info.add(&record.map_err(failed)?);
     }
     let sum = info.summary();
+    let torn_at = reader.torn();
     if global.json {
-        return print_json(&sum);
+        return print_json(&Informed {
+            sum,
+            torn: torn_at.is_some(),
+            torn_at,
+        });
+    }
+    if let Some(record) = torn_at {
+        println!("NOT WHOLE     {}", torn_words(record));
     }
     let operations = reader.format().has_operations();
     println!("form          {}", reader.format());

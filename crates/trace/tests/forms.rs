@@ -85,7 +85,7 @@ fn a_torn_tail_is_cut_off_and_damage_before_it_is_said() {
         let mut reader = reader(whole[..cut].to_vec()).expect("a header");
         let got: Result<Vec<Record>, _> = reader.by_ref().collect();
         assert_eq!(got.expect("no error").len(), FRAME_RECORDS, "cut at {cut}");
-        assert!(reader.torn());
+        assert_eq!(reader.torn(), Some(FRAME_RECORDS as u64));
     }
     // A last frame whose pages never all reached the disk.
     let mut torn = whole.clone();
@@ -93,7 +93,7 @@ fn a_torn_tail_is_cut_off_and_damage_before_it_is_said() {
     torn[last] ^= 0x40;
     let mut cut = reader(torn).expect("a header");
     assert_eq!(cut.by_ref().filter_map(Result::ok).count(), FRAME_RECORDS);
-    assert!(cut.torn());
+    assert_eq!(cut.torn(), Some(FRAME_RECORDS as u64));
     let mut damaged = whole.clone();
     damaged[HEADER_BYTES + 100] ^= 1;
     assert!(matches!(
