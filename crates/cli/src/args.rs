@@ -551,10 +551,12 @@ pub enum Trace {
         what was measured so far. Fails if a request failed or read wrong data."
     )]
     Replay(TraceReplay),
-    /// Write a trace in Hearth's own compact form, or as CSV
+    /// Write a trace in another form
     #[command(
         after_help = "Example:\n  hearth trace convert hm_1.csv.gz hm_1.hearth\n  \
-        hearth trace convert vm.vscsi vm.csv --to csv"
+        hearth trace convert vm.vscsi vm.csv\n  \
+        hearth trace convert vm1.trace vm1.msr.csv --to msr\n\n\
+        What a form has no place for is left out and counted; docs/cli.md says what each loses."
     )]
     Convert(TraceConvert),
     /// Sum a trace up: requests, working set, reuse, sizes, seeks, and how they spread over time
@@ -568,6 +570,16 @@ pub enum Trace {
 fn parse_format(text: &str) -> Result<hearth_trace::Format, String> {
     text.parse()
         .map_err(|e: hearth_trace::TraceError| e.to_string())
+}
+
+/// A form to write.
+fn parse_output(text: &str) -> Result<hearth_trace::Format, String> {
+    match parse_format(text)? {
+        hearth_trace::Format::Keys => {
+            Err("this form is only read; choose another, such as csv".to_owned())
+        }
+        form => Ok(form),
+    }
 }
 
 /// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
@@ -659,20 +671,13 @@ pub struct TraceConvert {
     /// Form of FROM [default: found out]
     #[arg(long, value_name = "FORM", value_parser = parse_format)]
     pub format: Option<hearth_trace::Format>,
-    /// Form to write
-    #[arg(long = "to", value_enum, default_value = "hearth", value_name = "FORM")]
-    pub output: TraceOutput,
+    /// Form to write: hearth, csv, msr, alibaba, spc, blkparse, vscsi1, vscsi2 or oracle-general
+    /// [default: csv if TO ends in .csv, else hearth]
+    #[arg(long = "to", value_name = "FORM", value_parser = parse_output)]
+    pub output: Option<hearth_trace::Format>,
     /// Only this disk of a trace with several, numbered from 0 in order of appearance
     #[arg(long, value_name = "N")]
     pub disk: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TraceOutput {
-    /// Compact, checksummed; see docs/trace-format.md
-    Hearth,
-    /// time_us,op,offset_bytes,length_bytes
-    Csv,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -811,6 +816,7 @@ mod tests {
             "hearth trace replay t --to nbd://h/x --overwrite --depth 32 --json",
             "hearth trace convert a.csv.gz b.hearth",
             "hearth trace convert a b --format msr --to csv --disk 2",
+            "hearth trace convert a b --to oracle-general",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
             "hearth bench",
@@ -857,6 +863,7 @@ mod tests {
             "hearth bench compare a.json",
             "hearth bench --quick compare a.json b.json",
             "hearth trace info a --format nonsense",
+            "hearth trace convert a b --to keys",
             "hearth simulate",
         ] {
             assert!(parse(line).is_err(), "{line}");

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use hearth_daemon::error::Error;
 use hearth_daemon::size::human;
-use hearth_trace::{Bin, Info, Options, Output, Reader, Summary, TraceError, Writer, sparkline};
+use hearth_trace::{
+    Bin, Format, Info, Lost, Options, Reader, Summary, TraceError, Writer, sparkline,
+};
 
-use crate::args::{Global, Trace, TraceConvert, TraceInfo, TraceOutput};
+use crate::args::{Global, Trace, TraceConvert, TraceInfo};
 use crate::stats::percent;
 use crate::table::Table;
 use crate::{Outcome, print_json};
@@ -44,15 +46,34 @@ pub fn run(global: &Global, command: Trace) -> Outcome {
 
 #[derive(serde::Serialize)]
 struct Converted {
+    /// Records read, of the disk asked for.
     records: u64,
+    form: &'static str,
     torn: bool,
+    torn_at: Option<u64>,
+    #[serde(flatten)]
+    lost: Lost,
+}
+
+/// The form a file's name asks for.
+fn form_of(to: &Path) -> Result<Format, Error> {
+    let extension = to.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    match extension.to_ascii_lowercase().as_str() {
+        "csv" => Ok(Format::Csv),
+        "gz" | "zst" => Err(Error::invalid(
+            format!("{} would not be compressed, as its name says", to.display()),
+            "write to - and send that through gzip or zstd, or name the form with --to",
+        )),
+        _ => Ok(Format::Hearth),
+    }
 }
 
 fn convert(global: &Global, args: &TraceConvert) -> Outcome {
     let options = Options {
         format: args.format,
     };
-    let mut reader = Reader::open(&args.from, options).map_err(|e| failed(&e))?;
+    let form = args.output.map_or_else(|| form_of(&args.to), Ok)?;
+    let mut reader = Reader::open(&args.from, options).map_err(|e| failed_in(&args.from, &e))?;
     let stdout = args.to == Path::new("-");
     let out: Box<dyn Write> = if stdout {
         Box::new(std::io::stdout())
@@ -65,14 +86,10 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         })?;
         Box::new(file)
     };
-    let output = match args.output {
-        TraceOutput::Hearth => Output::Hearth,
-        TraceOutput::Csv => Output::Csv,
-    };
-    let mut writer = Writer::new(BufWriter::new(out), output).map_err(|e| failed(&e))?;
+    let mut writer = Writer::new(BufWriter::new(out), form).map_err(|e| failed(&e))?;
     let mut records = 0;
     for record in reader.by_ref() {
-        let mut record = record.map_err(|e| failed(&e))?;
+        let mut record = record.map_err(|e| failed_in(&args.from, &e))?;
         if let Some(disk) = args.disk {
             if record.disk != disk {
                 continue;
@@ -82,23 +99,42 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         writer.push(record).map_err(|e| failed(&e))?;
         records += 1;
     }
+    let lost = writer.lost();
     writer.finish().map_err(|e| failed(&e))?;
-    let torn = reader.torn().is_some();
+    let torn_at = reader.torn();
+    let mut notes = Vec::new();
+    if lost.left_out > 0 {
+        notes.push(format!(
+            "{} discards or flushes left out, which {form} has no place for",
+            lost.left_out
+        ));
+    }
+    if lost.widened > 0 {
+        notes.push(format!(
+            "{} requests widened to {form}'s units",
+            lost.widened
+        ));
+    }
+    notes.extend(torn_at.map(torn_words));
     if stdout {
+        notes.iter().for_each(|note| eprintln!("note: {note}"));
         return Ok(());
     }
     if global.json {
-        return print_json(&Converted { records, torn });
+        return print_json(&Converted {
+            records,
+            form: form.name(),
+            torn: torn_at.is_some(),
+            torn_at,
+            lost,
+        });
     }
     println!(
-        "{records} records written to {}{}",
-        args.to.display(),
-        if torn {
-            "; the trace ended in an unfinished frame, which was left out"
-        } else {
-            ""
-        }
+        "{} records written to {} as {form}",
+        records - lost.left_out,
+        args.to.display()
     );
+    notes.iter().for_each(|note| println!("note: {note}"));
     Ok(())
 }
 
@@ -184,4 +220,23 @@ fn bars(title: &str, bins: &[Bin], sum: &Summary) -> String {
         table.row([limit, bin.count.to_string(), bar]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_what_is_in_it() {
+        for (name, form) in [
+            ("a.csv", Format::Csv),
+            ("a.CSV", Format::Csv),
+            ("a.trace", Format::Hearth),
+            ("csv", Format::Hearth),
+            ("-", Format::Hearth),
+        ] {
+            assert_eq!(form_of(Path::new(name)).ok(), Some(form), "{name}");
+        }
+        assert!(form_of(Path::new("a.csv.gz")).is_err());
+    }
 }

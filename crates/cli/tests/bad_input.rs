@@ -10,6 +10,16 @@ use common::{Bench, one_sentence};
 
 const MIB: usize = 1 << 20;
 
+/// What the program says is what the manual's table of errors quotes.
+fn quoted(words: &str, quote: &str) {
+    let manual = include_str!("../../../docs/operations.md");
+    let cell = manual
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .any(|line| line.contains(&format!("`{quote}`")));
+    assert!(cell && words.contains(quote), "{quote}: {words}");
+}
+
 #[test]
 fn pools_that_are_none() {
     let bench = Bench::new();
@@ -17,10 +27,8 @@ fn pools_that_are_none() {
     assert!(bench.start_refused().contains("flash"));
     std::fs::write(&flash, vec![1u8; 64 * MIB]).unwrap();
     let words = bench.start_refused();
-    assert!(
-        words.contains("no Hearth pool") && words.contains("pool create"),
-        "{words}"
-    );
+    quoted(&words, "holds no Hearth pool");
+    assert!(words.contains("pool create"), "{words}");
     for command in ["show", "import", "export"] {
         assert!(
             bench
@@ -62,10 +70,8 @@ fn truncated_flash_changes_nothing() {
         .unwrap();
     file.set_len(32 * MIB as u64).unwrap();
     let words = bench.start_refused();
-    assert!(
-        words.contains("truncated") && words.contains("restore"),
-        "{words}"
-    );
+    quoted(&words, "the device is truncated");
+    assert!(words.contains("restore"), "{words}");
     file.set_len(64 * MIB as u64).unwrap();
     let mut bench = bench;
     bench.start();
@@ -90,6 +96,7 @@ fn pools_of_a_newer_version() {
         file.write_all_at(&block, copy).unwrap();
     }
     let words = bench.start_refused();
+    quoted(&words, "this version of Hearth does not know");
     assert!(
         words.contains("99") && words.contains("newer Hearth"),
         "{words}"
@@ -104,6 +111,7 @@ fn devices_that_carry_something() {
     file.set_len(64 * MIB as u64).unwrap();
     file.write_all_at(b"XFSB", 0).unwrap();
     let words = bench.refused(&["pool", "create", "--flash", &path]);
+    quoted(&words, "carries");
     assert!(
         words.contains("an XFS file system") && words.contains("--force"),
         "{words}"
@@ -119,6 +127,11 @@ fn devices_that_carry_something() {
 #[test]
 fn disks_that_cannot_be() {
     let bench = Bench::serving();
+    let flash = bench.path("flash");
+    quoted(
+        &bench.refused(&["pool", "create", "--flash", &flash, "--force"]),
+        "is in use by",
+    );
     let origin = bench.origin("o.img", 2 * MIB, 1);
     let empty = bench.path("empty");
     std::fs::write(&empty, b"").unwrap();
@@ -132,7 +145,9 @@ fn disks_that_cannot_be() {
     assert!(add("vm", &other, &[]).contains("already a disk named vm"));
     assert!(add("b", &origin, &[]).contains("already the origin of disk vm"));
     assert!(add("b", &bench.path("flash"), &[]).contains("own flash"));
-    assert!(add("b", "/nowhere/at/all", &[]).contains("/nowhere/at/all"));
+    let nowhere = add("b", "/nowhere/at/all", &[]);
+    assert!(nowhere.contains("/nowhere/at/all"));
+    quoted(&nowhere, "cannot open the origin");
     assert!(add("b", &empty, &[]).contains("empty"));
     assert!(add("b", "/", &[]).contains("directory"));
     assert!(add("b", "model-latency=8:/x", &[]).contains("latency"));
@@ -223,10 +238,7 @@ fn origins_that_shrank() {
     bench.start();
     let disk = bench.disk("vm");
     assert_eq!(disk["state"], "refused");
-    assert!(
-        disk["reason"].as_str().unwrap().contains("shrank"),
-        "{disk}"
-    );
+    quoted(disk["reason"].as_str().unwrap(), "shrank from");
     assert!(bench.connect("vm").is_none());
     bench.ok(&["disk", "remove", "vm"]);
     bench.ok(&["disk", "add", "vm", "--origin", &origin]);

@@ -307,6 +307,9 @@ fn a_trace_without_its_end_is_not_passed_off_as_whole() {
     let replay = ["trace", "replay", &file, "--to", &target, "--flat-out"];
     assert!(bench.ok(&replay).contains("record 4096"));
     assert_eq!(bench.json(&replay)["torn_at"], 4096);
+    let simulated = bench.run(&["simulate", &file, "--size", "1M", "--policy", "lru"]);
+    let noted = String::from_utf8_lossy(&simulated.stderr);
+    assert!(noted.contains("record 4096"), "{noted}");
 }
 
 #[test]
@@ -334,4 +337,47 @@ fn traces_that_are_none_are_named() {
             assert!(said["remedy"].as_str().unwrap().contains(remedy), "{said}");
         }
     }
+}
+
+#[test]
+fn a_trace_is_written_as_its_name_says_and_in_every_form() {
+    let bench = Bench::new();
+    let source = bench.path("a.csv");
+    std::fs::write(
+        &source,
+        "time_us,op,offset_bytes,length_bytes\n0,R,0,4096\n5,W,700,4096\n9,F,0,0\n",
+    )
+    .unwrap();
+    let trace = bench.path("a.trace");
+    bench.ok(&["trace", "convert", &source, &trace]);
+    let back = bench.path("b.csv");
+    bench.ok(&["trace", "convert", &trace, &back]);
+    assert_eq!(
+        std::fs::read(&back).unwrap(),
+        std::fs::read(&source).unwrap()
+    );
+    let packed = bench.refused(&["trace", "convert", &trace, &bench.path("b.csv.gz")]);
+    assert!(packed.contains("compressed"), "{packed}");
+    for form in [
+        "msr",
+        "alibaba",
+        "spc",
+        "blkparse",
+        "vscsi1",
+        "vscsi2",
+        "oracle-general",
+    ] {
+        let out = bench.path(form);
+        let done = bench.json(&["trace", "convert", &trace, &out, "--to", form]);
+        assert_eq!(done["form"], form);
+        let flushes = u64::from(form.starts_with("vscsi"));
+        assert_eq!(done["left_out"], 1 - flushes, "{done}");
+        let info = bench.ok(&["trace", "info", &out]);
+        assert!(info.contains(&format!("form          {form}")), "{info}");
+    }
+    let said = bench.ok(&["trace", "convert", &trace, &bench.path("s"), "--to", "spc"]);
+    assert!(
+        said.contains("2 records") && said.contains("left out") && said.contains("widened"),
+        "{said}"
+    );
 }
