@@ -381,3 +381,17 @@ fn a_trace_is_written_as_its_name_says_and_in_every_form() {
         "{said}"
     );
 }
+
+#[test]
+fn a_bench_that_cannot_be_says_apart_what_to_do() {
+    let bench = Bench::new();
+    let dir = bench.path("");
+    let out = bench.run(&[
+        "bench", "--table", "storm", "--flash", &dir, "--out", &dir, "--json",
+    ]);
+    let said: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+    assert!(
+        said["remedy"].as_str().unwrap().contains("--guest"),
+        "{said}"
+    );
+}
