@@ -1,7 +1,7 @@
 //! A made trace, for when there are no real ones: a skewed virtual machine.
 
 use anyhow::Result;
-use hearth_trace::{Op, Output, Record, Writer};
+use hearth_trace::{Format, Op, Record, Writer};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -20,7 +20,7 @@ const LENGTHS: [u64; 10] = [1, 1, 1, 1, 1, 2, 2, 4, 4, 16];
 /// Writes `requests` requests of seed `seed`: pieces by Zipf's law (the n-th is used in proportion
 /// to 1/n^1.1), scattered over the disk; nine reads to a write.
 pub fn trace(path: &Path, requests: u64, seed: u64) -> Result<()> {
-    let mut writer = Writer::new(BufWriter::new(File::create(path)?), Output::Hearth)?;
+    let mut writer = Writer::new(BufWriter::new(File::create(path)?), Format::Hearth)?;
     let mut state = seed;
     let mut next = move || {
         state = hearth_policy::spread(state);

@@ -173,7 +173,7 @@ pub enum BenchError {
     },
     /// Nothing to boot.
     #[error(
-        "the boot storm needs a guest: give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
+        "the boot storm needs a guest; give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
     )]
     NoGuest,
     /// The user called it off.

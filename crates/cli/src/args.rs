@@ -36,6 +36,14 @@ fn parse_endurance(text: &str) -> Result<Endurance, String> {
     }
 }
 
+/// Seconds to wait for an origin. JSON has no infinity, so the daemon would not see one.
+fn parse_timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(n) if (0.5..=86_400.0).contains(&n) => Ok(n),
+        _ => Err("give seconds from 0.5 to 86400, such as 30".to_owned()),
+    }
+}
+
 /// A flash cache for virtual-machine disks
 #[derive(Debug, Parser)]
 #[command(
@@ -47,7 +55,9 @@ fn parse_endurance(text: &str) -> Result<Endurance, String> {
         hearth pool create --flash /var/lib/hearth/flash --size 100G\n  \
         hearth serve --flash /var/lib/hearth/flash &\n  \
         hearth disk add vm1 --origin /srv/vm1.raw\n  \
-        qemu-system-x86_64 … -drive driver=nbd,server.type=unix,server.path=/run/hearth/nbd.sock,export=vm1"
+        qemu-system-x86_64 … -device virtio-blk-pci,drive=vm1 -blockdev \\\n    \
+        driver=nbd,node-name=vm1,server.type=unix,server.path=/run/hearth/nbd.sock,export=vm1,reconnect-delay=60,discard=unmap\n\n\
+        `hearth attach-help vm1 --for qemu` prints that for your disk and sockets."
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -59,8 +69,9 @@ pub struct Cli {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
-    /// Directory of the daemon's sockets [default: /run/hearth for root, $XDG_RUNTIME_DIR/hearth for others]
-    #[arg(long, global = true, value_name = "DIR", env = "HEARTH_RUN_DIR")]
+    /// Directory of the daemon's sockets [default: /run/hearth for root, $XDG_RUNTIME_DIR/hearth for others] [env: HEARTH_RUN_DIR]
+    // Not the parser's business: its usage lines show what the environment gives as if it had to be typed.
+    #[arg(long, global = true, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
     /// Print JSON instead of text
     #[arg(long, global = true)]
@@ -70,8 +81,10 @@ pub struct Global {
 impl Global {
     /// The run directory, given or default.
     pub fn dir(&self) -> PathBuf {
+        let env = || std::env::var_os("HEARTH_RUN_DIR").filter(|dir| !dir.is_empty());
         self.run_dir
             .clone()
+            .or_else(|| env().map(PathBuf::from))
             .unwrap_or_else(hearth_daemon::rundir::default_dir)
     }
 }
@@ -79,12 +92,19 @@ impl Global {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Create, show, import or export a pool
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth pool create --flash /var/lib/hearth/flash --size 100G\n  hearth pool show"
+    )]
     Pool(Pool),
     /// Serve a pool's disks in the foreground
     Serve(Serve),
     /// Add, show, change, flush or remove disks
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  hearth disk show vm1\n  \
+        hearth disk remove vm1"
+    )]
     Disk(Disk),
     /// Show what the cache does
     Stats(Stats),
@@ -93,7 +113,10 @@ pub enum Command {
     /// Say what more or less flash would do for disks, and how to divide it
     Advise(Advise),
     /// Record, replay and convert traces, and sum them up
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth trace record vm1 --out vm1.trace --for 10m\n  hearth trace info vm1.trace"
+    )]
     Trace(Trace),
     /// Try cache policies and sizes on traces
     Simulate(Simulate),
@@ -270,13 +293,20 @@ pub struct Serve {
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,
     /// What to log: error, warn, info, debug, trace, or a filter such as hearth_engine=debug
-    #[arg(
-        long,
-        value_name = "FILTER",
-        default_value = "info",
-        env = "HEARTH_LOG"
-    )]
-    pub log: String,
+    /// [default: info] [env: HEARTH_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl Serve {
+    /// The log's filter, given or default.
+    pub fn log_filter(&self) -> String {
+        let env = || std::env::var("HEARTH_LOG").ok();
+        self.log
+            .clone()
+            .or_else(env)
+            .unwrap_or_else(|| "info".to_owned())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -389,7 +419,7 @@ pub struct DiskAdd {
     #[arg(long)]
     pub auto: bool,
     /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     pub origin_timeout: Option<f64>,
 }
 
@@ -420,7 +450,7 @@ pub struct DiskSet {
     #[arg(long, value_enum)]
     pub auto: Option<Switch>,
     /// Seconds that requests wait for an origin's server that is gone before they fail
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     pub origin_timeout: Option<f64>,
     /// The origin has grown: take over its size
     #[arg(long)]
@@ -521,10 +551,12 @@ pub enum Trace {
         what was measured so far. Fails if a request failed or read wrong data."
     )]
     Replay(TraceReplay),
-    /// Write a trace in Hearth's own compact form, or as CSV
+    /// Write a trace in another form
     #[command(
         after_help = "Example:\n  hearth trace convert hm_1.csv.gz hm_1.hearth\n  \
-        hearth trace convert vm.vscsi vm.csv --to csv"
+        hearth trace convert vm.vscsi vm.csv\n  \
+        hearth trace convert vm1.trace vm1.msr.csv --to msr\n\n\
+        What a form has no place for is left out and counted; docs/cli.md says what each loses."
     )]
     Convert(TraceConvert),
     /// Sum a trace up: requests, working set, reuse, sizes, seeks, and how they spread over time
@@ -538,6 +570,16 @@ pub enum Trace {
 fn parse_format(text: &str) -> Result<hearth_trace::Format, String> {
     text.parse()
         .map_err(|e: hearth_trace::TraceError| e.to_string())
+}
+
+/// A form to write.
+fn parse_output(text: &str) -> Result<hearth_trace::Format, String> {
+    match parse_format(text)? {
+        hearth_trace::Format::Keys => {
+            Err("this form is only read; choose another, such as csv".to_owned())
+        }
+        form => Ok(form),
+    }
 }
 
 /// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
@@ -629,20 +671,13 @@ pub struct TraceConvert {
     /// Form of FROM [default: found out]
     #[arg(long, value_name = "FORM", value_parser = parse_format)]
     pub format: Option<hearth_trace::Format>,
-    /// Form to write
-    #[arg(long = "to", value_enum, default_value = "hearth", value_name = "FORM")]
-    pub output: TraceOutput,
+    /// Form to write: hearth, csv, msr, alibaba, spc, blkparse, vscsi1, vscsi2 or oracle-general
+    /// [default: csv if TO ends in .csv, else hearth]
+    #[arg(long = "to", value_name = "FORM", value_parser = parse_output)]
+    pub output: Option<hearth_trace::Format>,
     /// Only this disk of a trace with several, numbered from 0 in order of appearance
     #[arg(long, value_name = "N")]
     pub disk: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TraceOutput {
-    /// Compact, checksummed; see docs/trace-format.md
-    Hearth,
-    /// time_us,op,offset_bytes,length_bytes
-    Csv,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -781,6 +816,7 @@ mod tests {
             "hearth trace replay t --to nbd://h/x --overwrite --depth 32 --json",
             "hearth trace convert a.csv.gz b.hearth",
             "hearth trace convert a b --format msr --to csv --disk 2",
+            "hearth trace convert a b --to oracle-general",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
             "hearth bench",
@@ -808,6 +844,10 @@ mod tests {
             "hearth disk add vm",
             "hearth disk add vm --origin /o --mode writeback",
             "hearth disk set vm",
+            "hearth disk add vm --origin /o --origin-timeout nan",
+            "hearth disk add vm --origin /o --origin-timeout 0.4",
+            "hearth disk set vm --origin-timeout inf",
+            "hearth disk set vm --origin-timeout 86401",
             "hearth disk remove vm --yes",
             "hearth trace info",
             "hearth trace record vm",
@@ -823,6 +863,7 @@ mod tests {
             "hearth bench compare a.json",
             "hearth bench --quick compare a.json b.json",
             "hearth trace info a --format nonsense",
+            "hearth trace convert a b --to keys",
             "hearth simulate",
         ] {
             assert!(parse(line).is_err(), "{line}");
@@ -832,20 +873,24 @@ mod tests {
     #[test]
     fn every_command_has_an_example() {
         fn walk(command: &clap::Command) {
-            if command.get_subcommands().next().is_none() {
-                let help = command
-                    .get_after_help()
-                    .map(ToString::to_string)
-                    .unwrap_or_default();
-                assert!(
-                    help.contains("Example:"),
-                    "{} has no example",
-                    command.get_name()
-                );
-            }
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("Example:"),
+                "{} has no example",
+                command.get_name()
+            );
             command.get_subcommands().for_each(walk);
         }
         walk(&Cli::command());
+    }
+
+    #[test]
+    fn the_first_example_survives_a_restart_of_the_daemon() {
+        let help = Cli::command().get_after_help().map(ToString::to_string);
+        assert!(help.is_some_and(|h| h.contains("reconnect-delay=")));
     }
 
     #[test]

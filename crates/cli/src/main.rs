@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use args::{Cli, Command, Global};
 use clap::Parser;
 use hearth_daemon::api::types::ErrorBody;
-use hearth_daemon::error::Error;
+use hearth_daemon::error::{Error, Kind};
 
 /// Why a command ended without success.
 enum Failure {
@@ -67,7 +67,13 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted(text)) => {
-            eprintln!("hearth: {text}");
+            // Whole, and in the same form as an error: it is not one, so nothing mends it.
+            let ended = Error {
+                kind: Kind::Conflict,
+                what: text,
+                remedy: String::new(),
+            };
+            report(&global, &ended);
             ExitCode::from(EXIT_INTERRUPTED)
         }
         Err(Failure::Error(error)) => {

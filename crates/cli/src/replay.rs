@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 use hearth_daemon::api::stats::{Counters, DiskReport};
 use hearth_daemon::client::{Client, disk_path};
@@ -19,13 +20,15 @@ use crate::args::{Global, TraceReplay};
 use crate::interrupt::Interrupt;
 use crate::stats::{percent, percentiles};
 use crate::table::plain;
+use crate::trace::{failed_in, torn_words};
 use crate::{Failure, print_json};
 
 /// Lag from which a replay with the trace's timing is not the trace any more, seconds.
 const LAG_HONEST: f64 = 0.01;
 
-fn failed(e: &ReplayError) -> Error {
+fn failed(path: &Path, e: &ReplayError) -> Error {
     match e {
+        ReplayError::Trace(e) => failed_in(path, e),
         ReplayError::WouldWrite(_) | ReplayError::ReadOnly => Error::refused(e.to_string(), ""),
         ReplayError::Open(_) | ReplayError::Broken { .. } => Error::unavailable(e.to_string(), ""),
         _ => Error::invalid(e.to_string(), ""),
@@ -39,6 +42,10 @@ struct Report {
     pace: String,
     #[serde(flatten)]
     outcome: Outcome,
+    /// Writes, discards and flushes of the trace that were not asked for.
+    left_out: u64,
+    /// The first record that is missing, if the trace ended in an unfinished frame.
+    torn_at: Option<u64>,
     /// What the cache did meanwhile, if the target is a disk of a daemon that can be asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<Cache>,
@@ -61,11 +68,12 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
         reads_only: args.reads_only,
         ..Select::default()
     };
-    let plan = scan(&select).map_err(|e| failed(&e))?;
+    let failed = |e: ReplayError| failed(&args.trace, &e);
+    let plan = scan(&select).map_err(failed)?;
     if plan.writes > 0 && !args.overwrite {
-        return Err(failed(&ReplayError::WouldWrite(plan.writes)).into());
+        return Err(failed(ReplayError::WouldWrite(plan.writes)).into());
     }
-    let mut target = open(args, &plan).map_err(|e| failed(&e))?;
+    let mut target = open(args, &plan).map_err(failed)?;
     let align = if args.verify {
         target.align().max(SECTOR)
     } else {
@@ -75,10 +83,10 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
     let size = target.size() / align * align;
     if plan.end > size && !args.wrap {
         let end = plan.end;
-        return Err(failed(&ReplayError::Beyond { end, size }).into());
+        return Err(failed(ReplayError::Beyond { end, size }).into());
     }
-    let mut source = Source::open(&select, &plan, target.size(), align, target.len_max())
-        .map_err(|e| failed(&e))?;
+    let mut source =
+        Source::open(&select, &plan, target.size(), align, target.len_max()).map_err(failed)?;
     let (pace, words) = match (args.depth, args.flat_out) {
         (Some(depth), _) => (
             Pace::Depth(usize::from(depth)),
@@ -110,7 +118,7 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
         }
         !interrupt.hit()
     };
-    let outcome = play(&mut source, &mut *target, options, &mut tell).map_err(|e| failed(&e))?;
+    let outcome = play(&mut source, &mut *target, options, &mut tell).map_err(failed)?;
     if shown {
         eprint!("\r\x1b[K");
     }
@@ -127,6 +135,8 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
             }
         }),
         outcome,
+        left_out: plan.not_reads,
+        torn_at: plan.torn,
     };
     if global.json {
         print_json(&report)?;
@@ -193,6 +203,15 @@ fn progress(plan: &Plan, p: &Progress) -> String {
     text
 }
 
+/// A time that was measured: rounded like one that is left, a short one would be off by far.
+fn took(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", (s * 1000.0).max(1.0)),
+        s if s < 60.0 => format!("{s:.1} s"),
+        s => human_seconds(s),
+    }
+}
+
 fn text(report: &Report) -> String {
     let o = &report.outcome;
     let mut out = String::new();
@@ -201,10 +220,20 @@ fn text(report: &Report) -> String {
         "{} requests to {} in {} ({}){}",
         o.requests,
         plain(&report.target),
-        human_seconds(o.seconds),
+        took(o.seconds),
         report.pace,
         if o.interrupted { ", called off" } else { "" }
     );
+    if let Some(record) = report.torn_at {
+        let _ = writeln!(out, "NOT WHOLE: {}", torn_words(record));
+    }
+    if report.left_out > 0 {
+        let _ = writeln!(
+            out,
+            "{} writes, discards and flushes of the trace left out: only its reads were asked for",
+            report.left_out
+        );
+    }
     let rate = |n: f64| n / o.seconds.max(1e-9);
     let _ = writeln!(
         out,
@@ -314,4 +343,21 @@ fn verdict(o: &Outcome) -> Result<(), Failure> {
         return Err(Failure::Interrupted("the replay was called off".to_owned()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::took;
+
+    #[test]
+    fn a_short_run_does_not_seem_long() {
+        for (seconds, words) in [
+            (0.0, "1 ms"),
+            (0.0204, "20 ms"),
+            (1.25, "1.2 s"),
+            (61.0, "1 min 1 s"),
+        ] {
+            assert_eq!(took(seconds), words);
+        }
+    }
 }

@@ -22,9 +22,10 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
         )
         .into());
     }
-    let filter = EnvFilter::try_new(&args.log).map_err(|e| {
+    let filter = args.log_filter();
+    let filter = EnvFilter::try_new(&filter).map_err(|e| {
         Error::invalid(
-            format!("the log filter “{}” is not understood: {e}", args.log),
+            format!("the log filter “{filter}” is not understood: {e}"),
             "use a level such as info",
         )
     })?;

@@ -8,7 +8,7 @@ use hearth_trace::{BLOCK, Options, Reader, sparkline};
 
 use crate::args::{Global, Simulate, WriteTo};
 use crate::table::Table;
-use crate::trace::failed;
+use crate::trace::{failed_in, torn_words};
 use crate::{Outcome, print_json};
 
 pub fn run(global: &Global, args: &Simulate) -> Outcome {
@@ -44,7 +44,10 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
             .map_or_else(|| "stdin".into(), |n| n.to_string_lossy());
         let load = Reader::open(path, options)
             .and_then(|reader| Workload::load(&name, reader))
-            .map_err(|e| failed(&e))?;
+            .map_err(|e| failed_in(path, &e))?;
+        if let Some(record) = load.torn {
+            eprintln!("note: {}: {}", path.display(), torn_words(record));
+        }
         rows.extend(matrix(&[load], &sizes, &policies, &settings, threads));
     }
     if let Some(path) = &args.svg {

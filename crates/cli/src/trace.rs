@@ -5,9 +5,11 @@ use std::path::Path;
 
 use hearth_daemon::error::Error;
 use hearth_daemon::size::human;
-use hearth_trace::{Bin, Info, Options, Output, Reader, Summary, TraceError, Writer, sparkline};
+use hearth_trace::{
+    Bin, Format, Info, Lost, Options, Reader, Summary, TraceError, Writer, sparkline,
+};
 
-use crate::args::{Global, Trace, TraceConvert, TraceInfo, TraceOutput};
+use crate::args::{Global, Trace, TraceConvert, TraceInfo};
 use crate::stats::percent;
 use crate::table::Table;
 use crate::{Outcome, print_json};
@@ -15,6 +17,22 @@ use crate::{Outcome, print_json};
 /// A trace's error as one for the user: the sentence already says what to do.
 pub fn failed(error: &TraceError) -> Error {
     Error::invalid(error.to_string(), "")
+}
+
+/// The same, of a trace the user named: with several, the sentence alone would not say which.
+pub fn failed_in(path: &Path, error: &TraceError) -> Error {
+    match error {
+        // It names the file.
+        TraceError::Open { .. } => failed(error),
+        _ => Error::invalid(format!("{}: {error}", path.display()), ""),
+    }
+}
+
+/// What to say of a trace without its end.
+pub fn torn_words(record: u64) -> String {
+    format!(
+        "the trace ended in an unfinished frame: record {record} and what followed in it are missing"
+    )
 }
 
 pub fn run(global: &Global, command: Trace) -> Outcome {
@@ -28,15 +46,34 @@ pub fn run(global: &Global, command: Trace) -> Outcome {
 
 #[derive(serde::Serialize)]
 struct Converted {
+    /// Records read, of the disk asked for.
     records: u64,
+    form: &'static str,
     torn: bool,
+    torn_at: Option<u64>,
+    #[serde(flatten)]
+    lost: Lost,
+}
+
+/// The form a file's name asks for.
+fn form_of(to: &Path) -> Result<Format, Error> {
+    let extension = to.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    match extension.to_ascii_lowercase().as_str() {
+        "csv" => Ok(Format::Csv),
+        "gz" | "zst" => Err(Error::invalid(
+            format!("{} would not be compressed, as its name says", to.display()),
+            "write to - and send that through gzip or zstd, or name the form with --to",
+        )),
+        _ => Ok(Format::Hearth),
+    }
 }
 
 fn convert(global: &Global, args: &TraceConvert) -> Outcome {
     let options = Options {
         format: args.format,
     };
-    let mut reader = Reader::open(&args.from, options).map_err(|e| failed(&e))?;
+    let form = args.output.map_or_else(|| form_of(&args.to), Ok)?;
+    let mut reader = Reader::open(&args.from, options).map_err(|e| failed_in(&args.from, &e))?;
     let stdout = args.to == Path::new("-");
     let out: Box<dyn Write> = if stdout {
         Box::new(std::io::stdout())
@@ -49,14 +86,10 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         })?;
         Box::new(file)
     };
-    let output = match args.output {
-        TraceOutput::Hearth => Output::Hearth,
-        TraceOutput::Csv => Output::Csv,
-    };
-    let mut writer = Writer::new(BufWriter::new(out), output).map_err(|e| failed(&e))?;
+    let mut writer = Writer::new(BufWriter::new(out), form).map_err(|e| failed(&e))?;
     let mut records = 0;
     for record in reader.by_ref() {
-        let mut record = record.map_err(|e| failed(&e))?;
+        let mut record = record.map_err(|e| failed_in(&args.from, &e))?;
         if let Some(disk) = args.disk {
             if record.disk != disk {
                 continue;
@@ -66,38 +99,75 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         writer.push(record).map_err(|e| failed(&e))?;
         records += 1;
     }
+    let lost = writer.lost();
     writer.finish().map_err(|e| failed(&e))?;
-    let torn = reader.torn();
+    let torn_at = reader.torn();
+    let mut notes = Vec::new();
+    if lost.left_out > 0 {
+        notes.push(format!(
+            "{} discards or flushes left out, which {form} has no place for",
+            lost.left_out
+        ));
+    }
+    if lost.widened > 0 {
+        notes.push(format!(
+            "{} requests widened to {form}'s units",
+            lost.widened
+        ));
+    }
+    notes.extend(torn_at.map(torn_words));
     if stdout {
+        notes.iter().for_each(|note| eprintln!("note: {note}"));
         return Ok(());
     }
     if global.json {
-        return print_json(&Converted { records, torn });
+        return print_json(&Converted {
+            records,
+            form: form.name(),
+            torn: torn_at.is_some(),
+            torn_at,
+            lost,
+        });
     }
     println!(
-        "{records} records written to {}{}",
-        args.to.display(),
-        if torn {
-            "; the trace ended in an unfinished frame, which was left out"
-        } else {
-            ""
-        }
+        "{} records written to {} as {form}",
+        records - lost.left_out,
+        args.to.display()
     );
+    notes.iter().for_each(|note| println!("note: {note}"));
     Ok(())
+}
+
+#[derive(serde::Serialize)]
+struct Informed {
+    #[serde(flatten)]
+    sum: Summary,
+    /// The trace ended in an unfinished frame, which began with record `torn_at`.
+    torn: bool,
+    torn_at: Option<u64>,
 }
 
 fn info(global: &Global, args: &TraceInfo) -> Outcome {
     let options = Options {
         format: args.format,
     };
-    let mut reader = Reader::open(&args.trace, options).map_err(|e| failed(&e))?;
+    let failed = |e| failed_in(&args.trace, &e);
+    let mut reader = Reader::open(&args.trace, options).map_err(failed)?;
     let mut info = Info::new();
     for record in reader.by_ref() {
-        info.add(&record.map_err(|e| failed(&e))?);
+        info.add(&record.map_err(failed)?);
     }
     let sum = info.summary();
+    let torn_at = reader.torn();
     if global.json {
-        return print_json(&sum);
+        return print_json(&Informed {
+            sum,
+            torn: torn_at.is_some(),
+            torn_at,
+        });
+    }
+    if let Some(record) = torn_at {
+        println!("NOT WHOLE     {}", torn_words(record));
     }
     let operations = reader.format().has_operations();
     println!("form          {}", reader.format());
@@ -150,4 +220,23 @@ fn bars(title: &str, bins: &[Bin], sum: &Summary) -> String {
         table.row([limit, bin.count.to_string(), bar]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_what_is_in_it() {
+        for (name, form) in [
+            ("a.csv", Format::Csv),
+            ("a.CSV", Format::Csv),
+            ("a.trace", Format::Hearth),
+            ("csv", Format::Hearth),
+            ("-", Format::Hearth),
+        ] {
+            assert_eq!(form_of(Path::new(name)).ok(), Some(form), "{name}");
+        }
+        assert!(form_of(Path::new("a.csv.gz")).is_err());
+    }
 }

@@ -10,6 +10,16 @@ use common::{Bench, one_sentence, until};
 
 const MIB: usize = 1 << 20;
 
+/// What the program says is what the manual's table of errors quotes.
+fn quoted(words: &str, quote: &str) {
+    let manual = include_str!("../../../docs/operations.md");
+    let cell = manual
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .any(|line| line.contains(&format!("`{quote}`")));
+    assert!(cell && words.contains(quote), "{quote}: {words}");
+}
+
 #[test]
 fn pools_that_are_none() {
     let bench = Bench::new();
@@ -17,10 +27,8 @@ fn pools_that_are_none() {
     assert!(bench.start_refused().contains("flash"));
     std::fs::write(&flash, vec![1u8; 64 * MIB]).unwrap();
     let words = bench.start_refused();
-    assert!(
-        words.contains("no Hearth pool") && words.contains("pool create"),
-        "{words}"
-    );
+    quoted(&words, "holds no Hearth pool");
+    assert!(words.contains("pool create"), "{words}");
     for command in ["show", "import", "export"] {
         assert!(
             bench
@@ -46,7 +54,10 @@ fn pools_that_are_none() {
         "--size",
         "1M",
     ]);
-    assert!(small.contains("at least"), "{small}");
+    assert!(
+        small.contains("1 MiB") && small.contains("at least 14 MiB") && small.contains("--size"),
+        "{small}"
+    );
 }
 
 #[test]
@@ -59,10 +70,8 @@ fn truncated_flash_changes_nothing() {
         .unwrap();
     file.set_len(32 * MIB as u64).unwrap();
     let words = bench.start_refused();
-    assert!(
-        words.contains("truncated") && words.contains("restore"),
-        "{words}"
-    );
+    quoted(&words, "the device is truncated");
+    assert!(words.contains("restore"), "{words}");
     file.set_len(64 * MIB as u64).unwrap();
     let mut bench = bench;
     bench.start();
@@ -87,6 +96,7 @@ fn pools_of_a_newer_version() {
         file.write_all_at(&block, copy).unwrap();
     }
     let words = bench.start_refused();
+    quoted(&words, "this version of Hearth does not know");
     assert!(
         words.contains("99") && words.contains("newer Hearth"),
         "{words}"
@@ -101,6 +111,7 @@ fn devices_that_carry_something() {
     file.set_len(64 * MIB as u64).unwrap();
     file.write_all_at(b"XFSB", 0).unwrap();
     let words = bench.refused(&["pool", "create", "--flash", &path]);
+    quoted(&words, "carries");
     assert!(
         words.contains("an XFS file system") && words.contains("--force"),
         "{words}"
@@ -116,6 +127,11 @@ fn devices_that_carry_something() {
 #[test]
 fn disks_that_cannot_be() {
     let bench = Bench::serving();
+    let flash = bench.path("flash");
+    quoted(
+        &bench.refused(&["pool", "create", "--flash", &flash, "--force"]),
+        "is in use by",
+    );
     let origin = bench.origin("o.img", 2 * MIB, 1);
     let empty = bench.path("empty");
     std::fs::write(&empty, b"").unwrap();
@@ -129,7 +145,9 @@ fn disks_that_cannot_be() {
     assert!(add("vm", &other, &[]).contains("already a disk named vm"));
     assert!(add("b", &origin, &[]).contains("already the origin of disk vm"));
     assert!(add("b", &bench.path("flash"), &[]).contains("own flash"));
-    assert!(add("b", "/nowhere/at/all", &[]).contains("/nowhere/at/all"));
+    let nowhere = add("b", "/nowhere/at/all", &[]);
+    assert!(nowhere.contains("/nowhere/at/all"));
+    quoted(&nowhere, "cannot open the origin");
     assert!(add("b", &empty, &[]).contains("empty"));
     assert!(add("b", "/", &[]).contains("directory"));
     assert!(add("b", "model-latency=8:/x", &[]).contains("latency"));
@@ -161,6 +179,51 @@ fn disks_that_cannot_be() {
 }
 
 #[test]
+fn origins_that_are_rather_something_else() {
+    let bench = Bench::serving();
+    let file = |name: &str, offset: u64, mark: &[u8]| {
+        let path = bench.path(name);
+        let file = std::fs::File::create(&path).unwrap();
+        // As odd as image files are.
+        file.set_len(MIB as u64 + 8).unwrap();
+        file.write_all_at(mark, offset).unwrap();
+        path
+    };
+    for (format, offset, mark) in [
+        ("qcow2", 0, &b"QFI\xfb"[..]),
+        ("vmdk", 0, b"KDMV"),
+        ("vhdx", 0, b"vhdxfile"),
+        ("vdi", 64, &0xbeda_107fu32.to_le_bytes()),
+    ] {
+        let path = file(format, offset, mark);
+        let said = bench.ok(&["disk", "add", format, "--origin", &path]);
+        assert!(said.contains(&format!("add {format}:{path}")), "{said}");
+    }
+    let plain = file("plain", 0, b"plain");
+    let said = bench.ok(&["disk", "add", "plain", "--origin", &plain]);
+    assert!(!said.contains("note:"), "{said}");
+    let pool = bench.path("pool");
+    bench.ok(&["pool", "create", "--flash", &pool, "--size", "16M"]);
+    let words = bench.refused(&["disk", "add", "p", "--origin", &pool]);
+    assert!(
+        words.contains("a Hearth pool") && words.contains(&format!("raw:{pool}")),
+        "{words}"
+    );
+    // Nothing is started for an image that is not there.
+    let missing = bench.path("nope.qcow2");
+    let words = bench.refused(&["disk", "add", "q", "--origin", &format!("qcow2:{missing}")]);
+    assert!(
+        words.contains(&missing) && words.contains("check that it exists"),
+        "{words}"
+    );
+    assert!(
+        !bench.log().contains("qemu-storage-daemon"),
+        "{}",
+        bench.log()
+    );
+}
+
+#[test]
 fn origins_that_shrank() {
     let mut bench = Bench::serving();
     let origin = bench.origin("o.img", 2 * MIB, 3);
@@ -175,10 +238,7 @@ fn origins_that_shrank() {
     bench.start();
     let disk = bench.disk("vm");
     assert_eq!(disk["state"], "refused");
-    assert!(
-        disk["reason"].as_str().unwrap().contains("shrank"),
-        "{disk}"
-    );
+    quoted(disk["reason"].as_str().unwrap(), "shrank from");
     assert!(bench.connect("vm").is_none());
     bench.ok(&["disk", "remove", "vm"]);
     bench.ok(&["disk", "add", "vm", "--origin", &origin]);
@@ -265,6 +325,29 @@ fn no_daemon_and_no_permission() {
             && !error["remedy"].as_str().unwrap().is_empty()
     );
     assert_eq!(bench.run(&["disk", "add"]).status.code(), Some(2));
+}
+
+#[test]
+fn usage_errors_do_not_ask_for_what_the_environment_gives() {
+    let bench = Bench::new();
+    let hearth = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command
+            .env("HEARTH_RUN_DIR", bench.run_dir())
+            .env("HEARTH_LOG", "off")
+            .args(args);
+        common::text(&command.output().unwrap().stderr)
+    };
+    for args in [&["disk", "add", "vm"][..], &["serve"]] {
+        let words = hearth(args);
+        assert!(words.contains("Usage:"), "{words}");
+        assert!(
+            !words.contains("--run-dir") && !words.contains("--log"),
+            "{words}"
+        );
+    }
+    let run_dir = bench.run_dir().display().to_string();
+    assert!(hearth(&["disk", "list"]).contains(&run_dir));
 }
 
 #[test]

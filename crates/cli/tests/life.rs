@@ -171,7 +171,7 @@ fn flush_can_be_called_off() {
     }
     client.flush();
     let child = bench
-        .command(&["disk", "flush", "vm"])
+        .command(&["disk", "flush", "vm", "--json"])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
@@ -188,7 +188,11 @@ fn flush_can_be_called_off() {
         "{}",
         common::text(&out.stderr)
     );
-    assert!(common::text(&out.stderr).contains("nothing is lost"));
+    let said: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+    assert!(
+        said["error"].as_str().unwrap().contains("nothing is lost"),
+        "{said}"
+    );
     assert_eq!(bench.disk("vm")["state"], "attached");
     assert_eq!(client.read(0, 4096), [5; 4096]);
 }

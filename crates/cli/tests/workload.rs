@@ -77,11 +77,17 @@ fn a_recording_is_what_was_asked() {
             .refused(&["trace", "record", "vm", "--stop"])
             .contains("not being recorded")
     );
+    let idle = bench.run(&["trace", "record", "vm", "--stop", "--json"]);
+    let idle: serde_json::Value = serde_json::from_slice(&idle.stderr).unwrap();
+    assert!(
+        idle["remedy"].as_str().unwrap().contains("--out FILE"),
+        "{idle}"
+    );
     bench.ok(&["trace", "record", "vm", "--out", &file]);
     assert!(
         bench
             .refused(&["trace", "record", "vm", "--out", &bench.path("b")])
-            .contains("already")
+            .contains("`hearth trace record DISK --stop`")
     );
     let mut client = bench.connect("vm").unwrap();
     for i in 0..100 {
@@ -248,6 +254,7 @@ fn a_recording_is_replayed_and_verified() {
     );
     let text = bench.ok(&["trace", "replay", &file, "--to", &uri, "--reads-only"]);
     assert!(text.contains("read latency"), "{text}");
+    assert!(text.contains("201 writes, discards and flushes"), "{text}");
 
     let plain = bench.origin("plain.img", MIB, 4);
     let beyond = bench.refused(&["trace", "replay", &file, "--to", &plain, "--overwrite"]);
@@ -265,5 +272,126 @@ fn a_recording_is_replayed_and_verified() {
         (&out["errors"], &out["verified"]["wrong"]),
         (&0.into(), &0.into()),
         "{out:#}"
+    );
+}
+
+#[test]
+fn a_trace_without_its_end_is_not_passed_off_as_whole() {
+    let bench = Bench::new();
+    let csv = bench.path("whole.csv");
+    let lines: String = (0..5000)
+        .map(|i| format!("{i},R,{},4096\n", i * 4096))
+        .collect();
+    std::fs::write(
+        &csv,
+        format!("time_us,op,offset_bytes,length_bytes\n{lines}"),
+    )
+    .unwrap();
+    let file = bench.path("a.trace");
+    bench.ok(&["trace", "convert", &csv, &file]);
+    let whole = bench.json(&["trace", "info", &file]);
+    assert_eq!(
+        (&whole["torn"], &whole["requests"]),
+        (&false.into(), &5000.into())
+    );
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 3]).unwrap();
+    // The second frame is the one cut off.
+    let info = bench.json(&["trace", "info", &file]);
+    assert_eq!(
+        (&info["torn"], &info["torn_at"], &info["requests"]),
+        (&true.into(), &4096.into(), &4096.into())
+    );
+    assert!(bench.ok(&["trace", "info", &file]).contains("record 4096"));
+    let target = bench.origin("t.img", 20 * MIB, 1);
+    let replay = ["trace", "replay", &file, "--to", &target, "--flat-out"];
+    assert!(bench.ok(&replay).contains("record 4096"));
+    assert_eq!(bench.json(&replay)["torn_at"], 4096);
+    let simulated = bench.run(&["simulate", &file, "--size", "1M", "--policy", "lru"]);
+    let noted = String::from_utf8_lossy(&simulated.stderr);
+    assert!(noted.contains("record 4096"), "{noted}");
+}
+
+#[test]
+fn traces_that_are_none_are_named() {
+    let bench = Bench::new();
+    let good = bench.path("good.csv");
+    std::fs::write(&good, "0,R,0,4096\n1,R,4096,4096\n").unwrap();
+    let bad = bench.path("bad.csv");
+    std::fs::write(&bad, "0,R,0,4096\n1,R,x,4096\n").unwrap();
+    let noise = bench.path("noise");
+    std::fs::write(&noise, "hello\n").unwrap();
+    for (trace, remedy) in [(&bad, "--format csv right"), (&noise, "--format (hearth")] {
+        for command in [
+            &["simulate", &good, trace][..],
+            &["trace", "info", trace],
+            &["trace", "replay", trace, "--to", "/nowhere"],
+        ] {
+            let mut command = command.to_vec();
+            assert!(bench.refused(&command).contains(trace));
+            // For programs, what to do stands apart from what is wrong.
+            command.push("--json");
+            let out = bench.run(&command);
+            let said: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+            assert!(said["error"].as_str().unwrap().contains(trace), "{said}");
+            assert!(said["remedy"].as_str().unwrap().contains(remedy), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_trace_is_written_as_its_name_says_and_in_every_form() {
+    let bench = Bench::new();
+    let source = bench.path("a.csv");
+    std::fs::write(
+        &source,
+        "time_us,op,offset_bytes,length_bytes\n0,R,0,4096\n5,W,700,4096\n9,F,0,0\n",
+    )
+    .unwrap();
+    let trace = bench.path("a.trace");
+    bench.ok(&["trace", "convert", &source, &trace]);
+    let back = bench.path("b.csv");
+    bench.ok(&["trace", "convert", &trace, &back]);
+    assert_eq!(
+        std::fs::read(&back).unwrap(),
+        std::fs::read(&source).unwrap()
+    );
+    let packed = bench.refused(&["trace", "convert", &trace, &bench.path("b.csv.gz")]);
+    assert!(packed.contains("compressed"), "{packed}");
+    for form in [
+        "msr",
+        "alibaba",
+        "spc",
+        "blkparse",
+        "vscsi1",
+        "vscsi2",
+        "oracle-general",
+    ] {
+        let out = bench.path(form);
+        let done = bench.json(&["trace", "convert", &trace, &out, "--to", form]);
+        assert_eq!(done["form"], form);
+        let flushes = u64::from(form.starts_with("vscsi"));
+        assert_eq!(done["left_out"], 1 - flushes, "{done}");
+        let info = bench.ok(&["trace", "info", &out]);
+        assert!(info.contains(&format!("form          {form}")), "{info}");
+    }
+    let said = bench.ok(&["trace", "convert", &trace, &bench.path("s"), "--to", "spc"]);
+    assert!(
+        said.contains("2 records") && said.contains("left out") && said.contains("widened"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_bench_that_cannot_be_says_apart_what_to_do() {
+    let bench = Bench::new();
+    let dir = bench.path("");
+    let out = bench.run(&[
+        "bench", "--table", "storm", "--flash", &dir, "--out", &dir, "--json",
+    ]);
+    let said: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+    assert!(
+        said["remedy"].as_str().unwrap().contains("--guest"),
+        "{said}"
     );
 }

@@ -32,12 +32,18 @@ pub struct Error {
 
 impl Error {
     /// An error of `kind`.
+    ///
+    /// Other crates' errors are whole sentences, "what; remedy". Without a remedy of its own,
+    /// such a sentence is taken apart: programs read the two from different fields.
     pub fn new(kind: Kind, what: impl Into<String>, remedy: impl Into<String>) -> Error {
-        Error {
-            kind,
-            what: what.into(),
-            remedy: remedy.into(),
+        let (mut what, mut remedy) = (what.into(), remedy.into());
+        if remedy.is_empty()
+            && let Some((before, after)) = what.rsplit_once("; ")
+        {
+            remedy = after.to_owned();
+            what.truncate(before.len());
         }
+        Error { kind, what, remedy }
     }
 
     /// The request makes no sense.
@@ -93,3 +99,20 @@ impl std::error::Error for Error {}
 
 /// Result of a control operation.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_is_taken_apart_and_reads_the_same() {
+        let sentence = "/a;b is no trace; or is it; name its form with --format";
+        let error = Error::invalid(sentence, "");
+        assert_eq!(error.what, "/a;b is no trace; or is it");
+        assert_eq!(error.remedy, "name its form with --format");
+        assert_eq!(error.to_string(), sentence);
+        let whole = Error::invalid("one; two", "three");
+        assert_eq!((&*whole.what, &*whole.remedy), ("one; two", "three"));
+        assert_eq!(Error::invalid("only this", "").remedy, "");
+    }
+}

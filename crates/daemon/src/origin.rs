@@ -16,7 +16,7 @@ use hearth_format::{DiskRecord, OriginIdentity};
 use hearth_io::checksum::crc32c;
 use hearth_io::file::Identity;
 use hearth_io::spec::OpenSpecError;
-use hearth_io::{BLOCK, Device, OpenError, OriginSpec};
+use hearth_io::{BLOCK, BlockFile, Device, OpenError, OpenMode, OriginSpec, Source};
 use hearth_origin::How;
 
 use crate::error::{Error, Result};
@@ -69,6 +69,53 @@ pub fn open(spec: &OriginSpec, record: &DiskRecord, images: &Path) -> Result<Dev
     Ok(device)
 }
 
+/// Whether what a plain path names is rather something else, before it becomes a disk: a notice
+/// about an image in another format, whose raw bytes may be wanted all the same, or a refusal of
+/// a pool, whose every block the guest would be free to overwrite. `flash` is what is being
+/// served: that is refused elsewhere, in other words.
+///
+/// Only for new disks: what a guest writes into its disk is its own business.
+pub fn look(text: &str, flash: &[String]) -> Result<Option<String>> {
+    let Ok(OriginSpec {
+        source: Source::File(path),
+        ..
+    }) = parse(text)
+    else {
+        return Ok(None);
+    };
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    // What cannot be read is refused when it is opened, with the reason.
+    let Some(found) = BlockFile::open(&path, mode).ok().and_then(|file| {
+        let mut read = |offset, data: &mut [u8]| file.read_at(offset, data);
+        hearth_format::identify(&mut read, file.size()).ok()?
+    }) else {
+        return Ok(None);
+    };
+    let at = path.display();
+    if found.is_pool() && !flash.iter().any(|own| is_same_file(own.as_ref(), &path)) {
+        return Err(Error::refused(
+            format!("{at} carries a Hearth pool, not a disk"),
+            format!(
+                "give the disk's own path; if a guest has made that pool inside its disk, write raw:{at}"
+            ),
+        ));
+    }
+    Ok(found.image_format().map(|format| {
+        let instead = if hearth_origin::is_image_format(format) {
+            format!("remove it and add {format}:{at}")
+        } else {
+            "remove it and convert it to raw with `qemu-img convert`".to_owned()
+        };
+        format!(
+            "{at} is {}, and its raw bytes are served, which cannot grow as the image would; to serve the disk in it, {instead}",
+            found.what
+        )
+    }))
+}
+
 /// An origin that will not open, in the words of the control plane.
 fn failure(e: hearth_origin::OpenError) -> Error {
     use hearth_origin::OpenError as Origin;
@@ -83,6 +130,7 @@ fn failure(e: hearth_origin::OpenError) -> Error {
         Origin::Scheme(_) | Origin::Uri(_) | Origin::Image(_) | Origin::ReadOnly(_) => {
             return Error::invalid(e.to_string(), "");
         }
+        Origin::Missing { .. } => return Error::unavailable(e.to_string(), ""),
         Origin::File(_) | Origin::Nbd(_) => {
             return Error::unavailable(format!("cannot use the origin: {e}"), "");
         }

@@ -552,10 +552,13 @@ impl Engine {
         })
     }
 
-    /// A disk's statistics.
+    /// A disk's statistics. Data left dirty by an earlier run counts as dirty since the first call.
     pub fn stats(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
-        let core = self.core();
-        let d = core.disk(id)?;
+        let mut core = self.core();
+        let d = core.disk_mut(id)?;
+        if d.is_dirty() && d.dirty_since_ns == 0 {
+            d.dirty_since_ns = now_ns;
+        }
         Some(DiskStats {
             counters: d.counters,
             cached_blocks: d.cached,

@@ -3,6 +3,14 @@
 //! The sentences reach the user unchanged, so each says what, why and what to do. The
 //! variants hit while walking the log carry no allocation: the end of every log is an error.
 
+/// A small size for people.
+fn mib(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{bytes} bytes"),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
 /// Why a structure could not be read from, or put on, flash.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
@@ -56,7 +64,9 @@ pub enum FormatError {
     },
     /// Too small to be formatted.
     #[error(
-        "the device has {actual} bytes but a pool needs at least {needed}; use a larger one or smaller segments"
+        "it has {} but a pool needs at least {}; use a larger device, or make a larger file with --size",
+        mib(*actual),
+        mib(needed.next_multiple_of(1 << 20))
     )]
     TooSmall {
         /// Bytes needed.

@@ -25,6 +25,30 @@ pub struct Found {
     pub offset: u64,
 }
 
+/// What [`identify`] calls a pool of ours.
+const HEARTH_POOL: &str = "a Hearth pool";
+
+impl Found {
+    /// True for a pool of Hearth.
+    pub fn is_pool(&self) -> bool {
+        self.what == HEARTH_POOL
+    }
+
+    /// For a disk image, its format's usual short name.
+    pub fn image_format(&self) -> Option<&'static str> {
+        let format = |word: &str| match word {
+            "qcow2" => Some("qcow2"),
+            "QED" => Some("qed"),
+            "VMDK" => Some("vmdk"),
+            "VHDX" => Some("vhdx"),
+            "VHD" => Some("vhd"),
+            "VDI" => Some("vdi"),
+            _ => None,
+        };
+        self.what.split(' ').find_map(format)
+    }
+}
+
 /// Bytes looked at from the start: up to the second superblock copy of a pool and the marks
 /// of VMFS, both at 1 MiB.
 const HEAD_BYTES: u64 = (1 << 20) + (64 << 10);
@@ -208,7 +232,7 @@ fn hearth_pool(view: &View) -> Option<Found> {
         .into_iter()
         .map(|block| block * hearth_io::BLOCK)
         .find(|offset| view.has(*offset, &SUPERBLOCK_MAGIC))?;
-    found("a Hearth pool", offset)
+    found(HEARTH_POOL, offset)
 }
 
 /// LVM2: a label in one of the first four sectors (lvm.conf `scan` of label sectors).

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use hearth_trace::{FRAME_RECORDS, Output, Record, TraceError, Writer};
+use hearth_trace::{FRAME_RECORDS, Format, Record, TraceError, Writer};
 
 use crate::recording::{BYTES_MIN, RecordError, RecordOptions, RecordingStatus, room};
 
@@ -74,7 +74,7 @@ fn create(path: &Path) -> Result<File, RecordError> {
 }
 
 fn begin(file: File) -> Result<Writer<Counting>, RecordError> {
-    Ok(Writer::new(Counting { file, bytes: 0 }, Output::Hearth)?)
+    Ok(Writer::new(Counting { file, bytes: 0 }, Format::Hearth)?)
 }
 
 /// True if the name is that of the file, not of another or a link.

@@ -33,13 +33,15 @@ pub struct RecordOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The disk is not watched.
-    #[error("the disk is not attached, so there is nothing to record")]
+    #[error(
+        "the disk is not attached, so there is nothing to record; `hearth disk show DISK` says why"
+    )]
     NoDisk,
     /// One is under way.
-    #[error("the disk is being recorded already; stop that with `hearth trace record --stop`")]
+    #[error("the disk is being recorded already; stop that with `hearth trace record DISK --stop`")]
     Busy,
     /// None is under way.
-    #[error("the disk is not being recorded")]
+    #[error("the disk is not being recorded; begin with `hearth trace record DISK --out FILE`")]
     Idle,
     /// Too small a limit.
     #[error("a recording needs at least 1 MiB; raise --max-size")]

@@ -33,8 +33,8 @@ const END_TIME: Duration = Duration::from_secs(20);
 const KILL_TIME: Duration = Duration::from_secs(5);
 /// How often a socket that is about to be listened on is tried.
 const TRY_EVERY: Duration = Duration::from_millis(5);
-/// Longest line of its complaints that is kept.
-const LINE_MAX: u64 = 1000;
+/// Longest line of its complaints that is kept whole: it may repeat our arguments, and a path.
+const LINE_MAX: u64 = 16 << 10;
 
 struct State {
     child: Option<Child>,
@@ -63,6 +63,19 @@ pub(crate) struct Supervisor {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a complaint of the process says, without its name and our own arguments before it.
+fn said(line: &str) -> &str {
+    let line = line
+        .strip_prefix(PROGRAM)
+        .and_then(|rest| rest.strip_prefix(": "))
+        .unwrap_or(line);
+    // The arguments are JSON objects.
+    match line.strip_prefix("--") {
+        Some(option) => option.rsplit_once("}: ").map_or(line, |(_, said)| said),
+        None => line,
+    }
 }
 
 /// Makes the directory for sockets and pid files, and ends processes an earlier daemon left
@@ -251,6 +264,7 @@ impl Shared {
                 line.clear();
                 if !text.is_empty() {
                     tracing::warn!(image = %self.name, "{text}");
+                    let text = said(&text).to_owned();
                     lock(&self.state).last = Some(match before.replace(text.clone()) {
                         Some(before) => format!("{before}; {text}"),
                         None => text,
@@ -270,7 +284,9 @@ impl Shared {
                 .last
                 .take()
                 .map_or(String::new(), |l| format!(": {l}"));
-            state.last = Some(format!("{PROGRAM} ended ({status}){said}"));
+            state.last = Some(format!(
+                "{PROGRAM} ended ({status}){said}; see with `qemu-img info` whether it is there, whole and of this format"
+            ));
         }
         let _ = std::fs::remove_file(&self.pid_file);
         let _ = std::fs::remove_file(&self.socket);
@@ -344,6 +360,28 @@ impl Dial for Supervisor {
         match state.child {
             Some(_) => None,
             None => state.last.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::said;
+
+    #[test]
+    fn complaints_are_freed_of_our_arguments() {
+        for (line, what) in [
+            (
+                r#"qemu-storage-daemon: --blockdev {"driver":"qcow2","file":{"filename":"/x"},"node-name":"disk"}: Image is not in qcow2 format"#,
+                "Image is not in qcow2 format",
+            ),
+            ("qemu-storage-daemon: warning: a: b", "warning: a: b"),
+            (
+                "Is another process using the image [/x}: y]?",
+                "Is another process using the image [/x}: y]?",
+            ),
+        ] {
+            assert_eq!(said(line), what);
         }
     }
 }

@@ -45,6 +45,17 @@ pub enum OpenError {
     /// An image's description that is none.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// An image's file is not there, or may not be read.
+    #[error(
+        "the image {} cannot be opened: {source}; check that it exists and that the daemon's user may read and write it",
+        .path.display()
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// An image that can only be read.
     #[error("{0} can only be read; add the disk with --read-only")]
     ReadOnly(String),
@@ -72,6 +83,11 @@ fn kind(source: &Source) -> Result<Kind, OpenError> {
             },
         },
     }
+}
+
+/// True if `FORMAT:PATH` is an image on this host.
+pub fn is_image_format(format: &str) -> bool {
+    Image::is_path(format)
 }
 
 /// Says what is wrong with a spec's form, without opening anything.
@@ -102,11 +118,31 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
             return Err(OpenError::ReadOnly(image.name()));
         }
         Kind::Image(image) => {
+            // QEMU would say it, too, but only after a process was started for it.
+            if let Some(path) = image.path() {
+                readable(path).map_err(|source| OpenError::Missing {
+                    path: path.to_owned(),
+                    source,
+                })?;
+            }
             let origin = ImageOrigin::open(&image, &how.images, how.read_only, how.timeout)?;
             Device::remote(Arc::new(origin))
         }
     };
     Ok(spec.wrap(device)?)
+}
+
+fn readable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // A named pipe must not keep us waiting for somebody to write into it.
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(std::io::ErrorKind::IsADirectory.into());
+    }
+    Ok(())
 }
 
 /// True if what a spec names seems to be there, with at least `size` bytes where that can be

@@ -44,7 +44,7 @@ pub enum ReplayError {
     #[error("{0}")]
     Open(String),
     /// The target is too small to hold a request.
-    #[error("the target has {0} bytes, which is too small for a replay")]
+    #[error("the target has {0} bytes, which is too small for a replay; give a larger one")]
     TooSmall(u64),
     /// The connection or the driver broke.
     #[error("the target {name} cannot be used any more: {why}; see whether its server still runs")]

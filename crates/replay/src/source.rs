@@ -37,6 +37,10 @@ pub struct Plan {
     pub first_us: u64,
     /// Microseconds from the first to the last.
     pub span_us: u64,
+    /// Requests of the disk left out because only reads are wanted.
+    pub not_reads: u64,
+    /// The first record that is missing, if the trace ends in an unfinished frame.
+    pub torn: Option<u64>,
 }
 
 fn open(select: &Select) -> Result<Reader, ReplayError> {
@@ -62,9 +66,12 @@ fn in_part(select: &Select, at: &mut u64) -> bool {
 pub fn scan(select: &Select) -> Result<Plan, ReplayError> {
     let mut plan = Plan::default();
     let (mut disks, mut last_us, mut any, mut at) = (0, 0, false, 0);
-    for record in open(select)? {
+    let mut reader = open(select)?;
+    for record in reader.by_ref() {
         let record = record?;
         disks = disks.max(record.disk.saturating_add(1));
+        let chosen = select.disk.is_none_or(|d| d == record.disk);
+        plan.not_reads += u64::from(chosen && select.reads_only && record.op != Op::Read);
         if !wanted(select, &record) || !in_part(select, &mut at) {
             continue;
         }
@@ -79,6 +86,7 @@ pub fn scan(select: &Select) -> Result<Plan, ReplayError> {
             .end
             .max(record.offset.saturating_add(u64::from(record.length)));
     }
+    plan.torn = reader.torn();
     plan.span_us = last_us.saturating_sub(plan.first_us);
     match select.disk {
         Some(disk) if disk >= disks => Err(ReplayError::NoDisk(disk)),
@@ -243,7 +251,8 @@ mod tests {
                 writes: 1,
                 end: 15_000,
                 first_us: 1000,
-                span_us: 500
+                span_us: 500,
+                ..Plan::default()
             }
         );
         assert_eq!(
@@ -279,6 +288,7 @@ mod tests {
         (select.skip, select.limit) = (0, None);
         select.reads_only = true;
         assert_eq!(pieces(&select, 4096, 1, 4096).len(), 1);
+        assert_eq!(scan(&select).expect("a plan").not_reads, 2);
         select.disk = Some(4);
         assert!(matches!(scan(&select), Err(ReplayError::NoDisk(4))));
     }

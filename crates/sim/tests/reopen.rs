@@ -208,3 +208,15 @@ fn a_disk_that_grew_while_it_was_away_forgets_the_padding_of_its_last_block() {
         .expect("attached");
     assert_eq!(cached(), 0);
 }
+
+#[test]
+fn what_an_earlier_run_left_dirty_counts_from_the_start() {
+    const NOW: u64 = 1 << 50;
+    let mut flash = pool();
+    Life::new(&mut flash).write(3);
+    flash.process_death();
+    let (engine, _) = open(&mut flash, false).expect("opened");
+    let dirty_for = |now| engine.stats(DISK, now).expect("known").dirty_for_ns;
+    assert_eq!(dirty_for(NOW), 1);
+    assert_eq!(dirty_for(NOW + 500), 500);
+}

@@ -35,6 +35,8 @@ pub struct Workload {
     pub reads: u64,
     /// Block accesses of writes.
     pub writes: u64,
+    /// The first record that is missing, if the trace ended in an unfinished frame.
+    pub torn: Option<u64>,
 }
 
 impl Workload {
@@ -44,12 +46,15 @@ impl Workload {
     /// # Errors
     ///
     /// When the trace cannot be read.
-    pub fn load(name: &str, reader: Reader) -> Result<Workload, TraceError> {
+    pub fn load(name: &str, mut reader: Reader) -> Result<Workload, TraceError> {
         let mut builder = Builder::new(name);
-        for record in reader {
+        for record in reader.by_ref() {
             builder.push(record?);
         }
-        Ok(builder.finish())
+        Ok(Workload {
+            torn: reader.torn(),
+            ..builder.finish()
+        })
     }
 
     /// A workload of given requests, for tests and made loads.

@@ -69,6 +69,15 @@ fn scsi_op(code: u16) -> Option<Op> {
     }
 }
 
+/// The operation code to write: the ones of 16 bytes, which can address any disk.
+pub(crate) fn scsi_code(op: Op) -> u16 {
+    match op {
+        Op::Read => 0x88,
+        Op::Flush => 0x91,
+        Op::Write | Op::Discard => 0x8A,
+    }
+}
+
 /// Understands a vscsi record, version 2 if `second`.
 pub(crate) fn vscsi(b: &[u8], second: bool) -> Result<Option<Record>, String> {
     let v = vscsi_fields(b, second);

@@ -15,7 +15,7 @@ pub enum TraceError {
     },
     /// Reading or decompressing failed on the way.
     #[error(
-        "the trace cannot be read past record {record}: {source}; the file is cut off or damaged there"
+        "the trace cannot be read past record {record}: {source}; the file is cut off or damaged there, so fetch it again"
     )]
     Io {
         /// Records read before, i.e. the number of the one that failed, from 0.
@@ -35,7 +35,7 @@ pub enum TraceError {
     },
     /// The file ends inside a record.
     #[error(
-        "the trace ends inside record {record}: {have} of {need} bytes are there; what came before it was read"
+        "the trace ends inside record {record}: {have} of {need} bytes are there; fetch the whole file, or cut it off before that record"
     )]
     Truncated {
         /// Its number, from 0.

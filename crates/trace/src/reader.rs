@@ -116,9 +116,10 @@ impl Reader {
         self.format
     }
 
-    /// Did the trace end in a frame that was never finished, as a kill leaves it?
-    pub fn torn(&self) -> bool {
-        self.torn
+    /// The first record of a frame that was never finished, if the trace ended in one, as a kill
+    /// leaves it: it and what followed in that frame are missing.
+    pub fn torn(&self) -> Option<u64> {
+        self.torn.then_some(self.at)
     }
 
     fn bad(&self, why: impl Into<String>) -> TraceError {

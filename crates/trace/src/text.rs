@@ -11,7 +11,7 @@ const SECTOR: u64 = 512;
 /// Disks told apart in one trace; beyond that a trace is taken for damaged.
 const DISKS_MAX: usize = 65_536;
 /// Ticks of 100 ns per microsecond, the unit of Windows file times.
-const FILETIME_TICKS_PER_US: u64 = 10;
+pub(crate) const FILETIME_TICKS_PER_US: u64 = 10;
 
 /// Gives names of disks numbers, in order of appearance.
 #[derive(Debug, Default)]

@@ -1,25 +1,19 @@
-//! Writes traces: Hearth's own form, and CSV for everything else that reads traces.
+//! Writes traces: Hearth's own form, and the others for everything else that reads traces.
 
 use std::io::Write;
 
 use crate::error::TraceError;
+use crate::foreign::{Foreign, Lost};
+use crate::format::Format;
 use crate::frame::{self, FRAME_RECORDS};
 use crate::record::{Op, Record};
-
-/// A form that can be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Hearth's own.
-    Hearth,
-    /// `time_us,op,offset_bytes,length_bytes`. It has no disks: traces of several do not fit.
-    Csv,
-}
 
 /// A trace being written. Call [`finish`](Self::finish): what is not flushed is lost.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     out: W,
-    output: Output,
+    format: Format,
+    foreign: Foreign,
     pending: Vec<Record>,
     bytes: Vec<u8>,
 }
@@ -29,16 +23,24 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     ///
-    /// When the header cannot be written.
-    pub fn new(mut out: W, output: Output) -> Result<Writer<W>, TraceError> {
-        match output {
-            Output::Hearth => out.write_all(&frame::header()),
-            Output::Csv => out.write_all(b"time_us,op,offset_bytes,length_bytes\n"),
+    /// When the header cannot be written, or the form is one that is only read.
+    pub fn new(mut out: W, format: Format) -> Result<Writer<W>, TraceError> {
+        let foreign = Foreign::new(format);
+        match format {
+            Format::Hearth => out.write_all(&frame::header()),
+            Format::Keys => {
+                return Err(TraceError::Unwritable {
+                    format: format.name(),
+                    why: "this form is only read; choose another",
+                });
+            }
+            _ => out.write_all(foreign.heading()),
         }
         .map_err(TraceError::Write)?;
         Ok(Writer {
             out,
-            output,
+            format,
+            foreign,
             pending: Vec::new(),
             bytes: Vec::new(),
         })
@@ -53,39 +55,23 @@ impl<W: Write> Writer<W> {
         let end = record.offset.checked_add(u64::from(record.length));
         if end.is_none() || (record.length == 0) != (record.op == Op::Flush) {
             return Err(TraceError::Unwritable {
-                format: "hearth or csv",
+                format: self.format.name(),
                 why: "its range is empty or beyond any disk",
             });
         }
-        match self.output {
-            Output::Hearth => {
-                self.pending.push(record);
-                if self.pending.len() == FRAME_RECORDS {
-                    self.frame()?;
-                }
-                Ok(())
-            }
-            Output::Csv => {
-                if record.disk != 0 {
-                    return Err(TraceError::Unwritable {
-                        format: "csv",
-                        why: "CSV has no disk numbers; choose --disk, or write Hearth's own format",
-                    });
-                }
-                let op = match record.op {
-                    Op::Read => 'R',
-                    Op::Write => 'W',
-                    Op::Discard => 'D',
-                    Op::Flush => 'F',
-                };
-                writeln!(
-                    self.out,
-                    "{},{op},{},{}",
-                    record.time_us, record.offset, record.length
-                )
-                .map_err(TraceError::Write)
-            }
+        if self.format != Format::Hearth {
+            return self.foreign.push(&mut self.out, record);
         }
+        self.pending.push(record);
+        if self.pending.len() == FRAME_RECORDS {
+            self.frame()?;
+        }
+        Ok(())
+    }
+
+    /// What the form did not take so far.
+    pub fn lost(&self) -> Lost {
+        self.foreign.lost()
     }
 
     /// Ends the frame at hand, so that a kill from here on costs none of its records.
@@ -114,6 +100,8 @@ impl<W: Write> Writer<W> {
     ///
     /// When writing fails.
     pub fn finish(mut self) -> Result<W, TraceError> {
+        let rest = self.foreign.rest();
+        self.out.write_all(&rest).map_err(TraceError::Write)?;
         self.frame()?;
         Ok(self.out)
     }

@@ -3,7 +3,7 @@
 use std::io::{BufReader, Cursor, Write};
 
 use hearth_trace::{
-    FRAME_RECORDS, Format, HEADER_BYTES, Op, Options, Output, Reader, Record, TraceError, Writer,
+    FRAME_RECORDS, Format, HEADER_BYTES, Op, Options, Reader, Record, TraceError, Writer,
 };
 
 fn records(n: u64) -> Vec<Record> {
@@ -18,7 +18,7 @@ fn records(n: u64) -> Vec<Record> {
         .collect()
 }
 
-fn written(records: &[Record], output: Output) -> Vec<u8> {
+fn written(records: &[Record], output: Format) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), output).expect("a header");
     for r in records {
         writer.push(*r).expect("a record");
@@ -37,18 +37,18 @@ fn read(bytes: Vec<u8>) -> Result<Vec<Record>, TraceError> {
 #[test]
 fn own_form_and_csv_come_back() {
     let records = records(FRAME_RECORDS as u64 * 2 + 77);
-    for output in [Output::Hearth, Output::Csv] {
+    for output in [Format::Hearth, Format::Csv] {
         assert_eq!(read(written(&records, output)).expect("read"), records);
     }
-    let own = written(&records, Output::Hearth).len();
-    let csv = written(&records, Output::Csv).len();
+    let own = written(&records, Format::Hearth).len();
+    let csv = written(&records, Format::Csv).len();
     assert!(own * 3 < csv, "{own} bytes against {csv}");
 }
 
 #[test]
 fn compression_is_taken_off() {
     let records = records(1000);
-    let plain = written(&records, Output::Csv);
+    let plain = written(&records, Format::Csv);
     let zstd = zstd::encode_all(&plain[..], 3).expect("zstd");
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(&plain).expect("gzip");
@@ -73,8 +73,8 @@ fn compression_is_taken_off() {
 #[test]
 fn a_torn_tail_is_cut_off_and_damage_before_it_is_said() {
     let records = records(FRAME_RECORDS as u64 + 50);
-    let whole = written(&records, Output::Hearth);
-    let first = written(&records[..FRAME_RECORDS], Output::Hearth).len();
+    let whole = written(&records, Format::Hearth);
+    let first = written(&records[..FRAME_RECORDS], Format::Hearth).len();
     for cut in [
         first + 1,
         first + 15,
@@ -85,7 +85,7 @@ fn a_torn_tail_is_cut_off_and_damage_before_it_is_said() {
         let mut reader = reader(whole[..cut].to_vec()).expect("a header");
         let got: Result<Vec<Record>, _> = reader.by_ref().collect();
         assert_eq!(got.expect("no error").len(), FRAME_RECORDS, "cut at {cut}");
-        assert!(reader.torn());
+        assert_eq!(reader.torn(), Some(FRAME_RECORDS as u64));
     }
     // A last frame whose pages never all reached the disk.
     let mut torn = whole.clone();
@@ -93,7 +93,7 @@ fn a_torn_tail_is_cut_off_and_damage_before_it_is_said() {
     torn[last] ^= 0x40;
     let mut cut = reader(torn).expect("a header");
     assert_eq!(cut.by_ref().filter_map(Result::ok).count(), FRAME_RECORDS);
-    assert!(cut.torn());
+    assert_eq!(cut.torn(), Some(FRAME_RECORDS as u64));
     let mut damaged = whole.clone();
     damaged[HEADER_BYTES + 100] ^= 1;
     assert!(matches!(
@@ -150,7 +150,128 @@ fn a_bad_line_is_named_by_number() {
 
 #[test]
 fn a_newer_version_is_refused() {
-    let mut bytes = written(&records(1), Output::Hearth);
+    let mut bytes = written(&records(1), Format::Hearth);
     bytes[8] = 2;
     assert!(matches!(read(bytes), Err(TraceError::Newer(2))));
+}
+
+/// Every form that is written, with records it can hold whole.
+#[test]
+fn other_forms_come_back() {
+    let reads_of_blocks: Vec<Record> = (0..50)
+        .map(|i| Record {
+            time_us: i * 3_000_000,
+            disk: 0,
+            op: Op::Read,
+            offset: (i * 7 % 20) * 4096,
+            length: 4096,
+        })
+        .collect();
+    let mut of_two_disks = records(500);
+    for r in of_two_disks.iter_mut().skip(100) {
+        r.disk = 1;
+    }
+    let mut with_flushes = records(500);
+    let flush = Record {
+        op: Op::Flush,
+        offset: 0,
+        length: 0,
+        ..with_flushes[7]
+    };
+    with_flushes.insert(8, flush);
+    let mut with_discards = of_two_disks.clone();
+    with_discards[5].op = Op::Discard;
+    for (format, records) in [
+        (Format::Msr, &of_two_disks),
+        (Format::Alibaba, &of_two_disks),
+        (Format::Spc, &of_two_disks),
+        (Format::Blkparse, &with_discards),
+        (Format::Vscsi1, &with_flushes),
+        (Format::Vscsi2, &with_flushes),
+        (Format::Oracle, &reads_of_blocks),
+    ] {
+        let bytes = written(records, format);
+        let found = reader(bytes.clone()).expect("recognised");
+        assert_eq!(found.format(), format);
+        assert_eq!(&read(bytes).expect("read"), records, "{format}");
+    }
+}
+
+#[test]
+fn what_a_form_lacks_is_counted_or_refused() {
+    let record = |op, offset, length| Record {
+        time_us: 1_700_000,
+        disk: 0,
+        op,
+        offset,
+        length,
+    };
+    let odd = record(Op::Write, 700, 100);
+    let all = [
+        odd,
+        record(Op::Discard, 4096, 4096),
+        record(Op::Flush, 0, 0),
+    ];
+    for (format, left_out, widened, back) in [
+        (Format::Csv, 0, 0, odd),
+        (Format::Msr, 2, 0, odd),
+        (Format::Alibaba, 2, 0, odd),
+        (Format::Spc, 2, 1, record(Op::Write, 512, 288)),
+        (Format::Blkparse, 1, 1, record(Op::Write, 512, 512)),
+        (Format::Vscsi1, 1, 1, record(Op::Write, 512, 288)),
+        (Format::Vscsi2, 1, 1, record(Op::Write, 512, 288)),
+        (
+            Format::Oracle,
+            2,
+            1,
+            Record {
+                time_us: 0,
+                ..record(Op::Read, 0, 4096)
+            },
+        ),
+    ] {
+        let mut writer = Writer::new(Vec::new(), format).expect("a header");
+        for r in all {
+            writer.push(r).expect("a record");
+        }
+        let lost = writer.lost();
+        assert_eq!(
+            (lost.left_out, lost.widened),
+            (left_out, widened),
+            "{format}"
+        );
+        let got = read(writer.finish().expect("the rest")).expect("read");
+        assert_eq!((got[0], got.len() as u64), (back, 3 - left_out), "{format}");
+    }
+    for format in [Format::Csv, Format::Vscsi1, Format::Vscsi2, Format::Oracle] {
+        let mut writer = Writer::new(Vec::new(), format).expect("a header");
+        let second = Record { disk: 1, ..odd };
+        let refused = writer.push(second).expect_err("no place for disks");
+        assert!(refused.to_string().contains("--disk"), "{refused}");
+    }
+    let mut writer = Writer::new(Vec::new(), Format::Msr).expect("a header");
+    let late = Record {
+        time_us: u64::MAX,
+        ..odd
+    };
+    assert!(writer.push(late).is_err());
+    assert!(Writer::new(Vec::new(), Format::Keys).is_err());
+}
+
+/// `next_access_vtime` is the number of the next record of the same object.
+#[test]
+fn oracle_general_knows_the_future() {
+    let read = |block: u64| Record {
+        time_us: 0,
+        disk: 0,
+        op: Op::Read,
+        offset: block * 4096,
+        length: 4096,
+    };
+    let bytes = written(&[read(1), read(2), read(1), read(1)], Format::Oracle);
+    let next: Vec<i64> = bytes
+        .chunks_exact(24)
+        .map(|b| i64::from_le_bytes(b[16..24].try_into().expect("eight bytes")))
+        .collect();
+    assert_eq!(next, [2, -1, 3, -1]);
 }

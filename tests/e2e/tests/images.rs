@@ -313,3 +313,28 @@ fn without_qemu() -> Result<()> {
     );
     Ok(())
 }
+
+/// An image of another format is refused in words for people, not with QEMU's arguments.
+#[test]
+fn a_wrong_format_is_said_in_a_sentence() -> Result<()> {
+    if !have("images: wrong format", &TOOLS) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("160M")?;
+    let (image, _) = image(&hearth, "qcow2")?;
+    let origin = format!("vmdk:{}", path(&image));
+    let out = hearth.hearth(&["disk", "add", "d", "--origin", &origin, "--json"])?;
+    let said: Value = serde_json::from_slice(&out.stderr)?;
+    let error = said["error"].as_str().context("an error")?;
+    ensure!(
+        error.contains(&origin) && !error.contains("node-name") && !error.contains("{"),
+        "{said}"
+    );
+    ensure!(
+        said["remedy"]
+            .as_str()
+            .is_some_and(|r| r.contains("qemu-img info")),
+        "{said}"
+    );
+    Ok(())
+}

@@ -20,6 +20,7 @@ use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
+use crate::origin;
 
 /// Longest request body: settings of one disk are a few hundred bytes.
 const BODY_MAX: usize = 64 << 10;
@@ -154,7 +155,13 @@ async fn get_disks(State(control): Shared) -> Result<Json<Vec<DiskInfo>>> {
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskAdd, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn add_disk(State(control): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.add(disk)).await
+    run(control, move |c| {
+        let notice = origin::look(&disk.origin, &c.pool()?.flash)?;
+        let mut info = c.add(disk)?;
+        info.notices.extend(notice);
+        Ok(info)
+    })
+    .await
 }
 
 /// One disk.

@@ -294,3 +294,19 @@ proptest! {
         let _ = look(&image);
     }
 }
+
+#[test]
+fn images_and_pools_are_told_from_the_rest() {
+    let formats: Vec<_> = CONTAINERS
+        .iter()
+        .filter_map(|mark| with(&[(mark.offset as usize, mark.magic)])?.image_format())
+        .collect();
+    assert_eq!(
+        formats,
+        ["qcow2", "qed", "vmdk", "vmdk", "vmdk", "vhdx", "vhd", "vdi"]
+    );
+    let pool = with(&[(0, &SUPERBLOCK_MAGIC)]).unwrap();
+    assert!(pool.is_pool() && pool.image_format().is_none());
+    let other = with(&[(0, b"XFSB")]).unwrap();
+    assert!(!other.is_pool() && other.image_format().is_none());
+}
