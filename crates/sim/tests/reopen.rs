@@ -37,6 +37,13 @@ fn open(flash: &mut SimDevice, accept_damage: bool) -> Result<(Engine, OpenRepor
     Engine::open(&mut flash.media(None), options, &known)
 }
 
+/// One block of flash cannot be read any more, and no other.
+fn bad_block(flash: &mut SimDevice, block: u64) {
+    flash.faults.bad_ranges.clear();
+    let range = block * BLOCK..(block + 1) * BLOCK;
+    flash.faults.bad_ranges.push(range);
+}
+
 /// A life of a daemon, which ends without a stop. Every operation ends at once.
 struct Life<'a> {
     engine: Engine,
@@ -121,12 +128,12 @@ fn a_sector_of_a_free_segment_that_cannot_be_read_is_no_obstacle() {
     flash.process_death();
     // Inside a segment nothing was written to, and where its summary would be.
     for bad in [blocks - 1, blocks - 100] {
-        flash.faults.bad_ranges = vec![bad * BLOCK..(bad + 1) * BLOCK];
+        bad_block(&mut flash, bad);
         let (_, report) = open(&mut flash, false).expect("opened");
         assert_eq!(dirty(&report), 4);
     }
     // A block of data: it alone.
-    flash.faults.bad_ranges = vec![(first + 1) * BLOCK..(first + 2) * BLOCK];
+    bad_block(&mut flash, first + 1);
     let (_, report) = open(&mut flash, false).expect("opened");
     assert_eq!(dirty(&report), 4);
 }
@@ -141,7 +148,7 @@ fn a_descriptor_that_cannot_be_read_hides_nothing_that_was_durable() {
     let descriptors: Vec<u64> = life.written.iter().map(|(at, _)| *at).collect();
     flash.process_death();
     for bad in &descriptors[..3] {
-        flash.faults.bad_ranges = vec![bad * BLOCK..(bad + 1) * BLOCK];
+        bad_block(&mut flash, *bad);
         let refused = open(&mut flash, false).map(|_| ()).expect_err("refused");
         assert!(matches!(refused, OpenError::Damaged(_)), "{refused}");
     }
