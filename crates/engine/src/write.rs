@@ -705,6 +705,11 @@ impl Core {
         if !whole || self.flash_failed {
             return false;
         }
+        // While flash fills, there is nothing to compete with; a block nobody read would go on flash at
+        // once, and an SSD that is origin and flash in one would write everything twice.
+        if self.filling() && !cached {
+            return false;
+        }
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
         if !self.filling() && count <= self.stage.run_max() {
