@@ -30,6 +30,9 @@ const APPEND_MAX: u64 = 128;
 /// From this length on a write's places in the index are fetched into the CPU's cache together.
 const WARM_BLOCKS: u64 = 4;
 
+/// A write of an origin nobody has read yet may have waited for so many others.
+const QUEUED_WRITES: u64 = 4;
+
 impl Core {
     /// Blocks a request touches.
     pub fn blocks_of(&self, id: usize) -> (u64, u64) {
@@ -705,9 +708,13 @@ impl Core {
         if !whole || self.flash_failed {
             return false;
         }
-        // While flash fills, there is nothing to compete with; a block nobody read would go on flash at
-        // once, and an SSD that is origin and flash in one would write everything twice.
-        if self.filling() && !cached {
+        // While flash fills, there is nothing to compete with. Of an origin as fast as flash, a block
+        // nobody read is not worth that: an SSD that is both would write everything twice.
+        let origin_ns = match d.seek_ewma_ns {
+            0 => done.latency_ns / QUEUED_WRITES,
+            known => known,
+        };
+        if self.filling() && !cached && origin_ns < self.opts.fast_origin_ns {
             return false;
         }
         let mut data = buf.sub(0, (count * 4096) as usize);

@@ -210,8 +210,6 @@ impl Cache {
                 self.put(key, At::Ram, freq, false, None);
                 self.settle();
             }
-            // Written, but not read yet: not while everything would go on flash.
-            (_, None) if write && !self.full() => {}
             (_, None) => {
                 self.put(key, At::Ram, 0, false, None);
                 self.settle();
