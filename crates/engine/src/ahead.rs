@@ -206,17 +206,9 @@ impl Core {
         }
         let count = to - from;
         let len = d.clip(from, count);
-        self.next_ticket += 1;
-        let ticket = self.next_ticket;
+        let ticket = self.take_ticket(disk, from, to, true);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.prefetched += count;
-            d.tickets.push(Ticket {
-                id: ticket,
-                start: from,
-                end: to,
-                cancelled: false,
-                reading: true,
-            });
         }
         let bytes = (count * 4096) as usize;
         let data = Buf::zeroed(bytes).slice(0, bytes);
@@ -258,7 +250,7 @@ impl Core {
             let ticket = self
                 .disk(disk)
                 .and_then(|d| d.tickets.iter().find(|t| t.id == r.ticket));
-            if ticket.is_none_or(|t| t.cancelled) {
+            if ticket.is_none_or(Ticket::is_cancelled) {
                 continue;
             }
             if r.block <= block {
@@ -299,7 +291,7 @@ impl Core {
         let failed = self.flash_failed;
         let (mut valid, mut staged) = (false, false);
         if let Some(d) = self.disk_mut(r.disk) {
-            let cancelled = d.ticket(r.ticket).is_none_or(|t| t.cancelled) && !raced;
+            let cancelled = d.ticket(r.ticket).is_none_or(|t| t.is_cancelled()) && !raced;
             d.drop_ticket(r.ticket);
             valid = done.result.is_ok() && !cancelled;
             staged = valid && !failed && d.attached && d.cfg.mode != Mode::Off;

@@ -287,25 +287,31 @@ impl Core {
                     }
                 }
                 Apply::Clean { ticket, freq } => {
-                    let cancelled = self
+                    let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+                    let ticket = self
                         .disk_mut(item.disk)
-                        .is_none_or(|d| d.ticket(ticket).is_none_or(|t| t.cancelled));
-                    if !cancelled || self.opts.faults.has(Fault::CacheRacedMiss) {
-                        for i in 0..item.count {
-                            let block = item.block + u64::from(i);
-                            self.map(
-                                item.disk,
-                                block,
-                                item.slot + i,
-                                item.crcs[i as usize],
-                                false,
-                                u64::from(freq),
-                                now,
-                            );
+                        .and_then(|d| d.ticket(ticket).cloned());
+                    let mut voided = 0;
+                    for i in 0..item.count {
+                        let block = item.block + u64::from(i);
+                        if !raced && ticket.as_ref().is_none_or(|t| t.voids(block)) {
+                            voided += 1;
+                            continue;
                         }
-                    } else {
-                        self.void_fill(item.disk, item.block, u64::from(item.count));
+                        self.void_fill(item.disk, block - voided, voided);
+                        voided = 0;
+                        self.map(
+                            item.disk,
+                            block,
+                            item.slot + i,
+                            item.crcs[i as usize],
+                            false,
+                            u64::from(freq),
+                            now,
+                        );
                     }
+                    let end = item.block + u64::from(item.count);
+                    self.void_fill(item.disk, end - voided, voided);
                 }
                 Apply::Move { old, dirty, freq } => {
                     for i in 0..item.count {
@@ -356,7 +362,7 @@ impl Core {
             let newer = b == block + count
                 || self
                     .disk(disk)
-                    .is_none_or(|d| d.zero.contains(b) || d.dirty.contains(b))
+                    .is_none_or(|d| d.zero.contains(b) || d.dirty.contains(b) || d.copy_queued(b))
                 || self.superseding(disk, b, b + 1);
             if newer {
                 if b > run {

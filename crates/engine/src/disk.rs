@@ -4,18 +4,32 @@ use crate::api::{DiskConfig, Mode};
 use crate::blockset::BlockSet;
 use crate::stats::{DiskCounters, Latency};
 use hearth_policy::Sequential;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 
-/// A read of the origin in flight. While it lives, a write to its range cancels its fill:
-/// what was read is older than what the write leaves behind.
-#[derive(Clone, Copy, Debug)]
+/// A copy of the origin on its way to flash. While it lives, a write to its range cancels its
+/// fill: what was read is older than what the write leaves behind.
+#[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     pub id: u64,
     pub start: u64,
     pub end: u64,
-    pub cancelled: bool,
+    /// What was written meanwhile. What still reads the origin is then given up as a whole; of
+    /// what waits to be appended, which may be long, the rest stays good.
+    pub cancelled: SmallVec<[(u64, u64); 1]>,
     /// It still reads the origin (false: only its append to flash is pending).
     pub reading: bool,
+}
+
+impl Ticket {
+    pub fn is_cancelled(&self) -> bool {
+        !self.cancelled.is_empty()
+    }
+
+    /// Was this block written meanwhile?
+    pub fn voids(&self, block: u64) -> bool {
+        self.cancelled.iter().any(|&(s, e)| s <= block && block < e)
+    }
 }
 
 /// A write, discard or zeroing that holds blocks `start..end` alone.
@@ -231,13 +245,22 @@ impl Disk {
             .iter_mut()
             .filter(|t| t.start < end && start < t.end)
         {
-            if !t.cancelled {
+            if !t.is_cancelled() {
                 self.counters.fills_cancelled += 1;
             }
-            t.cancelled = true;
+            t.cancelled.push((start, end));
+            t.cancelled.push((start, end));
             appended |= !t.reading;
         }
         appended
+    }
+
+    /// Waits a copy of this block to be appended that no write has voided?
+    pub fn copy_queued(&self, block: u64) -> bool {
+        let covers = |t: &Ticket| t.start <= block && block < t.end;
+        self.tickets
+            .iter()
+            .any(|t| !t.reading && covers(t) && !t.voids(block))
     }
 
     pub fn ticket(&mut self, id: u64) -> Option<&mut Ticket> {

@@ -5,7 +5,7 @@
 //! write that arrives while the ticket lives cancels it, so what the miss read is given to
 //! its reader but never cached (invariant 4).
 
-use crate::api::{Effects, Mode, ReqError, ReqOp, Request};
+use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::core::{Core, INTERNAL, OpCtx, Phase, ewma, req_error};
 use crate::disk::Ticket;
 use crate::faults::Fault;
@@ -352,9 +352,7 @@ impl Core {
             data = Buf::zeroed((count * 4096) as usize).slice(0, (count * 4096) as usize);
             copy = true;
         }
-        self.next_ticket += 1;
-        let ticket = self.next_ticket;
-        let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+        let ticket = self.take_ticket(disk, block, block + count, true);
         let Some(d) = self.disk_mut(disk) else { return };
         if fill != Fill::Allowed && owner != INTERNAL {
             d.counters.bypassed_sequential +=
@@ -365,15 +363,6 @@ impl Core {
         if owner != INTERNAL {
             d.counters.read_miss_bytes += count * 4096;
         }
-        // A write that is under way may reach the origin before or after this read.
-        let cancelled = d.locked(block, block + count) && !raced;
-        d.tickets.push(Ticket {
-            id: ticket,
-            start: block,
-            end: block + count,
-            cancelled,
-            reading: true,
-        });
         let len = d.clip(block, count);
         self.reqs[id].pending += 1;
         let piece = data.sub(0, len as usize);
@@ -608,7 +597,7 @@ impl Core {
         let Some(d) = self.disk_mut(miss.disk) else {
             return;
         };
-        let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.cancelled) && !ignore;
+        let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.is_cancelled()) && !ignore;
         let cached = !cancelled && !failed && d.attached && d.cfg.mode != Mode::Off;
         if miss.admit && !miss.stage && cached && room {
             if let Some(t) = d.ticket(miss.ticket) {
@@ -628,6 +617,28 @@ impl Core {
             }
         }
         self.read_part_done(id, now, fx);
+    }
+
+    /// Announces a copy of the origin; see [`Ticket`].
+    pub fn take_ticket(&mut self, disk: DiskId, start: u64, end: u64, reading: bool) -> u64 {
+        self.next_ticket += 1;
+        let id = self.next_ticket;
+        let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+        if let Some(d) = self.disk_mut(disk) {
+            // A write that is under way may reach the origin before or after this read.
+            let mut cancelled = SmallVec::new();
+            if reading && d.locked(start, end) && !raced {
+                cancelled.push((start, end));
+            }
+            d.tickets.push(Ticket {
+                id,
+                start,
+                end,
+                cancelled,
+                reading,
+            });
+        }
+        id
     }
 
     /// Puts a copy of the origin, used `freq` times since it came, in the append queue.

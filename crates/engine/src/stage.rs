@@ -15,7 +15,6 @@
 
 use crate::api::{DiskId, Mode};
 use crate::core::Core;
-use crate::disk::Ticket;
 use crate::read::FILLS_MAX;
 use hearth_io::{Buf, BufSlice};
 use hearth_policy::{Place, Policy, Stay, Use, spread};
@@ -327,17 +326,9 @@ impl Core {
     /// Puts a clean run, which nobody writes, in the append queue.
     fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, freq: u8) {
         let count = (data.len() / BYTES) as u64;
-        self.next_ticket += 1;
-        let ticket = self.next_ticket;
+        let ticket = self.take_ticket(disk, block, block + count, false);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.fills += count;
-            d.tickets.push(Ticket {
-                id: ticket,
-                start: block,
-                end: block + count,
-                cancelled: false,
-                reading: false,
-            });
         }
         self.append_clean(disk, block, data, ticket, freq);
     }

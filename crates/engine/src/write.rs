@@ -14,7 +14,7 @@
 
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::core::{ANSWERED, Core, INTERNAL, OpCtx, Phase, req_error};
-use crate::disk::{Disk, Lock, SyncWaiter, Ticket};
+use crate::disk::{Disk, Lock, SyncWaiter};
 use crate::faults::Fault;
 use crate::index::Key;
 use crate::log::{Apply, Item, Then};
@@ -663,10 +663,12 @@ impl Core {
             // Only after flash failed: the origin now holds what was written.
             d.zero.remove_range(start, end);
         }
+        // A copy that was still on its way to flash is one that was read.
+        let read = cached || self.reqs[id].fills_appended;
         let renewed = ok
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
-            && self.renew(id, disk, start, end, cached, &done, now);
+            && self.renew(id, disk, start, end, read, &done, now);
         if had && !renewed && !self.flash_failed && !self.opts.faults.has(Fault::SkipDropRecord) {
             self.log
                 .record(Kind::DropRun, disk, start, end - start, Then::Nothing);
@@ -692,7 +694,7 @@ impl Core {
         disk: DiskId,
         start: u64,
         end: u64,
-        cached: bool,
+        read: bool,
         done: &IoDone,
         now: u64,
     ) -> bool {
@@ -714,14 +716,14 @@ impl Core {
             0 => done.latency_ns / QUEUED_WRITES,
             known => known,
         };
-        if self.filling() && !cached && origin_ns < self.opts.fast_origin_ns {
+        if self.filling() && !read && origin_ns < self.opts.fast_origin_ns {
             return false;
         }
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
         if !self.filling() && count <= self.stage.run_max() {
             let stay = Stay {
-                freq: u8::from(cached),
+                freq: u8::from(read),
                 covered: false,
                 unused: None,
             };
@@ -729,24 +731,14 @@ impl Core {
             return false;
         }
         let room = u64::from(self.log.room()) >= count * 2;
-        if !room || !(cached || self.deserves(disk, start, false)) {
+        if !room || !(read || self.deserves(disk, start, false)) {
             return false;
         }
         if !self.own_room(disk, count, now) {
             return false;
         }
-        self.next_ticket += 1;
-        let ticket = self.next_ticket;
-        if let Some(d) = self.disk_mut(disk) {
-            d.tickets.push(Ticket {
-                id: ticket,
-                start,
-                end,
-                cancelled: false,
-                reading: false,
-            });
-        }
-        self.append_clean(disk, start, data, ticket, u8::from(cached));
+        let ticket = self.take_ticket(disk, start, end, false);
+        self.append_clean(disk, start, data, ticket, u8::from(read));
         true
     }
 }

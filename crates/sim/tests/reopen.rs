@@ -1,27 +1,17 @@
 //! What a start after a crash makes of flash it cannot read everywhere, and of a disk that grew.
 
 mod common;
+#[path = "common/life.rs"]
+mod life;
 
-use hearth_engine::api::{Effects, OriginState, Request};
+use hearth_engine::api::{OriginState, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
-use hearth_io::{BLOCK, Buf, OpKind, Target};
-use hearth_sim::device::{Base, SimDevice, Tear};
-use hearth_sim::prng::Prng;
+use hearth_io::{BLOCK, Buf};
+use hearth_sim::device::SimDevice;
+use life::{Life, pool};
 
 const DISK: u16 = 1;
 const SIZE: u64 = 1024 * BLOCK;
-const FLASH_SIZE: u64 = 16 << 20;
-const SEGMENT_BLOCKS: u32 = 256;
-
-fn device(target: Target, size: u64) -> SimDevice {
-    SimDevice::new(target, size, BLOCK, Base::Zeros, Tear::Block, Prng::new(7))
-}
-
-fn pool() -> SimDevice {
-    let mut flash = device(Target::Flash(0), FLASH_SIZE);
-    common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
-    flash
-}
 
 fn open(flash: &mut SimDevice, accept_damage: bool) -> Result<(Engine, OpenReport), OpenError> {
     let known = [KnownDisk {
@@ -44,72 +34,29 @@ fn bad_block(flash: &mut SimDevice, block: u64) {
     flash.faults.bad_ranges.push(range);
 }
 
-/// A life of a daemon, which ends without a stop. Every operation ends at once.
-struct Life<'a> {
-    engine: Engine,
-    flash: &'a mut SimDevice,
-    origin: SimDevice,
-    now: u64,
-    /// Writes of flash, in order.
-    written: Vec<(u64, u64)>,
+fn life(flash: &mut SimDevice) -> Life<'_> {
+    let (engine, _) = open(flash, false).expect("opened");
+    Life::new(engine, flash, common::disk(DISK, SIZE))
 }
 
-impl<'a> Life<'a> {
-    fn new(flash: &'a mut SimDevice) -> Life<'a> {
-        let (engine, _) = open(flash, false).expect("opened");
-        let config = common::disk(DISK, SIZE);
-        engine
-            .attach(config, OriginState::Flushed)
-            .expect("attached");
-        Life {
-            engine,
-            flash,
-            origin: device(Target::Origin(DISK), SIZE),
-            now: 1,
-            written: Vec::new(),
-        }
-    }
+/// Writes a block, durably.
+fn write(life: &mut Life, block: u64) {
+    let buf = Buf::zeroed(BLOCK as usize);
+    buf.all().bytes_mut().fill(block as u8 + 1);
+    let at = block * BLOCK;
+    life.ask(Request::write(1, DISK, at, BLOCK, true, &buf, life.now));
+}
 
-    fn ask(&mut self, request: Request) {
-        let mut fx = Effects::default();
-        self.engine.submit(self.now, &mut vec![request], &mut fx);
-        while !self.carry_out(&mut fx) {
-            self.tick(&mut fx);
-        }
+/// Flash after four dirty blocks and a crash, and where on it their batches lie.
+fn four_dirty() -> (SimDevice, Vec<(u64, u64)>) {
+    let mut flash = pool();
+    let mut life = life(&mut flash);
+    for block in 0..4 {
+        write(&mut life, block);
     }
-
-    /// Carries out all operations; true if the request was answered meanwhile.
-    fn carry_out(&mut self, fx: &mut Effects) -> bool {
-        while !fx.ios.is_empty() {
-            let mut dones = Vec::new();
-            for op in std::mem::take(&mut fx.ios) {
-                let device = match op.target {
-                    Target::Flash(_) => &mut *self.flash,
-                    Target::Origin(_) => &mut self.origin,
-                };
-                if op.target == Target::Flash(0) && op.kind == OpKind::Write {
-                    self.written.push((op.offset / BLOCK, op.len / BLOCK));
-                }
-                let token = device.submit(op).0;
-                dones.push(device.complete(token, 50_000).expect("in flight").done);
-            }
-            self.engine.io_done(self.now, &mut dones, fx);
-        }
-        fx.completions.pop().is_some()
-    }
-
-    fn tick(&mut self, fx: &mut Effects) {
-        self.now += 50_000_000;
-        self.engine.tick(self.now, fx);
-    }
-
-    /// Writes a block, durably.
-    fn write(&mut self, block: u64) {
-        let buf = Buf::zeroed(BLOCK as usize);
-        buf.all().bytes_mut().fill(block as u8 + 1);
-        let at = block * BLOCK;
-        self.ask(Request::write(1, DISK, at, BLOCK, true, &buf, self.now));
-    }
+    let written = life.written;
+    flash.process_death();
+    (flash, written)
 }
 
 fn dirty(report: &OpenReport) -> u64 {
@@ -118,14 +65,9 @@ fn dirty(report: &OpenReport) -> u64 {
 
 #[test]
 fn a_sector_of_a_free_segment_that_cannot_be_read_is_no_obstacle() {
-    let mut flash = pool();
-    let mut life = Life::new(&mut flash);
-    for block in 0..4 {
-        life.write(block);
-    }
-    let first = life.written[0].0;
+    let (mut flash, written) = four_dirty();
+    let first = written[0].0;
     let blocks = flash.blocks() as u64;
-    flash.process_death();
     // Inside a segment nothing was written to, and where its summary would be.
     for bad in [blocks - 1, blocks - 100] {
         bad_block(&mut flash, bad);
@@ -140,15 +82,9 @@ fn a_sector_of_a_free_segment_that_cannot_be_read_is_no_obstacle() {
 
 #[test]
 fn a_descriptor_that_cannot_be_read_hides_nothing_that_was_durable() {
-    let mut flash = pool();
-    let mut life = Life::new(&mut flash);
-    for block in 0..4 {
-        life.write(block);
-    }
-    let descriptors: Vec<u64> = life.written.iter().map(|(at, _)| *at).collect();
-    flash.process_death();
-    for bad in &descriptors[..3] {
-        bad_block(&mut flash, *bad);
+    let (mut flash, written) = four_dirty();
+    for (descriptor, _) in &written[..3] {
+        bad_block(&mut flash, *descriptor);
         let refused = open(&mut flash, false).map(|_| ()).expect_err("refused");
         assert!(matches!(refused, OpenError::Damaged(_)), "{refused}");
     }
@@ -158,13 +94,8 @@ fn a_descriptor_that_cannot_be_read_hides_nothing_that_was_durable() {
 
 #[test]
 fn what_was_rejected_cannot_be_found_again() {
-    let mut flash = pool();
-    let mut life = Life::new(&mut flash);
-    for block in 0..4 {
-        life.write(block);
-    }
-    let (at, len) = life.written[3];
-    flash.process_death();
+    let (mut flash, written) = four_dirty();
+    let (at, len) = written[3];
     // The data of the last batch was torn; its flush had not ended.
     flash.rot((at + len - 1) as usize);
     let (_, report) = open(&mut flash, true).expect("opened");
@@ -186,25 +117,10 @@ fn a_disk_that_grew_while_it_was_away_forgets_the_padding_of_its_last_block() {
         Engine::open(&mut flash.media(None), options, &[known(size)]).expect("opened")
     };
     let (engine, _) = open(&mut flash, ODD);
-    let config = common::disk(DISK, ODD);
-    engine
-        .attach(config, OriginState::Flushed)
-        .expect("attached");
-    let mut life = Life {
-        engine,
-        flash: &mut flash,
-        origin: device(Target::Origin(DISK), BLOCK),
-        now: 1,
-        written: Vec::new(),
-    };
+    let mut life = Life::new(engine, &mut flash, common::disk(DISK, ODD));
     let buf = Buf::zeroed(BLOCK as usize);
     life.ask(Request::read(1, DISK, 0, ODD, &buf, 1));
-    // What was read gathers for a while before it is written.
-    for _ in 0..10 {
-        let mut fx = Effects::default();
-        life.tick(&mut fx);
-        life.carry_out(&mut fx);
-    }
+    life.settle();
     flash.process_death();
     let (engine, _) = open(&mut flash, ODD);
     let cached = || engine.stats(DISK, 1).expect("known").cached_blocks;
@@ -220,7 +136,7 @@ fn a_disk_that_grew_while_it_was_away_forgets_the_padding_of_its_last_block() {
 fn what_an_earlier_run_left_dirty_counts_from_the_start() {
     const NOW: u64 = 1 << 50;
     let mut flash = pool();
-    Life::new(&mut flash).write(3);
+    write(&mut life(&mut flash), 3);
     flash.process_death();
     let (engine, _) = open(&mut flash, false).expect("opened");
     let dirty_for = |now| engine.stats(DISK, now).expect("known").dirty_for_ns;

@@ -152,8 +152,8 @@ fn exports_over_tcp_have_names() -> Result<()> {
     client.write(4096, &[6; 8192])?;
     client.flush()?;
     // Copies of the origin gather before they go on flash.
-    wait::until("what was written is cached", LIMIT, || {
-        (hearth.stats("d").ok()?["cached"].as_u64()? >= 8192).then_some(())
+    wait::until("what was read and written is cached", LIMIT, || {
+        (hearth.stats("d").ok()?["cached"].as_u64()? >= 65536).then_some(())
     })?;
     server.kill9()?;
     wait::until("the loss is noticed", LIMIT, || {

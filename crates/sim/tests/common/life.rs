@@ -1,0 +1,93 @@
+//! An engine whose devices answer at once, for tests that look at one request after the other.
+
+use hearth_engine::Engine;
+use hearth_engine::api::{DiskConfig, Effects, OriginState, Request};
+use hearth_io::{BLOCK, OpKind, Target};
+use hearth_sim::device::{Base, SimDevice, Tear};
+use hearth_sim::prng::Prng;
+
+pub const FLASH_SIZE: u64 = 16 << 20;
+const SEGMENT_BLOCKS: u32 = 256;
+
+pub fn device(target: Target, size: u64) -> SimDevice {
+    SimDevice::new(target, size, BLOCK, Base::Zeros, Tear::Block, Prng::new(7))
+}
+
+/// A flash device with an empty pool.
+pub fn pool() -> SimDevice {
+    let mut flash = device(Target::Flash(0), FLASH_SIZE);
+    crate::common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
+    flash
+}
+
+/// A life of a daemon, which ends without a stop. Every operation ends at once.
+pub struct Life<'a> {
+    pub engine: Engine,
+    pub flash: &'a mut SimDevice,
+    pub origin: SimDevice,
+    pub now: u64,
+    /// Writes of flash, in order.
+    pub written: Vec<(u64, u64)>,
+}
+
+impl<'a> Life<'a> {
+    /// An opened pool whose disk is attached.
+    pub fn new(engine: Engine, flash: &'a mut SimDevice, config: DiskConfig) -> Life<'a> {
+        let origin = device(
+            Target::Origin(config.id),
+            config.size.next_multiple_of(BLOCK),
+        );
+        engine
+            .attach(config, OriginState::Flushed)
+            .expect("attached");
+        Life {
+            engine,
+            flash,
+            origin,
+            now: 1,
+            written: Vec::new(),
+        }
+    }
+
+    pub fn ask(&mut self, request: Request) {
+        let mut fx = Effects::default();
+        self.engine.submit(self.now, &mut vec![request], &mut fx);
+        while !self.carry_out(&mut fx) {
+            self.tick(&mut fx);
+        }
+    }
+
+    /// Carries out all operations; true if the request was answered meanwhile.
+    pub fn carry_out(&mut self, fx: &mut Effects) -> bool {
+        while !fx.ios.is_empty() {
+            let mut dones = Vec::new();
+            for op in std::mem::take(&mut fx.ios) {
+                let device = match op.target {
+                    Target::Flash(_) => &mut *self.flash,
+                    Target::Origin(_) => &mut self.origin,
+                };
+                if op.target == Target::Flash(0) && op.kind == OpKind::Write {
+                    self.written.push((op.offset / BLOCK, op.len / BLOCK));
+                }
+                let token = device.submit(op).0;
+                dones.push(device.complete(token, 50_000).expect("in flight").done);
+            }
+            self.engine.io_done(self.now, &mut dones, fx);
+        }
+        fx.completions.pop().is_some()
+    }
+
+    pub fn tick(&mut self, fx: &mut Effects) {
+        self.now += 50_000_000;
+        self.engine.tick(self.now, fx);
+    }
+
+    /// Lets what gathers be written.
+    pub fn settle(&mut self) {
+        for _ in 0..10 {
+            let mut fx = Effects::default();
+            self.tick(&mut fx);
+            self.carry_out(&mut fx);
+        }
+    }
+}
