@@ -22,6 +22,15 @@ const WARM_DEPTH: usize = 8;
 /// Bytes between two looks at whether the user has called it off: under a second of a hard disk.
 const WARM_STRETCH: u64 = 64 << 20;
 
+/// What readers besides Hearth read: its flash file, because two files on one disk may differ in
+/// speed by half; a file of their own if Hearth is left out.
+pub fn to_read(args: &Args, hearth: Option<&Hearth>) -> Result<PathBuf> {
+    match hearth {
+        Some(hearth) => Ok(hearth.flash().to_owned()),
+        None => file(&args.dir, "raw.img", args.disk),
+    }
+}
+
 /// A file of `size` random bytes, every extent written; reused if it is there already.
 pub fn file(dir: &Path, name: &str, size: u64) -> Result<PathBuf> {
     file_unless(dir, name, size, &|| Ok(()))

@@ -100,8 +100,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Takes over what was measured and compared at one of several depths, and names the depth with it.
+    /// Takes over what was measured, compared and noted at one of several depths, and names the
+    /// depth with it.
     pub fn at_depth(&mut self, depth: u32, outcome: Outcome) {
+        for note in outcome.notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
         self.series.extend(outcome.series.into_iter().map(|mut s| {
             s.name = format!("{}, depth {depth}", s.name);
             s

@@ -66,11 +66,8 @@ fn measure(args: &Args, wrapper: &str, depths: &[u32]) -> Result<Outcome> {
         }
         outcome.compare_iops("cold", "off", Wanted::AtLeast(0.95));
         outcome.compare_iops("nbdkit cache", "off", Wanted::Shown);
-        all.notes.append(&mut outcome.notes);
         all.at_depth(depth, outcome);
     }
-    all.notes.sort();
-    all.notes.dedup();
     all.notes.push("Origin alone: qemu-nbd on a file of the same file system, and the same daemon with the cache off. nbdkit's cache filter is cold in its first round only.".to_owned());
     Ok(all)
 }

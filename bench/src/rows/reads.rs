@@ -139,11 +139,7 @@ fn against_peers(args: &Args, job: &Job) -> Result<Outcome> {
         let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
         Some(warm_pool(args, &origin)?)
     };
-    // All read the same flash file: two files on one disk may differ in speed by half.
-    let file = match &hearth {
-        Some(hearth) => hearth.flash().to_owned(),
-        None => fixture::file(&args.dir, "raw.img", args.disk)?,
-    };
+    let file = fixture::to_read(args, hearth.as_ref())?;
     let qemu = peers::qemu_nbd(&file, &args.dir)?;
     let nbdkit = peers::nbdkit_file(&file, &args.dir)?;
     let mut contenders = vec![peers::raw(&file), qemu.contender(), nbdkit.contender()];

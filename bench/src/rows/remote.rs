@@ -65,7 +65,6 @@ pub fn nbd(args: &Args) -> Result<Outcome> {
         outcome.compare_iops("cold, nbd origin", "cold, file origin", Wanted::Shown);
         outcome.compare_iops("cold, nbd origin", &server.name, Wanted::Shown);
         outcome.compare_cpu("cold, nbd origin", "cold, file origin", Wanted::Shown);
-        all.notes.append(&mut outcome.notes);
         all.at_depth(depth, outcome);
     }
     for disk in &disks {
@@ -75,11 +74,8 @@ pub fn nbd(args: &Args) -> Result<Outcome> {
         let job = Job::random("randread", depth, args.seconds, args.disk);
         let mut outcome = rounds(args, &job, &contenders("warm")?, |_| Ok(()))?;
         outcome.compare_iops("warm, nbd origin", "warm, file origin", Wanted::Shown);
-        all.notes.append(&mut outcome.notes);
         all.at_depth(depth, outcome);
     }
-    all.notes.sort();
-    all.notes.dedup();
     all.notes.push(
         "The NBD origin is qemu-nbd over a unix socket on a file of the same file system; its own CPU is not in Hearth's.".to_owned(),
     );

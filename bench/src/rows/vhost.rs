@@ -67,11 +67,7 @@ fn run(args: &Args, rw: &'static str, depth: u32) -> Result<Outcome> {
         }
         Some(hearth)
     };
-    // Readers all read the flash file: two files on one disk may differ in speed by half.
-    let file = match &hearth {
-        Some(hearth) if reads => hearth.flash().to_owned(),
-        _ => fixture::file(&args.dir, "raw.img", args.disk)?,
-    };
+    let file = fixture::to_read(args, hearth.as_ref().filter(|_| reads))?;
     let qemu = peers::qemu_vhost(&file, &args.dir)?;
     let mut contenders = vec![peers::raw(&file), qemu.vhost_contender()];
     if let Some(hearth) = &hearth {

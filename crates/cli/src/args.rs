@@ -9,6 +9,7 @@ pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_daemon::api::types::{CacheMode, Trust};
 use hearth_daemon::daemon::Endurance;
+use hearth_daemon::origin::ORIGIN_TIMEOUT;
 use hearth_daemon::size;
 
 /// A size in bytes, as `4K`, `512M` or `1.5G`.
@@ -39,8 +40,12 @@ fn parse_endurance(text: &str) -> Result<Endurance, String> {
 /// Seconds to wait for an origin. JSON has no infinity, so the daemon would not see one.
 fn parse_timeout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(n) if (0.5..=86_400.0).contains(&n) => Ok(n),
-        _ => Err("give seconds from 0.5 to 86400, such as 30".to_owned()),
+        Ok(n) if ORIGIN_TIMEOUT.contains(&n) => Ok(n),
+        _ => Err(format!(
+            "give seconds from {} to {}, such as 30",
+            ORIGIN_TIMEOUT.start(),
+            ORIGIN_TIMEOUT.end()
+        )),
     }
 }
 

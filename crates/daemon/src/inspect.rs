@@ -67,7 +67,7 @@ pub fn contents(pool: &Pool) -> Result<Vec<Contents>> {
             let status = engine.status(d.id).unwrap_or_default();
             Contents {
                 cached: status.cached_blocks.saturating_mul(BLOCK),
-                dirty: (status.dirty_blocks + status.zero_blocks).saturating_mul(BLOCK),
+                dirty: status.owed_bytes(),
             }
         })
         .collect())

@@ -7,6 +7,7 @@
 //! when it is mounted, and the blocks used most?
 
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,10 @@ const HOTTEST_MAX: usize = 64;
 const SAMPLE_TIME: Duration = Duration::from_millis(40);
 /// Blocks read at once.
 const RUN_MAX: usize = 256;
+
+/// Limits an origin's server may be given, seconds. Less would fail requests of a slow disk; more
+/// than a day is a slip.
+pub const ORIGIN_TIMEOUT: RangeInclusive<f64> = 0.5..=86_400.0;
 
 /// What a spec says, checked for form.
 pub fn parse(text: &str) -> Result<OriginSpec> {

@@ -125,6 +125,18 @@ pub struct DiskStatus {
     pub origin_failing: bool,
 }
 
+impl DiskStatus {
+    /// Blocks the origin does not have yet, zeroed ones included.
+    pub fn owed_blocks(&self) -> u64 {
+        self.dirty_blocks + self.zero_blocks
+    }
+
+    /// The same in bytes.
+    pub fn owed_bytes(&self) -> u64 {
+        self.owed_blocks().saturating_mul(BLOCK)
+    }
+}
+
 /// The cache engine of one pool.
 pub struct Engine(Mutex<Core>);
 
@@ -331,20 +343,17 @@ impl Engine {
             return Err(ControlError::Size);
         }
         let id = cfg.id;
-        match core.disk_mut(id) {
+        match core.disk(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
-            Some(_) => {
-                drop_padding(&mut core, id, cfg.size);
-                if let Some(d) = core.disk_mut(id) {
-                    resize(d, cfg.size);
-                    d.cfg = cfg;
-                    d.attached = true;
-                }
-            }
-            None => place(&mut core, Disk::new(cfg)),
+            Some(_) => drop_padding(&mut core, id, cfg.size),
+            None => place(&mut core, Disk::new(cfg.clone())),
         }
-        match (origin, core.disk_mut(id)) {
-            (OriginState::Unknown, Some(d)) => {
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        resize(d, cfg.size);
+        d.cfg = cfg;
+        d.attached = true;
+        match origin {
+            OriginState::Unknown => {
                 // A daemon that died may have left writes the origin has not flushed: the first
                 // flush must reach it, whether or not anything is written before.
                 d.sync.completed += 1;
@@ -352,8 +361,7 @@ impl Engine {
                 d.sync.unguarded = d.sync.completed;
             }
             // Nothing is written to an origin that is not attached: that flush covers all.
-            (OriginState::Flushed, Some(d)) => d.sync.durable = d.sync.completed,
-            _ => {}
+            OriginState::Flushed => d.sync.durable = d.sync.completed,
         }
         Ok(())
     }

@@ -547,11 +547,8 @@ impl Core {
             // Regions grow with the disk, so one may have been recorded in other sizes: only what
             // is closed whole is closed.
             Kind::IntentClear => {
-                let whole = |(disk, start): &(DiskId, u64), to: u64| {
-                    *disk == e.disk && *start >= e.block && to <= end
-                };
                 let range = (e.disk, e.block)..(e.disk, end);
-                let closed = intents.range(range).filter(|(at, (to, _))| whole(at, *to));
+                let closed = intents.range(range).filter(|(_, (to, _))| *to <= end);
                 let closed: Vec<_> = closed.map(|(at, _)| *at).collect();
                 for at in closed {
                     intents.remove(&at);

@@ -202,6 +202,13 @@ pub struct DiskStats {
     pub write_latency: Percentiles,
 }
 
+impl DiskStats {
+    /// Bytes the origin does not have yet, zeroed ones included.
+    pub fn owed_bytes(&self) -> u64 {
+        (self.dirty_blocks + self.zero_blocks).saturating_mul(hearth_io::BLOCK)
+    }
+}
+
 /// Everything about the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PoolStats {

@@ -467,7 +467,7 @@ impl DiskReport {
         DiskReport {
             name: name.to_owned(),
             cached: stats.cached_blocks.saturating_mul(BLOCK),
-            dirty: (stats.dirty_blocks + stats.zero_blocks).saturating_mul(BLOCK),
+            dirty: stats.owed_bytes(),
             dirty_for: stats.dirty_for_ns as f64 / 1e9,
             read_hit_latency: (&stats.read_hit_latency).into(),
             read_miss_latency: (&stats.read_miss_latency).into(),

@@ -284,7 +284,7 @@ impl Daemon {
         let now = origin::identity(&device);
         let reason = self.difference(&record, &device);
         let status = self.engine.status(record.id).unwrap_or_default();
-        let dirty = status.dirty_blocks + status.zero_blocks;
+        let dirty = status.owed_blocks();
         let mut notices = Vec::new();
         let mut reconcile = false;
         if let Some(why) = reason {

@@ -22,10 +22,6 @@ use crate::size::human;
 
 /// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
 const SEQ_CUTOFF: u64 = 1 << 20;
-/// Shortest limit for an origin's server, seconds: less would fail requests of a slow disk.
-const TIMEOUT_MIN: f64 = 0.5;
-/// Longest, seconds: a day.
-const TIMEOUT_MAX: f64 = 86_400.0;
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
 /// How often it looks.
@@ -46,9 +42,13 @@ fn block_size(bytes: Option<u64>) -> Result<u32> {
 fn timeout(seconds: Option<f64>) -> Result<u32> {
     match seconds {
         None => Ok(0),
-        Some(s) if (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&s) => Ok((s * 1000.0) as u32),
+        Some(s) if origin::ORIGIN_TIMEOUT.contains(&s) => Ok((s * 1000.0) as u32),
         Some(s) => Err(Error::invalid(
-            format!("the origin timeout of {s} s is not between {TIMEOUT_MIN} and {TIMEOUT_MAX} s"),
+            format!(
+                "the origin timeout of {s} s is not between {} and {} s",
+                origin::ORIGIN_TIMEOUT.start(),
+                origin::ORIGIN_TIMEOUT.end()
+            ),
             "30 s outlast the restart of most servers",
         )),
     }
@@ -364,7 +364,7 @@ impl Control for Arc<Daemon> {
         self.not_stopping()?;
         for (name, slot) in lock(&self.disks).iter() {
             let status = self.engine.status(slot.id).unwrap_or_default();
-            let dirty = status.dirty_blocks + status.zero_blocks;
+            let dirty = status.owed_blocks();
             if dirty > 0
                 && let Phase::Waiting(e) | Phase::Refused(e) = &slot.phase
             {
@@ -518,7 +518,7 @@ impl Control for Arc<Daemon> {
         self.not_attaching(name)?;
         let (id, attached) = self.with_slot(name, |slot| {
             let status = self.engine.status(slot.id).unwrap_or_default();
-            let dirty = status.dirty_blocks + status.zero_blocks;
+            let dirty = status.owed_blocks();
             match &slot.phase {
                 Phase::Waiting(e) | Phase::Refused(e) if dirty > 0 && !how.discard_dirty => {
                     Err(Error::refused(

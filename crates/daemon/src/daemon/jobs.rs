@@ -22,25 +22,27 @@ const ROUND_IDLE: Duration = Duration::from_millis(500);
 const NOTICES_MAX: usize = 10;
 
 impl Daemon {
+    /// Starts a thread of its own: looking for a file may hang with the mount it is on.
+    fn spawn_watch(self: &Arc<Daemon>, name: &str, watch: fn(&Arc<Daemon>), without: &str) {
+        let daemon = self.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        if let Err(e) = thread.spawn(move || watch(&daemon)) {
+            tracing::error!("cannot start a thread: {e}; {without}");
+        }
+    }
+
     /// Does what is due until the daemon is told to stop; returns why it was.
     pub fn housekeeping(self: &Arc<Daemon>) -> StopReason {
-        // A thread of its own: looking for a file may hang with the mount it is on.
-        let daemon = self.clone();
-        let watch = move || daemon.watch_origins();
-        if let Err(e) = std::thread::Builder::new()
-            .name("hearth-origins".to_owned())
-            .spawn(watch)
-        {
-            tracing::error!("cannot start a thread: {e}; missing origins are not looked for");
-        }
-        let daemon = self.clone();
-        let watch = move || daemon.watch_sizes();
-        if let Err(e) = std::thread::Builder::new()
-            .name("hearth-sizes".to_owned())
-            .spawn(watch)
-        {
-            tracing::error!("cannot start a thread: {e}; origins that shrink are not noticed");
-        }
+        self.spawn_watch(
+            "hearth-origins",
+            Daemon::watch_origins,
+            "missing origins are not looked for",
+        );
+        self.spawn_watch(
+            "hearth-sizes",
+            |d| d.watch_sizes(),
+            "origins that shrink are not noticed",
+        );
         let mut flash_failed = false;
         loop {
             if !flash_failed && self.engine.pool_stats().flash_failed {
@@ -154,9 +156,7 @@ impl Daemon {
             return Ok(());
         };
         let status = self.engine.status(slot.id).unwrap_or_default();
-        let estimate = slot
-            .progress
-            .update(now, status.dirty_blocks + status.zero_blocks);
+        let estimate = slot.progress.update(now, status.owed_blocks());
         slot.shown = Some(DrainProgress {
             done: false,
             blocks_left: estimate.left,
@@ -310,7 +310,7 @@ impl Daemon {
     fn nothing_left(&self, name: &str, id: u16, discard: bool) -> Result<()> {
         // A guest's last write may have come between the last look and the detaching.
         let status = self.engine.status(id).unwrap_or_default();
-        if status.dirty_blocks + status.zero_blocks > 0 && !discard {
+        if status.owed_blocks() > 0 && !discard {
             return Err(Error::conflict(
                 format!("new writes to {name} arrived at the last moment"),
                 "remove it again",

@@ -48,15 +48,19 @@ impl Daemon {
             .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
             .collect();
         let pool = lock(&self.pool);
-        let status = |id| self.engine.status(id);
-        let disks = pool.registry().disks.iter().map(|r| DiskRef {
-            name: r.name.clone(),
-            origin: r.origin.clone(),
-            size: r.size,
-            mode: mode_of(r.mode),
-            origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
-            cached: status(r.id).map(|s| s.cached_blocks.saturating_mul(BLOCK)),
-            dirty: status(r.id).map(|s| (s.dirty_blocks + s.zero_blocks).saturating_mul(BLOCK)),
+        let disks = pool.registry().disks.iter().map(|r| {
+            let status = self.engine.status(r.id);
+            DiskRef {
+                name: r.name.clone(),
+                origin: r.origin.clone(),
+                size: r.size,
+                mode: mode_of(r.mode),
+                origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
+                cached: status
+                    .as_ref()
+                    .map(|s| s.cached_blocks.saturating_mul(BLOCK)),
+                dirty: status.map(|s| s.owed_bytes()),
+            }
         });
         PoolInfo {
             state: if stats.flash_failed {
@@ -148,7 +152,7 @@ impl Daemon {
             reason,
             notices,
             cached: status.cached_blocks * BLOCK,
-            dirty: (status.dirty_blocks + status.zero_blocks).saturating_mul(BLOCK),
+            dirty: status.owed_bytes(),
             connections: slot.export().map_or(0, |e| e.connections()),
             link,
             lost: status
