@@ -138,6 +138,10 @@ fn spans(spans: &[DiskSpan]) -> String {
     });
     row("writes", &|s| s.counters.writes().to_string());
     row("  hits", &|s| s.counters.write_hits.to_string());
+    row("  partial hits", &|s| {
+        s.counters.write_partial_hits.to_string()
+    });
+    row("  misses", &|s| s.counters.write_misses.to_string());
     row("  bytes", &|s| human(s.counters.write_bytes));
     row("flushes", &|s| s.counters.flushes.to_string());
     row("fills", &|s| human(s.counters.fills.saturating_mul(4096)));
@@ -205,12 +209,14 @@ fn latencies(report: &DiskReport) -> String {
     };
     row("read hit", &report.read_hit_latency);
     row("read miss", &report.read_miss_latency);
-    row("write", &report.write_latency);
+    row("write hit", &report.write_hit_latency);
+    row("write miss", &report.write_miss_latency);
     for window in &report.latencies {
         for (what, l) in [
             ("read hit", &window.read_hit),
             ("read miss", &window.read_miss),
-            ("write", &window.write),
+            ("write hit", &window.write_hit),
+            ("write miss", &window.write_miss),
         ] {
             // An hour in which nothing of the kind happened is no news.
             if l.count > 0 {

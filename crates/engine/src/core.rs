@@ -461,7 +461,11 @@ impl Core {
                     ReqOp::Write { .. } => {
                         c.write_bytes += r.len;
                         c.write_ns += ns;
-                        d.write_latency.record(ns);
+                        if req.missed {
+                            d.write_miss_latency.record(ns);
+                        } else {
+                            d.write_hit_latency.record(ns);
+                        }
                     }
                     ReqOp::Flush => c.flushes += 1,
                     ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {

@@ -171,7 +171,8 @@ pub(crate) struct Disk {
     pub counters: DiskCounters,
     pub hit_latency: Latency,
     pub miss_latency: Latency,
-    pub write_latency: Latency,
+    pub write_hit_latency: Latency,
+    pub write_miss_latency: Latency,
 }
 
 /// Smallest intent region: 16 MiB. A region costs one flash flush when it is first written and,
@@ -212,7 +213,8 @@ impl Disk {
             counters: DiskCounters::default(),
             hit_latency: Latency::default(),
             miss_latency: Latency::default(),
-            write_latency: Latency::default(),
+            write_hit_latency: Latency::default(),
+            write_miss_latency: Latency::default(),
             cfg,
         };
         disk.set_size(disk.cfg.size);

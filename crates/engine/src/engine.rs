@@ -579,7 +579,8 @@ impl Engine {
             },
             read_hit_latency: d.hit_latency.percentiles(),
             read_miss_latency: d.miss_latency.percentiles(),
-            write_latency: d.write_latency.percentiles(),
+            write_hit_latency: d.write_hit_latency.percentiles(),
+            write_miss_latency: d.write_miss_latency.percentiles(),
         })
     }
 
@@ -590,7 +591,8 @@ impl Engine {
         Some(Latencies {
             read_hit: d.hit_latency.tally(),
             read_miss: d.miss_latency.tally(),
-            write: d.write_latency.tally(),
+            write_hit: d.write_hit_latency.tally(),
+            write_miss: d.write_miss_latency.tally(),
         })
     }
 

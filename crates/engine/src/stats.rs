@@ -177,8 +177,10 @@ pub struct Latencies {
     pub read_hit: Tally,
     /// Reads that needed the origin.
     pub read_miss: Tally,
-    /// Writes.
-    pub write: Tally,
+    /// Writes of blocks that were all cached.
+    pub write_hit: Tally,
+    /// Other writes.
+    pub write_miss: Tally,
 }
 
 /// Everything about one disk.
@@ -198,8 +200,10 @@ pub struct DiskStats {
     pub read_hit_latency: Percentiles,
     /// Reads that needed the origin.
     pub read_miss_latency: Percentiles,
-    /// Writes.
-    pub write_latency: Percentiles,
+    /// Writes of blocks that were all cached.
+    pub write_hit_latency: Percentiles,
+    /// Other writes.
+    pub write_miss_latency: Percentiles,
 }
 
 impl DiskStats {

@@ -157,6 +157,7 @@ impl Core {
             let how = if hit { Use::Hit } else { Use::Miss };
             self.policy.used(policy_key(disk, block), true, how);
         }
+        self.reqs[id].missed = cached < end - start;
         if let Some(d) = self.disk_mut(disk) {
             match cached {
                 0 => d.counters.write_misses += 1,

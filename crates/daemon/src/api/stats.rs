@@ -313,8 +313,10 @@ pub struct DiskReport {
     pub read_hit_latency: LatencyReport,
     /// Reads that needed the origin, since start.
     pub read_miss_latency: LatencyReport,
-    /// Writes, since start.
-    pub write_latency: LatencyReport,
+    /// Writes of blocks that were all cached, since start.
+    pub write_hit_latency: LatencyReport,
+    /// Other writes, since start.
+    pub write_miss_latency: LatencyReport,
     /// The same latencies in the windows, from short to long; percentiles to within 13 %.
     pub latencies: Vec<LatencySpan>,
     /// The total, then the windows from short to long.
@@ -332,8 +334,10 @@ pub struct LatencySpan {
     pub read_hit: LatencyReport,
     /// Reads that needed the origin.
     pub read_miss: LatencyReport,
-    /// Writes.
-    pub write: LatencyReport,
+    /// Writes of blocks that were all cached.
+    pub write_hit: LatencyReport,
+    /// Other writes.
+    pub write_miss: LatencyReport,
 }
 
 impl Since for Arc<Latencies> {
@@ -341,7 +345,8 @@ impl Since for Arc<Latencies> {
         Arc::new(Latencies {
             read_hit: self.read_hit.since(&earlier.read_hit),
             read_miss: self.read_miss.since(&earlier.read_miss),
-            write: self.write.since(&earlier.write),
+            write_hit: self.write_hit.since(&earlier.write_hit),
+            write_miss: self.write_miss.since(&earlier.write_miss),
         })
     }
 }
@@ -361,7 +366,8 @@ pub fn latency_spans(
             seconds: w.covered,
             read_hit: report(&w.value.read_hit),
             read_miss: report(&w.value.read_miss),
-            write: report(&w.value.write),
+            write_hit: report(&w.value.write_hit),
+            write_miss: report(&w.value.write_miss),
         })
         .collect()
 }
@@ -471,7 +477,8 @@ impl DiskReport {
             dirty_for: stats.dirty_for_ns as f64 / 1e9,
             read_hit_latency: (&stats.read_hit_latency).into(),
             read_miss_latency: (&stats.read_miss_latency).into(),
-            write_latency: (&stats.write_latency).into(),
+            write_hit_latency: (&stats.write_hit_latency).into(),
+            write_miss_latency: (&stats.write_miss_latency).into(),
             latencies,
             spans,
         }
