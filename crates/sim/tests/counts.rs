@@ -38,6 +38,7 @@ fn writes_are_told_apart() {
             life.now,
         ));
     }
+    life.settle();
     let stats = life.engine.stats(DISK, 1).expect("known");
     let counters = stats.counters;
     assert_eq!(counters.write_misses, 1);

@@ -118,7 +118,12 @@ impl Bench {
     }
 
     pub fn start(&mut self) {
-        let mut child = self.spawn_daemon(&[]);
+        self.start_with(&[]);
+    }
+
+    /// Starts a daemon with more arguments than it needs.
+    pub fn start_with(&mut self, args: &[&str]) {
+        let mut child = self.spawn_daemon(args);
         let socket = self.run_dir().join("nbd.sock");
         until("the daemon serves", || {
             if let Some(status) = child.try_wait().unwrap() {
