@@ -1,5 +1,4 @@
-//! The destager: dirty blocks to the origin, in disk order; while clients are active, first what
-//! lies behind their last read.
+//! The destager: dirty blocks to the origin, in disk order.
 //!
 //! For each run, in order: (1) read it from flash, checksums checked; (2) once the log is durable
 //! up to it, write the origin;
