@@ -58,8 +58,17 @@ pub fn scale(args: &Args) -> Result<Outcome> {
             rounds: 1,
             ..args.clone()
         };
-        for (name, job) in [("1 x 64", &one), ("4 x 16", &four), ("4 x 64", &four_deep)] {
-            let mut named = contender.clone();
+        for (name, job) in [
+            ("raw, 64", &one),
+            ("1 x 64", &one),
+            ("4 x 16", &four),
+            ("4 x 64", &four_deep),
+        ] {
+            let mut named = if name.starts_with("raw") {
+                peers::raw(hearth.flash())
+            } else {
+                contender.clone()
+            };
             named.name = name.to_owned();
             let job = Job {
                 seed: round as u64 + 1,
@@ -79,6 +88,8 @@ pub fn scale(args: &Args) -> Result<Outcome> {
     outcome.notes.dedup();
     outcome.compare_iops("4 x 16", "1 x 64", Wanted::AtLeast(1.2));
     outcome.compare_iops("4 x 64", "1 x 64", Wanted::Shown);
+    // More than the device can do, connections cannot give.
+    outcome.compare_iops("1 x 64", "raw, 64", Wanted::Shown);
     outcome.compare_cpu("4 x 16", "1 x 64", Wanted::Shown);
     Ok(outcome)
 }

@@ -1,4 +1,5 @@
-//! The destager: dirty blocks to the origin, in disk order.
+//! The destager: dirty blocks to the origin, in disk order; while clients are active, first what
+//! lies behind their last read.
 //!
 //! For each run, in order: (1) read it from flash, checksums checked; (2) once the log is durable
 //! up to it, write the origin;
@@ -83,14 +84,20 @@ impl Core {
             return Need::None;
         }
         let capacity = self.capacity_blocks();
-        let over = |percent: u32| self.dirty_total * 100 > capacity * u64::from(percent);
-        let over_max = d.cfg.max_bytes > 0 && d.cached * 4096 > d.cfg.max_bytes;
+        // A disk with a maximum has that much flash, however much the pool has.
+        let own = match d.cfg.max_bytes / 4096 {
+            0 => u64::MAX,
+            own => own,
+        };
+        let over = |percent: u32| {
+            let over = |dirty: u64, of: u64| dirty * 100 > of.saturating_mul(u64::from(percent));
+            over(self.dirty_total, capacity) || over(d.dirty.len(), own)
+        };
         if d.drain
             || !d.clean_waiters.is_empty()
             || d.cfg.mode != Mode::WriteBack
             || !self.stalled.is_empty()
             || self.flash_failed
-            || over_max
             || over(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT))
             || self.evict.wants_clean
         {
@@ -141,6 +148,14 @@ impl Core {
                     && self.destage_tokens <= 0
                 {
                     break;
+                }
+                // Among reads that clients wait for, the way to the next run in the sweep and back
+                // would cost each of them a seek. When haste begins, the sweep takes them all.
+                if need == Need::Background
+                    && paced
+                    && let Some(d) = self.disk_mut(disk)
+                {
+                    d.destage.cursor = d.destage.near;
                 }
                 if !self.destage_one(disk, now, fx) {
                     break;

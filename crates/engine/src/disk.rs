@@ -108,6 +108,8 @@ pub(crate) enum Written {
 pub(crate) struct Destage {
     /// Where the sweep in disk order goes on.
     pub cursor: u64,
+    /// Where a client last made the origin read: its arm is there, if it has one.
+    pub near: u64,
     /// Ranges being written to the origin: (start, end, job).
     pub busy: Vec<(u64, u64, usize)>,
     /// Written, not yet flushed.
@@ -250,8 +252,11 @@ impl Disk {
             if !t.is_cancelled() {
                 self.counters.fills_cancelled += 1;
             }
-            t.cancelled.push((start, end));
-            t.cancelled.push((start, end));
+            // A block that is written all the time is named once.
+            let (from, to) = (start.max(t.start), end.min(t.end));
+            if !t.cancelled.iter().any(|&(s, e)| s <= from && to <= e) {
+                t.cancelled.push((from, to));
+            }
             appended |= !t.reading;
         }
         appended

@@ -362,6 +362,7 @@ impl Core {
         }
         if owner != INTERNAL {
             d.counters.read_miss_bytes += count * 4096;
+            d.destage.near = block + count;
         }
         let len = d.clip(block, count);
         self.reqs[id].pending += 1;
