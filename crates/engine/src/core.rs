@@ -661,9 +661,7 @@ impl Core {
         if let Some(d) = self.disk_mut(disk) {
             d.cached -= 1;
             if dirty {
-                d.dirty.remove(block);
-                d.lost.remove(block);
-                d.doubtful.remove(block);
+                d.no_longer_dirty(block);
             }
         }
         if dirty {

@@ -748,9 +748,7 @@ impl Core {
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
-        d.dirty.remove(block);
-        d.lost.remove(block);
-        d.doubtful.remove(block);
+        d.no_longer_dirty(block);
         self.index.set_dirty(slot, false);
         let seg = self.log.segment_of(slot);
         self.log.segments[seg].dirty -= 1;

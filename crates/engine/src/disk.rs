@@ -145,8 +145,10 @@ pub(crate) struct Disk {
     pub solid: BlockSet,
     /// Dirty blocks whose data is lost.
     pub lost: BlockSet,
-    /// Dirty blocks that a failed flash device has refused once.
+    /// Dirty blocks among which a failed flash device has refused one: they are read alone.
     pub doubtful: BlockSet,
+    /// Dirty blocks that a failed flash device has refused alone, once.
+    pub refused: BlockSet,
     /// Oldest segment with a zero record that still matters.
     pub zero_seg_seq: Option<u64>,
     pub intents: BTreeMap<u32, Intent>,
@@ -184,6 +186,18 @@ const REGION_BLOCKS_MIN: u64 = 4096;
 const REGIONS_MAX: u64 = 4096;
 
 impl Disk {
+    /// A block became clean or is not cached any more.
+    pub fn no_longer_dirty(&mut self, block: u64) {
+        for set in [
+            &mut self.dirty,
+            &mut self.lost,
+            &mut self.doubtful,
+            &mut self.refused,
+        ] {
+            set.remove(block);
+        }
+    }
+
     pub fn new(cfg: DiskConfig) -> Disk {
         let mut disk = Disk {
             blocks: 0,
@@ -196,6 +210,7 @@ impl Disk {
             solid: BlockSet::default(),
             lost: BlockSet::default(),
             doubtful: BlockSet::default(),
+            refused: BlockSet::default(),
             zero_seg_seq: None,
             intents: BTreeMap::new(),
             region_blocks: REGION_BLOCKS_MIN,

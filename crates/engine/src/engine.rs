@@ -410,6 +410,7 @@ impl Engine {
             d.zero_seg_seq = None;
             d.lost.clear();
             d.doubtful.clear();
+            d.refused.clear();
             d.intents.clear();
         }
         core.roll(fx);

@@ -52,7 +52,8 @@ impl Core {
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
-        if d.doubtful.insert(block) || !unread.alone {
+        d.doubtful.insert(block);
+        if !unread.alone || d.refused.insert(block) {
             return true;
         }
         if self.opts.faults.has(Fault::HideUnreadable) {

@@ -416,6 +416,10 @@ impl Core {
         self.reqs[id].pending = 0;
         let zero = !matches!(self.reqs[id].r.op, ReqOp::Write { .. });
         if zero {
+            // Its edges went into the log that failed. They are read again, or the rest of those
+            // blocks would be forgotten with the copies on flash.
+            self.reqs[id].merged = false;
+            self.reqs[id].edges.clear();
             self.begin_zero(id, now, fx)
         } else {
             self.go_through(id, now, fx)

@@ -47,6 +47,8 @@ pub(crate) struct Disk {
     pub accepted: BTreeSet<u64>,
     /// Blocks whose flash read failed at this moment of the model's time.
     pub stung: BTreeMap<u64, u64>,
+    /// Blocks that flash refused when it was asked for nothing else.
+    pub stung_alone: BTreeSet<u64>,
     /// When an injected failure of the origin last happened, in the model's time.
     pub origin_failed: u64,
     /// No new requests: about to be detached.
@@ -244,6 +246,7 @@ impl<'a> World<'a> {
             hurt: BTreeSet::new(),
             accepted: BTreeSet::new(),
             stung: BTreeMap::new(),
+            stung_alone: BTreeSet::new(),
             origin_failed: 0,
             resting: false,
         }
@@ -637,7 +640,13 @@ impl<'a> World<'a> {
                     for index in first..last {
                         match self.owner_of(index) {
                             Some((disk, block)) => {
-                                self.disks[disk].stung.insert(block, now);
+                                let disk = &mut self.disks[disk];
+                                disk.stung.insert(block, now);
+                                // A device that was given up is asked twice.
+                                let again = last - first == 1 && !disk.stung_alone.insert(block);
+                                if again && self.given_up {
+                                    disk.hurt.insert(block);
+                                }
                             }
                             // Zeros, written as data: they could be anybody's.
                             None => self.stung_unknown = now,

@@ -4,8 +4,8 @@ mod common;
 #[path = "common/life.rs"]
 mod life;
 
+use hearth_engine::EngineOptions;
 use hearth_engine::api::Request;
-use hearth_engine::{Engine, EngineOptions, KnownDisk};
 use hearth_io::{BLOCK, Buf};
 use life::{Life, pool};
 
@@ -16,14 +16,8 @@ const SIZE: u64 = 1024 * BLOCK;
 #[test]
 fn writes_are_told_apart() {
     let mut flash = pool();
-    let known = [KnownDisk {
-        id: DISK,
-        size: SIZE,
-        since_seq: 0,
-    }];
-    let (engine, _) =
-        Engine::open(&mut flash.media(None), EngineOptions::default(), &known).expect("opened");
-    let mut life = Life::new(engine, &mut flash, common::disk(DISK, SIZE));
+    let config = common::disk(DISK, SIZE);
+    let mut life = Life::new(&mut flash, EngineOptions::default(), config);
     // A miss, two hits, half a hit.
     for (tag, at, count) in [(1, 0, 2), (2, 0, 2), (3, 1, 1), (4, 1, 2)] {
         let bytes = count * BLOCK;

@@ -5,10 +5,9 @@ mod common;
 mod life;
 
 use hearth_engine::api::{DiskConfig, Mode, ReqOp, Request};
-use hearth_engine::{Engine, EngineOptions, KnownDisk};
+use hearth_engine::{Engine, EngineOptions};
 use hearth_io::{BLOCK, Buf};
-use hearth_sim::device::SimDevice;
-use life::{Life, pool};
+use life::{Life, open, pool};
 
 const DISK: u16 = 1;
 const SIZE: u64 = 1024 * BLOCK;
@@ -19,25 +18,16 @@ const SIZE: u64 = 1024 * BLOCK;
 fn a_write_into_a_copy_on_its_way_costs_what_was_written() {
     for (mode, cached) in [(Mode::WriteThrough, 16), (Mode::WriteAround, 14)] {
         let mut flash = pool();
-        let known = [KnownDisk {
-            id: DISK,
-            size: SIZE,
-            since_seq: 0,
-        }];
-        let open = |flash: &mut SimDevice| {
-            // A crash while the origin may be newer than the copies costs the whole region.
-            let options = EngineOptions {
-                intent_idle_ns: 0,
-                ..EngineOptions::default()
-            };
-            Engine::open(&mut flash.media(None), options, &known).expect("opened")
+        // A crash while the origin may be newer than the copies costs the whole region.
+        let options = || EngineOptions {
+            intent_idle_ns: 0,
+            ..EngineOptions::default()
         };
-        let (engine, _) = open(&mut flash);
         let config = DiskConfig {
             mode,
             ..common::disk(DISK, SIZE)
         };
-        let mut life = Life::new(engine, &mut flash, config);
+        let mut life = Life::new(&mut flash, options(), config.clone());
         let new = Buf::zeroed(2 * BLOCK as usize);
         new.all().bytes_mut().fill(6);
         // The region's intent is recorded: nothing else pushes the copies to flash early.
@@ -64,7 +54,7 @@ fn a_write_into_a_copy_on_its_way_costs_what_was_written() {
         life.settle();
         let before = stats(&life.engine).cached_blocks;
         flash.process_death();
-        let (engine, _) = open(&mut flash);
+        let (engine, _) = open(&mut flash, options(), &config).expect("opened");
         assert_eq!(stats(&engine).cached_blocks, before, "{mode:?}");
     }
 }

@@ -4,8 +4,8 @@
 mod common;
 
 use hearth_engine::api::{Effects, Mode, OriginState, ReqError, ReqOp, Request};
-use hearth_engine::{Engine, EngineOptions, KnownDisk};
-use hearth_io::{BLOCK, Buf, Target};
+use hearth_engine::{Engine, EngineOptions};
+use hearth_io::{BLOCK, Buf, OpKind, Target};
 use hearth_sim::device::{Base, Faults, SimDevice, Tear};
 use hearth_sim::prng::Prng;
 
@@ -21,6 +21,8 @@ struct Bench {
     origin: SimDevice,
     now: u64,
     tag: u64,
+    /// After so many more failed reads flash has no bad blocks.
+    refusals: Option<u32>,
 }
 
 impl Bench {
@@ -40,16 +42,11 @@ impl Bench {
         let mut flash = device(Target::Flash(0), FLASH_SIZE);
         let mut media = flash.media(None);
         common::format(&mut media, FLASH_SIZE, 256);
-        let known = [KnownDisk {
-            id: DISK,
-            size: SIZE,
-            since_seq: 0,
-        }];
         let options = EngineOptions {
             idle_ns: u64::MAX,
             ..EngineOptions::default()
         };
-        let (engine, _) = Engine::open(&mut media, options, &known).expect("opened");
+        let (engine, _) = Engine::open(&mut media, options, &[]).expect("opened");
         engine
             .attach(common::disk(DISK, SIZE), OriginState::Flushed)
             .expect("attached");
@@ -59,6 +56,7 @@ impl Bench {
             origin: device(Target::Origin(DISK), SIZE),
             now: 1,
             tag: 0,
+            refusals: None,
         }
     }
 
@@ -117,6 +115,13 @@ impl Bench {
             };
             if let Some(finished) = self.device(target).complete(token, 50_000) {
                 let mut done = vec![finished.done];
+                let refused = done[0].op.kind == OpKind::Read && done[0].result.is_err();
+                if let Some(left) = self.refusals.as_mut().filter(|_| refused) {
+                    *left -= 1;
+                    if *left == 0 {
+                        self.flash.faults.bad_ranges.clear();
+                    }
+                }
                 self.engine.io_done(self.now, &mut done, &mut fx);
             }
         }
@@ -150,9 +155,14 @@ impl Bench {
 
     /// The block of flash that holds nothing but `fill` goes bad.
     fn rot(&mut self, fill: u8) {
-        let is_it = |i: &usize| self.flash.visible_block(*i).iter().all(|x| *x == fill);
-        let at = (0..self.flash.blocks()).find(is_it).expect("it is there");
+        let at = self.find(fill);
         self.flash.rot(at);
+    }
+
+    /// The block of flash that holds nothing but `fill`.
+    fn find(&self, fill: u8) -> usize {
+        let is_it = |i: &usize| self.flash.visible_block(*i).iter().all(|x| *x == fill);
+        (0..self.flash.blocks()).find(is_it).expect("it is there")
     }
 
     /// Flash takes no more writes; it still reads.
@@ -236,10 +246,7 @@ fn one_bad_block_of_a_failed_device_takes_no_other_with_it() {
     for block in 3..9 {
         b.write(block, block as u8).unwrap();
     }
-    let at = (0..b.flash.blocks())
-        .find(|i| b.flash.visible_block(*i).iter().all(|x| *x == 5))
-        .expect("block 5 is somewhere on flash") as u64
-        * BLOCK;
+    let at = b.find(5) as u64 * BLOCK;
     // Once the device counts as failed, the destager sets to work.
     b.flash.faults.bad_ranges.push(at..at + BLOCK);
     b.wear_out();
@@ -247,6 +254,27 @@ fn one_bad_block_of_a_failed_device_takes_no_other_with_it() {
     assert_eq!(b.lost(), [(5, 1)]);
     for block in [3, 4, 6, 7, 8] {
         assert_eq!(b.origin.stored_block(block)[0], block as u8);
+    }
+}
+
+/// It may be the device's last breath, or an error that the next try does not meet.
+#[test]
+fn a_failed_device_is_asked_twice_for_each_block_alone() {
+    for refusals in [2, 3] {
+        let mut b = Bench::new();
+        let buf = Buf::zeroed(2 * BLOCK as usize);
+        buf.all().bytes_mut()[..BLOCK as usize].fill(33);
+        b.ask(|tag, now| Request::write(tag, DISK, 3 * BLOCK, 2 * BLOCK, true, &buf, now))
+            .unwrap();
+        let at = b.find(33) as u64 * BLOCK;
+        b.flash.faults.bad_ranges.push(at..at + BLOCK);
+        b.refusals = Some(refusals);
+        b.wear_out();
+        b.rest();
+        assert_eq!(b.refusals, Some(0));
+        // Once among others, then twice alone.
+        let lost = if refusals > 2 { vec![(3, 1)] } else { vec![] };
+        assert_eq!(b.lost(), lost);
     }
 }
 
@@ -289,6 +317,39 @@ fn what_the_origin_refuses_does_not_replace_what_was_dirty() {
     b.origin.faults = Faults::default();
     b.rest();
     assert_eq!(b.origin.stored_block(3)[0], 33);
+}
+
+/// Its ends were merged with what flash held and sent there, in vain; the rest of those blocks must
+/// not be forgotten with them. Found by the simulation (profile mixed, seed 7070).
+#[test]
+fn zeroing_under_which_flash_fails_keeps_the_rest_of_its_blocks() {
+    for discard in [false, true] {
+        let mut b = Bench::new();
+        for block in 3..6 {
+            b.write(block, block as u8).unwrap();
+        }
+        b.flash.faults.write_eio = 10_000;
+        let (at, len) = (3 * BLOCK + 512, 2 * BLOCK);
+        let op = match discard {
+            true => ReqOp::Discard { fua: false },
+            false => ReqOp::WriteZeroes {
+                fua: false,
+                punch: true,
+            },
+        };
+        b.ask(|tag, now| Request::new(tag, DISK, op, at, len, None, now))
+            .expect("the origin takes it");
+        assert!(b.failed());
+        let buf = Buf::zeroed(3 * BLOCK as usize);
+        b.ask(|tag, now| Request::read(tag, DISK, 3 * BLOCK, 3 * BLOCK, &buf, now))
+            .unwrap();
+        let all = buf.all();
+        let at = |byte: u64| all.bytes()[byte as usize];
+        let ends = [at(0), at(511), at(BLOCK), at(2 * BLOCK + 512)];
+        assert_eq!(ends, [3, 3, 0, 5], "discard: {discard}");
+        b.rest();
+        assert_eq!(b.origin.stored_block(3)[0], 3);
+    }
 }
 
 /// Each of them ends as soon as it is let in, and lets the next one in: once that was a stack frame

@@ -4,8 +4,8 @@ mod common;
 #[path = "common/life.rs"]
 mod life;
 
+use hearth_engine::EngineOptions;
 use hearth_engine::api::{DiskConfig, Request};
-use hearth_engine::{Engine, EngineOptions, KnownDisk};
 use hearth_io::{BLOCK, Buf};
 use life::{Life, pool};
 
@@ -18,22 +18,16 @@ const MAX: u64 = 256;
 #[test]
 fn a_full_share_is_no_hurry_to_destage() {
     let mut flash = pool();
-    let known = [KnownDisk {
-        id: DISK,
-        size: SIZE,
-        since_seq: 0,
-    }];
     let options = EngineOptions {
         idle_ns: u64::MAX,
         ..EngineOptions::default()
     };
     let (low, high) = (options.dirty_low_percent, options.dirty_high_percent);
-    let (engine, _) = Engine::open(&mut flash.media(None), options, &known).expect("opened");
     let config = DiskConfig {
         max_bytes: MAX * BLOCK,
         ..common::disk(DISK, SIZE)
     };
-    let mut life = Life::new(engine, &mut flash, config);
+    let mut life = Life::new(&mut flash, options, config);
     let io = |life: &mut Life, block: u64, count: u64, write: bool| {
         let (at, len) = (block * BLOCK, count * BLOCK);
         let buf = Buf::zeroed(len as usize);

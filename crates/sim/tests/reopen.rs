@@ -5,7 +5,7 @@ mod common;
 mod life;
 
 use hearth_engine::api::{OriginState, Request};
-use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
+use hearth_engine::{Engine, EngineOptions, OpenError, OpenReport};
 use hearth_io::{BLOCK, Buf};
 use hearth_sim::device::SimDevice;
 use life::{Life, pool};
@@ -13,18 +13,16 @@ use life::{Life, pool};
 const DISK: u16 = 1;
 const SIZE: u64 = 1024 * BLOCK;
 
-fn open(flash: &mut SimDevice, accept_damage: bool) -> Result<(Engine, OpenReport), OpenError> {
-    let known = [KnownDisk {
-        id: DISK,
-        size: SIZE,
-        since_seq: 0,
-    }];
-    let options = EngineOptions {
+fn options(accept_damage: bool) -> EngineOptions {
+    EngineOptions {
         accept_damage,
         idle_ns: u64::MAX,
         ..EngineOptions::default()
-    };
-    Engine::open(&mut flash.media(None), options, &known)
+    }
+}
+
+fn open(flash: &mut SimDevice, accept_damage: bool) -> Result<(Engine, OpenReport), OpenError> {
+    life::open(flash, options(accept_damage), &common::disk(DISK, SIZE))
 }
 
 /// One block of flash cannot be read any more, and no other.
@@ -35,8 +33,7 @@ fn bad_block(flash: &mut SimDevice, block: u64) {
 }
 
 fn life(flash: &mut SimDevice) -> Life<'_> {
-    let (engine, _) = open(flash, false).expect("opened");
-    Life::new(engine, flash, common::disk(DISK, SIZE))
+    Life::new(flash, options(false), common::disk(DISK, SIZE))
 }
 
 /// Writes a block, durably.
@@ -107,22 +104,13 @@ fn what_was_rejected_cannot_be_found_again() {
 fn a_disk_that_grew_while_it_was_away_forgets_the_padding_of_its_last_block() {
     const ODD: u64 = 512;
     let mut flash = pool();
-    let known = |size| KnownDisk {
-        id: DISK,
-        size,
-        since_seq: 0,
-    };
-    let open = |flash: &mut SimDevice, size| {
-        let options = EngineOptions::default();
-        Engine::open(&mut flash.media(None), options, &[known(size)]).expect("opened")
-    };
-    let (engine, _) = open(&mut flash, ODD);
-    let mut life = Life::new(engine, &mut flash, common::disk(DISK, ODD));
+    let config = common::disk(DISK, ODD);
+    let mut life = Life::new(&mut flash, EngineOptions::default(), config.clone());
     let buf = Buf::zeroed(BLOCK as usize);
     life.ask(Request::read(1, DISK, 0, ODD, &buf, 1));
     life.settle();
     flash.process_death();
-    let (engine, _) = open(&mut flash, ODD);
+    let (engine, _) = life::open(&mut flash, EngineOptions::default(), &config).expect("opened");
     let cached = || engine.stats(DISK, 1).expect("known").cached_blocks;
     assert_eq!(cached(), 1);
     let config = common::disk(DISK, BLOCK);

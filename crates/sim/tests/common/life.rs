@@ -1,7 +1,7 @@
 //! An engine whose devices answer at once, for tests that look at one request after the other.
 
-use hearth_engine::Engine;
 use hearth_engine::api::{DiskConfig, Effects, OriginState, Request};
+use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
 use hearth_io::{BLOCK, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
@@ -20,6 +20,20 @@ pub fn pool() -> SimDevice {
     flash
 }
 
+/// Opens a pool that knows one disk, before the disk is attached.
+pub fn open(
+    flash: &mut SimDevice,
+    options: EngineOptions,
+    disk: &DiskConfig,
+) -> Result<(Engine, OpenReport), OpenError> {
+    let known = [KnownDisk {
+        id: disk.id,
+        size: disk.size,
+        since_seq: 0,
+    }];
+    Engine::open(&mut flash.media(None), options, &known)
+}
+
 /// A life of a daemon, which ends without a stop. Every operation ends at once.
 pub struct Life<'a> {
     pub engine: Engine,
@@ -31,8 +45,9 @@ pub struct Life<'a> {
 }
 
 impl<'a> Life<'a> {
-    /// An opened pool whose disk is attached.
-    pub fn new(engine: Engine, flash: &'a mut SimDevice, config: DiskConfig) -> Life<'a> {
+    /// Opens the pool and attaches the disk.
+    pub fn new(flash: &'a mut SimDevice, options: EngineOptions, config: DiskConfig) -> Life<'a> {
+        let (engine, _) = open(flash, options, &config).expect("opened");
         let origin = device(
             Target::Origin(config.id),
             config.size.next_multiple_of(BLOCK),
