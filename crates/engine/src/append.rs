@@ -87,7 +87,8 @@ impl Core {
         self.log.segments[head.seg as usize].state = SegState::Closed;
         self.log.order.push_back(head.seg);
         self.counters.segments_sealed += 1;
-        if head.entries.is_empty() {
+        // On failed flash its last batches may never have been applied.
+        if head.entries.is_empty() || self.flash_failed {
             return;
         }
         // The summary is an operation on the segment: keep it from being freed before.
@@ -366,8 +367,7 @@ impl Core {
                 || self.superseding(disk, b, b + 1);
             if newer {
                 if b > run {
-                    self.log
-                        .record(Kind::DropRun, disk, run, b - run, Then::Nothing);
+                    self.record_drop(disk, run, b - run);
                 }
                 run = b + 1;
             }

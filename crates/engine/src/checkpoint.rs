@@ -131,6 +131,8 @@ impl Core {
                 out.extend_from_slice(&count.to_le_bytes());
             }
         }
+        let evicting = self.evict.current.map_or(0, |seg| seg + 1);
+        out.extend_from_slice(&evicting.to_le_bytes());
         out
     }
 
@@ -221,6 +223,16 @@ impl Core {
                     d.zero.insert_range(block, end);
                     d.zero_seg_seq = Some(seg_seq);
                 }
+            }
+        }
+        // Copies of this segment may be gone that the log still has.
+        let evicting = r.u32().and_then(|seg| seg.checked_sub(1));
+        let oldest = self.log.order.front().copied();
+        self.evict.current = oldest.filter(|seg| Some(*seg) == evicting);
+        if let Some(seg) = self.evict.current {
+            let seq = self.log.segments[seg as usize].seq;
+            for d in self.disks.iter_mut().flatten() {
+                d.evicted_seq = seq;
             }
         }
         self.log.next_batch_seq = header.next_batch_seq.max(1);

@@ -11,6 +11,7 @@ use crate::destage::DestageJob;
 use crate::disk::Disk;
 use crate::evict::Evict;
 use crate::faults::Faults;
+use crate::flashfail::FailMark;
 use crate::index::{Index, Key, SlotNo};
 use crate::log::Log;
 use crate::read::Miss;
@@ -230,6 +231,10 @@ pub(crate) struct Core {
     pub dirty_total: u64,
     pub counters: PoolCounters,
     pub flash_failed: bool,
+    /// That it failed is being noted on it.
+    pub mark: Option<FailMark>,
+    /// Writes past the cache that wait for that.
+    pub mark_waiters: Vec<usize>,
     pub flash_read_errors: u32,
     pub flash_ewma_ns: u64,
     pub origin_ewma_ns: u64,
@@ -538,7 +543,7 @@ impl Core {
             OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
             OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now, fx),
-            OpCtx::FailMark => {}
+            OpCtx::FailMark => self.mark_stored(done.op.kind, now, fx),
             OpCtx::Floor => self.floor_stored(done.result, now, fx),
         }
     }
@@ -592,6 +597,8 @@ impl Core {
         self.close_idle_intents(now, fx);
         self.sync_draining(now, fx);
         self.trim_own_overuse(now);
+        self.end_late_mark(now, fx);
+        self.wake_waiters_for_lost(now, fx);
         if self.log.applied_ord > self.log.durable_ord
             && now.saturating_sub(self.last_flash_flush_ns) > 1_000_000_000
         {
@@ -605,6 +612,7 @@ impl Core {
             || !self.log.quiet()
             || !self.stalled.is_empty()
             || !self.stalled_through.is_empty()
+            || !self.mark_waiters.is_empty()
             || self.jobs_active()
             || self
                 .disks

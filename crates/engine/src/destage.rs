@@ -722,6 +722,31 @@ impl Core {
         self.wake_clean_waiters(disk, now, fx);
     }
 
+    /// The origin refused a write, and may have taken a part of it: what was destaged there before
+    /// and waits for the flush does not count.
+    pub fn doubt_written(&mut self, disk: DiskId, start: u64, end: u64) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
+        for w in &mut d.destage.written {
+            match *w {
+                Written::Data { block, slot } if (start..end).contains(&block) => {
+                    slots.push(slot);
+                    // It keeps its place: the flush covers so many.
+                    *w = Written::Zero { block, count: 0 };
+                }
+                Written::Data { .. } => {}
+                Written::Zero { block, count } => d
+                    .destage
+                    .zero_void
+                    .insert_range(start.max(block), end.min(block + count)),
+            }
+        }
+        for slot in slots {
+            self.unpin_slot(slot);
+            self.index.set_mark(slot, false);
+        }
+    }
+
     /// Once no run of zeros waits for the flush, none can be misunderstood.
     fn forget_void(&mut self, disk: DiskId) {
         if let Some(d) = self.disk_mut(disk)

@@ -149,6 +149,11 @@ pub(crate) struct Disk {
     pub doubtful: BlockSet,
     /// Dirty blocks that a failed flash device has refused alone, once.
     pub refused: BlockSet,
+    /// Number of the last record that says a copy is void.
+    pub dropped_ord: u64,
+    /// Newest segment from which a copy was evicted. No record says so: until the segment is free,
+    /// a crash brings the copy back.
+    pub evicted_seq: u64,
     /// Oldest segment with a zero record that still matters.
     pub zero_seg_seq: Option<u64>,
     pub intents: BTreeMap<u32, Intent>,
@@ -211,6 +216,8 @@ impl Disk {
             lost: BlockSet::default(),
             doubtful: BlockSet::default(),
             refused: BlockSet::default(),
+            dropped_ord: 0,
+            evicted_seq: 0,
             zero_seg_seq: None,
             intents: BTreeMap::new(),
             region_blocks: REGION_BLOCKS_MIN,
@@ -313,8 +320,8 @@ impl Disk {
         !self.dirty.is_empty() || !self.zero.is_empty()
     }
 
-    /// Nothing of this disk is on flash, nor on its way there: nothing can become stale.
-    pub fn leaves_flash_alone(&self) -> bool {
+    /// The index knows no copy of this disk, and none is on its way.
+    pub fn has_no_copies(&self) -> bool {
         self.cfg.mode == Mode::Off
             && self.cached == 0
             && self.tickets.is_empty()

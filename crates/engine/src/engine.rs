@@ -7,16 +7,16 @@ use crate::ahead::{Ahead, UNUSED_SHARE};
 use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use crate::checkpoint::CheckpointError;
 use crate::core::{Core, EngineOptions};
-use crate::disk::Disk;
+use crate::disk::{Disk, Written};
 use crate::evict::Evict;
 use crate::index::{Index, Key};
-use crate::log::{Log, SegState, Segment, Then};
+use crate::log::{Log, SegState, Segment};
 use crate::recover::RecoverError;
 use crate::rescue::Rescue;
 use crate::stage::Stage;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
-use hearth_format::{FormatError, Kind, Layout, Superblock};
+use hearth_format::{FormatError, Layout, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
 use hearth_policy::{Config, Policy};
 use serde::Serialize;
@@ -200,6 +200,8 @@ impl Engine {
             dirty_total: 0,
             counters: PoolCounters::default(),
             flash_failed: false,
+            mark: None,
+            mark_waiters: Vec::new(),
             flash_read_errors: 0,
             flash_ewma_ns: 0,
             origin_ewma_ns: 0,
@@ -486,7 +488,11 @@ impl Engine {
         let odd = old % BLOCK != 0 && size != old;
         // A fill or read ahead under way carries the padding, too, and belongs to no request.
         let filling = d.tickets.iter().any(|t| t.end >= blocks);
-        if odd && (d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks)) {
+        let destaged = d.destage.written.iter().any(|w| match *w {
+            Written::Data { block, .. } => block + 1 == blocks,
+            Written::Zero { block, count } => block + count == blocks,
+        });
+        if odd && (d.in_flight > 0 || filling || destaged || d.destaging(blocks - 1, blocks)) {
             return Err(ControlError::Busy);
         }
         if odd {
@@ -524,7 +530,7 @@ impl Engine {
             if core.flash_failed {
                 continue;
             }
-            let ord = core.log.record(Kind::DropRun, id, *block, 1, Then::Nothing);
+            let ord = core.record_drop(id, *block, 1);
             if let Some(d) = core.disk_mut(id) {
                 // A write past the cache must find the drop durable, or after a crash what it wrote
                 // would be hidden by the lost block again.
@@ -756,6 +762,14 @@ impl Engine {
             return Ok(());
         }
         let id = core.sb.generation + 1;
+        if !core.log.freeing.is_empty()
+            && core.log.head.as_ref().is_none_or(|h| h.entries.is_empty())
+        {
+            // No summary will say that what carries the new tail is durable, and the segments in
+            // front of it would count as free.
+            media.flush()?;
+            return Ok(());
+        }
         let checkpoint_bytes = core.write_checkpoint(media, id)?;
         core.sb.state = PoolState::Clean {
             checkpoint_id: id,
@@ -864,7 +878,7 @@ fn drop_padding(core: &mut Core, id: DiskId, size: u64) {
         .is_some_and(|s| !s.dirty);
     if old % BLOCK != 0 && size > old && clean {
         core.forget_block(id, last, 0);
-        core.log.record(Kind::DropRun, id, last, 1, Then::Nothing);
+        core.record_drop(id, last, 1);
         // The new size is stored soon, and after a crash nobody would know of the padding.
         core.log.urgent = true;
     }

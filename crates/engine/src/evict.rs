@@ -12,6 +12,7 @@ use crate::faults::Fault;
 use crate::index::SlotNo;
 use crate::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
 use hearth_format::Kind;
+use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, Class, IoDone, OpKind, Target};
 use hearth_policy::Verdict;
 use smallvec::{SmallVec, smallvec};
@@ -240,16 +241,23 @@ impl Core {
                 let verdict = self.policy.evict(info.freq as u8);
                 let earned = verdict != Verdict::Drop && self.evict.kept + n < keep_max;
                 if !earned && !within_min {
-                    self.forget_block(disk, block, now);
-                    if let Some(d) = self.disk_mut(disk) {
-                        d.counters.evictions += 1;
-                    }
+                    self.evict_block(disk, block, slot + n, now);
                     break;
                 }
             }
             n += 1;
         }
         n
+    }
+
+    /// Drops a copy of the oldest segment without a record: the segment goes as a whole.
+    pub fn evict_block(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
+        let seq = self.log.segments[self.log.segment_of(slot)].seq;
+        self.forget_block(disk, block, now);
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.evictions += 1;
+            d.evicted_seq = d.evicted_seq.max(seq);
+        }
     }
 
     fn read_for_move(&mut self, slot: SlotNo, n: u32, fx: &mut Effects) {
@@ -290,8 +298,8 @@ impl Core {
             let (disk, block) = (info.key.disk(), info.key.block());
             let superseding = self.superseding(disk, block, block + 1);
             let (unread, bad) = (done.result.is_err(), done.bad_blocks.contains(&i));
-            if bad && info.dirty {
-                // Moved with the checksum it should have: it goes on failing, never lies.
+            let rotten = bad && info.dirty;
+            if rotten && !superseding && !self.flash_failed {
                 self.lose(disk, block, slot + i);
             } else if bad || unread || self.flash_failed || superseding {
                 self.index.set_mark(slot + i, false);
@@ -299,8 +307,7 @@ impl Core {
                     self.forget_block(disk, block, now);
                     // A record behind the newer one would void that.
                     if !superseding {
-                        self.log
-                            .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+                        self.record_drop(disk, block, 1);
                     }
                 }
                 continue;
@@ -315,14 +322,20 @@ impl Core {
                 Verdict::Keep { freq } => freq,
                 Verdict::Drop => 0,
             };
-            let crc = self.index.crc(slot + i);
+            let data = data.sub(i as usize * 4096, 4096);
+            // What is lost is moved with a checksum that no read accepts, and that tells recovery
+            // all the same that the batch is whole (docs/format.md).
+            let crc = match rotten {
+                true => !crc32c(data.bytes()),
+                false => self.index.crc(slot + i),
+            };
             let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
             self.log.push(Item {
                 kind,
                 disk,
                 block,
                 count: 1,
-                data: Some(data.sub(i as usize * 4096, 4096)),
+                data: Some(data),
                 crcs: smallvec![crc],
                 apply: Apply::Move {
                     old: slot + i,
@@ -427,8 +440,7 @@ impl Core {
                 continue;
             }
             self.forget_block(disk, block, now);
-            self.log
-                .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+            self.record_drop(disk, block, 1);
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.evictions += 1;
             }

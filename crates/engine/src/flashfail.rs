@@ -24,6 +24,17 @@ use smallvec::{SmallVec, smallvec};
 /// Segments tried before the device counts as failed; it does so too when none is left to try.
 const SEGMENT_TRIES: u32 = 4;
 
+/// How long the note of the failure may take.
+const MARK_TIME_NS: u64 = 2_000_000_000;
+
+/// The note of the failure is on its way to the device.
+#[derive(Debug)]
+pub(crate) struct FailMark {
+    /// Copies that are still being written.
+    writes: u32,
+    until_ns: u64,
+}
+
 /// How a read of flash failed with an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unread {
@@ -93,6 +104,12 @@ impl Core {
         for s in sealing {
             if s.last_batch >= seq {
                 self.unpin(s.seg);
+                if s.first_batch >= seq {
+                    // Nothing of it is on flash, and a tail must not be looked for there.
+                    self.log.order.retain(|seg| *seg != s.seg);
+                    self.log.segments[s.seg as usize].state = SegState::Bad;
+                    self.evict.current = self.evict.current.filter(|seg| *seg != s.seg);
+                }
             } else {
                 self.log.sealing.push(s);
             }
@@ -124,7 +141,7 @@ impl Core {
             return;
         }
         self.flash_failed = true;
-        self.mark_failed(fx);
+        self.mark_failed(now, fx);
         self.log.sealing.clear();
         let items = unsent(&mut self.log);
         self.log.clear_queue();
@@ -167,10 +184,15 @@ impl Core {
     }
 
     /// Tries to note the failure on the device itself, so that a later start asks before it
-    /// trusts what is dirty there.
-    fn mark_failed(&mut self, fx: &mut Effects) {
+    /// trusts what is dirty there. Writes past the cache wait for that: once the origin has them,
+    /// what flash has of those blocks is old, and nothing else would say so after a crash.
+    fn mark_failed(&mut self, now: u64, fx: &mut Effects) {
         self.sb.state = PoolState::Failed;
         self.sb.generation += 1;
+        self.mark = Some(FailMark {
+            writes: 2,
+            until_ns: now + MARK_TIME_NS,
+        });
         for (copy, block) in [(0u8, 0u64), (1, 256)] {
             self.sb.copy = copy;
             let bytes = self.sb.encode();
@@ -187,6 +209,44 @@ impl Core {
                 SmallVec::new(),
                 Class::Background,
             );
+        }
+    }
+
+    /// A write of the note, or its flush, has ended, well or not: a device that does not take the
+    /// note will hardly give old data back, and the disks must go on.
+    pub fn mark_stored(&mut self, kind: OpKind, now: u64, fx: &mut Effects) {
+        let Some(mark) = self.mark.as_mut() else {
+            return;
+        };
+        mark.writes = mark.writes.saturating_sub(1);
+        if kind == OpKind::Flush {
+            self.end_mark(now, fx);
+        } else if mark.writes == 0 {
+            self.io(
+                fx,
+                OpCtx::FailMark,
+                Target::Flash(0),
+                OpKind::Flush,
+                0,
+                0,
+                SmallVec::new(),
+                SmallVec::new(),
+                Class::Foreground,
+            );
+        }
+    }
+
+    /// Does not wait for ever: a device may hang.
+    pub fn end_late_mark(&mut self, now: u64, fx: &mut Effects) {
+        if self.mark.as_ref().is_some_and(|m| now >= m.until_ns) {
+            self.end_mark(now, fx);
+        }
+    }
+
+    fn end_mark(&mut self, now: u64, fx: &mut Effects) {
+        self.mark = None;
+        for id in std::mem::take(&mut self.mark_waiters) {
+            self.go_through(id, now, fx);
         }
     }
 }

@@ -281,14 +281,19 @@ impl Core {
                     (from..=to).any(|r| d.intents.get(&r).is_some_and(|i| !i.active))
                 })
             });
-            return !waiting || self.flash_failed;
+            if waiting && !self.flash_failed {
+                // It may have waited for something else before.
+                self.reqs[id].phase = Phase::WaitIntent;
+                return false;
+            }
+            return true;
+        }
+        if self.leaves_flash_alone(disk) {
+            return true;
         }
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
-        if d.leaves_flash_alone() {
-            return true;
-        }
         let (from, to) = (
             (start / d.region_blocks) as u32,
             ((end - 1) / d.region_blocks) as u32,

@@ -541,8 +541,7 @@ impl Core {
             // Without the record, a crash could bring the copy back after the origin changed;
             // but a newer record in the queue replaces it anyway, and must not be voided.
             if !self.superseding(disk, block, block + 1) {
-                self.log
-                    .record(Kind::DropRun, disk, block, 1, Then::Nothing);
+                self.record_drop(disk, block, 1);
             }
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.bad_clean_blocks += 1;

@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::disk::Intent;
 use crate::faults::Fault;
 use crate::index::Key;
-use crate::log::{SegState, Then};
+use crate::log::SegState;
 use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media};
@@ -108,6 +108,7 @@ impl Core {
                 f.content = Content::Walked(batches);
             }
         }
+        drop_first_attempts(&mut found);
         let tail = found
             .iter()
             .filter_map(|f| tail_within(f, durable))
@@ -133,12 +134,14 @@ impl Core {
             let Found {
                 seg, seq, content, ..
             } = f;
-            let first = match &content {
-                Content::Sealed(h, _) => h.first_batch_seq,
-                Content::Walked(b) => b.first().map_or(u64::MAX, |b| b.header.batch_seq),
-            };
+            let first = first_batch(&content);
             let backwards = self.opts.faults.has(Fault::ReplayBackwards);
-            if expected.is_some_and(|e| first > e) && !backwards || first == u64::MAX {
+            let gap = match expected {
+                Some(e) => first > e,
+                // Nothing is known to be durable, and what came before this is not there.
+                None => tail == 0 && names_older(&content, seq),
+            };
+            if gap && !backwards || first == u64::MAX {
                 out.wipe.push(seg);
                 out.discarded += 1;
                 continue;
@@ -303,8 +306,7 @@ impl Core {
             let mut at = start;
             for block in keep.into_iter().chain([end]) {
                 if block > at {
-                    self.log
-                        .record(Kind::DropRun, disk, at, block - at, Then::Nothing);
+                    self.record_drop(disk, at, block - at);
                 }
                 at = block + 1;
             }
@@ -439,10 +441,11 @@ impl Core {
             {
                 break;
             }
-            let data_ok = entries
-                .iter()
-                .filter(|e| e.kind.is_data())
-                .all(|e| crc32c(block(u32::from(e.slot))) == e.word);
+            let data_ok = entries.iter().filter(|e| e.kind.is_data()).all(|e| {
+                let crc = crc32c(block(u32::from(e.slot)));
+                // The complement is that of a block which was lost before it was moved here.
+                crc == e.word || crc == !e.word
+            });
             at += 1 + u32::from(header.data_blocks);
             batches.push(WalkedBatch {
                 header,
@@ -572,6 +575,33 @@ impl Core {
                 d.dirty.remove(block);
             }
         }
+    }
+}
+
+fn first_batch(content: &Content) -> u64 {
+    match content {
+        Content::Sealed(h, _) => h.first_batch_seq,
+        Content::Walked(b) => b.first().map_or(u64::MAX, |b| b.header.batch_seq),
+    }
+}
+
+/// Did older segments count when a segment that was walked got its first batch?
+fn names_older(content: &Content, seq: u64) -> bool {
+    match content {
+        Content::Sealed(..) => false,
+        Content::Walked(b) => b.first().is_some_and(|b| b.header.tail_seq < seq),
+    }
+}
+
+/// Batches that failed are sent again, with the same numbers, into a later segment. What stands in
+/// the earlier one was answered to nobody; it would be played twice, around what came after it.
+fn drop_first_attempts(found: &mut [Found]) {
+    let mut again = u64::MAX;
+    for f in found.iter_mut().rev() {
+        if let Content::Walked(batches) = &mut f.content {
+            batches.retain(|b| b.header.batch_seq < again);
+        }
+        again = again.min(first_batch(&f.content));
     }
 }
 

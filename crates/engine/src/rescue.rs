@@ -114,6 +114,7 @@ impl Core {
             return;
         }
         self.sb.clean_floor = self.log.next_segment_seq;
+        self.cancel_fills();
         self.rescue.closing.clear();
         let mut again = Vec::new();
         for d in self.disks.iter_mut().flatten() {
@@ -160,6 +161,25 @@ impl Core {
         self.log.requeue(Vec::new());
     }
 
+    /// Copies that wait to be appended would lie above the floor, and the intents that may say they
+    /// are void in front of it. What they replace is below it and needs no other record.
+    fn cancel_fills(&mut self) {
+        let mut tickets = Vec::new();
+        self.log.queue.retain(|item| match item.then {
+            Then::Ticket { disk, ticket } => {
+                tickets.push((disk, ticket));
+                false
+            }
+            _ => true,
+        });
+        for (disk, ticket) in tickets {
+            if let Some(d) = self.disk_mut(disk) {
+                d.drop_ticket(ticket);
+            }
+        }
+        self.log.requeue(Vec::new());
+    }
+
     /// Drops the block in a slot of the oldest segment if the origin has it. Without a record: the
     /// segment goes as a whole. That a write to the block is queued is no obstacle, it does
     /// not need the old content.
@@ -171,10 +191,7 @@ impl Core {
             return;
         }
         let (disk, block) = (info.key.disk(), info.key.block());
-        self.forget_block(disk, block, now);
-        if let Some(d) = self.disk_mut(disk) {
-            d.counters.evictions += 1;
-        }
+        self.evict_block(disk, block, slot, now);
     }
 
     /// The origin has a block of the oldest segment durably, and a newer write to it is queued: it
@@ -183,7 +200,7 @@ impl Core {
         let oldest = self.log.order.front().copied();
         let here = self.index.get(Key::new(disk, block)) == Some(slot);
         if here && oldest == Some(self.log.segment_of(slot) as u32) {
-            self.forget_block(disk, block, now);
+            self.evict_block(disk, block, slot, now);
         }
     }
 

@@ -355,8 +355,30 @@ impl Core {
 
     /// May a write past the cache add a record to the log? One that cannot leave any may.
     fn has_record_room(&self, disk: DiskId) -> bool {
-        self.disk(disk).is_some_and(Disk::leaves_flash_alone)
-            || self.log.room() >= crate::zero::ROOM_MIN
+        self.leaves_flash_alone(disk) || self.log.room() >= crate::zero::ROOM_MIN
+    }
+
+    /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:
+    /// nothing can become stale.
+    pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
+        let log = &self.log;
+        let Some(d) = self.disk(disk).filter(|d| d.has_no_copies()) else {
+            return false;
+        };
+        let mut held = log.order.front().into_iter().chain(&log.freeing);
+        d.dropped_ord <= log.durable_ord
+            && held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
+    }
+
+    /// Queues the record that says copies are void; returns its number.
+    pub fn record_drop(&mut self, disk: DiskId, block: u64, count: u64) -> u64 {
+        let ord = self
+            .log
+            .record(Kind::DropRun, disk, block, count, Then::Nothing);
+        if let Some(d) = self.disk_mut(disk) {
+            d.dropped_ord = ord;
+        }
+        ord
     }
 
     /// The same for writes past the cache.
@@ -430,6 +452,11 @@ impl Core {
     pub fn go_through(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
+        if self.mark.is_some() {
+            self.reqs[id].phase = Phase::WaitClean;
+            self.mark_waiters.push(id);
+            return;
+        }
         if !self.flash_failed
             && self
                 .disk(disk)
@@ -625,6 +652,17 @@ impl Core {
         }
     }
 
+    /// A block somebody waits for turned out to be lost: it never becomes clean, and the write takes
+    /// its place instead ([`supersede_lost`](Self::supersede_lost)).
+    pub fn wake_waiters_for_lost(&mut self, now: u64, fx: &mut Effects) {
+        for disk in self.disk_ids() {
+            let waits = |d: &Disk| !d.clean_waiters.is_empty() && !d.lost.is_empty();
+            if self.disk(disk).is_some_and(waits) {
+                self.wake_clean_waiters(disk, now, fx);
+            }
+        }
+    }
+
     pub fn origin_write_done(&mut self, id: usize, done: IoDone, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
@@ -660,9 +698,10 @@ impl Core {
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || !self.flash_failed;
         let cached = replaced && self.forget_range(disk, start, end, now);
-        let had = cached || self.reqs[id].fills_appended || evicting;
-        if replaced
-            && let Some(d) = self.disk_mut(disk)
+        let had = cached || self.reqs[id].fills_appended || evicting && !unguarded;
+        if !replaced {
+            self.doubt_written(disk, start, end);
+        } else if let Some(d) = self.disk_mut(disk)
             && !d.zero.is_empty()
         {
             // Only after flash failed: the origin now holds what was written.
@@ -675,8 +714,7 @@ impl Core {
             && matches!(op, ReqOp::Write { .. })
             && self.renew(id, disk, start, end, read, &done, now);
         if had && !renewed && !self.flash_failed && !self.opts.faults.has(Fault::SkipDropRecord) {
-            self.log
-                .record(Kind::DropRun, disk, start, end - start, Then::Nothing);
+            self.record_drop(disk, start, end - start);
         }
         let fua = match op {
             ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,

@@ -1,0 +1,417 @@
+//! An engine of which a test decides, for every operation, whether and how it ends.
+
+use hearth_engine::api::{Completion, DiskConfig, Effects, OriginState, ReqError, ReqOp, Request};
+use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenReport};
+use hearth_io::{BLOCK, Buf, Class, IoError, IoOp, OpKind, Target};
+use hearth_sim::device::{Base, SimDevice, Tear};
+use hearth_sim::prng::Prng;
+use std::collections::{BTreeMap, VecDeque};
+
+const FLASH_SIZE: u64 = 16 << 20;
+const SEGMENT_BLOCKS: u32 = 256;
+/// Blocks of a disk.
+pub const BLOCKS: u64 = 8192;
+/// Events until a request is answered; it takes far fewer.
+const STEPS_MAX: usize = 200_000;
+/// Requests until eviction does what a test waits for.
+const WRITES_MAX: usize = 2000;
+
+/// What becomes of an operation.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Fate {
+    /// It is done, and said to be.
+    Done,
+    /// Done when the test lets it go.
+    Held,
+    /// Not done, and said to have failed.
+    Refused,
+    /// Done, and said to have failed.
+    Denied,
+    /// Not done, and nothing is heard of it again.
+    Never,
+    /// Not done, and said to be: a power cut took it that nobody flushed.
+    Volatile,
+}
+
+enum Todo {
+    Device(Target, u64, Fate),
+    Told(IoOp, Result<(), IoError>),
+}
+
+pub struct Judged {
+    pub engine: Engine,
+    pub flash: SimDevice,
+    pub origins: BTreeMap<u16, SimDevice>,
+    pub disks: Vec<DiskConfig>,
+    now: u64,
+    /// Time an operation takes.
+    pub step_ns: u64,
+    tag: u64,
+    pub fx: Effects,
+    queue: VecDeque<Todo>,
+    held: Vec<Todo>,
+    answers: BTreeMap<u64, Completion>,
+    judge: Box<dyn FnMut(&IoOp) -> Fate>,
+}
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        idle_ns: u64::MAX,
+        intent_idle_ns: 0,
+        prefetch: false,
+        ..EngineOptions::default()
+    }
+}
+
+/// A write-back disk of [`BLOCKS`] blocks.
+pub fn disk(id: u16) -> DiskConfig {
+    crate::common::disk(id, BLOCKS * BLOCK)
+}
+
+pub fn writes_flash(op: &IoOp) -> bool {
+    op.target == Target::Flash(0) && op.kind == OpKind::Write
+}
+
+impl Judged {
+    pub fn new(disks: Vec<DiskConfig>) -> Judged {
+        Judged::seeded(disks, 7)
+    }
+
+    /// `seed` decides what of unflushed writes a power cut leaves.
+    pub fn seeded(disks: Vec<DiskConfig>, seed: u64) -> Judged {
+        let device = |target, size, seed| {
+            SimDevice::new(
+                target,
+                size,
+                BLOCK,
+                Base::Zeros,
+                Tear::Block,
+                Prng::new(seed),
+            )
+        };
+        let mut flash = device(Target::Flash(0), FLASH_SIZE, seed);
+        crate::common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
+        let origins = disks.iter().map(|d| {
+            // Room to grow, with something in it.
+            let size = d.size.next_multiple_of(BLOCK) + BLOCK;
+            let base = Base::Stamped {
+                uid: d.id as u8,
+                holes: 0,
+                size,
+            };
+            let target = Target::Origin(d.id);
+            let rng = Prng::new(8);
+            (
+                d.id,
+                SimDevice::new(target, size, 512, base, Tear::Block, rng),
+            )
+        });
+        let origins = origins.collect();
+        let (engine, _) = open(&mut flash, &disks);
+        Judged {
+            engine,
+            flash,
+            origins,
+            disks,
+            now: 1,
+            step_ns: 100_000,
+            tag: 0,
+            fx: Effects::default(),
+            queue: VecDeque::new(),
+            held: Vec::new(),
+            answers: BTreeMap::new(),
+            judge: Box::new(|_| Fate::Done),
+        }
+    }
+
+    /// The process is killed and starts again.
+    pub fn crash(&mut self) -> OpenReport {
+        self.forget();
+        self.flash.process_death();
+        self.origins.values_mut().for_each(SimDevice::process_death);
+        self.reopen()
+    }
+
+    pub fn power_cut(&mut self) -> OpenReport {
+        self.forget();
+        self.flash.power_cut();
+        self.origins.values_mut().for_each(SimDevice::power_cut);
+        self.reopen()
+    }
+
+    fn forget(&mut self) {
+        self.fx = Effects::default();
+        self.queue.clear();
+        self.held.clear();
+        self.done();
+    }
+
+    fn reopen(&mut self) -> OpenReport {
+        let (engine, report) = open(&mut self.flash, &self.disks);
+        self.engine = engine;
+        report
+    }
+
+    pub fn judge(&mut self, judge: impl FnMut(&IoOp) -> Fate + 'static) {
+        self.judge = Box::new(judge);
+    }
+
+    /// From now on all is done.
+    pub fn done(&mut self) {
+        self.judge(|_| Fate::Done);
+    }
+
+    pub fn refuse_flash_writes(&mut self) {
+        self.judge(|op| match writes_flash(op) {
+            true => Fate::Refused,
+            false => Fate::Done,
+        });
+    }
+
+    fn device(&mut self, target: Target) -> &mut SimDevice {
+        match target {
+            Target::Flash(_) => &mut self.flash,
+            Target::Origin(id) => self.origins.get_mut(&id).expect("a known disk"),
+        }
+    }
+
+    pub fn collect(&mut self) {
+        for op in std::mem::take(&mut self.fx.ios) {
+            let (target, fate) = (op.target, (self.judge)(&op));
+            let todo = match fate {
+                Fate::Never => continue,
+                Fate::Refused => Todo::Told(op, Err(IoError::Os(28))),
+                Fate::Volatile => Todo::Told(op, Ok(())),
+                _ => Todo::Device(target, self.device(target).submit(op).0, fate),
+            };
+            match fate {
+                Fate::Held => self.held.push(todo),
+                _ => self.queue.push_back(todo),
+            }
+        }
+        for c in self.fx.completions.drain(..) {
+            self.answers.insert(c.tag, c);
+        }
+    }
+
+    pub fn submit(&mut self, request: impl FnOnce(u64, u64) -> Request) -> u64 {
+        self.tag += 1;
+        let mut requests = vec![request(self.tag, self.now)];
+        self.engine.submit(self.now, &mut requests, &mut self.fx);
+        self.collect();
+        self.tag
+    }
+
+    /// Ends one operation; false if there is none.
+    pub fn step(&mut self) -> bool {
+        self.now += self.step_ns;
+        let Some(todo) = self.queue.pop_front() else {
+            return false;
+        };
+        let done = match todo {
+            Todo::Told(op, result) => op.done(result, 50_000),
+            Todo::Device(target, token, fate) => {
+                let finished = self.device(target).complete(token, 50_000);
+                let mut done = finished.expect("in flight").done;
+                if fate == Fate::Denied {
+                    done.result = Err(IoError::Os(5));
+                }
+                done
+            }
+        };
+        let mut dones = vec![done];
+        self.engine.io_done(self.now, &mut dones, &mut self.fx);
+        self.collect();
+        true
+    }
+
+    pub fn tick(&mut self) {
+        self.now += 5_000_000;
+        self.engine.tick(self.now, &mut self.fx);
+        self.collect();
+    }
+
+    pub fn answer(&self, tag: u64) -> Option<Result<(), ReqError>> {
+        self.answers.get(&tag).map(|c| c.result)
+    }
+
+    /// Stops at the very moment of the answer.
+    pub fn wait(&mut self, tag: u64) -> Result<(), ReqError> {
+        for _ in 0..STEPS_MAX {
+            if let Some(result) = self.answer(tag) {
+                return result;
+            }
+            if !self.step() {
+                self.tick();
+            }
+        }
+        panic!("no answer: {}", self.engine.explain());
+    }
+
+    /// Lets what gathers be written, and all of it end.
+    pub fn settle(&mut self) {
+        while self.step() {}
+        self.now += 200_000_000;
+        self.tick();
+        while self.step() {}
+    }
+
+    pub fn rest(&mut self) {
+        for _ in 0..400 {
+            self.settle();
+        }
+    }
+
+    /// A stop, as far as the engine is asked, when all has come to rest.
+    pub fn stop(&mut self) {
+        self.engine.quiesce(true);
+        self.rest();
+        self.stop_at_once();
+    }
+
+    /// A stop as soon as the engine allows it.
+    pub fn stop_at_once(&mut self) {
+        self.engine.quiesce(true);
+        for _ in 0..STEPS_MAX {
+            if self.engine.idle() {
+                break;
+            }
+            if !self.step() {
+                self.engine.tick(self.now, &mut self.fx);
+                self.collect();
+            }
+        }
+        assert!(self.engine.idle(), "{}", self.engine.explain());
+        let mut media = self.flash.media(None);
+        self.engine.close(&mut media).expect("closed");
+    }
+
+    pub fn send_write(&mut self, disk: u16, block: u64, count: u64, fill: u8, fua: bool) -> u64 {
+        let (at, len) = (block * BLOCK, count * BLOCK);
+        let buf = Buf::zeroed(len as usize);
+        buf.all().bytes_mut().fill(fill);
+        self.submit(|tag, now| Request::write(tag, disk, at, len, fua, &buf, now))
+    }
+
+    pub fn write(&mut self, disk: u16, block: u64, count: u64, fill: u8) -> Result<(), ReqError> {
+        let tag = self.send_write(disk, block, count, fill, false);
+        self.wait(tag)
+    }
+
+    /// Writes a block with FUA.
+    pub fn write_fua(&mut self, disk: u16, block: u64, fill: u8) -> Result<(), ReqError> {
+        let tag = self.send_write(disk, block, 1, fill, true);
+        self.wait(tag)
+    }
+
+    pub fn flush(&mut self, disk: u16) -> Result<(), ReqError> {
+        let tag = self.submit(|tag, now| Request::new(tag, disk, ReqOp::Flush, 0, 0, None, now));
+        self.wait(tag)
+    }
+
+    /// Reads a block; its first byte.
+    pub fn read(&mut self, disk: u16, block: u64) -> Result<u8, ReqError> {
+        self.read_run(disk, block, 1).map(|bytes| bytes[0])
+    }
+
+    pub fn read_run(&mut self, disk: u16, block: u64, count: u64) -> Result<Vec<u8>, ReqError> {
+        let (at, len) = (block * BLOCK, count * BLOCK);
+        let buf = Buf::zeroed(len as usize);
+        let tag = self.submit(|tag, now| Request::read(tag, disk, at, len, &buf, now));
+        self.wait(tag)?;
+        let all = buf.all();
+        Ok(all.bytes().to_vec())
+    }
+
+    pub fn cached(&self, disk: u16) -> u64 {
+        let stats = self.engine.stats(disk, 1).expect("known");
+        stats.cached_blocks
+    }
+
+    pub fn lost(&self, disk: u16) -> Vec<(u64, u64)> {
+        let status = self.engine.status(disk).expect("known");
+        let blocks = |(at, len): &(u64, u64)| (at / BLOCK, len / BLOCK);
+        status.lost_ranges.iter().map(blocks).collect()
+    }
+
+    /// The block of flash that holds nothing but `fill`.
+    pub fn find(&self, fill: u8) -> usize {
+        let is_it = |i: &usize| self.flash.visible_block(*i).iter().all(|x| *x == fill);
+        (0..self.flash.blocks()).find(is_it).expect("it is there")
+    }
+
+    /// Fills flash with clean blocks of a disk, until eviction is near.
+    pub fn fill(&mut self, disk: u16) {
+        let mut at = 1024;
+        while self.engine.pool_stats().free_segments > 4 {
+            self.read_run(disk, at, 64).expect("read");
+            self.settle();
+            at += 64;
+            assert!(at + 64 < BLOCKS, "{}", self.engine.explain());
+        }
+    }
+
+    /// Writes to a disk until the test sees what it waits for, and stops at that moment.
+    pub fn write_until(&mut self, disk: u16, seen: impl Fn(&Judged) -> bool) {
+        for _ in 0..WRITES_MAX {
+            let tag = self.send_write(disk, 512, 64, 9, false);
+            while self.answer(tag).is_none() && !seen(self) {
+                if !self.step() {
+                    self.tick();
+                }
+            }
+            if seen(self) {
+                return;
+            }
+        }
+        panic!("not seen: {}", self.engine.explain());
+    }
+
+    /// Block 3 of disk 1 is dirty and rotten in the oldest segment, and eviction's read of it is held.
+    pub fn hold_move_of_rotten(&mut self) {
+        self.write_fua(1, 3, 33).expect("written");
+        self.settle();
+        self.fill(1);
+        let at = self.find(33);
+        self.flash.rot(at);
+        let place = at as u64 * BLOCK;
+        self.judge(move |op| {
+            let moves = op.target == Target::Flash(0)
+                && op.kind == OpKind::Read
+                && op.class == Class::Background
+                && (op.offset..op.offset + op.len).contains(&place);
+            if moves { Fate::Held } else { Fate::Done }
+        });
+        self.write_until(1, |j| !j.held.is_empty());
+        assert_eq!(self.held.len(), 1);
+    }
+
+    pub fn holds(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Lets go what was held, before all else.
+    pub fn release(&mut self) {
+        for todo in std::mem::take(&mut self.held) {
+            self.queue.push_front(todo);
+        }
+    }
+}
+
+pub fn open(flash: &mut SimDevice, disks: &[DiskConfig]) -> (Engine, OpenReport) {
+    let known = disks.iter().map(|d| KnownDisk {
+        id: d.id,
+        size: d.size,
+        since_seq: 0,
+    });
+    let known: Vec<_> = known.collect();
+    let opened = Engine::open(&mut flash.media(None), options(), &known);
+    let (engine, report) = opened.expect("opened");
+    for d in disks {
+        let config = d.clone();
+        engine
+            .attach(config, OriginState::Flushed)
+            .expect("attached");
+    }
+    (engine, report)
+}

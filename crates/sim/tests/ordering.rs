@@ -1,0 +1,379 @@
+//! Orders of events after which nothing old may come back and nothing may wait for ever, step by step:
+//! blocks that are lost while they are moved, evictions that a stop or a crash interrupts, batches
+//! that are sent twice, flash and origins that fail between two steps.
+
+mod common;
+#[path = "common/judge.rs"]
+mod judge;
+
+use hearth_engine::OpenedFrom;
+use hearth_engine::api::{DiskConfig, Mode, ReqError, Request};
+use hearth_io::checksum::crc32c;
+use hearth_io::{BLOCK, Buf, OpKind, Target};
+use judge::{Fate, Judged, disk, writes_flash};
+
+fn around(id: u16) -> DiskConfig {
+    DiskConfig {
+        mode: Mode::WriteAround,
+        ..disk(id)
+    }
+}
+
+/// Its checksum is wrong wherever it is, and that must not pass for the end of the log.
+#[test]
+fn a_rotten_block_that_is_moved_does_not_end_the_log() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.hold_move_of_rotten();
+    j.done();
+    j.release();
+    j.write_until(1, |j| !j.lost(1).is_empty());
+    j.write_fua(1, 70, 77).expect("written");
+    j.crash();
+    assert_eq!(j.read(1, 70), Ok(77));
+    assert_eq!(j.read(1, 3), Err(ReqError::Io));
+}
+
+#[test]
+fn a_rotten_block_that_is_written_while_it_is_moved_stays_written() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.hold_move_of_rotten();
+    while j.step() {}
+    j.done();
+    let tag = j.send_write(1, 3, 1, 44, true);
+    j.release();
+    j.wait(tag).expect("written");
+    assert_eq!(j.read(1, 3), Ok(44));
+    j.settle();
+    // Later batches say that all of it is durable.
+    j.write_fua(1, 80, 8).expect("written");
+    j.write_fua(1, 81, 8).expect("written");
+    j.crash();
+    assert_eq!(j.read(1, 3), Ok(44));
+}
+
+#[test]
+fn flash_that_fails_while_a_rotten_block_is_moved_does_not_hinder_a_stop() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.hold_move_of_rotten();
+    j.refuse_flash_writes();
+    j.write(1, 60, 1, 9).expect("the origin takes it");
+    assert!(j.engine.pool_stats().flash_failed);
+    j.release();
+    j.stop();
+}
+
+#[test]
+fn a_disk_forgotten_on_failed_flash_does_not_hinder_a_stop() {
+    let mut j = Judged::new(vec![disk(1), disk(2)]);
+    j.write_fua(2, 3, 33).expect("written");
+    j.refuse_flash_writes();
+    j.write(1, 60, 1, 9).expect("the origin takes it");
+    j.rest();
+    j.engine.detach(2).expect("detached");
+    let mut fx = std::mem::take(&mut j.fx);
+    j.engine.forget(2, &mut fx).expect("forgotten");
+    j.fx = fx;
+    j.collect();
+    j.stop();
+}
+
+/// What eviction dropped is said nowhere until the segment is free; a checkpoint must not forget it.
+#[test]
+fn a_stop_in_the_middle_of_an_eviction_brings_no_old_copy_back() {
+    let mut j = Judged::new(vec![disk(1)]);
+    let old = j.read_run(1, 0, 10).expect("read")[0];
+    j.settle();
+    // The rest of the first segment is dirty: its eviction takes a while.
+    for (block, count) in [(100, 128), (300, 100), (600, 128)] {
+        j.write(1, block, count, 1).expect("written");
+    }
+    // Segments that refuse a write are left alone for this run. The next has them again, and no
+    // reason to go on with the eviction.
+    let mut refused = 0;
+    j.judge(move |op| match writes_flash(op) && refused < 3 {
+        true => {
+            refused += 1;
+            Fate::Refused
+        }
+        false => Fate::Done,
+    });
+    let evictions = |j: &Judged| {
+        let stats = j.engine.stats(1, 1).expect("known");
+        stats.counters.evictions
+    };
+    // So fast that eviction does not look at the segment again before the stop.
+    j.step_ns = 0;
+    j.write_until(1, |j| evictions(j) > 0);
+    while j.step() {}
+    j.stop_at_once();
+    j.step_ns = 100_000;
+    j.disks = vec![around(1)];
+    let report = j.crash();
+    assert_eq!(report.from, OpenedFrom::Checkpoint);
+    j.write_fua(1, 0, 6).expect("written");
+    // The region's intent is closed.
+    for _ in 0..10 {
+        j.settle();
+    }
+    assert!(old != 6 && j.read(1, 0) == Ok(6));
+    let report = j.crash();
+    assert_eq!(report.from, OpenedFrom::Log);
+    assert_eq!(j.read(1, 0), Ok(6));
+}
+
+/// A write whose error was a lie: its batch is on flash, and again, with others, in the next segment.
+#[test]
+fn what_is_sent_again_is_not_played_twice() {
+    const X: u64 = 1;
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, X, 1).expect("written");
+    j.engine.drain(1, true).expect("known");
+    j.tick();
+    while j.step() {}
+    j.engine.drain(1, false).expect("known");
+    assert_eq!(j.origins[&1].visible_block(X as usize)[0], 1);
+    // In the queue: that X is clean. Then much, then X again: two batches. Both are stored, which of
+    // the first is not told; and of what is sent again, only the first.
+    let mut batches = 0;
+    j.judge(move |op| {
+        batches += u32::from(writes_flash(op));
+        match batches {
+            1 if writes_flash(op) => Fate::Denied,
+            4.. => Fate::Refused,
+            _ => Fate::Done,
+        }
+    });
+    let (at, len) = (100 * BLOCK, 280 * BLOCK);
+    let buf = Buf::zeroed(len as usize);
+    let fill = Buf::zeroed(BLOCK as usize);
+    fill.all().bytes_mut().fill(9);
+    let mut requests = vec![
+        Request::write(1000, 1, at, len, false, &buf, 1),
+        Request::write(1001, 1, X * BLOCK, BLOCK, false, &fill, 1),
+    ];
+    j.engine.submit(1, &mut requests, &mut j.fx);
+    j.collect();
+    for _ in 0..3 {
+        assert!(j.step());
+    }
+    j.crash();
+    let there = crc32c(&j.origins[&1].visible_block(X as usize));
+    let one = std::slice::from_ref(&(X..X + 1));
+    for (block, crc) in j.engine.sample_clean(1, one, 1) {
+        assert!(block != X || crc == there, "clean, but the origin differs");
+    }
+}
+
+/// The last copies of a disk are gone from RAM, but the record that says so gathers: the disk is not
+/// yet one that never was cached.
+#[test]
+fn a_disk_that_is_turned_off_waits_for_what_says_that_its_copies_are_void() {
+    let mut j = Judged::new(vec![around(1)]);
+    j.read(1, 0).expect("read");
+    j.settle();
+    assert_eq!(j.cached(1), 1);
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Flash(_), OpKind::Read) => Fate::Refused,
+        _ => Fate::Done,
+    });
+    j.read(1, 0).expect("the origin has it");
+    assert_eq!(j.cached(1), 0);
+    off_and_written(&mut j, 0);
+}
+
+/// Eviction writes no such record at all.
+#[test]
+fn a_disk_that_is_turned_off_waits_until_its_evicted_copies_cannot_return() {
+    let mut j = Judged::new(vec![around(1), disk(2)]);
+    j.read(1, 3).expect("read");
+    j.settle();
+    assert_eq!(j.cached(1), 1);
+    j.fill(2);
+    j.write_until(2, |j| j.cached(1) == 0);
+    off_and_written(&mut j, 3);
+}
+
+/// Turns disk 1 off, writes a block while flash takes nothing, and crashes.
+fn off_and_written(j: &mut Judged, block: u64) {
+    j.engine.set_mode(1, Mode::Off).expect("known");
+    j.judge(|op| match writes_flash(op) {
+        true => Fate::Never,
+        false => Fate::Done,
+    });
+    let tag = j.send_write(1, block, 1, 44, false);
+    for _ in 0..1000 {
+        if !j.step() {
+            j.tick();
+        }
+    }
+    // It may wait for flash, which is right; then nothing was promised, and nothing may be written.
+    let there = j.origins[&1].visible_block(block as usize)[0];
+    assert_eq!(j.answer(tag).is_some(), there == 44);
+    j.crash();
+    assert_eq!(j.read(1, block), Ok(there));
+}
+
+/// A power cut must not bring back what was dirty on failed flash and has been written since.
+#[test]
+fn that_flash_failed_outlives_a_power_cut() {
+    for seed in 0..8 {
+        let mut j = Judged::seeded(vec![disk(1)], seed);
+        j.write_fua(1, 3, 33).expect("written");
+        j.judge(|op| match (op.target, op.kind) {
+            (Target::Flash(_), OpKind::Flush) => Fate::Refused,
+            _ => Fate::Done,
+        });
+        assert_eq!(j.write_fua(1, 4, 4), Err(ReqError::Io));
+        assert!(j.engine.pool_stats().flash_failed);
+        j.done();
+        j.write(1, 3, 1, 44).expect("the origin takes it");
+        j.rest();
+        j.flush(1).expect("all is on the origin");
+        j.stop();
+        let report = j.power_cut();
+        // Of a device that did not take the note nothing can be known.
+        assert!(report.was_failed || j.read(1, 3) == Ok(44), "seed {seed}");
+    }
+}
+
+/// Nor may a write be answered before the note is there: the daemon may die at once.
+#[test]
+fn a_write_past_failed_flash_waits_for_the_note_but_not_for_ever() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Flash(_), OpKind::Flush) => Fate::Refused,
+        (Target::Flash(_), OpKind::Write) if op.offset == 0 => Fate::Held,
+        _ => Fate::Done,
+    });
+    assert_eq!(j.write_fua(1, 4, 4), Err(ReqError::Io));
+    let tag = j.send_write(1, 3, 1, 44, false);
+    for _ in 0..20 {
+        if !j.step() {
+            j.tick();
+        }
+    }
+    assert_eq!((j.answer(tag), j.holds()), (None, 1));
+    assert_eq!(j.read(1, 3), Ok(33));
+    j.wait(tag).expect("the device hangs, the disk does not");
+}
+
+#[test]
+fn a_write_that_waits_for_a_block_that_turns_out_lost_takes_its_place() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    j.settle();
+    let at = j.find(33);
+    j.engine.set_mode(1, Mode::WriteThrough).expect("known");
+    // The origin is away for a moment.
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Origin(_), OpKind::Write) => Fate::Refused,
+        _ => Fate::Done,
+    });
+    j.settle();
+    j.done();
+    j.flash.rot(at);
+    let tag = j.send_write(1, 3, 1, 44, true);
+    while j.step() {}
+    assert_eq!(j.answer(tag), None);
+    assert_eq!(j.read(1, 3), Err(ReqError::Io));
+    assert_eq!(j.lost(1), [(3, 1)]);
+    assert_eq!(j.wait(tag), Ok(()));
+    assert_eq!(j.read(1, 3), Ok(44));
+}
+
+/// A block is destaged and waits for the flush; then a write past failed flash is refused, half done.
+#[test]
+fn what_the_origin_refused_does_not_count_as_destaged() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Flash(_), OpKind::Write) => Fate::Refused,
+        (Target::Origin(_), OpKind::Flush) => Fate::Held,
+        _ => Fate::Done,
+    });
+    j.write(1, 60, 1, 9).expect("the origin takes it");
+    assert!(j.engine.pool_stats().flash_failed);
+    j.settle();
+    assert_eq!(j.holds(), 1);
+    assert_eq!(j.origins[&1].visible_block(3)[0], 33);
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Origin(_), OpKind::Write) => Fate::Denied,
+        _ => Fate::Done,
+    });
+    assert_eq!(j.write(1, 3, 1, 44), Err(ReqError::Io));
+    assert_eq!(j.read(1, 3), Ok(33));
+    j.done();
+    j.release();
+    j.rest();
+    assert_eq!(j.read(1, 3), Ok(33), "nobody wrote since");
+    assert_eq!(j.origins[&1].visible_block(3)[0], 33);
+}
+
+#[test]
+fn a_segment_that_took_nothing_is_no_part_of_the_log() {
+    let mut j = Judged::new(vec![disk(1)]);
+    let mut first = true;
+    j.judge(move |op| {
+        let batch = writes_flash(op) && op.len > 64 * BLOCK;
+        match batch && std::mem::take(&mut first) {
+            true => Fate::Refused,
+            false => Fate::Done,
+        }
+    });
+    let tag = j.send_write(1, 0, 300, 5, true);
+    j.wait(tag).expect("another segment takes it");
+    assert!(!j.engine.pool_stats().flash_failed);
+    j.write_fua(1, 400, 6).expect("written");
+    j.crash();
+    assert_eq!((j.read(1, 70), j.read(1, 400)), (Ok(5), Ok(6)));
+}
+
+/// What is left of a log whose beginning was never durable has no beginning, and does not count. It
+/// once did, named the lost segment as the tail, and the next start refused the pool (profile full,
+/// seed 602204).
+#[test]
+fn a_log_whose_beginning_was_lost_is_no_log() {
+    let mut j = Judged::new(vec![disk(1)]);
+    let mut first = true;
+    j.judge(move |op| match (op.target, op.kind) {
+        (Target::Flash(_), OpKind::Write) if std::mem::take(&mut first) => Fate::Volatile,
+        (Target::Flash(_), OpKind::Flush) => Fate::Held,
+        _ => Fate::Done,
+    });
+    j.write(1, 0, 300, 5).expect("written");
+    j.write(1, 400, 1, 6).expect("written");
+    j.crash();
+    let stats = j.engine.stats(1, 1).expect("known");
+    assert_eq!(stats.dirty_blocks, 0);
+    j.write_fua(1, 500, 7).expect("written");
+    j.write_fua(1, 501, 7).expect("written");
+    j.crash();
+    assert_eq!(j.read(1, 500), Ok(7));
+}
+
+/// Its copy was padded with zeros, the origin has grown.
+#[test]
+fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
+    let mut j = Judged::new(vec![common::disk(1, 64 * BLOCK + 512)]);
+    let buf = Buf::zeroed(BLOCK as usize);
+    buf.all().bytes_mut().fill(33);
+    let tag = j.submit(|tag, now| Request::write(tag, 1, 64 * BLOCK, 512, true, &buf, now));
+    j.wait(tag).expect("written");
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Origin(_), OpKind::Flush) => Fate::Held,
+        _ => Fate::Done,
+    });
+    j.engine.drain(1, true).expect("known");
+    j.settle();
+    j.settle();
+    assert_eq!(j.holds(), 1);
+    assert!(j.engine.set_size(1, 65 * BLOCK).is_err());
+    j.done();
+    j.release();
+    j.rest();
+    j.engine.set_size(1, 65 * BLOCK).expect("clean");
+    let seen = j.read_run(1, 64, 1).expect("read");
+    assert_eq!(seen[0], 33);
+    assert!(seen[..] == j.origins[&1].visible_block(64)[..]);
+}
