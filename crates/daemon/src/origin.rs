@@ -187,8 +187,13 @@ pub fn is_same_file(a: &Path, b: &Path) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// What the origin looks like now, as the registry keeps it.
+/// What the origin looks like now, as the registry keeps it. What it looks like is made durable: after
+/// a power cut older time stamps would look like somebody else's writes. If that fails, a disk may be
+/// asked about once too often.
 pub fn identity(device: &Device) -> Option<OriginIdentity> {
+    if let Err(e) = device.settle() {
+        tracing::warn!(origin = %device.name(), "its time stamps are not durable: {e}");
+    }
     let Identity {
         size,
         mtime_ns,

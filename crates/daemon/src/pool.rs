@@ -35,6 +35,8 @@ pub struct Pool {
     media: Arc<Device>,
     superblock: Superblock,
     registry: Registry,
+    /// A change was not stored, or in one place only: which one counts, the next store decides.
+    unsettled: bool,
 }
 
 /// The one flash device given, or why several will not do yet.
@@ -151,6 +153,7 @@ pub fn create_with(
         .and_then(|()| superblock.store(&mut media))
         .map_err(|e| format_error(path, &e))?;
     Ok(Pool {
+        unsettled: false,
         media,
         superblock,
         registry,
@@ -287,6 +290,7 @@ impl Pool {
         let registry = Registry::load(&mut media, &superblock.layout, superblock.pool)
             .map_err(|e| format_error(path, &e))?;
         Ok(Pool {
+            unsettled: false,
             media,
             superblock,
             registry,
@@ -326,17 +330,20 @@ impl Pool {
         u64::from(layout.segment_count) * u64::from(layout.data_blocks()) * BLOCK
     }
 
-    /// Changes the registry; when this returns `Ok` the change is durable, else nothing changed.
+    /// Changes the registry; when this returns `Ok` the change is durable. Else nothing changed in RAM,
+    /// and on flash the old or the new one is found until something is stored again.
     pub fn change<T>(&mut self, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
         let mut next = self.registry.clone();
         let value = change(&mut next)?;
-        if next != self.registry {
+        if next != self.registry || self.unsettled {
+            self.unsettled = true;
             next.store(
                 &mut self.media,
                 &self.superblock.layout,
                 self.superblock.pool,
             )
             .map_err(|e| format_error(self.media.path(), &e))?;
+            self.unsettled = false;
             self.registry = next;
         }
         Ok(value)
@@ -349,6 +356,11 @@ impl Pool {
             return Ok(());
         }
         tracing::warn!("the flash had failed before; what is on it may be older than the origins");
+        self.distrust_all()
+    }
+
+    /// Marks every disk so that nothing cached is trusted without being asked about.
+    pub fn distrust_all(&mut self) -> Result<()> {
         self.change(|registry| {
             for record in &mut registry.disks {
                 crate::origin::distrust(record);
@@ -676,5 +688,39 @@ mod tests {
                 .contains("later version")
         );
         assert!(only_flash::<&str>(&[]).is_err());
+    }
+
+    /// Of the registry's two copies one may have been written: until it is overwritten, a crash would
+    /// bring the change about.
+    #[test]
+    fn a_change_that_failed_halfway_is_undone_by_the_next_store() {
+        use hearth_format::layout::{REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
+        use hearth_io::{BLOCK, FaultKind, FaultRule};
+        for area in REGISTRY_BLOCKS {
+            let (_dir, path) = file(64 << 20);
+            create(&path, &CreateOptions::default()).unwrap();
+            let mut pool = Pool::open(&path).unwrap();
+            pool.media.faults().arm(FaultRule {
+                offset: area * BLOCK,
+                len: REGISTRY_AREA_BLOCKS * BLOCK,
+                ..FaultRule::eio(FaultKind::Write)
+            });
+            let failed = pool.change(|r| {
+                let id = r.take_disk_id().unwrap();
+                r.disks.push(DiskRecord {
+                    id,
+                    name: "d".into(),
+                    origin: "/o".into(),
+                    size: 1,
+                    ..DiskRecord::default()
+                });
+                Ok(())
+            });
+            assert!(failed.is_err());
+            pool.media.faults().clear();
+            pool.change(|_| Ok(())).unwrap();
+            drop(pool);
+            assert!(Pool::open(&path).unwrap().registry().disks.is_empty());
+        }
     }
 }

@@ -226,9 +226,12 @@ impl Core {
             }
         }
         // Copies of this segment may be gone that the log still has.
-        let evicting = r.u32().and_then(|seg| seg.checked_sub(1));
         let oldest = self.log.order.front().copied();
-        self.evict.current = oldest.filter(|seg| Some(*seg) == evicting);
+        self.evict.current = match r.u32() {
+            Some(evicting) => oldest.filter(|seg| seg + 1 == evicting),
+            // Written before this was noted: it may be so.
+            None => oldest,
+        };
         if let Some(seg) = self.evict.current {
             let seq = self.log.segments[seg as usize].seq;
             for d in self.disks.iter_mut().flatten() {

@@ -53,6 +53,8 @@ pub(crate) struct DestageJob {
     pub failed: bool,
     /// A failed device refused to give back a part of it.
     pub struck: bool,
+    /// A part of it is not what was written, and lost.
+    pub rotten: bool,
     pub zero: bool,
     /// Zeros that keep their space on the origin.
     pub solid: bool,
@@ -338,6 +340,7 @@ impl Core {
             reads: 0,
             failed: false,
             struck: false,
+            rotten: false,
             zero: false,
             solid: false,
             started_ns: now,
@@ -406,12 +409,14 @@ impl Core {
             self.destage_unread(id, at, (done.op.len / 4096) as usize);
         }
         let job = &mut self.jobs[id];
-        job.failed |= done.result.is_err() || !done.bad_blocks.is_empty();
+        job.failed |= done.result.is_err();
+        job.rotten |= !done.bad_blocks.is_empty();
         job.reads -= 1;
         if job.reads > 0 {
             return;
         }
-        let struck = job.struck;
+        let struck = job.struck || job.rotten && !job.failed;
+        // What is lost takes nobody with it, neither the rest of the run nor those who wait for it.
         if struck {
             // Nothing to wait for: whatever is tried next is another block, or this one alone.
             let job = self.destage_give_back(id);
@@ -539,6 +544,7 @@ impl Core {
                 reads: 0,
                 failed: false,
                 struck: false,
+                rotten: false,
                 zero: true,
                 solid,
                 started_ns: now,

@@ -492,7 +492,13 @@ impl Engine {
             Written::Data { block, .. } => block + 1 == blocks,
             Written::Zero { block, count } => block + count == blocks,
         });
-        if odd && (d.in_flight > 0 || filling || destaged || d.destaging(blocks - 1, blocks)) {
+        let dirty = d.range_dirty(blocks - 1, blocks);
+        let busy = d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks);
+        if odd && (dirty || destaged || busy) {
+            // Its padding must not be written over what the origin grew by.
+            if let Some(d) = core.disk_mut(id).filter(|_| dirty) {
+                d.destage.urgent.insert(blocks - 1);
+            }
             return Err(ControlError::Busy);
         }
         if odd {
@@ -753,6 +759,8 @@ impl Engine {
             return Err(OpenError::Busy);
         }
         if core.flash_failed {
+            // Once more: perhaps it answers again, and then nothing on it may be believed.
+            core.sb.store(media)?;
             return Ok(());
         }
         if core.disks.iter().flatten().any(|d| !d.intents.is_empty()) {

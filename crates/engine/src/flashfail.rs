@@ -33,6 +33,8 @@ pub(crate) struct FailMark {
     /// Copies that are still being written.
     writes: u32,
     until_ns: u64,
+    /// Nobody waits any more; once it is written it is flushed all the same.
+    pub late: bool,
 }
 
 /// How a read of flash failed with an error.
@@ -192,6 +194,7 @@ impl Core {
         self.mark = Some(FailMark {
             writes: 2,
             until_ns: now + MARK_TIME_NS,
+            late: false,
         });
         for (copy, block) in [(0u8, 0u64), (1, 256)] {
             self.sb.copy = copy;
@@ -238,13 +241,18 @@ impl Core {
 
     /// Does not wait for ever: a device may hang.
     pub fn end_late_mark(&mut self, now: u64, fx: &mut Effects) {
-        if self.mark.as_ref().is_some_and(|m| now >= m.until_ns) {
-            self.end_mark(now, fx);
+        if let Some(m) = self.mark.as_mut().filter(|m| !m.late && now >= m.until_ns) {
+            m.late = true;
+            self.wake_mark_waiters(now, fx);
         }
     }
 
     fn end_mark(&mut self, now: u64, fx: &mut Effects) {
         self.mark = None;
+        self.wake_mark_waiters(now, fx);
+    }
+
+    fn wake_mark_waiters(&mut self, now: u64, fx: &mut Effects) {
         for id in std::mem::take(&mut self.mark_waiters) {
             self.go_through(id, now, fx);
         }

@@ -195,6 +195,14 @@ impl Device {
         }
     }
 
+    /// Makes durable what [`identity`](Self::identity) says, as far as it is a local file's. Blocks.
+    pub fn settle(&self) -> io::Result<()> {
+        match &self.backing {
+            Backing::File(file) => file.settle(),
+            Backing::Remote(_) => Ok(()),
+        }
+    }
+
     /// What the kernel says about the file now; of what is remote often only the size is known.
     pub fn identity(&self) -> io::Result<Identity> {
         match &self.backing {

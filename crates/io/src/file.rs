@@ -457,6 +457,11 @@ impl BlockFile {
         sys::fdatasync(&self.direct)
     }
 
+    /// Makes the file's time stamps durable, which [`flush`](Self::flush) does not. Blocks.
+    pub fn settle(&self) -> io::Result<()> {
+        self.direct.sync_all()
+    }
+
     /// Frees a range: it reads as zeros or as before. Succeeds where that is unsupported. Blocks.
     pub fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.in_range(offset, len)?;

@@ -258,6 +258,30 @@ fn a_write_past_failed_flash_waits_for_the_note_but_not_for_ever() {
     j.wait(tag).expect("the device hangs, the disk does not");
 }
 
+/// Nobody waits for it any more, but it must not be lost with the power.
+#[test]
+fn a_note_that_comes_late_is_flushed() {
+    for seed in 0..16 {
+        let mut j = Judged::seeded(vec![disk(1)], seed);
+        j.write_fua(1, 3, 33).expect("written");
+        let mut first = true;
+        j.judge(move |op| match (op.target, op.kind) {
+            (Target::Flash(_), OpKind::Flush) if std::mem::take(&mut first) => Fate::Refused,
+            (Target::Flash(_), OpKind::Write) if op.offset == 0 => Fate::Held,
+            _ => Fate::Done,
+        });
+        assert_eq!(j.write_fua(1, 4, 4), Err(ReqError::Io));
+        j.write(1, 3, 1, 44).expect("the origin takes it");
+        assert_eq!(j.holds(), 1);
+        j.done();
+        j.release();
+        j.rest();
+        j.flush(1).expect("all is on the origin");
+        let report = j.power_cut();
+        assert!(report.was_failed || j.read(1, 3) == Ok(44), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_write_that_waits_for_a_block_that_turns_out_lost_takes_its_place() {
     let mut j = Judged::new(vec![disk(1)]);
@@ -280,6 +304,23 @@ fn a_write_that_waits_for_a_block_that_turns_out_lost_takes_its_place() {
     assert_eq!(j.lost(1), [(3, 1)]);
     assert_eq!(j.wait(tag), Ok(()));
     assert_eq!(j.read(1, 3), Ok(44));
+}
+
+/// The destager finds it, and neither its error nor its rest is anybody else's.
+#[test]
+fn a_write_whose_block_the_destager_finds_lost_takes_its_place() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    j.write_fua(1, 900, 34).expect("written");
+    j.settle();
+    let at = j.find(33);
+    j.flash.rot(at);
+    j.engine.set_mode(1, Mode::WriteThrough).expect("known");
+    let lost = j.send_write(1, 3, 1, 44, true);
+    let other = j.send_write(1, 900, 1, 45, true);
+    assert_eq!((j.wait(lost), j.wait(other)), (Ok(()), Ok(())));
+    assert!(!j.engine.status(1).expect("known").origin_failing);
+    assert_eq!((j.read(1, 3), j.read(1, 900)), (Ok(44), Ok(45)));
 }
 
 /// A block is destaged and waits for the flush; then a write past failed flash is refused, half done.
@@ -360,6 +401,7 @@ fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
     buf.all().bytes_mut().fill(33);
     let tag = j.submit(|tag, now| Request::write(tag, 1, 64 * BLOCK, 512, true, &buf, now));
     j.wait(tag).expect("written");
+    assert!(j.engine.set_size(1, 65 * BLOCK).is_err(), "it is dirty");
     j.judge(|op| match (op.target, op.kind) {
         (Target::Origin(_), OpKind::Flush) => Fate::Held,
         _ => Fate::Done,

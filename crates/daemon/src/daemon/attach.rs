@@ -429,10 +429,9 @@ impl Daemon {
     /// Stores a disk's record durably.
     pub(super) fn store_record(&self, record: &DiskRecord) -> Result<()> {
         lock(&self.pool).change(|registry| {
-            match registry.disks.iter_mut().find(|r| r.id == record.id) {
-                Some(place) => *place = record.clone(),
-                None => registry.disks.push(record.clone()),
-            }
+            let place = registry.disks.iter_mut().find(|r| r.id == record.id);
+            // A disk that was removed meanwhile must not come back.
+            *place.ok_or_else(|| Error::no_disk(&record.name))? = record.clone();
             Ok(())
         })
     }

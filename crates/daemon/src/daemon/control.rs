@@ -20,6 +20,14 @@ use crate::pool::mode_to;
 use crate::progress::Progress;
 use crate::size::human;
 
+/// Why a disk takes no flush or removal now.
+fn reconciling(name: &str) -> Error {
+    Error::conflict(
+        format!("what waited on flash is being written to the origin of {name}"),
+        "wait until it is served; to give that up, restart the daemon and choose the other side",
+    )
+}
+
 /// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
 const SEQ_CUTOFF: u64 = 1 << 20;
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
@@ -203,43 +211,48 @@ impl Daemon {
             })
         })?;
         let device = export.origin();
-        let size = device.refresh_size().map_err(|e| {
+        // What shrank is judged by what it was, or nothing behind its end could be written until the
+        // next look, not even when it has its size back.
+        let now = device.file().and_then(|file| file.current_size().ok());
+        let asked = match now.filter(|now| *now < device.size()) {
+            Some(shrunk) => Ok(shrunk),
+            None => device.refresh_size(),
+        };
+        let size = asked.map_err(|e| {
             Error::unavailable(
                 format!("cannot ask {} for its size: {e}", device.name()),
                 "",
             )
         })?;
         let id = hearth_nbd::Export::disk(&*export);
+        let known = lock(&self.pool).record(id).map(|record| record.size);
+        let known = known.ok_or_else(|| Error::no_disk(name))?;
+        if size < known {
+            return Err(Error::refused(
+                format!("the origin of {name} shrank from {known} to {size} bytes"),
+                "give it its size back; disks cannot shrink",
+            ));
+        }
+        if size > DISK_MAX {
+            return Err(Error::invalid(
+                format!("the origin of {name} is larger than 256 TiB"),
+                "no disk can be",
+            ));
+        }
+        // The registry comes last: a start that finds the new size there would not know that the last
+        // block's copy may be padded.
+        self.engine
+            .set_size(id, size)
+            .map_err(|e| control_error(&format!("resize {name}"), e))?;
         lock(&self.pool).change(|registry| {
-            let record = registry
-                .disks
-                .iter_mut()
-                .find(|r| r.id == id)
-                .ok_or_else(|| Error::no_disk(name))?;
-            if size < record.size {
-                return Err(Error::refused(
-                    format!(
-                        "the origin of {name} shrank from {} to {size} bytes",
-                        record.size
-                    ),
-                    "give it its size back; disks cannot shrink",
-                ));
-            }
-            if size > DISK_MAX {
-                return Err(Error::invalid(
-                    format!("the origin of {name} is larger than 256 TiB"),
-                    "",
-                ));
-            }
+            let record = registry.disks.iter_mut().find(|r| r.id == id);
+            let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.size = size;
             if device.is_untouched() {
                 record.origin_identity = origin::identity(device);
             }
             Ok(())
         })?;
-        self.engine
-            .set_size(id, size)
-            .map_err(|e| control_error(&format!("resize {name}"), e))?;
         export.set_size(size);
         if let Some(vhost) = self.exports.vhost() {
             vhost.resized(name);
@@ -250,6 +263,10 @@ impl Daemon {
     /// Attaches a disk that was refused, now that somebody has decided.
     fn decide(self: &Arc<Daemon>, name: &str, trust: Trust) -> Result<()> {
         let id = self.with_slot(name, |slot| match &slot.phase {
+            _ if slot.job.is_some() => Err(Error::conflict(
+                format!("disk {name} is being removed"),
+                "wait, or call the removal off",
+            )),
             Phase::Refused(_) => Ok(slot.id),
             Phase::Waiting(e) => Err(e.clone()),
             _ => Err(Error::conflict(
@@ -492,6 +509,7 @@ impl Control for Arc<Daemon> {
                 format!("disk {name} cannot be flushed: {}", e.what),
                 e.remedy.clone(),
             )),
+            (Phase::Reconciling(_), _) => Err(reconciling(name)),
             _ => Ok(slot.id),
         })?;
         self.engine
@@ -534,6 +552,7 @@ impl Control for Arc<Daemon> {
                     ))
                 }
                 Phase::Waiting(_) | Phase::Refused(_) => Ok((slot.id, false)),
+                Phase::Reconciling(_) => Err(reconciling(name)),
                 _ => Ok((slot.id, true)),
             }
         })?;

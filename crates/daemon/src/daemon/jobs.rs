@@ -116,6 +116,7 @@ impl Daemon {
                 self.fail_job(name, e);
             }
         }
+        self.forget_leftovers();
         !busy.is_empty()
     }
 
@@ -295,15 +296,23 @@ impl Daemon {
         lock(&self.disks).remove(name);
         // What was kept for it is the others' now.
         self.keep_shares();
-        // Its records in the log are void already; this frees their room at once. If that cannot
-        // be now, eviction does it in its time.
-        if self.try_forget(id).is_ok()
-            && let Err(e) = self.engine.remove(id)
-        {
-            tracing::debug!(disk = %name, "the engine keeps an empty entry: {e}");
-        }
+        lock(&self.leftovers).push(id);
+        self.forget_leftovers();
         tracing::info!(disk = %name, "removed");
         Ok(())
+    }
+
+    /// Records of removed disks in the log are void, but take their room, and what was dirty counts
+    /// against all others. The engine cannot forget a disk while something of it is on its way to flash.
+    fn forget_leftovers(&self) {
+        let ids = std::mem::take(&mut *lock(&self.leftovers));
+        for id in ids {
+            if self.try_forget(id).is_err() {
+                lock(&self.leftovers).push(id);
+            } else if let Err(e) = self.engine.remove(id) {
+                tracing::debug!(disk = id, "the engine keeps an empty entry: {e}");
+            }
+        }
     }
 
     /// Refuses to go on if a detached disk still has something to lose.

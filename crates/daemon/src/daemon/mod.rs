@@ -214,6 +214,8 @@ pub struct Daemon {
     recovery: Recovery,
     /// Disks whose cache was dropped, with what their records must say before they are used.
     voided: Mutex<BTreeMap<DiskId, u64>>,
+    /// Disks that were removed and that the engine could not forget yet.
+    leftovers: Mutex<Vec<DiskId>>,
     /// Disks whose origin is being opened right now, however long that takes.
     attaching: Mutex<BTreeSet<DiskId>>,
     images: PathBuf,
@@ -304,6 +306,7 @@ impl Daemon {
             started: begin,
             recovery,
             voided: Mutex::default(),
+            leftovers: Mutex::default(),
             attaching: Mutex::default(),
             images: options.images.clone(),
             patience: Mutex::default(),

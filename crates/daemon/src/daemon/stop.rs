@@ -132,6 +132,10 @@ impl Daemon {
 
     /// Records what the origins look like now that nobody writes them any more.
     fn promise(&self) -> Result<()> {
+        if self.engine.pool_stats().flash_failed {
+            // If it answers again, it has what was dirty before the guests wrote past it.
+            return lock(&self.pool).distrust_all();
+        }
         let disks = lock(&self.disks);
         let attached: Vec<_> = disks
             .values()
