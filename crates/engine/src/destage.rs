@@ -97,6 +97,7 @@ impl Core {
         };
         if d.drain
             || !d.clean_waiters.is_empty()
+            || !d.destage.urgent.is_empty()
             || d.cfg.mode != Mode::WriteBack
             || !self.stalled.is_empty()
             || self.flash_failed

@@ -457,8 +457,12 @@ impl BlockFile {
         sys::fdatasync(&self.direct)
     }
 
-    /// Makes the file's time stamps durable, which [`flush`](Self::flush) does not. Blocks.
+    /// Makes the file's time stamps durable, which [`flush`](Self::flush) does not; a device has none
+    /// that matter. Blocks.
     pub fn settle(&self) -> io::Result<()> {
+        if self.is_device {
+            return Ok(());
+        }
         self.direct.sync_all()
     }
 

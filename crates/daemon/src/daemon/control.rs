@@ -244,12 +244,13 @@ impl Daemon {
         self.engine
             .set_size(id, size)
             .map_err(|e| control_error(&format!("resize {name}"), e))?;
+        let now = origin::identity(device);
         lock(&self.pool).change(|registry| {
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.size = size;
             if device.is_untouched() {
-                record.origin_identity = origin::identity(device);
+                record.origin_identity = now;
             }
             Ok(())
         })?;
@@ -263,7 +264,7 @@ impl Daemon {
     /// Attaches a disk that was refused, now that somebody has decided.
     fn decide(self: &Arc<Daemon>, name: &str, trust: Trust) -> Result<()> {
         let id = self.with_slot(name, |slot| match &slot.phase {
-            _ if slot.job.is_some() => Err(Error::conflict(
+            _ if matches!(slot.job, Some(Job::Remove { .. })) => Err(Error::conflict(
                 format!("disk {name} is being removed"),
                 "wait, or call the removal off",
             )),

@@ -223,11 +223,12 @@ impl Daemon {
             Err(ControlError::Busy) => return Ok(()),
             other => other.map_err(|e| control_error(&format!("attach {name}"), e))?,
         };
+        let now = origin::identity(&device);
         let record = lock(&self.pool).change(|registry| {
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.since_seq = since_seq;
-            record.origin_identity = origin::identity(&device);
+            record.origin_identity = now;
             record.clean_detach = false;
             Ok(record.clone())
         })?;

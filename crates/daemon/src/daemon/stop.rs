@@ -142,12 +142,14 @@ impl Daemon {
             .filter_map(|s| s.export().map(|e| (s.id, e.origin().clone())))
             .collect();
         drop(disks);
+        // Not while the pool is held: it may take as long as the origin likes.
+        let attached: Vec<_> = attached
+            .into_iter()
+            .filter_map(|(id, device)| Some((id, origin::identity(&device)?)))
+            .collect();
         lock(&self.pool).change(|registry| {
-            for (id, device) in attached {
-                let (Some(record), Some(now)) = (
-                    registry.disks.iter_mut().find(|r| r.id == id),
-                    origin::identity(&device),
-                ) else {
+            for (id, now) in attached {
+                let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) else {
                     continue;
                 };
                 record.origin_identity = Some(now);
