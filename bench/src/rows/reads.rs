@@ -41,6 +41,7 @@ pub fn scale(args: &Args) -> Result<Outcome> {
     let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
     let hearth = warm_pool(args, &origin)?;
     let contender = fixture::contender(&hearth, "warm", "hearth")?;
+    let raw = peers::raw(hearth.flash());
     let one = Job::random("randread", 64, args.seconds, args.disk);
     let four = Job {
         depth: 16,
@@ -58,17 +59,13 @@ pub fn scale(args: &Args) -> Result<Outcome> {
             rounds: 1,
             ..args.clone()
         };
-        for (name, job) in [
-            ("raw, 64", &one),
-            ("1 x 64", &one),
-            ("4 x 16", &four),
-            ("4 x 64", &four_deep),
+        for (name, contender, job) in [
+            ("raw, 64", &raw, &one),
+            ("1 x 64", &contender, &one),
+            ("4 x 16", &contender, &four),
+            ("4 x 64", &contender, &four_deep),
         ] {
-            let mut named = if name.starts_with("raw") {
-                peers::raw(hearth.flash())
-            } else {
-                contender.clone()
-            };
+            let mut named = contender.clone();
             named.name = name.to_owned();
             let job = Job {
                 seed: round as u64 + 1,

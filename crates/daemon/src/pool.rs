@@ -539,6 +539,20 @@ mod tests {
         }
     }
 
+    fn add_disk(pool: &mut Pool) -> Result<()> {
+        pool.change(|r| {
+            let id = r.take_disk_id().unwrap();
+            r.disks.push(DiskRecord {
+                id,
+                name: "d".into(),
+                origin: "/o".into(),
+                size: 1,
+                ..DiskRecord::default()
+            });
+            Ok(())
+        })
+    }
+
     #[test]
     fn created_and_found_again() {
         let (_dir, path) = file(64 << 20);
@@ -552,18 +566,7 @@ mod tests {
         assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 16);
         let mut pool = Pool::open(&path).unwrap();
         assert_eq!(pool.info().uuid, info.uuid);
-        pool.change(|r| {
-            let id = r.take_disk_id().unwrap();
-            r.disks.push(DiskRecord {
-                id,
-                name: "d".into(),
-                origin: "/o".into(),
-                size: 1,
-                ..DiskRecord::default()
-            });
-            Ok(())
-        })
-        .unwrap();
+        add_disk(&mut pool).unwrap();
         drop(pool);
         assert_eq!(
             Pool::look(&path).unwrap().info_with_origins().disks[0].name,
@@ -705,17 +708,7 @@ mod tests {
                 len: REGISTRY_AREA_BLOCKS * BLOCK,
                 ..FaultRule::eio(FaultKind::Write)
             });
-            let failed = pool.change(|r| {
-                let id = r.take_disk_id().unwrap();
-                r.disks.push(DiskRecord {
-                    id,
-                    name: "d".into(),
-                    origin: "/o".into(),
-                    size: 1,
-                    ..DiskRecord::default()
-                });
-                Ok(())
-            });
+            let failed = add_disk(&mut pool);
             assert!(failed.is_err());
             pool.media.faults().clear();
             pool.change(|_| Ok(())).unwrap();

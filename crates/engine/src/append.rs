@@ -7,7 +7,6 @@
 
 use crate::api::{DiskId, Effects};
 use crate::core::{Core, OpCtx};
-use crate::disk::Written;
 use crate::faults::Fault;
 use crate::index::Key;
 use crate::log::{
@@ -450,13 +449,7 @@ impl Core {
             let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
             d.zero_seg_seq = Some(if d.zero.is_empty() { seg_seq } else { oldest });
             d.zero.insert_range(block, end);
-            for w in &d.destage.written {
-                if let Written::Zero { block: b, count } = *w {
-                    d.destage
-                        .zero_void
-                        .insert_range(block.max(b), end.min(b + count));
-                }
-            }
+            d.destage.void_zeros(block, end);
         }
     }
 

@@ -330,6 +330,21 @@ impl Core {
         });
     }
 
+    /// Asks a device to make what it has durable.
+    pub fn io_flush(&mut self, fx: &mut Effects, ctx: OpCtx, target: Target) {
+        self.io(
+            fx,
+            ctx,
+            target,
+            OpKind::Flush,
+            0,
+            0,
+            SmallVec::new(),
+            SmallVec::new(),
+            Class::Foreground,
+        );
+    }
+
     /// Takes a client's request.
     pub fn submit(&mut self, r: Request, now: u64, fx: &mut Effects) {
         let refusal = self.refusal(&r);

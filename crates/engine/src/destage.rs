@@ -741,13 +741,10 @@ impl Core {
                     // It keeps its place: the flush covers so many.
                     *w = Written::Zero { block, count: 0 };
                 }
-                Written::Data { .. } => {}
-                Written::Zero { block, count } => d
-                    .destage
-                    .zero_void
-                    .insert_range(start.max(block), end.min(block + count)),
+                _ => {}
             }
         }
+        d.destage.void_zeros(start, end);
         for slot in slots {
             self.unpin_slot(slot);
             self.index.set_mark(slot, false);

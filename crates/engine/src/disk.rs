@@ -190,6 +190,18 @@ const REGION_BLOCKS_MIN: u64 = 4096;
 /// Most regions of a disk, bounding memory and records.
 const REGIONS_MAX: u64 = 4096;
 
+impl Destage {
+    /// What zeros in the range were told to the origin does not count: something came after them.
+    pub fn void_zeros(&mut self, start: u64, end: u64) {
+        for w in &self.written {
+            if let Written::Zero { block, count } = *w {
+                self.zero_void
+                    .insert_range(start.max(block), end.min(block + count));
+            }
+        }
+    }
+}
+
 impl Disk {
     /// A block became clean or is not cached any more.
     pub fn no_longer_dirty(&mut self, block: u64) {
@@ -320,8 +332,8 @@ impl Disk {
         !self.dirty.is_empty() || !self.zero.is_empty()
     }
 
-    /// The index knows no copy of this disk, and none is on its way.
-    pub fn has_no_copies(&self) -> bool {
+    /// Off, and the index knows no copy of this disk, and none is on its way.
+    pub fn is_off_without_copies(&self) -> bool {
         self.cfg.mode == Mode::Off
             && self.cached == 0
             && self.tickets.is_empty()

@@ -763,21 +763,17 @@ impl Engine {
             core.sb.store(media)?;
             return Ok(());
         }
-        if core.disks.iter().flatten().any(|d| !d.intents.is_empty()) {
-            // An origin did not take its flush: a checkpoint would forget what may be stale. The
-            // log remembers; the next start reads it.
+        // An origin did not take its flush: a checkpoint would forget what may be stale.
+        let stale = core.disks.iter().flatten().any(|d| !d.intents.is_empty());
+        // No summary will say that what carries the new tail is durable, and the segments in front of
+        // it would count as free.
+        let headless = core.log.head.as_ref().is_none_or(|h| h.entries.is_empty());
+        if stale || headless && !core.log.freeing.is_empty() {
+            // The log remembers; the next start reads it.
             media.flush()?;
             return Ok(());
         }
         let id = core.sb.generation + 1;
-        if !core.log.freeing.is_empty()
-            && core.log.head.as_ref().is_none_or(|h| h.entries.is_empty())
-        {
-            // No summary will say that what carries the new tail is durable, and the segments in
-            // front of it would count as free.
-            media.flush()?;
-            return Ok(());
-        }
         let checkpoint_bytes = core.write_checkpoint(media, id)?;
         core.sb.state = PoolState::Clean {
             checkpoint_id: id,

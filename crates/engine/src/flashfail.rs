@@ -225,17 +225,7 @@ impl Core {
         if kind == OpKind::Flush {
             self.end_mark(now, fx);
         } else if mark.writes == 0 {
-            self.io(
-                fx,
-                OpCtx::FailMark,
-                Target::Flash(0),
-                OpKind::Flush,
-                0,
-                0,
-                SmallVec::new(),
-                SmallVec::new(),
-                Class::Foreground,
-            );
+            self.io_flush(fx, OpCtx::FailMark, Target::Flash(0));
         }
     }
 

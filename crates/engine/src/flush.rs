@@ -8,8 +8,7 @@ use crate::faults::Fault;
 use crate::log::Then;
 use crate::rescue::Closing;
 use hearth_format::Kind;
-use hearth_io::{Class, IoError, OpKind, Target};
-use smallvec::SmallVec;
+use hearth_io::{IoError, Target};
 
 /// First wait after an origin's flush failed before one that no guest waits for is tried again.
 const SYNC_BACKOFF_NS: u64 = 20_000_000;
@@ -100,17 +99,7 @@ impl Core {
             ord: self.log.applied_ord,
             seq: self.log.applied_seq,
         };
-        self.io(
-            fx,
-            ctx,
-            Target::Flash(0),
-            OpKind::Flush,
-            0,
-            0,
-            SmallVec::new(),
-            SmallVec::new(),
-            Class::Foreground,
-        );
+        self.io_flush(fx, ctx, Target::Flash(0));
     }
 
     pub fn flash_flush_done(
@@ -195,16 +184,10 @@ impl Core {
         }
         let covers = d.sync.completed;
         d.sync.inflight = Some(covers);
-        self.io(
+        self.io_flush(
             fx,
             OpCtx::OriginFlush { disk, covers },
             Target::Origin(disk),
-            OpKind::Flush,
-            0,
-            0,
-            SmallVec::new(),
-            SmallVec::new(),
-            Class::Foreground,
         );
     }
 

@@ -259,17 +259,7 @@ impl Core {
         match step {
             Step::Write { last } => {
                 self.rescue.step = Some(Step::Flush { last });
-                self.io(
-                    fx,
-                    OpCtx::Floor,
-                    Target::Flash(0),
-                    OpKind::Flush,
-                    0,
-                    0,
-                    SmallVec::new(),
-                    SmallVec::new(),
-                    Class::Foreground,
-                );
+                self.io_flush(fx, OpCtx::Floor, Target::Flash(0));
             }
             Step::Flush { last } => {
                 self.sb.copy = 1 - (self.sb.copy & 1);

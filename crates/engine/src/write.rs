@@ -362,7 +362,7 @@ impl Core {
     /// nothing can become stale.
     pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
         let log = &self.log;
-        let Some(d) = self.disk(disk).filter(|d| d.has_no_copies()) else {
+        let Some(d) = self.disk(disk).filter(|d| d.is_off_without_copies()) else {
             return false;
         };
         let mut held = log.order.front().into_iter().chain(&log.freeing);

@@ -10,7 +10,9 @@ use hearth_engine::OpenedFrom;
 use hearth_engine::api::{DiskConfig, Mode, ReqError, Request};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, OpKind, Target};
-use judge::{Fate, Judged, disk, writes_flash};
+use judge::{
+    Fate, Judged, disk, flushes_flash, flushes_origin, reads_flash, writes_flash, writes_origin,
+};
 
 fn around(id: u16) -> DiskConfig {
     DiskConfig {
@@ -55,7 +57,7 @@ fn a_rotten_block_that_is_written_while_it_is_moved_stays_written() {
 fn flash_that_fails_while_a_rotten_block_is_moved_does_not_hinder_a_stop() {
     let mut j = Judged::new(vec![disk(1)]);
     j.hold_move_of_rotten();
-    j.refuse_flash_writes();
+    j.only(writes_flash, Fate::Refused);
     j.write(1, 60, 1, 9).expect("the origin takes it");
     assert!(j.engine.pool_stats().flash_failed);
     j.release();
@@ -66,7 +68,7 @@ fn flash_that_fails_while_a_rotten_block_is_moved_does_not_hinder_a_stop() {
 fn a_disk_forgotten_on_failed_flash_does_not_hinder_a_stop() {
     let mut j = Judged::new(vec![disk(1), disk(2)]);
     j.write_fua(2, 3, 33).expect("written");
-    j.refuse_flash_writes();
+    j.only(writes_flash, Fate::Refused);
     j.write(1, 60, 1, 9).expect("the origin takes it");
     j.rest();
     j.engine.detach(2).expect("detached");
@@ -172,10 +174,7 @@ fn a_disk_that_is_turned_off_waits_for_what_says_that_its_copies_are_void() {
     j.read(1, 0).expect("read");
     j.settle();
     assert_eq!(j.cached(1), 1);
-    j.judge(|op| match (op.target, op.kind) {
-        (Target::Flash(_), OpKind::Read) => Fate::Refused,
-        _ => Fate::Done,
-    });
+    j.only(reads_flash, Fate::Refused);
     j.read(1, 0).expect("the origin has it");
     assert_eq!(j.cached(1), 0);
     off_and_written(&mut j, 0);
@@ -196,10 +195,7 @@ fn a_disk_that_is_turned_off_waits_until_its_evicted_copies_cannot_return() {
 /// Turns disk 1 off, writes a block while flash takes nothing, and crashes.
 fn off_and_written(j: &mut Judged, block: u64) {
     j.engine.set_mode(1, Mode::Off).expect("known");
-    j.judge(|op| match writes_flash(op) {
-        true => Fate::Never,
-        false => Fate::Done,
-    });
+    j.only(writes_flash, Fate::Never);
     let tag = j.send_write(1, block, 1, 44, false);
     for _ in 0..1000 {
         if !j.step() {
@@ -219,10 +215,7 @@ fn that_flash_failed_outlives_a_power_cut() {
     for seed in 0..8 {
         let mut j = Judged::seeded(vec![disk(1)], seed);
         j.write_fua(1, 3, 33).expect("written");
-        j.judge(|op| match (op.target, op.kind) {
-            (Target::Flash(_), OpKind::Flush) => Fate::Refused,
-            _ => Fate::Done,
-        });
+        j.only(flushes_flash, Fate::Refused);
         assert_eq!(j.write_fua(1, 4, 4), Err(ReqError::Io));
         assert!(j.engine.pool_stats().flash_failed);
         j.done();
@@ -290,10 +283,7 @@ fn a_write_that_waits_for_a_block_that_turns_out_lost_takes_its_place() {
     let at = j.find(33);
     j.engine.set_mode(1, Mode::WriteThrough).expect("known");
     // The origin is away for a moment.
-    j.judge(|op| match (op.target, op.kind) {
-        (Target::Origin(_), OpKind::Write) => Fate::Refused,
-        _ => Fate::Done,
-    });
+    j.only(writes_origin, Fate::Refused);
     j.settle();
     j.done();
     j.flash.rot(at);
@@ -338,10 +328,7 @@ fn what_the_origin_refused_does_not_count_as_destaged() {
     j.settle();
     assert_eq!(j.holds(), 1);
     assert_eq!(j.origins[&1].visible_block(3)[0], 33);
-    j.judge(|op| match (op.target, op.kind) {
-        (Target::Origin(_), OpKind::Write) => Fate::Denied,
-        _ => Fate::Done,
-    });
+    j.only(writes_origin, Fate::Denied);
     assert_eq!(j.write(1, 3, 1, 44), Err(ReqError::Io));
     assert_eq!(j.read(1, 3), Ok(33));
     j.done();
@@ -403,10 +390,7 @@ fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
     j.wait(tag).expect("written");
     // Which makes it urgent: nothing else here would ever be destaged.
     assert!(j.engine.set_size(1, 65 * BLOCK).is_err(), "it is dirty");
-    j.judge(|op| match (op.target, op.kind) {
-        (Target::Origin(_), OpKind::Flush) => Fate::Held,
-        _ => Fate::Done,
-    });
+    j.only(flushes_origin, Fate::Held);
     j.settle();
     j.settle();
     assert_eq!(j.holds(), 1);

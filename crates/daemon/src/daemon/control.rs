@@ -20,6 +20,13 @@ use crate::pool::mode_to;
 use crate::progress::Progress;
 use crate::size::human;
 
+/// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
+const SEQ_CUTOFF: u64 = 1 << 20;
+/// How long `set --trust flash` waits for what is dirty before it goes on in the background.
+const RECONCILE_TIME: Duration = Duration::from_secs(60);
+/// How often it looks.
+const RECONCILE_POLL: Duration = Duration::from_millis(10);
+
 /// Why a disk takes no flush or removal now.
 fn reconciling(name: &str) -> Error {
     Error::conflict(
@@ -27,13 +34,6 @@ fn reconciling(name: &str) -> Error {
         "wait until it is served; to give that up, restart the daemon and choose the other side",
     )
 }
-
-/// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
-const SEQ_CUTOFF: u64 = 1 << 20;
-/// How long `set --trust flash` waits for what is dirty before it goes on in the background.
-const RECONCILE_TIME: Duration = Duration::from_secs(60);
-/// How often it looks.
-const RECONCILE_POLL: Duration = Duration::from_millis(10);
 
 fn block_size(bytes: Option<u64>) -> Result<u32> {
     let Some(bytes) = bytes else { return Ok(0) };

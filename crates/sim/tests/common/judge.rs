@@ -72,6 +72,22 @@ pub fn writes_flash(op: &IoOp) -> bool {
     op.target == Target::Flash(0) && op.kind == OpKind::Write
 }
 
+pub fn writes_origin(op: &IoOp) -> bool {
+    matches!((op.target, op.kind), (Target::Origin(_), OpKind::Write))
+}
+
+pub fn flushes_origin(op: &IoOp) -> bool {
+    matches!((op.target, op.kind), (Target::Origin(_), OpKind::Flush))
+}
+
+pub fn flushes_flash(op: &IoOp) -> bool {
+    matches!((op.target, op.kind), (Target::Flash(_), OpKind::Flush))
+}
+
+pub fn reads_flash(op: &IoOp) -> bool {
+    matches!((op.target, op.kind), (Target::Flash(_), OpKind::Read))
+}
+
 impl Judged {
     pub fn new(disks: Vec<DiskConfig>) -> Judged {
         Judged::seeded(disks, 7)
@@ -79,17 +95,8 @@ impl Judged {
 
     /// `seed` decides what of unflushed writes a power cut leaves.
     pub fn seeded(disks: Vec<DiskConfig>, seed: u64) -> Judged {
-        let device = |target, size, seed| {
-            SimDevice::new(
-                target,
-                size,
-                BLOCK,
-                Base::Zeros,
-                Tear::Block,
-                Prng::new(seed),
-            )
-        };
-        let mut flash = device(Target::Flash(0), FLASH_SIZE, seed);
+        let (target, rng) = (Target::Flash(0), Prng::new(seed));
+        let mut flash = SimDevice::new(target, FLASH_SIZE, BLOCK, Base::Zeros, Tear::Block, rng);
         crate::common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
         let origins = disks.iter().map(|d| {
             // Room to grow, with something in it.
@@ -161,11 +168,9 @@ impl Judged {
         self.judge(|_| Fate::Done);
     }
 
-    pub fn refuse_flash_writes(&mut self) {
-        self.judge(|op| match writes_flash(op) {
-            true => Fate::Refused,
-            false => Fate::Done,
-        });
+    /// From now on one kind of operation has another fate than all the rest.
+    pub fn only(&mut self, which: fn(&IoOp) -> bool, fate: Fate) {
+        self.judge(move |op| if which(op) { fate } else { Fate::Done });
     }
 
     fn device(&mut self, target: Target) -> &mut SimDevice {
@@ -398,7 +403,7 @@ impl Judged {
     }
 }
 
-pub fn open(flash: &mut SimDevice, disks: &[DiskConfig]) -> (Engine, OpenReport) {
+fn open(flash: &mut SimDevice, disks: &[DiskConfig]) -> (Engine, OpenReport) {
     let known = disks.iter().map(|d| KnownDisk {
         id: d.id,
         size: d.size,
