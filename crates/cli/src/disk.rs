@@ -31,8 +31,9 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Show(args) => show(global, &client.get(&disk_path(&args.name, ""))?),
         Disk::Set(args) => set(global, &client, &args),
         Disk::Flush(args) => {
+            let interrupt = Interrupt::watch();
             client.order::<DiskInfo>(&disk_path(&args.name, "/flush"))?;
-            follow(global, &client, &args.name, Goal::Flush)
+            follow(global, &client, &interrupt, &args.name, Goal::Flush)
         }
         Disk::Remove(args) => remove(global, &client, &args),
         Disk::AcceptLoss(args) => {
@@ -258,19 +259,20 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
     let body = types::DiskRemove {
         discard_dirty: args.discard_dirty,
     };
+    let interrupt = Interrupt::watch();
     client.post::<_, DiskInfo>(&disk_path(&args.name, "/remove"), &body)?;
-    follow(global, client, &args.name, Goal::Remove)
+    follow(global, client, &interrupt, &args.name, Goal::Remove)
 }
 
 /// Flushes every disk that can be, one after the other.
-pub fn flush_all(global: &Global, client: &Client) -> Outcome {
+pub fn flush_all(global: &Global, client: &Client, interrupt: &Interrupt) -> Outcome {
     let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
     for disk in disks
         .iter()
         .filter(|d| d.state == DiskState::Attached && d.dirty > 0)
     {
         client.order::<DiskInfo>(&disk_path(&disk.name, "/flush"))?;
-        wait_for(global, client, &disk.name, Goal::Flush)?;
+        wait_for(global, client, interrupt, &disk.name, Goal::Flush)?;
     }
     Ok(())
 }
@@ -282,8 +284,17 @@ enum Goal {
 }
 
 /// Shows progress until the goal is reached, and says so; Ctrl-C calls it off.
-fn follow(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
-    wait_for(global, client, name, goal)?;
+///
+/// `interrupt` watches since before the order was given: a Ctrl-C in between would end this program
+/// and leave the daemon at work.
+fn follow(
+    global: &Global,
+    client: &Client,
+    interrupt: &Interrupt,
+    name: &str,
+    goal: Goal,
+) -> Outcome {
+    wait_for(global, client, interrupt, name, goal)?;
     if global.json {
         return print_json(&types::Done { done: true });
     }
@@ -296,8 +307,13 @@ fn follow(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
     Ok(())
 }
 
-fn wait_for(global: &Global, client: &Client, name: &str, goal: Goal) -> Outcome {
-    let interrupt = Interrupt::watch();
+fn wait_for(
+    global: &Global,
+    client: &Client,
+    interrupt: &Interrupt,
+    name: &str,
+    goal: Goal,
+) -> Outcome {
     let mut line = StatusLine::new(!global.json).lines_every(LOG_EVERY);
     let mut wait = POLL_FIRST;
     loop {

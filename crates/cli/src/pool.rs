@@ -199,8 +199,8 @@ fn export(global: &Global, at: &PoolAt) -> Outcome {
     let client = Client::new(&global.dir());
     let served: PoolInfo = client.get("/v1/pool")?;
     // The bulk is written while the disks go on, with progress, and can be called off.
-    disk::flush_all(global, &client)?;
     let interrupt = Interrupt::watch();
+    disk::flush_all(global, &client, &interrupt)?;
     client.order::<Done>("/v1/pool/export")?;
     while client.is_up() {
         if interrupt.sleep(POLL) {

@@ -5,7 +5,14 @@
 
 mod common;
 
-use common::{Bench, content, one_sentence, outlive_refused_writes, until};
+use common::{Bench, content, one_sentence, outlive_refused_writes, text, until};
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 
 const MIB: usize = 1 << 20;
 
@@ -195,6 +202,75 @@ fn flush_can_be_called_off() {
     );
     assert_eq!(bench.disk("vm")["state"], "attached");
     assert_eq!(client.read(0, 4096), [5; 4096]);
+}
+
+/// Passes connections on from `from` to `to`, and sends SIGINT to `child` before the answer to an
+/// order to flush.
+fn interrupt_at_the_order(from: &Path, to: &Path, child: mpsc::Receiver<i32>) {
+    let listener = UnixListener::bind(from).unwrap();
+    let (to, child) = (to.to_owned(), Arc::new(Mutex::new(child)));
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), UnixStream::connect(&to).unwrap());
+            let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let ordered = Arc::new(AtomicBool::new(false));
+            let (seen, child) = (ordered.clone(), child.clone());
+            std::thread::spawn(move || {
+                pass_on(ends.0, ends.1, |bytes| {
+                    seen.fetch_or(text(bytes).contains("/flush "), Ordering::SeqCst);
+                });
+            });
+            std::thread::spawn(move || {
+                pass_on(server, client, |_| {
+                    if ordered.swap(false, Ordering::SeqCst) {
+                        let child = child.lock().unwrap().recv().unwrap();
+                        // SAFETY: a signal to a child that has not been waited for.
+                        unsafe { libc::kill(child, libc::SIGINT) };
+                    }
+                });
+            });
+        }
+    });
+}
+
+/// Copies what `from` says to `to` until one of them is gone; `first` sees it before `to` does.
+fn pass_on(mut from: UnixStream, mut to: UnixStream, first: impl Fn(&[u8])) {
+    let mut bytes = [0; 65536];
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        first(&bytes[..n]);
+        if to.write_all(&bytes[..n]).is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+#[test]
+fn a_flush_is_called_off_though_its_order_was_not_answered_yet() {
+    let bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 4);
+    let slow = format!("model-latency=2s:{origin}");
+    bench.ok(&["disk", "add", "vm", "--origin", &slow]);
+    let mut client = bench.connect("vm").unwrap();
+    client.write(0, &[5; 4096]);
+    let between = bench.path("between");
+    std::fs::create_dir(&between).unwrap();
+    let (tell, child_id) = mpsc::channel();
+    interrupt_at_the_order(
+        &Path::new(&between).join("api.sock"),
+        &bench.run_dir().join("api.sock"),
+        child_id,
+    );
+    let child = Command::new(env!("CARGO_BIN_EXE_hearth"))
+        .args(["--run-dir", &between, "disk", "flush", "vm", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    tell.send(child.id() as i32).unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    assert_eq!(bench.disk("vm")["state"], "attached");
 }
 
 #[test]
