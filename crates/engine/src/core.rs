@@ -215,6 +215,8 @@ pub(crate) struct Core {
     pub next_ticket: u64,
     /// Write-back requests waiting for room.
     pub stalled: VecDeque<usize>,
+    /// One of `stalled` waits for the log itself: who comes now waits behind it.
+    pub log_full: bool,
     /// Requests past the cache waiting for room for their records.
     pub stalled_through: VecDeque<usize>,
     pub flash_flush_inflight: bool,

@@ -187,6 +187,7 @@ impl Engine {
             ops: Slab::new(),
             next_ticket: 0,
             stalled: VecDeque::new(),
+            log_full: false,
             stalled_through: VecDeque::new(),
             flash_flush_inflight: false,
             flash_waiters: Vec::new(),

@@ -30,6 +30,21 @@ const APPEND_MAX: u64 = 128;
 /// From this length on a write's places in the index are fetched into the CPU's cache together.
 const WARM_BLOCKS: u64 = 4;
 
+/// Of the room for dirty blocks one part in so many is divided among the disks; the rest is for whoever
+/// comes first. Without it one origin that takes no writes would in the end stop those of all disks.
+const OWN_SHARE: u64 = 10;
+
+/// How far a stalled write got.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Appended {
+    /// All of it is in the queue, or it took another way.
+    All,
+    /// Its disk has as many dirty blocks as it may have now.
+    TooDirty,
+    /// The log has no room for anybody.
+    NoRoom,
+}
+
 /// A write of an origin nobody has read yet may have waited for so many others.
 const QUEUED_WRITES: u64 = 4;
 
@@ -250,14 +265,20 @@ impl Core {
 
     pub fn append_or_stall(&mut self, id: usize, now: u64, fx: &mut Effects) {
         self.reqs[id].phase = Phase::WaitSpace;
-        if !self.stalled.is_empty() || !self.append_some(id, now, fx) {
+        let disk = self.reqs[id].r.disk;
+        // Behind its like; past another disk's dirty blocks, but not past who waits for the log.
+        let queues = self.log_full
+            || self
+                .stalled
+                .iter()
+                .any(|&other| self.reqs[other].r.disk == disk);
+        if queues || self.append_some(id, now, fx) != Appended::All {
             self.stalled.push_back(id);
         }
     }
 
-    /// Appends as much of a write-back request as there is room for; true when all of it is in
-    /// the queue (or it took another way).
-    fn append_some(&mut self, id: usize, now: u64, fx: &mut Effects) -> bool {
+    /// Appends as much of a write-back request as there is room for.
+    fn append_some(&mut self, id: usize, now: u64, fx: &mut Effects) -> Appended {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
         if self.flash_failed {
@@ -265,16 +286,16 @@ impl Core {
             if self.reqs[id].pending == 0 {
                 self.divert(id, now, fx);
             }
-            return true;
+            return Appended::All;
         }
         if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
             if self.log.room() < crate::zero::ROOM_MIN {
-                return false;
+                self.log_full = true;
+                return Appended::NoRoom;
             }
             self.zero_with_edges(id, now, fx);
-            return true;
+            return Appended::All;
         }
-        let high = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
         loop {
             let done = self.reqs[id].appended;
             let left = end - start - done;
@@ -283,16 +304,19 @@ impl Core {
                 if self.opts.faults.has(Fault::AckEarly) {
                     self.ack_early(id, fx);
                 }
-                return true;
+                return Appended::All;
             }
-            let n = left.min(APPEND_MAX);
-            let over = self.dirty_total + u64::from(self.log.queued_blocks) + n > high;
-            if over || u64::from(self.log.room()) < n + 1 {
-                return false;
+            let n = self.may_dirty(disk, left.min(APPEND_MAX));
+            if n == 0 {
+                return Appended::TooDirty;
+            }
+            if u64::from(self.log.room()) < n + 1 {
+                self.log_full = true;
+                return Appended::NoRoom;
             }
             let req = &mut self.reqs[id];
             let Some(buf) = req.r.buf.as_ref() else {
-                return true;
+                return Appended::All;
             };
             let mut data = buf.sub((done * 4096) as usize, (n * 4096) as usize);
             let mut crcs: SmallVec<[u32; 4]> = req
@@ -311,6 +335,36 @@ impl Core {
             req.appended += n;
             req.pending += 1;
             self.push_dirty(disk, start + done, data, crcs, id);
+        }
+    }
+
+    /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
+    fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
+        let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
+        // What is on its way may all become dirty; a batch's length counts its descriptor too.
+        let coming = u64::from(self.log.queued_blocks)
+            + self.log.batches.iter().map(|b| b.bytes / 4096).sum::<u64>();
+        let left = limit.saturating_sub(self.dirty_total + coming);
+        let kept = limit / OWN_SHARE;
+        if left >= want + kept {
+            return want;
+        }
+        let write_back = |d: &Disk| d.attached && d.writes_to_flash();
+        let disks = self.disks.iter().flatten().filter(|d| write_back(d));
+        let disks = disks.count() as u64;
+        if disks <= 1 {
+            return if left >= want { want } else { 0 };
+        }
+        let own = kept / disks;
+        if left >= want + own * disks {
+            return want;
+        }
+        let want = want.min(own);
+        let dirty = self.disk(disk).map_or(0, |d| d.dirty.len());
+        if dirty + coming + want <= own && left >= want {
+            want
+        } else {
+            0
         }
     }
 
@@ -342,14 +396,33 @@ impl Core {
         self.log.segments.len() as u64 * u64::from(self.log.data_blocks)
     }
 
-    /// Room may have come free: go on with writes that waited for it, in order.
+    /// Room may have come free: go on with writes that waited for it, in order but for those whose
+    /// disk is too dirty.
     pub fn wake_stalled(&mut self, now: u64, fx: &mut Effects) {
         self.wake_stalled_through(now, fx);
-        while let Some(id) = self.stalled.front().copied() {
-            if !self.append_some(id, now, fx) {
-                return;
+        self.log_full = false;
+        let mut too_dirty: SmallVec<[DiskId; 4]> = SmallVec::new();
+        let mut at = 0;
+        while let Some(id) = self.stalled.get(at).copied() {
+            let disk = self.reqs[id].r.disk;
+            let appended = if too_dirty.contains(&disk) {
+                Appended::TooDirty
+            } else {
+                self.append_some(id, now, fx)
+            };
+            match appended {
+                Appended::All => {
+                    self.stalled.remove(at);
+                }
+                Appended::TooDirty if self.disks.iter().flatten().nth(1).is_none() => return,
+                Appended::TooDirty => {
+                    if !too_dirty.contains(&disk) {
+                        too_dirty.push(disk);
+                    }
+                    at += 1;
+                }
+                Appended::NoRoom => return,
             }
-            self.stalled.pop_front();
         }
     }
 

@@ -55,6 +55,7 @@ impl Core {
         if self.log.room() < ROOM_MIN {
             // Records take room too; a flood of them must not eat eviction's reserve.
             self.reqs[id].phase = Phase::WaitSpace;
+            self.log_full = true;
             self.stalled.push_back(id);
             return;
         }

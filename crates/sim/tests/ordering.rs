@@ -11,7 +11,8 @@ use hearth_engine::api::{DiskConfig, Mode, ReqError, Request};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, OpKind, Target};
 use judge::{
-    Fate, Judged, disk, flushes_flash, flushes_origin, reads_flash, writes_flash, writes_origin,
+    BLOCKS, Fate, Judged, disk, flushes_flash, flushes_origin, reads_flash, writes_flash,
+    writes_origin,
 };
 
 fn around(id: u16) -> DiskConfig {
@@ -402,4 +403,32 @@ fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
     let seen = j.read_run(1, 64, 1).expect("read");
     assert_eq!(seen[0], 33);
     assert!(seen[..] == j.origins[&1].visible_block(64)[..]);
+}
+
+#[test]
+fn an_origin_that_refuses_writes_does_not_stop_those_of_other_disks() {
+    let mut j = Judged::new(vec![disk(1), disk(2)]);
+    j.only(
+        |op| writes_origin(op) && op.target == Target::Origin(1),
+        Fate::Refused,
+    );
+    let mut sent = Vec::new();
+    for i in 0..BLOCKS / 64 {
+        sent.push(j.send_write(1, i * 64, 64, 1, false));
+        j.settle();
+    }
+    let last = *sent.last().expect("some");
+    assert_eq!(j.answer(last), None, "there is room for all of them");
+    // More than all of the flash.
+    for i in 0..200 {
+        j.write(2, i * 64 % BLOCKS, 64, 2).expect("written");
+    }
+    assert_eq!(j.answer(last), None, "nothing made it wait");
+    j.done();
+    for tag in sent {
+        j.wait(tag).expect("written, now that the origin takes it");
+    }
+    for (disk, content) in [(1, 1), (2, 2)] {
+        assert_eq!(j.read(disk, BLOCKS / 2), Ok(content));
+    }
 }
