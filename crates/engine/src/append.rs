@@ -415,6 +415,9 @@ impl Core {
         self.dirty_total -= u64::from(old_dirty);
         let Some(d) = self.disk_mut(disk) else { return };
         d.cached += u64::from(old.is_none());
+        if !d.refusals.is_empty() {
+            d.refusals.remove(&block);
+        }
         if dirty {
             if !d.is_dirty() {
                 d.dirty_since_ns = now;

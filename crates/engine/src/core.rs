@@ -23,7 +23,7 @@ use hearth_io::{BLOCK, BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
 use hearth_policy::{Budget, Policy, Rules};
 use slab::Slab;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Requests with this owner are the engine's own; their tag is the parent request.
 pub(crate) const INTERNAL: u32 = u32::MAX;
@@ -49,6 +49,9 @@ pub struct EngineOptions {
     pub intent_idle_ns: u64,
     /// Reuse a damaged log as far as it can be read.
     pub accept_damage: bool,
+    /// Up to so many blocks of flash a start keeps what it reads of the log in RAM (24 bytes a block)
+    /// until it knows what counts; above, it reads it twice.
+    pub recovery_keep_blocks: u32,
     /// Rules of eviction that stay; by default the best of several, tried in miniature.
     pub rules: Option<Rules>,
     /// Blocks of RAM for what was read once; by default what the policy says for the pool's size.
@@ -76,6 +79,7 @@ impl Default for EngineOptions {
             trim: true,
             intent_idle_ns: 2_000_000_000,
             accept_damage: false,
+            recovery_keep_blocks: 16 << 20,
             rules: None,
             ram_stage: None,
             first_fill: true,
@@ -237,7 +241,9 @@ pub(crate) struct Core {
     pub mark: Option<FailMark>,
     /// Writes past the cache that wait for that.
     pub mark_waiters: Vec<usize>,
-    pub flash_read_errors: u32,
+    /// Places where reads of flash failed since one succeeded. Places, because one that is read again
+    /// and again says nothing about the rest.
+    pub flash_read_errors: BTreeSet<u64>,
     pub flash_ewma_ns: u64,
     pub origin_ewma_ns: u64,
     pub flash_inflight: u32,
@@ -559,7 +565,7 @@ impl Core {
             OpCtx::Trim { seg } => self.trim_done(seg),
             OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
-            OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now, fx),
+            OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now),
             OpCtx::FailMark => self.mark_stored(done.op.kind, now, fx),
             OpCtx::Floor => self.floor_stored(done.result, now, fx),
         }
@@ -575,9 +581,9 @@ impl Core {
                     // Says nothing about the device.
                 } else if done.result.is_err() {
                     self.counters.flash_errors += 1;
-                    self.flash_read_errors += 1;
+                    self.flash_read_errors.insert(done.op.offset);
                 } else {
-                    self.flash_read_errors = 0;
+                    self.flash_read_errors.clear();
                 }
             }
             (Target::Origin(d), kind) => {

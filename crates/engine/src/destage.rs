@@ -51,7 +51,7 @@ pub(crate) struct DestageJob {
     pub slots: Vec<SlotNo>,
     pub reads: u32,
     pub failed: bool,
-    /// A failed device refused to give back a part of it.
+    /// Flash refused to give back a part of it.
     pub struck: bool,
     /// A part of it is not what was written, and lost.
     pub rotten: bool,
@@ -84,6 +84,15 @@ impl Core {
         };
         if !d.attached || !d.is_dirty() || now < d.destage.not_before_ns {
             return Need::None;
+        }
+        if self.quiescing && !self.flash_failed {
+            // A stop keeps what is dirty on flash. Were it destaged, one run would follow the other
+            // and the engine would not come to rest.
+            let awaited = !d.clean_waiters.is_empty()
+                || !self.stalled.is_empty()
+                || !self.stalled_through.is_empty()
+                || self.starved();
+            return if awaited { Need::Urgent } else { Need::None };
         }
         let capacity = self.capacity_blocks();
         // A disk with a maximum has that much flash, however much the pool has.
@@ -225,7 +234,7 @@ impl Core {
                 let Some(block) = d.dirty.first_in(at, to) else {
                     break;
                 };
-                match self.destage_obstacle(disk, block) {
+                match self.destage_obstacle(disk, block, now) {
                     Some(past) => at = past,
                     None => {
                         let left = d.dirty.run_len(block, RUN_MAX.min(to - block));
@@ -254,7 +263,7 @@ impl Core {
             let dirty = d.dirty.contains(block);
             let left = d.dirty.run_len(block, RUN_MAX);
             if dirty
-                && self.destage_obstacle(disk, block).is_none()
+                && self.destage_obstacle(disk, block, now).is_none()
                 && self.destage_run(disk, block, left, now, fx)
             {
                 return true;
@@ -263,7 +272,7 @@ impl Core {
     }
 
     /// Why a dirty block cannot be destaged now: returns where to look on.
-    fn destage_obstacle(&self, disk: DiskId, block: u64) -> Option<u64> {
+    fn destage_obstacle(&self, disk: DiskId, block: u64, now: u64) -> Option<u64> {
         let d = self.disk(disk)?;
         if let Some((_, end, _)) = d
             .destage
@@ -273,7 +282,8 @@ impl Core {
         {
             return Some(*end);
         }
-        if d.lost.contains(block) || self.written_already(disk, block) {
+        let refused = !self.flash_failed && d.refusals.get(&block).is_some_and(|r| r.waits(now));
+        if d.lost.contains(block) || self.written_already(disk, block) || refused {
             return Some(block + 1);
         }
         // After flash failed, writes go to the origin past what is dirty: theirs is newer.
@@ -298,7 +308,7 @@ impl Core {
     }
 
     /// The block is read alone, to tell whether it is the one that cannot be read.
-    fn doubtful(&self, disk: DiskId, block: u64) -> bool {
+    pub fn doubtful(&self, disk: DiskId, block: u64) -> bool {
         self.disk(disk).is_some_and(|d| d.doubtful.contains(block))
     }
 
@@ -313,7 +323,7 @@ impl Core {
         let mut slots = Vec::new();
         for block in start..start + left {
             if block > start
-                && (self.destage_obstacle(disk, block).is_some()
+                && (self.destage_obstacle(disk, block, now).is_some()
                     || self.doubtful(disk, start)
                     || self.doubtful(disk, block))
             {
@@ -407,7 +417,7 @@ impl Core {
         }
         if done.result.is_err() {
             self.flash_read_failed(now, fx);
-            self.destage_unread(id, at, (done.op.len / 4096) as usize);
+            self.destage_unread(id, at, (done.op.len / 4096) as usize, now);
         }
         let job = &mut self.jobs[id];
         job.failed |= done.result.is_err();
@@ -430,10 +440,7 @@ impl Core {
     }
 
     /// One read of a run, `count` blocks from its `at`th, ended with an error.
-    fn destage_unread(&mut self, id: usize, at: usize, count: usize) {
-        if !self.flash_failed {
-            return;
-        }
+    fn destage_unread(&mut self, id: usize, at: usize, count: usize, now: u64) {
         let job = &mut self.jobs[id];
         job.struck = true;
         let (disk, start) = (job.disk, job.start);
@@ -443,7 +450,7 @@ impl Core {
             if self.index.get(Key::new(disk, block)) == Some(slot)
                 && self.index.slot(slot).is_some_and(|s| s.dirty)
             {
-                self.strike(disk, block, slot, unread);
+                self.strike(disk, block, slot, unread, now);
             }
         }
     }
@@ -503,7 +510,7 @@ impl Core {
                 }
                 _ => None,
             });
-            if let Some(past) = waits.or_else(|| self.destage_obstacle(disk, block)) {
+            if let Some(past) = waits.or_else(|| self.destage_obstacle(disk, block, now)) {
                 at = past;
                 continue;
             }

@@ -2,6 +2,7 @@
 
 use crate::api::{DiskConfig, Mode};
 use crate::blockset::BlockSet;
+use crate::flashfail::Refusals;
 use crate::stats::{DiskCounters, Latency};
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
@@ -81,6 +82,11 @@ pub(crate) struct OriginSync {
 }
 
 impl OriginSync {
+    /// Is all durable that was written without an intent?
+    pub fn is_guarded(&self) -> bool {
+        self.durable >= self.unguarded
+    }
+
     /// The last flush failed, and it is too early for another one that no guest waits for.
     pub fn backing_off(&self, now: u64) -> bool {
         self.failures > 0 && now < self.not_before_ns
@@ -145,10 +151,12 @@ pub(crate) struct Disk {
     pub solid: BlockSet,
     /// Dirty blocks whose data is lost.
     pub lost: BlockSet,
-    /// Dirty blocks among which a failed flash device has refused one: they are read alone.
+    /// Dirty blocks among which flash has refused one: they are read alone.
     pub doubtful: BlockSet,
     /// Dirty blocks that a failed flash device has refused alone, once.
     pub refused: BlockSet,
+    /// Dirty blocks that a sound device has refused alone.
+    pub refusals: BTreeMap<u64, Refusals>,
     /// Number of the last record that says a copy is void.
     pub dropped_ord: u64,
     /// Newest segment from which a copy was evicted. No record says so: until the segment is free,
@@ -203,6 +211,11 @@ impl Destage {
 }
 
 impl Disk {
+    /// Could a power cut take from the origin what clean copies have? Then they must not outlive one.
+    pub fn may_differ(&self) -> bool {
+        self.attached && self.cached > self.dirty.len() && !self.sync.is_guarded()
+    }
+
     /// A block became clean or is not cached any more.
     pub fn no_longer_dirty(&mut self, block: u64) {
         for set in [
@@ -213,6 +226,7 @@ impl Disk {
         ] {
             set.remove(block);
         }
+        self.refusals.remove(&block);
     }
 
     pub fn new(cfg: DiskConfig) -> Disk {
@@ -228,6 +242,7 @@ impl Disk {
             lost: BlockSet::default(),
             doubtful: BlockSet::default(),
             refused: BlockSet::default(),
+            refusals: BTreeMap::new(),
             dropped_ord: 0,
             evicted_seq: 0,
             zero_seg_seq: None,

@@ -203,7 +203,7 @@ impl Engine {
             flash_failed: false,
             mark: None,
             mark_waiters: Vec::new(),
-            flash_read_errors: 0,
+            flash_read_errors: Default::default(),
             flash_ewma_ns: 0,
             origin_ewma_ns: 0,
             flash_inflight: 0,
@@ -414,6 +414,7 @@ impl Engine {
             d.lost.clear();
             d.doubtful.clear();
             d.refused.clear();
+            d.refusals.clear();
             d.intents.clear();
         }
         core.roll(fx);
@@ -765,7 +766,8 @@ impl Engine {
             return Ok(());
         }
         // An origin did not take its flush: a checkpoint would forget what may be stale.
-        let stale = core.disks.iter().flatten().any(|d| !d.intents.is_empty());
+        let mut disks = core.disks.iter().flatten();
+        let stale = disks.any(|d| !d.intents.is_empty() || d.may_differ());
         // No summary will say that what carries the new tail is durable, and the segments in front of
         // it would count as free.
         let headless = core.log.head.as_ref().is_none_or(|h| h.entries.is_empty());

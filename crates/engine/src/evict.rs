@@ -8,7 +8,9 @@
 
 use crate::api::{DiskId, Effects};
 use crate::core::{Core, OpCtx, Phase};
+use crate::disk::Disk;
 use crate::faults::Fault;
+use crate::flashfail::Unread;
 use crate::index::SlotNo;
 use crate::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
 use hearth_format::Kind;
@@ -227,6 +229,9 @@ impl Core {
                 break;
             }
             if info.dirty {
+                if !self.may_be_read(disk, block, n > 0, now) {
+                    break;
+                }
                 let stuck = self
                     .disk(disk)
                     .is_none_or(|d| !d.attached || d.destage.not_before_ns > now);
@@ -240,14 +245,28 @@ impl Core {
                         .is_some_and(|d| d.cached * 4096 <= d.cfg.min_bytes);
                 let verdict = self.policy.evict(info.freq as u8);
                 let earned = verdict != Verdict::Drop && self.evict.kept + n < keep_max;
-                if !earned && !within_min {
+                let may_differ = self.disk(disk).is_some_and(Disk::may_differ);
+                if !earned && !within_min || may_differ {
                     self.evict_block(disk, block, slot + n, now);
                     break;
                 }
             }
             n += 1;
+            if self.doubtful(disk, block) {
+                break;
+            }
         }
         n
+    }
+
+    /// May a dirty block be read to be moved now, and not first in a run? What flash has refused is
+    /// read alone, and not at once again.
+    fn may_be_read(&self, disk: DiskId, block: u64, follows: bool, now: u64) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return true;
+        };
+        let waits = d.refusals.get(&block).is_some_and(|r| r.waits(now));
+        !(waits || follows && d.doubtful.contains(block))
     }
 
     /// Drops a copy of the oldest segment without a record: the segment goes as a whole.
@@ -284,7 +303,7 @@ impl Core {
         );
     }
 
-    pub fn evict_read_done(&mut self, slot: SlotNo, done: IoDone, now: u64, _fx: &mut Effects) {
+    pub fn evict_read_done(&mut self, slot: SlotNo, done: IoDone, now: u64) {
         self.unpin_slot(slot);
         let n = (done.op.len / 4096) as u32;
         self.evict.moving = self.evict.moving.saturating_sub(n);
@@ -298,11 +317,20 @@ impl Core {
             let (disk, block) = (info.key.disk(), info.key.block());
             let superseding = self.superseding(disk, block, block + 1);
             let (unread, bad) = (done.result.is_err(), done.bad_blocks.contains(&i));
-            let rotten = bad && info.dirty;
+            // What is lost is lost whether the device says so or not.
+            let rotten = info.dirty && (bad || unread && info.lost);
             if rotten && !superseding && !self.flash_failed {
                 self.lose(disk, block, slot + i);
-            } else if bad || unread || self.flash_failed || superseding {
+            } else if bad
+                || unread
+                || self.flash_failed
+                || superseding
+                || !info.dirty && self.disk(disk).is_some_and(Disk::may_differ)
+            {
                 self.index.set_mark(slot + i, false);
+                if unread && info.dirty && !superseding {
+                    self.strike(disk, block, slot + i, Unread { alone: n == 1 }, now);
+                }
                 if (bad || unread) && !info.dirty {
                     self.forget_block(disk, block, now);
                     // A record behind the newer one would void that.

@@ -8,8 +8,9 @@
 //!
 //! A dirty block that a failed device does not give back, not even when read alone, is listed as
 //! lost ([`Core::strike`]), so that somebody can learn of it and accept it. The destager tries all
-//! of them, whether or not a guest asks. While the device counts as healthy an error of a read
-//! says nothing of the kind: the next one may succeed.
+//! of them, whether or not a guest asks. While the device counts as sound the next read may succeed, so
+//! it takes several, seconds apart; but one bad sector must not hold up eviction, nor a flush of its
+//! disk, for ever.
 
 use crate::api::{DiskId, Effects};
 use crate::append::unsent;
@@ -44,29 +45,67 @@ pub(crate) struct Unread {
     pub alone: bool,
 }
 
-/// Consecutive flash read errors after which the device counts as failed.
-const READ_ERRORS_MAX: u32 = 32;
+/// Places that fail to be read, with no success between, after which the device counts as failed.
+const READ_ERRORS_MAX: usize = 32;
+
+/// Times a sound device must refuse a dirty block alone before the block counts as lost, and the pause
+/// after the first; it doubles.
+const REFUSALS_MAX: u32 = 4;
+const REFUSAL_PAUSE_NS: u64 = 1_000_000_000;
+
+/// How often a sound device has refused a dirty block that was read alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Refusals {
+    count: u32,
+    not_before_ns: u64,
+}
+
+impl Refusals {
+    /// It is too early to ask again.
+    pub fn waits(self, now: u64) -> bool {
+        now < self.not_before_ns
+    }
+}
 
 impl Core {
     /// A read of flash failed. One alone says little; many without a success between them do.
     pub fn flash_read_failed(&mut self, now: u64, fx: &mut Effects) {
-        if self.flash_read_errors > READ_ERRORS_MAX {
+        if self.flash_read_errors.len() > READ_ERRORS_MAX {
             self.fail_flash(now, fx);
         }
     }
 
-    /// A dirty block could not be read from flash. True if it is worth reading once more, alone;
-    /// on a failed device the second time it is lost. So a block costs at most two failed reads
+    /// A dirty block could not be read from flash. True if it is worth reading once more at once,
+    /// alone; on a failed device the second time it is lost. So a block costs at most two failed reads
     /// and one more for the run it was first read in.
-    pub fn strike(&mut self, disk: DiskId, block: u64, slot: SlotNo, unread: Unread) -> bool {
-        if !self.flash_failed {
-            return false;
-        }
+    pub fn strike(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        slot: SlotNo,
+        unread: Unread,
+        now: u64,
+    ) -> bool {
+        let sound = !self.flash_failed;
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
         d.doubtful.insert(block);
-        if !unread.alone || d.refused.insert(block) {
+        if !unread.alone {
+            return true;
+        }
+        if sound {
+            let refused = d.refusals.entry(block).or_default();
+            if !refused.waits(now) {
+                refused.not_before_ns = now + (REFUSAL_PAUSE_NS << refused.count);
+                refused.count += 1;
+            }
+            if refused.count >= REFUSALS_MAX {
+                self.lose(disk, block, slot);
+            }
+            return false;
+        }
+        if d.refused.insert(block) {
             return true;
         }
         if self.opts.faults.has(Fault::HideUnreadable) {

@@ -524,7 +524,7 @@ impl Core {
         if self.index.get(Key::new(disk, block)) == Some(slot) {
             if self.index.slot(slot).is_some_and(|s| s.dirty) {
                 let again = match eio {
-                    Some(unread) => self.strike(disk, block, slot, unread),
+                    Some(unread) => self.strike(disk, block, slot, unread, now),
                     None => {
                         self.lose(disk, block, slot);
                         false

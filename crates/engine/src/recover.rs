@@ -21,8 +21,6 @@ use std::io;
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Segments whose ends are read at once.
 const READ_AHEAD: usize = 256;
-/// Up to this many slots, entries of summaries are kept between the two passes (384 MB at most).
-const KEEP_SLOTS: u32 = 16 << 20;
 
 /// Why the log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -150,10 +148,7 @@ impl Core {
                 Content::Sealed(h, entries) => {
                     let entries = match entries {
                         Some(e) => e,
-                        None => self
-                            .read_summary(media, seg)?
-                            .map(|s| s.1)
-                            .unwrap_or_default(),
+                        None => self.summary_again(media, seg, &h)?,
                     };
                     self.log.segments[seg as usize].seq = seq;
                     self.replay(seg, seq, &entries, since, &mut intents);
@@ -318,29 +313,25 @@ impl Core {
         let mut found = Vec::new();
         let summary_bytes = self.layout.summary_bytes();
         let total = self.log.segments.len() as u32;
-        let keep = self.index.slots() <= KEEP_SLOTS;
-        let mut ends = vec![0u8; READ_AHEAD * summary_bytes];
-        let mut starts = vec![0u8; READ_AHEAD * BLOCK_BYTES];
+        let keep = self.index.slots() <= self.opts.recovery_keep_blocks;
+        // One segment's summary and the first block of the next lie side by side, so in memory a
+        // segment's first block stands before its summary, and most reads take one of each.
+        let stride = BLOCK_BYTES + summary_bytes;
+        let mut both = vec![0u8; READ_AHEAD * stride];
         for base in (0..total).step_by(READ_AHEAD) {
             let n = (total - base).min(READ_AHEAD as u32);
-            let mut reads: Vec<(u64, &mut [u8])> = Vec::with_capacity(2 * n as usize);
-            for (i, chunk) in ends.chunks_mut(summary_bytes).take(n as usize).enumerate() {
-                reads.push((self.summary_offset(base + i as u32), chunk));
-            }
-            for (i, chunk) in starts.chunks_mut(BLOCK_BYTES).take(n as usize).enumerate() {
-                reads.push((self.layout.segment_offset(base + i as u32), chunk));
+            let (first, rest) = both[..n as usize * stride].split_at_mut(BLOCK_BYTES);
+            let mut reads = vec![(self.layout.segment_offset(base), first)];
+            for (i, piece) in rest.chunks_mut(stride).enumerate() {
+                reads.push((self.summary_offset(base + i as u32), piece));
             }
             let all = media.read_many(&mut reads).is_ok();
-            for i in 0..n {
-                let seg = base + i;
+            for (seg, ends) in (base..).zip(both[..n as usize * stride].chunks_mut(stride)) {
+                let (start, end) = ends.split_at_mut(BLOCK_BYTES);
                 let blind = !all && {
-                    let end = &mut ends[i as usize * summary_bytes..][..summary_bytes];
                     read_what_can_be(media, self.summary_offset(seg), end);
-                    let start = &mut starts[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
                     read_what_can_be(media, self.layout.segment_offset(seg), start) > 0
                 };
-                let end = &ends[i as usize * summary_bytes..][..summary_bytes];
-                let start = &starts[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
                 let sealed = self.decode_summary(end);
                 let mut scratch = Vec::new();
                 let head = BatchHeader::decode(start, &mut scratch)
@@ -395,14 +386,32 @@ impl Core {
         inside.then_some((h, entries))
     }
 
-    fn read_summary(
+    /// The entries of a segment whose summary was whole when it was first read. All its batches are
+    /// durable, so if it is not whole now, the batches themselves tell.
+    fn summary_again(
         &self,
         media: &mut dyn Media,
         seg: u32,
-    ) -> io::Result<Option<(SummaryHeader, Vec<Entry>)>> {
+        header: &SummaryHeader,
+    ) -> Result<Vec<Entry>, RecoverError> {
         let mut bytes = vec![0u8; self.layout.summary_bytes()];
-        media.read_at(self.summary_offset(seg), &mut bytes)?;
-        Ok(self.decode_summary(&bytes))
+        if media.read_at(self.summary_offset(seg), &mut bytes).is_ok()
+            && let Some((h, entries)) = self.decode_summary(&bytes)
+            && h.segment_seq == header.segment_seq
+        {
+            return Ok(entries);
+        }
+        let (batches, _) = self.walk(media, seg);
+        let whole = batches.last().is_some_and(|b| {
+            b.header.segment_seq == header.segment_seq
+                && b.header.batch_seq == header.last_batch_seq
+        });
+        if !whole && !self.opts.accept_damage {
+            return Err(RecoverError::Damaged(format!(
+                "segment {seg} could be read once, and then not again"
+            )));
+        }
+        Ok(batches.into_iter().flat_map(|b| b.entries).collect())
     }
 
     /// A segment whose beginning cannot be read may be the newest, with batches that were made

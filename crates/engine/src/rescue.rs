@@ -213,7 +213,7 @@ impl Core {
         let unsure = self.evict.relog_sent && !self.evict.relogged;
         self.disks.iter().flatten().all(|d| match d.zero_seg_seq {
             _ if unsure => d.zero.is_empty(),
-            z => z.is_none_or(|z| z > seq),
+            z => d.zero.is_empty() || z.is_none_or(|z| z > seq),
         })
     }
 

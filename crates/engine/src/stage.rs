@@ -344,7 +344,7 @@ impl Core {
             && !self.quiescing
             && d.attached
             && d.cfg.mode != Mode::Off
-            && d.sync.durable >= d.sync.unguarded
+            && d.sync.is_guarded()
             && d.tickets.len() < FILLS_MAX
     }
 

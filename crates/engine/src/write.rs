@@ -783,6 +783,7 @@ impl Core {
         // A copy that was still on its way to flash is one that was read.
         let read = cached || self.reqs[id].fills_appended;
         let renewed = ok
+            && !unguarded
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
             && self.renew(id, disk, start, end, read, &done, now);

@@ -29,6 +29,8 @@ const SEGMENT_BLOCKS: u32 = 256;
 const FIXED_BYTES: u64 = 6 << 20;
 /// Calls of `tick` in a row that name a deadline already past: more is a busy loop.
 const TICKS_WITHOUT_TIME: u32 = 2000;
+/// Times a sound device must have refused a block alone before the engine may call it lost.
+const SOUND_REFUSALS: u32 = 4;
 /// Lines of the trace that are kept.
 const TRACE_MAX: usize = 60;
 
@@ -47,8 +49,8 @@ pub(crate) struct Disk {
     pub accepted: BTreeSet<u64>,
     /// Blocks whose flash read failed at this moment of the model's time.
     pub stung: BTreeMap<u64, u64>,
-    /// Blocks that flash refused when it was asked for nothing else.
-    pub stung_alone: BTreeSet<u64>,
+    /// How often flash refused a block when it was asked for nothing else.
+    pub stung_alone: BTreeMap<u64, u32>,
     /// When an injected failure of the origin last happened, in the model's time.
     pub origin_failed: u64,
     /// No new requests: about to be detached.
@@ -246,7 +248,7 @@ impl<'a> World<'a> {
             hurt: BTreeSet::new(),
             accepted: BTreeSet::new(),
             stung: BTreeMap::new(),
-            stung_alone: BTreeSet::new(),
+            stung_alone: BTreeMap::new(),
             origin_failed: 0,
             resting: false,
         }
@@ -642,10 +644,13 @@ impl<'a> World<'a> {
                             Some((disk, block)) => {
                                 let disk = &mut self.disks[disk];
                                 disk.stung.insert(block, now);
-                                // A device that was given up is asked twice.
-                                let again = last - first == 1 && !disk.stung_alone.insert(block);
-                                if again && self.given_up {
-                                    disk.hurt.insert(block);
+                                if last - first == 1 {
+                                    let alone = disk.stung_alone.entry(block).or_default();
+                                    *alone += 1;
+                                    // A device that was given up is asked twice, a sound one longer.
+                                    if *alone >= if self.given_up { 2 } else { SOUND_REFUSALS } {
+                                        disk.hurt.insert(block);
+                                    }
                                 }
                             }
                             // Zeros, written as data: they could be anybody's.

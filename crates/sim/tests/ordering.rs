@@ -15,11 +15,12 @@ use judge::{
     writes_origin,
 };
 
+fn in_mode(mode: Mode, id: u16) -> DiskConfig {
+    DiskConfig { mode, ..disk(id) }
+}
+
 fn around(id: u16) -> DiskConfig {
-    DiskConfig {
-        mode: Mode::WriteAround,
-        ..disk(id)
-    }
+    in_mode(Mode::WriteAround, id)
 }
 
 /// Its checksum is wrong wherever it is, and that must not pass for the end of the log.
@@ -430,5 +431,97 @@ fn an_origin_that_refuses_writes_does_not_stop_those_of_other_disks() {
     }
     for (disk, content) in [(1, 1), (2, 2)] {
         assert_eq!(j.read(disk, BLOCKS / 2), Ok(content));
+    }
+}
+
+/// Flash does not give back block 3 of disk 1, its only copy, nor ever will. Block 4 lies beside it.
+fn with_a_bad_sector() -> Judged {
+    let mut j = Judged::new(vec![disk(1), disk(2)]);
+    for (block, fill) in [(3, 33), (4, 34)] {
+        j.write_fua(1, block, fill).expect("written");
+    }
+    j.settle();
+    let at = j.find(33) as u64 * BLOCK;
+    j.flash.faults.bad_ranges.push(at..at + BLOCK);
+    j
+}
+
+#[test]
+fn a_flush_ends_though_a_sector_of_sound_flash_cannot_be_read() {
+    let mut j = with_a_bad_sector();
+    j.engine.drain(1, true).expect("drains");
+    j.rest();
+    assert!(!j.engine.pool_stats().flash_failed);
+    assert_eq!(j.origins[&1].visible_block(4)[0], 34);
+    assert_eq!(j.lost(1), [(3, 1)]);
+    assert_eq!((j.read(1, 3), j.read(1, 4)), (Err(ReqError::Io), Ok(34)));
+    assert_eq!(j.engine.accept_loss(1), Ok(1));
+    j.rest();
+    assert!(j.engine.status(1).expect("known").drained);
+}
+
+#[test]
+fn a_bad_sector_stops_neither_eviction_nor_the_device() {
+    for reads_succeed in [false, true] {
+        let mut j = with_a_bad_sector();
+        // Round and round through flash, with what is dirty on the bad sector in the way.
+        for _ in 0..150 {
+            j.write(2, 512, 64, 9).expect("written");
+            if reads_succeed {
+                assert_eq!(j.read(1, 4), Ok(34));
+            }
+        }
+        assert!(!j.engine.pool_stats().flash_failed);
+        assert_eq!(j.lost(1), [(3, 1)]);
+        // It stays lost wherever it was moved to, and can be written again.
+        j.crash();
+        assert_eq!(j.read(1, 3), Err(ReqError::Io));
+        j.flash.faults.bad_ranges.clear();
+        j.write_fua(1, 3, 35).expect("written");
+        assert_eq!((j.read(1, 3), j.lost(1)), (Ok(35), vec![]));
+    }
+}
+
+#[test]
+fn a_stop_leaves_on_flash_what_is_dirty() {
+    let mut j = Judged::new(vec![disk(1)]);
+    // So many, so scattered, that the destager is at work; its writes hang.
+    j.only(writes_origin, Fate::Held);
+    for i in 0..850 {
+        j.write(1, i * 8, 1, 7).expect("written");
+    }
+    j.settle();
+    assert!(j.holds() > 0, "{}", j.engine.explain());
+    j.done();
+    j.release();
+    j.stop_at_once();
+    let dirty = j.engine.status(1).expect("known").dirty_blocks;
+    assert!(dirty > 800, "{dirty}");
+    let opened = j.crash();
+    assert_eq!(opened.from, OpenedFrom::Checkpoint);
+    assert_eq!(j.read(1, 8), Ok(7));
+}
+
+#[test]
+fn a_write_begun_while_the_cache_was_off_leaves_no_copy_that_nothing_guards() {
+    for seed in 0..16 {
+        let mut j = Judged::seeded(vec![in_mode(Mode::Off, 1), disk(2)], seed);
+        j.only(writes_origin, Fate::Held);
+        let tag = j.send_write(1, 3, 1, 44, false);
+        while j.step() {}
+        assert_eq!(j.holds(), 1);
+        j.engine.set_mode(1, Mode::WriteThrough).expect("set");
+        j.disks[0].mode = Mode::WriteThrough;
+        j.only(flushes_origin, Fate::Held);
+        j.release();
+        assert_eq!(j.wait(tag), Ok(()));
+        for block in 5..45 {
+            j.write_fua(2, block, 5).expect("written");
+            j.tick();
+        }
+        j.power_cut();
+        j.done();
+        let there = j.origins[&1].visible_block(3)[0];
+        assert_eq!(j.read(1, 3), Ok(there), "seed {seed}");
     }
 }

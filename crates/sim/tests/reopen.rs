@@ -5,10 +5,12 @@ mod common;
 mod life;
 
 use hearth_engine::api::{OriginState, Request};
-use hearth_engine::{Engine, EngineOptions, OpenError, OpenReport};
-use hearth_io::{BLOCK, Buf};
+use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
+use hearth_format::Superblock;
+use hearth_io::{BLOCK, Buf, Media};
 use hearth_sim::device::SimDevice;
 use life::{Life, pool};
+use std::io;
 
 const DISK: u16 = 1;
 const SIZE: u64 = 1024 * BLOCK;
@@ -130,4 +132,69 @@ fn what_an_earlier_run_left_dirty_counts_from_the_start() {
     let dirty_for = |now| engine.stats(DISK, now).expect("known").dirty_for_ns;
     assert_eq!(dirty_for(NOW), 1);
     assert_eq!(dirty_for(NOW + 500), 500);
+}
+
+/// Flash of which one place is only right when it is first read.
+struct Once<M> {
+    media: M,
+    place: u64,
+    reads: u32,
+}
+
+impl<M: Media> Media for Once<M> {
+    fn len(&self) -> u64 {
+        self.media.len()
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.media.read_at(offset, data)?;
+        if (offset..offset + data.len() as u64).contains(&self.place) {
+            self.reads += 1;
+            if self.reads > 1 {
+                data[(self.place - offset) as usize] ^= 1;
+            }
+        }
+        Ok(())
+    }
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.media.write_at(offset, data)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.media.flush()
+    }
+}
+
+/// A large pool's summaries are read twice. That one is not right the second time must not make its
+/// segment an empty one.
+#[test]
+fn a_summary_that_is_right_only_once() {
+    let mut flash = pool();
+    let mut life = life(&mut flash);
+    // More than a segment.
+    for block in 0..150 {
+        write(&mut life, block);
+    }
+    let written = life.written;
+    flash.process_death();
+    let known = [KnownDisk {
+        id: DISK,
+        size: SIZE,
+        since_seq: 0,
+    }];
+    let layout = Superblock::load(&mut flash.media(None))
+        .expect("loads")
+        .layout;
+    let mut summaries = (0..).map(|seg| layout.summary_offset(seg));
+    let summary = summaries.find(|at| written.iter().any(|(place, _)| place * BLOCK == *at));
+    let mut once = Once {
+        place: summary.expect("a segment was sealed"),
+        media: flash.media(None),
+        reads: 0,
+    };
+    let options = EngineOptions {
+        recovery_keep_blocks: 0,
+        ..options(false)
+    };
+    let (_, report) = Engine::open(&mut once, options, &known).expect("opened");
+    assert_eq!(once.reads, 2);
+    assert_eq!(dirty(&report), 150);
 }

@@ -3,15 +3,16 @@
 
 mod common;
 
-use hearth_engine::api::{Effects, OriginState, Request};
+use hearth_engine::api::{Effects, OriginState, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
 use hearth_io::{BLOCK, Buf, IoOp, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 const DISK: u16 = 1;
-const SIZE: u64 = 64 * BLOCK;
+const SIZE: u64 = 256 * BLOCK;
 /// Room for the fixed areas and few segments, of 1 MiB.
 const FLASH_SIZE: u64 = 16 << 20;
 /// More lives than there are segments.
@@ -131,16 +132,57 @@ impl Bench {
     }
 }
 
-#[test]
-fn a_log_without_a_free_segment_comes_free() {
-    let mut b = Bench::new();
-    // Each life appends one block and ends before any flush, read or write to the origin does.
-    let mut written = 0;
-    let batches = |op: &IoOp| op.target == Target::Flash(0) && op.kind == OpKind::Write;
-    while written < LIVES && b.write(written, batches) {
+fn writes_flash(op: &IoOp) -> bool {
+    op.target == Target::Flash(0) && op.kind == OpKind::Write
+}
+
+/// Lives that each append one block, from `block` on, and end before any flush, read or write to the
+/// origin does, until there is no room; how many blocks there are then.
+fn live_until_full(b: &mut Bench, block: u64) -> u64 {
+    let mut written = block;
+    while written < LIVES && b.write(written, writes_flash) {
         written += 1;
         b.restart();
     }
+    written
+}
+
+/// Zeros that were written over need no record of theirs any more, wherever that lies.
+#[test]
+fn zeros_written_over_do_not_keep_a_full_log_full() {
+    let mut b = Bench::new();
+    let op = ReqOp::WriteZeroes {
+        fua: false,
+        punch: true,
+    };
+    let zero = |tag, now| Request::new(tag, DISK, op, 0, BLOCK, None, now);
+    assert!(b.ask(zero, writes_flash));
+    assert!(b.write(0, writes_flash));
+    // Enough to be moved for a life more than one.
+    for block in 100..220 {
+        assert!(b.write(block, writes_flash));
+    }
+    b.restart();
+    let written = live_until_full(&mut b, 1);
+    // Lives that end with the first batch of what is moved.
+    while b.engine.pool_stats().free_segments > 0 {
+        b.restart();
+        let left = Cell::new(true);
+        let moves = |op: &IoOp| {
+            op.target == Target::Flash(0)
+                && (op.kind == OpKind::Read || op.kind == OpKind::Write && left.replace(false))
+        };
+        assert!(!b.write(90, moves), "{}", b.engine.explain());
+    }
+    b.restart();
+    assert!(b.write(90, |_| true), "{}", b.engine.explain());
+    b.check(written);
+}
+
+#[test]
+fn a_log_without_a_free_segment_comes_free() {
+    let mut b = Bench::new();
+    let written = live_until_full(&mut b, 0);
     assert!(written >= 6, "only {written} writes were answered");
     assert!(written < LIVES, "the log was never full");
     b.restart();
@@ -149,8 +191,7 @@ fn a_log_without_a_free_segment_comes_free() {
         assert!(b.write(block, |_| true), "{}", b.engine.explain());
     }
     b.check(written + 8);
-    let flush =
-        |tag, now| Request::new(tag, DISK, hearth_engine::api::ReqOp::Flush, 0, 0, None, now);
+    let flush = |tag, now| Request::new(tag, DISK, ReqOp::Flush, 0, 0, None, now);
     assert!(b.ask(flush, |_| true), "{}", b.engine.explain());
     b.flash.power_cut();
     b.restart();

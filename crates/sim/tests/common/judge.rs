@@ -59,6 +59,8 @@ fn options() -> EngineOptions {
         idle_ns: u64::MAX,
         intent_idle_ns: 0,
         prefetch: false,
+        // Origins are hard disks, whatever the clock of a test says.
+        fast_origin_ns: 0,
         ..EngineOptions::default()
     }
 }
@@ -107,7 +109,7 @@ impl Judged {
                 size,
             };
             let target = Target::Origin(d.id);
-            let rng = Prng::new(8);
+            let rng = Prng::new(seed + 1);
             (
                 d.id,
                 SimDevice::new(target, size, 512, base, Tear::Block, rng),
