@@ -1,7 +1,7 @@
 //! One queue at work on a data thread: chains in, engine requests out, answers back.
 //!
 //! Reads go straight into the guest's buffers where those suit the device (whole, aligned
-//! blocks); everything else is copied. Writes are always copied, once, before their checksums
+//! blocks, none of them twice); everything else is copied. Writes are always copied, once, before their checksums
 //! are made: a guest may change a page while it is being written (Linux does, for pages under
 //! writeback), and what reaches flash must be what was checksummed, or a later read fails.
 
@@ -305,7 +305,10 @@ impl DiskQueue {
                 .map_err(|_| VhostError::Gone)?;
         }
         flight.written = len as u32 + 1;
-        let whole = offset.is_multiple_of(BLOCK)
+        // Memory named twice must hold, at the end, what the last piece in the chain asks for;
+        // the device could write the pieces in any order, and later than the status byte.
+        let whole = !self.chain.overlaps
+            && offset.is_multiple_of(BLOCK)
             && to.iter().all(|p| {
                 p.as_ptr().addr().is_multiple_of(BLOCK as usize)
                     && (p.len() as u64).is_multiple_of(BLOCK)
