@@ -255,7 +255,7 @@ impl Session for NbdSession {
             return None;
         }
         self.pump(cx);
-        if self.full || self.ending != Ending::No {
+        if self.full || self.ending != Ending::No || self.closing() {
             return None;
         }
         let limit = match &self.phase {
@@ -309,7 +309,12 @@ impl Session for NbdSession {
 
     fn closing(&self) -> bool {
         match self.ending {
-            Ending::No => false,
+            // A client that goes on asking would keep a disk that was removed; the others learn
+            // of it now, and not from their next request.
+            Ending::No => {
+                matches!(&self.phase, Phase::Transmission(t) if t.is_over())
+                    && self.in_flight() == 0
+            }
             Ending::Soft => self.in_flight() == 0,
             Ending::Hard => true,
         }

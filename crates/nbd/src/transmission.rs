@@ -102,6 +102,11 @@ impl Transmission {
         self.slab.len()
     }
 
+    /// True once there is no export any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.export.gone()
+    }
+
     /// Memory for the rest of a long payload, if that is what comes next.
     pub(crate) fn direct(&self) -> Option<BufSlice> {
         match &self.expect {

@@ -194,6 +194,26 @@ fn errors_are_those_of_the_protocol() {
 }
 
 #[test]
+fn a_session_ends_with_its_export_after_its_last_request() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        wire.hold = true;
+        wire.request(style, Req::new(0, 0, 512));
+        wire.disk.closing.store(true, Ordering::Relaxed);
+        assert!(!wire.session.closing(), "it may be opened again");
+        wire.disk.gone.store(true, Ordering::Relaxed);
+        assert!(!wire.session.closing(), "a request is in flight");
+        // What arrives now is refused.
+        assert_eq!(ask(&mut wire, style, Req::new(0, 0, 512)), ESHUTDOWN);
+        wire.hold = false;
+        wire.settle();
+        assert_eq!(wire.reply(style, 512).error, 0);
+        assert!(wire.session.closing());
+        assert!(wire.with(|s, cx| s.recv_buf(cx)).is_none());
+    }
+}
+
+#[test]
 fn failures_of_the_engine_are_reported() {
     for style in STYLES {
         let mut wire = Wire::connected(style);

@@ -398,6 +398,15 @@ impl Reactors {
         }
     }
 
+    /// Asks every session whether it is [`closing`](Session::closing), because something it
+    /// depends on has changed: an idle connection would not notice by itself.
+    pub fn look(&self) {
+        for thread in 0..self.shared.threads {
+            // A thread that has ended has no connections.
+            let _ = self.shared.inbox(thread).command(Command::Look);
+        }
+    }
+
     /// Ends all connections, each when its requests are answered or the grace is over, and
     /// the data threads. Background work and [`request`](Self::request) go on, so that disks
     /// can be flushed. Waits.

@@ -40,7 +40,8 @@ pub trait Session: Send {
     fn send_list(&mut self, out: &mut SendList);
     /// `n` bytes of the last `send_list` went out.
     fn sent(&mut self, n: usize, cx: &mut SessionCx<'_>);
-    /// True when the connection should be closed once nothing is left to send.
+    /// True when the connection should be closed once nothing is left to send; asked when
+    /// something has happened to the connection (see [`look`](crate::Reactors::look)).
     /// The reactor drops a session only after all its requests completed.
     fn closing(&self) -> bool;
     /// The daemon is stopping: take no further request, finish those in flight.

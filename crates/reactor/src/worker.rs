@@ -232,6 +232,7 @@ impl Worker {
                     self.unlisten(index, Some(told));
                 }
             }
+            Command::Look => (0..self.conns.len() as u32).for_each(|i| self.mark(i)),
             Command::Stop => {
                 let grace = self.shared.config.grace.as_nanos() as u64;
                 self.stop = Some((self.now + grace, self.now + 2 * grace));

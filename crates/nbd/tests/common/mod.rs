@@ -19,6 +19,7 @@ pub struct Disk {
     pub read_only: AtomicBool,
     pub fast_zero: AtomicBool,
     pub closing: AtomicBool,
+    pub gone: AtomicBool,
     pub clients: AtomicI64,
     pub data: Mutex<Vec<u8>>,
     pub extents: Mutex<Vec<(u64, Status)>>,
@@ -34,6 +35,7 @@ impl Disk {
             read_only: AtomicBool::new(false),
             fast_zero: AtomicBool::new(true),
             closing: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             clients: AtomicI64::new(0),
             data: Mutex::new(data),
             extents: Mutex::new(Vec::new()),
@@ -104,6 +106,9 @@ impl Export for Disk {
     }
     fn closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
+    }
+    fn gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
     }
     fn connected(&self) {
         self.clients.fetch_add(1, Ordering::Relaxed);
