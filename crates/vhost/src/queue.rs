@@ -132,8 +132,6 @@ pub struct Parts {
     pub kick: Arc<OwnedFd>,
     /// What was agreed on.
     pub features: u64,
-    /// The write cache's switch.
-    pub writeback: Arc<AtomicBool>,
 }
 
 /// A request in flight.
@@ -358,10 +356,7 @@ impl DiskQueue {
                 .map_err(|_| VhostError::Gone)?;
             at += n;
         }
-        let fua = !config::is_write_back(
-            self.parts.features,
-            self.parts.writeback.load(Ordering::Relaxed),
-        );
+        let fua = !config::is_write_back(self.parts.features);
         let disk = self.parts.disk.id();
         cx.requests.push(Request::write(
             head.into(),
@@ -387,10 +382,7 @@ impl DiskQueue {
     }
 
     fn ranges(&mut self, head: u16, ranges: &[Range], discard: bool, cx: &mut SessionCx<'_>) {
-        let fua = !config::is_write_back(
-            self.parts.features,
-            self.parts.writeback.load(Ordering::Relaxed),
-        );
+        let fua = !config::is_write_back(self.parts.features);
         for range in ranges {
             let op = if discard {
                 ReqOp::Discard { fua }
