@@ -4,7 +4,7 @@
 use hearth_engine::api::{Completion, ReqError, ReqOp, Request};
 use hearth_io::BufPool;
 use hearth_nbd::{Export, ExportSummary, Exports, NbdSession, Status, TlsMode};
-use hearth_reactor::{SendList, Session, SessionCx};
+use hearth_reactor::{Room, SendList, Session, SessionCx};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -151,6 +151,7 @@ pub struct Wire {
     pub hold: bool,
     /// Send nothing, as if the client did not read.
     pub deaf: bool,
+    pub room: Room,
     /// Most bytes sent at once.
     pub send_step: usize,
     /// What the client has received and not looked at.
@@ -167,6 +168,7 @@ impl Wire {
             held: VecDeque::new(),
             hold: false,
             deaf: false,
+            room: Room::Ample,
             send_step: usize::MAX,
             got: VecDeque::new(),
         };
@@ -232,6 +234,7 @@ impl Wire {
             requests: &mut self.requests,
             bufs: &mut self.bufs,
             now_ns: 1,
+            room: self.room,
         };
         f(&mut *self.session, &mut cx)
     }
