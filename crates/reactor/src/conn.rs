@@ -27,6 +27,7 @@ pub(crate) struct Conn {
     pub requests: usize,
     pub since_ns: u64,
     pub recv_ns: u64,
+    pub send_ns: u64,
     /// When the session began to close, 0 before.
     pub closing_ns: u64,
 }
@@ -48,6 +49,7 @@ impl Conn {
             requests: 0,
             since_ns: now_ns,
             recv_ns: now_ns,
+            send_ns: now_ns,
             closing_ns: 0,
         }
     }

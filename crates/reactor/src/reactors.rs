@@ -37,8 +37,9 @@ pub struct Config {
     /// connection do not count. When it is used up, each may have one large request at a time; at
     /// twice as much, none.
     pub payload_memory: u64,
-    /// How long a client may take over its handshake, over a payload it announced, and over
-    /// the last replies before it is cut off.
+    /// How long a client may take over its handshake, over more of a payload it announced, over
+    /// more of the replies it is sent (if either holds more than 256 KiB), and over the last
+    /// replies, before it is cut off.
     pub stall: Duration,
     /// Longest a data thread looks for work before it sleeps, while work keeps coming that
     /// soon; zero never does. Trades processor time for latency.

@@ -84,7 +84,8 @@ pub trait Session: Send {
     /// something has happened to the connection (see [`look`](crate::Reactors::look)).
     /// The reactor drops a session only after all its requests completed.
     fn closing(&self) -> bool;
-    /// What it holds. A peer is cut off if more than 256 KiB of its payload are to come, and do not.
+    /// What it holds. A peer is cut off if more than 256 KiB wait for the rest of its payload, or
+    /// for it to take its replies, and it does nothing about it.
     fn memory(&self) -> Memory {
         Memory::default()
     }

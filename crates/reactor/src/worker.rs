@@ -395,8 +395,10 @@ impl Worker {
     }
 
     fn sent(&mut self, index: u32, result: io::Result<usize>) {
+        let now = self.now;
         self.call(index, |conn, cx| {
             conn.sending = false;
+            conn.send_ns = now;
             match result {
                 Ok(n) if n > 0 => conn.session.sent(n, cx),
                 _ => conn.kill(),
@@ -519,6 +521,7 @@ impl Worker {
                     }
                 } else {
                     conn.sending = true;
+                    conn.send_ns = now;
                     self.proactor.send(SEND | u64::from(index), conn.fd(), list);
                 }
             }
@@ -569,8 +572,10 @@ impl Worker {
                 Some("the daemon is stopping")
             } else if conn.session.handshaking() && since(conn.since_ns) {
                 Some("the handshake took too long")
-            } else if conn.receiving > LARGE && since(conn.recv_ns) {
+            } else if conn.receiving > 0 && conn.memory.payload > SMALL && since(conn.recv_ns) {
                 Some("a payload stopped half-way")
+            } else if conn.sending && conn.memory.replies > SMALL && since(conn.send_ns) {
+                Some("the peer does not take its replies")
             } else if conn.closing_ns > 0 && since(conn.closing_ns) {
                 Some("the peer does not take the last replies")
             } else {

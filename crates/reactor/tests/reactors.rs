@@ -245,11 +245,26 @@ fn clients_that_stall(backend: Backend) {
     let mut half = rig.client();
     half.write_all(&command(b'W', 0, 8 << 20, 1)).unwrap();
     half.write_all(&[1; 70_000]).unwrap();
+    // A little is missing of a payload that holds much.
+    let mut nearly = rig.client();
+    nearly.write_all(&command(b'W', 0, 8 << 20, 1)).unwrap();
+    nearly.write_all(&vec![1; (8 << 20) - 1000]).unwrap();
+    // Much was asked for, and nobody listens.
+    let mut deaf = rig.client();
+    deaf.write_all(&command(b'R', 0, 8 << 20, 1)).unwrap();
     let mut idle = rig.client();
     idle.write_all(&command(b'F', 0, 0, 1)).unwrap();
     assert_eq!(reply(&mut idle), (1, true));
     assert!(is_closed(&mut silent), "no handshake");
     assert!(is_closed(&mut half), "half a payload");
+    assert!(is_closed(&mut nearly), "nearly all of a payload");
+    rig.wait_for("the deaf one is let go", || {
+        rig.reactors.stats().connections == 1
+    });
+    let mut answer = Vec::new();
+    // What is in the socket is still there.
+    let _ = deaf.read_to_end(&mut answer);
+    assert!(answer.len() < 8 << 20, "all of it came");
     idle.write_all(&command(b'F', 0, 0, 2)).unwrap();
     assert_eq!(reply(&mut idle), (2, true), "an idle client is welcome");
     rig.wait_for("slots given back", || rig.reactors.stats().connections == 1);
