@@ -24,6 +24,7 @@ pub struct DiskExport {
     size: AtomicU64,
     read_only: bool,
     closing: AtomicBool,
+    gone: AtomicBool,
     connections: AtomicU64,
     engine: Arc<Engine>,
     origin: Arc<Device>,
@@ -44,6 +45,7 @@ impl DiskExport {
             size: AtomicU64::new(origin.size()),
             read_only,
             closing: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             engine,
             origin,
@@ -63,6 +65,11 @@ impl DiskExport {
     /// Refuses further requests (or takes them again).
     pub fn set_closing(&self, closing: bool) {
         self.closing.store(closing, Ordering::Release);
+    }
+
+    /// The disk has been removed: connections to it end.
+    pub fn set_gone(&self) {
+        self.gone.store(true, Ordering::Release);
     }
 
     /// The origin's device.
@@ -130,6 +137,10 @@ impl Export for DiskExport {
 
     fn closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    fn gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
     }
 
     fn connected(&self) {

@@ -10,15 +10,17 @@
 //! Some servers answer with an I/O error when they lost what is behind them, and never find back
 //! ([`Options::errors_are_losses`]). Then such an answer is the loss of the server.
 //!
-//! An operation that waited longer than the limit fails; so does, from then on, every other one
-//! at once, until a server has caught up.
+//! A server that owes answers and gives none for as long as the limit is lost. It may be slow over
+//! one request for longer, as long as it answers others. An operation that waited for a server for
+//! longer than the limit fails; so does, from then on, every other one at once, until a server has
+//! caught up.
 
 use crate::connect::{CONNECT_LIMIT, Connection, Dial, connect};
 use crate::handshake::Negotiated;
 use crate::journal::Journal;
 use crate::line::Line;
 use crate::origin::{Options, Shared, lock};
-use crate::tasks::{Owner, Part, Tasks, again, flush, io_error, probe};
+use crate::tasks::{EFFECTS_MAX, Owner, Part, Tasks, again, flush, io_error, probe};
 use crate::transmission::{Finished, REQUESTS_MAX, Request};
 use hearth_io::{Event, IoError, Proactor, Wait, now_ns};
 use hearth_nbd_wire::{cmd, errno, tflag};
@@ -39,6 +41,9 @@ const BACKOFF: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// How often waiting operations are looked at for their limit.
 const CHECK_NS: u64 = 100_000_000;
+/// A connection is lost when it alone is silent for so many limits: it may have died alone (a
+/// firewall forgot it), or carry the one slow request.
+const LINE_LIMITS: u64 = 4;
 /// Longest wait, at the end, for the last flush.
 const GOODBYE_NS: u64 = 10_000_000_000;
 
@@ -61,6 +66,10 @@ pub(crate) struct Worker {
     /// Requests in flight, by cookie: whose they are, and how much of the journal a flush covers.
     /// The connections have their content.
     flying: HashMap<u64, (Owner, u64)>,
+    /// Discards and zeroings among them.
+    effects: usize,
+    /// When the server was heard of last, or first owed an answer after that.
+    heard_ns: u64,
     journal: Journal,
     lines: Vec<Line>,
     next_cookie: u64,
@@ -97,6 +106,8 @@ impl Worker {
             phase: Phase::Up,
             tasks: Tasks::default(),
             flying: HashMap::new(),
+            effects: 0,
+            heard_ns: 0,
             journal: Journal::default(),
             lines: Vec::new(),
             next_cookie: 1,
@@ -149,7 +160,10 @@ impl Worker {
         if goodbye_ns > 0 {
             until = goodbye_ns;
         }
-        if self.tasks.len() > 0 || matches!(self.phase, Phase::CatchingUp { .. }) {
+        if self.tasks.len() > 0
+            || !self.flying.is_empty()
+            || matches!(self.phase, Phase::CatchingUp { .. })
+        {
             until = until.min(now + CHECK_NS);
         }
         if let Phase::Down {
@@ -190,7 +204,7 @@ impl Worker {
             if refuse {
                 job.finish(Err(IoError::Os(libc::EIO)));
             } else {
-                self.tasks.add(job, &self.agreed);
+                self.tasks.add(job, &self.agreed, self.phase != Phase::Up);
             }
         }
         if hurry && matches!(self.phase, Phase::Down { .. }) {
@@ -223,6 +237,13 @@ impl Worker {
         }
     }
 
+    /// True if the server owes answers and has given none of any kind since before `before_ns`.
+    fn is_silent_since(&self, before_ns: u64, limit_ns: u64) -> bool {
+        let long_before = before_ns.saturating_sub((LINE_LIMITS - 1).saturating_mul(limit_ns));
+        !self.flying.is_empty() && self.heard_ns < before_ns
+            || self.lines.iter().any(|l| l.is_silent_since(long_before))
+    }
+
     /// Has anybody waited for too long?
     fn check_limit(&mut self, now: u64) {
         let limit_ns = self.shared.timeout_ns();
@@ -233,9 +254,9 @@ impl Worker {
                 limit_ns / 1_000_000_000
             )
         };
-        let late = self.tasks.any_before(expired);
+        let late = self.tasks.any_lost_before(expired);
         match self.phase {
-            Phase::Up if late => {
+            Phase::Up if self.is_silent_since(expired, limit_ns) => {
                 self.failing = true;
                 self.lose(silent());
             }
@@ -265,20 +286,26 @@ impl Worker {
             self.flush_ourselves();
         }
         while let Some(i) = self.free_line() {
+            let slow = self.effects >= EFFECTS_MAX;
             let (owner, request) = if self.phase == Phase::Up {
                 let full = self.journal.bytes() > JOURNAL_MAX;
-                match self.tasks.next(|r| !(full && r.is_change())) {
+                let must_wait = |r: &Request| full && r.is_change() || slow && r.is_effect();
+                match self.tasks.next(|r| !must_wait(r)) {
                     Some(part) => (part.owner, part.request),
                     None => break,
                 }
             } else {
-                match self.replay.pop() {
+                match self.replay.pop_if(|r| !(slow && r.is_effect())) {
                     Some(request) => (Owner::Replay, request),
                     None => break,
                 }
             };
             let cookie = self.next_cookie;
             self.next_cookie += 1;
+            self.effects += usize::from(request.is_effect());
+            if self.flying.is_empty() {
+                self.heard_ns = now_ns();
+            }
             self.flying.insert(cookie, (owner, self.journal.mark()));
             self.lines[i].request(cookie, &request);
         }
@@ -335,10 +362,13 @@ impl Worker {
                 result: Ok(n),
                 more,
                 ..
-            } => match line.received(n, more) {
-                Ok(finished) => finished.into_iter().for_each(|f| self.finished(f)),
-                Err(why) => self.lose(why.to_string()),
-            },
+            } => {
+                self.heard_ns = now_ns();
+                match line.received(n, more) {
+                    Ok(finished) => finished.into_iter().for_each(|f| self.finished(f)),
+                    Err(why) => self.lose(why.to_string()),
+                }
+            }
             Event::Recv { result: Err(e), .. } => {
                 line.receive_ended();
                 self.failed(token, &e);
@@ -366,6 +396,7 @@ impl Worker {
         let Some((owner, mark)) = self.flying.remove(&done.cookie) else {
             return;
         };
+        self.effects -= usize::from(done.request.is_effect()).min(self.effects);
         if done.result.is_ok() && done.request.command == cmd::FLUSH {
             self.journal.forget(mark);
         }
@@ -452,6 +483,7 @@ impl Worker {
             link.since = Instant::now();
         }
         self.phase = Phase::Closing;
+        self.tasks.lost(now_ns());
         self.publish(Some(why));
         if self.options.errors_are_losses {
             self.dial.renew();
@@ -488,6 +520,7 @@ impl Worker {
             self.tasks.ended(id, Err(IoError::Os(libc::EFAULT)));
         }
         self.flying.clear();
+        self.effects = 0;
         self.own_flush = false;
         self.replay.clear();
         let wait = match self.attempts.max(self.refusals) {

@@ -265,6 +265,36 @@ fn a_server_that_hangs_is_left_after_the_limit() {
     assert_eq!(rig.read(0, 4096).0, Ok(()));
 }
 
+/// A server that zeroes slowly is busy, not dead: nothing fails while it answers something.
+#[test]
+fn a_server_that_is_slow_but_answers_is_not_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let limit = Duration::from_millis(1000);
+    let mut rig = Rig::new(server.open(limit));
+    server.zeroing_ms.store(50, Ordering::SeqCst);
+    let begin = Instant::now();
+    let ids: Vec<u64> = (0..50)
+        .map(|i| {
+            let kind = OpKind::WriteZeroes { punch: true };
+            rig.submit(kind, i * 4096, Vec::new(), 4096)
+        })
+        .collect();
+    for id in ids {
+        assert_eq!(rig.wait(id).0, Ok(()));
+    }
+    assert!(begin.elapsed() > 2 * limit, "too fast for this test");
+    let link = rig.link();
+    assert!(link.connected && link.reconnects == 0, "{link:?}");
+    // Silence counts from when an answer is owed, not from the last one before.
+    assert!(rig.waits(0, 2 * limit));
+    assert_eq!(rig.read(0, 4096).0, Ok(()));
+    assert_eq!(rig.link().reconnects, 0);
+    server.hang.store(true, Ordering::SeqCst);
+    assert_eq!(rig.read(0, 4096).0, EIO);
+    server.resume();
+}
+
 #[test]
 fn in_a_hurry_nobody_waits() {
     let dir = tempfile::tempdir().unwrap();

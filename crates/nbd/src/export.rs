@@ -56,6 +56,10 @@ pub trait Export: Send + Sync {
     fn block_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>);
     /// True once the export is being taken away: further requests get `ESHUTDOWN`.
     fn closing(&self) -> bool;
+    /// True once the export is closed for good: its sessions end when nothing of theirs is in
+    /// flight, so that nobody holds on to what is behind it. They notice when something happens
+    /// to them; whoever closes an export has them looked at (`hearth_reactor::Reactors::look`).
+    fn gone(&self) -> bool;
     /// A client entered the transmission phase.
     fn connected(&self);
     /// A client that had entered it is gone; called exactly once for every `connected`.

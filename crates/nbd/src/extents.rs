@@ -122,6 +122,9 @@ mod tests {
         fn closing(&self) -> bool {
             false
         }
+        fn gone(&self) -> bool {
+            false
+        }
         fn connected(&self) {}
         fn disconnected(&self) {}
     }

@@ -47,6 +47,8 @@ pub(crate) struct Output {
     items: VecDeque<Item>,
     /// Bytes of the first item already sent.
     first_sent: usize,
+    /// Request memory of all items.
+    cost: u64,
     /// Buffers sent, but still held by whoever sent them.
     retired: Vec<Buf>,
 }
@@ -60,6 +62,11 @@ impl Output {
     /// True if everything was sent.
     pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
+    }
+
+    /// Bytes of request memory that wait to be sent.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
     }
 
     /// Room for `len` header bytes in the ring.
@@ -90,6 +97,7 @@ impl Output {
         buf: Option<Buf>,
         cost: u64,
     ) {
+        self.cost += cost;
         let Some(start) = self.alloc(header.len()) else {
             // Cannot happen while entries are bounded by REQUESTS_MAX; costs a buffer, not a bug.
             self.bytes(header);
@@ -173,6 +181,7 @@ impl Output {
             self.first_sent -= total;
             if let Some(item) = self.items.pop_front() {
                 freed += item.cost;
+                self.cost = self.cost.saturating_sub(item.cost);
                 drop(item.payload);
                 if let Some(buf) = item.buf {
                     self.recycle(buf, pool);

@@ -10,7 +10,7 @@ use crate::transmission::{Step, Transmission};
 use crate::wire::{FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC, Reader};
 use hearth_engine::api::Completion;
 use hearth_io::BufSlice;
-use hearth_reactor::{SendList, Session, SessionCx};
+use hearth_reactor::{Memory, SendList, Session, SessionCx};
 use std::sync::Arc;
 
 /// Bytes of an option's header.
@@ -255,7 +255,7 @@ impl Session for NbdSession {
             return None;
         }
         self.pump(cx);
-        if self.full || self.ending != Ending::No {
+        if self.full || self.ending != Ending::No || self.closing() {
             return None;
         }
         let limit = match &self.phase {
@@ -309,10 +309,31 @@ impl Session for NbdSession {
 
     fn closing(&self) -> bool {
         match self.ending {
-            Ending::No => false,
+            // A client that goes on asking would keep a disk that was removed; the others learn
+            // of it now, and not from their next request.
+            Ending::No => {
+                matches!(&self.phase, Phase::Transmission(t) if t.is_over())
+                    && self.in_flight() == 0
+            }
             Ending::Soft => self.in_flight() == 0,
             Ending::Hard => true,
         }
+    }
+
+    fn memory(&self) -> Memory {
+        let held = match &self.phase {
+            Phase::Transmission(t) => t.memory(),
+            _ => Memory::default(),
+        };
+        Memory {
+            replies: self.out.cost(),
+            waits: held.waits && self.ending == Ending::No,
+            ..held
+        }
+    }
+
+    fn resume(&mut self, cx: &mut SessionCx<'_>) {
+        self.pump(cx);
     }
 
     fn shutdown(&mut self) {

@@ -8,7 +8,7 @@
 use crate::session::NbdSession;
 use hearth_engine::api::Completion;
 use hearth_io::{Buf, BufSlice};
-use hearth_reactor::{SendList, Session, SessionCx};
+use hearth_reactor::{Memory, SendList, Session, SessionCx};
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -256,6 +256,15 @@ impl Session for TlsSession {
 
     fn closing(&self) -> bool {
         self.inner.closing()
+    }
+
+    fn memory(&self) -> Memory {
+        self.inner.memory()
+    }
+
+    fn resume(&mut self, cx: &mut SessionCx<'_>) {
+        self.inner.resume(cx);
+        self.pump(cx);
     }
 
     fn shutdown(&mut self) {

@@ -14,7 +14,7 @@ use crate::slab::{Pending, Slab};
 use crate::wire::{ReplyHeader, RequestHeader, Style, cflag, cmd, errno};
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqError, ReqOp, Request};
 use hearth_io::{BLOCK, Buf, BufSlice};
-use hearth_reactor::SessionCx;
+use hearth_reactor::{Memory, SessionCx};
 
 /// Bytes of request and reply memory one connection may hold: two of the largest requests.
 pub const PAYLOAD_MAX: u64 = 64 << 20;
@@ -78,6 +78,8 @@ pub(crate) struct Transmission {
     slab: Slab,
     /// Bytes held by requests and replies.
     held: u64,
+    /// The next request waits because all connections together hold too much.
+    waits: bool,
     last_write: usize,
     extents: Vec<(u64, Status)>,
 }
@@ -93,6 +95,7 @@ impl Transmission {
             expect: Expect::Header,
             slab: Slab::default(),
             held: 0,
+            waits: false,
             last_write: 0,
             extents: Vec::new(),
         }
@@ -100,6 +103,25 @@ impl Transmission {
 
     pub(crate) fn in_flight(&self) -> usize {
         self.slab.len()
+    }
+
+    /// Memory held, without the replies among it.
+    pub(crate) fn memory(&self) -> Memory {
+        let payload = match &self.expect {
+            Expect::Payload { buf, .. } => buf.len() as u64,
+            _ => 0,
+        };
+        Memory {
+            held: self.held + payload,
+            payload,
+            replies: 0,
+            waits: self.waits,
+        }
+    }
+
+    /// True once there is no export any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.export.gone()
     }
 
     /// Memory for the rest of a long payload, if that is what comes next.
@@ -181,10 +203,15 @@ impl Transmission {
             Some(Err(_)) => return Step::Broken("a request does not start with its magic number"),
             Some(Ok(header)) => header,
         };
+        self.waits = false;
         if self.slab.len() + out.len() >= REQUESTS_MAX {
             return Step::Full;
         }
         if self.held > 0 && self.held + memory_of(&header) > PAYLOAD_MAX {
+            return Step::Full;
+        }
+        self.waits = !cx.room.allows(self.held, memory_of(&header));
+        if self.waits {
             return Step::Full;
         }
         if header.command == cmd::DISC {

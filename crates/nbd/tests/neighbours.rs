@@ -103,6 +103,47 @@ fn bad_company_hurts_nobody() {
 }
 
 #[test]
+fn clients_of_an_export_that_is_gone_are_let_go() {
+    let (disk, other) = (Disk::new(3, "vm1", 4 << 20), Disk::new(4, "vm2", 4 << 20));
+    let server = serve(vec![disk.clone(), other], None);
+    let (mut idle, mut half) = (connect(&server), connect(&server));
+    let mut bystander = UnixStream::connect(&server.socket).unwrap();
+    bystander.set_read_timeout(Some(LIMIT)).unwrap();
+    bystander
+        .write_all(&[&3u32.to_be_bytes()[..], &option_bytes(1, b"vm2")].concat())
+        .unwrap();
+    bystander.read_exact(&mut [0; 18 + 10]).unwrap();
+    read(&mut idle, 0, 512);
+    read(&mut half, 0, 512);
+    half.write_all(&Req::write(0, vec![1; 1 << 20]).bytes(Style::Simple)[..100_000])
+        .unwrap();
+    // One that is only being taken away refuses, and may come back.
+    disk.closing.store(true, Ordering::Relaxed);
+    server.reactors.look();
+    idle.write_all(&Req::new(0, 0, 512).bytes(Style::Simple))
+        .unwrap();
+    let mut reply = [0; 16];
+    idle.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[4..8], 108u32.to_be_bytes());
+    // One that is gone lets go of clients that ask for nothing.
+    disk.gone.store(true, Ordering::Relaxed);
+    server.reactors.look();
+    for mut client in [idle, half] {
+        // What was unread at the server makes it a reset.
+        let end = client.read(&mut [0]);
+        assert!(
+            matches!(&end, Ok(0))
+                || end.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+        );
+    }
+    let start = Instant::now();
+    while disk.clients.load(Ordering::Relaxed) > 0 {
+        assert!(start.elapsed() < LIMIT, "a client is left");
+        read(&mut bystander, 0, 512);
+    }
+}
+
+#[test]
 fn what_was_asked_before_goodbye_is_answered() {
     let disk = Disk::new(3, "vm1", 4 << 20);
     let server = serve(vec![disk.clone()], None);

@@ -4,6 +4,7 @@ mod common;
 use common::*;
 use hearth_engine::api::{Completion, ReqError, ReqOp};
 use hearth_nbd::{PAYLOAD_MAX, REQUESTS_MAX, Status};
+use hearth_reactor::{Memory, Room};
 use std::sync::atomic::Ordering;
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
@@ -191,6 +192,76 @@ fn errors_are_those_of_the_protocol() {
         wire.disk.closing.store(true, Ordering::Relaxed);
         assert_eq!(ask(&mut wire, style, Req::new(0, 0, 512)), ESHUTDOWN);
     }
+}
+
+#[test]
+fn a_session_ends_with_its_export_after_its_last_request() {
+    for style in STYLES {
+        let mut wire = Wire::connected(style);
+        wire.hold = true;
+        wire.request(style, Req::new(0, 0, 512));
+        wire.disk.closing.store(true, Ordering::Relaxed);
+        assert!(!wire.session.closing(), "it may be opened again");
+        wire.disk.gone.store(true, Ordering::Relaxed);
+        assert!(!wire.session.closing(), "a request is in flight");
+        // What arrives now is refused.
+        assert_eq!(ask(&mut wire, style, Req::new(0, 0, 512)), ESHUTDOWN);
+        wire.hold = false;
+        wire.settle();
+        assert_eq!(wire.reply(style, 512).error, 0);
+        assert!(wire.session.closing());
+        assert!(wire.with(|s, cx| s.recv_buf(cx)).is_none());
+    }
+}
+
+#[test]
+fn without_room_only_small_requests_are_taken() {
+    let style = Style::Simple;
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    wire.room = Room::Short;
+    for req in [
+        Req::new(0, 0, 4096),
+        Req::new(3, 0, 0),
+        Req::new(0, 0, 512 << 10),
+    ] {
+        wire.request(style, req);
+    }
+    assert_eq!(wire.session.in_flight(), 2);
+    assert!(wire.session.memory().waits);
+    // One at a time, if it is the only one.
+    wire.room = Room::Scarce;
+    wire.with(|s, cx| s.resume(cx));
+    assert_eq!(wire.session.in_flight(), 2);
+    wire.hold = false;
+    wire.settle();
+    assert_eq!(wire.reply(style, 4096).error, 0);
+    assert_eq!(wire.reply(style, 0).error, 0);
+    assert_eq!(wire.reply(style, 512 << 10).error, 0);
+    let idle = wire.session.memory();
+    assert!(idle.held == 0 && !idle.waits);
+}
+
+#[test]
+fn what_a_session_holds_is_told_until_it_is_sent() {
+    let style = Style::Simple;
+    let len = 512u64 << 10;
+    let mut wire = Wire::connected(style);
+    wire.deaf = true;
+    wire.request(style, Req::new(0, 0, len));
+    let memory = wire.session.memory();
+    assert!(memory.held >= len && memory.replies == memory.held && memory.payload == 0);
+    wire.deaf = false;
+    wire.settle();
+    assert_eq!(wire.reply(style, len as usize).error, 0);
+    assert_eq!(wire.session.memory(), Memory::default());
+    // A payload's whole buffer is held, however little of it is to come.
+    let write = Req::write(0, vec![1; len as usize]).bytes(style);
+    wire.feed(&write[..write.len() - 100]);
+    let memory = wire.session.memory();
+    assert!(memory.payload >= len && memory.held == memory.payload);
+    wire.feed(&write[write.len() - 100..]);
+    assert_eq!(wire.session.memory(), Memory::default());
 }
 
 #[test]

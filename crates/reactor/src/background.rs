@@ -135,7 +135,8 @@ impl Background {
             | Command::AddQueue(..)
             | Command::RemoveQueue(..)
             | Command::Listen(..)
-            | Command::Unlisten(..) => {}
+            | Command::Unlisten(..)
+            | Command::Look => {}
         }
     }
 

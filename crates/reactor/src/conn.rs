@@ -1,6 +1,6 @@
 //! One connection: its socket, its session, and what is in flight for it.
 
-use crate::session::Session;
+use crate::session::{Memory, Session};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// See the module.
@@ -13,12 +13,12 @@ pub(crate) struct Conn {
     pub sending: bool,
     /// The kernel said that more bytes are waiting.
     pub more: bool,
-    /// The last receive filled part of a large window: the rest of a payload is on its way.
-    pub mid_payload: bool,
     /// Queued for a look after this round.
     pub dirty: bool,
-    /// Waits for the memory budget.
-    pub gated: bool,
+    /// What the session held when it was last called.
+    pub memory: Memory,
+    /// What of that counts against the memory budget.
+    pub counted: u64,
     /// The socket is of no use any more; kept until everything in flight has ended.
     pub dead: bool,
     /// The session was told that the stream ended.
@@ -27,6 +27,7 @@ pub(crate) struct Conn {
     pub requests: usize,
     pub since_ns: u64,
     pub recv_ns: u64,
+    pub send_ns: u64,
     /// When the session began to close, 0 before.
     pub closing_ns: u64,
 }
@@ -40,14 +41,15 @@ impl Conn {
             sending: false,
             // The client usually speaks first or at once.
             more: true,
-            mid_payload: false,
             dirty: false,
-            gated: false,
+            memory: Memory::default(),
+            counted: 0,
             dead: false,
             ended: false,
             requests: 0,
             since_ns: now_ns,
             recv_ns: now_ns,
+            send_ns: now_ns,
             closing_ns: 0,
         }
     }

@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Request(Request, SyncSender<Completion>),
     /// An engine call of the control plane (background thread only).
     Job(EngineJob),
+    /// Look at all connections: some may have reason to close.
+    Look,
     /// End connections, then the thread.
     Stop,
 }

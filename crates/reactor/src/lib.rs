@@ -22,5 +22,5 @@ pub use engine::BlockEngine;
 pub use peer::{ListenerId, PeerAddress, PeerInfo, SessionFactory};
 pub use queue::{Queue, QueueId};
 pub use reactors::{Config, ReactorError, Reactors, Stats};
-pub use session::{SendList, Session, SessionCx};
+pub use session::{Memory, Room, SendList, Session, SessionCx};
 pub use watch::{Ended, Watch, Watcher};

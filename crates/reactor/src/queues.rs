@@ -168,6 +168,7 @@ impl Worker {
             requests: &mut self.requests,
             bufs: &mut self.bufs,
             now_ns: self.now,
+            room: self.shared.room(),
         };
         let out = f(place, &mut cx);
         for request in &mut self.requests[before..] {

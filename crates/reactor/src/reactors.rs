@@ -5,7 +5,7 @@ use crate::engine::BlockEngine;
 use crate::inbox::{Command, EngineJob, Inbox};
 use crate::peer::{ListenerId, SessionFactory, make_blocking};
 use crate::queue::{Queue, QueueId};
-use crate::session::Session;
+use crate::session::{Room, Session};
 use crate::watch::{Watch, Watcher};
 use crate::worker::Worker;
 use hearth_engine::api::{Completion, Effects, ReqError, Request};
@@ -33,11 +33,13 @@ pub struct Config {
     pub backend: Option<Backend>,
     /// Most connections at a time; more are accepted and closed at once.
     pub max_connections: usize,
-    /// Bytes of memory for large payloads (above 256 KiB) in flight, all connections together.
-    /// When it is used up, connections take turns; a single payload may exceed it.
+    /// Bytes of memory for requests and their replies, all connections together; 256 KiB of each
+    /// connection do not count. When it is used up, each may have one large request at a time; at
+    /// twice as much, none.
     pub payload_memory: u64,
-    /// How long a client may take over its handshake, over a payload it announced, and over
-    /// the last replies before it is cut off.
+    /// How long a client may take over its handshake, over more of a payload it announced, over
+    /// more of the replies it is sent (if either holds more than 256 KiB), and over the last
+    /// replies, before it is cut off.
     pub stall: Duration,
     /// Longest a data thread looks for work before it sleeps, while work keeps coming that
     /// soon; zero never does. Trades processor time for latency.
@@ -87,7 +89,7 @@ pub enum ReactorError {
 pub struct Stats {
     /// Open connections.
     pub connections: usize,
-    /// Bytes of large payloads in flight.
+    /// Bytes that count against the memory for payloads.
     pub payload_bytes: u64,
     /// Connections turned away because of the limit.
     pub refused: u64,
@@ -106,6 +108,8 @@ pub(crate) struct Shared {
     connections: AtomicUsize,
     refused: AtomicU64,
     held: AtomicU64,
+    /// What of it connections hold, and not queues.
+    of_connections: AtomicU64,
     turn: AtomicU32,
 }
 
@@ -159,8 +163,36 @@ impl Shared {
         }
     }
 
-    pub(crate) fn is_over_budget(&self) -> bool {
-        self.held.load(Ordering::Relaxed) >= self.config.payload_memory
+    /// A connection holds `now` bytes of the memory budget instead of `before`.
+    pub(crate) fn recount(&self, before: u64, now: u64) {
+        if now > before {
+            self.hold(now - before);
+            let more = now - before;
+            self.of_connections.fetch_add(more, Ordering::Relaxed);
+        } else if before > now {
+            self.unhold(before - now);
+            let less = before - now;
+            self.of_connections.fetch_sub(less, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_ample(&self) -> bool {
+        self.held.load(Ordering::Relaxed) < self.config.payload_memory
+    }
+
+    /// What there is for further requests.
+    pub(crate) fn room(&self) -> Room {
+        if self.is_ample() {
+            return Room::Ample;
+        }
+        // A queue takes no heed of the budget: it must not be what keeps connections from large
+        // requests altogether.
+        let connections = self.of_connections.load(Ordering::Relaxed);
+        if connections < self.config.payload_memory.saturating_mul(2) {
+            Room::Scarce
+        } else {
+            Room::Short
+        }
     }
 }
 
@@ -208,6 +240,7 @@ impl Reactors {
             connections: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             held: AtomicU64::new(0),
+            of_connections: AtomicU64::new(0),
             turn: AtomicU32::new(0),
         });
         let (report, reports) = channel::<Report>();
@@ -395,6 +428,15 @@ impl Reactors {
             refused: self.shared.refused.load(Ordering::Relaxed),
             threads: self.shared.threads,
             backend: self.backend,
+        }
+    }
+
+    /// Asks every session whether it is [`closing`](Session::closing), because something it
+    /// depends on has changed: an idle connection would not notice by itself.
+    pub fn look(&self) {
+        for thread in 0..self.shared.threads {
+            // A thread that has ended has no connections.
+            let _ = self.shared.inbox(thread).command(Command::Look);
         }
     }
 

@@ -8,6 +8,46 @@ use hearth_engine::api::{Completion, Request};
 use hearth_io::{BufPool, BufSlice};
 use smallvec::SmallVec;
 
+/// Memory every connection may hold, whatever the others hold: small requests always get through.
+pub(crate) const SMALL: u64 = 256 << 10;
+
+/// How much memory there is for requests and replies (`Config::payload_memory`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Room {
+    /// Enough.
+    #[default]
+    Ample,
+    /// It is used up. A disk that is stuck may hold all of it, and its clients must not freeze the
+    /// others': one large request at a time for each connection.
+    Scarce,
+    /// So is as much again: 256 KiB for each connection, and nothing more.
+    Short,
+}
+
+impl Room {
+    /// Whether a session that holds `held` bytes may take a request that needs `more`.
+    pub fn allows(self, held: u64, more: u64) -> bool {
+        match self {
+            Room::Ample => true,
+            Room::Scarce if held == 0 => true,
+            Room::Scarce | Room::Short => more == 0 || held.saturating_add(more) <= SMALL,
+        }
+    }
+}
+
+/// Memory of a session: bytes of its requests and replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// All of it, until the last byte of a reply is sent.
+    pub held: u64,
+    /// Of which for a payload that is being received, all of its buffer.
+    pub payload: u64,
+    /// Of which for replies that are not sent.
+    pub replies: u64,
+    /// A request that was received is not taken because there is no [`Room`] for it.
+    pub waits: bool,
+}
+
 /// What a session may use while it handles an event.
 pub struct SessionCx<'a> {
     /// Requests for the engine; `owner` is filled in by the reactor, `tag` is the session's.
@@ -16,6 +56,8 @@ pub struct SessionCx<'a> {
     pub bufs: &'a mut BufPool,
     /// Monotonic time, nanoseconds.
     pub now_ns: u64,
+    /// Memory for further requests.
+    pub room: Room,
 }
 
 /// Memory to send, in order. The reactor sends several pieces in one system call.
@@ -27,9 +69,7 @@ pub type SendList = SmallVec<[BufSlice; 16]>;
 pub trait Session: Send {
     /// Where the next received bytes go. `None`: receive nothing for now (back-pressure);
     /// the reactor asks again after the next completion or send. The memory belongs to the
-    /// kernel until `received` is called. Windows above 256 KiB are only for the rest of a
-    /// payload the peer has announced: they count against the daemon's memory budget, and a
-    /// peer that does not fill them is cut off.
+    /// kernel until `received` is called.
     fn recv_buf(&mut self, cx: &mut SessionCx<'_>) -> Option<BufSlice>;
     /// `n` bytes have arrived in the last `recv_buf`; 0 is the peer's end of stream.
     fn received(&mut self, n: usize, cx: &mut SessionCx<'_>);
@@ -40,9 +80,19 @@ pub trait Session: Send {
     fn send_list(&mut self, out: &mut SendList);
     /// `n` bytes of the last `send_list` went out.
     fn sent(&mut self, n: usize, cx: &mut SessionCx<'_>);
-    /// True when the connection should be closed once nothing is left to send.
+    /// True when the connection should be closed once nothing is left to send; asked when
+    /// something has happened to the connection (see [`look`](crate::Reactors::look)).
     /// The reactor drops a session only after all its requests completed.
     fn closing(&self) -> bool;
+    /// What it holds. A peer is cut off if more than 256 KiB wait for the rest of its payload, or
+    /// for it to take its replies, and it does nothing about it.
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
+    /// There may be room again for what [`waits`](Memory::waits).
+    fn resume(&mut self, cx: &mut SessionCx<'_>) {
+        let _ = cx;
+    }
     /// The daemon is stopping: take no further request, finish those in flight.
     fn shutdown(&mut self);
     /// Requests handed to the engine and not completed.

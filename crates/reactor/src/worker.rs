@@ -12,7 +12,7 @@ use crate::peer::{ListenerId, PeerInfo, SessionFactory, identify};
 use crate::polling::Polling;
 use crate::queues::{QUEUE, Queues};
 use crate::reactors::Shared;
-use crate::session::{SendList, Session, SessionCx};
+use crate::session::{SMALL, SendList, Session, SessionCx};
 use crate::tags::{Tag, Tags};
 use crate::watch::{Ended, Watch};
 use hearth_engine::api::{Completion, Effects, Request};
@@ -31,8 +31,8 @@ const SWEEP_NS: u64 = 1_000_000_000;
 const GATED_NS: u64 = 10_000_000;
 /// Pause after the system ran out of descriptors or memory for a new connection.
 const ACCEPT_RETRY_NS: u64 = 100_000_000;
-/// Windows and request buffers above this many bytes count against the memory budget.
-pub(crate) const LARGE: usize = 256 << 10;
+/// Copies of a queue's requests above this many bytes count against the memory budget.
+pub(crate) const LARGE: usize = SMALL as usize;
 
 const RECV: u64 = 0;
 const SEND: u64 = 1 << 32;
@@ -72,7 +72,9 @@ pub(crate) struct Worker {
     pub(crate) now: u64,
     next_sweep: u64,
     accept_retry: Option<u64>,
+    /// Connections that wait for memory, and when they are looked at again.
     gated: usize,
+    next_gate: u64,
     /// When stopping: connections are cut at the first time, the thread ends at the second.
     stop: Option<(u64, u64)>,
 }
@@ -109,6 +111,7 @@ impl Worker {
             next_sweep: 0,
             accept_retry: None,
             gated: 0,
+            next_gate: 0,
             stop: None,
         }
     }
@@ -127,7 +130,8 @@ impl Worker {
             if self.now >= self.next_sweep {
                 self.sweep();
             }
-            if self.gated > 0 && !self.shared.is_over_budget() {
+            if self.gated > 0 && (self.now >= self.next_gate || self.shared.is_ample()) {
+                self.next_gate = self.now + GATED_NS;
                 self.ungate();
             }
             let mut quiet = self.work();
@@ -163,7 +167,7 @@ impl Worker {
     fn wait(&self) -> Wait {
         let sweep =
             (self.free.len() < self.conns.len() || self.stop.is_some()).then_some(self.next_sweep);
-        let gated = (self.gated > 0).then_some(self.now + GATED_NS);
+        let gated = (self.gated > 0).then_some(self.next_gate);
         match [sweep, gated, self.accept_retry]
             .into_iter()
             .flatten()
@@ -232,6 +236,7 @@ impl Worker {
                     self.unlisten(index, Some(told));
                 }
             }
+            Command::Look => (0..self.conns.len() as u32).for_each(|i| self.mark(i)),
             Command::Stop => {
                 let grace = self.shared.config.grace.as_nanos() as u64;
                 self.stop = Some((self.now + grace, self.now + 2 * grace));
@@ -352,16 +357,22 @@ impl Worker {
             requests: &mut self.requests,
             bufs: &mut self.bufs,
             now_ns: self.now,
+            room: self.shared.room(),
         };
         f(conn, &mut cx);
         for request in &mut self.requests[before..] {
-            let bytes = request.buf.as_ref().map_or(0, |b| b.len());
-            let budget = if bytes > LARGE { bytes as u64 } else { 0 };
-            self.shared.hold(budget);
             conn.requests += 1;
             request.owner = self.index;
-            request.tag = self.tags.put(Tag::new(index, budget, request));
+            // The session tells what it holds; a reply outlives its request.
+            request.tag = self.tags.put(Tag::new(index, 0, request));
         }
+        let memory = conn.session.memory();
+        let counted = memory.held.saturating_sub(SMALL);
+        self.shared.recount(conn.counted, counted);
+        conn.counted = counted;
+        self.gated += usize::from(memory.waits);
+        self.gated -= usize::from(conn.memory.waits).min(self.gated);
+        conn.memory = memory;
         if let Some(watch) = &mut self.watch
             && let Some(new @ [_, ..]) = self.requests.get(before..)
         {
@@ -371,25 +382,23 @@ impl Worker {
 
     fn received(&mut self, index: u32, result: io::Result<usize>, more: bool) {
         let now = self.now;
-        let mut large = 0;
         self.call(index, |conn, cx| {
-            let window = std::mem::take(&mut conn.receiving);
-            large = if window > LARGE { window } else { 0 };
+            conn.receiving = 0;
             // A reset connection has ended like any other.
             let n = result.unwrap_or(0);
             conn.more = more;
-            conn.mid_payload = large > 0 && n > 0 && n < window;
             conn.recv_ns = now;
             conn.ended |= n == 0;
             conn.session.received(n, cx);
         });
-        self.shared.unhold(large as u64);
         self.mark(index);
     }
 
     fn sent(&mut self, index: u32, result: io::Result<usize>) {
+        let now = self.now;
         self.call(index, |conn, cx| {
             conn.sending = false;
+            conn.send_ns = now;
             match result {
                 Ok(n) if n > 0 => conn.session.sent(n, cx),
                 _ => conn.kill(),
@@ -469,9 +478,7 @@ impl Worker {
     fn pump_recvs(&mut self) {
         for i in 0..self.dirty.len() {
             let index = self.dirty[i];
-            let shared = self.shared.clone();
             let mut window = None;
-            let mut gate = 0isize;
             self.call(index, |conn, cx| {
                 if conn.dead && !conn.ended && conn.receiving == 0 {
                     conn.ended = true;
@@ -480,20 +487,13 @@ impl Worker {
                 if conn.receiving > 0 || conn.dead || conn.ended {
                     return;
                 }
-                let gated = !conn.mid_payload && shared.is_over_budget();
-                gate = gated as isize - conn.gated as isize;
-                conn.gated = gated;
-                if !gated && let Some(buf) = conn.session.recv_buf(cx).filter(|b| !b.is_empty()) {
+                if let Some(buf) = conn.session.recv_buf(cx).filter(|b| !b.is_empty()) {
                     conn.receiving = buf.len();
                     conn.recv_ns = cx.now_ns;
                     window = Some((conn.fd(), buf, conn.more));
                 }
             });
-            self.gated = self.gated.saturating_add_signed(gate);
             if let Some((fd, buf, more)) = window {
-                if buf.len() > LARGE {
-                    self.shared.hold(buf.len() as u64);
-                }
                 self.proactor.recv(RECV | u64::from(index), fd, buf, more);
             }
         }
@@ -521,6 +521,7 @@ impl Worker {
                     }
                 } else {
                     conn.sending = true;
+                    conn.send_ns = now;
                     self.proactor.send(SEND | u64::from(index), conn.fd(), list);
                 }
             }
@@ -528,7 +529,8 @@ impl Worker {
                 conn.closing_ns = now;
             }
             if conn.is_over() {
-                self.gated -= usize::from(conn.gated).min(self.gated);
+                self.gated -= usize::from(conn.memory.waits).min(self.gated);
+                self.shared.recount(conn.counted, 0);
                 self.conns[index as usize] = None;
                 self.free.push(index);
                 self.shared.release();
@@ -545,7 +547,8 @@ impl Worker {
     /// Lets connections go on that waited for memory.
     fn ungate(&mut self) {
         for index in 0..self.conns.len() as u32 {
-            if self.conn(index).is_some_and(|c| c.gated) {
+            if self.conn(index).is_some_and(|c| c.memory.waits) {
+                self.call(index, |conn, cx| conn.session.resume(cx));
                 self.mark(index);
             }
         }
@@ -569,8 +572,10 @@ impl Worker {
                 Some("the daemon is stopping")
             } else if conn.session.handshaking() && since(conn.since_ns) {
                 Some("the handshake took too long")
-            } else if conn.receiving > LARGE && since(conn.recv_ns) {
+            } else if conn.receiving > 0 && conn.memory.payload > SMALL && since(conn.recv_ns) {
                 Some("a payload stopped half-way")
+            } else if conn.sending && conn.memory.replies > SMALL && since(conn.send_ns) {
+                Some("the peer does not take its replies")
             } else if conn.closing_ns > 0 && since(conn.closing_ns) {
                 Some("the peer does not take the last replies")
             } else {

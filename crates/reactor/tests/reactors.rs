@@ -245,11 +245,26 @@ fn clients_that_stall(backend: Backend) {
     let mut half = rig.client();
     half.write_all(&command(b'W', 0, 8 << 20, 1)).unwrap();
     half.write_all(&[1; 70_000]).unwrap();
+    // A little is missing of a payload that holds much.
+    let mut nearly = rig.client();
+    nearly.write_all(&command(b'W', 0, 8 << 20, 1)).unwrap();
+    nearly.write_all(&vec![1; (8 << 20) - 1000]).unwrap();
+    // Much was asked for, and nobody listens.
+    let mut deaf = rig.client();
+    deaf.write_all(&command(b'R', 0, 8 << 20, 1)).unwrap();
     let mut idle = rig.client();
     idle.write_all(&command(b'F', 0, 0, 1)).unwrap();
     assert_eq!(reply(&mut idle), (1, true));
     assert!(is_closed(&mut silent), "no handshake");
     assert!(is_closed(&mut half), "half a payload");
+    assert!(is_closed(&mut nearly), "nearly all of a payload");
+    rig.wait_for("the deaf one is let go", || {
+        rig.reactors.stats().connections == 1
+    });
+    let mut answer = Vec::new();
+    // What is in the socket is still there.
+    let _ = deaf.read_to_end(&mut answer);
+    assert!(answer.len() < 8 << 20, "all of it came");
     idle.write_all(&command(b'F', 0, 0, 2)).unwrap();
     assert_eq!(reply(&mut idle), (2, true), "an idle client is welcome");
     rig.wait_for("slots given back", || rig.reactors.stats().connections == 1);
@@ -289,6 +304,66 @@ fn the_memory_budget(backend: Backend) {
         }
     });
     assert_eq!(rig.reactors.stats().payload_bytes, 0);
+}
+
+/// What clients of a disk that is stuck hold freezes nobody else.
+fn a_stuck_disk_and_its_neighbours(backend: Backend) {
+    const MIB: u32 = 1 << 20;
+    let rig = rig(backend, |c| c.payload_memory = 1 << 20);
+    *rig.engine.hold.lock().unwrap() = Some(Vec::new());
+    rig.engine
+        .hold_from
+        .store(2 * u64::from(MIB), Ordering::Relaxed);
+    let mut data = vec![0; MIB as usize];
+    let mut read = |client: &mut UnixStream, len: u32| {
+        client.write_all(&command(b'R', 0, len, 7)).unwrap();
+        assert_eq!(reply(client), (7, true));
+        client.read_exact(&mut data[..len as usize]).unwrap();
+    };
+    let mut other = rig.client();
+    let mut stuck = rig.client();
+    stuck.write_all(&command(b'R', 0, 2 * MIB, 1)).unwrap();
+    rig.wait_for("the budget is used up", || rig.engine.held() == 1);
+    read(&mut other, 4096);
+    read(&mut other, MIB);
+    // Whoever holds some of it gets no more, not even what would be answered.
+    stuck.write_all(&command(b'R', 0, MIB, 2)).unwrap();
+    let mut more = rig.client();
+    more.write_all(&command(b'R', 0, 2 * MIB, 1)).unwrap();
+    rig.wait_for("twice the budget is used up", || rig.engine.held() == 2);
+    read(&mut other, 4096);
+    let most = rig.reactors.stats().payload_bytes;
+    assert!(most < 4 << 20, "{most} bytes are held");
+    // Now there is nothing for large requests, which wait.
+    other.write_all(&command(b'R', 0, MIB, 3)).unwrap();
+    more.write_all(&command(b'R', 0, 4096, 2)).unwrap();
+    assert_eq!(rig.engine.held(), 2);
+    let engine = rig.engine.clone();
+    rig.reactors.run(move |_, fx| engine.release(fx)).unwrap();
+    // What was answered counts until it is taken.
+    for client in [&mut stuck, &mut more] {
+        assert_eq!(reply(client), (1, true));
+        std::io::copy(&mut client.take(2 * u64::from(MIB)), &mut std::io::sink()).unwrap();
+        assert_eq!(reply(client), (2, true));
+    }
+    assert_eq!(reply(&mut other), (3, true));
+    drop((other, stuck, more));
+    rig.wait_for("slots given back", || rig.reactors.stats().connections == 0);
+    assert_eq!(rig.reactors.stats().payload_bytes, 0);
+}
+
+/// A reply counts until it is sent.
+fn replies_nobody_takes(backend: Backend) {
+    let rig = rig(backend, |_| {});
+    let mut client = rig.client();
+    client.write_all(&command(b'R', 0, 8 << 20, 1)).unwrap();
+    assert_eq!(reply(&mut client), (1, true));
+    let held = rig.reactors.stats().payload_bytes;
+    assert!(held > 4 << 20, "{held} bytes are held");
+    std::io::copy(&mut (&mut client).take(8 << 20), &mut std::io::sink()).unwrap();
+    rig.wait_for("it is given back", || {
+        rig.reactors.stats().payload_bytes == 0
+    });
 }
 
 struct Door {
@@ -420,6 +495,8 @@ on_both!(
     clients_that_stall,
     the_connection_limit,
     the_memory_budget,
+    a_stuck_disk_and_its_neighbours,
+    replies_nobody_takes,
     listeners,
     completions_find_their_thread,
     stopping_answers_first,

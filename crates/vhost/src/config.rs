@@ -13,7 +13,7 @@ pub const QUEUES_MAX: u16 = 64;
 const SEG_MAX: u32 = 126;
 /// Bytes of the configuration space up to and including `write_zeroes_may_unmap`.
 pub const CONFIG_LEN: usize = 60;
-/// Where the write-cache switch is, the only field a driver may write.
+/// Where the write-cache switch is, the only field a driver might write.
 pub const WRITEBACK_AT: u32 = 32;
 /// `log2` of blocks per physical block: 4 KiB of 512.
 const PHYSICAL_BLOCK_EXP: u8 = 3;
@@ -29,8 +29,13 @@ pub const EVENT_IDX: u64 = bit(virtio_ring::VIRTIO_RING_F_EVENT_IDX);
 pub const INDIRECT: u64 = bit(virtio_ring::VIRTIO_RING_F_INDIRECT_DESC);
 /// The driver knows of the write cache.
 pub const FLUSH: u64 = bit(blk::VIRTIO_BLK_F_FLUSH);
-/// The driver may turn the write cache off.
+/// The driver may turn the write cache off. Not offered: how the switch stood is lost with the
+/// connection (no hypervisor tells it again), so that a guest that chose durable writes would
+/// silently lose them at a restart of ours. A guest that agreed on it with another back end, or
+/// with an older one of ours, comes back with it all the same ([`TOLERATED`], [`is_write_back`]).
 pub const CONFIG_WCE: u64 = bit(blk::VIRTIO_BLK_F_CONFIG_WCE);
+/// Taken from a client although it is not offered.
+pub const TOLERATED: u64 = CONFIG_WCE;
 /// Discards.
 pub const DISCARD: u64 = bit(blk::VIRTIO_BLK_F_DISCARD);
 /// Zeroing.
@@ -50,8 +55,7 @@ pub fn features(disk: &dyn Disk) -> u64 {
         | bit(blk::VIRTIO_BLK_F_BLK_SIZE)
         | bit(blk::VIRTIO_BLK_F_TOPOLOGY)
         | bit(blk::VIRTIO_BLK_F_MQ)
-        | FLUSH
-        | CONFIG_WCE;
+        | FLUSH;
     if disk.read_only() {
         features |= RO;
     } else {
@@ -60,8 +64,8 @@ pub fn features(disk: &dyn Disk) -> u64 {
     features
 }
 
-/// The configuration space.
-pub fn space(disk: &dyn Disk, writeback: bool) -> [u8; CONFIG_LEN] {
+/// The configuration space, for a driver that agreed on `features`.
+pub fn space(disk: &dyn Disk, features: u64) -> [u8; CONFIG_LEN] {
     let mut out = [0u8; CONFIG_LEN];
     let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(disk.size() / SECTOR).to_le_bytes());
@@ -71,6 +75,7 @@ pub fn space(disk: &dyn Disk, writeback: bool) -> [u8; CONFIG_LEN] {
     put(24, &[PHYSICAL_BLOCK_EXP, 0]);
     put(26, &(1u16 << PHYSICAL_BLOCK_EXP).to_le_bytes());
     put(28, &(1u32 << PHYSICAL_BLOCK_EXP).to_le_bytes());
+    let writeback = is_write_back(features);
     put(WRITEBACK_AT as usize, &[u8::from(writeback)]);
     put(34, &QUEUES_MAX.to_le_bytes());
     put(36, &RANGE_SECTORS_MAX.to_le_bytes());
@@ -84,9 +89,9 @@ pub fn space(disk: &dyn Disk, writeback: bool) -> [u8; CONFIG_LEN] {
 }
 
 /// Whether writes may complete before they are durable: the driver must know of the cache
-/// (virtio 1.2, 5.2.6.2) and not have turned it off.
-pub fn is_write_back(features: u64, writeback: bool) -> bool {
-    features & (FLUSH | CONFIG_WCE) != 0 && (features & CONFIG_WCE == 0 || writeback)
+/// (virtio 1.2, 5.2.6.2), and have no switch for it, for that may stand at "off".
+pub fn is_write_back(features: u64) -> bool {
+    features & FLUSH != 0 && features & CONFIG_WCE == 0
 }
 
 #[cfg(test)]
@@ -94,11 +99,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_write_cache_needs_a_driver_that_knows_it() {
-        assert!(is_write_back(FLUSH, true));
-        assert!(is_write_back(FLUSH, false), "the switch was not agreed on");
-        assert!(is_write_back(FLUSH | CONFIG_WCE, true));
-        assert!(!is_write_back(FLUSH | CONFIG_WCE, false));
-        assert!(!is_write_back(0, true));
+    fn the_write_cache_needs_a_driver_that_knows_it_and_has_no_switch() {
+        assert!(is_write_back(FLUSH));
+        assert!(!is_write_back(FLUSH | CONFIG_WCE));
+        assert!(!is_write_back(CONFIG_WCE));
+        assert!(!is_write_back(0));
     }
 }

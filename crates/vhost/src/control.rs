@@ -16,7 +16,6 @@ use hearth_reactor::{QueueId, Reactors};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -55,7 +54,6 @@ pub struct Device {
     protocol: u64,
     memory: Arc<GuestMemory>,
     area: Option<Area>,
-    writeback: Arc<AtomicBool>,
     vrings: Vec<Vring>,
 }
 
@@ -70,7 +68,6 @@ impl Device {
             protocol: 0,
             memory: Arc::default(),
             area: None,
-            writeback: Arc::new(AtomicBool::new(true)),
             vrings: (0..config::QUEUES_MAX).map(|_| Vring::default()).collect(),
         }
     }
@@ -126,7 +123,6 @@ impl Device {
             inflight,
             kick,
             features,
-            writeback: self.writeback.clone(),
         })?;
         // Neighbouring queues on different threads, and disks spread as well.
         let turn = usize::from(self.disk.id()) + index as usize;
@@ -222,7 +218,8 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !config::features(&*self.disk) != 0 {
+        // Refusing what a guest agreed on before would keep it from its disk until it is booted.
+        if features & !(config::features(&*self.disk) | config::TOLERATED) != 0 {
             return Err(Error::FeatureMismatch);
         }
         if features == self.features {
@@ -348,20 +345,17 @@ impl VhostUserBackendReqHandlerMut for Device {
             .checked_add(size)
             .filter(|end| *end <= CONFIG_READ_MAX)
             .ok_or(Error::InvalidParam)?;
-        let writeback = self.writeback.load(Ordering::Relaxed);
         // Fields of later versions of the specification read as zeros: not there.
-        let mut space = config::space(&*self.disk, writeback).to_vec();
+        let mut space = config::space(&*self.disk, self.features).to_vec();
         space.resize(CONFIG_READ_MAX as usize, 0);
         Ok(space[offset as usize..end as usize].to_vec())
     }
 
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        // The one field a driver may write; of longer writes, that part.
+        // The switch of the write cache moves nothing: whoever agreed on having it has no cache.
         let at = config::WRITEBACK_AT.checked_sub(offset);
-        let value = at.and_then(|at| buf.get(at as usize));
-        let value = value.ok_or(Error::InvalidParam)?;
-        self.writeback.store(*value != 0, Ordering::Relaxed);
-        Ok(())
+        let known = at.is_some_and(|at| (at as usize) < buf.len());
+        known.then_some(()).ok_or(Error::InvalidParam)
     }
 
     fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {

@@ -1,7 +1,7 @@
 //! One queue at work on a data thread: chains in, engine requests out, answers back.
 //!
 //! Reads go straight into the guest's buffers where those suit the device (whole, aligned
-//! blocks); everything else is copied. Writes are always copied, once, before their checksums
+//! blocks, none of them twice); everything else is copied. Writes are always copied, once, before their checksums
 //! are made: a guest may change a page while it is being written (Linux does, for pages under
 //! writeback), and what reaches flash must be what was checksummed, or a later read fails.
 
@@ -132,8 +132,6 @@ pub struct Parts {
     pub kick: Arc<OwnedFd>,
     /// What was agreed on.
     pub features: u64,
-    /// The write cache's switch.
-    pub writeback: Arc<AtomicBool>,
 }
 
 /// A request in flight.
@@ -305,7 +303,10 @@ impl DiskQueue {
                 .map_err(|_| VhostError::Gone)?;
         }
         flight.written = len as u32 + 1;
-        let whole = offset.is_multiple_of(BLOCK)
+        // Memory named twice must hold, at the end, what the last piece in the chain asks for;
+        // the device could write the pieces in any order, and later than the status byte.
+        let whole = !self.chain.overlaps
+            && offset.is_multiple_of(BLOCK)
             && to.iter().all(|p| {
                 p.as_ptr().addr().is_multiple_of(BLOCK as usize)
                     && (p.len() as u64).is_multiple_of(BLOCK)
@@ -355,10 +356,7 @@ impl DiskQueue {
                 .map_err(|_| VhostError::Gone)?;
             at += n;
         }
-        let fua = !config::is_write_back(
-            self.parts.features,
-            self.parts.writeback.load(Ordering::Relaxed),
-        );
+        let fua = !config::is_write_back(self.parts.features);
         let disk = self.parts.disk.id();
         cx.requests.push(Request::write(
             head.into(),
@@ -384,10 +382,7 @@ impl DiskQueue {
     }
 
     fn ranges(&mut self, head: u16, ranges: &[Range], discard: bool, cx: &mut SessionCx<'_>) {
-        let fua = !config::is_write_back(
-            self.parts.features,
-            self.parts.writeback.load(Ordering::Relaxed),
-        );
+        let fua = !config::is_write_back(self.parts.features);
         for range in ranges {
             let op = if discard {
                 ReqOp::Discard { fua }

@@ -280,6 +280,7 @@ mod tests {
         let mut chain = Chain {
             readable: readable.into(),
             writable: writable.into(),
+            ..Chain::default()
         };
         parse(memory, &mut chain, limits).unwrap().op
     }
@@ -291,6 +292,7 @@ mod tests {
         let mut chain = Chain {
             readable: smallvec![piece(0, 3), piece(3, 12), piece(15, 1)],
             writable: smallvec![piece(0x1000, 4097)],
+            ..Chain::default()
         };
         let request = parse(&memory, &mut chain, &LIMITS).unwrap();
         assert_eq!(
@@ -312,6 +314,7 @@ mod tests {
         let mut chain = Chain {
             readable: smallvec![piece(0, 16 + 512)],
             writable: smallvec![piece(0x4000, 1)],
+            ..Chain::default()
         };
         let request = parse(&memory, &mut chain, &LIMITS).unwrap();
         assert_eq!(
@@ -329,6 +332,7 @@ mod tests {
         let mut chain = Chain {
             readable: smallvec![piece(0, 16)],
             writable: smallvec![],
+            ..Chain::default()
         };
         assert_eq!(parse(&memory(0, 0), &mut chain, &LIMITS), Err(NoStatus));
     }

@@ -184,6 +184,9 @@ impl Drop for Memory {
 pub struct How {
     /// Features to agree on, of those offered.
     pub features: u64,
+    /// Features to agree on although they are not offered, as a hypervisor does whose guest agreed
+    /// on them with an older back end.
+    pub insist: u64,
     /// Use in-flight memory.
     pub inflight: bool,
     /// How far the base given for a queue is behind its used index: QEMU looks at that index
@@ -195,6 +198,7 @@ impl Default for How {
     fn default() -> How {
         How {
             features: u64::MAX,
+            insist: 0,
             inflight: false,
             behind: 0,
         }
@@ -271,7 +275,7 @@ impl Guest {
         ensure!(protocol & PROTOCOL == PROTOCOL, "{protocol:#x}");
         self.send(m::SET_PROTOCOL_FEATURES, &PROTOCOL.to_ne_bytes(), &[])?;
         self.tell(m::SET_OWNER, &[], &[])?;
-        self.features = offered & (how.features | 1 << 30 | 1 << 32);
+        self.features = offered & (how.features | 1 << 30 | 1 << 32) | how.insist;
         self.tell(m::SET_FEATURES, &self.features.to_ne_bytes(), &[])?;
         ensure!(self.ask_u64(m::GET_QUEUE_NUM)? >= self.heads.len() as u64);
         self.tell(m::SET_BACKEND_REQ_FD, &[], &[back.as_raw_fd()])?;

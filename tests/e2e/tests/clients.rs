@@ -10,6 +10,29 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 const MODES: [&str; 4] = ["write-back", "write-through", "write-around", "off"];
 
+/// A disk that is removed lets go of its clients, also of one that asks for nothing, and then of
+/// its origin.
+#[test]
+fn a_removed_disk_keeps_no_client() -> Result<()> {
+    let hearth = Hearth::serving("256M")?;
+    let origin = hearth.origin("o.img", 4 * MIB)?;
+    hearth.add("vm1", path(&origin), &[])?;
+    let mut idle = hearth.connect("vm1")?;
+    idle.write(0, &[7; 4096])?;
+    hearth.ok(&["disk", "remove", "vm1"])?;
+    let end = idle.receive().map(drop).map_err(|e| e.kind());
+    ensure!(end == Err(std::io::ErrorKind::UnexpectedEof), "{end:?}");
+    ensure!(
+        !hearth.log().contains("is still being used"),
+        "{}",
+        hearth.log()
+    );
+    // Nobody holds it any more, so that it can be had again at once.
+    hearth.add("vm2", path(&origin), &[])?;
+    ensure!(hearth.connect("vm2")?.read(0, 4096)? == [7; 4096]);
+    Ok(())
+}
+
 /// What libnbd's nbdinfo says of the export is what the protocol page promises.
 #[test]
 fn nbdinfo_sees_what_is_promised() -> Result<()> {

@@ -276,6 +276,10 @@ impl Daemon {
         }
         // Whoever is told that the disk is gone finds its origin closed.
         if let Some(slot) = lock(&self.disks).get_mut(name) {
+            if let Some(export) = slot.export() {
+                export.set_gone();
+                self.reactors.look();
+            }
             slot.phase =
                 Phase::Waiting(Error::conflict(format!("disk {name} is being removed"), ""));
         }

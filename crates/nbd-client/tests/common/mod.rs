@@ -37,6 +37,8 @@ pub struct Server {
     pub hang: AtomicBool,
     /// Every flush fails.
     pub flush_fails: AtomicBool,
+    /// How long it zeroes before it answers, in milliseconds.
+    pub zeroing_ms: AtomicU64,
     pub writes: AtomicU64,
     pub flushes: AtomicU64,
     /// Sent instead of the reply to the next read.
@@ -66,6 +68,7 @@ impl Server {
             changed: Condvar::new(),
             hang: AtomicBool::new(false),
             flush_fails: AtomicBool::new(false),
+            zeroing_ms: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
             lie: Mutex::new(None),
@@ -173,6 +176,10 @@ impl Server {
                     .wait_while(guard, |_| self.hang.load(Ordering::SeqCst))
                     .unwrap();
                 return Ok(());
+            }
+            if request.command == cmd::WRITE_ZEROES {
+                let time = self.zeroing_ms.load(Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(time));
             }
             let range = request.offset as usize..(request.offset + request.len) as usize;
             let mut state = lock(&self.state);

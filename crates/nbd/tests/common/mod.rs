@@ -4,7 +4,7 @@
 use hearth_engine::api::{Completion, ReqError, ReqOp, Request};
 use hearth_io::BufPool;
 use hearth_nbd::{Export, ExportSummary, Exports, NbdSession, Status, TlsMode};
-use hearth_reactor::{SendList, Session, SessionCx};
+use hearth_reactor::{Room, SendList, Session, SessionCx};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,6 +19,7 @@ pub struct Disk {
     pub read_only: AtomicBool,
     pub fast_zero: AtomicBool,
     pub closing: AtomicBool,
+    pub gone: AtomicBool,
     pub clients: AtomicI64,
     pub data: Mutex<Vec<u8>>,
     pub extents: Mutex<Vec<(u64, Status)>>,
@@ -34,6 +35,7 @@ impl Disk {
             read_only: AtomicBool::new(false),
             fast_zero: AtomicBool::new(true),
             closing: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             clients: AtomicI64::new(0),
             data: Mutex::new(data),
             extents: Mutex::new(Vec::new()),
@@ -105,6 +107,9 @@ impl Export for Disk {
     fn closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
     }
+    fn gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
     fn connected(&self) {
         self.clients.fetch_add(1, Ordering::Relaxed);
     }
@@ -146,6 +151,7 @@ pub struct Wire {
     pub hold: bool,
     /// Send nothing, as if the client did not read.
     pub deaf: bool,
+    pub room: Room,
     /// Most bytes sent at once.
     pub send_step: usize,
     /// What the client has received and not looked at.
@@ -162,6 +168,7 @@ impl Wire {
             held: VecDeque::new(),
             hold: false,
             deaf: false,
+            room: Room::Ample,
             send_step: usize::MAX,
             got: VecDeque::new(),
         };
@@ -227,6 +234,7 @@ impl Wire {
             requests: &mut self.requests,
             bufs: &mut self.bufs,
             now_ns: 1,
+            room: self.room,
         };
         f(&mut *self.session, &mut cx)
     }

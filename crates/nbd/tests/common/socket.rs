@@ -37,7 +37,7 @@ impl BlockEngine for Memory {
 
 pub struct Running {
     pub socket: PathBuf,
-    _reactors: Reactors,
+    pub reactors: Reactors,
     _dir: tempfile::TempDir,
 }
 
@@ -75,7 +75,7 @@ pub fn serve(disks: Vec<Arc<Disk>>, tls: Option<(bool, Arc<ServerConfig>)>) -> R
     let reactors = start(disks, tls, &socket);
     Running {
         socket,
-        _reactors: reactors,
+        reactors,
         _dir: dir,
     }
 }

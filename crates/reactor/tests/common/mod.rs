@@ -3,7 +3,7 @@
 
 use hearth_engine::api::{Completion, Effects, ReqError, ReqOp, Request};
 use hearth_io::{Buf, BufSlice, Class, IoDone, IoOp, OpKind, Target};
-use hearth_reactor::{BlockEngine, SendList, Session, SessionCx};
+use hearth_reactor::{BlockEngine, Memory, SendList, Session, SessionCx};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +22,8 @@ pub struct PassThrough {
     pub ticks: AtomicU64,
     /// Completions of this disk are not handed out until released.
     pub hold: Mutex<Option<Vec<Completion>>>,
+    /// Only those with so many bytes of memory.
+    pub hold_from: AtomicU64,
 }
 
 impl BlockEngine for PassThrough {
@@ -77,8 +79,13 @@ impl BlockEngine for PassThrough {
                 buf: p.buf,
             };
             match &mut *self.hold.lock().unwrap() {
-                Some(held) => held.push(completion),
-                None => fx.completions.push(completion),
+                Some(held)
+                    if completion.buf.as_ref().map_or(0, |b| b.len()) as u64
+                        >= self.hold_from.load(Ordering::Relaxed) =>
+                {
+                    held.push(completion)
+                }
+                _ => fx.completions.push(completion),
             }
         }
     }
@@ -114,6 +121,7 @@ pub struct Toy {
     lens: HashMap<u64, (bool, usize)>,
     greeted: bool,
     ending: bool,
+    waits: bool,
 }
 
 pub const HEADER: usize = 24;
@@ -131,12 +139,14 @@ impl Toy {
             lens: HashMap::new(),
             greeted: false,
             ending: false,
+            waits: false,
         })
     }
 
     fn parse(&mut self, cx: &mut SessionCx<'_>) {
         let input = self.input.all();
         let mut at = 0;
+        self.waits = false;
         while self.payload.is_none()
             && !self.ending
             && self.lens.len() < IN_FLIGHT_MAX
@@ -147,6 +157,10 @@ impl Toy {
             let len = u32::from_le_bytes(h[4..8].try_into().unwrap()) as u64;
             let (op, offset, tag) = (h[0], word(8), word(16));
             self.greeted = true;
+            if matches!(op, b'R' | b'W') && !cx.room.allows(self.memory().held, len) {
+                self.waits = true;
+                break;
+            }
             at += HEADER;
             match op {
                 b'R' => {
@@ -188,7 +202,7 @@ impl Toy {
             if got < len {
                 self.payload = Some((offset, tag, buf, len, got));
             } else {
-                self.lens.insert(tag, (false, 0));
+                self.lens.insert(tag, (false, len));
                 cx.requests.push(Request::write(
                     tag, self.disk, offset, len as u64, false, &buf, cx.now_ns,
                 ));
@@ -208,7 +222,7 @@ impl Session for Toy {
             self.direct = true;
             return Some(buf.slice(*got, len - got));
         }
-        (self.lens.len() < IN_FLIGHT_MAX)
+        (self.lens.len() < IN_FLIGHT_MAX && !self.waits)
             .then(|| self.input.slice(self.have, self.input.len() - self.have))
     }
 
@@ -257,6 +271,22 @@ impl Session for Toy {
 
     fn closing(&self) -> bool {
         self.ending && self.lens.is_empty()
+    }
+
+    fn memory(&self) -> Memory {
+        let payload = self.payload.as_ref().map_or(0, |p| p.3 as u64);
+        let replies = self.out.iter().map(|piece| piece.len() as u64).sum();
+        let requests: u64 = self.lens.values().map(|(_, len)| *len as u64).sum();
+        Memory {
+            held: payload + replies + requests,
+            payload,
+            replies,
+            waits: self.waits && !self.ending,
+        }
+    }
+
+    fn resume(&mut self, cx: &mut SessionCx<'_>) {
+        self.parse(cx);
     }
 
     fn shutdown(&mut self) {
