@@ -179,7 +179,8 @@ impl Daemon {
             )
             .map_err(failed)?;
         let outcome = self.forget(id).and_then(|since_seq| {
-            self.engine.detach(id).map_err(failed)?;
+            // The engine may be flushing the origin of its own accord at this moment.
+            self.at_rest(&format!("add {name}"), || self.engine.detach(id))?;
             record.since_seq = since_seq;
             lock(&self.pool).change(|registry| {
                 // Takes the same number as the caller saw: operations are one at a time.
