@@ -8,7 +8,7 @@ use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
 use hearth_io::{BLOCK, Device, OriginSpec};
 
-use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
+use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
 use crate::api::advice::AdviceReport;
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
@@ -524,8 +524,18 @@ impl Control for Arc<Daemon> {
     }
 
     fn cancel(&self, name: &str) -> Result<DiskInfo> {
+        let stays = |slot: &mut Slot| match slot.is_leaving() {
+            true => Err(Error::conflict(
+                format!("the removal of disk {name} is in its last step and cannot be called off"),
+                "wait until the disk is gone, and add it again",
+            )),
+            false => Ok(()),
+        };
+        // That step has the lock. Whoever asks now is told at once, not when the disk is gone.
+        self.with_slot(name, stays)?;
         let _ops = lock(&self.ops);
         self.with_slot(name, |slot| {
+            stays(slot)?;
             self.call_off(name, slot);
             Ok(())
         })?;
@@ -568,7 +578,7 @@ impl Control for Arc<Daemon> {
             name,
             Job::Remove {
                 discard: how.discard_dirty,
-                closing: false,
+                stage: Stage::Draining,
             },
         )?;
         let info = self.disk_info(name)?;

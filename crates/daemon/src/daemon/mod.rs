@@ -117,13 +117,24 @@ enum Phase {
 enum Job {
     /// Write everything dirty to the origin.
     Flush,
-    /// The same, then forget the disk; the second stage takes no more requests.
+    /// The same, then forget the disk.
     Remove {
         /// Throw dirty blocks away.
         discard: bool,
-        /// Clients are cut off; waiting for the rest.
-        closing: bool,
+        /// How far it is.
+        stage: Stage,
     },
+}
+
+/// How far a removal is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    /// The disk is served while what is dirty goes to the origin.
+    Draining,
+    /// Clients are cut off; waiting for the rest.
+    Closing,
+    /// The engine has let the disk go. There is no way back.
+    Last,
 }
 
 /// A disk.
@@ -164,7 +175,19 @@ impl Slot {
         }
     }
 
-    /// Attaching it is worth another try.
+    /// A removal has passed the point of no return.
+    fn is_leaving(&self) -> bool {
+        matches!(
+            self.job,
+            Some(Job::Remove {
+                stage: Stage::Last,
+                ..
+            })
+        )
+    }
+
+    /// Attaching it is worth another try. Not while it is being removed: it would be served again
+    /// while its record is erased.
     fn is_awaited(&self) -> bool {
         self.job.is_none()
             && match self.phase {
@@ -422,4 +445,48 @@ fn host_name() -> String {
         .unwrap_or_default()
         .trim()
         .to_owned()
+}
+
+/// Daemons for tests, without sockets and without the thread that keeps house.
+#[cfg(test)]
+mod testing {
+    use super::*;
+    use crate::api::server::Control;
+
+    /// A daemon on a new pool, in a directory of its own.
+    pub(super) fn daemon() -> (tempfile::TempDir, Arc<Daemon>) {
+        let dir = tempfile::tempdir().unwrap();
+        let flash = dir.path().join("flash");
+        let options = crate::pool::CreateOptions {
+            size: Some(64 << 20),
+            ..Default::default()
+        };
+        crate::pool::create(&flash, &options).unwrap();
+        let daemon = Daemon::start(&Options {
+            flash,
+            threads: 1,
+            images: dir.path().join("images"),
+            ..Options::default()
+        });
+        (dir, daemon.unwrap())
+    }
+
+    /// What adds a disk on a new file.
+    pub(super) fn disk(dir: &std::path::Path, name: &str) -> crate::api::types::DiskAdd {
+        let origin = dir.join(format!("{name}.raw"));
+        let file = std::fs::File::create(&origin).unwrap();
+        file.set_len(16 << 20).unwrap();
+        crate::api::types::DiskAdd {
+            name: name.to_owned(),
+            origin: origin.display().to_string(),
+            ..Default::default()
+        }
+    }
+
+    /// The same with a disk.
+    pub(super) fn with_disk(name: &str) -> (tempfile::TempDir, Arc<Daemon>) {
+        let (dir, daemon) = daemon();
+        daemon.add(disk(dir.path(), name)).unwrap();
+        (dir, daemon)
+    }
 }
