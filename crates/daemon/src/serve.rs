@@ -18,7 +18,7 @@ use crate::api::server::{Control, router};
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::error::{Error, Result};
 use crate::notify::Notify;
-use crate::rundir::{RunDir, api_socket, images_dir, nbd_socket};
+use crate::rundir::{RunDir, api_socket, images_dir, make_private, nbd_socket};
 use crate::vhost::VhostSockets;
 
 /// Threads for control operations, which may wait for slow origins.
@@ -350,6 +350,15 @@ impl Drop for Watchdog {
 /// Writes everything dirty of a pool nobody serves to its origins.
 pub fn export_offline(flash: &Path) -> Result<()> {
     let images = std::env::temp_dir().join(format!("hearth-export-{}", std::process::id()));
+    // Its name can be guessed.
+    make_private(&images, 0o700)?;
+    let outcome = export_with(flash, images.clone());
+    // What is still in it is a process that did not end, or nothing worth a word.
+    let _ = std::fs::remove_dir(images);
+    outcome
+}
+
+fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
     let daemon = Daemon::start(&Options {
         flash: flash.to_owned(),
         images,
