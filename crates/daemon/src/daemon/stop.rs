@@ -97,7 +97,7 @@ impl Daemon {
         if let Some(vhost) = self.exports.vhost() {
             vhost.stop();
         }
-        self.reactors.disconnect();
+        let ended = self.reactors.disconnect();
         self.observer.end_recordings();
         self.hurry();
         if reason == StopReason::Export {
@@ -107,20 +107,29 @@ impl Daemon {
         self.poke();
         let begin = Instant::now();
         let mut idle = false;
-        while !idle && begin.elapsed() < IDLE_TIME {
+        // Where nothing can be vouched for anyway, the engine need not come to rest.
+        let limit = if ended { IDLE_TIME } else { Duration::ZERO };
+        while !idle && begin.elapsed() < limit {
             idle = self.engine.idle();
             if !idle {
                 std::thread::sleep(POLL);
             }
         }
-        self.reactors.stop();
-        // Whatever that operation is in the middle of must not be vouched for.
-        let clean = idle && ops.is_some();
+        let ended = self.reactors.stop() && ended;
+        // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
+        // for.
+        let clean = idle && ended && ops.is_some();
         let closed = if clean {
             let mut media = lock(&self.pool).media().clone();
             self.engine
                 .close(&mut media)
                 .map_err(|e| Error::unavailable(format!("cannot close the pool cleanly: {e}"), ""))
+        } else if !ended {
+            Err(Error::unavailable(
+                "a data thread did not end, so there is no checkpoint",
+                "see whether an origin's device or mount hangs; the next start reads the log \
+                 instead, and nothing flushed is lost",
+            ))
         } else if idle {
             Err(Error::unavailable(
                 "a control operation did not end, so there is no checkpoint",
