@@ -114,6 +114,8 @@ pub struct BlockFile {
     buffered: File,
     is_direct: bool,
     is_device: bool,
+    /// Submitting I/O on it may wait for another process.
+    waits_for_others: bool,
     /// Asking where its holes are takes no longer than looking into a map of this host's.
     shows_holes: bool,
     read_only: bool,
@@ -212,13 +214,17 @@ impl BlockFile {
         if !align.is_power_of_two() || u64::from(align) > BLOCK {
             return Err(OpenError::Alignment { path, align });
         }
-        let shows_holes = !is_device && sys::file_system(&direct).is_ok_and(has_own_map);
+        let file_system = sys::file_system(&direct).ok();
+        let shows_holes = !is_device && file_system.is_some_and(has_own_map);
+        // A server that does not even say what it is may be of any kind.
+        let waits_for_others = !is_device && file_system.is_none_or(|magic| magic == FUSE);
         let file = BlockFile {
             path: path.clone(),
             direct,
             buffered,
             is_direct,
             is_device,
+            waits_for_others,
             shows_holes,
             read_only: mode.read_only,
             align,
@@ -320,6 +326,12 @@ impl BlockFile {
     /// True for a block device.
     pub fn is_device(&self) -> bool {
         self.is_device
+    }
+
+    /// True if submitting I/O on it may already wait for another process: it must not be done on
+    /// a thread that others need.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.waits_for_others
     }
 
     /// True if opened without the right to write.
@@ -612,6 +624,9 @@ impl BlockFile {
     }
 }
 
+/// Magic number of file systems that are served by a process (linux/magic.h).
+const FUSE: u32 = 0x6573_5546;
+
 /// True of the file systems that keep their maps on a disk of this host, or in memory.
 fn has_own_map(magic: u32) -> bool {
     // linux/magic.h.
@@ -792,7 +807,7 @@ mod tests {
         let magic = sys::file_system(&file.direct).unwrap();
         assert_eq!(file.shows_holes, has_own_map(magic));
         const NFS: u32 = 0x6969;
-        assert!(!has_own_map(0x6573_5546) && !has_own_map(NFS));
+        assert!(!has_own_map(FUSE) && !has_own_map(NFS));
         let stranger = BlockFile {
             shows_holes: false,
             ..file
