@@ -15,6 +15,7 @@ use hearth_nbd::{Export, ExportSummary, Exports, Status};
 use crate::vhost::VhostSockets;
 
 /// Bytes of an origin asked for holes in one call: bounds the time a data thread spends on it.
+/// (What could hang is not asked at all: see [`BlockFile::extents`](hearth_io::BlockFile::extents).)
 const STATUS_BYTES_MAX: u64 = 1 << 30;
 
 /// A disk on offer.

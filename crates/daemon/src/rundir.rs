@@ -3,11 +3,15 @@
 //! Unix sockets outlive a daemon that was killed, so a socket file alone proves nothing. The
 //! lock does: the kernel releases it with the process. A left-over socket is replaced only while
 //! we hold the lock and nobody answers on it.
+//!
+//! Whoever can write into the directory can put a socket of theirs in place of ours, or a link to
+//! files of ours where left-overs are cleared away. The default may lie in `/tmp`, where anybody
+//! can make it before us. So it must be ours alone, and so must what is used below it.
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,14 +30,65 @@ const LISTENER_POLL: Duration = Duration::from_millis(5);
 /// Where sockets are unless told otherwise: `/run/hearth` for root, `$XDG_RUNTIME_DIR/hearth`
 /// for anybody else, `/tmp/hearth-UID` when there is no such directory.
 pub fn default_dir() -> PathBuf {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = own_uid();
     if uid == 0 {
         return PathBuf::from("/run/hearth");
     }
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|d| Path::new(d).is_absolute()) {
         Some(dir) => Path::new(&dir).join("hearth"),
         None => PathBuf::from(format!("/tmp/hearth-{uid}")),
+    }
+}
+
+/// Whose files we may use.
+fn own_uid() -> u32 {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Why a path is no directory that only user `uid` can change, if so.
+fn fault(meta: &Metadata, uid: u32) -> Option<String> {
+    if meta.is_symlink() {
+        return Some("is a symbolic link".to_owned());
+    }
+    if !meta.is_dir() {
+        return Some("is no directory".to_owned());
+    }
+    if meta.uid() != uid {
+        return Some(format!(
+            "belongs to user {}, not to user {uid}, who runs the daemon",
+            meta.uid()
+        ));
+    }
+    let mode = meta.permissions().mode();
+    (mode & 0o022 != 0).then(|| format!("can be written by others (mode {:03o})", mode & 0o777))
+}
+
+/// Makes a directory (and those above it) unless it is there; refuses one that is not ours alone.
+pub(crate) fn make_private(dir: &Path, mode: u32) -> Result<()> {
+    let fail = |e: std::io::Error| {
+        Error::unavailable(
+            format!("cannot create the directory {}: {e}", dir.display()),
+            "name a directory you may write with --run-dir",
+        )
+    };
+    // Without a slash or dot at its end, which would follow a link.
+    let plain: PathBuf = dir.components().collect();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(&plain)
+        .map_err(fail)?;
+    let meta = std::fs::symlink_metadata(&plain).map_err(fail)?;
+    match fault(&meta, own_uid()) {
+        None => Ok(()),
+        Some(fault) => Err(Error::refused(
+            format!(
+                "the directory {} {fault}, and sockets in it could be replaced",
+                plain.display()
+            ),
+            "name a directory only you can write with --run-dir, or remove this one",
+        )),
     }
 }
 
@@ -73,7 +128,8 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Creates the directory if needed (mode 0750) and takes its lock.
+    /// Creates the directory if needed (mode 0750), makes sure that it is ours alone, and takes
+    /// its lock.
     pub fn claim(dir: &Path) -> Result<RunDir> {
         let fail = |what: &str, e: std::io::Error| {
             Error::unavailable(
@@ -81,11 +137,7 @@ impl RunDir {
                 "name a directory you may write with --run-dir",
             )
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o750)
-            .create(dir)
-            .map_err(|e| fail("create", e))?;
+        make_private(dir, 0o750)?;
         let path = dir.join("hearth.pid");
         let mut pid = OpenOptions::new()
             .read(true)
@@ -114,6 +166,9 @@ impl RunDir {
             writeln!(file, "{}", std::process::id())
         };
         write(&mut pid).map_err(|e| fail("write into", e))?;
+        // It may have been open to others before; what they made below it would still be theirs.
+        make_private(&images_dir(dir), 0o700)?;
+        make_private(&vhost_dir(dir), 0o750)?;
         Ok(RunDir {
             dir: dir.to_owned(),
             _pid: pid,
@@ -215,6 +270,63 @@ mod tests {
         );
         drop(first);
         RunDir::claim(&dir).unwrap();
+    }
+
+    fn refusal(dir: &Path) -> String {
+        let error = RunDir::claim(dir).unwrap_err();
+        assert_eq!(error.kind, Kind::Refused, "{error}");
+        assert!(error.remedy.contains("--run-dir"), "{error}");
+        error.what
+    }
+
+    #[test]
+    fn a_directory_others_can_write_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("run");
+        std::fs::create_dir(&dir).unwrap();
+        for mode in [0o770, 0o702, 0o1777] {
+            std::fs::set_permissions(&dir, Permissions::from_mode(mode)).unwrap();
+            assert!(refusal(&dir).contains("by others"), "{mode:o}");
+        }
+        std::fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+        RunDir::claim(&dir).unwrap();
+        for below in ["images", "vhost"] {
+            std::fs::set_permissions(dir.join(below), Permissions::from_mode(0o777)).unwrap();
+            assert!(refusal(&dir).contains(below));
+            std::fs::remove_dir(dir.join(below)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let meta = std::fs::symlink_metadata(tmp.path()).unwrap();
+        assert_eq!(fault(&meta, meta.uid()), None);
+        let other = fault(&meta, meta.uid() + 1).unwrap();
+        assert!(other.contains("belongs to user"), "{other}");
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let victim = tmp.path().join("victim");
+        std::fs::create_dir(&victim).unwrap();
+        std::fs::write(victim.join("1.sock"), b"precious").unwrap();
+        let run = tmp.path().join("run");
+        for name in ["run", "run/", "run/."] {
+            std::os::unix::fs::symlink(&victim, &run).unwrap();
+            assert!(refusal(&tmp.path().join(name)).contains("symbolic link"));
+            std::fs::remove_file(&run).unwrap();
+        }
+        for below in ["images", "vhost"] {
+            let _ = std::fs::remove_dir_all(&run);
+            std::fs::create_dir(&run).unwrap();
+            std::fs::set_permissions(&run, Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::symlink(&victim, run.join(below)).unwrap();
+            assert!(refusal(&run).contains("symbolic link"));
+        }
+        assert_eq!(std::fs::read(victim.join("1.sock")).unwrap(), b"precious");
+        assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 1);
     }
 
     #[test]

@@ -14,15 +14,13 @@ use std::time::{Duration, Instant};
 use hearth_nbd::NbdFactory;
 use hearth_reactor::SessionFactory;
 
-use crate::api::server::{Control, router};
+use crate::api::server::{CONTROL_THREADS, Control, router};
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::error::{Error, Result};
 use crate::notify::Notify;
-use crate::rundir::{RunDir, api_socket, images_dir, nbd_socket};
+use crate::rundir::{RunDir, api_socket, images_dir, make_private, nbd_socket};
 use crate::vhost::VhostSockets;
 
-/// Threads for control operations, which may wait for slow origins.
-const CONTROL_THREADS: usize = 16;
 /// Longest wait for control requests to be answered at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
 /// How often the watchdog looks whether it is told to end.
@@ -350,6 +348,15 @@ impl Drop for Watchdog {
 /// Writes everything dirty of a pool nobody serves to its origins.
 pub fn export_offline(flash: &Path) -> Result<()> {
     let images = std::env::temp_dir().join(format!("hearth-export-{}", std::process::id()));
+    // Its name can be guessed.
+    make_private(&images, 0o700)?;
+    let outcome = export_with(flash, images.clone());
+    // What is still in it is a process that did not end, or nothing worth a word.
+    let _ = std::fs::remove_dir(images);
+    outcome
+}
+
+fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
     let daemon = Daemon::start(&Options {
         flash: flash.to_owned(),
         images,
@@ -417,5 +424,44 @@ mod tests {
                 .what
                 .contains("/nowhere")
         );
+    }
+
+    #[test]
+    fn whoever_only_asks_is_answered_while_changes_wait() {
+        use crate::daemon::testing;
+        use std::io::{Read, Write};
+        use std::os::unix::net::{UnixListener, UnixStream};
+
+        let (dir, daemon) = testing::with_disk("a");
+        let socket = dir.path().join("api.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let api = Api::start(Arc::new(daemon.clone()), listener).unwrap();
+        let ask = |request: &str| {
+            let mut stream = UnixStream::connect(&socket).unwrap();
+            // Far longer than an answer takes.
+            let limit = Some(Duration::from_secs(30));
+            stream.set_read_timeout(limit).unwrap();
+            let end = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+            write!(stream, "{request} {end}").unwrap();
+            stream
+        };
+        let read = |mut stream: UnixStream| {
+            let mut text = String::new();
+            let whole = stream.read_to_string(&mut text);
+            whole.map(|_| text).unwrap_or_default()
+        };
+        let (answer, waiting) = testing::beside_an_operation(&daemon, || {
+            let waiting: Vec<_> = (0..CONTROL_THREADS + 4)
+                .map(|_| ask("POST /v1/disks/a/flush"))
+                .collect();
+            (read(ask("GET /v1/disks")), waiting)
+        });
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        for stream in waiting {
+            let answer = read(stream);
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        drop(api);
+        daemon.shut_down(StopReason::Signal).unwrap();
     }
 }

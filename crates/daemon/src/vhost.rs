@@ -1,7 +1,5 @@
 //! The vhost-user sockets: one per disk, there while the disk is attached.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,18 +19,7 @@ pub struct VhostSockets {
 impl VhostSockets {
     /// Makes the directory (mode 0750) and starts the server; the run directory is ours already.
     pub fn open(run_dir: &Path, reactors: Arc<Reactors>) -> Result<VhostSockets> {
-        let dir = vhost_dir(run_dir);
-        let fail = |e: std::io::Error| {
-            Error::unavailable(
-                format!("cannot create the directory {}: {e}", dir.display()),
-                "name a directory you may write with --run-dir",
-            )
-        };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o750)
-            .create(&dir)
-            .map_err(fail)?;
+        rundir::make_private(&vhost_dir(run_dir), 0o750)?;
         let server = Server::start(reactors)
             .map_err(|e| Error::internal(format!("cannot start the vhost-user server: {e}")))?;
         Ok(VhostSockets {

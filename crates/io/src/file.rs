@@ -114,6 +114,10 @@ pub struct BlockFile {
     buffered: File,
     is_direct: bool,
     is_device: bool,
+    /// Submitting I/O on it may wait for another process.
+    waits_for_others: bool,
+    /// Asking where its holes are takes no longer than looking into a map of this host's.
+    shows_holes: bool,
     read_only: bool,
     /// Offsets and lengths of direct I/O are multiples of this (a power of two, at most 4096).
     align: u32,
@@ -210,12 +214,18 @@ impl BlockFile {
         if !align.is_power_of_two() || u64::from(align) > BLOCK {
             return Err(OpenError::Alignment { path, align });
         }
+        let file_system = sys::file_system(&direct).ok();
+        let shows_holes = !is_device && file_system.is_some_and(has_own_map);
+        // A server that does not even say what it is may be of any kind.
+        let waits_for_others = !is_device && file_system.is_none_or(|magic| magic == FUSE);
         let file = BlockFile {
             path: path.clone(),
             direct,
             buffered,
             is_direct,
             is_device,
+            waits_for_others,
+            shows_holes,
             read_only: mode.read_only,
             align,
             mem_align: mem_align.max(1),
@@ -316,6 +326,12 @@ impl BlockFile {
     /// True for a block device.
     pub fn is_device(&self) -> bool {
         self.is_device
+    }
+
+    /// True if submitting I/O on it may already wait for another process: it must not be done on
+    /// a thread that others need.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.waits_for_others
     }
 
     /// True if opened without the right to write.
@@ -546,7 +562,9 @@ impl BlockFile {
     }
 
     /// Data and holes of `offset..offset+len`, in order, adjacent runs merged. Where holes are
-    /// unknown the range is data. At most 65 536 extents: beyond that the rest is one data run.
+    /// unknown the range is data, and so it is on file systems that would have to ask somebody
+    /// else: the caller may be a data thread, which serves other disks as well, and must not wait
+    /// for a mount that hangs. At most 65 536 extents: beyond that the rest is one data run.
     pub fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<Extent>> {
         self.in_range(offset, len)?;
         let end = offset + len;
@@ -566,7 +584,7 @@ impl BlockFile {
                 list.len() < EXTENTS_MAX
             }
         };
-        if self.is_device {
+        if !self.shows_holes {
             push(offset, end, true);
             return Ok(list);
         }
@@ -604,6 +622,19 @@ impl BlockFile {
             )
         })
     }
+}
+
+/// Magic number of file systems that are served by a process (linux/magic.h).
+const FUSE: u32 = 0x6573_5546;
+
+/// True of the file systems that keep their maps on a disk of this host, or in memory.
+fn has_own_map(magic: u32) -> bool {
+    // linux/magic.h.
+    const EXT: u32 = 0xEF53;
+    const XFS: u32 = 0x5846_5342;
+    const BTRFS: u32 = 0x9123_683E;
+    const TMPFS: u32 = 0x0102_1994;
+    matches!(magic, EXT | XFS | BTRFS | TMPFS)
 }
 
 /// fallocate mode that frees a range and never changes the size.
@@ -767,5 +798,26 @@ mod tests {
         assert!(!file.fits_direct(6 * BLOCK, 512));
         assert!(file.fits_direct(0, 6 * BLOCK));
         assert_eq!(file.identity().unwrap().size, 6 * BLOCK + 1);
+    }
+
+    #[test]
+    fn only_what_this_host_knows_is_asked_for_holes() {
+        let (_dir, file) = temp(1 << 20);
+        // Wherever the test runs.
+        let magic = sys::file_system(&file.direct).unwrap();
+        assert_eq!(file.shows_holes, has_own_map(magic));
+        const NFS: u32 = 0x6969;
+        assert!(!has_own_map(FUSE) && !has_own_map(NFS));
+        let stranger = BlockFile {
+            shows_holes: false,
+            ..file
+        };
+        let all = [Extent {
+            offset: 4096,
+            len: 8192,
+            data: true,
+        }];
+        stranger.discard(0, 1 << 20).unwrap();
+        assert_eq!(stranger.extents(4096, 8192).unwrap(), all);
     }
 }

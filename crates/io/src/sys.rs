@@ -115,6 +115,15 @@ pub(crate) fn try_flock(file: &File, exclusive: bool) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) }).map(drop)
 }
 
+/// What kind of file system `file` is on: its magic number (statfs(2)).
+pub(crate) fn file_system(file: &File) -> io::Result<u32> {
+    // SAFETY: all-zero bytes are a valid `statfs` (plain integers).
+    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open and `fs` a valid out-pointer for the call.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), &mut fs) })?;
+    Ok(fs.f_type as u32)
+}
+
 /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`; `None` past the last one (`ENXIO`).
 pub(crate) fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
     let offset =

@@ -128,6 +128,8 @@ pub(crate) struct RingDriver {
     now: u64,
     /// Block operations prepared since the kernel was last entered.
     gathered: u32,
+    /// [`raise_workers`](Self::raise_workers) was called.
+    workers_raised: bool,
 }
 
 impl RingDriver {
@@ -161,6 +163,7 @@ impl RingDriver {
             reaped: Vec::new(),
             now: now_ns(),
             gathered: 0,
+            workers_raised: false,
         })
     }
 
@@ -296,6 +299,14 @@ impl RingDriver {
                 }
             }
         };
+        let entry = if file.waits_for_others() {
+            // Else the kernel begins by itself, in this thread, and waits with it for a server
+            // that may hang.
+            self.raise_workers();
+            entry.flags(squeue::Flags::ASYNC)
+        } else {
+            entry
+        };
         self.push(entry.user_data(u64::from(index)));
         self.gathered += 1;
         let max = if self.in_ring > BUSY {
@@ -307,6 +318,19 @@ impl RingDriver {
             self.gathered = 0;
             // What it cannot take now is submitted by the next wait.
             let _ = self.ring.submit();
+        }
+    }
+
+    /// Gives the kernel a worker for every operation there may be: a hanging server keeps as many
+    /// of them as it has requests, and flushes of other devices need some, too.
+    fn raise_workers(&mut self) {
+        if !self.workers_raised {
+            self.workers_raised = true;
+            // Linux 5.15. Without it the kernel's own limit stands.
+            let _ = self
+                .ring
+                .submitter()
+                .register_iowq_max_workers(&mut [IO_MAX as u32, 0]);
         }
     }
 

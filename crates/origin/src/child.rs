@@ -78,8 +78,8 @@ fn said(line: &str) -> &str {
     }
 }
 
-/// Makes the directory for sockets and pid files, and ends processes an earlier daemon left
-/// there. Only for a directory no other daemon uses.
+/// Ends processes an earlier daemon left in a directory of sockets and pid files, and clears these
+/// away. Only for a directory that is the caller's alone: what has such a name in it is removed.
 pub fn sweep(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most data threads: beyond that, the engine's locks cost more than another thread gives.
 const THREADS_MAX: usize = 8;
@@ -83,6 +83,15 @@ pub enum ReactorError {
     #[error("the limit on connections is reached; close some or raise it")]
     Full,
 }
+
+/// How long a thread may take for an order that only wants to be taken. One that takes longer is
+/// stuck in the kernel, on something that hangs.
+const ORDER_TIME: Duration = Duration::from_secs(5);
+/// How much longer than the last of its connections a thread may take to end. Its driver waits 5 s
+/// for what the kernel still has.
+const END_TIME: Duration = Duration::from_secs(7);
+/// Longest wait for the background thread, which itself waits 10 s for its I/O.
+const BACKGROUND_TIME: Duration = Duration::from_secs(20);
 
 /// Counters of the data threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -322,7 +331,7 @@ impl Reactors {
     }
 
     /// Accepts no more there and closes our descriptor of the socket; its connections go on.
-    /// Returns when that is done.
+    /// Returns when that is done, or after a while, if the thread hangs.
     pub fn unlisten(&self, id: ListenerId) {
         let (told, done) = sync_channel(1);
         let thread = (id.0 % u64::from(self.shared.threads)) as u32;
@@ -333,7 +342,7 @@ impl Reactors {
             .is_ok()
         {
             // Nothing is ever sent: the other end is dropped with the socket, or with the thread.
-            let _ = done.recv();
+            let _ = done.recv_timeout(ORDER_TIME);
         }
     }
 
@@ -442,29 +451,29 @@ impl Reactors {
 
     /// Ends all connections, each when its requests are answered or the grace is over, and
     /// the data threads. Background work and [`request`](Self::request) go on, so that disks
-    /// can be flushed. Waits.
-    pub fn disconnect(&self) {
+    /// can be flushed. Waits. False if a thread does not end, because the kernel does not let it
+    /// go: it is left behind, and what its clients asked for is not answered.
+    pub fn disconnect(&self) -> bool {
         let workers = std::mem::take(&mut *lock(&self.workers));
-        if workers.is_empty() {
-            return;
-        }
         for thread in 0..self.shared.threads {
             // A thread that has ended needs no order.
             let _ = self.shared.inbox(thread).command(Command::Stop);
         }
-        join(workers);
+        join(workers, 2 * self.shared.config.grace + END_TIME)
     }
 
-    /// [`disconnect`](Self::disconnect)s, waits for background I/O, and ends all threads.
-    pub fn stop(&self) {
-        self.disconnect();
+    /// [`disconnect`](Self::disconnect)s, waits for background I/O, and ends all threads. False if
+    /// one does not end.
+    pub fn stop(&self) -> bool {
+        let ended = self.disconnect();
         if let Some(thread) = lock(&self.background).take() {
             let _ = self
                 .shared
                 .inbox(self.shared.threads)
                 .command(Command::Stop);
-            join([thread]);
+            return join(vec![thread], BACKGROUND_TIME) && ended;
         }
+        ended
     }
 }
 
@@ -514,12 +523,38 @@ impl Body {
     }
 }
 
-fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+/// Waits for the end of threads; false if some have not ended after `limit`.
+fn join(threads: Vec<JoinHandle<()>>, limit: Duration) -> bool {
+    let (end, count) = (Instant::now() + limit, threads.len());
+    let (told, ends) = channel();
     for thread in threads {
-        if thread.join().is_err() {
+        let told = told.clone();
+        // A thread that has done all of its work may still hang in the kernel, which waits for
+        // what it was given: only joining tells, and that cannot be given up but by another thread.
+        let wait = move || {
+            // Nobody listens any more if that came too late.
+            let _ = told.send(thread.join().is_err());
+        };
+        let spawned = std::thread::Builder::new().name("hearth-join".to_owned());
+        if let Err(e) = spawned.spawn(wait) {
+            tracing::error!("cannot start a thread: {e}; a data thread is not waited for");
+        }
+    }
+    drop(told);
+    let mut ended = 0;
+    while let Ok(panicked) = ends.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        ended += 1;
+        if panicked {
             tracing::error!("a data thread panicked; its connections are closed");
         }
     }
+    if ended < count {
+        tracing::error!(
+            threads = count - ended,
+            "data threads do not end; see whether an origin's device or mount hangs"
+        );
+    }
+    ended == count
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -476,6 +476,55 @@ fn stopping_does_not_wait_for_ever(backend: Backend) {
     assert!(is_closed(&mut client));
 }
 
+/// Hangs on the data thread until it is let go.
+struct Stuck {
+    entered: AtomicUsize,
+    free: Mutex<()>,
+}
+
+impl SessionFactory for Stuck {
+    fn connect(&self, _peer: &PeerInfo) -> Option<Box<dyn Session>> {
+        self.entered.fetch_add(1, Ordering::SeqCst);
+        drop(self.free.lock());
+        None
+    }
+}
+
+#[test]
+fn a_thread_that_hangs_is_left_behind() {
+    let rig = rig(Backend::Uring, |c| {
+        c.threads = 1;
+        c.grace = Duration::from_millis(10);
+    });
+    let stuck = Arc::new(Stuck {
+        entered: AtomicUsize::new(0),
+        free: Mutex::new(()),
+    });
+    let held = stuck.free.lock().unwrap();
+    let path = rig.dir.path().join("sock");
+    let socket = UnixListener::bind(&path).unwrap();
+    let id = rig.reactors.listen(socket, stuck.clone());
+    let _client = UnixStream::connect(&path).unwrap();
+    rig.wait_for("a hanging thread", || {
+        stuck.entered.load(Ordering::SeqCst) == 1
+    });
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| {
+            rig.reactors.unlisten(id);
+            rig.reactors.stop()
+        });
+        let start = Instant::now();
+        while !stop.is_finished() && start.elapsed() < Duration::from_secs(30) {
+            // Between looks only: it takes some seconds until a thread is given up.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let came_back = stop.is_finished();
+        drop(held);
+        assert!(came_back, "the stop waits for the thread");
+        assert!(!stop.join().unwrap(), "it says that all have ended");
+    });
+}
+
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {
         mod uring {

@@ -4,11 +4,13 @@ use anyhow::{Context, Result, ensure};
 use hearth_e2e::clients::have;
 use hearth_e2e::daemon::path;
 use hearth_e2e::load::{BLOCKS, Writer};
+use hearth_e2e::nbd::Command::Read;
 use hearth_e2e::pattern::BLOCK;
 use hearth_e2e::servers::Server;
 use hearth_e2e::{Hearth, wait};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Longest wait for a state that comes by itself.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -262,5 +264,120 @@ fn refusals() -> Result<()> {
     let wrong = hearth.uri("nope");
     let words = hearth.refused(&["disk", "add", "d", "--origin", &wrong])?;
     ensure!(words.contains("no export \"nope\""), "{words}");
+    Ok(())
+}
+
+/// A file served by a process (FUSE), which can be made to hang. Goes on, and ends, when dropped.
+struct Mount {
+    child: Child,
+    file: PathBuf,
+}
+
+impl Mount {
+    fn start(dir: &Path, size: u64) -> Result<Mount> {
+        let (under, file) = (dir.join("under.raw"), dir.join("mounted.raw"));
+        std::fs::File::create(&under)?.set_len(size)?;
+        std::fs::File::create(&file)?;
+        let child = Command::new("qemu-storage-daemon")
+            .arg("--blockdev")
+            .arg(format!("file,node-name=f,filename={}", path(&under)))
+            .arg("--export")
+            .arg(format!(
+                "fuse,id=e,node-name=f,mountpoint={},writable=on,growable=off",
+                path(&file)
+            ))
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mount = Mount { child, file };
+        wait::until("the file is served", LIMIT, || {
+            let there = std::fs::metadata(&mount.file).ok()?;
+            (there.len() == size).then_some(())
+        })?;
+        Ok(mount)
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.signal(libc::SIGCONT);
+        // In order, so that nothing stays mounted.
+        self.signal(libc::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+/// A mount that hangs is the business of its own disk: not of the others on the same data thread,
+/// and not of the stop.
+#[test]
+fn a_mount_that_hangs_stops_nobody_else() -> Result<()> {
+    if !have("origins: hung mount", &["qemu-storage-daemon", "nbdinfo"])
+        || !Path::new("/dev/fuse").exists()
+    {
+        return Ok(());
+    }
+    let mut hearth = Hearth::with_pool("160M")?;
+    hearth.serve_args = vec!["--threads".to_owned(), "1".to_owned()];
+    hearth.start()?;
+    let Ok(mount) = Mount::start(hearth.dir(), 64 << 20) else {
+        println!("SKIPPED origins: hung mount: no file can be served here");
+        return Ok(());
+    };
+    hearth.add("hung", path(&mount.file), &[])?;
+    hearth.add("well", path(&hearth.origin("well.raw", 16 << 20)?), &[])?;
+    let mut hung = hearth.connect("hung")?;
+    let mut well = hearth.connect("well")?;
+    // Far longer than an answer takes.
+    well.raw()?
+        .set_read_timeout(Some(Duration::from_secs(20)))?;
+    mount.signal(libc::SIGSTOP);
+    // More than the kernel has workers, if nobody asks it for more.
+    for n in 0..40 {
+        hung.send(Read, n << 20, 4096, &[])?;
+    }
+    for n in 0..8 {
+        well.read(n << 20, 4096)?;
+        well.write(n << 20, &[7; 4096])?;
+        well.flush()?;
+    }
+    let mut map = Command::new("nbdinfo")
+        .args(["--map", &hearth.uri("hung")])
+        .stdout(Stdio::null())
+        .spawn()?;
+    let mapped = wait::until("a map of the hung disk", Duration::from_secs(20), || {
+        map.try_wait().ok().flatten()
+    });
+    if mapped.is_err() {
+        map.kill()?;
+        map.wait()?;
+    }
+    ensure!(mapped?.success());
+    ensure!(well.read(0, 4096)? == [7; 4096]);
+    let pid = hearth.pid().context("not running")?;
+    // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+    unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+    // The kernel does not let go of a process before the mount has answered: what the daemon has to
+    // say about its stop must be enough. Its limits add up to some 90 s.
+    let start = Instant::now();
+    wait::until("the daemon stops", Duration::from_secs(150), || {
+        hearth
+            .log()
+            .contains("so there is no checkpoint")
+            .then_some(())
+    })?;
+    println!("stopped after {} s", start.elapsed().as_secs());
+    mount.signal(libc::SIGCONT);
+    wait::until("its process ends", LIMIT, || {
+        (!hearth.running()).then_some(())
+    })?;
+    hearth.kill9()?;
+    hearth.start()?;
+    ensure!(hearth.connect("well")?.read(0, 4096)? == [7; 4096]);
+    hearth.stop()?;
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! The control API over HTTP: routes, and the OpenAPI document made from them.
 //!
 //! Handlers only translate; what happens is behind [`Control`]. Control operations may wait for
-//! slow origins, so they run on blocking threads and never hold up another client.
+//! slow origins, so they run on blocking threads. Those that change something may have most of
+//! these, and wait for their turn without one; so whoever only asks is answered, even while an
+//! origin hangs.
 
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -21,6 +24,15 @@ use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, Pool
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
 use crate::origin;
+
+/// Threads for control operations: one for each turn of those that may take long, and some for
+/// whoever only asks, which takes no time.
+pub const CONTROL_THREADS: usize = 16;
+/// Turns of operations that open an origin or ask it something, for as long as it likes. Turns are
+/// shared by all daemons of a process; only tests have more than one.
+static OPENINGS: Semaphore = Semaphore::const_new(8);
+/// Turns of other changes, which wait for one another.
+pub(super) static CHANGES: Semaphore = Semaphore::const_new(4);
 
 /// Longest request body: settings of one disk are a few hundred bytes.
 const BODY_MAX: usize = 64 << 10;
@@ -130,6 +142,24 @@ pub(super) async fn run<T: Send + 'static>(
     }
 }
 
+/// The same for what may take long: waits for its turn first.
+pub(super) async fn change<T: Send + 'static>(
+    control: Arc<dyn Control>,
+    turns: &'static Semaphore,
+    work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
+) -> Result<Json<T>> {
+    let turn = turns
+        .acquire()
+        .await
+        .map_err(|_| Error::internal("control operations have ended"))?;
+    run(control, move |c| {
+        // Kept by the thread: the client may go away before the operation is done.
+        let _turn = turn;
+        work(c)
+    })
+    .await
+}
+
 /// The pool being served.
 #[utoipa::path(get, path = "/v1/pool", tag = "pool", responses(
     (status = 200, body = PoolInfo), (status = "default", body = ErrorBody)))]
@@ -141,7 +171,10 @@ async fn get_pool(State(control): Shared) -> Result<Json<PoolInfo>> {
 #[utoipa::path(post, path = "/v1/pool/export", tag = "pool", responses(
     (status = 200, body = Done), (status = "default", body = ErrorBody)))]
 async fn export_pool(State(control): Shared) -> Result<Json<Done>> {
-    run(control, |c| c.export_pool().map(|()| Done { done: true })).await
+    change(control, &CHANGES, |c| {
+        c.export_pool().map(|()| Done { done: true })
+    })
+    .await
 }
 
 /// All disks, by name.
@@ -155,7 +188,7 @@ async fn get_disks(State(control): Shared) -> Result<Json<Vec<DiskInfo>>> {
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskAdd, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn add_disk(State(control): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
-    run(control, move |c| {
+    change(control, &OPENINGS, move |c| {
         let notice = origin::look(&disk.origin, &c.pool()?.flash)?;
         let mut info = c.add(disk)?;
         info.notices.extend(notice);
@@ -180,14 +213,16 @@ async fn set_disk(
     Path(name): Path<String>,
     Body(set): Body<DiskSet>,
 ) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.set(&name, set)).await
+    let asks_origin = set.size_from_origin || set.trust.is_some();
+    let turns = if asks_origin { &OPENINGS } else { &CHANGES };
+    change(control, turns, move |c| c.set(&name, set)).await
 }
 
 /// Begin to write everything dirty to the origin. Poll the disk for its progress.
 #[utoipa::path(post, path = "/v1/disks/{name}/flush", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn flush_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.flush(&name)).await
+    change(control, &CHANGES, move |c| c.flush(&name)).await
 }
 
 /// Begin to remove a disk: no new connections, write everything dirty to the origin, forget it.
@@ -200,21 +235,21 @@ async fn remove_disk(
     Path(name): Path<String>,
     Body(how): Body<DiskRemove>,
 ) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.remove(&name, how)).await
+    change(control, &CHANGES, move |c| c.remove(&name, how)).await
 }
 
 /// Call off a flush or a removal. Nothing is lost; what was written stays written.
 #[utoipa::path(post, path = "/v1/disks/{name}/cancel", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn cancel_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.cancel(&name)).await
+    change(control, &CHANGES, move |c| c.cancel(&name)).await
 }
 
 /// Give up the ranges whose only copy was lost with the flash: they read as the origin has them.
 #[utoipa::path(post, path = "/v1/disks/{name}/accept-loss", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn accept_loss(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.accept_loss(&name)).await
+    change(control, &CHANGES, move |c| c.accept_loss(&name)).await
 }
 
 /// All statistics.

@@ -8,7 +8,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
-use super::server::{Body, Control, Shared, run};
+use super::server::{Body, CHANGES, Control, Shared, change, run};
 use super::types::ErrorBody;
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::Result;
@@ -44,7 +44,7 @@ async fn start_recording(
     Path(name): Path<String>,
     Body(start): Body<RecordStart>,
 ) -> Result<Json<Recording>> {
-    run(control, move |c| c.record(&name, start)).await
+    change(control, &CHANGES, move |c| c.record(&name, start)).await
 }
 
 /// End a recording; its file is complete when this is answered.
@@ -54,7 +54,7 @@ async fn stop_recording(
     State(control): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Recording>> {
-    run(control, move |c| c.stop_recording(&name)).await
+    change(control, &CHANGES, move |c| c.stop_recording(&name)).await
 }
 
 /// What more or less flash would do for every disk, and how the pool is best divided.
@@ -68,7 +68,7 @@ async fn get_advice(State(control): Shared) -> Result<Json<AdviceReport>> {
 #[utoipa::path(post, path = "/v1/advice/apply", tag = "workload", responses(
     (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
 async fn apply_advice(State(control): Shared) -> Result<Json<AdviceReport>> {
-    run(control, |c| c.apply_advice(None)).await
+    change(control, &CHANGES, |c| c.apply_advice(None)).await
 }
 
 /// What more or less flash would do for a disk. The division is still over all.
@@ -88,7 +88,7 @@ async fn apply_disk_advice(
     State(control): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<AdviceReport>> {
-    run(control, move |c| c.apply_advice(Some(&name))).await
+    change(control, &CHANGES, move |c| c.apply_advice(Some(&name))).await
 }
 
 /// The routes of this file.

@@ -7,11 +7,12 @@
 //! the comparison of cached blocks has to tell.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hearth_engine::api::{DiskConfig, Mode, OriginState};
-use hearth_format::DiskRecord;
+use hearth_engine::api::{DiskConfig, DiskId, Mode, OriginState};
+use hearth_format::{DiskRecord, OriginIdentity};
 use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 
 use super::{Daemon, Phase, Slot, lock};
@@ -34,13 +35,72 @@ const PATIENCE_MAX: Duration = Duration::from_secs(10);
 const SIZE_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for the last user of an origin that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
+/// Longest wait for its being closed, which on a mount that hangs never ends. A process that opens
+/// an image is given 25 s to end.
+const CLOSE_TIME: Duration = Duration::from_secs(30);
 
 /// Cache block size of a disk that leaves it to us.
 const BLOCK_SIZE_AUTO: u32 = 4096;
 
-/// An origin that was opened and judged, not served yet.
-struct Judged {
+/// An origin that was opened and looked at. Here is all that may take as long as it likes.
+pub(super) struct Opened {
     device: Device,
+    identity: Option<OriginIdentity>,
+    /// Why it is not what the cache believes, if so.
+    differs: Option<String>,
+    state: OriginState,
+}
+
+impl Opened {
+    /// Looks at the origin of a new disk. Blocks.
+    pub(super) fn new(device: Device) -> Opened {
+        let identity = origin::identity(&device);
+        Opened::looked_at(device, identity, None)
+    }
+
+    fn looked_at(
+        device: Device,
+        identity: Option<OriginIdentity>,
+        differs: Option<String>,
+    ) -> Opened {
+        // Without this, what is read before the engine's own first flush could not be cached.
+        let state = match device.flush() {
+            Ok(()) => OriginState::Flushed,
+            Err(e) => {
+                tracing::warn!(origin = %device.name(), "the origin cannot be flushed: {e}");
+                OriginState::Unknown
+            }
+        };
+        Opened {
+            device,
+            identity,
+            differs,
+            state,
+        }
+    }
+
+    /// The origin's device.
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// The mark of a disk whose origin is being opened, which may take as long as the origin likes.
+/// Nobody else changes or removes the disk meanwhile, but operations on others go on.
+pub(super) struct Mark {
+    daemon: Arc<Daemon>,
+    id: DiskId,
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        lock(&self.daemon.attaching).remove(&self.id);
+        self.daemon.attached.notify_all();
+    }
+}
+
+/// What becomes of a disk whose origin was opened and judged, but is not served yet.
+struct Judged {
     record: DiskRecord,
     notices: Vec<String>,
     /// Dirty blocks must be in the origin before anybody may read.
@@ -101,13 +161,14 @@ impl Daemon {
             "see whether its device or network mount hangs",
         );
         let slot = Slot::new(id, Phase::Waiting(unanswered), self.now_s());
-        lock(&self.disks).insert(name.clone(), slot);
-        lock(&self.attaching).insert(id);
+        lock(&self.disks).insert(name, slot);
+        let Some(mark) = self.mark(id) else {
+            return;
+        };
         let daemon = self.clone();
         let work = move || {
-            let slot = daemon.attach_slot(record, None);
-            lock(&daemon.disks).insert(name, slot);
-            lock(&daemon.attaching).remove(&id);
+            // The daemon is stopping; what was opened is closed.
+            let _ = daemon.attach_marked(mark, record, None);
             drop(told);
         };
         let thread = std::thread::Builder::new()
@@ -115,8 +176,37 @@ impl Daemon {
             .spawn(work);
         if let Err(e) = thread {
             tracing::error!("cannot start a thread: {e}; the disk is tried again later");
-            lock(&self.attaching).remove(&id);
         }
+    }
+
+    /// Marks a disk whose origin is about to be opened; `None` if it has the mark already.
+    pub(super) fn mark(self: &Arc<Daemon>, id: DiskId) -> Option<Mark> {
+        lock(&self.attaching).insert(id).then(|| Mark {
+            daemon: self.clone(),
+            id,
+        })
+    }
+
+    /// Opens a disk's origin, however long that takes, and attaches the disk, whatever comes of
+    /// it. Fails if the daemon has begun to stop meanwhile.
+    pub(super) fn attach_marked(
+        self: &Arc<Daemon>,
+        mark: Mark,
+        record: DiskRecord,
+        trust: Option<Trust>,
+    ) -> Result<()> {
+        let opened = self.look(&record);
+        let ops = lock(&self.ops);
+        self.not_stopping()?;
+        let name = record.name;
+        let record = lock(&self.pool).record(mark.id).cloned();
+        let record = record.ok_or_else(|| Error::no_disk(&name))?;
+        let (slot, rest) = self.attach_slot(record, trust, opened);
+        lock(&self.disks).insert(name, slot);
+        drop(ops);
+        // The mark goes last: whoever may open it next finds it closed.
+        drop(rest);
+        Ok(())
     }
 
     /// Tries disks whose origin is missing or too small again, every few seconds, until the daemon
@@ -185,7 +275,7 @@ impl Daemon {
             return;
         }
         // Somebody adding or changing a disk goes first; then the disk may be gone or decided.
-        let Ok(_ops) = self.ops.try_lock() else {
+        let Ok(ops) = self.ops.try_lock() else {
             return;
         };
         let still = |disks: &BTreeMap<String, Slot>| {
@@ -196,34 +286,47 @@ impl Daemon {
         if !still(&lock(&self.disks)) {
             return;
         }
-        let Some(record) = lock(&self.pool).record(id).cloned() else {
+        let record = lock(&self.pool).record(id).cloned();
+        let (Some(record), Some(mark)) = (record, self.mark(id)) else {
             return;
         };
-        let slot = self.attach_slot(record, None);
+        drop(ops);
+        if self.attach_marked(mark, record, None).is_err() {
+            return;
+        }
         // An attempt may start a process, and says in the log what came of it.
-        if slot.is_awaited() {
+        if still(&lock(&self.disks)) {
             let wait = patience.map_or(RETRY_TIME, |(_, wait)| (wait * 2).min(PATIENCE_MAX));
             lock(&self.patience).insert(id, (Instant::now() + wait, wait));
         } else {
             lock(&self.patience).remove(&id);
         }
-        lock(&self.disks).insert(name.to_owned(), slot);
     }
 
-    /// Attaches a disk of the registry, whatever comes of it.
+    /// Attaches a disk of the registry, whatever came of opening its origin. The caller has `ops`,
+    /// so nothing here waits for the origin: one that is not taken is given back, to be closed
+    /// where it may take its time.
     pub(super) fn attach_slot(
         self: &Arc<Daemon>,
         record: DiskRecord,
         trust: Option<Trust>,
-    ) -> Slot {
+        opened: Result<Opened>,
+    ) -> (Slot, Option<Opened>) {
         let (id, name) = (record.id, record.name.clone());
         let now = self.now_s();
-        let opened = self.open_origin(&record);
-        let shrunk = opened.as_ref().is_ok_and(|d| d.size() < record.size);
-        match opened
-            .and_then(|device| self.judge(device, record, trust))
-            .and_then(|judged| self.serve(judged))
-        {
+        let shrunk = opened
+            .as_ref()
+            .is_ok_and(|opened| opened.device.size() < record.size);
+        let judged = match &opened {
+            Ok(opened) => self.judge(opened, record, trust),
+            Err(e) => Err(e.clone()),
+        };
+        let (served, rest) = match (judged, opened) {
+            (Ok(judged), Ok(opened)) => (self.serve(opened, judged), None),
+            (Err(e), opened) => (Err(e), opened.ok()),
+            (Ok(_), Err(e)) => (Err(e), None),
+        };
+        let slot = match served {
             Ok((phase, notices)) => {
                 for notice in &notices {
                     tracing::warn!(disk = %name, "{notice}");
@@ -252,21 +355,35 @@ impl Daemon {
                 tracing::warn!(disk = %name, "waiting: {e}");
                 Slot::new(id, Phase::Waiting(e), now)
             }
-        }
+        };
+        (slot, rest)
     }
 
-    fn open_origin(&self, record: &DiskRecord) -> Result<Device> {
+    /// Opens an origin and compares it with what is known. Blocks.
+    fn look(&self, record: &DiskRecord) -> Result<Opened> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
-        origin::open(&spec, record, &self.images)
+        let device = origin::open(&spec, record, &self.images)?;
+        let identity = origin::identity(&device);
+        // Of one that is too small nothing more need be known.
+        let differs = (device.size() >= record.size)
+            .then(|| self.difference(record, &device, identity.as_ref()))
+            .flatten();
+        Ok(Opened::looked_at(device, identity, differs))
     }
 
-    /// Compares an origin with what is known. Drops clean blocks that may be old.
+    /// Says what becomes of an origin that was looked at. Drops clean blocks that may be old.
     fn judge(
         &self,
-        device: Device,
+        opened: &Opened,
         mut record: DiskRecord,
         trust: Option<Trust>,
     ) -> Result<Judged> {
+        let Opened {
+            device,
+            identity: now,
+            differs: reason,
+            ..
+        } = opened;
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
             record.since_seq = record.since_seq.max(*since_seq);
         }
@@ -281,8 +398,6 @@ impl Daemon {
                 "give it its size back, and the disk attaches by itself; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
             ));
         }
-        let now = origin::identity(&device);
-        let reason = self.difference(&record, &device);
         let status = self.engine.status(record.id).unwrap_or_default();
         let dirty = status.owed_blocks();
         let mut notices = Vec::new();
@@ -322,7 +437,7 @@ impl Daemon {
             ));
         }
         record.size = size;
-        record.origin_identity = now;
+        record.origin_identity = *now;
         record.clean_detach = now.is_some();
         if reconcile {
             // Until that is done, a crash must lead back to the same question.
@@ -330,7 +445,6 @@ impl Daemon {
         }
         self.store_record(&record)?;
         Ok(Judged {
-            device,
             record,
             notices,
             reconcile,
@@ -338,7 +452,12 @@ impl Daemon {
     }
 
     /// Why the origin is not what the cache believes, if so.
-    fn difference(&self, record: &DiskRecord, device: &Device) -> Option<String> {
+    fn difference(
+        &self,
+        record: &DiskRecord,
+        device: &Device,
+        now: Option<&OriginIdentity>,
+    ) -> Option<String> {
         let cached = self
             .engine
             .status(record.id)
@@ -346,8 +465,7 @@ impl Daemon {
         if !cached {
             return None;
         }
-        let now = origin::identity(device);
-        if let (Some(then), Some(now)) = (&record.origin_identity, &now)
+        if let (Some(then), Some(now)) = (&record.origin_identity, now)
             && let Some(why) =
                 origin::difference(then, now, device.is_device(), record.clean_detach)
         {
@@ -358,9 +476,9 @@ impl Daemon {
     }
 
     /// Gives a judged disk to the engine and, unless it must be reconciled first, to clients.
-    fn serve(self: &Arc<Daemon>, judged: Judged) -> Result<(Phase, Vec<String>)> {
+    fn serve(self: &Arc<Daemon>, opened: Opened, judged: Judged) -> Result<(Phase, Vec<String>)> {
+        let Opened { device, state, .. } = opened;
         let Judged {
-            device,
             record,
             notices,
             reconcile,
@@ -374,14 +492,6 @@ impl Daemon {
         };
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
-        // Without this, what is read before the engine's own first flush could not be cached.
-        let state = match device.flush() {
-            Ok(()) => OriginState::Flushed,
-            Err(e) => {
-                tracing::warn!(disk = %record.name, "the origin cannot be flushed: {e}");
-                OriginState::Unknown
-            }
-        };
         if let Err(e) = self.engine.attach(config(&record, &device), state) {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
@@ -413,17 +523,47 @@ impl Daemon {
         export
     }
 
-    /// Closes the origin of a disk the engine has let go.
+    /// Closes the origin of a disk the engine has let go, and waits for that, within bounds.
     pub(super) fn release(&self, id: u16) {
-        if let Some(device) = self.targets.set(Target::Origin(id), None) {
-            self.poke();
+        if let Some(closed) = self.begin_release(id) {
+            // Ends when it is closed.
+            let _ = closed.recv_timeout(CLOSE_TIME);
+        }
+    }
+
+    /// The same for many disks, side by side.
+    pub(super) fn release_all(&self, ids: &[u16]) {
+        let end = Instant::now() + CLOSE_TIME;
+        for group in ids.chunks(ATTACH_THREADS) {
+            let closing: Vec<_> = group.iter().map(|id| self.begin_release(*id)).collect();
+            for closed in closing.into_iter().flatten() {
+                let _ = closed.recv_timeout(end.saturating_duration_since(Instant::now()));
+            }
+        }
+    }
+
+    /// Closes an origin on a thread of its own: on a mount that hangs, closing hangs as well. The
+    /// other end of what is returned is dropped when it is done.
+    fn begin_release(&self, id: u16) -> Option<Receiver<()>> {
+        let device = self.targets.set(Target::Origin(id), None)?;
+        self.poke();
+        let (told, closed) = sync_channel(1);
+        let work = move || {
             if Targets::wait_unused(device, RELEASE_TIME).is_err() {
                 tracing::warn!(
                     disk = id,
                     "the origin is still being used; it is closed when that ends"
                 );
             }
+            drop(told);
+        };
+        let thread = std::thread::Builder::new()
+            .name("hearth-close".to_owned())
+            .spawn(work);
+        if let Err(e) = thread {
+            tracing::error!("cannot start a thread: {e}; an origin was closed without waiting");
         }
+        Some(closed)
     }
 
     /// Stores a disk's record durably.

@@ -1,14 +1,15 @@
 //! The control operations. Every change is durable in the pool's registry before it is answered.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
-use hearth_io::{BLOCK, Device, OriginSpec};
+use hearth_io::{BLOCK, OriginSpec};
 
-use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
+use super::attach::Opened;
+use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
 use crate::api::advice::AdviceReport;
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
@@ -26,6 +27,17 @@ const SEQ_CUTOFF: u64 = 1 << 20;
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
 /// How often it looks.
 const RECONCILE_POLL: Duration = Duration::from_millis(10);
+
+/// How long a change of a disk waits while the disk's origin is being opened.
+const OPENING_TIME: Duration = Duration::from_secs(3);
+
+/// Why an origin cannot become another disk's.
+fn is_taken(origin: &str, disk: &str) -> Error {
+    Error::conflict(
+        format!("{origin} is already the origin of disk {disk}"),
+        "use that disk, or remove it first",
+    )
+}
 
 /// Why a disk takes no flush or removal now.
 fn reconciling(name: &str) -> Error {
@@ -77,7 +89,7 @@ fn check_limits(min: u64, max: u64) -> Result<()> {
 }
 
 impl Daemon {
-    fn not_stopping(&self) -> Result<()> {
+    pub(super) fn not_stopping(&self) -> Result<()> {
         if self.stopping.load(Ordering::Relaxed) {
             return Err(Error::conflict(
                 "the daemon is stopping",
@@ -112,46 +124,91 @@ impl Daemon {
         Ok(())
     }
 
-    /// Refuses an origin that is the flash, or another disk's.
+    /// Refuses an origin that is the flash, or another disk's. Looks for files under another name
+    /// as well, which may hang with the mount one of them is on.
     fn check_unused(&self, spec: &OriginSpec) -> Result<()> {
-        let pool = lock(&self.pool);
         let path = hearth_origin::local_path(spec).unwrap_or_default();
-        let path = path.as_path();
-        if origin::is_same_file(path, pool.path()) {
+        let pool = lock(&self.pool);
+        let flash = pool.path().to_owned();
+        let disks: Vec<(String, String)> = pool
+            .registry()
+            .disks
+            .iter()
+            .map(|d| (d.name.clone(), d.origin.clone()))
+            .collect();
+        drop(pool);
+        if origin::is_same_file(&path, &flash) {
             return Err(Error::invalid(
                 format!("{} is the pool's own flash device", path.display()),
                 "give the file or device that holds the disk's data",
             ));
         }
+        for (name, text) in &disks {
+            let other = origin::parse(text)
+                .ok()
+                .and_then(|other| hearth_origin::local_path(&other));
+            if other.is_some_and(|other| origin::is_same_file(&other, &path)) {
+                return Err(is_taken(text, name));
+            }
+        }
+        self.check_unclaimed(spec)
+    }
+
+    /// Refuses another disk's origin, going by names alone: a file under two names cannot be
+    /// opened twice.
+    fn check_unclaimed(&self, spec: &OriginSpec) -> Result<()> {
+        let path = hearth_origin::local_path(spec);
+        let pool = lock(&self.pool);
         let owner = pool.registry().disks.iter().find(|record| {
             origin::parse(&record.origin).is_ok_and(|other| {
                 other.source == spec.source
-                    || hearth_origin::local_path(&other)
-                        .is_some_and(|p| p == path || origin::is_same_file(&p, path))
+                    || (path.is_some() && hearth_origin::local_path(&other) == path)
             })
         });
         match owner {
-            Some(record) => Err(Error::conflict(
-                format!(
-                    "{} is already the origin of disk {}",
-                    record.origin, record.name
-                ),
-                "use that disk, or remove it first",
-            )),
+            Some(record) => Err(is_taken(&record.origin, &record.name)),
             None => Ok(()),
         }
     }
 
-    /// Refuses a disk whose origin is being opened at this moment.
-    fn not_attaching(&self, name: &str) -> Result<()> {
-        let id = self.with_slot(name, |slot| Ok(slot.id))?;
-        if lock(&self.attaching).contains(&id) {
+    /// Refuses a disk that cannot be added beside those that are there.
+    fn check_new(&self, disk: &DiskAdd, spec: &OriginSpec) -> Result<()> {
+        self.not_stopping()?;
+        if lock(&self.disks).contains_key(&disk.name) {
             return Err(Error::conflict(
-                format!("the origin of disk {name} is being opened and does not answer"),
-                "see whether its device or network mount hangs",
+                format!("there is already a disk named {}", disk.name),
+                "choose another name",
             ));
         }
-        Ok(())
+        self.check_share(&disk.name, disk.min)?;
+        self.check_unclaimed(spec)
+    }
+
+    /// The lock of the operations, for a change of disk `name`. While its origin is being opened it
+    /// is waited for, a little; operations on other disks go on meanwhile.
+    fn ops_for(&self, name: &str) -> Result<MutexGuard<'_, ()>> {
+        let end = Instant::now() + OPENING_TIME;
+        loop {
+            let ops = lock(&self.ops);
+            self.not_stopping()?;
+            let id = self.with_slot(name, |slot| Ok(slot.id))?;
+            let attaching = lock(&self.attaching);
+            if !attaching.contains(&id) {
+                return Ok(ops);
+            }
+            drop(ops);
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::conflict(
+                    format!("the origin of disk {name} is being opened and does not answer"),
+                    "see whether its device or network mount hangs",
+                ));
+            }
+            let opened = self
+                .attached
+                .wait_timeout_while(attaching, left, |a| a.contains(&id));
+            drop(opened);
+        }
     }
 
     fn with_slot<T>(&self, name: &str, act: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
@@ -169,17 +226,18 @@ impl Daemon {
     }
 
     /// Voids whatever the log may hold of the number a new disk gets, and attaches the disk.
-    fn admit(self: &Arc<Daemon>, mut record: DiskRecord, device: Device) -> Result<()> {
+    fn admit(self: &Arc<Daemon>, mut record: DiskRecord, opened: Opened) -> Result<()> {
         let (id, name) = (record.id, record.name.clone());
         let failed = |e| control_error(&format!("add {name}"), e);
         self.engine
             .attach(
-                super::attach::config(&record, &device),
+                super::attach::config(&record, opened.device()),
                 OriginState::Unknown,
             )
             .map_err(failed)?;
         let outcome = self.forget(id).and_then(|since_seq| {
-            self.engine.detach(id).map_err(failed)?;
+            // The engine may be flushing the origin of its own accord at this moment.
+            self.at_rest(&format!("add {name}"), || self.engine.detach(id))?;
             record.since_seq = since_seq;
             lock(&self.pool).change(|registry| {
                 // Takes the same number as the caller saw: operations are one at a time.
@@ -193,8 +251,8 @@ impl Daemon {
             let _ = self.engine.remove(id);
             return Err(e);
         }
-        drop(device);
-        let slot = self.attach_slot(record, None);
+        // A new disk's origin fits, so there is nothing left over that would have to be closed.
+        let (slot, _) = self.attach_slot(record, None, Ok(opened));
         lock(&self.disks).insert(name, slot);
         // What is kept for it is taken from the others' shares.
         self.keep_shares();
@@ -224,6 +282,16 @@ impl Daemon {
                 "",
             )
         })?;
+        let now = origin::identity(device);
+        // The origin has said all it has to say: from here on nothing waits for it.
+        let _ops = self.ops_for(name)?;
+        self.with_slot(name, |slot| match slot.export() {
+            Some(still) if Arc::ptr_eq(still, &export) => Ok(()),
+            _ => Err(Error::conflict(
+                format!("disk {name} was detached while its origin was asked for its size"),
+                "try again when it is attached",
+            )),
+        })?;
         let id = hearth_nbd::Export::disk(&*export);
         let known = lock(&self.pool).record(id).map(|record| record.size);
         let known = known.ok_or_else(|| Error::no_disk(name))?;
@@ -244,7 +312,6 @@ impl Daemon {
         self.engine
             .set_size(id, size)
             .map_err(|e| control_error(&format!("resize {name}"), e))?;
-        let now = origin::identity(device);
         lock(&self.pool).change(|registry| {
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
@@ -263,6 +330,7 @@ impl Daemon {
 
     /// Attaches a disk that was refused, now that somebody has decided.
     fn decide(self: &Arc<Daemon>, name: &str, trust: Trust) -> Result<()> {
+        let ops = self.ops_for(name)?;
         let id = self.with_slot(name, |slot| match &slot.phase {
             _ if matches!(slot.job, Some(Job::Remove { .. })) => Err(Error::conflict(
                 format!("disk {name} is being removed"),
@@ -279,13 +347,16 @@ impl Daemon {
             .record(id)
             .cloned()
             .ok_or_else(|| Error::no_disk(name))?;
-        let slot = self.attach_slot(record, Some(trust));
-        let refused = match &slot.phase {
-            Phase::Refused(e) | Phase::Waiting(e) => Some(e.clone()),
-            _ => None,
-        };
-        lock(&self.disks).insert(name.to_owned(), slot);
-        refused.map_or(Ok(()), Err)
+        // Nobody else has it: that was waited for.
+        let mark = self
+            .mark(id)
+            .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
+        drop(ops);
+        self.attach_marked(mark, record, Some(trust))?;
+        self.with_slot(name, |slot| match &slot.phase {
+            Phase::Refused(e) | Phase::Waiting(e) => Err(e.clone()),
+            _ => Ok(()),
+        })
     }
 
     /// Waits until a disk being reconciled is served, for a while.
@@ -409,8 +480,6 @@ impl Control for Arc<Daemon> {
     }
 
     fn add(&self, disk: DiskAdd) -> Result<DiskInfo> {
-        let _ops = lock(&self.ops);
-        self.not_stopping()?;
         check_name(&disk.name).map_err(|e| {
             Error::invalid(
                 e.to_string()
@@ -418,16 +487,10 @@ impl Control for Arc<Daemon> {
                 "use letters, digits, '.', '_' and '-', at most 64, not starting with '.' or '-'",
             )
         })?;
-        if lock(&self.disks).contains_key(&disk.name) {
-            return Err(Error::conflict(
-                format!("there is already a disk named {}", disk.name),
-                "choose another name",
-            ));
-        }
         check_limits(disk.min, disk.max)?;
-        self.check_share(&disk.name, disk.min)?;
         let spec = origin::parse(&disk.origin)?;
         let block_size = block_size(disk.block_size)?;
+        self.check_new(&disk, &spec)?;
         self.check_unused(&spec)?;
         let mut record = DiskRecord {
             read_only: disk.read_only,
@@ -442,6 +505,10 @@ impl Control for Arc<Daemon> {
                 "",
             ));
         }
+        let opened = Opened::new(device);
+        // All that the origin can hold up is done. Others may have added disks meanwhile.
+        let _ops = lock(&self.ops);
+        self.check_new(&disk, &spec)?;
         let id = lock(&self.pool)
             .registry()
             .clone()
@@ -466,7 +533,7 @@ impl Control for Arc<Daemon> {
             serial: Uuid::new_v4(),
             ..record
         };
-        self.admit(record, device)?;
+        self.admit(record, opened)?;
         let info = self.disk_info(&disk.name)?;
         if info.state != DiskState::Attached {
             let reason = info.reason.unwrap_or_default();
@@ -483,25 +550,21 @@ impl Control for Arc<Daemon> {
     }
 
     fn set(&self, name: &str, set: DiskSet) -> Result<DiskInfo> {
-        let ops = lock(&self.ops);
-        self.not_stopping()?;
-        self.not_attaching(name)?;
+        let ops = self.ops_for(name)?;
         self.apply(name, &set)?;
+        drop(ops);
         if set.size_from_origin {
             self.grow(name)?;
         }
         if let Some(trust) = set.trust {
             self.decide(name, trust)?;
-            drop(ops);
             self.wait_reconciled(name);
         }
         self.disk_info(name)
     }
 
     fn flush(&self, name: &str) -> Result<DiskInfo> {
-        let _ops = lock(&self.ops);
-        self.not_stopping()?;
-        self.not_attaching(name)?;
+        let _ops = self.ops_for(name)?;
         let id = self.with_slot(name, |slot| match (&slot.phase, slot.job) {
             (_, Some(Job::Remove { .. })) => {
                 Err(Error::conflict(format!("disk {name} is being removed"), ""))
@@ -523,8 +586,18 @@ impl Control for Arc<Daemon> {
     }
 
     fn cancel(&self, name: &str) -> Result<DiskInfo> {
+        let stays = |slot: &mut Slot| match slot.is_leaving() {
+            true => Err(Error::conflict(
+                format!("the removal of disk {name} is in its last step and cannot be called off"),
+                "wait until the disk is gone, and add it again",
+            )),
+            false => Ok(()),
+        };
+        // That step has the lock. Whoever asks now is told at once, not when the disk is gone.
+        self.with_slot(name, stays)?;
         let _ops = lock(&self.ops);
         self.with_slot(name, |slot| {
+            stays(slot)?;
             self.call_off(name, slot);
             Ok(())
         })?;
@@ -532,9 +605,7 @@ impl Control for Arc<Daemon> {
     }
 
     fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo> {
-        let _ops = lock(&self.ops);
-        self.not_stopping()?;
-        self.not_attaching(name)?;
+        let _ops = self.ops_for(name)?;
         let (id, attached) = self.with_slot(name, |slot| {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.owed_blocks();
@@ -567,7 +638,7 @@ impl Control for Arc<Daemon> {
             name,
             Job::Remove {
                 discard: how.discard_dirty,
-                closing: false,
+                stage: Stage::Draining,
             },
         )?;
         let info = self.disk_info(name)?;

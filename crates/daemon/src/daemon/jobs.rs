@@ -1,14 +1,14 @@
 //! What goes on besides serving: flushes, removals, windows, disks whose origin is missing.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 use hearth_engine::ControlError;
 use hearth_engine::api::OriginState;
 use hearth_io::BLOCK;
 
-use super::{Daemon, Job, Phase, Slot, StopReason, control_error, lock};
+use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::DrainProgress;
 use crate::error::{Error, Result};
@@ -181,7 +181,7 @@ impl Daemon {
             }
             Some(Job::Remove {
                 discard,
-                closing: false,
+                stage: Stage::Draining,
             }) if discard || status.drained || slot.export().is_none() => {
                 // From here on the guest's requests are refused, so that the end comes.
                 if let Some(export) = slot.export() {
@@ -189,12 +189,12 @@ impl Daemon {
                 }
                 slot.job = Some(Job::Remove {
                     discard,
-                    closing: true,
+                    stage: Stage::Closing,
                 });
             }
             Some(Job::Remove {
                 discard,
-                closing: true,
+                stage: Stage::Closing,
             }) => {
                 let rest = status.in_flight == 0 && (discard || status.drained);
                 if rest || !status.attached {
@@ -244,9 +244,23 @@ impl Daemon {
 
     /// Nothing of the disk is in flight and nothing that counts is dirty: it goes.
     fn finish_removal(self: &Arc<Daemon>, name: &str, discard: bool) -> Result<()> {
+        // Nobody may call it off, or attach the disk again, between here and the end. Whoever
+        // changes disks goes first, perhaps for long: housekeeping comes again.
+        let _ops = match self.ops.try_lock() {
+            Ok(ops) => ops,
+            Err(TryLockError::Poisoned(ops)) => ops.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        let closing = Job::Remove {
+            discard,
+            stage: Stage::Closing,
+        };
         let (id, origin) = match lock(&self.disks).get(name) {
-            Some(slot) => (slot.id, slot.export().map(|e| e.origin().clone())),
-            None => return Ok(()),
+            // What was seen before the lock was taken may have been called off since.
+            Some(slot) if slot.job == Some(closing) => {
+                (slot.id, slot.export().map(|e| e.origin().clone()))
+            }
+            _ => return Ok(()),
         };
         let stats = self.engine.stats(id, hearth_io::now_ns());
         if origin.is_some() {
@@ -280,16 +294,19 @@ impl Daemon {
                 export.set_gone();
                 self.reactors.look();
             }
+            slot.job = Some(Job::Remove {
+                discard,
+                stage: Stage::Last,
+            });
             slot.phase =
                 Phase::Waiting(Error::conflict(format!("disk {name} is being removed"), ""));
         }
         self.release(id);
         if let Err(e) = self.erase(id) {
-            tracing::error!(disk = %name, "cannot be removed: {e}");
-            let record = lock(&self.pool).record(id).cloned();
-            if let Some(record) = record {
-                let slot = self.attach_slot(record, None);
-                lock(&self.disks).insert(name.to_owned(), slot);
+            // It stays. Its origin is opened again by those who look for missing ones: that may
+            // take as long as the origin likes, and here nobody may wait for it.
+            if let Some(slot) = lock(&self.disks).get_mut(name) {
+                slot.phase = Phase::Waiting(e.clone());
             }
             return Err(e);
         }
@@ -339,5 +356,81 @@ impl Daemon {
             registry.disks.retain(|r| r.id != id);
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing;
+    use super::*;
+    use crate::api::server::Control;
+    use crate::error::Kind;
+
+    fn closing(daemon: &Daemon, name: &str) {
+        let mut disks = lock(&daemon.disks);
+        let slot = disks.get_mut(name).unwrap();
+        slot.export().unwrap().set_closing(true);
+        slot.job = Some(Job::Remove {
+            discard: false,
+            stage: Stage::Closing,
+        });
+    }
+
+    /// As housekeeping does: again while something of the disk is in flight.
+    fn finish(daemon: &Arc<Daemon>, name: &str) -> Result<()> {
+        while daemon.disk(name).is_ok() {
+            daemon.finish_removal(name, false)?;
+        }
+        Ok(())
+    }
+
+    fn is_attached(daemon: &Daemon, name: &str) -> bool {
+        lock(&daemon.disks)
+            .get(name)
+            .is_some_and(|slot| slot.export().is_some())
+    }
+
+    #[test]
+    fn a_removal_waits_for_other_operations_and_sees_that_it_was_called_off() {
+        let (_dir, daemon) = testing::with_disk("a");
+        closing(&daemon, "a");
+        let ops = lock(&daemon.ops);
+        // On a thread of its own, because it must not take what this one holds.
+        std::thread::scope(|s| {
+            s.spawn(|| daemon.finish_removal("a", false).unwrap());
+        });
+        assert!(is_attached(&daemon, "a"));
+        drop(ops);
+        daemon.cancel("a").unwrap();
+        daemon.finish_removal("a", false).unwrap();
+        assert!(is_attached(&daemon, "a"));
+        closing(&daemon, "a");
+        finish(&daemon, "a").unwrap();
+        assert_eq!(daemon.disk("a").unwrap_err().kind, Kind::NotFound);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    #[test]
+    fn the_last_step_of_a_removal_cannot_be_called_off() {
+        let (_dir, daemon) = testing::with_disk("a");
+        // Somebody who still uses the origin, so that the last step takes a while.
+        let user = lock(&daemon.disks)["a"].export().unwrap().origin().clone();
+        closing(&daemon, "a");
+        let remover = daemon.clone();
+        let removal = std::thread::spawn(move || finish(&remover, "a"));
+        while is_attached(&daemon, "a") {
+            std::thread::yield_now();
+        }
+        let refused = daemon.cancel("a").unwrap_err();
+        assert!(
+            refused.kind == Kind::Conflict && refused.what.contains("last step"),
+            "{refused}"
+        );
+        assert!(!lock(&daemon.disks)["a"].is_awaited());
+        drop(user);
+        removal.join().unwrap().unwrap();
+        assert_eq!(daemon.disk("a").unwrap_err().kind, Kind::NotFound);
+        assert!(lock(&daemon.pool).registry().disks.is_empty());
+        daemon.shut_down(StopReason::Signal).unwrap();
     }
 }

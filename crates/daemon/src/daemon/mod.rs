@@ -1,7 +1,7 @@
 //! The daemon proper: a pool, its engine and data threads, and the life of its disks.
 //!
-//! Locks, in the order they may be taken together: `ops` (one control operation at a time; may
-//! be held for long), `disks` (what every disk is doing; held briefly), `pool` (the registry;
+//! Locks, in the order they may be taken together: `ops` (one control operation at a time; held
+//! while flash is written, but never while an origin is waited for), `disks` (what every disk is doing; held briefly), `pool` (the registry;
 //! held for the time of a write to flash). The data threads take `pool` too, once per disk, so
 //! nobody may wait for a data thread while holding it.
 
@@ -117,13 +117,24 @@ enum Phase {
 enum Job {
     /// Write everything dirty to the origin.
     Flush,
-    /// The same, then forget the disk; the second stage takes no more requests.
+    /// The same, then forget the disk.
     Remove {
         /// Throw dirty blocks away.
         discard: bool,
-        /// Clients are cut off; waiting for the rest.
-        closing: bool,
+        /// How far it is.
+        stage: Stage,
     },
+}
+
+/// How far a removal is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    /// The disk is served while what is dirty goes to the origin.
+    Draining,
+    /// Clients are cut off; waiting for the rest.
+    Closing,
+    /// The engine has let the disk go. There is no way back.
+    Last,
 }
 
 /// A disk.
@@ -164,7 +175,19 @@ impl Slot {
         }
     }
 
-    /// Attaching it is worth another try.
+    /// A removal has passed the point of no return.
+    fn is_leaving(&self) -> bool {
+        matches!(
+            self.job,
+            Some(Job::Remove {
+                stage: Stage::Last,
+                ..
+            })
+        )
+    }
+
+    /// Attaching it is worth another try. Not while it is being removed: it would be served again
+    /// while its record is erased.
     fn is_awaited(&self) -> bool {
         self.job.is_none()
             && match self.phase {
@@ -218,6 +241,8 @@ pub struct Daemon {
     leftovers: Mutex<Vec<DiskId>>,
     /// Disks whose origin is being opened right now, however long that takes.
     attaching: Mutex<BTreeSet<DiskId>>,
+    /// Told when one of them is done.
+    attached: Condvar,
     images: PathBuf,
     /// Disks whose origin is there but would not open: when to try again, and the wait after that.
     patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
@@ -308,6 +333,7 @@ impl Daemon {
             voided: Mutex::default(),
             leftovers: Mutex::default(),
             attaching: Mutex::default(),
+            attached: Condvar::new(),
             images: options.images.clone(),
             patience: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -350,7 +376,10 @@ impl Daemon {
         let end = Instant::now() + REST_TIME;
         loop {
             match attempt() {
-                Err(ControlError::Busy) if Instant::now() < end => {
+                // Whoever stops does not wait for what may be waiting for an origin.
+                Err(ControlError::Busy)
+                    if Instant::now() < end && !self.stopping.load(Ordering::Relaxed) =>
+                {
                     self.poke();
                     std::thread::sleep(REST_POLL);
                 }
@@ -422,4 +451,60 @@ fn host_name() -> String {
         .unwrap_or_default()
         .trim()
         .to_owned()
+}
+
+/// Daemons for tests, without sockets and without the thread that keeps house.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::api::server::Control;
+
+    /// A daemon on a new pool, in a directory of its own.
+    pub(crate) fn daemon() -> (tempfile::TempDir, Arc<Daemon>) {
+        let dir = tempfile::tempdir().unwrap();
+        let flash = dir.path().join("flash");
+        let options = crate::pool::CreateOptions {
+            size: Some(64 << 20),
+            ..Default::default()
+        };
+        crate::pool::create(&flash, &options).unwrap();
+        let daemon = start(dir.path());
+        (dir, daemon)
+    }
+
+    /// A daemon on the pool in `dir`.
+    pub(crate) fn start(dir: &std::path::Path) -> Arc<Daemon> {
+        let options = Options {
+            flash: dir.join("flash"),
+            threads: 1,
+            images: dir.join("images"),
+            ..Options::default()
+        };
+        Daemon::start(&options).unwrap()
+    }
+
+    /// Does what `act` does, beside a control operation that takes all the time.
+    pub(crate) fn beside_an_operation<T>(daemon: &Daemon, act: impl FnOnce() -> T) -> T {
+        let _ops = lock(&daemon.ops);
+        act()
+    }
+
+    /// What adds a disk on a new file.
+    pub(crate) fn disk(dir: &std::path::Path, name: &str) -> crate::api::types::DiskAdd {
+        let origin = dir.join(format!("{name}.raw"));
+        let file = std::fs::File::create(&origin).unwrap();
+        file.set_len(16 << 20).unwrap();
+        crate::api::types::DiskAdd {
+            name: name.to_owned(),
+            origin: origin.display().to_string(),
+            ..Default::default()
+        }
+    }
+
+    /// The same with a disk.
+    pub(crate) fn with_disk(name: &str) -> (tempfile::TempDir, Arc<Daemon>) {
+        let (dir, daemon) = daemon();
+        daemon.add(disk(dir.path(), name)).unwrap();
+        (dir, daemon)
+    }
 }

@@ -1,8 +1,12 @@
 //! Stopping: finish what was begun, leave a checkpoint, promise nothing that is not so.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
+
+use hearth_format::OriginIdentity;
+use hearth_io::Device;
 
 use super::{Daemon, Phase, lock};
 use crate::error::{Error, Result};
@@ -12,6 +16,15 @@ use crate::origin;
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// Longest wait for everything dirty to reach the origins, at an export.
 const EXPORT_TIME: Duration = Duration::from_secs(24 * 3600);
+/// Longest wait for a control operation that has begun. None waits for an origin, so this one waits
+/// for flash, or for something that should not be.
+const OPS_TIME: Duration = Duration::from_secs(15);
+/// After so much of it, nobody waits for servers that are not there any more.
+const OPS_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait for what the origins look like.
+const PROMISE_TIME: Duration = Duration::from_secs(30);
+/// Origins looked at side by side.
+const PROMISE_THREADS: usize = 16;
 /// How often is looked.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -44,20 +57,49 @@ impl Daemon {
         }
     }
 
-    /// Ends connections, brings the engine to rest, writes the checkpoint and what the origins
-    /// look like. Listening sockets must be gone. What is flushed is safe even if this fails.
-    pub fn shut_down(self: &Arc<Daemon>, reason: StopReason) -> Result<()> {
-        let _ops = lock(&self.ops);
-        if let Some(vhost) = self.exports.vhost() {
-            vhost.stop();
+    /// Waits for the control operation that has begun, at most `time`.
+    fn ops_within(&self, time: Duration) -> Option<MutexGuard<'_, ()>> {
+        let end = Instant::now() + time;
+        loop {
+            match self.ops.try_lock() {
+                Ok(ops) => return Some(ops),
+                Err(TryLockError::Poisoned(ops)) => return Some(ops.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(POLL),
+            }
         }
-        self.reactors.disconnect();
-        self.observer.end_recordings();
+    }
+
+    /// From now on nobody waits for servers that are not there.
+    fn hurry(&self) {
         for slot in lock(&self.disks).values() {
             if let Some(remote) = slot.device().and_then(|d| d.as_remote()) {
                 remote.hurry();
             }
         }
+    }
+
+    /// Ends connections, brings the engine to rest, writes the checkpoint and what the origins
+    /// look like. Listening sockets must be gone. What is flushed is safe even if this fails.
+    pub fn shut_down(self: &Arc<Daemon>, reason: StopReason) -> Result<()> {
+        self.end(reason, OPS_TIME)
+    }
+
+    fn end(self: &Arc<Daemon>, reason: StopReason, ops_time: Duration) -> Result<()> {
+        // Operations that still wait for an origin find this when they come back.
+        self.stopping.store(true, Ordering::Relaxed);
+        // Not hurried at once: clients whose requests wait for a server are better cut off, and come
+        // again, than told of an error.
+        let ops = self.ops_within(OPS_PATIENCE.min(ops_time)).or_else(|| {
+            self.hurry();
+            self.ops_within(ops_time)
+        });
+        if let Some(vhost) = self.exports.vhost() {
+            vhost.stop();
+        }
+        let ended = self.reactors.disconnect();
+        self.observer.end_recordings();
+        self.hurry();
         if reason == StopReason::Export {
             self.drain_everything()?;
         }
@@ -65,18 +107,34 @@ impl Daemon {
         self.poke();
         let begin = Instant::now();
         let mut idle = false;
-        while !idle && begin.elapsed() < IDLE_TIME {
+        // Where nothing can be vouched for anyway, the engine need not come to rest.
+        let limit = if ended { IDLE_TIME } else { Duration::ZERO };
+        while !idle && begin.elapsed() < limit {
             idle = self.engine.idle();
             if !idle {
                 std::thread::sleep(POLL);
             }
         }
-        self.reactors.stop();
-        let closed = if idle {
+        let ended = self.reactors.stop() && ended;
+        // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
+        // for.
+        let clean = idle && ended && ops.is_some();
+        let closed = if clean {
             let mut media = lock(&self.pool).media().clone();
             self.engine
                 .close(&mut media)
                 .map_err(|e| Error::unavailable(format!("cannot close the pool cleanly: {e}"), ""))
+        } else if !ended {
+            Err(Error::unavailable(
+                "a data thread did not end, so there is no checkpoint",
+                "see whether an origin's device or mount hangs; the next start reads the log \
+                 instead, and nothing flushed is lost",
+            ))
+        } else if idle {
+            Err(Error::unavailable(
+                "a control operation did not end, so there is no checkpoint",
+                "the next start reads the log instead; nothing flushed is lost",
+            ))
         } else {
             Err(Error::unavailable(
                 format!(
@@ -86,7 +144,7 @@ impl Daemon {
                 "the next start reads the log instead; nothing flushed is lost",
             ))
         };
-        let promised = if idle { self.promise() } else { Ok(()) };
+        let promised = if clean { self.promise() } else { Ok(()) };
         self.close_origins();
         closed.and(promised)
     }
@@ -95,12 +153,12 @@ impl Daemon {
     /// gone.
     fn close_origins(&self) {
         let slots = std::mem::take(&mut *lock(&self.disks));
-        for (name, slot) in slots {
-            self.exports.remove(&name);
-            let id = slot.id;
-            drop(slot);
-            self.release(id);
+        let ids: Vec<u16> = slots.values().map(|slot| slot.id).collect();
+        for name in slots.keys() {
+            self.exports.remove(name);
         }
+        drop(slots);
+        self.release_all(&ids);
     }
 
     fn drain_everything(&self) -> Result<()> {
@@ -143,10 +201,7 @@ impl Daemon {
             .collect();
         drop(disks);
         // Not while the pool is held: it may take as long as the origin likes.
-        let attached: Vec<_> = attached
-            .into_iter()
-            .filter_map(|(id, device)| Some((id, origin::identity(&device)?)))
-            .collect();
+        let attached = identities(attached);
         lock(&self.pool).change(|registry| {
             for (id, now) in attached {
                 let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) else {
@@ -157,5 +212,111 @@ impl Daemon {
             }
             Ok(())
         })
+    }
+}
+
+/// What origins look like. Those that do not answer within bounds are left out: nothing is promised
+/// of them.
+fn identities(devices: Vec<(u16, Arc<Device>)>) -> Vec<(u16, OriginIdentity)> {
+    let end = Instant::now() + PROMISE_TIME;
+    let mut found = Vec::new();
+    for group in devices.chunks(PROMISE_THREADS) {
+        let (told, answers) = channel();
+        for (id, device) in group {
+            let (id, device, told) = (*id, device.clone(), told.clone());
+            let ask = move || {
+                let now = origin::identity(&device);
+                drop(device);
+                // Nobody listens any more if it came too late.
+                let _ = told.send((id, now));
+            };
+            let thread = std::thread::Builder::new().name("hearth-promise".to_owned());
+            if let Err(e) = thread.spawn(ask) {
+                tracing::error!("cannot start a thread: {e}; an origin is not vouched for");
+            }
+        }
+        drop(told);
+        let mut answered = 0;
+        while let Ok((id, now)) =
+            answers.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            answered += 1;
+            found.extend(now.map(|now| (id, now)));
+        }
+        if answered < group.len() {
+            tracing::warn!(
+                origins = group.len() - answered,
+                "some origins do not answer; whether they change from now on is judged by their content"
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing;
+    use super::*;
+    use crate::api::server::Control;
+    use crate::api::types::{DiskAdd, DiskSet};
+
+    /// Far longer than anything here takes, unless it hangs.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn within<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (told, done) = channel();
+        std::thread::spawn(move || told.send(work()));
+        done.recv_timeout(LIMIT).expect("it hangs")
+    }
+
+    #[test]
+    fn an_origin_that_does_not_answer_holds_up_nobody_else() {
+        let (dir, daemon) = testing::with_disk("a");
+        let socket = dir.path().join("silent.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let (adder, origin) = (daemon.clone(), testing::disk(dir.path(), "b").origin);
+        let silent = DiskAdd {
+            name: "silent".to_owned(),
+            origin: format!("nbd+unix:///x?socket={}", socket.display()),
+            origin_timeout: Some(600.0),
+            ..DiskAdd::default()
+        };
+        let adding = std::thread::spawn(move || adder.add(silent));
+        // Now it waits for a greeting.
+        let connection = listener.accept().unwrap();
+        let other = daemon.clone();
+        within(move || {
+            let smaller = DiskSet {
+                max: Some(32 << 20),
+                ..DiskSet::default()
+            };
+            other.set("a", smaller).unwrap();
+            let b = DiskAdd {
+                name: "b".to_owned(),
+                origin,
+                ..DiskAdd::default()
+            };
+            other.add(b).unwrap();
+        });
+        within(move || daemon.shut_down(StopReason::Signal)).unwrap();
+        // None of this waited until the origin was given up.
+        assert!(!adding.is_finished());
+        drop(connection);
+    }
+
+    #[test]
+    fn a_stop_beside_an_operation_that_does_not_end_vouches_for_nothing() {
+        let (dir, daemon) = testing::with_disk("a");
+        let ops = lock(&daemon.ops);
+        let error = std::thread::scope(|s| {
+            let end = || daemon.end(StopReason::Signal, Duration::ZERO);
+            s.spawn(end).join().unwrap().unwrap_err()
+        });
+        assert!(error.what.contains("control operation"), "{error}");
+        drop(ops);
+        drop(daemon);
+        let again = testing::start(dir.path());
+        assert_eq!(again.recovery.how, "log");
+        again.shut_down(StopReason::Signal).unwrap();
     }
 }
