@@ -39,6 +39,9 @@ const WRITTEN_MAX: usize = 1024;
 const ZERO_RUN_MAX: u64 = 1 << 18;
 /// First wait after the origin failed a write; doubles up to 32 times this.
 const BACKOFF_NS: u64 = 1_000_000_000;
+/// An origin that takes so long over a write or a flush of the destager hangs. Until it answers, what it
+/// was given is dirty like the rest, and eviction need not wait for it.
+const HANGS_NS: u64 = 10_000_000_000;
 
 /// One run being destaged.
 #[derive(Debug)]
@@ -47,7 +50,7 @@ pub(crate) struct DestageJob {
     pub start: u64,
     pub count: u64,
     pub buf: Option<Buf>,
-    /// Where each block was read from.
+    /// Where each block was read from; nowhere, once the origin hangs over it.
     pub slots: Vec<SlotNo>,
     pub reads: u32,
     pub failed: bool,
@@ -583,6 +586,7 @@ impl Core {
             return;
         };
         d.destage.failures = 0;
+        d.destage.hangs = false;
         d.destage.busy.retain(|(_, _, j)| *j != id);
         d.sync.completed += 1;
         if job.zero {
@@ -591,7 +595,7 @@ impl Core {
                 count: job.count,
             });
         } else {
-            d.counters.destaged += job.count;
+            d.counters.destaged += job.slots.len() as u64;
             for (block, slot) in (job.start..).zip(&job.slots) {
                 d.destage.written.push(Written::Data { block, slot: *slot });
             }
@@ -634,6 +638,7 @@ impl Core {
         let Some(d) = self.disk_mut(disk) else { return };
         d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
         d.destage.failures += 1;
+        d.destage.hangs = false;
         d.destage.urgent.clear();
         if flash_failed {
             self.wake_clean_waiters(disk, now, fx);
@@ -655,6 +660,7 @@ impl Core {
             return;
         }
         ds.covered = ds.written.len();
+        ds.covered_ns = now;
         let target = d.sync.completed;
         self.wait_origin(disk, target, SyncWaiter::Destage, now, fx);
     }
@@ -662,6 +668,7 @@ impl Core {
     pub fn destage_flushed(&mut self, disk: DiskId, failed: bool, now: u64, fx: &mut Effects) {
         let Some(d) = self.disk_mut(disk) else { return };
         let n = std::mem::take(&mut d.destage.covered);
+        d.destage.hangs = false;
         if failed {
             for w in d.destage.written.drain(..n).collect::<Vec<_>>() {
                 match w {
@@ -734,6 +741,37 @@ impl Core {
         self.forget_void(disk);
         self.note_clean(disk, now);
         self.wake_clean_waiters(disk, now, fx);
+    }
+
+    /// Lets go of what origins that hang hold on flash. Their writes may still come through at any
+    /// time, so the ranges stay busy: nothing else is written there, and none of it counts as clean.
+    pub fn let_go_of_hung(&mut self, now: u64) {
+        let hangs = |since: u64| now.saturating_sub(since) > HANGS_NS;
+        for disk in self.disk_ids() {
+            let Some(d) = self.disk(disk) else { continue };
+            let mut slots = Vec::new();
+            let busy: Vec<usize> = d.destage.busy.iter().map(|(_, _, job)| *job).collect();
+            let unflushed = d.destage.covered > 0 && hangs(d.destage.covered_ns);
+            let mut hung = unflushed;
+            for id in busy {
+                let job = &mut self.jobs[id];
+                // With its memory gone it is the origin's turn.
+                if job.buf.is_none() && hangs(job.started_ns) {
+                    hung = true;
+                    slots.append(&mut job.slots);
+                }
+            }
+            for slot in slots {
+                self.unpin_slot(slot);
+                self.index.set_mark(slot, false);
+            }
+            if unflushed {
+                self.doubt_written(disk, 0, u64::MAX);
+            }
+            if hung && let Some(d) = self.disk_mut(disk) {
+                d.destage.hangs = true;
+            }
+        }
     }
 
     /// The origin refused a write, and may have taken a part of it: what was destaged there before

@@ -123,8 +123,11 @@ pub(crate) struct Destage {
     /// Zeros in `written` that were written and zeroed again since: the origin may hold what was
     /// between, so the entry says nothing about them.
     pub zero_void: BlockSet,
-    /// Of `written`, how many the flush in flight covers.
+    /// Of `written`, how many the flush in flight covers, and since when.
     pub covered: usize,
+    pub covered_ns: u64,
+    /// The origin has not answered for long, and nothing on flash waits for it.
+    pub hangs: bool,
     /// Do not try before this time (the origin failed).
     pub not_before_ns: u64,
     /// Failures in a row.

@@ -175,6 +175,7 @@ impl Core {
                 return;
             }
             self.evict.at = 0;
+            self.let_go_of_hung(now);
         }
         let s = self.log.segments[seg as usize];
         // Reinserting a segment that is nearly all dirty would only move it in a circle.
@@ -232,9 +233,9 @@ impl Core {
                 if !self.may_be_read(disk, block, n > 0, now) {
                     break;
                 }
-                let stuck = self
-                    .disk(disk)
-                    .is_none_or(|d| !d.attached || d.destage.not_before_ns > now);
+                let stuck = self.disk(disk).is_none_or(|d| {
+                    !d.attached || d.destage.hangs || d.destage.not_before_ns > now
+                });
                 if dirty_stays && !stuck {
                     break;
                 }

@@ -9,7 +9,7 @@ mod judge;
 use hearth_engine::OpenedFrom;
 use hearth_engine::api::{DiskConfig, Mode, ReqError, Request};
 use hearth_io::checksum::crc32c;
-use hearth_io::{BLOCK, Buf, OpKind, Target};
+use hearth_io::{BLOCK, Buf, IoOp, OpKind, Target};
 use judge::{
     BLOCKS, Fate, Judged, disk, flushes_flash, flushes_origin, reads_flash, writes_flash,
     writes_origin,
@@ -406,13 +406,15 @@ fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
     assert!(seen[..] == j.origins[&1].visible_block(64)[..]);
 }
 
-#[test]
-fn an_origin_that_refuses_writes_does_not_stop_those_of_other_disks() {
+/// Disk 1 is written until its origin, of which every write or flush has this fate, lets it go no
+/// further; then disk 2, more than all of flash.
+fn write_beside(stuck: fn(&IoOp) -> bool, fate: Fate) {
     let mut j = Judged::new(vec![disk(1), disk(2)]);
-    j.only(
-        |op| writes_origin(op) && op.target == Target::Origin(1),
-        Fate::Refused,
-    );
+    let first = |op: &IoOp| op.target == Target::Origin(1);
+    j.judge(move |op| {
+        let one = first(op) && stuck(op);
+        if one { fate } else { Fate::Done }
+    });
     let mut sent = Vec::new();
     for i in 0..BLOCKS / 64 {
         sent.push(j.send_write(1, i * 64, 64, 1, false));
@@ -420,18 +422,34 @@ fn an_origin_that_refuses_writes_does_not_stop_those_of_other_disks() {
     }
     let last = *sent.last().expect("some");
     assert_eq!(j.answer(last), None, "there is room for all of them");
-    // More than all of the flash.
     for i in 0..200 {
         j.write(2, i * 64 % BLOCKS, 64, 2).expect("written");
     }
     assert_eq!(j.answer(last), None, "nothing made it wait");
     j.done();
+    j.release();
     for tag in sent {
         j.wait(tag).expect("written, now that the origin takes it");
     }
     for (disk, content) in [(1, 1), (2, 2)] {
         assert_eq!(j.read(disk, BLOCKS / 2), Ok(content));
     }
+    j.engine.drain(1, true).expect("drains");
+    j.rest();
+    assert!(j.engine.status(1).expect("known").drained);
+    let origin = &j.origins[&1];
+    assert!((0..BLOCKS as usize).all(|block| origin.visible_block(block)[0] == 1));
+}
+
+#[test]
+fn an_origin_that_refuses_writes_does_not_stop_those_of_other_disks() {
+    write_beside(writes_origin, Fate::Refused);
+}
+
+#[test]
+fn an_origin_that_hangs_does_not_stop_those_of_other_disks() {
+    write_beside(writes_origin, Fate::Held);
+    write_beside(flushes_origin, Fate::Held);
 }
 
 /// Flash does not give back block 3 of disk 1, its only copy, nor ever will. Block 4 lies beside it.
