@@ -42,6 +42,8 @@ const BACKOFF_NS: u64 = 1_000_000_000;
 /// An origin that takes so long over a write or a flush of the destager hangs. Until it answers, what it
 /// was given is dirty like the rest, and eviction need not wait for it.
 const HANGS_NS: u64 = 10_000_000_000;
+/// No slot: that of a block which the run holds no more.
+const NOWHERE: SlotNo = SlotNo::MAX;
 
 /// One run being destaged.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub(crate) struct DestageJob {
     pub start: u64,
     pub count: u64,
     pub buf: Option<Buf>,
-    /// Where each block was read from; nowhere, once the origin hangs over it.
+    /// Where each block was read from; [`NOWHERE`] if it was let go.
     pub slots: Vec<SlotNo>,
     pub reads: u32,
     pub failed: bool,
@@ -85,7 +87,8 @@ impl Core {
         let Some(d) = self.disk(disk) else {
             return Need::None;
         };
-        if !d.attached || !d.is_dirty() || now < d.destage.not_before_ns {
+        // What an origin that hangs is given only comes back to be given again.
+        if !d.attached || !d.is_dirty() || d.destage.hangs || now < d.destage.not_before_ns {
             return Need::None;
         }
         if self.quiescing && !self.flash_failed {
@@ -286,7 +289,10 @@ impl Core {
             return Some(*end);
         }
         let refused = !self.flash_failed && d.refusals.get(&block).is_some_and(|r| r.waits(now));
-        if d.lost.contains(block) || self.written_already(disk, block) || refused {
+        if d.lost.contains(block) {
+            return Some(block + d.lost.run_len(block, u64::MAX));
+        }
+        if self.written_already(disk, block) || refused {
             return Some(block + 1);
         }
         // After flash failed, writes go to the origin past what is dirty: theirs is newer.
@@ -595,9 +601,11 @@ impl Core {
                 count: job.count,
             });
         } else {
-            d.counters.destaged += job.slots.len() as u64;
             for (block, slot) in (job.start..).zip(&job.slots) {
-                d.destage.written.push(Written::Data { block, slot: *slot });
+                if *slot != NOWHERE {
+                    d.counters.destaged += 1;
+                    d.destage.written.push(Written::Data { block, slot: *slot });
+                }
             }
         }
         if self.opts.faults.has(Fault::CleanBeforeOriginFlush) {
@@ -621,11 +629,9 @@ impl Core {
 
     /// Ends a run that has changed nothing.
     fn destage_give_back(&mut self, id: usize) -> DestageJob {
-        let job = self.jobs.remove(id);
-        for slot in &job.slots {
-            self.unpin_slot(*slot);
-            self.index.set_mark(*slot, false);
-        }
+        let mut job = self.jobs.remove(id);
+        job.slots.retain(|slot| *slot != NOWHERE);
+        self.let_go_of(&job.slots);
         if let Some(d) = self.disk_mut(job.disk) {
             d.destage.busy.retain(|(_, _, j)| *j != id);
         }
@@ -743,33 +749,32 @@ impl Core {
         self.wake_clean_waiters(disk, now, fx);
     }
 
-    /// Lets go of what origins that hang hold on flash. Their writes may still come through at any
+    /// Lets go of what origins that hang hold of a segment. Their writes may still come through at any
     /// time, so the ranges stay busy: nothing else is written there, and none of it counts as clean.
-    pub fn let_go_of_hung(&mut self, now: u64) {
+    /// Only of this segment, because one that is no more than slow should not have worked for nothing.
+    pub fn let_go_of_hung(&mut self, seg: u32, now: u64) {
         let hangs = |since: u64| now.saturating_sub(since) > HANGS_NS;
+        let here = |slot: SlotNo, segment_blocks: u32| slot / segment_blocks == seg;
+        let blocks = self.log.segment_blocks;
         for disk in self.disk_ids() {
             let Some(d) = self.disk(disk) else { continue };
-            let mut slots = Vec::new();
             let busy: Vec<usize> = d.destage.busy.iter().map(|(_, _, job)| *job).collect();
-            let unflushed = d.destage.covered > 0 && hangs(d.destage.covered_ns);
-            let mut hung = unflushed;
+            let mut hung = d.destage.covered > 0 && hangs(d.destage.covered_ns);
+            let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
             for id in busy {
                 let job = &mut self.jobs[id];
                 // With its memory gone it is the origin's turn.
                 if job.buf.is_none() && hangs(job.started_ns) {
                     hung = true;
-                    slots.append(&mut job.slots);
+                    for slot in job.slots.iter_mut().filter(|s| here(**s, blocks)) {
+                        slots.push(std::mem::replace(slot, NOWHERE));
+                    }
                 }
             }
-            for slot in slots {
-                self.unpin_slot(slot);
-                self.index.set_mark(slot, false);
-            }
-            if unflushed {
-                self.doubt_written(disk, 0, u64::MAX);
-            }
+            self.let_go_of(&slots);
             if hung && let Some(d) = self.disk_mut(disk) {
                 d.destage.hangs = true;
+                self.doubt(disk, |_, slot| here(slot, blocks));
             }
         }
     }
@@ -777,11 +782,19 @@ impl Core {
     /// The origin refused a write, and may have taken a part of it: what was destaged there before
     /// and waits for the flush does not count.
     pub fn doubt_written(&mut self, disk: DiskId, start: u64, end: u64) {
+        if let Some(d) = self.disk_mut(disk) {
+            d.destage.void_zeros(start, end);
+        }
+        self.doubt(disk, |block, _| (start..end).contains(&block));
+    }
+
+    /// Of the blocks that wait for the flush, those that `which` picks do not count.
+    fn doubt(&mut self, disk: DiskId, which: impl Fn(u64, SlotNo) -> bool) {
         let Some(d) = self.disk_mut(disk) else { return };
         let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
         for w in &mut d.destage.written {
             match *w {
-                Written::Data { block, slot } if (start..end).contains(&block) => {
+                Written::Data { block, slot } if which(block, slot) => {
                     slots.push(slot);
                     // It keeps its place: the flush covers so many.
                     *w = Written::Zero { block, count: 0 };
@@ -789,10 +802,13 @@ impl Core {
                 _ => {}
             }
         }
-        d.destage.void_zeros(start, end);
+        self.let_go_of(&slots);
+    }
+
+    fn let_go_of(&mut self, slots: &[SlotNo]) {
         for slot in slots {
-            self.unpin_slot(slot);
-            self.index.set_mark(slot, false);
+            self.unpin_slot(*slot);
+            self.index.set_mark(*slot, false);
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Evict {
     /// Next block of it to look at.
     pub at: u32,
     pub scanned_ns: u64,
+    /// When it was last looked for origins that hang.
+    pub hung_ns: u64,
     /// Blocks that are being read, or queued to be appended.
     pub moving: u32,
     pub kept: u32,
@@ -72,6 +74,9 @@ impl Core {
             };
             let to = match req.phase {
                 Phase::Appending | Phase::WaitFlash => l.end,
+                // All it has appended is on flash and mapped. If that could not become clean, a write
+                // that waits for room might wait for itself.
+                Phase::WaitSpace if req.pending == 0 => l.start,
                 _ => (l.start + req.appended).min(l.end),
             };
             l.start < end && start < to
@@ -129,6 +134,12 @@ impl Core {
         if self.log.segments[seg as usize].live > 0 {
             self.scan(seg, now, fx);
         }
+        if self.log.segments[seg as usize].pins > 0
+            && now.saturating_sub(self.evict.hung_ns) >= RESCAN_NS
+        {
+            self.evict.hung_ns = now;
+            self.let_go_of_hung(seg, now);
+        }
         let s = &self.log.segments[seg as usize];
         if s.live > 0 || s.pins > 0 || s.batches > 0 || self.evict.moving > 0 {
             return false;
@@ -175,7 +186,6 @@ impl Core {
                 return;
             }
             self.evict.at = 0;
-            self.let_go_of_hung(now);
         }
         let s = self.log.segments[seg as usize];
         // Reinserting a segment that is nearly all dirty would only move it in a circle.

@@ -359,13 +359,8 @@ impl Core {
         if left >= want + own * disks {
             return want;
         }
-        let want = want.min(own);
         let dirty = self.disk(disk).map_or(0, |d| d.dirty.len());
-        if dirty + coming + want <= own && left >= want {
-            want
-        } else {
-            0
-        }
+        want.min(own.saturating_sub(dirty + coming)).min(left)
     }
 
     /// Appends client data; the request counts down when it is applied.
@@ -405,23 +400,26 @@ impl Core {
         let mut at = 0;
         while let Some(id) = self.stalled.get(at).copied() {
             let disk = self.reqs[id].r.disk;
-            let appended = if too_dirty.contains(&disk) {
-                Appended::TooDirty
-            } else {
-                self.append_some(id, now, fx)
-            };
-            match appended {
-                Appended::All => {
-                    self.stalled.remove(at);
-                }
-                Appended::TooDirty if self.disks.iter().flatten().nth(1).is_none() => return,
+            if too_dirty.contains(&disk) {
+                at += 1;
+                continue;
+            }
+            // It may end at once and let others in, who look through the queue.
+            self.stalled.remove(at);
+            match self.append_some(id, now, fx) {
+                Appended::All => {}
                 Appended::TooDirty => {
-                    if !too_dirty.contains(&disk) {
-                        too_dirty.push(disk);
+                    self.stalled.insert(at, id);
+                    if self.disks.iter().flatten().nth(1).is_none() {
+                        return;
                     }
+                    too_dirty.push(disk);
                     at += 1;
                 }
-                Appended::NoRoom => return,
+                Appended::NoRoom => {
+                    self.stalled.insert(at, id);
+                    return;
+                }
             }
         }
     }

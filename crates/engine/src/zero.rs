@@ -52,6 +52,11 @@ impl Core {
         } else {
             end / 4096
         };
+        if last <= first && self.reqs[id].edges.is_empty() {
+            // A discard of less than a block: nothing to do, which is allowed.
+            self.finish(id, now, fx);
+            return;
+        }
         if self.log.room() < ROOM_MIN {
             // Records take room too; a flood of them must not eat eviction's reserve.
             self.reqs[id].phase = Phase::WaitSpace;
@@ -62,11 +67,6 @@ impl Core {
         let edges = std::mem::take(&mut self.reqs[id].edges);
         self.reqs[id].phase = Phase::Appending;
         self.reqs[id].pending = edges.len() as u32 + u32::from(last > first);
-        if self.reqs[id].pending == 0 {
-            // A discard of less than a block: nothing to do, which is allowed.
-            self.finish(id, now, fx);
-            return;
-        }
         for (block, data) in edges {
             let crcs = smallvec![crc32c(data.bytes())];
             self.push_dirty(disk, block, data.sub(0, 4096), crcs, id);

@@ -7,7 +7,7 @@ mod common;
 mod judge;
 
 use hearth_engine::OpenedFrom;
-use hearth_engine::api::{DiskConfig, Mode, ReqError, Request};
+use hearth_engine::api::{DiskConfig, Mode, ReqError, ReqOp, Request};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, IoOp, OpKind, Target};
 use judge::{
@@ -406,14 +406,13 @@ fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
     assert!(seen[..] == j.origins[&1].visible_block(64)[..]);
 }
 
-/// Disk 1 is written until its origin, of which every write or flush has this fate, lets it go no
-/// further; then disk 2, more than all of flash.
-fn write_beside(stuck: fn(&IoOp) -> bool, fate: Fate) {
+/// Disk 1 is written until its origin, whose operations have the fate that `judge` says, lets it go no
+/// further; then disk 2, in requests of `run` blocks, more than all of flash.
+fn write_beside(run: u64, mut judge: impl FnMut(&IoOp) -> Fate + 'static) {
     let mut j = Judged::new(vec![disk(1), disk(2)]);
-    let first = |op: &IoOp| op.target == Target::Origin(1);
-    j.judge(move |op| {
-        let one = first(op) && stuck(op);
-        if one { fate } else { Fate::Done }
+    j.judge(move |op| match op.target {
+        Target::Origin(1) => judge(op),
+        _ => Fate::Done,
     });
     let mut sent = Vec::new();
     for i in 0..BLOCKS / 64 {
@@ -422,8 +421,9 @@ fn write_beside(stuck: fn(&IoOp) -> bool, fate: Fate) {
     }
     let last = *sent.last().expect("some");
     assert_eq!(j.answer(last), None, "there is room for all of them");
-    for i in 0..200 {
-        j.write(2, i * 64 % BLOCKS, 64, 2).expect("written");
+    for i in 0..2 * BLOCKS / run {
+        let at = i * run % (BLOCKS - run);
+        j.write(2, at, run, 2).expect("written");
     }
     assert_eq!(j.answer(last), None, "nothing made it wait");
     j.done();
@@ -441,15 +441,55 @@ fn write_beside(stuck: fn(&IoOp) -> bool, fate: Fate) {
     assert!((0..BLOCKS as usize).all(|block| origin.visible_block(block)[0] == 1));
 }
 
+fn if_it(which: fn(&IoOp) -> bool, fate: Fate) -> impl FnMut(&IoOp) -> Fate {
+    move |op| if which(op) { fate } else { Fate::Done }
+}
+
 #[test]
 fn an_origin_that_refuses_writes_does_not_stop_those_of_other_disks() {
-    write_beside(writes_origin, Fate::Refused);
+    write_beside(64, if_it(writes_origin, Fate::Refused));
+    // More than the part of the room that is the disk's own.
+    write_beside(200, if_it(writes_origin, Fate::Refused));
 }
 
 #[test]
 fn an_origin_that_hangs_does_not_stop_those_of_other_disks() {
-    write_beside(writes_origin, Fate::Held);
-    write_beside(flushes_origin, Fate::Held);
+    write_beside(64, if_it(writes_origin, Fate::Held));
+    write_beside(64, if_it(flushes_origin, Fate::Held));
+    // Some are written by then, and wait for the flush with the rest.
+    let mut writes = 0;
+    write_beside(64, move |op| {
+        writes += u32::from(writes_origin(op));
+        if_it(
+            writes_origin,
+            if writes > 6 { Fate::Held } else { Fate::Done },
+        )(op)
+    });
+}
+
+/// A discard of less than a block needs no room, and lets in who waits for its range.
+#[test]
+fn a_discard_of_nothing_in_a_full_log() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.only(flushes_flash, Fate::Held);
+    let mut sent = Vec::new();
+    for i in 0..BLOCKS / 64 {
+        sent.push(j.send_write(1, i * 64, 64, 1, false));
+        j.settle();
+    }
+    let last = *sent.last().expect("some");
+    assert_eq!(j.answer(last), None, "there is room for all of them");
+    let op = ReqOp::Discard { fua: false };
+    let at = 3 * BLOCK + 512;
+    let discard = j.submit(|tag, now| Request::new(tag, 1, op, at, 512, None, now));
+    sent.push(j.send_write(1, 3, 1, 2, false));
+    assert_eq!(j.answer(discard), Some(Ok(())));
+    j.done();
+    j.release();
+    for tag in sent {
+        j.wait(tag).expect("written");
+    }
+    assert_eq!(j.read(1, 3), Ok(2));
 }
 
 /// Flash does not give back block 3 of disk 1, its only copy, nor ever will. Block 4 lies beside it.
