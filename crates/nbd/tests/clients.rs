@@ -184,6 +184,7 @@ fn fio_verifies_what_it_wrote() {
             "--size=16m",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--fsync=50",
         ],
     );
