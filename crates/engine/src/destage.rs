@@ -288,7 +288,7 @@ impl Core {
         {
             return Some(*end);
         }
-        let refused = !self.flash_failed && d.refusals.get(&block).is_some_and(|r| r.waits(now));
+        let refused = !self.flash_failed && d.is_refused(block, now);
         if d.lost.contains(block) {
             return Some(block + d.lost.run_len(block, u64::MAX));
         }

@@ -219,6 +219,11 @@ impl Disk {
         self.attached && self.cached > self.dirty.len() && !self.sync.is_guarded()
     }
 
+    /// Sound flash has refused this dirty block, too lately to be asked again.
+    pub fn is_refused(&self, block: u64, now: u64) -> bool {
+        self.refusals.get(&block).is_some_and(|r| r.waits(now))
+    }
+
     /// A block became clean or is not cached any more.
     pub fn no_longer_dirty(&mut self, block: u64) {
         for set in [

@@ -276,8 +276,7 @@ impl Core {
         let Some(d) = self.disk(disk) else {
             return true;
         };
-        let waits = d.refusals.get(&block).is_some_and(|r| r.waits(now));
-        !(waits || follows && d.doubtful.contains(block))
+        !(d.is_refused(block, now) || follows && d.doubtful.contains(block))
     }
 
     /// Drops a copy of the oldest segment without a record: the segment goes as a whole.

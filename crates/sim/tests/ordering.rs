@@ -406,6 +406,18 @@ fn a_disk_grows_only_when_its_odd_last_block_is_clean() {
     assert!(seen[..] == j.origins[&1].visible_block(64)[..]);
 }
 
+/// Sends writes of all of disk 1, of which the last find no room; all of them, and the last.
+fn write_all_of_disk_1(j: &mut Judged) -> (Vec<u64>, u64) {
+    let mut sent = Vec::new();
+    for i in 0..BLOCKS / 64 {
+        sent.push(j.send_write(1, i * 64, 64, 1, false));
+        j.settle();
+    }
+    let last = *sent.last().expect("some");
+    assert_eq!(j.answer(last), None, "there is room for all of them");
+    (sent, last)
+}
+
 /// Disk 1 is written until its origin, whose operations have the fate that `judge` says, lets it go no
 /// further; then disk 2, in requests of `run` blocks, more than all of flash.
 fn write_beside(run: u64, mut judge: impl FnMut(&IoOp) -> Fate + 'static) {
@@ -414,13 +426,7 @@ fn write_beside(run: u64, mut judge: impl FnMut(&IoOp) -> Fate + 'static) {
         Target::Origin(1) => judge(op),
         _ => Fate::Done,
     });
-    let mut sent = Vec::new();
-    for i in 0..BLOCKS / 64 {
-        sent.push(j.send_write(1, i * 64, 64, 1, false));
-        j.settle();
-    }
-    let last = *sent.last().expect("some");
-    assert_eq!(j.answer(last), None, "there is room for all of them");
+    let (sent, last) = write_all_of_disk_1(&mut j);
     for i in 0..2 * BLOCKS / run {
         let at = i * run % (BLOCKS - run);
         j.write(2, at, run, 2).expect("written");
@@ -472,13 +478,7 @@ fn an_origin_that_hangs_does_not_stop_those_of_other_disks() {
 fn a_discard_of_nothing_in_a_full_log() {
     let mut j = Judged::new(vec![disk(1)]);
     j.only(flushes_flash, Fate::Held);
-    let mut sent = Vec::new();
-    for i in 0..BLOCKS / 64 {
-        sent.push(j.send_write(1, i * 64, 64, 1, false));
-        j.settle();
-    }
-    let last = *sent.last().expect("some");
-    assert_eq!(j.answer(last), None, "there is room for all of them");
+    let (mut sent, _) = write_all_of_disk_1(&mut j);
     let op = ReqOp::Discard { fua: false };
     let at = 3 * BLOCK + 512;
     let discard = j.submit(|tag, now| Request::new(tag, 1, op, at, 512, None, now));

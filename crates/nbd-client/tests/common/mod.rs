@@ -178,8 +178,10 @@ impl Server {
                 return Ok(());
             }
             if request.command == cmd::WRITE_ZEROES {
-                let time = self.zeroing_ms.load(Ordering::SeqCst);
-                std::thread::sleep(Duration::from_millis(time));
+                let time = Duration::from_millis(self.zeroing_ms.load(Ordering::SeqCst));
+                let up = |_: &mut _| self.up.load(Ordering::SeqCst);
+                let waited = self.changed.wait_timeout_while(lock(&self.state), time, up);
+                drop(waited.unwrap());
             }
             let range = request.offset as usize..(request.offset + request.len) as usize;
             let mut state = lock(&self.state);
