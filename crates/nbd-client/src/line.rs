@@ -111,23 +111,27 @@ impl Line {
         }
     }
 
-    /// So many bytes came in; what they complete.
-    pub(crate) fn received(&mut self, bytes: usize, more: bool) -> Result<Vec<Finished>, Broken> {
+    /// So many bytes came in: what they complete, and whether the connection can go on after that.
+    pub(crate) fn received(
+        &mut self,
+        bytes: usize,
+        more: bool,
+    ) -> (Vec<Finished>, Result<(), Broken>) {
         self.receiving = false;
         self.more = more;
         self.heard_ns = now_ns();
-        if self.direct {
-            self.transmission.received(bytes)?;
+        let sound = if self.direct {
+            self.transmission.received(bytes)
         } else {
             let bytes = bytes.min(self.scratch.len());
-            self.transmission.feed(&self.scratch.bytes()[..bytes])?;
-        }
+            self.transmission.feed(&self.scratch.bytes()[..bytes])
+        };
         let finished = self.transmission.take_finished();
         for done in &finished {
             self.free_headers
                 .extend(self.header_of.remove(&done.cookie));
         }
-        Ok(finished)
+        (finished, sound)
     }
 
     /// The send or receive under way failed.

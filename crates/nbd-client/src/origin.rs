@@ -208,8 +208,9 @@ impl Remote for NbdOrigin {
             crate::connect::CONNECT_LIMIT,
         );
         let size = asked.map_err(io::Error::other)?.agreed.size;
-        // Requests past the old end reach the server only after its clients were told.
-        self.shared.size.store(size, Ordering::Relaxed);
+        // Requests past the old end reach the server only after its clients were told. One that shrank
+        // is judged by what it was: it may have its size back before anybody asks again.
+        self.shared.size.fetch_max(size, Ordering::Relaxed);
         Ok(size)
     }
 

@@ -80,6 +80,9 @@ pub(crate) struct Worker {
     /// entry for each of their requests that was in flight.
     gone: Vec<u64>,
     own_flush: bool,
+    /// Own flushes in a row that failed, and when the next is worth a try.
+    flush_failures: u32,
+    next_own_flush_ns: u64,
     attempts: u64,
     /// Servers given up in a row because of an error they answered.
     refusals: u64,
@@ -115,6 +118,8 @@ impl Worker {
             replay: Vec::new(),
             gone: Vec::new(),
             own_flush: false,
+            flush_failures: 0,
+            next_own_flush_ns: 0,
             attempts: 0,
             refusals: 0,
             failing: false,
@@ -166,12 +171,15 @@ impl Worker {
         {
             until = until.min(now + CHECK_NS);
         }
-        if let Phase::Down {
-            next_ns,
-            dialing: false,
-        } = self.phase
-        {
-            until = until.min(next_ns);
+        match self.phase {
+            Phase::Down {
+                next_ns,
+                dialing: false,
+            } => until = until.min(next_ns),
+            Phase::Up if self.flush_failures > 0 && self.journal.bytes() > FLUSH_AT => {
+                until = until.min(self.next_own_flush_ns);
+            }
+            _ => {}
         }
         if until == u64::MAX {
             Wait::Forever
@@ -282,7 +290,10 @@ impl Worker {
         if matches!(self.phase, Phase::Closing | Phase::Down { .. }) {
             return;
         }
-        if self.phase == Phase::Up && self.journal.bytes() > FLUSH_AT {
+        if self.phase == Phase::Up
+            && self.journal.bytes() > FLUSH_AT
+            && now_ns() >= self.next_own_flush_ns
+        {
             self.flush_ourselves();
         }
         while let Some(i) = self.free_line() {
@@ -364,9 +375,12 @@ impl Worker {
                 ..
             } => {
                 self.heard_ns = now_ns();
-                match line.received(n, more) {
-                    Ok(finished) => finished.into_iter().for_each(|f| self.finished(f)),
-                    Err(why) => self.lose(why.to_string()),
+                // What was answered before the stream broke is answered: it is not in flight any more,
+                // so nobody would ask again.
+                let (finished, sound) = line.received(n, more);
+                finished.into_iter().for_each(|f| self.finished(f));
+                if let Err(why) = sound {
+                    self.lose(why.to_string());
                 }
             }
             Event::Recv { result: Err(e), .. } => {
@@ -399,6 +413,8 @@ impl Worker {
         self.effects -= usize::from(done.request.is_effect()).min(self.effects);
         if done.result.is_ok() && done.request.command == cmd::FLUSH {
             self.journal.forget(mark);
+            self.flush_failures = 0;
+            self.next_own_flush_ns = 0;
         }
         if self.options.errors_are_losses && done.result == Err(errno::IO) {
             return self.refused(owner, done.request);
@@ -415,7 +431,12 @@ impl Worker {
             Owner::Own => {
                 self.own_flush = false;
                 if let Err(e) = done.result {
-                    tracing::warn!(origin = %self.dial.name(), "the server cannot flush: {}", io_error(e));
+                    if self.flush_failures == 0 {
+                        tracing::warn!(origin = %self.dial.name(), "the server cannot flush: {}", io_error(e));
+                    }
+                    let wait = backoff(u64::from(self.flush_failures));
+                    self.flush_failures = self.flush_failures.saturating_add(1);
+                    self.next_own_flush_ns = now_ns() + wait.as_nanos() as u64;
                     // Nothing more may be taken that could be lost.
                     self.tasks.fail_changes(io_error(e));
                 }
@@ -525,7 +546,7 @@ impl Worker {
         self.replay.clear();
         let wait = match self.attempts.max(self.refusals) {
             0 => Duration::ZERO,
-            n => BACKOFF_MAX.min(BACKOFF * (1 << n.min(6))),
+            n => backoff(n),
         };
         self.phase = Phase::Down {
             next_ns: now + wait.as_nanos() as u64,
@@ -562,7 +583,7 @@ impl Worker {
         if self.attempts == 1 {
             tracing::warn!(origin = %self.dial.name(), "cannot connect again: {why}");
         }
-        let wait = BACKOFF_MAX.min(BACKOFF * (1 << self.attempts.min(6)));
+        let wait = backoff(self.attempts);
         self.phase = Phase::Down {
             next_ns: now + wait.as_nanos() as u64,
             dialing: false,
@@ -651,6 +672,11 @@ impl Worker {
         drop(self.io);
         drop(self.tasks);
     }
+}
+
+/// How long to wait after so many failures before it is tried again.
+fn backoff(failures: u64) -> Duration {
+    BACKOFF_MAX.min(BACKOFF * (1 << failures.min(6)))
 }
 
 /// As many connections as the server allows and are of use.

@@ -65,6 +65,19 @@ fn lies_end_the_connection_and_nothing_else() {
     }
 }
 
+/// What stands before the lie, in the same packet, was answered: nobody would ask for it again.
+#[test]
+fn an_answer_before_a_lie_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    *lock(&server.lie) = Some([chunk(1, 1, &data(0, 4096)), b"garbage".to_vec()].concat());
+    assert!(rig.read(0, 4096) == (Ok(()), vec![0xAA; 4096]));
+    until("it is connected again", || {
+        rig.link().connected && rig.link().reconnects == 1
+    });
+}
+
 #[test]
 fn errors_and_holes_are_no_lies() {
     let dir = tempfile::tempdir().unwrap();

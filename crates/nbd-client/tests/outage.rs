@@ -112,6 +112,51 @@ fn a_flush_that_fails_covers_nothing() {
     assert!(lock(&server.state).durable[..4096] == data[..]);
 }
 
+/// What it answers is kept to be sent again, up to a limit; a server that cannot flush is not asked to
+/// without pause because of that.
+#[test]
+fn a_flush_that_keeps_failing_is_asked_for_now_and_then() {
+    const MIB: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start_sized(dir.path(), 64 << 20);
+    let mut rig = Rig::new(server.open(LIMIT));
+    server.flush_fails.store(true, Ordering::SeqCst);
+    for i in 0..40 {
+        let _ = rig.write((i * MIB) as u64, &pattern(MIB, 5));
+    }
+    until("it is asked", || server.flushes.load(Ordering::SeqCst) > 1);
+    for _ in 0..400 {
+        let _ = rig.write(0, &pattern(4096, 6));
+    }
+    let flushes = server.flushes.load(Ordering::SeqCst);
+    assert!(flushes < 100, "{flushes}");
+    server.flush_fails.store(false, Ordering::SeqCst);
+    until("it is asked again, and all is durable", || {
+        lock(&server.state).durable[..4096] == pattern(4096, 6)[..]
+    });
+}
+
+/// One that shrank serves, to those who know it, what it has: it may have its size back at any time.
+#[test]
+fn a_smaller_size_is_told_and_not_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(LIMIT));
+    server.size.store(SIZE / 2, Ordering::SeqCst);
+    assert_eq!(rig.device().refresh_size().unwrap(), SIZE / 2);
+    assert_eq!(rig.device().size(), SIZE);
+    rig.write(SIZE - 4096, &pattern(4096, 1)).unwrap();
+    // Nor is a smaller one good enough for a new connection.
+    server.cut();
+    until("it is seen", || !rig.link().connected);
+    let id = rig.submit(OpKind::Read, SIZE - 4096, Vec::new(), 4096);
+    until("it is refused", || {
+        rig.link().reason.is_some_and(|why| why.contains("size"))
+    });
+    server.size.store(SIZE, Ordering::SeqCst);
+    assert_eq!(rig.wait(id).1, pattern(4096, 1));
+}
+
 /// A server that was cut off from its storage, and what begins it anew.
 struct Renewed {
     server: Arc<Server>,

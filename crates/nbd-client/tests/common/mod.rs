@@ -39,6 +39,8 @@ pub struct Server {
     pub flush_fails: AtomicBool,
     /// How long it zeroes before it answers, in milliseconds.
     pub zeroing_ms: AtomicU64,
+    /// The size it tells new connections, whatever it holds.
+    pub size: AtomicU64,
     pub writes: AtomicU64,
     pub flushes: AtomicU64,
     /// Sent instead of the reply to the next read.
@@ -54,10 +56,15 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Server {
     /// A server that listens at `dir/s`.
     pub fn start(dir: &Path) -> Arc<Server> {
+        Server::start_sized(dir, SIZE)
+    }
+
+    /// One with an export of that size.
+    pub fn start_sized(dir: &Path, size: u64) -> Arc<Server> {
         let server = Arc::new(Server {
             state: Mutex::new(State {
-                now: vec![0; SIZE as usize],
-                durable: vec![0; SIZE as usize],
+                now: vec![0; size as usize],
+                durable: vec![0; size as usize],
                 connections: Vec::new(),
                 flags: tflag::HAS_FLAGS
                     | tflag::SEND_FLUSH
@@ -69,6 +76,7 @@ impl Server {
             hang: AtomicBool::new(false),
             flush_fails: AtomicBool::new(false),
             zeroing_ms: AtomicU64::new(0),
+            size: AtomicU64::new(size),
             writes: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
             lie: Mutex::new(None),
@@ -153,7 +161,8 @@ impl Server {
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         let mut client_flags = [0; 4];
         stream.read_exact(&mut client_flags)?;
-        let structured = loop_options(stream, &lock(&self.state))?;
+        let size = self.size.load(Ordering::SeqCst);
+        let structured = loop_options(stream, &lock(&self.state), size)?;
         loop {
             let mut raw = [0; 28];
             stream.read_exact(&mut raw)?;
@@ -249,7 +258,7 @@ pub fn with_cookie(lie: &[u8], cookie: u64) -> Vec<u8> {
     lie
 }
 
-fn loop_options(stream: &mut UnixStream, state: &State) -> std::io::Result<bool> {
+fn loop_options(stream: &mut UnixStream, state: &State, size: u64) -> std::io::Result<bool> {
     let mut structured = false;
     loop {
         let mut head = [0; 16];
@@ -273,7 +282,7 @@ fn loop_options(stream: &mut UnixStream, state: &State) -> std::io::Result<bool>
             }
             opt::GO => {
                 let mut export = info::EXPORT.to_be_bytes().to_vec();
-                export.extend(SIZE.to_be_bytes());
+                export.extend(size.to_be_bytes());
                 export.extend(state.flags.to_be_bytes());
                 reply(rep::INFO, &export)?;
                 reply(rep::ACK, &[])?;
