@@ -34,16 +34,18 @@ if [[ ! -e $flash ]]; then
 fi
 
 say "Serving"
-"$(target_dir)/release/hearth" serve --flash "$flash" --run-dir "$run" --log warn &
+# In a session of its own: Ctrl-C is for this script, which then asks the daemon to stop. A second
+# signal would end it without a checkpoint.
+setsid "$(target_dir)/release/hearth" serve --flash "$flash" --run-dir "$run" --log warn &
 daemon=$!
 stop() {
-    trap - INT TERM EXIT
+    trap - INT TERM HUP EXIT
     kill -TERM "$daemon" 2>/dev/null || true
     wait "$daemon" 2>/dev/null || true
     tidy
     note "stopped; make run starts it again, warm"
 }
-trap 'stop; exit 0' INT TERM
+trap 'stop; exit 0' INT TERM HUP
 trap stop EXIT
 until [[ -S $run/api.sock ]] && hearth disk list >/dev/null 2>&1; do
     kill -0 "$daemon" 2>/dev/null || { trap tidy EXIT; die "the daemon did not start; what it said stands above"; }

@@ -308,7 +308,7 @@ fn check(options: &Options) -> Result<()> {
     }
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make the directory {}", options.out.display()))?;
-    Ok(())
+    report::set_aside(&options.out)
 }
 
 /// What a reader should hear before the numbers; `load` is how many threads others kept busy in

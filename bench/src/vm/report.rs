@@ -9,6 +9,8 @@ use std::path::Path;
 
 /// Version of the file's form; a reader refuses others.
 pub const FORMAT: u32 = 1;
+/// What a run leaves: for programs, for a page of text, for a browser.
+const FILES: [&str; 3] = ["results.json", "results.md", "results.html"];
 /// Largest file a reader takes: a thousand times what a run writes.
 const FILE_MAX: u64 = 64 << 20;
 
@@ -240,11 +242,11 @@ impl Report {
     /// time, the old one or the new.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let files = [
-            ("results.json", serde_json::to_string_pretty(self)? + "\n"),
-            ("results.md", markdown::report(self)),
-            ("results.html", html::report(self)),
+            serde_json::to_string_pretty(self)? + "\n",
+            markdown::report(self),
+            html::report(self),
         ];
-        for (name, text) in files {
+        for (name, text) in FILES.into_iter().zip(files) {
             let (file, new) = (dir.join(name), dir.join(format!("{name}.new")));
             std::fs::write(&new, text)
                 .and_then(|()| std::fs::rename(&new, &file))
@@ -273,6 +275,22 @@ impl Report {
         );
         Ok(report)
     }
+}
+
+/// Keeps the results of an earlier run in `dir`, in place of those of the one before: `results.old.json`
+/// and so on. Two runs are what `compare` wants.
+pub fn set_aside(dir: &Path) -> Result<()> {
+    for name in FILES {
+        let file = dir.join(name);
+        let old = dir.join(name.replacen('.', ".old.", 1));
+        match std::fs::rename(&file, &old) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("cannot rename {}", file.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -332,6 +350,14 @@ pub(super) mod tests {
         report.save(dir.path()).unwrap();
         let file = dir.path().join("results.json");
         assert_eq!(Report::load(&file).unwrap(), report);
+        set_aside(dir.path()).unwrap();
+        assert!(!file.exists());
+        let old = dir.path().join("results.old.json");
+        assert_eq!(Report::load(&old).unwrap(), report);
+        // A run that was refused before it began leaves the older ones alone.
+        set_aside(dir.path()).unwrap();
+        assert!(old.exists() && dir.path().join("results.old.html").exists());
+        report.save(dir.path()).unwrap();
         let other = std::fs::read_to_string(&file)
             .unwrap()
             .replace("\"format\": 1", "\"format\": 99");

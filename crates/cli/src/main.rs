@@ -47,11 +47,14 @@ type Outcome = Result<(), Failure>;
 const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    // A reader that goes away (`hearth disk list | head -1`) ends us quietly.
-    // SAFETY: setting a signal's default action has no preconditions; no other thread runs yet.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let cli = Cli::parse();
     let Cli { global, command } = cli;
+    // A reader that goes away (`hearth disk list | head -1`) ends us quietly; but a daemon must not
+    // end because somebody hangs up on it, or on its log.
+    if !matches!(command, Command::Serve(_)) {
+        // SAFETY: setting a signal's default action has no preconditions; no other thread runs yet.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
     let outcome = match command {
         Command::Pool(command) => pool::run(&global, command),
         Command::Serve(args) => serve::run(&global, args),

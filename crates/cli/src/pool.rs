@@ -53,7 +53,13 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         !interrupt.hit()
     });
     line.end();
-    let info = made?;
+    let info = made.map_err(|e| {
+        if interrupt.hit() {
+            Failure::Interrupted(format!("{}; {}", e.what, e.remedy))
+        } else {
+            e.into()
+        }
+    })?;
     if global.json {
         return print_json(&info);
     }

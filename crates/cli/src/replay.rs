@@ -1,7 +1,9 @@
 //! `hearth trace replay`: a trace against a disk, measured.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use hearth_daemon::api::stats::{Counters, DiskReport};
@@ -58,9 +60,32 @@ struct Cache {
     write_hit_ratio: Option<f64>,
 }
 
+/// Standard input in a file without a name: a trace is read twice, once to learn what it asks for.
+fn spool() -> Result<File, Error> {
+    let copied = tempfile::tempfile().and_then(|mut file| {
+        std::io::copy(&mut std::io::stdin().lock(), &mut file)?;
+        Ok(file)
+    });
+    copied.map_err(|e| {
+        Error::unavailable(
+            format!(
+                "the trace on standard input cannot be kept in {}: {e}",
+                std::env::temp_dir().display()
+            ),
+            "set TMPDIR to a directory with room for it",
+        )
+    })
+}
+
 pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
+    let spooled = (args.trace == Path::new("-")).then(spool).transpose()?;
+    let path = spooled.as_ref().map_or_else(
+        || args.trace.clone(),
+        // Opened by this name, it is read from its beginning.
+        |file| format!("/proc/self/fd/{}", file.as_raw_fd()).into(),
+    );
     let select = Select {
-        path: args.trace.clone(),
+        path,
         form: hearth_trace::Options {
             format: args.format,
         },

@@ -1,5 +1,7 @@
 //! `hearth simulate`: what would a cache of this size and policy have done?
 
+use std::sync::Mutex;
+
 use hearth_daemon::error::Error;
 use hearth_daemon::size;
 use hearth_policy::Budget;
@@ -7,8 +9,9 @@ use hearth_simulate::{Policy, Row, Settings, Size, Workload, WriteMode, matrix, 
 use hearth_trace::{BLOCK, Options, Reader, sparkline};
 
 use crate::args::{Global, Simulate, WriteTo};
+use crate::status::StatusLine;
 use crate::table::Table;
-use crate::trace::{failed_in, torn_words};
+use crate::trace::{QUIET, failed_in, reading, torn_words};
 use crate::{Outcome, print_json};
 
 pub fn run(global: &Global, args: &Simulate) -> Outcome {
@@ -34,6 +37,13 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
         usize::from,
     );
     let mut rows: Vec<Row> = Vec::new();
+    // The simulator tells from its own threads.
+    let line = Mutex::new(StatusLine::new(!global.json).quiet_for(QUIET));
+    let show = |text: &dyn Fn() -> String| {
+        if let Ok(mut line) = line.lock() {
+            line.show(text);
+        }
+    };
     // One trace at a time in memory.
     for path in &args.traces {
         let options = Options {
@@ -43,12 +53,18 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
             .file_name()
             .map_or_else(|| "stdin".into(), |n| n.to_string_lossy());
         let load = Reader::open(path, options)
-            .and_then(|reader| Workload::load(&name, reader))
+            .and_then(|reader| Workload::load(&name, reader, |n| show(&|| reading(path, n))))
             .map_err(|e| failed_in(path, &e))?;
         if let Some(record) = load.torn {
             eprintln!("note: {}: {}", path.display(), torn_words(record));
         }
-        rows.extend(matrix(&[load], &sizes, &policies, &settings, threads));
+        let told = |done, all| {
+            show(&|| format!("{}: {done} of {all} rows simulated", path.display()));
+        };
+        rows.extend(matrix(&[load], &sizes, &policies, &settings, threads, told));
+    }
+    if let Ok(mut line) = line.lock() {
+        line.end();
     }
     if let Some(path) = &args.svg {
         std::fs::write(path, plot::svg(&rows)).map_err(|e| {

@@ -1,7 +1,8 @@
 //! `hearth trace convert|info`: traces from elsewhere, converted and summed up. No daemon is asked.
 
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hearth_daemon::error::Error;
 use hearth_daemon::size::human;
@@ -10,9 +11,21 @@ use hearth_trace::{
 };
 
 use crate::args::{Global, Trace, TraceConvert, TraceInfo};
+use crate::interrupt::Interrupt;
 use crate::stats::percent;
+use crate::status::StatusLine;
 use crate::table::Table;
-use crate::{Outcome, print_json};
+use crate::{Failure, Outcome, print_json};
+
+/// How long a trace may be read before anything is said about it.
+pub const QUIET: Duration = Duration::from_secs(1);
+/// Records between two looks at the clock and at Ctrl-C.
+const LOOK_EVERY: u64 = 1 << 12;
+
+/// How far the reading of a trace is.
+pub fn reading(path: &Path, records: u64) -> String {
+    format!("{}: {records} records read", path.display())
+}
 
 /// A trace's error as one for the user: the sentence already says what to do.
 pub fn failed(error: &TraceError) -> Error {
@@ -68,6 +81,55 @@ fn form_of(to: &Path) -> Result<Format, Error> {
     }
 }
 
+/// A file that stands under its name only once it is whole; given up, it is removed.
+struct Unfinished {
+    part: PathBuf,
+    to: PathBuf,
+}
+
+impl Unfinished {
+    /// Makes the file under the name it has until it is whole.
+    fn make(to: &Path) -> Result<(Unfinished, std::fs::File), Error> {
+        let cannot = |e: std::io::Error| {
+            Error::invalid(
+                format!("{} cannot be made: {e}", to.display()),
+                "give the name of a file that is not there yet",
+            )
+        };
+        if to.symlink_metadata().is_ok() {
+            return Err(cannot(std::io::ErrorKind::AlreadyExists.into()));
+        }
+        let mut part = to.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let file = std::fs::File::create_new(&part).map_err(|e| {
+            Error::invalid(
+                format!("{} cannot be made: {e}", part.display()),
+                "remove what a killed run left, or give another name",
+            )
+        })?;
+        let to = to.to_owned();
+        Ok((Unfinished { part, to }, file))
+    }
+
+    /// Gives the file its name.
+    fn whole(self) -> Result<(), Error> {
+        std::fs::rename(&self.part, &self.to).map_err(|e| {
+            Error::invalid(
+                format!("{} cannot be made: {e}", self.to.display()),
+                "give a name in a directory that can be written",
+            )
+        })
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // It is not there once it has its name.
+        let _ = std::fs::remove_file(&self.part);
+    }
+}
+
 fn convert(global: &Global, args: &TraceConvert) -> Outcome {
     let options = Options {
         format: args.format,
@@ -75,21 +137,26 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
     let form = args.output.map_or_else(|| form_of(&args.to), Ok)?;
     let mut reader = Reader::open(&args.from, options).map_err(|e| failed_in(&args.from, &e))?;
     let stdout = args.to == Path::new("-");
-    let out: Box<dyn Write> = if stdout {
-        Box::new(std::io::stdout())
+    let interrupt = Interrupt::watch();
+    let (unfinished, out): (_, Box<dyn Write>) = if stdout {
+        (None, Box::new(std::io::stdout()))
     } else {
-        let file = std::fs::File::create_new(&args.to).map_err(|e| {
-            Error::invalid(
-                format!("{} cannot be made: {e}", args.to.display()),
-                "give the name of a file that is not there yet",
-            )
-        })?;
-        Box::new(file)
+        let (unfinished, file) = Unfinished::make(&args.to)?;
+        (Some(unfinished), Box::new(file))
     };
+    let mut line = StatusLine::new(!global.json).quiet_for(QUIET);
     let mut writer = Writer::new(BufWriter::new(out), form).map_err(|e| failed(&e))?;
     let mut records = 0;
-    for record in reader.by_ref() {
+    for (at, record) in (1u64..).zip(reader.by_ref()) {
         let mut record = record.map_err(|e| failed_in(&args.from, &e))?;
+        if at.is_multiple_of(LOOK_EVERY) {
+            if interrupt.hit() {
+                return Err(Failure::Interrupted(
+                    "called off before the end of the trace".to_owned(),
+                ));
+            }
+            line.show(|| reading(&args.from, at));
+        }
         if let Some(disk) = args.disk {
             if record.disk != disk {
                 continue;
@@ -99,8 +166,10 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         writer.push(record).map_err(|e| failed(&e))?;
         records += 1;
     }
+    line.end();
     let lost = writer.lost();
     writer.finish().map_err(|e| failed(&e))?;
+    unfinished.map_or(Ok(()), Unfinished::whole)?;
     let torn_at = reader.torn();
     let mut notes = Vec::new();
     if lost.left_out > 0 {
@@ -154,9 +223,14 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
     let failed = |e| failed_in(&args.trace, &e);
     let mut reader = Reader::open(&args.trace, options).map_err(failed)?;
     let mut info = Info::new();
-    for record in reader.by_ref() {
+    let mut line = StatusLine::new(!global.json).quiet_for(QUIET);
+    for (at, record) in (1u64..).zip(reader.by_ref()) {
         info.add(&record.map_err(failed)?);
+        if at.is_multiple_of(LOOK_EVERY) {
+            line.show(|| reading(&args.trace, at));
+        }
     }
+    line.end();
     let sum = info.summary();
     let torn_at = reader.torn();
     if global.json {

@@ -428,3 +428,17 @@ fn the_api_refuses_nonsense() {
     assert!(document.contains("/v1/disks/{name}/flush"), "{document}");
     assert!(!bench.log().contains("panicked"));
 }
+
+/// The answer to somebody who is gone is a broken pipe, which ends most programs.
+#[test]
+fn whoever_hangs_up_hurts_nobody() {
+    use std::io::Write;
+    let bench = Bench::serving();
+    for _ in 0..300 {
+        let mut stream =
+            std::os::unix::net::UnixStream::connect(bench.run_dir().join("api.sock")).unwrap();
+        // Gone after the request is answered at once, or before: all the same to a daemon.
+        let _ = stream.write_all(b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n");
+    }
+    bench.ok(&["pool", "show"]);
+}

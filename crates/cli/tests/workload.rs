@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::{Bench, until};
 
 const MIB: usize = 1 << 20;
@@ -383,6 +385,22 @@ fn a_trace_is_written_as_its_name_says_and_in_every_form() {
 }
 
 #[test]
+fn a_conversion_that_fails_leaves_nothing_behind() {
+    let bench = Bench::new();
+    let source = bench.path("a.csv");
+    let head = "time_us,op,offset_bytes,length_bytes\n0,R,0,4096\n";
+    std::fs::write(&source, format!("{head}x,R,0,4096\n")).unwrap();
+    let out = bench.path("a.trace");
+    let said = bench.refused(&["trace", "convert", &source, &out]);
+    assert!(said.contains("record 2"), "{said}");
+    assert!(!Path::new(&out).exists() && !Path::new(&format!("{out}.part")).exists());
+    std::fs::write(&source, head).unwrap();
+    bench.ok(&["trace", "convert", &source, &out]);
+    let again = bench.refused(&["trace", "convert", &source, &out]);
+    assert!(again.contains("not there yet"), "{again}");
+}
+
+#[test]
 fn a_bench_that_cannot_be_says_apart_what_to_do() {
     let bench = Bench::new();
     let dir = bench.path("");
@@ -394,4 +412,34 @@ fn a_bench_that_cannot_be_says_apart_what_to_do() {
         said["remedy"].as_str().unwrap().contains("--guest"),
         "{said}"
     );
+}
+
+#[test]
+fn a_trace_on_standard_input_is_replayed() {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    let bench = Bench::new();
+    let target = bench.path("t.raw");
+    std::fs::File::create(&target)
+        .and_then(|f| f.set_len(MIB as u64))
+        .unwrap();
+    let mut replay = Command::new(env!("CARGO_BIN_EXE_hearth"))
+        .args(["trace", "replay", "-", "--flat-out", "--json", "--to"])
+        .arg(&target)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let trace = "time_us,op,offset_bytes,length_bytes\n0,R,0,4096\n5,R,8192,4096\n";
+    let mut stdin = replay.stdin.take().unwrap();
+    stdin.write_all(trace.as_bytes()).unwrap();
+    drop(stdin);
+    let said = replay.wait_with_output().unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(said["requests"], 2, "{said}");
+    let image = bench.path("t.csv");
+    std::fs::write(&image, trace).unwrap();
+    let refused = bench.refused(&["trace", "replay", &image, "--to", "qcow2:/x"]);
+    assert!(refused.contains("give nbd+unix://"), "{refused}");
 }

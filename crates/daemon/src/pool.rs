@@ -1,6 +1,6 @@
 //! A pool on flash, outside the data path: creating it, looking at it, changing its registry.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -100,21 +100,28 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<PoolInfo> {
 }
 
 /// The same; `progress` is told how many bytes of how many of a new file are written, and calls
-/// it off by returning false. Then nothing is left behind.
+/// it off by returning false. Then nothing is left behind, and what was to be replaced is still there.
 pub fn create_with(
     path: &Path,
     options: &CreateOptions,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<PoolInfo> {
+    let mut replaced = None;
     let file = match options.size {
         Some(size) => {
-            let file = create_file(path, size, options.force)?;
+            // Too small is found out before the space is taken.
+            layout(path, size)?;
+            replaced = Replaced::find(path, options.force)?;
+            let at = replaced.as_ref().map_or(path, |r| &r.new);
+            let file = BlockFile::create_sized(at, size).map_err(|e| opening(at, e))?;
             if !options.quick
                 && let Err(e) = write_out(path, &file, progress)
             {
                 drop(file);
-                // The error that matters is the one returned.
-                let _ = std::fs::remove_file(path);
+                if replaced.is_none() {
+                    // The error that matters is the one returned.
+                    let _ = std::fs::remove_file(path);
+                }
                 return Err(e);
             }
             file
@@ -152,6 +159,7 @@ pub fn create_with(
         .and_then(|()| registry.store(&mut media, &superblock.layout, superblock.pool))
         .and_then(|()| superblock.store(&mut media))
         .map_err(|e| format_error(path, &e))?;
+    replaced.map_or(Ok(()), |r| r.done(path))?;
     Ok(Pool {
         unsettled: false,
         media,
@@ -166,9 +174,21 @@ fn layout(path: &Path, size: u64) -> Result<Layout> {
     Layout::for_device(size, Layout::segment_blocks_for(size)).map_err(|e| format_error(path, &e))
 }
 
-fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
-    match std::fs::symlink_metadata(path) {
-        Ok(meta) if !force || !meta.is_file() => {
+/// A file that a new pool takes the place of, once it is whole: until then it is needed, should the
+/// new one turn out not to fit.
+struct Replaced {
+    /// Locked as long as this is here: nobody else uses it.
+    _old: BlockFile,
+    new: PathBuf,
+}
+
+impl Replaced {
+    /// What is at `path`, if anything is and it may be replaced.
+    fn find(path: &Path, force: bool) -> Result<Option<Replaced>> {
+        let Ok(meta) = std::fs::symlink_metadata(path) else {
+            return Ok(None);
+        };
+        if !force || !meta.is_file() {
             return Err(Error::refused(
                 format!(
                     "{} exists already, and --size makes a new file",
@@ -181,18 +201,27 @@ fn create_file(path: &Path, size: u64, force: bool) -> Result<BlockFile> {
                 },
             ));
         }
-        Ok(_) => {
-            // Opening it proves that nobody else uses it.
-            drop(BlockFile::open(path, OpenMode::default()).map_err(|e| opening(path, e))?);
-            std::fs::remove_file(path).map_err(|e| {
-                Error::unavailable(format!("cannot replace {}: {e}", path.display()), "")
-            })?;
-        }
-        Err(_) => {}
+        let _old = BlockFile::open(path, OpenMode::default()).map_err(|e| opening(path, e))?;
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        // Left by a run that was killed.
+        let _ = std::fs::remove_file(&new);
+        Ok(Some(Replaced { _old, new }))
     }
-    // Too small is found out before the space is taken.
-    layout(path, size)?;
-    BlockFile::create_sized(path, size).map_err(|e| opening(path, e))
+
+    /// The new pool is whole.
+    fn done(self, path: &Path) -> Result<()> {
+        std::fs::rename(&self.new, path)
+            .map_err(|e| Error::unavailable(format!("cannot replace {}: {e}", path.display()), ""))
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        // It is not there once it has taken the other's place.
+        let _ = std::fs::remove_file(&self.new);
+    }
 }
 
 /// Writes a new file once from end to end, so that the file system has nothing left to decide:
@@ -215,7 +244,7 @@ fn write_out(
         if !progress(at, size) {
             return Err(Error::unavailable(
                 format!("{} was not made: interrupted", path.display()),
-                "nothing is left behind; run the command again",
+                "nothing was changed; run the command again",
             ));
         }
         let n = WRITE_OUT_BYTES.min(size - at);
@@ -612,6 +641,25 @@ mod tests {
         )
         .unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 80 << 20);
+    }
+
+    #[test]
+    fn what_is_replaced_is_there_until_the_new_pool_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("flash");
+        let uuid = create(&path, &sized(64 << 20)).unwrap().uuid;
+        let forced = |size| CreateOptions {
+            force: true,
+            ..sized(size)
+        };
+        assert!(create(&path, &forced(1 << 20)).is_err());
+        assert!(create(&path, &forced(1 << 60)).is_err());
+        let stopped = create_with(&path, &forced(96 << 20), &mut |at, _| at == 0);
+        assert!(stopped.unwrap_err().what.contains("interrupted"));
+        assert_eq!(Pool::look(&path).unwrap().info().uuid, uuid);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert_ne!(create(&path, &forced(96 << 20)).unwrap().uuid, uuid);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -12,4 +12,6 @@ mod process;
 pub use child::sweep;
 pub use hearth_nbd_client::TIMEOUT_DEFAULT;
 pub use image::{Image, ImageError};
-pub use open::{How, OpenError, absolute, check, is_image_format, is_there, local_path, open};
+pub use open::{
+    How, OpenError, absolute, check, is_image_format, is_there, local_path, open, socket,
+};

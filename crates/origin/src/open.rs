@@ -187,6 +187,17 @@ pub fn absolute(spec: &mut OriginSpec) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The unix socket a spec names, if its origin is an NBD server behind one.
+pub fn socket(spec: &OriginSpec) -> Option<PathBuf> {
+    match kind(&spec.source).ok()? {
+        Kind::Nbd(Uri {
+            address: Address::Unix(path),
+            ..
+        }) => Some(path),
+        _ => None,
+    }
+}
+
 /// The file or block device of this host that a spec names, if it names one.
 pub fn local_path(spec: &OriginSpec) -> Option<PathBuf> {
     match kind(&spec.source).ok()? {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hearth_io::file::OpenMode;
+use hearth_io::spec::OpenSpecError;
 use hearth_io::{Class, IoDone, IoOp, OpKind, OriginSpec, Proactor, Targets, Wait, proactor};
 
 use crate::error::ReplayError;
@@ -35,9 +36,10 @@ impl FileTarget {
             read_only,
             unlocked: false,
         };
-        let device = parsed
-            .open(mode)
-            .map_err(|e| ReplayError::Open(e.to_string()))?;
+        let device = parsed.open(mode).map_err(|e| match e {
+            OpenSpecError::NotFile(_) => ReplayError::Address(spec.to_owned()),
+            e => ReplayError::Open(e.to_string()),
+        })?;
         let (size, align) = (device.size(), u64::from(device.align()));
         let targets = Targets::new();
         targets.set(PLACE, Some(Arc::new(device)));

@@ -172,12 +172,16 @@ pub enum Size {
 
 /// Runs every policy at every size over every workload, on `threads` threads. Rows come in the
 /// order of their arguments, whatever ran first.
+///
+/// `told` is called at the start and after each row, on any thread, with how many are done and how
+/// many there are.
 pub fn matrix(
     loads: &[Workload],
     sizes: &[Size],
     policies: &[Policy],
     settings: &Settings,
     threads: usize,
+    told: impl Fn(usize, usize) + Sync,
 ) -> Vec<Row> {
     let mut jobs = Vec::new();
     for load in loads {
@@ -188,7 +192,9 @@ pub fn matrix(
         }
     }
     let next = AtomicUsize::new(0);
+    let done = AtomicUsize::new(0);
     let rows: Mutex<Vec<Option<Row>>> = Mutex::new(vec![None; jobs.len()]);
+    told(0, jobs.len());
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             scope.spawn(|| {
@@ -201,6 +207,7 @@ pub fn matrix(
                     if let Ok(mut rows) = rows.lock() {
                         rows[i] = Some(row);
                     }
+                    told(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
                 }
             });
         }

@@ -5,6 +5,8 @@ use hearth_trace::{Op, Reader, Record, TraceError};
 
 /// Bits of a block's address below the disk's number: 2^40 blocks of 4 KiB are 4 PiB.
 const DISK_SHIFT: u32 = 40;
+/// Records between two calls of `told`.
+const TOLD_EVERY: u64 = 1 << 14;
 
 /// A request in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,15 +43,22 @@ pub struct Workload {
 
 impl Workload {
     /// Loads a trace. Only reads and writes count; trims and flushes are left out, because they
-    /// neither hit nor miss.
+    /// neither hit nor miss. `told` hears now and then how many records have been read.
     ///
     /// # Errors
     ///
     /// When the trace cannot be read.
-    pub fn load(name: &str, mut reader: Reader) -> Result<Workload, TraceError> {
+    pub fn load(
+        name: &str,
+        mut reader: Reader,
+        mut told: impl FnMut(u64),
+    ) -> Result<Workload, TraceError> {
         let mut builder = Builder::new(name);
-        for record in reader.by_ref() {
+        for (at, record) in (1u64..).zip(reader.by_ref()) {
             builder.push(record?);
+            if at.is_multiple_of(TOLD_EVERY) {
+                told(at);
+            }
         }
         Ok(Workload {
             torn: reader.torn(),

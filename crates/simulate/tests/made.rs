@@ -281,8 +281,8 @@ fn runs_repeat_exactly_and_plots_hold_every_row() {
     let sizes = [Size::Fraction(0.05), Size::Blocks(500)];
     let all = Policy::all();
     let loads = [load];
-    let rows = matrix(&loads, &sizes, &all, &Settings::default(), 2);
-    let again = matrix(&loads, &sizes, &all, &Settings::default(), 1);
+    let rows = matrix(&loads, &sizes, &all, &Settings::default(), 2, |_, _| ());
+    let again = matrix(&loads, &sizes, &all, &Settings::default(), 1, |_, _| ());
     assert_eq!(rows.len(), all.len() * 2);
     for (a, b) in rows.iter().zip(&again) {
         assert_eq!(

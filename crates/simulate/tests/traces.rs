@@ -67,10 +67,17 @@ fn targets_hold_on_real_traces() {
             continue;
         }
         let load = Reader::open(&path, Options::default())
-            .and_then(|r| Workload::load(&name, r))
+            .and_then(|r| Workload::load(&name, r, |_| ()))
             .expect("the trace is read");
         let loads = [load];
-        let rows = matrix(&loads, &sizes, &policies, &Settings::default(), 1);
+        let rows = matrix(
+            &loads,
+            &sizes,
+            &policies,
+            &Settings::default(),
+            1,
+            |_, _| (),
+        );
         // Traces of block numbers only are read as one request in a microsecond.
         let requests = &loads[0].requests;
         let timed = requests
@@ -81,7 +88,7 @@ fn targets_hold_on_real_traces() {
                 latency_us,
                 ..Settings::default()
             };
-            matrix(&loads, &sizes, &[Policy::Hearth], &settings, 1)
+            matrix(&loads, &sizes, &[Policy::Hearth], &settings, 1, |_, _| ())
         });
         for (i, rows) in rows.chunks(policies.len()).enumerate() {
             let late = late.each_ref().map(|rows| rows[i].score);

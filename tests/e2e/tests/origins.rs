@@ -261,7 +261,11 @@ fn refusals() -> Result<()> {
         let words = hearth.refused(&["disk", "add", "d", "--origin", origin])?;
         ensure!(words.contains(want), "{origin}: {words}");
     }
-    let wrong = hearth.uri("nope");
+    let own = hearth.uri("d");
+    let words = hearth.refused(&["disk", "add", "e", "--origin", &own])?;
+    ensure!(words.contains("this daemon's own NBD socket"), "{words}");
+    let other = Hearth::serving("160M")?;
+    let wrong = other.uri("nope");
     let words = hearth.refused(&["disk", "add", "d", "--origin", &wrong])?;
     ensure!(words.contains("no export \"nope\""), "{words}");
     Ok(())
@@ -378,6 +382,44 @@ fn a_mount_that_hangs_stops_nobody_else() -> Result<()> {
     hearth.kill9()?;
     hearth.start()?;
     ensure!(hearth.connect("well")?.read(0, 4096)? == [7; 4096]);
+    hearth.stop()?;
+    Ok(())
+}
+
+/// Nor does one that hangs when it is back keep others from coming back.
+#[test]
+fn a_mount_that_hangs_keeps_no_disk_waiting() -> Result<()> {
+    if !have("origins: hung mount, waiting", &["qemu-storage-daemon"])
+        || !Path::new("/dev/fuse").exists()
+    {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let Ok(mount) = Mount::start(hearth.dir(), 64 << 20) else {
+        println!("SKIPPED origins: hung mount, waiting: no file can be served here");
+        return Ok(());
+    };
+    // They are looked for in this order.
+    hearth.add("hung", path(&mount.file), &[])?;
+    let (later, away) = (
+        hearth.origin("later.raw", 16 << 20)?,
+        hearth.dir().join("away"),
+    );
+    hearth.add("later", path(&later), &[])?;
+    hearth.stop()?;
+    let file = mount.file.clone();
+    drop(mount);
+    std::fs::remove_file(file)?;
+    std::fs::rename(&later, &away)?;
+    hearth.start()?;
+    let mount = Mount::start(hearth.dir(), 64 << 20)?;
+    mount.signal(libc::SIGSTOP);
+    std::fs::rename(&away, &later)?;
+    wait::until("the other disk is back", LIMIT, || {
+        let shown = hearth.ok(&["disk", "show", "later", "--json"]).ok()?;
+        shown.contains("\"attached\"").then_some(())
+    })?;
+    mount.signal(libc::SIGCONT);
     hearth.stop()?;
     Ok(())
 }

@@ -99,6 +99,19 @@ impl Drop for Mark {
     }
 }
 
+/// Says that a disk's origin is being looked for, until dropped. Nobody waits for that: a disk whose
+/// origin hangs before it was found can still be changed and removed.
+struct Looking {
+    daemon: Arc<Daemon>,
+    id: DiskId,
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        lock(&self.daemon.looking).remove(&self.id);
+    }
+}
+
 /// What becomes of a disk whose origin was opened and judged, but is not served yet.
 struct Judged {
     record: DiskRecord,
@@ -219,8 +232,30 @@ impl Daemon {
                 .map(|(name, slot)| (name.clone(), slot.id, slot.shrunk))
                 .collect();
             for (name, id, shrunk) in awaited {
-                self.retry(&name, id, shrunk);
+                self.retry_aside(name, id, shrunk);
             }
+        }
+    }
+
+    /// Tries a disk again on a thread of its own: one whose origin hangs keeps no other waiting.
+    fn retry_aside(self: &Arc<Daemon>, name: String, id: DiskId, shrunk: bool) {
+        let patience = lock(&self.patience).get(&id).copied();
+        if patience.is_some_and(|(next, _)| Instant::now() < next)
+            || lock(&self.attaching).contains(&id)
+            || !lock(&self.looking).insert(id)
+        {
+            return;
+        }
+        let look = Looking {
+            daemon: self.clone(),
+            id,
+        };
+        let work = move || look.daemon.retry(&name, id, shrunk);
+        let thread = std::thread::Builder::new()
+            .name("hearth-attach".to_owned())
+            .spawn(work);
+        if let Err(e) = thread {
+            tracing::error!("cannot start a thread: {e}; the disk is tried again later");
         }
     }
 
@@ -258,14 +293,7 @@ impl Daemon {
         slot.short = short;
     }
 
-    fn retry(self: &Arc<Daemon>, name: &str, id: u16, shrunk: bool) {
-        if lock(&self.attaching).contains(&id) {
-            return;
-        }
-        let patience = lock(&self.patience).get(&id).copied();
-        if patience.is_some_and(|(next, _)| Instant::now() < next) {
-            return;
-        }
+    fn retry(self: &Arc<Daemon>, name: &str, id: DiskId, shrunk: bool) {
         let Some(record) = lock(&self.pool).record(id).cloned() else {
             return;
         };
@@ -296,6 +324,7 @@ impl Daemon {
         }
         // An attempt may start a process, and says in the log what came of it.
         if still(&lock(&self.disks)) {
+            let patience = lock(&self.patience).get(&id).copied();
             let wait = patience.map_or(RETRY_TIME, |(_, wait)| (wait * 2).min(PATIENCE_MAX));
             lock(&self.patience).insert(id, (Instant::now() + wait, wait));
         } else {

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::origin;
 use crate::pool::mode_to;
 use crate::progress::Progress;
+use crate::rundir::nbd_socket;
 use crate::size::human;
 
 /// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
@@ -124,9 +125,19 @@ impl Daemon {
         Ok(())
     }
 
-    /// Refuses an origin that is the flash, or another disk's. Looks for files under another name
-    /// as well, which may hang with the mount one of them is on.
+    /// Refuses an origin that is the flash, another disk's, or one of our own exports. Looks for
+    /// files under another name as well, which may hang with the mount one of them is on.
     fn check_unused(&self, spec: &OriginSpec) -> Result<()> {
+        // It would be cached twice, and at a stop its server would be gone before its last writes.
+        let ours = self.images.parent().map(nbd_socket);
+        if let (Some(ours), Some(socket)) = (ours, hearth_origin::socket(spec))
+            && origin::is_same_file(&ours, &socket)
+        {
+            return Err(Error::invalid(
+                format!("{} is this daemon's own NBD socket", socket.display()),
+                "give the origin of that disk instead, or the address of another server",
+            ));
+        }
         let path = hearth_origin::local_path(spec).unwrap_or_default();
         let pool = lock(&self.pool);
         let flash = pool.path().to_owned();

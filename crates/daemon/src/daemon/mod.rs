@@ -243,6 +243,8 @@ pub struct Daemon {
     attaching: Mutex<BTreeSet<DiskId>>,
     /// Told when one of them is done.
     attached: Condvar,
+    /// Awaited disks that are being looked for.
+    looking: Mutex<BTreeSet<DiskId>>,
     images: PathBuf,
     /// Disks whose origin is there but would not open: when to try again, and the wait after that.
     patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
@@ -334,6 +336,7 @@ impl Daemon {
             leftovers: Mutex::default(),
             attaching: Mutex::default(),
             attached: Condvar::new(),
+            looking: Mutex::default(),
             images: options.images.clone(),
             patience: Mutex::default(),
             stopping: AtomicBool::new(false),
