@@ -26,18 +26,6 @@ impl BlockSet {
         had
     }
 
-    pub fn insert_range(&mut self, start: u64, end: u64) {
-        if end > start {
-            self.len += self.set.insert_range(start..end);
-        }
-    }
-
-    pub fn remove_range(&mut self, start: u64, end: u64) {
-        if end > start && self.len > 0 {
-            self.len -= self.set.remove_range(start..end);
-        }
-    }
-
     pub fn contains(&self, block: u64) -> bool {
         self.len > 0 && self.set.contains(block)
     }

@@ -122,11 +122,11 @@ impl Core {
             .collect();
         out.extend_from_slice(&(zero.len() as u32).to_le_bytes());
         for d in zero {
-            let runs = d.zero.runs();
+            let runs = d.zero.run_count() as u32;
             out.extend_from_slice(&d.cfg.id.to_le_bytes());
             out.extend_from_slice(&d.zero_seg_seq.unwrap_or(0).to_le_bytes());
-            out.extend_from_slice(&(runs.len() as u32).to_le_bytes());
-            for (block, count) in runs {
+            out.extend_from_slice(&runs.to_le_bytes());
+            for (block, count) in d.zero.runs() {
                 out.extend_from_slice(&block.to_le_bytes());
                 out.extend_from_slice(&count.to_le_bytes());
             }

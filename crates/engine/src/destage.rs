@@ -118,6 +118,7 @@ impl Core {
             || self.flash_failed
             || over(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT))
             || self.evict.wants_clean
+            || !d.zero.is_empty() && self.zero_runs() * 2 > self.zero_runs_max()
         {
             return Need::Urgent;
         }
@@ -737,6 +738,7 @@ impl Core {
             if let Some(d) = self.disk_mut(disk) {
                 if kind == Kind::ZeroDoneRun {
                     d.zero.remove_range(block, block + count);
+                    d.solid.remove_range(block, block + count);
                     if d.zero.is_empty() {
                         d.zero_seg_seq = None;
                     }

@@ -3,6 +3,7 @@
 use crate::api::{DiskConfig, Mode};
 use crate::blockset::BlockSet;
 use crate::flashfail::Refusals;
+use crate::runset::RunSet;
 use crate::stats::{DiskCounters, Latency};
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
@@ -122,7 +123,7 @@ pub(crate) struct Destage {
     pub written: Vec<Written>,
     /// Zeros in `written` that were written and zeroed again since: the origin may hold what was
     /// between, so the entry says nothing about them.
-    pub zero_void: BlockSet,
+    pub zero_void: RunSet,
     /// Of `written`, how many the flush in flight covers, and since when.
     pub covered: usize,
     pub covered_ns: u64,
@@ -148,10 +149,11 @@ pub(crate) struct Disk {
     pub lock_queue: VecDeque<usize>,
     pub tickets: Vec<Ticket>,
     pub dirty: BlockSet,
-    pub zero: BlockSet,
+    /// Blocks that are zeros, which the origin has not been told.
+    pub zero: RunSet,
     /// Blocks the client wants to keep their space when they become zeros (NBD's NO_HOLE). In
     /// RAM only: after a crash such a range may become a hole, which reads the same.
-    pub solid: BlockSet,
+    pub solid: RunSet,
     /// Dirty blocks whose data is lost.
     pub lost: BlockSet,
     /// Dirty blocks among which flash has refused one: they are read alone.
@@ -245,8 +247,8 @@ impl Disk {
             lock_queue: VecDeque::new(),
             tickets: Vec::new(),
             dirty: BlockSet::default(),
-            zero: BlockSet::default(),
-            solid: BlockSet::default(),
+            zero: RunSet::default(),
+            solid: RunSet::default(),
             lost: BlockSet::default(),
             doubtful: BlockSet::default(),
             refused: BlockSet::default(),
@@ -348,6 +350,14 @@ impl Disk {
             .busy
             .iter()
             .any(|(s, e, _)| *s < end && start < *e)
+    }
+
+    /// Blocks cached beyond the disk's maximum.
+    pub fn excess(&self) -> u64 {
+        match self.cfg.max_bytes / 4096 {
+            0 => 0,
+            max => self.cached.saturating_sub(max),
+        }
     }
 
     /// Anything the origin does not have?

@@ -37,6 +37,11 @@ const RESCAN_NS: u64 = 1_000_000;
 const NO_DISK: DiskId = DiskId::MAX;
 /// Slots looked at per call when a disk evicts its own blocks.
 const OWN_SCAN: u32 = 8192;
+/// A disk above its maximum gives up its blocks one by one if that takes no more than one in so many of the
+/// records the log has room for ...
+const TRIM_SHARE: u64 = 16;
+/// ... so many at a time.
+const TRIM_STEP: u64 = 1024;
 
 /// Eviction's progress in the oldest segment.
 #[derive(Debug, Default)]
@@ -200,6 +205,7 @@ impl Core {
         } else {
             data_blocks - data_blocks / DROP_SHARE
         };
+        let kept_share = self.kept_share();
         while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
             let slot = base + self.evict.at;
             if starved {
@@ -207,7 +213,14 @@ impl Core {
                 self.evict.at += 1;
                 continue;
             }
-            let n = self.movable_run(slot, base + data_blocks, dirty_stays, keep_max, now);
+            let n = self.movable_run(
+                slot,
+                base + data_blocks,
+                dirty_stays,
+                keep_max,
+                kept_share,
+                now,
+            );
             if n == 0 {
                 self.evict.at += 1;
                 continue;
@@ -221,6 +234,24 @@ impl Core {
         }
     }
 
+    /// The part of disks' minimums that is kept, as a fraction: all of it, unless they add up to more
+    /// than leaves eviction something to drop. Then it would only move what is kept around.
+    fn kept_share(&self) -> (u64, u64) {
+        let blocks = u64::from(self.log.data_blocks);
+        let segments = self.log.segments.len();
+        // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
+        let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
+        let most = full.min(segments as u64 * blocks / 8 * 7);
+        let disks = self.disks.iter().flatten();
+        let wanted = disks.map(|d| d.cfg.min_bytes / 4096);
+        let wanted = wanted.fold(0, u64::saturating_add);
+        if wanted <= most {
+            (1, 1)
+        } else {
+            (most, wanted)
+        }
+    }
+
     /// How many slots from `slot` are to be moved; drops what is not worth it on the way.
     fn movable_run(
         &mut self,
@@ -228,6 +259,7 @@ impl Core {
         end: SlotNo,
         dirty_stays: bool,
         keep_max: u32,
+        (kept, of): (u64, u64),
         now: u64,
     ) -> u32 {
         let mut n = 0;
@@ -251,11 +283,14 @@ impl Core {
                 }
             } else {
                 let within_min = keep_max > 0
-                    && self
-                        .disk(disk)
-                        .is_some_and(|d| d.cached * 4096 <= d.cfg.min_bytes);
+                    && self.disk(disk).is_some_and(|d| {
+                        let min = u128::from(d.cfg.min_bytes / 4096) * u128::from(kept);
+                        u128::from(d.cached) * u128::from(of) <= min
+                    });
                 let verdict = self.policy.evict(info.freq as u8);
-                let earned = verdict != Verdict::Drop && self.evict.kept + n < keep_max;
+                let earned = verdict != Verdict::Drop
+                    && self.evict.kept + n < keep_max
+                    && self.disk(disk).is_none_or(|d| d.excess() == 0);
                 let may_differ = self.disk(disk).is_some_and(Disk::may_differ);
                 if !earned && !within_min || may_differ {
                     self.evict_block(disk, block, slot + n, now);
@@ -426,6 +461,12 @@ impl Core {
         if records.is_empty() {
             return true;
         }
+        if records.len() > self.log.free.len() * self.log.summary_capacity {
+            // A pool of an earlier version may have more runs of zeros than fit: what is told to the
+            // origin is not logged again.
+            self.evict.wants_clean = true;
+            return false;
+        }
         let next = self.log.next_segment_seq;
         let here = self.log.head.as_ref().map_or(next, |h| h.seq);
         let last = records.len() - 1;
@@ -457,6 +498,8 @@ impl Core {
             return false;
         };
         let mut freed = 0;
+        // What lies side by side takes one record.
+        let mut run: Option<(u64, u64)> = None;
         for _ in 0..OWN_SCAN.min(slots) {
             if freed >= count {
                 break;
@@ -478,11 +521,21 @@ impl Core {
                 continue;
             }
             self.forget_block(disk, block, now);
-            self.record_drop(disk, block, 1);
+            match &mut run {
+                Some((start, count)) if *start + *count == block => *count += 1,
+                run => {
+                    if let Some((start, count)) = run.replace((block, 1)) {
+                        self.record_drop(disk, start, count);
+                    }
+                }
+            }
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.evictions += 1;
             }
             freed += 1;
+        }
+        if let Some((start, count)) = run {
+            self.record_drop(disk, start, count);
         }
         if let Some(d) = self.disk_mut(disk) {
             d.own_hand = hand;
@@ -491,13 +544,18 @@ impl Core {
     }
 
     /// Brings disks above their maximum (after it was lowered) back below it.
+    ///
+    /// Every block dropped may take a record. Of a disk that is far above, the records would push
+    /// what others have out of the log, so that one gives way as the log turns over: its fills each take
+    /// the place of two, and nothing of it is moved on.
     pub fn trim_own_overuse(&mut self, now: u64) {
+        let records = self.log.segments.len() as u64 * self.log.summary_capacity as u64;
+        let most = records / TRIM_SHARE;
         for disk in self.disk_ids() {
-            let Some(d) = self.disk(disk) else { continue };
-            let max = d.cfg.max_bytes / 4096;
-            if max > 0 && d.cached > max {
-                let excess = (d.cached - max).min(4096);
-                self.make_own_room(disk, excess, now);
+            let excess = self.disk(disk).map_or(0, Disk::excess);
+            if (1..=most).contains(&excess) {
+                let room = u64::from(self.log.room() / 4);
+                self.make_own_room(disk, excess.min(TRIM_STEP).min(room), now);
             }
         }
     }

@@ -24,6 +24,7 @@ mod log;
 mod read;
 mod recover;
 mod rescue;
+mod runset;
 mod stage;
 pub mod stats;
 pub mod tally;

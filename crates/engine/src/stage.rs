@@ -351,11 +351,16 @@ impl Core {
     /// Is the disk within its maximum with `count` more blocks, if need be at the cost of others
     /// of its own?
     pub fn own_room(&mut self, disk: DiskId, count: u64, now: u64) -> bool {
-        let over = self.disk(disk).is_some_and(|d| {
-            let max = d.cfg.max_bytes / 4096;
-            max > 0 && d.cached + count > max
-        });
-        !over || self.make_own_room(disk, count, now)
+        let Some(d) = self.disk(disk) else {
+            return true;
+        };
+        let max = d.cfg.max_bytes / 4096;
+        if max == 0 || d.cached + count <= max {
+            return true;
+        }
+        // Far above it, after it was lowered, it comes down with every fill.
+        let more = count.min(d.excess());
+        self.make_own_room(disk, count + more, now)
     }
 
     /// Policy's word on a run that has not been in the stage. What was `asked` for needs no

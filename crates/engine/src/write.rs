@@ -289,6 +289,9 @@ impl Core {
             return Appended::All;
         }
         if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+            if !self.may_zero(disk) {
+                return Appended::TooDirty;
+            }
             if self.log.room() < crate::zero::ROOM_MIN {
                 self.log_full = true;
                 return Appended::NoRoom;
@@ -340,6 +343,11 @@ impl Core {
 
     /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
+        // It may cut a run in two.
+        let cuts = self.disk(disk).is_some_and(|d| !d.zero.is_empty());
+        if cuts && !self.may_zero(disk) {
+            return 0;
+        }
         let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
         let coming = u64::from(self.log.queued_blocks)

@@ -110,13 +110,14 @@ impl Daemon {
             .iter()
             .filter(|d| d.name != name)
             .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
-        let capacity = pool.capacity();
-        if min > 0 && others.saturating_add(min) > capacity {
+        // The rest stays everybody's: eviction needs blocks it may drop.
+        let most = pool.capacity() / 8 * 7;
+        if min > 0 && others.saturating_add(min) > most {
             return Err(Error::invalid(
                 format!(
-                    "{} cannot be kept for {name}: the pool holds {}, of which {} are kept for other disks",
+                    "{} cannot be kept for {name}: of the pool, {} can be kept in all, and {} are kept for other disks",
                     human(min),
-                    human(capacity),
+                    human(most),
                     human(others)
                 ),
                 "lower --min",

@@ -1,0 +1,150 @@
+//! A set of block numbers of one disk that comes in runs, however long: what was discarded or zeroed.
+//!
+//! It takes memory, and records in the log, for each run and not for each block, so how many runs
+//! there are is what has to be bounded.
+
+use rangemap::RangeSet;
+use std::ops::Range;
+
+/// Block numbers; ordered.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct RunSet {
+    set: RangeSet<u64>,
+    /// Blocks, which the set would have to count.
+    len: u64,
+}
+
+impl RunSet {
+    /// What of `start..end` is in the set.
+    fn parts(&self, start: u64, end: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+        // The set must not be asked about a range without blocks.
+        let asked = start..end.max(start + 1);
+        let parts = self.set.overlapping(asked);
+        parts
+            .map(move |r| r.start.max(start)..r.end.min(end))
+            .filter(|r| r.start < r.end)
+    }
+
+    fn covered(&self, start: u64, end: u64) -> u64 {
+        self.parts(start, end).map(|r| r.end - r.start).sum()
+    }
+
+    pub fn insert_range(&mut self, start: u64, end: u64) {
+        if end > start {
+            self.len += end - start - self.covered(start, end);
+            self.set.insert(start..end);
+        }
+    }
+
+    pub fn remove_range(&mut self, start: u64, end: u64) {
+        if end > start && self.len > 0 {
+            let had = self.covered(start, end);
+            if had > 0 {
+                self.set.remove(start..end);
+                self.len -= had;
+            }
+        }
+    }
+
+    pub fn remove(&mut self, block: u64) {
+        self.remove_range(block, block + 1);
+    }
+
+    pub fn contains(&self, block: u64) -> bool {
+        self.len > 0 && self.set.contains(&block)
+    }
+
+    /// Blocks.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn clear(&mut self) {
+        *self = RunSet::default();
+    }
+
+    /// The first member in `start..end`.
+    pub fn first_in(&self, start: u64, end: u64) -> Option<u64> {
+        if self.len == 0 || start >= end {
+            return None;
+        }
+        self.parts(start, end).next().map(|r| r.start)
+    }
+
+    /// Members in `start..end`, in order.
+    pub fn range(&self, start: u64, end: u64) -> impl Iterator<Item = u64> + '_ {
+        self.parts(start, end).flatten()
+    }
+
+    /// How many consecutive blocks from `start` are members, at most `max`.
+    pub fn run_len(&self, start: u64, max: u64) -> u64 {
+        let run = self.set.get(&start);
+        run.map_or(0, |r| (r.end - start).min(max))
+    }
+
+    /// The set as runs: first block and length.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.set.iter().map(|r| (r.start, r.end - r.start))
+    }
+
+    /// Runs.
+    pub fn run_count(&self) -> u64 {
+        self.set.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_a_set_of_blocks(
+            ops in proptest::collection::vec((0u8..3, 0u64..64, 0u64..12), 1..80)
+        ) {
+            let (mut runs, mut model) = (RunSet::default(), BTreeSet::new());
+            for (op, start, len) in ops {
+                let end = start + len;
+                match op {
+                    0 => {
+                        runs.insert_range(start, end);
+                        model.extend(start..end);
+                    }
+                    1 => {
+                        runs.remove_range(start, end);
+                        model.retain(|b| !(start..end).contains(b));
+                    }
+                    _ => {
+                        runs.remove(start);
+                        model.remove(&start);
+                    }
+                }
+                prop_assert_eq!(runs.len(), model.len() as u64);
+                prop_assert_eq!(runs.is_empty(), model.is_empty());
+                prop_assert_eq!(runs.first_in(start, end), model.range(start..end).next().copied());
+                prop_assert!(runs.range(start, end).eq(model.range(start..end).copied()));
+                let run = (start..).take_while(|b| model.contains(b)).count() as u64;
+                prop_assert_eq!(runs.run_len(start, u64::MAX), run);
+                prop_assert_eq!(runs.contains(start), run > 0);
+                let ends = model.iter().filter(|b| !model.contains(&(*b + 1)));
+                prop_assert_eq!(runs.run_count(), ends.count() as u64);
+                prop_assert_eq!(runs.runs().map(|(_, n)| n).sum::<u64>(), runs.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_disk_is_one_run() {
+        let mut runs = RunSet::default();
+        runs.insert_range(0, 1 << 36);
+        assert_eq!((runs.run_count(), runs.len()), (1, 1 << 36));
+        assert_eq!(runs.run_len(5, u64::MAX), (1 << 36) - 5);
+        assert_eq!(runs.first_in(7, u64::MAX), Some(7));
+    }
+}
