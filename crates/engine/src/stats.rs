@@ -20,7 +20,7 @@ pub struct DiskCounters {
     pub read_hit_bytes: u64,
     /// Of these, bytes from the RAM stage.
     pub stage_hit_bytes: u64,
-    /// Bytes read from the origin for clients.
+    /// Bytes read from the origin for clients, without what larger cache blocks read around them.
     pub read_miss_bytes: u64,
     /// Writes of which every block was cached when they arrived.
     pub write_hits: u64,
@@ -80,7 +80,7 @@ pub struct DiskCounters {
     pub errors: u64,
     /// Total origin read time, nanoseconds (device time of misses).
     pub origin_read_ns: u64,
-    /// Total time of reads as clients saw it, nanoseconds.
+    /// Total time of reads that did not fail as clients saw it, nanoseconds.
     pub read_ns: u64,
     /// Total time of writes as clients saw it, nanoseconds.
     pub write_ns: u64,
