@@ -155,6 +155,11 @@ fn disks_that_cannot_be() {
     assert!(add("b", &other, &["--block-size", "5000"]).contains("4K"));
     assert!(add("b", &other, &["--min", "2M", "--max", "1M"]).contains("--min"));
     assert!(add("b", &other, &["--min", "10G"]).contains("pool holds"));
+    assert!(add("b", &other, &["--max", "1K"]).contains("(1 KiB) is less than a block"));
+    for limit in ["--min", "--max"] {
+        let refused = bench.refused(&["disk", "set", "vm", limit, "4095"]);
+        assert!(refused.contains(&format!("give {limit} 4K or more")));
+    }
     for command in [
         &["disk", "show", "b"][..],
         &["disk", "flush", "b"],

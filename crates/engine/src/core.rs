@@ -131,6 +131,8 @@ pub(crate) struct Req {
     pub waited: bool,
     /// Continues no stream, and none of its reads of the origin has been sent.
     pub seeks: bool,
+    /// Counts as one that passed the cache because it belongs to a stream.
+    pub bypassed: bool,
     /// Holds its range.
     pub locked: bool,
     /// Counts in these intent regions.
@@ -391,6 +393,7 @@ impl Core {
             missed: false,
             waited: false,
             seeks: false,
+            bypassed: false,
             locked: false,
             regions: None,
             retries: 0,
@@ -472,6 +475,8 @@ impl Core {
                     c.errors += 1;
                 }
                 match r.op {
+                    // However it failed, that says nothing about what the cache is good for.
+                    ReqOp::Read if result.is_err() => {}
                     ReqOp::Read => {
                         c.read_ns += ns;
                         if req.missed {

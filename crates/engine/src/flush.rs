@@ -369,7 +369,8 @@ impl Core {
         }
     }
 
-    /// Asks for an origin flush where intents have been idle, so that they can be closed.
+    /// Asks for an origin flush where intents have been idle, so that they can be closed. Those of
+    /// a disk whose origin is missing wait until it is there.
     pub fn close_idle_intents(&mut self, now: u64, fx: &mut Effects) {
         let idle_ns = if self.quiescing {
             0
@@ -379,14 +380,14 @@ impl Core {
         for disk in self.disk_ids() {
             let drain = self.disk(disk).is_some_and(|d| d.drain);
             let idle_ns = if drain { 0 } else { idle_ns };
-            let Some(d) = self.disk_mut(disk) else {
+            let Some(d) = self.disk_mut(disk).filter(|d| d.attached) else {
                 continue;
             };
             let idle = |i: &Intent| {
                 i.active && i.inflight == 0 && now.saturating_sub(i.used_ns) >= idle_ns
             };
             let unguarded = d.sync.unguarded;
-            let waits = d.attached && d.cfg.mode != Mode::Off && d.sync.durable < unguarded;
+            let waits = d.cfg.mode != Mode::Off && d.sync.durable < unguarded;
             let Some(target) = d
                 .intents
                 .values()

@@ -342,6 +342,7 @@ impl Core {
             && self.disk(disk).is_some_and(|d| d.tickets.len() < FILLS_MAX);
         let stage = cacheable && !prefetch && !self.filling() && count <= self.stage.run_max();
         let admit = stage || cacheable && self.admit(disk, block, count, prefetch, now);
+        let asked = count;
         let (mut block, mut count, mut data, mut copy) = (block, count, data, false);
         if admit && let Some((wide_block, wide_count)) = self.widen(disk, block, count) {
             data = Buf::zeroed((wide_count * 4096) as usize).slice(0, (wide_count * 4096) as usize);
@@ -353,15 +354,17 @@ impl Core {
             copy = true;
         }
         let ticket = self.take_ticket(disk, block, block + count, true);
+        let sequential = fill == Fill::Sequential && mode != Mode::Off;
+        // A request may miss in several places.
+        let bypassed = sequential && !std::mem::replace(&mut self.reqs[id].bypassed, true);
         let Some(d) = self.disk_mut(disk) else { return };
         if fill != Fill::Allowed && owner != INTERNAL {
-            d.counters.bypassed_sequential +=
-                u64::from(fill == Fill::Sequential && mode != Mode::Off);
+            d.counters.bypassed_sequential += u64::from(bypassed);
         } else if !admit && owner != INTERNAL {
-            d.counters.fills_rejected += count;
+            d.counters.fills_rejected += asked;
         }
         if owner != INTERNAL {
-            d.counters.read_miss_bytes += count * 4096;
+            d.counters.read_miss_bytes += asked * 4096;
             d.destage.near = block + count;
         }
         let len = d.clip(block, count);

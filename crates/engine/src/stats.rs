@@ -4,7 +4,7 @@
 //! hour, day) are differences of snapshots and are made by the daemon.
 
 use crate::tally::Tally;
-use hdrhistogram::Histogram;
+use hdrhistogram::{Counter, Histogram};
 use serde::{Deserialize, Serialize};
 
 /// Counters of one disk. Requests are client requests; bytes are client bytes unless said.
@@ -20,7 +20,7 @@ pub struct DiskCounters {
     pub read_hit_bytes: u64,
     /// Of these, bytes from the RAM stage.
     pub stage_hit_bytes: u64,
-    /// Bytes read from the origin for clients.
+    /// Bytes read from the origin for clients, without what larger cache blocks read around them.
     pub read_miss_bytes: u64,
     /// Writes of which every block was cached when they arrived.
     pub write_hits: u64,
@@ -80,7 +80,7 @@ pub struct DiskCounters {
     pub errors: u64,
     /// Total origin read time, nanoseconds (device time of misses).
     pub origin_read_ns: u64,
-    /// Total time of reads as clients saw it, nanoseconds.
+    /// Total time of reads that did not fail as clients saw it, nanoseconds.
     pub read_ns: u64,
     /// Total time of writes as clients saw it, nanoseconds.
     pub write_ns: u64,
@@ -132,41 +132,79 @@ pub struct Percentiles {
 
 /// A latency histogram in nanoseconds, 1 µs to 1000 s, two significant digits.
 #[derive(Clone, Debug)]
-pub struct Latency(Histogram<u32>);
+pub struct Latency(Counts);
+
+/// Half the RAM, 12 KiB, does for a disk that never answers more than 2^32 requests of a kind.
+#[derive(Clone, Debug)]
+enum Counts {
+    Few(Histogram<u32>),
+    Many(Histogram<u64>),
+}
 
 impl Default for Latency {
     fn default() -> Self {
         let mut h =
             Histogram::new_with_bounds(1, 1_000_000_000, 2).expect("constant bounds are valid");
         h.auto(false);
-        Latency(h)
+        Latency(Counts::Few(h))
     }
 }
 
 impl Latency {
     /// Records one sample.
     pub fn record(&mut self, ns: u64) {
-        self.0.saturating_record((ns / 1000).max(1));
+        self.record_n(ns, 1);
+    }
+
+    fn record_n(&mut self, ns: u64, n: u32) {
+        let us = (ns / 1000).max(1);
+        if let Counts::Few(few) = &self.0
+            && few.len() + u64::from(n) > u64::from(u32::MAX)
+        {
+            let mut many = Histogram::new_from(few);
+            for v in few.iter_recorded() {
+                many.saturating_record_n(v.value_iterated_to(), v.count_at_value().into());
+            }
+            self.0 = Counts::Many(many);
+        }
+        match &mut self.0 {
+            Counts::Few(few) => few.saturating_record_n(us, n),
+            Counts::Many(many) => many.saturating_record_n(us, n.into()),
+        }
     }
 
     /// The counts in few bytes, to compare with later ones.
     pub fn tally(&self) -> Tally {
-        let recorded = self.0.iter_recorded();
-        Tally::of(recorded.map(|v| (v.value_iterated_to(), v.count_since_last_iteration())))
+        match &self.0 {
+            Counts::Few(few) => tally(few),
+            Counts::Many(many) => tally(many),
+        }
     }
 
     /// The usual figures.
     pub fn percentiles(&self) -> Percentiles {
-        let q = |q| self.0.value_at_quantile(q) as f64;
-        Percentiles {
-            count: self.0.len(),
-            mean_us: self.0.mean(),
-            p50_us: q(0.5),
-            p90_us: q(0.9),
-            p99_us: q(0.99),
-            p999_us: q(0.999),
-            max_us: self.0.max() as f64,
+        match &self.0 {
+            Counts::Few(few) => percentiles(few),
+            Counts::Many(many) => percentiles(many),
         }
+    }
+}
+
+fn tally<T: Counter>(h: &Histogram<T>) -> Tally {
+    let recorded = h.iter_recorded();
+    Tally::of(recorded.map(|v| (v.value_iterated_to(), v.count_since_last_iteration())))
+}
+
+fn percentiles<T: Counter>(h: &Histogram<T>) -> Percentiles {
+    let q = |q| h.value_at_quantile(q) as f64;
+    Percentiles {
+        count: h.len(),
+        mean_us: h.mean(),
+        p50_us: q(0.5),
+        p90_us: q(0.9),
+        p99_us: q(0.99),
+        p999_us: q(0.999),
+        max_us: h.max() as f64,
     }
 }
 
@@ -243,4 +281,25 @@ pub struct PoolStats {
     pub flash_failed: bool,
     /// Mean flash read latency lately, nanoseconds.
     pub flash_read_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_counted_beyond_32_bits() {
+        let mut latency = Latency::default();
+        latency.record(7_000_000);
+        for _ in 0..3 {
+            latency.record_n(5_000, u32::MAX);
+        }
+        let (all, tally) = (latency.percentiles(), latency.tally());
+        assert_eq!(all.count, 3 * u64::from(u32::MAX) + 1);
+        assert_eq!((all.p50_us, all.p999_us), (5.0, 5.0));
+        assert!((7_000.0..7_100.0).contains(&all.max_us), "{all:?}");
+        assert_eq!(tally.percentiles().count, all.count);
+        latency.record(5_000);
+        assert_eq!(latency.tally().since(&tally).percentiles().count, 1);
+    }
 }

@@ -164,9 +164,8 @@ impl Recorder {
             if let Err(e) = self.write_frame(frame) {
                 tracing::error!("a recording ends: {e}");
                 self.error = Some(e.to_string());
-                self.writer = None;
-                self.end_at(now_ns);
                 self.dropped += (records.len() - written) as u64;
+                self.close(now_ns);
                 return;
             }
             written += frame.len();
@@ -196,46 +195,59 @@ impl Recorder {
     }
 
     fn rotate(&mut self) -> Result<(), RecordError> {
-        let Some(writer) = self.writer.take() else {
+        let Some(writer) = &self.writer else {
             return Ok(());
         };
         let (path, older) = (self.options.path.clone(), older(&self.options.path));
-        let file = writer.finish()?.file;
-        check_ours(&path, &file)?;
+        // Until it has its new name it stays the file at hand, which the end makes durable.
+        check_ours(&path, &writer.get_ref().file)?;
         check_ours(&older, &self.before)?;
         std::fs::rename(&path, &older).map_err(failed(&older))?;
-        self.before = file;
+        if let Some(writer) = self.writer.take() {
+            self.before = writer.finish()?.file;
+        }
         self.rotated += self.records_before;
         (self.records_before, self.bytes_before) = (self.records_here, self.bytes_here);
-        self.writer = Some(begin(create(&path)?)?);
-        self.records_here = 0;
+        (self.records_here, self.bytes_here) = (0, 0);
+        let begun = begin(create(&path)?).inspect_err(|_| {
+            // Empty, and made a moment ago.
+            let _ = std::fs::remove_file(&path);
+        });
+        self.writer = Some(begun?);
         self.bytes_here = hearth_trace::HEADER_BYTES as u64;
         Ok(())
     }
 
     /// Closes the files durably.
     pub(crate) fn finish(&mut self, now_ns: u64) {
-        let Some(writer) = self.writer.take() else {
-            return;
-        };
+        if self.is_active() {
+            self.close(now_ns);
+        }
+    }
+
+    /// The end, whether asked for or not. What cannot be done any more keeps nothing else from it: a
+    /// file system that is full still gives back a name.
+    fn close(&mut self, now_ns: u64) {
         self.end_at(now_ns);
         let older = older(&self.options.path);
-        let closed = writer.finish().and_then(|out| {
-            out.file.sync_all().map_err(TraceError::Write)?;
-            if self.bytes_before > 0 {
-                self.before.sync_all().map_err(TraceError::Write)?;
-            } else if is_ours(&older, &self.before).unwrap_or(false) {
-                // It only kept the name.
-                std::fs::remove_file(&older).map_err(TraceError::Write)?;
-            }
-            let dir = older.parent().filter(|d| !d.as_os_str().is_empty());
-            File::open(dir.unwrap_or(Path::new(".")))
-                .and_then(|dir| dir.sync_all())
-                .map_err(TraceError::Write)
-        });
-        if let Err(e) = closed {
+        // Whole frames only: what an error left of one is counted as lost.
+        let writer = self.writer.take();
+        let here = writer.map_or(Ok(()), |writer| writer.get_ref().file.sync_all());
+        let before = if self.bytes_before > 0 {
+            self.before.sync_all()
+        } else if is_ours(&older, &self.before).unwrap_or(false) {
+            // It only kept the name.
+            std::fs::remove_file(&older)
+        } else {
+            Ok(())
+        };
+        let dir = older.parent().filter(|d| !d.as_os_str().is_empty());
+        let names = File::open(dir.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all());
+        if let Err(e) = here.and(before).and(names) {
+            let e = TraceError::Write(e);
             tracing::error!("a recording's end cannot be written: {e}");
-            self.error = Some(e.to_string());
+            // Why it ended early says more.
+            self.error.get_or_insert(e.to_string());
         }
     }
 
@@ -263,6 +275,8 @@ impl Recorder {
 mod tests {
     use super::*;
     use hearth_trace::{Op, Reader};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
 
     fn read(path: &Path) -> Vec<Record> {
         Reader::open(path, hearth_trace::Options::default())
@@ -375,5 +389,25 @@ mod tests {
         recorder.finish(5);
         assert_eq!(recorder.status(9).error, None);
         assert!(path.exists() && !older(&path).exists());
+    }
+
+    #[test]
+    fn an_error_gives_it_back_too() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("t");
+        let mut recorder = Recorder::create(options(path.clone()), 0).expect("begins");
+        // Takes the header, then nothing any more, and cannot be made durable either.
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        recorder.writer = Some(begin(File::from(OwnedFd::from(ours))).expect("begins"));
+        drop(theirs);
+        recorder.write(noise(0, 10), 5);
+        let status = recorder.status(9);
+        assert_eq!((status.active, status.dropped), (false, 10));
+        let error = status.error.expect("told");
+        assert!(error.contains("Broken pipe"), "{error}");
+        assert!(path.exists() && !older(&path).exists());
+        recorder.finish(7);
+        assert_eq!(recorder.status(9).error, Some(error));
+        assert_eq!(recorder.end_ns, Some(5));
     }
 }

@@ -4,10 +4,10 @@ mod common;
 #[path = "common/life.rs"]
 mod life;
 
-use hearth_engine::api::{OriginState, Request};
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
 use hearth_format::Superblock;
-use hearth_io::{BLOCK, Buf, Media};
+use hearth_io::{BLOCK, Buf, IoOp, Media, Target};
 use hearth_sim::device::SimDevice;
 use life::{Life, pool};
 use std::io;
@@ -197,4 +197,49 @@ fn a_summary_that_is_right_only_once() {
     let (_, report) = Engine::open(&mut once, options, &known).expect("opened");
     assert_eq!(once.reads, 2);
     assert_eq!(dirty(&report), 150);
+}
+
+/// A write past the cache that a crash cut short leaves an intent. As long as the disk's origin is
+/// missing there is nothing to flush, and nobody waits for it; then the intent is closed.
+#[test]
+fn intents_wait_for_the_origin() {
+    for origin in [OriginState::Unknown, OriginState::Flushed] {
+        let mut flash = pool();
+        let config = DiskConfig {
+            mode: Mode::WriteThrough,
+            ..common::disk(DISK, SIZE)
+        };
+        write(
+            &mut Life::new(&mut flash, options(false), config.clone()),
+            3,
+        );
+        flash.process_death();
+        let (engine, _) = life::open(&mut flash, options(false), &config).expect("opened");
+        let mut life = Life {
+            engine,
+            flash: &mut flash,
+            origin: life::device(Target::Origin(DISK), SIZE),
+            now: 1,
+            written: Vec::new(),
+        };
+        let to_origin = |op: &IoOp| op.target == Target::Origin(DISK);
+        let mut fx = Effects::default();
+        for quiescing in [false, true, false] {
+            life.engine.quiesce(quiescing);
+            for _ in 0..200 {
+                life.tick(&mut fx);
+                assert!(!fx.ios.iter().any(to_origin), "{:?}", fx.ios);
+                life.carry_out(&mut fx);
+            }
+            assert!(life.engine.idle(), "{}", life.engine.explain());
+        }
+        let drained = |engine: &Engine| engine.status(DISK).expect("known").drained;
+        assert!(!drained(&life.engine), "no intent is left");
+        life.engine.attach(config, origin).expect("attached");
+        life.settle();
+        let flushes = life.engine.stats(DISK, 1).expect("known").counters;
+        let once = u64::from(origin == OriginState::Unknown);
+        assert_eq!(flushes.origin_flushes, once, "{origin:?}");
+        assert!(drained(&life.engine), "{}", life.engine.explain());
+    }
 }

@@ -57,7 +57,7 @@ counters! {
         read_hit_bytes,
         /// Of these, bytes from the RAM stage.
         stage_hit_bytes,
-        /// Bytes read from the origin for clients.
+        /// Bytes read from the origin for clients, without what larger cache blocks read around them.
         read_miss_bytes,
         /// Writes all of whose blocks were cached when they arrived.
         write_hits,
@@ -117,7 +117,7 @@ counters! {
         errors,
         /// Nanoseconds spent in reads of the origin.
         origin_read_ns,
-        /// Nanoseconds spent in reads, as clients saw it.
+        /// Nanoseconds spent in reads that did not fail, as clients saw it.
         read_ns,
         /// Nanoseconds spent in writes, as clients saw it.
         write_ns,

@@ -99,10 +99,10 @@ pub struct DiskAdd {
     /// Unit of filling in bytes: a power of two from 4096 to 1048576.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u64>,
-    /// Bytes of flash kept for this disk.
+    /// Bytes of flash kept for this disk: 0 or at least 4096.
     #[serde(default)]
     pub min: u64,
-    /// Most bytes of flash it may use; 0 means no limit.
+    /// Most bytes of flash it may use, at least 4096; 0 means no limit.
     #[serde(default)]
     pub max: u64,
     /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
@@ -129,10 +129,10 @@ pub struct DiskSet {
     /// Unit of filling in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u64>,
-    /// Bytes of flash kept for this disk.
+    /// Bytes of flash kept for this disk: 0 or at least 4096.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u64>,
-    /// Most bytes of flash it may use; 0 means no limit.
+    /// Most bytes of flash it may use, at least 4096; 0 means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
     /// Bytes after which a sequential read stream is no longer cached; 0 caches all.

@@ -75,7 +75,27 @@ fn timeout(seconds: Option<f64>) -> Result<u32> {
     }
 }
 
+/// Flash is given in blocks: less than one would be no flash kept, and no limit.
 fn check_limits(min: u64, max: u64) -> Result<()> {
+    for (bytes, what, remedy) in [
+        (
+            min,
+            "flash kept for the disk",
+            "give --min 4K or more, or 0 to keep none",
+        ),
+        (
+            max,
+            "flash the disk may use",
+            "give --max 4K or more, or 0 for no limit",
+        ),
+    ] {
+        if (1..BLOCK).contains(&bytes) {
+            return Err(Error::invalid(
+                format!("the {what} ({}) is less than a block, 4 KiB", human(bytes)),
+                remedy,
+            ));
+        }
+    }
     if max != 0 && min > max {
         return Err(Error::invalid(
             format!(
@@ -397,7 +417,10 @@ impl Daemon {
         };
         let min = set.min.unwrap_or(record.min_bytes);
         let max = set.max.unwrap_or(record.max_bytes);
-        check_limits(min, max)?;
+        // Who changes something else need not mend what an older version took.
+        if set.min.is_some() || set.max.is_some() {
+            check_limits(min, max)?;
+        }
         if min > record.min_bytes {
             self.check_share(name, min)?;
         }
@@ -712,6 +735,7 @@ impl Control for Arc<Daemon> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing;
     use super::*;
 
     #[test]
@@ -725,8 +749,39 @@ mod tests {
 
     #[test]
     fn limits() {
-        assert!(check_limits(10, 0).is_ok());
-        assert!(check_limits(10, 10).is_ok());
-        assert!(check_limits(11, 10).is_err());
+        const K: u64 = 1 << 10;
+        assert!(check_limits(0, 0).is_ok());
+        assert!(check_limits(10 * K, 0).is_ok());
+        assert!(check_limits(10 * K, 10 * K).is_ok());
+        assert!(check_limits(11 * K, 10 * K).is_err());
+        assert!(check_limits(4 * K, 4 * K).is_ok());
+        let refused = |min, max| check_limits(min, max).unwrap_err().to_string();
+        for few in [1, 512, 4 * K - 1] {
+            assert!(refused(0, few).contains("--max 4K"), "{few}");
+            assert!(refused(few, 0).contains("--min 4K"), "{few}");
+        }
+    }
+
+    #[test]
+    fn a_limit_an_older_version_took_is_in_nobodys_way() {
+        let (_dir, daemon) = testing::with_disk("a");
+        let old = |registry: &mut hearth_format::Registry| {
+            registry.disks[0].max_bytes = 1024;
+            Ok(())
+        };
+        lock(&daemon.pool).change(old).unwrap();
+        let cutoff = DiskSet {
+            seq_cutoff: Some(0),
+            ..DiskSet::default()
+        };
+        daemon.set("a", cutoff).unwrap();
+        let mut limits = DiskSet {
+            min: Some(8192),
+            ..DiskSet::default()
+        };
+        daemon.set("a", limits.clone()).unwrap_err();
+        limits.max = Some(0);
+        daemon.set("a", limits).unwrap();
+        daemon.shut_down(StopReason::Signal).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! An engine whose devices answer at once, for tests that look at one request after the other.
 
-use hearth_engine::api::{DiskConfig, Effects, OriginState, Request};
+use hearth_engine::api::{Completion, DiskConfig, Effects, OriginState, ReqError, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
 use hearth_io::{BLOCK, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
@@ -65,15 +65,22 @@ impl<'a> Life<'a> {
     }
 
     pub fn ask(&mut self, request: Request) {
+        self.try_ask(request).expect("served");
+    }
+
+    pub fn try_ask(&mut self, request: Request) -> Result<(), ReqError> {
         let mut fx = Effects::default();
         self.engine.submit(self.now, &mut vec![request], &mut fx);
-        while !self.carry_out(&mut fx) {
+        loop {
+            if let Some(answer) = self.carry_out(&mut fx) {
+                return answer.result;
+            }
             self.tick(&mut fx);
         }
     }
 
-    /// Carries out all operations; true if the request was answered meanwhile.
-    pub fn carry_out(&mut self, fx: &mut Effects) -> bool {
+    /// Carries out all operations; the answer to the request if it came meanwhile.
+    pub fn carry_out(&mut self, fx: &mut Effects) -> Option<Completion> {
         while !fx.ios.is_empty() {
             let mut dones = Vec::new();
             for op in std::mem::take(&mut fx.ios) {
@@ -89,7 +96,7 @@ impl<'a> Life<'a> {
             }
             self.engine.io_done(self.now, &mut dones, fx);
         }
-        fx.completions.pop().is_some()
+        fx.completions.pop()
     }
 
     pub fn tick(&mut self, fx: &mut Effects) {
