@@ -20,6 +20,7 @@ mod status;
 mod table;
 mod trace;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Cli, Command, Global};
@@ -87,18 +88,17 @@ fn main() -> ExitCode {
 }
 
 fn report(global: &Global, error: &Error) {
-    if global.json {
+    let text = if global.json {
         let body = ErrorBody {
             error: error.what.clone(),
             remedy: error.remedy.clone(),
         };
-        eprintln!(
-            "{}",
-            serde_json::to_string(&body).unwrap_or_else(|_| error.to_string())
-        );
+        serde_json::to_string(&body).unwrap_or_else(|_| error.to_string())
     } else {
-        eprintln!("hearth: {error}");
-    }
+        format!("hearth: {error}")
+    };
+    // Nobody can be told that standard error is gone.
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Prints `value` as JSON.

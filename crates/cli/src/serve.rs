@@ -63,6 +63,8 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
 fn log_to_stderr(filter: EnvFilter, format: LogFormat) {
     use std::io::IsTerminal;
     let builder = tracing_subscriber::fmt()
+        // Of a log that nobody reads any more nobody can be told; the attempt would be a panic.
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false);

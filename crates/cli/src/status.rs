@@ -61,10 +61,16 @@ impl StatusLine {
         }
     }
 
-    /// Leaves what was shown last, and goes to the next line.
+    /// Leaves what was shown last, and goes to the next line; so does dropping it.
     pub fn end(&mut self) {
         if std::mem::take(&mut self.shown) {
             eprintln!();
         }
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -154,7 +154,7 @@ fn disks_that_cannot_be() {
     assert!(add("b/c", &other, &[]).contains("letters"));
     assert!(add("b", &other, &["--block-size", "5000"]).contains("4K"));
     assert!(add("b", &other, &["--min", "2M", "--max", "1M"]).contains("--min"));
-    assert!(add("b", &other, &["--min", "10G"]).contains("pool holds"));
+    assert!(add("b", &other, &["--min", "10G"]).contains("can be kept in all"));
     assert!(add("b", &other, &["--max", "1K"]).contains("(1 KiB) is less than a block"));
     for limit in ["--min", "--max"] {
         let refused = bench.refused(&["disk", "set", "vm", limit, "4095"]);
@@ -446,4 +446,30 @@ fn whoever_hangs_up_hurts_nobody() {
         let _ = stream.write_all(b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n");
     }
     bench.ok(&["pool", "show"]);
+}
+
+/// A log that nobody reads any more is one thing the daemon cannot complain about, and no reason to end.
+#[test]
+fn whoever_stops_reading_the_log_hurts_nobody() {
+    let bench = Bench::with_pool();
+    let flash = bench.path("flash");
+    let mut daemon = bench
+        .command(&["serve", "--flash", &flash])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(daemon.stderr.take());
+    until("it serves", || {
+        bench.run(&["pool", "show"]).status.success().then_some(())
+    });
+    let origin = bench.path("origin");
+    std::fs::write(&origin, [0; 1 << 20]).unwrap();
+    // Both say so in the log.
+    bench.ok(&["disk", "add", "d", "--origin", &origin]);
+    bench.ok(&["disk", "remove", "d"]);
+    bench.ok(&["disk", "list"]);
+    // SAFETY: a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(daemon.id() as i32, libc::SIGTERM) }, 0);
+    assert!(daemon.wait().unwrap().success());
 }

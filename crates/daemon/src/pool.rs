@@ -1,5 +1,6 @@
 //! A pool on flash, outside the data path: creating it, looking at it, changing its registry.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -112,8 +113,10 @@ pub fn create_with(
             // Too small is found out before the space is taken.
             layout(path, size)?;
             replaced = Replaced::find(path, options.force)?;
-            let at = replaced.as_ref().map_or(path, |r| &r.new);
-            let file = BlockFile::create_sized(at, size).map_err(|e| opening(at, e))?;
+            let file = match &mut replaced {
+                Some(replaced) => replaced.make(size)?,
+                None => BlockFile::create_sized(path, size).map_err(|e| opening(path, e))?,
+            };
             if !options.quick
                 && let Err(e) = write_out(path, &file, progress)
             {
@@ -160,13 +163,17 @@ pub fn create_with(
         .and_then(|()| superblock.store(&mut media))
         .map_err(|e| format_error(path, &e))?;
     replaced.map_or(Ok(()), |r| r.done(path))?;
-    Ok(Pool {
+    let pool = Pool {
         unsettled: false,
         media,
         superblock,
         registry,
-    }
-    .info())
+    };
+    Ok(PoolInfo {
+        // It may have been made under another name.
+        flash: vec![path.display().to_string()],
+        ..pool.info()
+    })
 }
 
 /// The layout of a new pool of `size` bytes.
@@ -180,6 +187,8 @@ struct Replaced {
     /// Locked as long as this is here: nobody else uses it.
     _old: BlockFile,
     new: PathBuf,
+    /// `new` has been made, and has not yet taken its place.
+    mine: bool,
 }
 
 impl Replaced {
@@ -205,22 +214,52 @@ impl Replaced {
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
         let new = PathBuf::from(new);
-        // Left by a run that was killed.
-        let _ = std::fs::remove_file(&new);
-        Ok(Some(Replaced { _old, new }))
+        if new.symlink_metadata().is_ok() {
+            return Err(Error::refused(
+                format!(
+                    "{} is there already, under which the new pool is made before it takes the place of the old one",
+                    new.display()
+                ),
+                "remove it if it is what a killed run left, or remove the old pool first",
+            ));
+        }
+        Ok(Some(Replaced {
+            _old,
+            new,
+            mine: false,
+        }))
     }
 
     /// The new pool is whole.
-    fn done(self, path: &Path) -> Result<()> {
-        std::fs::rename(&self.new, path)
+    fn done(mut self, path: &Path) -> Result<()> {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        // After a power cut the old pool would be back under the name, and be believed.
+        let renamed = std::fs::rename(&self.new, path).and_then(|()| {
+            self.mine = false;
+            File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+        });
+        renamed
             .map_err(|e| Error::unavailable(format!("cannot replace {}: {e}", path.display()), ""))
+    }
+
+    /// Makes the new file.
+    fn make(&mut self, size: u64) -> Result<BlockFile> {
+        let file = BlockFile::create_sized(&self.new, size).map_err(|e| {
+            Error::unavailable(
+                format!("cannot make the new pool: {e}"),
+                "the old pool stays until the new one is whole; if there is no room for both, remove it first",
+            )
+        })?;
+        self.mine = true;
+        Ok(file)
     }
 }
 
 impl Drop for Replaced {
     fn drop(&mut self) {
-        // It is not there once it has taken the other's place.
-        let _ = std::fs::remove_file(&self.new);
+        if self.mine {
+            let _ = std::fs::remove_file(&self.new);
+        }
     }
 }
 
@@ -658,7 +697,15 @@ mod tests {
         assert!(stopped.unwrap_err().what.contains("interrupted"));
         assert_eq!(Pool::look(&path).unwrap().info().uuid, uuid);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        assert_ne!(create(&path, &forced(96 << 20)).unwrap().uuid, uuid);
+        let new = dir.path().join("flash.new");
+        std::fs::write(&new, "somebody's").unwrap();
+        let taken = create(&path, &forced(96 << 20)).unwrap_err();
+        assert!(taken.what.contains("flash.new"), "{taken}");
+        assert_eq!(std::fs::read(&new).unwrap(), b"somebody's");
+        std::fs::remove_file(new).unwrap();
+        let made = create(&path, &forced(96 << 20)).unwrap();
+        assert_ne!(made.uuid, uuid);
+        assert_eq!(made.flash, [path.display().to_string()]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

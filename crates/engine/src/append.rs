@@ -422,9 +422,12 @@ impl Core {
             if !d.is_dirty() {
                 d.dirty_since_ns = now;
             }
-            d.zero.remove(block);
+            d.solid.remove(block);
             d.lost.remove(block);
             d.dirty.insert(block);
+            if d.zero.contains(block) {
+                self.change_zeros(disk, |zero| zero.remove(block));
+            }
         } else if old_dirty {
             d.dirty.remove(block);
             d.lost.remove(block);
@@ -451,9 +454,9 @@ impl Core {
             }
             let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
             d.zero_seg_seq = Some(if d.zero.is_empty() { seg_seq } else { oldest });
-            d.zero.insert_range(block, end);
             d.destage.void_zeros(block, end);
         }
+        self.change_zeros(disk, |zero| zero.insert_range(block, end));
     }
 
     /// Writes the summary of closed segments whose batches are all on flash.

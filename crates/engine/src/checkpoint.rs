@@ -220,8 +220,8 @@ impl Core {
                 if let Some(d) = self.disk_mut(id)
                     && since.get(&id).is_none_or(|s| seg_seq >= *s)
                 {
-                    d.zero.insert_range(block, end);
                     d.zero_seg_seq = Some(seg_seq);
+                    self.change_zeros(id, |zero| zero.insert_range(block, end));
                 }
             }
         }

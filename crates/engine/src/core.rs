@@ -52,6 +52,8 @@ pub struct EngineOptions {
     /// Up to so many blocks of flash a start keeps what it reads of the log in RAM (24 bytes a block)
     /// until it knows what counts; above, it reads it twice.
     pub recovery_keep_blocks: u32,
+    /// Most runs of zeros that wait to be told to origins; fewer where the log has no room for so many.
+    pub zero_runs_max: u64,
     /// Rules of eviction that stay; by default the best of several, tried in miniature.
     pub rules: Option<Rules>,
     /// Blocks of RAM for what was read once; by default what the policy says for the pool's size.
@@ -80,6 +82,7 @@ impl Default for EngineOptions {
             intent_idle_ns: 2_000_000_000,
             accept_damage: false,
             recovery_keep_blocks: 16 << 20,
+            zero_runs_max: u64::MAX,
             rules: None,
             ram_stage: None,
             first_fill: true,
@@ -148,6 +151,8 @@ pub(crate) struct Req {
     pub through: bool,
     /// Its partial blocks at the ends have been read: it covers whole blocks now.
     pub merged: bool,
+    /// Stalled because of the run of zeros it would add.
+    pub waits_for_runs: bool,
 }
 
 /// What to do when an operation ends.
@@ -223,6 +228,8 @@ pub(crate) struct Core {
     pub stalled: VecDeque<usize>,
     /// One of `stalled` waits for the log itself: who comes now waits behind it.
     pub log_full: bool,
+    /// Runs of zeros of all disks; see [`crate::zero`].
+    pub zero_runs: u64,
     /// Requests past the cache waiting for room for their records.
     pub stalled_through: VecDeque<usize>,
     pub flash_flush_inflight: bool,
@@ -396,6 +403,7 @@ impl Core {
             bypassed: false,
             locked: false,
             regions: None,
+            waits_for_runs: false,
             retries: 0,
             fills_appended: false,
             appended: 0,

@@ -118,7 +118,7 @@ impl Core {
             || self.flash_failed
             || over(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT))
             || self.evict.wants_clean
-            || !d.zero.is_empty() && self.zero_runs() * 2 > self.zero_runs_max()
+            || !d.zero.is_empty() && self.zero_runs * 2 > self.zero_runs_max()
         {
             return Need::Urgent;
         }
@@ -723,11 +723,8 @@ impl Core {
                     for b in still {
                         if !self.superseding(disk, b, b + 1) {
                             push_run(&mut runs, Kind::ZeroDoneRun, b, 1);
-                        } else if stuck && let Some(d) = self.disk_mut(disk) {
-                            d.zero.remove(b);
-                            if d.zero.is_empty() {
-                                d.zero_seg_seq = None;
-                            }
+                        } else if stuck {
+                            self.zeros_told(disk, b, 1);
                         }
                     }
                 }
@@ -735,14 +732,10 @@ impl Core {
         }
         for (kind, block, count) in runs {
             let ord = self.log.record(kind, disk, block, count, Then::Nothing);
+            if kind == Kind::ZeroDoneRun {
+                self.zeros_told(disk, block, count);
+            }
             if let Some(d) = self.disk_mut(disk) {
-                if kind == Kind::ZeroDoneRun {
-                    d.zero.remove_range(block, block + count);
-                    d.solid.remove_range(block, block + count);
-                    if d.zero.is_empty() {
-                        d.zero_seg_seq = None;
-                    }
-                }
                 d.cleaned_ord = ord;
             }
         }

@@ -188,6 +188,7 @@ impl Engine {
             next_ticket: 0,
             stalled: VecDeque::new(),
             log_full: false,
+            zero_runs: 0,
             stalled_through: VecDeque::new(),
             flash_flush_inflight: false,
             flash_waiters: Vec::new(),
@@ -417,6 +418,7 @@ impl Engine {
             d.refusals.clear();
             d.intents.clear();
         }
+        core.count_zero_runs();
         core.roll(fx);
         Ok(core.log.next_segment_seq)
     }
@@ -432,6 +434,7 @@ impl Engine {
             return Err(ControlError::Dirty);
         }
         core.disks[id as usize] = None;
+        core.count_zero_runs();
         Ok(())
     }
 

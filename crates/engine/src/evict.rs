@@ -462,8 +462,8 @@ impl Core {
             return true;
         }
         if records.len() > self.log.free.len() * self.log.summary_capacity {
-            // A pool of an earlier version may have more runs of zeros than fit: what is told to the
-            // origin is not logged again.
+            // A pool of an earlier version may have more runs of zeros than fit. What origins are told
+            // is not logged again; those that are away are waited for.
             self.evict.wants_clean = true;
             return false;
         }

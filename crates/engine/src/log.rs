@@ -320,12 +320,6 @@ impl Log {
         })
     }
 
-    /// Records in batches that are on their way.
-    pub fn records_in_flight(&self) -> u64 {
-        let batches = self.batches.iter().flat_map(|b| &b.items);
-        batches.filter(|i| !i.kind.is_data()).count() as u64
-    }
-
     /// Puts items that were on their way back into the queue, in their order.
     pub fn requeue(&mut self, items: Vec<Item>) {
         self.queue.extend(items);

@@ -541,17 +541,10 @@ impl Core {
                 self.forget_range(e.disk, e.block, end, 0);
                 if let Some(d) = self.disk_mut(e.disk) {
                     d.zero_seg_seq.get_or_insert(seg_seq);
-                    d.zero.insert_range(e.block, end);
                 }
+                self.change_zeros(e.disk, |zero| zero.insert_range(e.block, end));
             }
-            Kind::ZeroDoneRun => {
-                if let Some(d) = self.disk_mut(e.disk) {
-                    d.zero.remove_range(e.block, end);
-                    if d.zero.is_empty() {
-                        d.zero_seg_seq = None;
-                    }
-                }
-            }
+            Kind::ZeroDoneRun => self.zeros_told(e.disk, e.block, end.saturating_sub(e.block)),
             Kind::Intent => {
                 let open = intents.entry((e.disk, e.block)).or_default();
                 *open = (open.0.max(end), seg_seq);

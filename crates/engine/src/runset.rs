@@ -86,6 +86,19 @@ impl RunSet {
         run.map_or(0, |r| (r.end - start).min(max))
     }
 
+    /// Would the set have one run more without `start..end`?
+    pub fn is_cut_by(&self, start: u64, end: u64) -> bool {
+        let run = self.set.get(&start);
+        run.is_some_and(|r| r.start < start && end < r.end)
+    }
+
+    /// Would the set have one run more with `start..end`?
+    pub fn stands_apart(&self, start: u64, end: u64) -> bool {
+        self.parts(start.saturating_sub(1), end + 1)
+            .next()
+            .is_none()
+    }
+
     /// The set as runs: first block and length.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.set.iter().map(|r| (r.start, r.end - r.start))
@@ -132,6 +145,13 @@ mod tests {
                 let run = (start..).take_while(|b| model.contains(b)).count() as u64;
                 prop_assert_eq!(runs.run_len(start, u64::MAX), run);
                 prop_assert_eq!(runs.contains(start), run > 0);
+                if len > 0 {
+                    let (mut with, mut without) = (runs.clone(), runs.clone());
+                    with.insert_range(start, end);
+                    without.remove_range(start, end);
+                    prop_assert_eq!(runs.stands_apart(start, end), with.run_count() > runs.run_count());
+                    prop_assert_eq!(runs.is_cut_by(start, end), without.run_count() > runs.run_count());
+                }
                 let ends = model.iter().filter(|b| !model.contains(&(*b + 1)));
                 prop_assert_eq!(runs.run_count(), ends.count() as u64);
                 prop_assert_eq!(runs.runs().map(|(_, n)| n).sum::<u64>(), runs.len());

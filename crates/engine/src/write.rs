@@ -41,6 +41,8 @@ enum Appended {
     All,
     /// Its disk has as many dirty blocks as it may have now.
     TooDirty,
+    /// It would leave more runs of zeros than may be (see [`crate::zero`]).
+    TooManyRuns,
     /// The log has no room for anybody.
     NoRoom,
 }
@@ -266,12 +268,13 @@ impl Core {
     pub fn append_or_stall(&mut self, id: usize, now: u64, fx: &mut Effects) {
         self.reqs[id].phase = Phase::WaitSpace;
         let disk = self.reqs[id].r.disk;
-        // Behind its like; past another disk's dirty blocks, but not past who waits for the log.
+        // Behind its like; past another disk's dirty blocks and what adds runs of zeros, but not past who
+        // waits for the log.
         let queues = self.log_full
-            || self
-                .stalled
-                .iter()
-                .any(|&other| self.reqs[other].r.disk == disk);
+            || self.stalled.iter().any(|&other| {
+                let other = &self.reqs[other];
+                other.r.disk == disk && !other.waits_for_runs
+            });
         if queues || self.append_some(id, now, fx) != Appended::All {
             self.stalled.push_back(id);
         }
@@ -289,8 +292,9 @@ impl Core {
             return Appended::All;
         }
         if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
-            if !self.may_zero(disk) {
-                return Appended::TooDirty;
+            let (first, last) = self.zeros_of(id);
+            if self.adds_run_too_many(disk, first, last, true) {
+                return Appended::TooManyRuns;
             }
             if self.log.room() < crate::zero::ROOM_MIN {
                 self.log_full = true;
@@ -299,6 +303,11 @@ impl Core {
             self.zero_with_edges(id, now, fx);
             return Appended::All;
         }
+        if self.adds_run_too_many(disk, start, end, false) {
+            self.reqs[id].waits_for_runs = true;
+            return Appended::TooManyRuns;
+        }
+        self.reqs[id].waits_for_runs = false;
         loop {
             let done = self.reqs[id].appended;
             let left = end - start - done;
@@ -343,11 +352,6 @@ impl Core {
 
     /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
-        // It may cut a run in two.
-        let cuts = self.disk(disk).is_some_and(|d| !d.zero.is_empty());
-        if cuts && !self.may_zero(disk) {
-            return 0;
-        }
         let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
         let coming = u64::from(self.log.queued_blocks)
@@ -416,6 +420,10 @@ impl Core {
             self.stalled.remove(at);
             match self.append_some(id, now, fx) {
                 Appended::All => {}
+                Appended::TooManyRuns => {
+                    self.stalled.insert(at, id);
+                    at += 1;
+                }
                 Appended::TooDirty => {
                     self.stalled.insert(at, id);
                     if self.disks.iter().flatten().nth(1).is_none() {
@@ -780,11 +788,9 @@ impl Core {
         let had = cached || self.reqs[id].fills_appended || evicting && !unguarded;
         if !replaced {
             self.doubt_written(disk, start, end);
-        } else if let Some(d) = self.disk_mut(disk)
-            && !d.zero.is_empty()
-        {
+        } else if self.disk(disk).is_some_and(|d| !d.zero.is_empty()) {
             // Only after flash failed: the origin now holds what was written.
-            d.zero.remove_range(start, end);
+            self.change_zeros(disk, |zero| zero.remove_range(start, end));
         }
         // A copy that was still on its way to flash is one that was read.
         let read = cached || self.reqs[id].fills_appended;

@@ -12,6 +12,7 @@
 use crate::api::{DiskId, Effects, ReqOp};
 use crate::core::{Core, Phase};
 use crate::log::Then;
+use crate::runset::RunSet;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use smallvec::smallvec;
@@ -24,31 +25,67 @@ pub(crate) const ROOM_MIN: u32 = 4;
 const OWN_SHARE: u64 = 10;
 
 impl Core {
-    /// Runs of zeros that origins have not been told.
-    pub fn zero_runs(&self) -> u64 {
-        let disks = self.disks.iter().flatten();
-        disks.map(|d| d.zero.run_count()).sum()
+    /// Changes a disk's set of zeros, keeping count of the runs of all.
+    pub fn change_zeros(&mut self, disk: DiskId, change: impl FnOnce(&mut RunSet)) {
+        let Some(d) = self.disk_mut(disk) else { return };
+        let before = d.zero.run_count();
+        change(&mut d.zero);
+        let after = d.zero.run_count();
+        self.zero_runs = self.zero_runs - before + after;
     }
 
-    /// Most of them: half of what fits into the segments that are free whenever eviction is at work, but
-    /// for one, which what it moves may take.
+    /// The origin has zeros durably.
+    pub fn zeros_told(&mut self, disk: DiskId, block: u64, count: u64) {
+        self.change_zeros(disk, |zero| zero.remove_range(block, block + count));
+        if let Some(d) = self.disk_mut(disk) {
+            d.solid.remove_range(block, block + count);
+            if d.zero.is_empty() {
+                d.zero_seg_seq = None;
+            }
+        }
+    }
+
+    /// Counts the runs anew, once disks were opened or have gone.
+    pub fn count_zero_runs(&mut self) {
+        let disks = self.disks.iter().flatten();
+        self.zero_runs = disks.map(|d| d.zero.run_count()).sum();
+    }
+
+    /// Most runs of zeros: half of what fits into the segments that are free whenever eviction is at
+    /// work, but for one, which what it moves may take.
     pub fn zero_runs_max(&self) -> u64 {
-        (self.log.reserve() as u64 - 1) * self.log.summary_capacity as u64 / 2
+        let room = (self.log.reserve() as u64 - 1) * self.log.summary_capacity as u64 / 2;
+        room.min(self.opts.zero_runs_max)
     }
 
     /// May the disk have one more run?
-    pub fn may_zero(&self, disk: DiskId) -> bool {
-        let (runs, max) = (self.zero_runs(), self.zero_runs_max());
+    fn may_add_run(&self, disk: DiskId) -> bool {
+        let max = self.zero_runs_max();
         let kept = max / OWN_SHARE;
-        // Records on their way count for what they may become.
-        let coming = u64::from(self.log.queued_records) + self.log.records_in_flight();
-        if runs + coming + kept < max {
+        // Each item on its way may add one.
+        let batches = self.log.batches.iter().map(|b| b.items.len());
+        let coming = self.log.queue.len() + batches.sum::<usize>();
+        if self.zero_runs + coming as u64 + kept < max {
             return true;
         }
+        // Whatever the others have: all these shares are no more than what was kept for them.
         let disks = self.disks.iter().flatten().filter(|d| d.attached);
         let own = kept / (disks.count() as u64).max(1);
         let has = self.disk(disk).map_or(0, |d| d.zero.run_count());
-        runs + coming < max && has + coming < own.max(1)
+        has < own.max(1)
+    }
+
+    /// Would a write of these blocks, or their becoming `zero`, add a run that may not be?
+    pub fn adds_run_too_many(&self, disk: DiskId, start: u64, end: u64, zero: bool) -> bool {
+        let Some(d) = self.disk(disk).filter(|_| end > start) else {
+            return false;
+        };
+        let adds = if zero {
+            d.zero.stands_apart(start, end)
+        } else {
+            d.zero.is_cut_by(start, end)
+        };
+        adds && !self.may_add_run(disk)
     }
 
     pub fn begin_zero(&mut self, id: usize, now: u64, fx: &mut Effects) {
@@ -69,6 +106,19 @@ impl Core {
         }
     }
 
+    /// The whole blocks a request zeroes.
+    pub fn zeros_of(&self, id: usize) -> (u64, u64) {
+        let r = &self.reqs[id].r;
+        let (offset, end) = (r.offset, r.offset + r.len);
+        let size = self.disk(r.disk).map_or(0, |d| d.cfg.size);
+        let last = if end == size {
+            end.div_ceil(4096)
+        } else {
+            end / 4096
+        };
+        (offset.div_ceil(4096), last)
+    }
+
     /// Appends the zero run and, for partial edges, the merged blocks.
     pub fn zero_with_edges(&mut self, id: usize, now: u64, fx: &mut Effects) {
         if self.flash_failed || self.reqs[id].through {
@@ -76,27 +126,20 @@ impl Core {
             self.go_through(id, now, fx);
             return;
         }
-        let r = &self.reqs[id].r;
-        let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
-        let Some(size) = self.disk(disk).map(|d| d.cfg.size) else {
-            return;
-        };
-        let first = offset.div_ceil(4096);
-        let last = if end == size {
-            end.div_ceil(4096)
-        } else {
-            end / 4096
-        };
+        let disk = self.reqs[id].r.disk;
+        let (first, last) = self.zeros_of(id);
         if last <= first && self.reqs[id].edges.is_empty() {
             // A discard of less than a block: nothing to do, which is allowed.
             self.finish(id, now, fx);
             return;
         }
-        if !self.may_zero(disk) {
+        if self.adds_run_too_many(disk, first, last, true) {
             self.reqs[id].phase = Phase::WaitSpace;
+            self.reqs[id].waits_for_runs = true;
             self.stalled.push_back(id);
             return;
         }
+        self.reqs[id].waits_for_runs = false;
         if self.log.room() < ROOM_MIN {
             // Records take room too; a flood of them must not eat eviction's reserve.
             self.reqs[id].phase = Phase::WaitSpace;

@@ -176,7 +176,7 @@ impl Worker {
                 next_ns,
                 dialing: false,
             } => until = until.min(next_ns),
-            Phase::Up if self.flush_failures > 0 && self.journal.bytes() > FLUSH_AT => {
+            Phase::Up if self.flush_failures > 0 && self.wants_flush() => {
                 until = until.min(self.next_own_flush_ns);
             }
             _ => {}
@@ -290,11 +290,13 @@ impl Worker {
         if matches!(self.phase, Phase::Closing | Phase::Down { .. }) {
             return;
         }
-        if self.phase == Phase::Up
-            && self.journal.bytes() > FLUSH_AT
-            && now_ns() >= self.next_own_flush_ns
-        {
-            self.flush_ourselves();
+        if self.phase == Phase::Up && self.wants_flush() {
+            if now_ns() >= self.next_own_flush_ns {
+                self.flush_ourselves();
+            } else if self.journal.bytes() > JOURNAL_MAX {
+                // What changes would wait for has just failed, and reads would wait behind them.
+                self.tasks.fail_changes(IoError::Os(libc::EIO));
+            }
         }
         while let Some(i) = self.free_line() {
             let slow = self.effects >= EFFECTS_MAX;
@@ -336,6 +338,11 @@ impl Worker {
             .enumerate()
             .min_by_key(|(_, l)| l.in_flight())?;
         (line.in_flight() < REQUESTS_MAX).then_some(i)
+    }
+
+    /// So much was answered and not flushed that we have to do it, and are not about it.
+    fn wants_flush(&self) -> bool {
+        self.journal.bytes() > FLUSH_AT && !self.own_flush
     }
 
     /// Flushes so that the journal can be forgotten.

@@ -81,6 +81,7 @@ impl Real {
                 Budget::unlimited()
             },
             faults: self.faults,
+            zero_runs_max: *rng.pick(&[u64::MAX, 12, 2]),
             ..EngineOptions::default()
         }
     }

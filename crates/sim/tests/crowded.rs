@@ -75,6 +75,17 @@ fn many_discards_do_not_fill_the_log() {
     j.wait(tag).expect("discarded");
     assert_eq!(j.read(2, 5), Ok(0));
     j.flush(2).expect("flushed");
+    // Its own writes that leave no more runs than there are go on; so do discards.
+    let waits = discards.iter().position(|tag| j.answer(*tag).is_none());
+    let waits = waits.expect("some wait") as u64 * 2;
+    j.write(1, 1, 1, 8).expect("written");
+    j.write(1, BLOCKS - 1, 1, 8).expect("written");
+    j.write(1, 0, 1, 8).expect("written");
+    let tag = discard(&mut j, 1, 1);
+    j.wait(tag).expect("discarded");
+    let tag = discard(&mut j, 1, 2);
+    j.wait(tag).expect("discarded");
+    assert!(waits > 100, "{waits}");
     // It comes back, and takes them all.
     j.done();
     j.release();
@@ -83,6 +94,42 @@ fn many_discards_do_not_fill_the_log() {
     }
     assert_eq!(j.read(1, 8), Ok(0));
     assert_ne!(j.read(1, 9), Ok(0));
+}
+
+/// Writes into one long run of zeros cut it in two each, and many at once may pass the limit together.
+/// Those of a disk whose origin hangs then leave the others their share.
+#[test]
+fn many_cuts_at_once_leave_others_their_share() {
+    let mut j = Judged::new(vec![disk(1), disk(2)]);
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Origin(1), OpKind::WriteZeroes { .. } | OpKind::Discard | OpKind::Write) => {
+            Fate::Held
+        }
+        _ => Fate::Done,
+    });
+    let op = ReqOp::Discard { fua: false };
+    let all = BLOCKS * BLOCK;
+    let tag = j.submit(|tag, now| Request::new(tag, 1, op, 0, all, None, now));
+    j.wait(tag).expect("discarded");
+    let writes: Vec<u64> = (1..BLOCKS / 2)
+        .map(|i| j.send_write(1, i * 2, 1, 9, false))
+        .collect();
+    j.settle();
+    assert!(writes.iter().any(|tag| j.answer(*tag).is_none()));
+    // What is behind those that wait has to be far from them.
+    j.write(1, BLOCKS - 1, 1, 8).expect("at the end of a run");
+    for block in 0..8 {
+        let tag = discard(&mut j, 2, block * 2);
+        j.wait(tag).expect("discarded");
+        j.write(2, 100 + block, 1, 7).expect("written");
+    }
+    turn_over(&mut j, 2);
+    j.done();
+    j.release();
+    for tag in writes {
+        j.wait(tag).expect("written");
+    }
+    assert_eq!((j.read(1, 8), j.read(1, 9)), (Ok(9), Ok(0)));
 }
 
 /// A maximum that is lowered gives its blocks up without taking the room of others.

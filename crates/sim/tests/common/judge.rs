@@ -1,4 +1,6 @@
 //! An engine of which a test decides, for every operation, whether and how it ends.
+// Each file of tests uses a part of it.
+#![allow(dead_code)]
 
 use hearth_engine::api::{Completion, DiskConfig, Effects, OriginState, ReqError, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenReport};
