@@ -422,10 +422,10 @@ impl Core {
             if !d.is_dirty() {
                 d.dirty_since_ns = now;
             }
-            d.solid.remove(block);
             d.lost.remove(block);
             d.dirty.insert(block);
             if d.zero.contains(block) {
+                d.solid.remove(block);
                 self.change_zeros(disk, |zero| zero.remove(block));
             }
         } else if old_dirty {

@@ -461,9 +461,14 @@ impl Core {
         if records.is_empty() {
             return true;
         }
-        if records.len() > self.log.free.len() * self.log.summary_capacity {
+        let segment = self.log.summary_capacity;
+        let head = self.log.head.as_ref();
+        let head = head.map_or(0, |h| segment.saturating_sub(h.entries.len()));
+        let free = self.log.free.len();
+        if free > 0 && records.len() > head + free * segment {
             // A pool of an earlier version may have more runs of zeros than fit. What origins are told
-            // is not logged again; those that are away are waited for.
+            // is not logged again; those that are away are waited for. With nothing free it is the
+            // rescue that helps, once the head is gone.
             self.evict.wants_clean = true;
             return false;
         }

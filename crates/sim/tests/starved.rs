@@ -147,6 +147,19 @@ fn live_until_full(b: &mut Bench, block: u64) -> u64 {
     written
 }
 
+/// Lives that end with the first batch of what is moved, until so many segments are free.
+fn spend_all_but(b: &mut Bench, free: u64) {
+    while b.engine.pool_stats().free_segments > free {
+        b.restart();
+        let left = Cell::new(true);
+        let moves = |op: &IoOp| {
+            op.target == Target::Flash(0)
+                && (op.kind == OpKind::Read || op.kind == OpKind::Write && left.replace(false))
+        };
+        assert!(!b.write(90, moves), "{}", b.engine.explain());
+    }
+}
+
 /// Zeros that were written over need no record of theirs any more, wherever that lies.
 #[test]
 fn zeros_written_over_do_not_keep_a_full_log_full() {
@@ -164,19 +177,31 @@ fn zeros_written_over_do_not_keep_a_full_log_full() {
     }
     b.restart();
     let written = live_until_full(&mut b, 1);
-    // Lives that end with the first batch of what is moved.
-    while b.engine.pool_stats().free_segments > 0 {
-        b.restart();
-        let left = Cell::new(true);
-        let moves = |op: &IoOp| {
-            op.target == Target::Flash(0)
-                && (op.kind == OpKind::Read || op.kind == OpKind::Write && left.replace(false))
-        };
-        assert!(!b.write(90, moves), "{}", b.engine.explain());
-    }
+    spend_all_but(&mut b, 0);
     b.restart();
     assert!(b.write(90, |_| true), "{}", b.engine.explain());
     b.check(written);
+}
+
+/// What has to be logged again fits into the head when only that is left, and the origin takes nothing.
+#[test]
+fn one_record_fits_where_the_last_blocks_do() {
+    let mut b = Bench::new();
+    let op = ReqOp::WriteZeroes {
+        fua: false,
+        punch: true,
+    };
+    let zero = |tag, now| Request::new(tag, DISK, op, 0, BLOCK, None, now);
+    assert!(b.ask(zero, writes_flash));
+    for block in 100..220 {
+        assert!(b.write(block, writes_flash));
+    }
+    b.restart();
+    live_until_full(&mut b, 1);
+    spend_all_but(&mut b, 1);
+    b.restart();
+    let flash = |op: &IoOp| op.target == Target::Flash(0);
+    assert!(b.write(90, flash), "{}", b.engine.explain());
 }
 
 #[test]
