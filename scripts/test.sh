@@ -22,6 +22,9 @@ if cargo clippy --version >/dev/null 2>&1; then
 else
     note "skipped: no clippy"
 fi
+# The fuzz targets are a workspace of their own, which nothing here builds.
+(cd fuzz && cargo metadata --locked --format-version 1 >/dev/null) ||
+    die "fuzz/Cargo.lock is not current; run cargo metadata in fuzz/ without --locked"
 
 step "Unit and property tests"
 cargo test --locked --workspace --exclude hearth-e2e
