@@ -1,12 +1,12 @@
 //! A pool on flash, outside the data path: creating it, looking at it, changing its registry.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_engine::Engine;
 use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, Superblock, Uuid};
+use hearth_io::file::sync_names;
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
@@ -232,11 +232,10 @@ impl Replaced {
 
     /// The new pool is whole.
     fn done(mut self, path: &Path) -> Result<()> {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
         // After a power cut the old pool would be back under the name, and be believed.
         let renamed = std::fs::rename(&self.new, path).and_then(|()| {
             self.mine = false;
-            File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+            sync_names(path)
         });
         renamed
             .map_err(|e| Error::unavailable(format!("cannot replace {}: {e}", path.display()), ""))

@@ -8,41 +8,28 @@ use std::ops::Range;
 
 /// Block numbers; ordered.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct RunSet {
-    set: RangeSet<u64>,
-    /// Blocks, which the set would have to count.
-    len: u64,
-}
+pub(crate) struct RunSet(RangeSet<u64>);
 
 impl RunSet {
     /// What of `start..end` is in the set.
     fn parts(&self, start: u64, end: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         // The set must not be asked about a range without blocks.
         let asked = start..end.max(start + 1);
-        let parts = self.set.overlapping(asked);
+        let parts = self.0.overlapping(asked);
         parts
             .map(move |r| r.start.max(start)..r.end.min(end))
             .filter(|r| r.start < r.end)
     }
 
-    fn covered(&self, start: u64, end: u64) -> u64 {
-        self.parts(start, end).map(|r| r.end - r.start).sum()
-    }
-
     pub fn insert_range(&mut self, start: u64, end: u64) {
         if end > start {
-            self.len += end - start - self.covered(start, end);
-            self.set.insert(start..end);
+            self.0.insert(start..end);
         }
     }
 
     pub fn remove_range(&mut self, start: u64, end: u64) {
-        if end > start && self.len > 0 {
-            let had = self.covered(start, end);
-            if had > 0 {
-                self.set.remove(start..end);
-                self.len -= had;
-            }
+        if end > start {
+            self.0.remove(start..end);
         }
     }
 
@@ -51,16 +38,16 @@ impl RunSet {
     }
 
     pub fn contains(&self, block: u64) -> bool {
-        self.len > 0 && self.set.contains(&block)
+        self.0.contains(&block)
     }
 
-    /// Blocks.
+    /// Blocks; counts the runs.
     pub fn len(&self) -> u64 {
-        self.len
+        self.runs().map(|(_, count)| count).sum()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.is_empty()
     }
 
     pub fn clear(&mut self) {
@@ -69,9 +56,6 @@ impl RunSet {
 
     /// The first member in `start..end`.
     pub fn first_in(&self, start: u64, end: u64) -> Option<u64> {
-        if self.len == 0 || start >= end {
-            return None;
-        }
         self.parts(start, end).next().map(|r| r.start)
     }
 
@@ -82,13 +66,13 @@ impl RunSet {
 
     /// How many consecutive blocks from `start` are members, at most `max`.
     pub fn run_len(&self, start: u64, max: u64) -> u64 {
-        let run = self.set.get(&start);
+        let run = self.0.get(&start);
         run.map_or(0, |r| (r.end - start).min(max))
     }
 
     /// Would the set have one run more without `start..end`?
     pub fn is_cut_by(&self, start: u64, end: u64) -> bool {
-        let run = self.set.get(&start);
+        let run = self.0.get(&start);
         run.is_some_and(|r| r.start < start && end < r.end)
     }
 
@@ -101,12 +85,12 @@ impl RunSet {
 
     /// The set as runs: first block and length.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.set.iter().map(|r| (r.start, r.end - r.start))
+        self.0.iter().map(|r| (r.start, r.end - r.start))
     }
 
     /// Runs.
     pub fn run_count(&self) -> u64 {
-        self.set.len() as u64
+        self.0.len() as u64
     }
 }
 

@@ -36,7 +36,7 @@ const OWN_SHARE: u64 = 10;
 
 /// How far a stalled write got.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Appended {
+pub(crate) enum Appended {
     /// All of it is in the queue, or it took another way.
     All,
     /// Its disk has as many dirty blocks as it may have now.
@@ -292,22 +292,11 @@ impl Core {
             return Appended::All;
         }
         if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
-            let (first, last) = self.zeros_of(id);
-            if self.adds_run_too_many(disk, first, last, true) {
-                return Appended::TooManyRuns;
-            }
-            if self.log.room() < crate::zero::ROOM_MIN {
-                self.log_full = true;
-                return Appended::NoRoom;
-            }
-            self.zero_with_edges(id, now, fx);
-            return Appended::All;
+            return self.append_zeros(id);
         }
-        if self.adds_run_too_many(disk, start, end, false) {
-            self.reqs[id].waits_for_runs = true;
+        if self.waits_for_runs(id, start, end, false) {
             return Appended::TooManyRuns;
         }
-        self.reqs[id].waits_for_runs = false;
         loop {
             let done = self.reqs[id].appended;
             let left = end - start - done;

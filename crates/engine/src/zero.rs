@@ -13,6 +13,7 @@ use crate::api::{DiskId, Effects, ReqOp};
 use crate::core::{Core, Phase};
 use crate::log::Then;
 use crate::runset::RunSet;
+use crate::write::Appended;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use smallvec::smallvec;
@@ -75,17 +76,21 @@ impl Core {
         has < own.max(1)
     }
 
-    /// Would a write of these blocks, or their becoming `zero`, add a run that may not be?
-    pub fn adds_run_too_many(&self, disk: DiskId, start: u64, end: u64, zero: bool) -> bool {
-        let Some(d) = self.disk(disk).filter(|_| end > start) else {
-            return false;
-        };
-        let adds = if zero {
-            d.zero.stands_apart(start, end)
-        } else {
-            d.zero.is_cut_by(start, end)
-        };
-        adds && !self.may_add_run(disk)
+    /// Has a request to wait because its write of these blocks, or their becoming `zero`, would add a
+    /// run that may not be?
+    pub fn waits_for_runs(&mut self, id: usize, start: u64, end: u64, zero: bool) -> bool {
+        let disk = self.reqs[id].r.disk;
+        let adds = self.disk(disk).is_some_and(|d| {
+            end > start
+                && if zero {
+                    d.zero.stands_apart(start, end)
+                } else {
+                    d.zero.is_cut_by(start, end)
+                }
+        });
+        let waits = adds && !self.may_add_run(disk);
+        self.reqs[id].waits_for_runs = waits;
+        waits
     }
 
     pub fn begin_zero(&mut self, id: usize, now: u64, fx: &mut Effects) {
@@ -126,26 +131,29 @@ impl Core {
             self.go_through(id, now, fx);
             return;
         }
-        let disk = self.reqs[id].r.disk;
         let (first, last) = self.zeros_of(id);
         if last <= first && self.reqs[id].edges.is_empty() {
             // A discard of less than a block: nothing to do, which is allowed.
             self.finish(id, now, fx);
             return;
         }
-        if self.adds_run_too_many(disk, first, last, true) {
+        if self.append_zeros(id) != Appended::All {
             self.reqs[id].phase = Phase::WaitSpace;
-            self.reqs[id].waits_for_runs = true;
             self.stalled.push_back(id);
-            return;
         }
-        self.reqs[id].waits_for_runs = false;
+    }
+
+    /// The same, if there is room for it.
+    pub fn append_zeros(&mut self, id: usize) -> Appended {
+        let disk = self.reqs[id].r.disk;
+        let (first, last) = self.zeros_of(id);
+        if self.waits_for_runs(id, first, last, true) {
+            return Appended::TooManyRuns;
+        }
         if self.log.room() < ROOM_MIN {
             // Records take room too; a flood of them must not eat eviction's reserve.
-            self.reqs[id].phase = Phase::WaitSpace;
             self.log_full = true;
-            self.stalled.push_back(id);
-            return;
+            return Appended::NoRoom;
         }
         let edges = std::mem::take(&mut self.reqs[id].edges);
         self.reqs[id].phase = Phase::Appending;
@@ -166,5 +174,6 @@ impl Core {
             self.log
                 .record(Kind::ZeroRun, disk, first, last - first, Then::Request(id));
         }
+        Appended::All
     }
 }

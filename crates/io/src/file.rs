@@ -131,6 +131,13 @@ pub struct BlockFile {
     no_zero: AtomicBool,
 }
 
+/// Makes durable which names stand in the directory of `path`: what was made, renamed or removed there
+/// could else come undone in a power cut.
+pub fn sync_names(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 impl BlockFile {
     /// Opens `path` and takes the lock, for which it waits up to [`LOCK_WAIT`].
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<BlockFile, OpenError> {

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hearth_io::file::sync_names;
 use hearth_trace::{FRAME_RECORDS, Format, Record, TraceError, Writer};
 
 use crate::recording::{BYTES_MIN, RecordError, RecordOptions, RecordingStatus, room};
@@ -241,8 +242,7 @@ impl Recorder {
         } else {
             Ok(())
         };
-        let dir = older.parent().filter(|d| !d.as_os_str().is_empty());
-        let names = File::open(dir.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all());
+        let names = sync_names(&older);
         if let Err(e) = here.and(before).and(names) {
             let e = TraceError::Write(e);
             tracing::error!("a recording's end cannot be written: {e}");

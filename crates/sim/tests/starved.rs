@@ -147,6 +147,15 @@ fn live_until_full(b: &mut Bench, block: u64) -> u64 {
     written
 }
 
+fn zero_the_first(b: &mut Bench) {
+    let op = ReqOp::WriteZeroes {
+        fua: false,
+        punch: true,
+    };
+    let zero = |tag, now| Request::new(tag, DISK, op, 0, BLOCK, None, now);
+    assert!(b.ask(zero, writes_flash));
+}
+
 /// Lives that end with the first batch of what is moved, until so many segments are free.
 fn spend_all_but(b: &mut Bench, free: u64) {
     while b.engine.pool_stats().free_segments > free {
@@ -164,12 +173,7 @@ fn spend_all_but(b: &mut Bench, free: u64) {
 #[test]
 fn zeros_written_over_do_not_keep_a_full_log_full() {
     let mut b = Bench::new();
-    let op = ReqOp::WriteZeroes {
-        fua: false,
-        punch: true,
-    };
-    let zero = |tag, now| Request::new(tag, DISK, op, 0, BLOCK, None, now);
-    assert!(b.ask(zero, writes_flash));
+    zero_the_first(&mut b);
     assert!(b.write(0, writes_flash));
     // Enough to be moved for a life more than one.
     for block in 100..220 {
@@ -187,12 +191,7 @@ fn zeros_written_over_do_not_keep_a_full_log_full() {
 #[test]
 fn one_record_fits_where_the_last_blocks_do() {
     let mut b = Bench::new();
-    let op = ReqOp::WriteZeroes {
-        fua: false,
-        punch: true,
-    };
-    let zero = |tag, now| Request::new(tag, DISK, op, 0, BLOCK, None, now);
-    assert!(b.ask(zero, writes_flash));
+    zero_the_first(&mut b);
     for block in 100..220 {
         assert!(b.write(block, writes_flash));
     }

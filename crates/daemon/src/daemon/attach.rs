@@ -147,6 +147,16 @@ pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
     }
 }
 
+/// Does on a thread of its own what an origin may hold up.
+fn aside(work: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new()
+        .name("hearth-attach".to_owned())
+        .spawn(work);
+    if let Err(e) = thread {
+        tracing::error!("cannot start a thread: {e}; the disk is tried again later");
+    }
+}
+
 impl Daemon {
     /// Attaches every disk of the registry; those that cannot be are listed with the reason.
     ///
@@ -179,17 +189,11 @@ impl Daemon {
             return;
         };
         let daemon = self.clone();
-        let work = move || {
+        aside(move || {
             // The daemon is stopping; what was opened is closed.
             let _ = daemon.attach_marked(mark, record, None);
             drop(told);
-        };
-        let thread = std::thread::Builder::new()
-            .name("hearth-attach".to_owned())
-            .spawn(work);
-        if let Err(e) = thread {
-            tracing::error!("cannot start a thread: {e}; the disk is tried again later");
-        }
+        });
     }
 
     /// Marks a disk whose origin is about to be opened; `None` if it has the mark already.
@@ -250,13 +254,7 @@ impl Daemon {
             daemon: self.clone(),
             id,
         };
-        let work = move || look.daemon.retry(&name, id, shrunk);
-        let thread = std::thread::Builder::new()
-            .name("hearth-attach".to_owned())
-            .spawn(work);
-        if let Err(e) = thread {
-            tracing::error!("cannot start a thread: {e}; the disk is tried again later");
-        }
+        aside(move || look.daemon.retry(&name, id, shrunk));
     }
 
     /// Looks whether origins shrink while attached, until the daemon stops. On a thread of its
