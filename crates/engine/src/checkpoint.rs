@@ -18,7 +18,8 @@ use std::io;
 /// 1 was the slot words when they had 8 bytes.
 const SLOTS: u32 = 5;
 const CHECKSUMS: u32 = 2;
-const TABLE: u32 = 3;
+/// 3 was the table when neighbours did not lie together in it.
+const TABLE: u32 = 6;
 const STATE: u32 = 4;
 /// Bytes read or written at once.
 const CHUNK: usize = 1 << 20;

@@ -12,15 +12,20 @@ use crate::disk::Intent;
 use crate::faults::Fault;
 use crate::index::Key;
 use crate::log::SegState;
-use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
+use hearth_format::{BatchHeader, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
-use hearth_io::{BLOCK, Media};
+use hearth_io::{BLOCK, Buf, BufSlice, Media};
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Segments whose ends are read at once.
 const READ_AHEAD: usize = 256;
+/// Pieces of so many segments that are read but not looked at yet.
+const PIECES_AHEAD: usize = 1;
+/// Entries between the one being replayed and the one whose place in the index is fetched.
+const FETCH_AHEAD: usize = 24;
 
 /// Why the log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +66,16 @@ struct WalkedBatch {
 enum Content {
     Sealed(SummaryHeader, Option<Vec<Entry>>),
     Walked(Vec<WalkedBatch>),
+}
+
+/// Both ends of some consecutive segments. One segment's summary and the first block of the next lie
+/// side by side, so in memory a segment's first block stands before its summary, and most reads take
+/// one of each.
+struct Ends {
+    first_seg: u32,
+    bytes: BufSlice,
+    /// Could the first block of the segment not be read?
+    blind: Vec<bool>,
 }
 
 #[derive(Debug)]
@@ -308,70 +323,80 @@ impl Core {
         }
     }
 
-    /// Reads both ends of every segment.
+    /// Reads both ends of every segment, and of those without a summary the whole.
+    ///
+    /// The next ones are read, on a thread of its own, while those before are looked at.
     fn survey(&mut self, media: &mut dyn Media) -> Result<Vec<Found>, RecoverError> {
         let mut found = Vec::new();
-        let summary_bytes = self.layout.summary_bytes();
-        let total = self.log.segments.len() as u32;
-        let keep = self.index.slots() <= self.opts.recovery_keep_blocks;
-        // One segment's summary and the first block of the next lie side by side, so in memory a
-        // segment's first block stands before its summary, and most reads take one of each.
-        let stride = BLOCK_BYTES + summary_bytes;
-        let mut both = vec![0u8; READ_AHEAD * stride];
-        for base in (0..total).step_by(READ_AHEAD) {
-            let n = (total - base).min(READ_AHEAD as u32);
-            let (first, rest) = both[..n as usize * stride].split_at_mut(BLOCK_BYTES);
-            let mut reads = vec![(self.layout.segment_offset(base), first)];
-            for (i, piece) in rest.chunks_mut(stride).enumerate() {
-                reads.push((self.summary_offset(base + i as u32), piece));
+        let mut unsealed = Vec::new();
+        let (layout, summary_bytes) = (self.layout, self.layout.summary_bytes());
+        let (to_look_at, pieces) = sync_channel(PIECES_AHEAD);
+        let (give_back, spare) = channel();
+        let reader = &mut *media;
+        std::thread::scope(|scope| {
+            std::thread::Builder::new()
+                .name("hearth-survey".to_owned())
+                .spawn_scoped(scope, move || {
+                    read_ends(reader, &layout, &spare, &to_look_at)
+                })?;
+            for piece in pieces {
+                self.look_at(&piece, summary_bytes, &mut found, &mut unsealed);
+                // Once all is read nobody takes it back.
+                let _ = give_back.send(piece.bytes);
             }
-            let all = media.read_many(&mut reads).is_ok();
-            for (seg, ends) in (base..).zip(both[..n as usize * stride].chunks_mut(stride)) {
-                let (start, end) = ends.split_at_mut(BLOCK_BYTES);
-                let blind = !all && {
-                    read_what_can_be(media, self.summary_offset(seg), end);
-                    read_what_can_be(media, self.layout.segment_offset(seg), start) > 0
-                };
-                let sealed = self.decode_summary(end);
-                let mut scratch = Vec::new();
-                let head = BatchHeader::decode(start, &mut scratch)
-                    .ok()
-                    .filter(|h| h.pool_tag == self.pool_tag);
-                match (sealed, head) {
-                    (Some((h, entries)), head)
-                        if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq) =>
-                    {
-                        let entries = keep.then_some(entries);
-                        found.push(Found {
-                            seg,
-                            seq: h.segment_seq,
-                            content: Content::Sealed(h, entries),
-                            claimed: 0,
-                            blind,
-                        });
-                    }
-                    (_, Some(b)) => {
-                        let (batches, claimed) = self.walk(media, seg);
-                        found.push(Found {
-                            seg,
-                            seq: b.segment_seq,
-                            content: Content::Walked(batches),
-                            claimed,
-                            blind,
-                        });
-                    }
-                    _ if blind => found.push(Found {
-                        seg,
-                        seq: 0,
-                        content: Content::Walked(Vec::new()),
-                        claimed: 0,
-                        blind,
-                    }),
-                    _ => {}
-                }
-            }
+            Ok::<_, io::Error>(())
+        })?;
+        for (seg, seq, blind) in unsealed {
+            let (batches, claimed) = match seq {
+                Some(_) => self.walk(media, seg),
+                None => (Vec::new(), 0),
+            };
+            found.push(Found {
+                seg,
+                seq: seq.unwrap_or(0),
+                content: Content::Walked(batches),
+                claimed,
+                blind,
+            });
         }
         Ok(found)
+    }
+
+    /// Tells segments with a summary from those whose batches must be looked at: their number, if it
+    /// could be read.
+    fn look_at(
+        &self,
+        ends: &Ends,
+        summary_bytes: usize,
+        found: &mut Vec<Found>,
+        unsealed: &mut Vec<(u32, Option<u64>, bool)>,
+    ) {
+        let keep = self.index.slots() <= self.opts.recovery_keep_blocks;
+        let stride = BLOCK_BYTES + summary_bytes;
+        let both = ends.bytes.bytes().chunks(stride).zip(&ends.blind);
+        for (seg, (both, &blind)) in (ends.first_seg..).zip(both) {
+            let (start, end) = both.split_at(BLOCK_BYTES);
+            let sealed = self.decode_summary(end);
+            let head = BatchHeader::decode(start, &mut Vec::new())
+                .ok()
+                .filter(|h| h.pool_tag == self.pool_tag);
+            match (sealed, head) {
+                (Some((h, entries)), head)
+                    if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq) =>
+                {
+                    found.push(Found {
+                        seg,
+                        seq: h.segment_seq,
+                        content: Content::Sealed(h, keep.then_some(entries)),
+                        claimed: 0,
+                        blind,
+                    });
+                }
+                (_, Some(b)) => unsealed.push((seg, Some(b.segment_seq), blind)),
+                _ if blind => unsealed.push((seg, None, true)),
+                _ => {}
+            }
+        }
     }
 
     fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Vec<Entry>)> {
@@ -488,23 +513,18 @@ impl Core {
     ) {
         let base = seg * self.log.segment_blocks;
         let mut last = (0, false);
-        for group in entries.chunks(32) {
-            let data = group
-                .iter()
-                .filter(|e| e.kind.is_data() && e.disk <= hearth_format::DISK_ID_MAX);
-            std::hint::black_box(
-                self.index
-                    .warm(data.map(|e| Key::new(e.disk, e.block & ((1 << 36) - 1)))),
-            );
-            for e in group {
-                if last.0 != e.disk {
-                    let counts = since.get(&e.disk).is_some_and(|s| seg_seq >= *s)
-                        && self.disk(e.disk).is_some();
-                    last = (e.disk, counts);
-                }
-                if !last.1 {
-                    continue;
-                }
+        for (i, e) in entries.iter().enumerate() {
+            let soon = entries.get(i + FETCH_AHEAD).filter(|e| e.kind.is_data());
+            if let Some(e) = soon.filter(|e| e.disk <= hearth_format::DISK_ID_MAX) {
+                let key = Key::new(e.disk, e.block & ((1 << 36) - 1));
+                self.index.prefetch(key);
+            }
+            if last.0 != e.disk {
+                let counts = since.get(&e.disk).is_some_and(|s| seg_seq >= *s)
+                    && self.disk(e.disk).is_some();
+                last = (e.disk, counts);
+            }
+            if last.1 {
                 self.replay_entry(e, base, seg_seq, intents);
             }
         }
@@ -576,6 +596,47 @@ impl Core {
             if let Some(d) = self.disk_mut(disk) {
                 d.dirty.remove(block);
             }
+        }
+    }
+}
+
+/// Reads the ends of all segments, a number of them at a time, into memory that was looked at or is new.
+fn read_ends(
+    media: &mut dyn Media,
+    layout: &Layout,
+    spare: &Receiver<BufSlice>,
+    to_look_at: &SyncSender<Ends>,
+) {
+    let stride = BLOCK_BYTES + layout.summary_bytes();
+    let total = layout.segment_count;
+    let most = total.min(READ_AHEAD as u32) as usize * stride;
+    for base in (0..total).step_by(READ_AHEAD) {
+        let n = (total - base).min(READ_AHEAD as u32);
+        let new = |_| Buf::zeroed(most).all();
+        let mut piece = spare.try_recv().unwrap_or_else(new);
+        let bytes = &mut piece.bytes_mut()[..n as usize * stride];
+        let (first, rest) = bytes.split_at_mut(BLOCK_BYTES);
+        let mut reads = vec![(layout.segment_offset(base), first)];
+        for (seg, piece) in (base..).zip(rest.chunks_mut(stride)) {
+            reads.push((layout.summary_offset(seg), piece));
+        }
+        let all = media.read_many(&mut reads).is_ok();
+        let mut blind = vec![false; n as usize];
+        if !all {
+            for (i, ends) in bytes.chunks_mut(stride).enumerate() {
+                let (start, end) = ends.split_at_mut(BLOCK_BYTES);
+                let seg = base + i as u32;
+                read_what_can_be(media, layout.summary_offset(seg), end);
+                blind[i] = read_what_can_be(media, layout.segment_offset(seg), start) > 0;
+            }
+        }
+        let ends = Ends {
+            first_seg: base,
+            bytes: piece,
+            blind,
+        };
+        if to_look_at.send(ends).is_err() {
+            return;
         }
     }
 }

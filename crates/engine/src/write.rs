@@ -28,7 +28,7 @@ use smallvec::{SmallVec, smallvec};
 /// Blocks appended as one item at most, so that a large write fits a small pool piecewise.
 const APPEND_MAX: u64 = 128;
 /// From this length on a write's places in the index are fetched into the CPU's cache together.
-const WARM_BLOCKS: u64 = 4;
+const FETCH_BLOCKS: u64 = 4;
 
 /// Of the room for dirty blocks one part in so many is divided among the disks; the rest is for whoever
 /// comes first. Without it one origin that takes no writes would in the end stop those of all disks.
@@ -164,8 +164,8 @@ impl Core {
 
     fn count_write(&mut self, id: usize, disk: DiskId) {
         let (start, end) = self.blocks_of(id);
-        if end - start >= WARM_BLOCKS {
-            std::hint::black_box(self.index.warm((start..end).map(|b| Key::new(disk, b))));
+        if end - start >= FETCH_BLOCKS {
+            (start..end).for_each(|b| self.index.prefetch(Key::new(disk, b)));
         }
         let mut cached = 0;
         for block in start..end {

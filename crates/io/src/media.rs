@@ -4,7 +4,7 @@
 use std::io;
 
 /// Synchronous random access to one flash device. Offsets and lengths are whole blocks.
-pub trait Media {
+pub trait Media: Send {
     /// Size in bytes.
     fn len(&self) -> u64;
     /// True for a device of no size.

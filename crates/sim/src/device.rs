@@ -11,7 +11,7 @@ use crate::prng::Prng;
 use hearth_io::{IoDone, IoError, IoOp, OpKind, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
 type Block = [u8; BLOCK];
 
@@ -84,9 +84,9 @@ pub struct Faults {
 
 #[derive(Clone, Debug, Default)]
 struct Cell {
-    durable: Option<Rc<Block>>,
+    durable: Option<Arc<Block>>,
     /// Volatile contents, oldest first, with the moment their write completed.
-    pending: Vec<(u64, Rc<Block>)>,
+    pending: Vec<(u64, Arc<Block>)>,
 }
 
 struct InFlight {
@@ -230,7 +230,7 @@ impl SimDevice {
     }
 
     pub(crate) fn push(&mut self, index: usize, mark: u64, block: Block) {
-        self.cells[index].pending.push((mark, Rc::new(block)));
+        self.cells[index].pending.push((mark, Arc::new(block)));
         self.volatile.insert(index as u32);
     }
 
@@ -493,11 +493,11 @@ impl SimDevice {
                 1 => old,
                 _ => self.survivor(old, &pending),
             };
-            self.cells[index].durable = Some(Rc::new(survivor));
+            self.cells[index].durable = Some(Arc::new(survivor));
         }
     }
 
-    fn survivor(&mut self, old: Block, pending: &[(u64, Rc<Block>)]) -> Block {
+    fn survivor(&mut self, old: Block, pending: &[(u64, Arc<Block>)]) -> Block {
         let one = |rng: &mut Prng| match rng.below(pending.len() as u64 + 1) as usize {
             0 => old,
             n => *pending[n - 1].1,
@@ -567,9 +567,9 @@ impl SimDevice {
         let bit = 1u8 << self.rng.below(8);
         let mut block = self.durable_block(index);
         block[at] ^= bit;
-        self.cells[index].durable = Some(Rc::new(block));
+        self.cells[index].durable = Some(Arc::new(block));
         for (_, pending) in &mut self.cells[index].pending {
-            Rc::make_mut(pending)[at] ^= bit;
+            Arc::make_mut(pending)[at] ^= bit;
         }
     }
 
