@@ -49,9 +49,9 @@ pub fn resident(pid: u32) -> Result<Resident> {
     })
 }
 
-/// How long memory must not change to count as settled: the daemon gives back what it does not
-/// need every ten seconds.
-const SETTLED_FOR: Duration = Duration::from_secs(12);
+/// How long memory must not change to count as settled: the daemon gives back every ten seconds what it
+/// does not need, and its threads' buffers are free only after the first time.
+const SETTLED_FOR: Duration = Duration::from_secs(25);
 /// When to stop waiting for that.
 const SETTLE_LIMIT: Duration = Duration::from_secs(90);
 

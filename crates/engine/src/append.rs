@@ -38,7 +38,7 @@ impl Core {
                 // Order must hold: wait for the rest, then send all again (`retry_failed`).
                 return;
             }
-            if self.log.may_gather(self.reqs.len(), now) {
+            if self.log.may_gather(now) {
                 return;
             }
             let inflight = self.log.batches.len();

@@ -7,7 +7,7 @@
 //! array; the tag keeps a lookup from touching it more often than it must.
 //!
 //! What is read or written together mostly lies together on the disk, so eight consecutive blocks have
-//! their homes in eight consecutive buckets: half a page of RAM that is fetched once, instead of eight.
+//! their homes in eight consecutive buckets: one page of RAM to be found by the processor instead of eight.
 //! Which of them is whose depends on the hash, so that blocks eight apart do not crowd the same ones.
 //!
 //! The table never grows: it is sized for all slots at start, so there is no resize stall.
@@ -264,9 +264,8 @@ impl Index {
     ) -> Option<(SlotNo, bool)> {
         debug_assert_eq!(self.meta[slot as usize], EMPTY, "slot in use");
         let flags = if dirty { DIRTY } else { 0 } | freq.min(FREQ_MAX) << FREQ_SHIFT;
-        self.meta[slot as usize] = bytes(key.0 << KEY_SHIFT | flags);
+        let new = bytes(key.0 << KEY_SHIFT | flags);
         self.crc[slot as usize] = crc;
-        // What is looked for must not match the new slot: it is not in the table yet, so it cannot.
         let hash = self.hash(key);
         let tag = Self::tag(hash);
         let mut free: Option<(usize, usize)> = None;
@@ -280,6 +279,7 @@ impl Index {
                 if self.slot_key(bucket[4 + way]) == key.0 {
                     let old = std::mem::replace(&mut self.bucket_mut(b)[4 + way], slot);
                     let was = std::mem::take(&mut self.meta[old as usize]);
+                    self.meta[slot as usize] = new;
                     return Some((old, word(was) & DIRTY != 0));
                 }
                 mask &= mask - 1;
@@ -295,6 +295,8 @@ impl Index {
             }
             b = self.next(b);
         }
+        // Only now: a damaged table may name the slot already, which must not be found above.
+        self.meta[slot as usize] = new;
         let (place, way) = free.expect("the table has room for every slot");
         let mut at = home;
         while at != place {
@@ -485,6 +487,44 @@ mod tests {
         parts.2.copy_from_slice(&table);
         assert!(copy.adopt(42));
         assert_eq!(copy.get(Key::new(1, 3)), Some(3));
+    }
+
+    #[test]
+    fn the_smallest_tables_have_room_for_every_slot() {
+        for n in 0..400u32 {
+            let mut index = Index::new(n, u64::from(n));
+            let key = |slot: u32| Key::new(1, u64::from(slot) * 8);
+            for slot in 0..n {
+                assert_eq!(index.set(key(slot), slot, 0, false, 0), None);
+            }
+            assert!((0..n).all(|slot| index.get(key(slot)) == Some(slot)));
+            for slot in 0..n {
+                assert_eq!(index.remove(key(slot)), Some(slot));
+            }
+            assert!(index.table.iter().enumerate().all(|(at, word)| {
+                let in_bucket = at.wrapping_sub(index.table_base) % WORDS;
+                in_bucket >= 4 || *word == 0
+            }));
+        }
+    }
+
+    #[test]
+    fn a_damaged_table_that_names_the_slot_to_come_does_not_lose_it() {
+        let mut index = Index::new(64, 9);
+        let (there, new) = (Key::new(1, 5), Key::new(1, 77));
+        index.set(there, 3, 0, false, 0);
+        // As many tags as slots in use, but for the wrong one.
+        let (b, way) = index.find(there).unwrap();
+        let at = index.table_base + b * WORDS;
+        index.table[at + way / 4] &= !(0xFF << (way % 4 * 8));
+        let hash = index.hash(new);
+        let home = index.table_base + index.home(hash, new) * WORDS;
+        index.table[home] |= u32::from(Index::tag(hash));
+        index.table[home + 4] = 9;
+        assert!(index.adopt(9));
+        assert_eq!(index.set(new, 9, 0xABCD, true, 0), None);
+        assert_eq!(index.get(new), Some(9));
+        assert!(index.slot(9).is_some_and(|s| s.dirty));
     }
 
     /// Buckets looked at until `key` is found.

@@ -19,11 +19,6 @@ pub(crate) const BATCHES_IN_FLIGHT: usize = 2;
 pub(crate) const BATCH_MIN_BLOCKS: u32 = 16;
 /// What nobody waits for (fills, notes) is sent when this many blocks have gathered ...
 pub(crate) const LAZY_BATCH_BLOCKS: u32 = 96;
-/// ... or this many while many requests are in flight: a long write to flash stands in the way of all of
-/// them, and they soon bring the next blocks (docs/decisions/0002-data-path-speed.md) ...
-const LAZY_BATCH_BLOCKS_BUSY: u32 = 24;
-/// ... which so many are ...
-const BUSY_REQUESTS: usize = 12;
 /// ... or when the first of it has waited this long. Sent one by one, fills would double the
 /// flash written (a descriptor block each) and stand in the way of the reads that caused them.
 pub(crate) const LAZY_NS: u64 = 100_000_000;
@@ -342,15 +337,9 @@ impl Log {
         self.eager = 0;
     }
 
-    /// True while what is queued is better gathered than sent: nobody waits for it. `requests` are in
-    /// flight.
-    pub fn may_gather(&mut self, requests: usize, now: u64) -> bool {
-        let enough = if requests < BUSY_REQUESTS {
-            LAZY_BATCH_BLOCKS
-        } else {
-            LAZY_BATCH_BLOCKS_BUSY
-        };
-        if self.urgent || self.eager > 0 || self.queued_blocks >= enough {
+    /// True while what is queued is better gathered than sent: nobody waits for it.
+    pub fn may_gather(&mut self, now: u64) -> bool {
+        if self.urgent || self.eager > 0 || self.queued_blocks >= LAZY_BATCH_BLOCKS {
             self.lazy_since_ns = None;
             return false;
         }

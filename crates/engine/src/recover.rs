@@ -14,16 +14,16 @@ use crate::index::Key;
 use crate::log::SegState;
 use hearth_format::{BatchHeader, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
-use hearth_io::{BLOCK, Buf, BufSlice, Media};
+use hearth_io::{BLOCK, Media, media};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::ops::Range;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
-/// Segments whose ends are read at once.
-const READ_AHEAD: usize = 256;
-/// Pieces of so many segments that are read but not looked at yet.
-const PIECES_AHEAD: usize = 1;
+/// Segments whose ends are read at once ...
+const READ_AHEAD: u32 = 256;
+/// ... but fewer if that were more bytes than this, whatever an untrusted superblock says of them.
+const READ_AHEAD_BYTES: usize = 8 << 20;
 /// Entries between the one being replayed and the one whose place in the index is fetched.
 const FETCH_AHEAD: usize = 24;
 
@@ -66,16 +66,6 @@ struct WalkedBatch {
 enum Content {
     Sealed(SummaryHeader, Option<Vec<Entry>>),
     Walked(Vec<WalkedBatch>),
-}
-
-/// Both ends of some consecutive segments. One segment's summary and the first block of the next lie
-/// side by side, so in memory a segment's first block stands before its summary, and most reads take
-/// one of each.
-struct Ends {
-    first_seg: u32,
-    bytes: BufSlice,
-    /// Could the first block of the segment not be read?
-    blind: Vec<bool>,
 }
 
 #[derive(Debug)]
@@ -325,27 +315,27 @@ impl Core {
 
     /// Reads both ends of every segment, and of those without a summary the whole.
     ///
-    /// The next ones are read, on a thread of its own, while those before are looked at.
+    /// The next ones are read while those before are looked at.
     fn survey(&mut self, media: &mut dyn Media) -> Result<Vec<Found>, RecoverError> {
         let mut found = Vec::new();
         let mut unsealed = Vec::new();
-        let (layout, summary_bytes) = (self.layout, self.layout.summary_bytes());
-        let (to_look_at, pieces) = sync_channel(PIECES_AHEAD);
-        let (give_back, spare) = channel();
-        let reader = &mut *media;
-        std::thread::scope(|scope| {
-            std::thread::Builder::new()
-                .name("hearth-survey".to_owned())
-                .spawn_scoped(scope, move || {
-                    read_ends(reader, &layout, &spare, &to_look_at)
-                })?;
-            for piece in pieces {
-                self.look_at(&piece, summary_bytes, &mut found, &mut unsealed);
-                // Once all is read nobody takes it back.
-                let _ = give_back.send(piece.bytes);
-            }
-            Ok::<_, io::Error>(())
-        })?;
+        let layout = self.layout;
+        let stride = BLOCK_BYTES + layout.summary_bytes();
+        let at_once = (READ_AHEAD_BYTES / stride).clamp(1, READ_AHEAD as usize) as u32;
+        let total = layout.segment_count;
+        let pieces = (0..total)
+            .step_by(at_once as usize)
+            .map(|base| base..total.min(base.saturating_add(at_once)));
+        media::read_ahead(
+            media,
+            pieces,
+            at_once.min(total) as usize * stride,
+            |media, segs, bytes| read_ends(media, &layout, segs, bytes),
+            |segs, bytes, blind| {
+                let ends = bytes.chunks(stride).zip(blind);
+                self.look_at(segs.zip(ends), &mut found, &mut unsealed);
+            },
+        );
         for (seg, seq, blind) in unsealed {
             let (batches, claimed) = match seq {
                 Some(_) => self.walk(media, seg),
@@ -364,17 +354,14 @@ impl Core {
 
     /// Tells segments with a summary from those whose batches must be looked at: their number, if it
     /// could be read.
-    fn look_at(
+    fn look_at<'a>(
         &self,
-        ends: &Ends,
-        summary_bytes: usize,
+        ends: impl Iterator<Item = (u32, (&'a [u8], bool))>,
         found: &mut Vec<Found>,
         unsealed: &mut Vec<(u32, Option<u64>, bool)>,
     ) {
         let keep = self.index.slots() <= self.opts.recovery_keep_blocks;
-        let stride = BLOCK_BYTES + summary_bytes;
-        let both = ends.bytes.bytes().chunks(stride).zip(&ends.blind);
-        for (seg, (both, &blind)) in (ends.first_seg..).zip(both) {
+        for (seg, (both, blind)) in ends {
             let (start, end) = both.split_at(BLOCK_BYTES);
             let sealed = self.decode_summary(end);
             let head = BatchHeader::decode(start, &mut Vec::new())
@@ -600,45 +587,33 @@ impl Core {
     }
 }
 
-/// Reads the ends of all segments, a number of them at a time, into memory that was looked at or is new.
+/// Reads both ends of consecutive segments; tells of each whether its first block could not be read.
+///
+/// One segment's summary and the first block of the next lie side by side, so in memory a segment's
+/// first block stands before its summary, and most reads take one of each.
 fn read_ends(
     media: &mut dyn Media,
     layout: &Layout,
-    spare: &Receiver<BufSlice>,
-    to_look_at: &SyncSender<Ends>,
-) {
+    segs: &Range<u32>,
+    bytes: &mut [u8],
+) -> Vec<bool> {
     let stride = BLOCK_BYTES + layout.summary_bytes();
-    let total = layout.segment_count;
-    let most = total.min(READ_AHEAD as u32) as usize * stride;
-    for base in (0..total).step_by(READ_AHEAD) {
-        let n = (total - base).min(READ_AHEAD as u32);
-        let new = |_| Buf::zeroed(most).all();
-        let mut piece = spare.try_recv().unwrap_or_else(new);
-        let bytes = &mut piece.bytes_mut()[..n as usize * stride];
-        let (first, rest) = bytes.split_at_mut(BLOCK_BYTES);
-        let mut reads = vec![(layout.segment_offset(base), first)];
-        for (seg, piece) in (base..).zip(rest.chunks_mut(stride)) {
-            reads.push((layout.summary_offset(seg), piece));
-        }
-        let all = media.read_many(&mut reads).is_ok();
-        let mut blind = vec![false; n as usize];
-        if !all {
-            for (i, ends) in bytes.chunks_mut(stride).enumerate() {
-                let (start, end) = ends.split_at_mut(BLOCK_BYTES);
-                let seg = base + i as u32;
-                read_what_can_be(media, layout.summary_offset(seg), end);
-                blind[i] = read_what_can_be(media, layout.segment_offset(seg), start) > 0;
-            }
-        }
-        let ends = Ends {
-            first_seg: base,
-            bytes: piece,
-            blind,
-        };
-        if to_look_at.send(ends).is_err() {
-            return;
-        }
+    let bytes = &mut bytes[..segs.len() * stride];
+    let (first, rest) = bytes.split_at_mut(BLOCK_BYTES);
+    let mut reads = vec![(layout.segment_offset(segs.start), first)];
+    for (seg, piece) in segs.clone().zip(rest.chunks_mut(stride)) {
+        reads.push((layout.summary_offset(seg), piece));
     }
+    if media.read_many(&mut reads).is_ok() {
+        return vec![false; segs.len()];
+    }
+    let ends = segs.clone().zip(bytes.chunks_mut(stride));
+    ends.map(|(seg, ends)| {
+        let (start, end) = ends.split_at_mut(BLOCK_BYTES);
+        read_what_can_be(media, layout.summary_offset(seg), end);
+        read_what_can_be(media, layout.segment_offset(seg), start) > 0
+    })
+    .collect()
 }
 
 fn first_batch(content: &Content) -> u64 {
@@ -759,5 +734,125 @@ mod tests {
         core.restore_intents(open);
         let restored = &core.disk(1).unwrap().intents;
         assert_eq!(restored.keys().copied().collect::<Vec<_>>(), [0]);
+    }
+
+    /// Keeps blocks that were written; one cannot be read.
+    struct Sparse {
+        blocks: BTreeMap<u64, Vec<u8>>,
+        bad: u64,
+    }
+
+    impl Media for Sparse {
+        fn len(&self) -> u64 {
+            1 << 40
+        }
+        fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+            for (block, out) in (offset / BLOCK..).zip(data.chunks_mut(BLOCK_BYTES)) {
+                if block == self.bad {
+                    return Err(io::ErrorKind::Other.into());
+                }
+                match self.blocks.get(&block) {
+                    Some(bytes) => out.copy_from_slice(bytes),
+                    None => out.fill(0),
+                }
+            }
+            Ok(())
+        }
+        fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+            for (block, bytes) in (offset / BLOCK..).zip(data.chunks(BLOCK_BYTES)) {
+                self.blocks.insert(block, bytes.to_vec());
+            }
+            Ok(())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn more_segments_than_are_read_at_once_are_all_found() {
+        let layout = Layout::for_device(650 << 20, 256).unwrap();
+        assert!(layout.segment_count > 2 * READ_AHEAD + 10);
+        assert!(!layout.segment_count.is_multiple_of(READ_AHEAD));
+        let uuid = Uuid::from_u128(1);
+        let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+        let mut core = Engine::blank(sb, EngineOptions::default(), &[]);
+        let (free, unsealed, blind) = (7, 300, layout.segment_count - 2);
+        let mut media = Sparse {
+            blocks: BTreeMap::new(),
+            bad: layout.segment_offset(blind) / BLOCK,
+        };
+        for seg in (0..layout.segment_count).filter(|seg| *seg != free) {
+            let number = u64::from(seg) + 1;
+            let data = [seg as u8; BLOCK_BYTES];
+            let entries = [Entry {
+                disk: 1,
+                block: number,
+                word: crc32c(&data),
+                slot: 1,
+                kind: Kind::Dirty,
+                flags: 0,
+            }];
+            let header = BatchHeader {
+                pool_tag: core.pool_tag,
+                segment_seq: number,
+                batch_seq: number,
+                data_blocks: 1,
+                ..BatchHeader::default()
+            };
+            let mut block = [0; BLOCK_BYTES];
+            header.encode(&entries, &mut block).unwrap();
+            let at = layout.segment_offset(seg);
+            media.write_at(at, &block).unwrap();
+            media.write_at(at + BLOCK, &data).unwrap();
+            if seg != unsealed {
+                let header = SummaryHeader {
+                    pool_tag: core.pool_tag,
+                    segment_seq: number,
+                    first_batch_seq: number,
+                    last_batch_seq: number,
+                    ..SummaryHeader::default()
+                };
+                let mut summary = Vec::new();
+                header.encode(&entries, &mut summary).unwrap();
+                media
+                    .write_at(layout.summary_offset(seg), &summary)
+                    .unwrap();
+            }
+        }
+        let mut found = core.survey(&mut media).unwrap();
+        found.sort_by_key(|f| f.seg);
+        let segs: Vec<u32> = found.iter().map(|f| f.seg).collect();
+        let want: Vec<u32> = (0..layout.segment_count).filter(|s| *s != free).collect();
+        assert_eq!(segs, want);
+        for f in found {
+            assert_eq!(f.seq, u64::from(f.seg) + 1);
+            assert_eq!(f.blind, f.seg == blind);
+            let entries = match f.content {
+                Content::Sealed(_, entries) if f.seg != unsealed => entries.unwrap(),
+                Content::Walked(batches) if f.seg == unsealed => {
+                    assert!(batches[0].data_ok);
+                    batches.into_iter().flat_map(|b| b.entries).collect()
+                }
+                other => panic!("segment {}: {other:?}", f.seg),
+            };
+            let blocks: Vec<u64> = entries.iter().map(|e| e.block).collect();
+            assert_eq!(blocks, [f.seq]);
+        }
+    }
+
+    #[test]
+    fn segments_as_large_as_may_be_are_not_read_all_at_once() {
+        let mut layout = Layout::for_device(16 << 30, 16384).unwrap();
+        layout.summary_blocks = 8192;
+        layout.check().unwrap();
+        let uuid = Uuid::from_u128(1);
+        let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+        let mut core = Engine::blank(sb, EngineOptions::default(), &[]);
+        let mut media = Sparse {
+            blocks: BTreeMap::new(),
+            bad: u64::MAX,
+        };
+        assert!(core.survey(&mut media).unwrap().is_empty());
     }
 }

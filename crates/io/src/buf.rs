@@ -85,9 +85,10 @@ impl Buf {
 
     /// A window of `len` bytes at `start`. Panics if it does not fit: callers compute both.
     pub fn slice(&self, start: usize, len: usize) -> BufSlice {
+        let end = start.checked_add(len).filter(|end| *end <= self.0.len);
         assert!(
-            start.checked_add(len).is_some_and(|end| end <= self.0.len),
-            "slice outside its buffer"
+            end.is_some_and(|end| u32::try_from(end).is_ok()),
+            "slice outside its buffer, or beyond 4 GiB"
         );
         BufSlice {
             buf: self.clone(),

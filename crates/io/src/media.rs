@@ -1,7 +1,9 @@
 //! A flash device as plain synchronous storage, for what happens outside the data path:
 //! formatting, superblocks, the registry, recovery, checkpoints.
 
+use crate::buf::{Buf, BufSlice};
 use std::io;
+use std::sync::mpsc::{channel, sync_channel};
 
 /// Synchronous random access to one flash device. Offsets and lengths are whole blocks.
 pub trait Media: Send {
@@ -24,6 +26,52 @@ pub trait Media: Send {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
     /// Makes completed writes durable.
     fn flush(&mut self) -> io::Result<()>;
+}
+
+/// Reads piece after piece into memory of `bytes` each, the next while `look` is busy with the one before.
+///
+/// `look` gets the pieces in order, on the caller's thread, with what `read` returned and all of the memory:
+/// behind what `read` wrote, that of an earlier piece. If the system gives no other thread, they take turns.
+pub fn read_ahead<P: Send, R: Send>(
+    media: &mut dyn Media,
+    mut pieces: impl Iterator<Item = P> + Send,
+    bytes: usize,
+    mut read: impl FnMut(&mut dyn Media, &P, &mut [u8]) -> R + Send,
+    mut look: impl FnMut(P, &[u8], R),
+) {
+    let (give_back, spare) = channel::<BufSlice>();
+    let mut next = move || {
+        let piece = pieces.next()?;
+        let new = |_| Buf::zeroed(bytes).all();
+        let mut buf = spare.try_recv().unwrap_or_else(new);
+        let read = read(media, &piece, buf.bytes_mut());
+        Some((piece, buf, read))
+    };
+    let mut take = |(piece, buf, read): (P, BufSlice, R)| {
+        look(piece, buf.bytes(), read);
+        // Once all is read nobody takes it back.
+        let _ = give_back.send(buf);
+    };
+    let other_thread = std::thread::scope(|scope| {
+        let next = &mut next;
+        // No room: one piece is looked at, and one is read or waits.
+        let (send, receive) = sync_channel(0);
+        let reader = std::thread::Builder::new().name("hearth-read".to_owned());
+        let reader = reader.spawn_scoped(scope, move || {
+            while let Some(piece) = next() {
+                if send.send(piece).is_err() {
+                    return;
+                }
+            }
+        });
+        receive.into_iter().for_each(&mut take);
+        reader.is_ok()
+    });
+    if !other_thread {
+        while let Some(piece) = next() {
+            take(piece);
+        }
+    }
 }
 
 /// Reads in flight at once in [`read_parallel`]: what one SSD gains from, on few cores.
@@ -54,4 +102,41 @@ pub fn read_parallel(
                 .unwrap_or_else(|_| Err(io::Error::other("a reader thread died")))
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Numbers;
+
+    impl Media for Numbers {
+        fn len(&self) -> u64 {
+            u64::MAX
+        }
+        fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+            data.fill(offset as u8);
+            Ok(())
+        }
+        fn write_at(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn pieces_come_in_order_with_what_was_read() {
+        let mut seen = Vec::new();
+        read_ahead(
+            &mut Numbers,
+            0..20u64,
+            8,
+            |media, piece, data| media.read_at(*piece, &mut data[..4]).is_ok(),
+            |piece, data, ok| seen.push((piece, data[..4].to_vec(), ok)),
+        );
+        let want: Vec<_> = (0..20u64).map(|p| (p, vec![p as u8; 4], true)).collect();
+        assert_eq!(seen, want);
+    }
 }

@@ -5,8 +5,8 @@ mod common;
 mod life;
 
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
-use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport};
-use hearth_format::Superblock;
+use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenError, OpenReport, OpenedFrom};
+use hearth_format::{CheckpointHeader, Superblock};
 use hearth_io::{BLOCK, Buf, IoOp, Media, Target};
 use hearth_sim::device::SimDevice;
 use life::{Life, pool};
@@ -120,6 +120,29 @@ fn a_disk_that_grew_while_it_was_away_forgets_the_padding_of_its_last_block() {
         .attach(config, OriginState::Flushed)
         .expect("attached");
     assert_eq!(cached(), 0);
+}
+
+/// The checkpoint's table had another order once, and another number.
+#[test]
+fn a_checkpoint_with_a_section_of_another_kind_costs_a_walk_of_the_log() {
+    for (kind, from) in [(3, OpenedFrom::Log), (6, OpenedFrom::Checkpoint)] {
+        let (mut flash, _) = four_dirty();
+        let (engine, _) = open(&mut flash, false).expect("opened");
+        let mut media = flash.media(None);
+        engine.close(&mut media).expect("closed");
+        let layout = Superblock::load(&mut media).expect("a superblock").layout;
+        let (at, bytes) = (layout.checkpoint_offset(), layout.checkpoint_bytes());
+        let mut block = vec![0; BLOCK as usize];
+        media.read_at(at, &mut block).expect("read");
+        let mut header = CheckpointHeader::decode(&block, bytes).expect("a header");
+        let mut tables = header.sections.iter_mut().filter(|s| s.kind == 6);
+        tables.next().expect("a table").kind = kind;
+        let block = header.encode(bytes).expect("it fits");
+        media.write_at(at, &block[..]).expect("written");
+        let (_, report) = open(&mut flash, false).expect("opened");
+        assert_eq!(report.from, from);
+        assert_eq!(dirty(&report), 4);
+    }
 }
 
 #[test]

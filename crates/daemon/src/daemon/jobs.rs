@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearth_engine::ControlError;
 use hearth_engine::api::OriginState;
@@ -12,7 +12,6 @@ use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::DrainProgress;
 use crate::error::{Error, Result};
-use crate::memory::GiveBack;
 use crate::origin;
 
 /// Time between two rounds while something is going on.
@@ -45,15 +44,11 @@ impl Daemon {
             "origins that shrink are not noticed",
         );
         let mut flash_failed = false;
-        let mut give_back = GiveBack::new(Instant::now());
         loop {
-            let pool = self.engine.pool_stats();
-            if !flash_failed && pool.flash_failed {
+            if !flash_failed && self.engine.pool_stats().flash_failed {
                 flash_failed = true;
                 self.tell_flash_failure();
             }
-            let flash_bytes = pool.counters.flash_read_bytes + pool.counters.flash_write_bytes;
-            give_back.look(flash_bytes, Instant::now());
             let busy = self.jobs_round();
             self.sample();
             self.auto_round();
