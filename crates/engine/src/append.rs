@@ -471,7 +471,7 @@ impl Core {
             let bytes = self.encode_summary(&s);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
-            let offset = self.summary_offset(s.seg);
+            let offset = self.layout.summary_offset(s.seg);
             let len = bytes.len() as u64;
             self.io(
                 fx,
@@ -485,13 +485,6 @@ impl Core {
                 Class::Background,
             );
         }
-    }
-
-    pub fn summary_offset(&self, seg: u32) -> u64 {
-        (self.layout.segment_start
-            + u64::from(seg) * u64::from(self.log.segment_blocks)
-            + u64::from(self.log.data_blocks))
-            * BLOCK
     }
 
     /// A summary as whole blocks.

@@ -62,7 +62,7 @@ impl Core {
                 media.flush()?;
                 self.log.durable_seq = self.log.applied_seq;
                 let bytes = self.encode_summary(&sealing);
-                media.write_at(self.summary_offset(head.seg), &bytes)?;
+                media.write_at(self.layout.summary_offset(head.seg), &bytes)?;
             }
         }
         let area = self.layout.checkpoint_offset();

@@ -328,12 +328,12 @@ impl Engine {
                 tail_seq,
             };
             let bytes = core.encode_summary(&sealing);
-            media.write_at(core.summary_offset(seg), &bytes)?;
+            media.write_at(core.layout.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
         for seg in found.wipe {
             media.write_at(core.layout.segment_offset(seg), &zeros)?;
-            media.write_at(core.summary_offset(seg), &zeros)?;
+            media.write_at(core.layout.summary_offset(seg), &zeros)?;
         }
         Ok(())
     }

@@ -337,13 +337,10 @@ impl Core {
             },
         );
         for (seg, seq, blind) in unsealed {
-            let (batches, claimed) = match seq {
-                Some(_) => self.walk(media, seg),
-                None => (Vec::new(), 0),
-            };
+            let (batches, claimed) = self.walk(media, seg);
             found.push(Found {
                 seg,
-                seq: seq.unwrap_or(0),
+                seq,
                 content: Content::Walked(batches),
                 claimed,
                 blind,
@@ -352,13 +349,13 @@ impl Core {
         Ok(found)
     }
 
-    /// Tells segments with a summary from those whose batches must be looked at: their number, if it
-    /// could be read.
+    /// Tells segments with a summary from those whose batches must be looked at: segment, its number, and
+    /// whether it is blind.
     fn look_at<'a>(
         &self,
         ends: impl Iterator<Item = (u32, (&'a [u8], bool))>,
         found: &mut Vec<Found>,
-        unsealed: &mut Vec<(u32, Option<u64>, bool)>,
+        unsealed: &mut Vec<(u32, u64, bool)>,
     ) {
         let keep = self.index.slots() <= self.opts.recovery_keep_blocks;
         for (seg, (both, blind)) in ends {
@@ -379,8 +376,14 @@ impl Core {
                         blind,
                     });
                 }
-                (_, Some(b)) => unsealed.push((seg, Some(b.segment_seq), blind)),
-                _ if blind => unsealed.push((seg, None, true)),
+                (_, Some(b)) => unsealed.push((seg, b.segment_seq, blind)),
+                _ if blind => found.push(Found {
+                    seg,
+                    seq: 0,
+                    content: Content::Walked(Vec::new()),
+                    claimed: 0,
+                    blind,
+                }),
                 _ => {}
             }
         }
@@ -407,7 +410,9 @@ impl Core {
         header: &SummaryHeader,
     ) -> Result<Vec<Entry>, RecoverError> {
         let mut bytes = vec![0u8; self.layout.summary_bytes()];
-        if media.read_at(self.summary_offset(seg), &mut bytes).is_ok()
+        if media
+            .read_at(self.layout.summary_offset(seg), &mut bytes)
+            .is_ok()
             && let Some((h, entries)) = self.decode_summary(&bytes)
             && h.segment_seq == header.segment_seq
         {
