@@ -17,6 +17,8 @@ pub const DISK_ID_MAX: u16 = 0x7FFF;
 pub const NAME_MAX: usize = 64;
 /// Longest origin description, in bytes.
 pub const ORIGIN_MAX: usize = 4096;
+/// Most bytes of the names of the files below an image, one line break after each but the last.
+pub const CHAIN_MAX: usize = 32 << 10;
 /// Most fields of a disk, known and unknown.
 pub const FIELDS_MAX: usize = 64;
 /// Field tags with this bit must be understood by whoever reads the disk.
@@ -43,6 +45,15 @@ mod tag {
     pub const CLEAN_DETACH: u16 = 14;
     pub const AUTO: u16 = 15;
     pub const ORIGIN_TIMEOUT: u16 = 16;
+    pub const RULES: u16 = 17;
+    pub const SOLE_USER: u16 = 18;
+    pub const ALLOW_BACKING: u16 = 19;
+    pub const CHAIN: u16 = 20;
+    pub const CLIENTS: u16 = 21;
+    /// An older version would destage what waits, over what another host wrote since.
+    pub const FENCED_AT: u16 = super::CRITICAL | 22;
+    /// The last number this version knows.
+    pub const LAST: u16 = 22;
 }
 
 /// How a disk is cached.
@@ -113,6 +124,21 @@ pub struct DiskRecord {
     /// How long requests wait for an origin's server that is gone before they fail, in
     /// milliseconds; 0 means the default.
     pub origin_timeout_ms: u32,
+    /// Which rules of admission the disk was added under; 0: before there were any. A later
+    /// version that tightens them keeps serving what an earlier one took.
+    pub rules: u8,
+    /// The user said that nobody but this pool writes the origin, where that cannot be known.
+    pub sole_user: bool,
+    /// The image may name other host files, those of [`chain`](Self::chain).
+    pub allow_backing: bool,
+    /// The host files below the origin's image, from the top, as they were when they were
+    /// allowed; together at most [`CHAIN_MAX`] bytes, none with a line break in it.
+    pub chain: Vec<String>,
+    /// Most processes that may be clients at once; 0 means no limit.
+    pub clients: u32,
+    /// When the origin's server shut this pool out, seconds since 1970; 0 if it has not. Such a
+    /// disk is not served and nothing of it is destaged until the user decides.
+    pub fenced_at: u64,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -136,6 +162,12 @@ impl Default for DiskRecord {
             clean_detach: false,
             auto: false,
             origin_timeout_ms: 0,
+            rules: 0,
+            sole_user: false,
+            allow_backing: false,
+            chain: Vec::new(),
+            clients: 0,
+            fenced_at: 0,
             unknown: Vec::new(),
         }
     }
@@ -182,7 +214,15 @@ impl DiskRecord {
             "its cache block size is no power of two from 4 KiB to 1 MiB"
         } else if self.max_bytes != 0 && self.min_bytes > self.max_bytes {
             "its reserved flash is more than its limit"
-        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::ORIGIN_TIMEOUT) {
+        } else if self
+            .chain
+            .iter()
+            .any(|name| name.is_empty() || name.contains('\n'))
+        {
+            "the name of a file below its image is empty or has a line break in it"
+        } else if self.chain.iter().map(|name| name.len() + 1).sum::<usize>() > CHAIN_MAX {
+            "the names of the files below its image are longer than 32 KiB"
+        } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::LAST) {
             "it has too many unknown fields"
         } else if self
             .unknown
@@ -245,6 +285,26 @@ impl DiskRecord {
                 &self.origin_timeout_ms.to_le_bytes(),
             );
         }
+        for (tag, is_set) in [
+            (tag::SOLE_USER, self.sole_user),
+            (tag::ALLOW_BACKING, self.allow_backing),
+        ] {
+            if is_set {
+                field(out, tag, &[1]);
+            }
+        }
+        if self.rules != 0 {
+            field(out, tag::RULES, &[self.rules]);
+        }
+        if !self.chain.is_empty() {
+            field(out, tag::CHAIN, self.chain.join("\n").as_bytes());
+        }
+        if self.clients != 0 {
+            field(out, tag::CLIENTS, &self.clients.to_le_bytes());
+        }
+        if self.fenced_at != 0 {
+            field(out, tag::FENCED_AT, &self.fenced_at.to_le_bytes());
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -263,8 +323,9 @@ impl DiskRecord {
             if fields > FIELDS_MAX {
                 return Err(FormatError::damaged(WHAT, "it has more than 64 fields"));
             }
-            if (1..32).contains(&tag) {
-                let bit = 1u32 << tag;
+            let number = tag & !CRITICAL;
+            if known(number) {
+                let bit = 1u32 << number;
                 if seen & bit != 0 {
                     return Err(FormatError::wrong(WHAT, format!("field {tag} comes twice")));
                 }
@@ -322,6 +383,12 @@ impl DiskRecord {
             tag::ORIGIN_TIMEOUT => {
                 self.origin_timeout_ms = u32::from_le_bytes(exact(tag, bytes)?);
             }
+            tag::RULES => [self.rules] = exact(tag, bytes)?,
+            tag::SOLE_USER => self.sole_user = flag(tag, bytes)?,
+            tag::ALLOW_BACKING => self.allow_backing = flag(tag, bytes)?,
+            tag::CHAIN => self.chain = text(tag, bytes)?.split('\n').map(str::to_owned).collect(),
+            tag::CLIENTS => self.clients = u32::from_le_bytes(exact(tag, bytes)?),
+            tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
             tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
             tag => self.unknown.push((tag, bytes.to_vec())),
         }
@@ -331,7 +398,7 @@ impl DiskRecord {
 
 /// True for tags this version reads itself.
 fn known(tag: u16) -> bool {
-    (tag::ID..=tag::ORIGIN_TIMEOUT).contains(&tag)
+    (tag::ID..=tag::LAST).contains(&tag)
 }
 
 fn newer(feature: String) -> FormatError {

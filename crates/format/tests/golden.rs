@@ -11,11 +11,14 @@ use hearth_format::{
 };
 
 /// Decodes `lines` of hex and pads with zeros to a block.
+fn hex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+        .collect()
+}
+
 fn block(lines: &[&str]) -> Vec<u8> {
-    let hex = lines.concat();
-    let mut bytes: Vec<u8> = (0..hex.len() / 2)
-        .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap())
-        .collect();
+    let mut bytes = hex(&lines.concat());
     bytes.resize(4096, 0);
     bytes
 }
@@ -188,6 +191,12 @@ fn registry() {
         clean_detach: true,
         auto: false,
         origin_timeout_ms: 0,
+        rules: 0,
+        sole_user: false,
+        allow_backing: false,
+        chain: Vec::new(),
+        clients: 0,
+        fenced_at: 0,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
@@ -201,6 +210,46 @@ fn registry() {
         Registry::decode(&block(REGISTRY), pool()).unwrap(),
         registry
     );
+}
+
+/// What a disk carries only if it is used: fields 17 to 22.
+#[test]
+fn terms_of_a_disk() {
+    let plain = DiskRecord {
+        id: 1,
+        name: "a".to_owned(),
+        origin: "/a".to_owned(),
+        ..DiskRecord::default()
+    };
+    let disk = DiskRecord {
+        rules: 1,
+        sole_user: true,
+        allow_backing: true,
+        chain: vec!["/b".to_owned(), "/c".to_owned()],
+        clients: 1,
+        fenced_at: 0x6912_3456,
+        ..plain.clone()
+    };
+    let encode = |disk: &DiskRecord| {
+        let registry = Registry {
+            generation: 1,
+            next_disk_id: 2,
+            disks: vec![disk.clone()],
+            unknown_records: Vec::new(),
+        };
+        registry.encode(pool()).unwrap()
+    };
+    let bytes = encode(&disk);
+    let terms = hex("12000100011300010001110001000114000500\
+         2f620a2f631500040001000000168008005634126900000000");
+    assert!(bytes.windows(terms.len()).any(|window| window == terms));
+    assert!(
+        !encode(&plain)
+            .windows(4)
+            .any(|window| window == &terms[..4])
+    );
+    let back = Registry::decode(&bytes, pool()).unwrap();
+    assert_eq!(back.disks, [disk]);
 }
 
 const CHECKPOINT: &[&str] = &[

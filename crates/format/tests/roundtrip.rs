@@ -75,7 +75,9 @@ prop_compose! {
         cutoff: u64, flags: [bool; 4], since_seq: u64, serial: [u8; 16],
         identity: (u64, i64, i64, u64, u64), origin in "[ -~]{1,200}",
         unknown in vec((100u16..0x8000, vec(any::<u8>(), 0..40)), 0..4),
+        terms: (u8, bool, bool, u32, u64), chain in vec("[ -~]{1,60}", 0..4),
     ) -> DiskRecord {
+        let (rules, sole_user, allow_backing, clients, fenced_at) = terms;
         let modes = [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::WriteAround, CacheMode::Off];
         let (size_then, mtime_ns, ctime_ns, dev, inode) = identity;
         DiskRecord {
@@ -95,6 +97,12 @@ prop_compose! {
             clean_detach: flags[2],
             auto: flags[3],
             origin_timeout_ms: if flags[2] { 0 } else { shift },
+            rules,
+            sole_user,
+            allow_backing,
+            chain,
+            clients,
+            fenced_at,
             unknown,
         }
     }
