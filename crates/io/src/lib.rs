@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows of caching or protocols.
 
+pub mod beneath;
 pub mod buf;
 pub mod checksum;
 mod delay;

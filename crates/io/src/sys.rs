@@ -3,6 +3,7 @@
 //! Each wrapper takes borrowed descriptors and plain numbers, returns `io::Result`, and
 //! never touches memory it was not given.
 
+use crate::beneath::LoopStatus;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -81,6 +82,35 @@ pub(crate) fn device_zero(file: &File, offset: u64, len: u64) -> io::Result<()> 
     let range = [offset, len];
     // SAFETY: BLKZEROOUT reads two u64 through the pointer, which is valid for the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), BLKZEROOUT as _, range.as_ptr()) }).map(drop)
+}
+
+/// What the loop device `file` is over; an error if it is none, or over nothing.
+pub(crate) fn loop_status(file: &File) -> io::Result<LoopStatus> {
+    /// `LOOP_GET_STATUS64` (linux/loop.h).
+    const LOOP_GET_STATUS64: u32 = 0x4C05;
+    /// `struct loop_info64` (linux/loop.h), as far as it is read here.
+    #[repr(C)]
+    struct LoopInfo {
+        device: u64,
+        inode: u64,
+        rdevice: u64,
+        offset: u64,
+        sizelimit: u64,
+        rest: [u64; 24],
+    }
+    const _: () = assert!(size_of::<LoopInfo>() == 232);
+    // SAFETY: all-zero bytes are a valid `LoopInfo` (plain integers).
+    let mut info: LoopInfo = unsafe { std::mem::zeroed() };
+    // SAFETY: LOOP_GET_STATUS64 stores a `loop_info64`, 232 bytes, through the pointer, which is
+    // valid for the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), LOOP_GET_STATUS64 as _, &mut info) })?;
+    Ok(LoopStatus {
+        dev: info.device,
+        inode: info.inode,
+        rdev: info.rdevice,
+        offset: info.offset,
+        limit: info.sizelimit,
+    })
 }
 
 /// fallocate(2) with `mode`, retried while interrupted.
