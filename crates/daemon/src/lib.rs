@@ -4,6 +4,7 @@
 pub mod api;
 pub mod client;
 pub mod daemon;
+pub mod descriptors;
 pub mod error;
 pub mod exports;
 pub mod inspect;

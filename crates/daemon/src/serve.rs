@@ -16,6 +16,7 @@ use hearth_reactor::SessionFactory;
 
 use crate::api::server::{CONTROL_THREADS, Control, router};
 use crate::daemon::{Daemon, Options, StopReason};
+use crate::descriptors;
 use crate::error::{Error, Result};
 use crate::notify::Notify;
 use crate::rundir::{RunDir, api_socket, images_dir, make_private, nbd_socket};
@@ -65,6 +66,9 @@ pub struct ServeOptions {
 pub fn run(options: &ServeOptions) -> Result<()> {
     let begin = Instant::now();
     let notify = Notify::from_env();
+    // Before anything is opened: later a lack of descriptors shows in places that know no remedy.
+    let budget = descriptors::raise()?;
+    tracing::debug!(limit = budget.limit, clients = budget.clients, "open files");
     // From here on a signal ends us in order, or, the second one, at once.
     let signalled = watch_signals()?;
     let mut run_dir = RunDir::claim(&options.run_dir)?;

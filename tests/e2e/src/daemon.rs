@@ -32,6 +32,11 @@ pub struct Hearth {
     pub bound: bool,
     /// More arguments for `hearth serve`.
     pub serve_args: Vec<String>,
+    /// A program and its arguments that put themselves in front of `hearth serve` and become it
+    /// (`prlimit`, say).
+    pub wrap: Vec<String>,
+    /// Environment variables of the daemon.
+    pub env: Vec<(String, String)>,
     /// Where the daemon looks for programs, if not where the test does.
     pub path: Option<PathBuf>,
 }
@@ -94,6 +99,8 @@ impl Hearth {
             short,
             bound: false,
             serve_args: Vec::new(),
+            wrap: Vec::new(),
+            env: Vec::new(),
             path: None,
         })
     }
@@ -229,11 +236,19 @@ impl Hearth {
             .create(true)
             .append(true)
             .open(self.dir().join("daemon.log"))?;
-        let mut command = Command::new(&self.bin);
+        let mut command = match self.wrap.split_first() {
+            None => Command::new(&self.bin),
+            Some((program, args)) => {
+                let mut command = Command::new(program);
+                command.args(args).arg(&self.bin);
+                command
+            }
+        };
         if let Some(path) = &self.path {
             command.env("PATH", path);
         }
         command
+            .envs(self.env.iter().map(|(k, v)| (k, v)))
             .args(["serve", "--flash"])
             .arg(&self.flash)
             .arg("--run-dir")
