@@ -65,7 +65,10 @@ pub fn raise() -> Result<FdBudget> {
             now = next;
         } else {
             let e = std::io::Error::last_os_error();
-            tracing::warn!(limit = now.rlim_cur, "cannot raise the limit on open files: {e}");
+            tracing::warn!(
+                limit = now.rlim_cur,
+                "cannot raise the limit on open files: {e}"
+            );
         }
     }
     enough(now.rlim_cur)

@@ -254,7 +254,6 @@ pub(crate) struct Core {
     /// and again says nothing about the rest.
     pub flash_read_errors: BTreeSet<u64>,
     pub flash_ewma_ns: u64,
-    pub origin_ewma_ns: u64,
     pub flash_inflight: u32,
     pub last_flash_flush_ns: u64,
     /// Bytes of batches on flash that no flush started so far covers.
@@ -579,7 +578,7 @@ impl Core {
             OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
             OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now),
-            OpCtx::FailMark => self.mark_stored(done.op.kind, now, fx),
+            OpCtx::FailMark => self.mark_stored(done.op.kind, done.result.is_ok(), now, fx),
             OpCtx::Floor => self.floor_stored(done.result, now, fx),
         }
     }
@@ -600,10 +599,10 @@ impl Core {
                 }
             }
             (Target::Origin(d), kind) => {
-                if kind == OpKind::Read && done.op.class == Class::Foreground {
-                    self.origin_ewma_ns = ewma(self.origin_ewma_ns, ns);
-                }
                 if let Some(d) = self.disk_mut(d) {
+                    if kind == OpKind::Read && done.op.class == Class::Foreground {
+                        d.origin_ewma_ns = ewma(d.origin_ewma_ns, ns);
+                    }
                     match kind {
                         OpKind::Read => d.counters.origin_read_ns += ns,
                         OpKind::Write => d.counters.origin_write_ns += ns,

@@ -164,6 +164,9 @@ pub(crate) struct Disk {
     pub refusals: BTreeMap<u64, Refusals>,
     /// Number of the last record that says a copy is void.
     pub dropped_ord: u64,
+    /// The disk is about to grow: number of the record that makes copies of its odd last block void.
+    /// Until it has grown no new copy is made.
+    pub voiding: Option<u64>,
     /// Newest segment from which a copy was evicted. No record says so: until the segment is free,
     /// a crash brings the copy back.
     pub evicted_seq: u64,
@@ -186,6 +189,8 @@ pub(crate) struct Disk {
     pub cached: u64,
     pub in_flight: u64,
     pub sequential: Sequential,
+    /// What a client's read of the origin takes lately; 0: not known.
+    pub origin_ewma_ns: u64,
     /// What a client's read of the origin takes lately that continues no other; 0: not known.
     pub seek_ewma_ns: u64,
     pub dirty_since_ns: u64,
@@ -263,6 +268,8 @@ impl Disk {
             clean_waiters: Vec::new(),
             waking_locks: false,
             cleaned_ord: 0,
+            voiding: None,
+            origin_ewma_ns: 0,
             drain: false,
             own_hand: 0,
             cached: 0,

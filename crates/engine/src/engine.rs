@@ -7,8 +7,9 @@ use crate::ahead::{Ahead, UNUSED_SHARE};
 use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use crate::checkpoint::CheckpointError;
 use crate::core::{Core, EngineOptions};
-use crate::disk::{Disk, Written};
+use crate::disk::Disk;
 use crate::evict::Evict;
+use crate::grow::resize;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment};
 use crate::recover::RecoverError;
@@ -141,7 +142,7 @@ impl DiskStatus {
 pub struct Engine(Mutex<Core>);
 
 impl Engine {
-    fn core(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         // A panic inside the core is a bug that must not take the other disks along silently;
         // the state is still the best there is.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -206,7 +207,6 @@ impl Engine {
             mark_waiters: Vec::new(),
             flash_read_errors: Default::default(),
             flash_ewma_ns: 0,
-            origin_ewma_ns: 0,
             flash_inflight: 0,
             last_flash_flush_ns: 0,
             unflushed_bytes: 0,
@@ -349,7 +349,7 @@ impl Engine {
         let id = cfg.id;
         match core.disk(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
-            Some(_) => drop_padding(&mut core, id, cfg.size),
+            Some(_) => core.drop_padding(id, cfg.size),
             None => place(&mut core, Disk::new(cfg.clone())),
         }
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
@@ -479,39 +479,6 @@ impl Engine {
             .ok_or(ControlError::NoDisk)?
             .cfg
             .seq_cutoff = bytes;
-        Ok(())
-    }
-
-    /// The origin grew. The copy of an odd last block is dropped: its tail was padding.
-    pub fn set_size(&self, id: DiskId, size: u64) -> Result<(), ControlError> {
-        let mut core = self.core();
-        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
-        if size < d.cfg.size || size > crate::api::DISK_MAX {
-            return Err(ControlError::Size);
-        }
-        let (old, blocks) = (d.cfg.size, d.blocks);
-        let odd = old % BLOCK != 0 && size != old;
-        // A fill or read ahead under way carries the padding, too, and belongs to no request.
-        let filling = d.tickets.iter().any(|t| t.end >= blocks);
-        let destaged = d.destage.written.iter().any(|w| match *w {
-            Written::Data { block, .. } => block + 1 == blocks,
-            Written::Zero { block, count } => block + count == blocks,
-        });
-        let dirty = d.range_dirty(blocks - 1, blocks);
-        let busy = d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks);
-        if odd && (dirty || destaged || busy) {
-            // Its padding must not be written over what the origin grew by.
-            if let Some(d) = core.disk_mut(id).filter(|_| dirty) {
-                d.destage.urgent.insert(blocks - 1);
-            }
-            return Err(ControlError::Busy);
-        }
-        if odd {
-            core.stage_forget(id, blocks - 1, blocks);
-        }
-        drop_padding(&mut core, id, size);
-        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        resize(d, size);
         Ok(())
     }
 
@@ -875,31 +842,6 @@ impl Engine {
     /// Background work; returns when to be called again at the latest.
     pub fn tick(&self, now_ns: u64, fx: &mut Effects) -> Option<u64> {
         Some(self.core().tick(now_ns, fx))
-    }
-}
-
-/// Before a disk grows to `size`: drops the clean copy of an odd last block, whose tail was padding.
-fn drop_padding(core: &mut Core, id: DiskId, size: u64) {
-    let Some(d) = core.disk(id) else { return };
-    let (old, last) = (d.cfg.size, d.blocks.saturating_sub(1));
-    let slot = core.index.get(Key::new(id, last));
-    let clean = slot
-        .and_then(|s| core.index.slot(s))
-        .is_some_and(|s| !s.dirty);
-    if old % BLOCK != 0 && size > old && clean {
-        core.forget_block(id, last, 0);
-        core.record_drop(id, last, 1);
-        // The new size is stored soon, and after a crash nobody would know of the padding.
-        core.log.urgent = true;
-    }
-}
-
-fn resize(d: &mut Disk, size: u64) {
-    let regions = d.region_blocks;
-    d.set_size(size);
-    if !d.intents.is_empty() {
-        // Open intents are numbered by the old region size.
-        d.region_blocks = regions;
     }
 }
 

@@ -36,11 +36,13 @@ pub enum Fault {
     HideUnreadable,
     /// Wait for a free segment when the log has no room for the record that would free one.
     StarveForever,
+    /// Let a disk grow before the copies of its padded last block are void on flash.
+    GrowEarly,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 16] = [
+    pub const ALL: [Fault; 17] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -57,6 +59,7 @@ impl Fault {
         Fault::KeepRacedPrefetch,
         Fault::HideUnreadable,
         Fault::StarveForever,
+        Fault::GrowEarly,
     ];
 }
 

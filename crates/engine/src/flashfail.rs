@@ -18,6 +18,7 @@ use crate::core::{Core, OpCtx, Phase};
 use crate::faults::Fault;
 use crate::index::SlotNo;
 use crate::log::{Apply, BatchState, SegState, Then};
+use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, Class, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
@@ -31,8 +32,12 @@ const MARK_TIME_NS: u64 = 2_000_000_000;
 /// The note of the failure is on its way to the device.
 #[derive(Debug)]
 pub(crate) struct FailMark {
-    /// Copies that are still being written.
-    writes: u32,
+    /// Which copy of the superblock is being written or flushed.
+    copy: u8,
+    /// Every step so far for this copy went well.
+    sound: bool,
+    /// It is the first of the two: the other follows.
+    first: bool,
     until_ns: u64,
     /// Nobody waits any more; once it is written it is flushed all the same.
     pub late: bool,
@@ -227,45 +232,61 @@ impl Core {
     /// Tries to note the failure on the device itself, so that a later start asks before it
     /// trusts what is dirty there. Writes past the cache wait for that: once the origin has them,
     /// what flash has of those blocks is old, and nothing else would say so after a crash.
+    ///
+    /// One copy of the superblock after the other, each with a flush behind it, and the one that is not
+    /// known to be good first: a power cut in between leaves a whole one.
     fn mark_failed(&mut self, now: u64, fx: &mut Effects) {
         self.sb.state = PoolState::Failed;
         self.sb.generation += 1;
+        let copy = 1 - (self.sb.copy & 1);
         self.mark = Some(FailMark {
-            writes: 2,
+            copy,
+            sound: true,
+            first: true,
             until_ns: now + MARK_TIME_NS,
             late: false,
         });
-        for (copy, block) in [(0u8, 0u64), (1, 256)] {
-            self.sb.copy = copy;
-            let bytes = self.sb.encode();
-            let mut buf = Buf::zeroed(BLOCK as usize).all();
-            buf.bytes_mut().copy_from_slice(&bytes[..]);
-            self.io(
-                fx,
-                OpCtx::FailMark,
-                Target::Flash(0),
-                OpKind::Write,
-                block * BLOCK,
-                BLOCK,
-                smallvec![buf],
-                SmallVec::new(),
-                Class::Background,
-            );
-        }
+        self.write_mark(copy, fx);
+    }
+
+    fn write_mark(&mut self, copy: u8, fx: &mut Effects) {
+        let mut sb = self.sb.clone();
+        sb.copy = copy;
+        let mut buf = Buf::zeroed(BLOCK as usize).all();
+        buf.bytes_mut().copy_from_slice(&sb.encode()[..]);
+        self.io(
+            fx,
+            OpCtx::FailMark,
+            Target::Flash(0),
+            OpKind::Write,
+            SUPERBLOCK_BLOCKS[usize::from(copy & 1)] * BLOCK,
+            BLOCK,
+            smallvec![buf],
+            SmallVec::new(),
+            Class::Background,
+        );
     }
 
     /// A write of the note, or its flush, has ended, well or not: a device that does not take the
-    /// note will hardly give old data back, and the disks must go on.
-    pub fn mark_stored(&mut self, kind: OpKind, now: u64, fx: &mut Effects) {
+    /// note will hardly give old data back, and the disks must go on. The other copy is tried even then:
+    /// without the note what is old would be believed later.
+    pub fn mark_stored(&mut self, kind: OpKind, ok: bool, now: u64, fx: &mut Effects) {
         let Some(mark) = self.mark.as_mut() else {
             return;
         };
-        mark.writes = mark.writes.saturating_sub(1);
-        if kind == OpKind::Flush {
-            self.end_mark(now, fx);
-        } else if mark.writes == 0 {
-            self.io_flush(fx, OpCtx::FailMark, Target::Flash(0));
+        mark.sound &= ok;
+        if kind != OpKind::Flush {
+            return self.io_flush(fx, OpCtx::FailMark, Target::Flash(0));
         }
+        if mark.sound {
+            self.sb.copy = mark.copy;
+        }
+        if !mark.first {
+            return self.end_mark(now, fx);
+        }
+        (mark.copy, mark.sound, mark.first) = (1 - mark.copy, true, false);
+        let copy = mark.copy;
+        self.write_mark(copy, fx);
     }
 
     /// Does not wait for ever: a device may hang.

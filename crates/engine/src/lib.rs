@@ -16,6 +16,7 @@ mod evict;
 pub mod faults;
 mod flashfail;
 mod flush;
+mod grow;
 /// For the benchmark that measures it at sizes no pool of a test has.
 #[doc(hidden)]
 #[allow(clippy::len_without_is_empty)]

@@ -291,13 +291,14 @@ impl Core {
     }
 
     /// Should a clean hit go to the origin: the cache is off, flash failed, or flash is slower
-    /// than the origin just now? One in sixteen still asks flash, to notice when it recovers.
+    /// than this disk's own origin just now? One in sixteen still asks flash, to notice when it recovers.
     fn avoid_flash(&mut self, disk: u16, mode: Mode) -> bool {
         if mode == Mode::Off || self.flash_failed {
             return true;
         }
-        let congested = self.origin_ewma_ns > 0
-            && self.flash_ewma_ns > self.origin_ewma_ns.saturating_mul(2)
+        let origin = self.disk(disk).map_or(0, |d| d.origin_ewma_ns);
+        let congested = origin > 0
+            && self.flash_ewma_ns > origin.saturating_mul(2)
             && self.flash_ewma_ns > 1_000_000
             && self.flash_inflight > 0;
         if !congested {
@@ -339,7 +340,10 @@ impl Core {
             && !self.flash_failed
             && (owner != INTERNAL || prefetch)
             && count <= RUN_MAX
-            && self.disk(disk).is_some_and(|d| d.tickets.len() < FILLS_MAX);
+            && self.disk(disk).is_some_and(|d| {
+                let padded = d.voiding.is_some() && block + count >= d.blocks;
+                d.tickets.len() < FILLS_MAX && !padded
+            });
         let stage = cacheable && !prefetch && !self.filling() && count <= self.stage.run_max();
         let admit = stage || cacheable && self.admit(disk, block, count, prefetch, now);
         let asked = count;

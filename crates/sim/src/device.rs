@@ -32,7 +32,7 @@ pub enum Tear {
 /// What untouched blocks of a device hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// Zeros (a fresh flash file, the grown part of an origin).
+    /// Zeros (a fresh flash file).
     Zeros,
     /// An origin's first content: stamped as write 0 of disk `uid`; of every 8 blocks
     /// those in `holes` are zero. Bytes at and past `size` are zero.
@@ -41,7 +41,7 @@ pub enum Base {
         uid: u8,
         /// Bit `b % 8` set: block `b` is a hole.
         holes: u8,
-        /// Size when the disk was created.
+        /// From here on there are zeros; perhaps far behind the end the disk has so far.
         size: u64,
     },
 }
@@ -160,7 +160,7 @@ impl SimDevice {
         self.size
     }
 
-    /// Grows the device; the new part reads as zeros.
+    /// Grows the device; the new part reads as its base says.
     pub fn grow(&mut self, size: u64) {
         self.size = self.size.max(size);
         self.cells

@@ -13,6 +13,8 @@ use hearth_engine::api::{Mode, ReqOp};
 
 /// Steps of one life; a world that needs more is stuck in a loop.
 const LIFE_STEPS_MAX: u64 = 60_000;
+/// Steps that are waited for a disk to grow.
+const GROW_TRIES: u32 = 2000;
 /// Steps an operation hangs on average.
 const HANG_STEPS: u64 = 300;
 /// Steps to settle after the hurting ends.
@@ -260,8 +262,14 @@ impl World<'_> {
         }
         let (id, size) = (config.id, config.size + self.rng.between(1, 64) * 512);
         let size = size.next_multiple_of(u64::from(self.disks[index].config.origin_align));
-        if !self.subject()?.set_size(id, size)? {
-            return Ok(());
+        let mut tries = 0;
+        while !self.subject()?.set_size(id, size)? {
+            tries += 1;
+            // Busy for long: a guest writes the last block over and over. Sometimes nobody waits, and
+            // the disk keeps its size for now.
+            if tries > GROW_TRIES || self.rng.chance(1, 50) || !self.pump()? {
+                return Ok(());
+            }
         }
         trace!(self, "disk {id} grows to {size}");
         let disk = &mut self.disks[index];

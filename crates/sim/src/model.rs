@@ -147,7 +147,7 @@ impl Model {
         );
     }
 
-    /// A disk has grown; the new part reads as zeros.
+    /// A disk has grown; the new part reads as its base says.
     pub fn grow(&mut self, uid: u8, size: u64) {
         if let Some(disk) = self.disks.get_mut(&uid) {
             disk.size = size;

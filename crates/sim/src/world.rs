@@ -31,6 +31,8 @@ const FIXED_BYTES: u64 = 6 << 20;
 const TICKS_WITHOUT_TIME: u32 = 2000;
 /// Times a sound device must have refused a block alone before the engine may call it lost.
 const SOUND_REFUSALS: u32 = 4;
+/// Up to here an origin's first content is stamped, also where it has not grown to yet.
+const ORIGIN_GROWS_TO: u64 = 1 << 40;
 /// Lines of the trace that are kept.
 const TRACE_MAX: usize = 60;
 
@@ -220,7 +222,8 @@ impl<'a> World<'a> {
         let base = Base::Stamped {
             uid,
             holes: (self.rng.next_u64() & self.rng.next_u64()) as u8,
-            size: config.size,
+            // What an origin grows by is not zeros, or nobody would see padding that is served for it.
+            size: ORIGIN_GROWS_TO,
         };
         let tear = if self.profile.sector_origins {
             Tear::Sector

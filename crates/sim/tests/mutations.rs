@@ -20,6 +20,8 @@ fn a_registry_that_forgets_since_when_a_disk_exists_is_caught() {
 fn profile(fault: Fault) -> &'static str {
     match fault {
         Fault::StarveForever => "full",
+        // Only there do disks grow.
+        Fault::GrowEarly => "change",
         _ => "mixed",
     }
 }

@@ -463,6 +463,11 @@ impl Daemon {
                 human(size)
             ));
         }
+        if size > record.size && self.engine.status(record.id).is_some() {
+            // Before the registry knows: after a crash nothing else says that the last block is padded.
+            let what = format!("take over the size of {path}");
+            self.at_rest(&what, || self.engine.void_padding(record.id, size))?;
+        }
         record.size = size;
         record.origin_identity = *now;
         record.clean_detach = now.is_some();

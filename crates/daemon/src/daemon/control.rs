@@ -341,9 +341,7 @@ impl Daemon {
         }
         // The registry comes last: a start that finds the new size there would not know that the last
         // block's copy may be padded.
-        self.engine
-            .set_size(id, size)
-            .map_err(|e| control_error(&format!("resize {name}"), e))?;
+        self.at_rest(&format!("resize {name}"), || self.engine.set_size(id, size))?;
         lock(&self.pool).change(|registry| {
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;

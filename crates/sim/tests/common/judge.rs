@@ -54,6 +54,8 @@ pub struct Judged {
     held: Vec<Todo>,
     answers: BTreeMap<u64, Completion>,
     judge: Box<dyn FnMut(&IoOp) -> Fate>,
+    /// What an operation is said to have taken.
+    pub latency: fn(Target) -> u64,
 }
 
 fn options() -> EngineOptions {
@@ -99,8 +101,13 @@ impl Judged {
 
     /// `seed` decides what of unflushed writes a power cut leaves.
     pub fn seeded(disks: Vec<DiskConfig>, seed: u64) -> Judged {
+        Judged::torn(disks, seed, Tear::Block)
+    }
+
+    /// The same, and how a power cut tears what is being written to flash.
+    pub fn torn(disks: Vec<DiskConfig>, seed: u64, tear: Tear) -> Judged {
         let (target, rng) = (Target::Flash(0), Prng::new(seed));
-        let mut flash = SimDevice::new(target, FLASH_SIZE, BLOCK, Base::Zeros, Tear::Block, rng);
+        let mut flash = SimDevice::new(target, FLASH_SIZE, BLOCK, Base::Zeros, tear, rng);
         crate::common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
         let origins = disks.iter().map(|d| {
             // Room to grow, with something in it.
@@ -132,6 +139,7 @@ impl Judged {
             held: Vec::new(),
             answers: BTreeMap::new(),
             judge: Box::new(|_| Fate::Done),
+            latency: |_| 50_000,
         }
     }
 
@@ -218,9 +226,13 @@ impl Judged {
             return false;
         };
         let done = match todo {
-            Todo::Told(op, result) => op.done(result, 50_000),
+            Todo::Told(op, result) => {
+                let ns = (self.latency)(op.target);
+                op.done(result, ns)
+            }
             Todo::Device(target, token, fate) => {
-                let finished = self.device(target).complete(token, 50_000);
+                let ns = (self.latency)(target);
+                let finished = self.device(target).complete(token, ns);
                 let mut done = finished.expect("in flight").done;
                 if fate == Fate::Denied {
                     done.result = Err(IoError::Os(5));

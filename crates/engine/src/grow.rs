@@ -1,0 +1,120 @@
+//! Disks that grow.
+//!
+//! The last block of a disk whose size is no multiple of 4 KiB is cached with zeros behind its end.
+//! Once the disk is larger these zeros are wrong: the origin has its own bytes there. So every copy of
+//! that block is made void *before* the disk is larger, and durably: who stores the new size (the
+//! registry) does so as soon as [`Engine::set_size`] says that the disk has grown, and after a power
+//! cut nothing else would tell that the copy in the log is padded. An evicted copy counts, too: until
+//! its segment is free a crash brings it back.
+
+use crate::api::{DISK_MAX, DiskId};
+use crate::core::{Core, FlashWaiter};
+use crate::disk::{Disk, Written};
+use crate::engine::{ControlError, Engine};
+use crate::faults::Fault;
+use crate::index::Key;
+use hearth_io::BLOCK;
+
+impl Engine {
+    /// The origin grew, and the disk with it. [`ControlError::Busy`] asks to be called again a little
+    /// later: the copy of an odd last block is not void on flash yet, or the block is in use.
+    pub fn set_size(&self, id: DiskId, size: u64) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if size < d.cfg.size || size > DISK_MAX {
+            return Err(ControlError::Size);
+        }
+        let (old, blocks) = (d.cfg.size, d.blocks);
+        let odd = old % BLOCK != 0 && size != old;
+        // A fill or read ahead under way carries the padding, too, and belongs to no request.
+        let filling = d.tickets.iter().any(|t| t.end >= blocks);
+        let destaged = d.destage.written.iter().any(|w| match *w {
+            Written::Data { block, .. } => block + 1 == blocks,
+            Written::Zero { block, count } => block + count == blocks,
+        });
+        let dirty = d.range_dirty(blocks - 1, blocks);
+        let busy = d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks);
+        if odd && (dirty || destaged || busy) {
+            // Its padding must not be written over what the origin grew by.
+            if let Some(d) = core.disk_mut(id).filter(|_| dirty) {
+                d.destage.urgent.insert(blocks - 1);
+            }
+            return Err(ControlError::Busy);
+        }
+        if odd {
+            core.stage_forget(id, blocks - 1, blocks);
+            if !core.padding_is_void(id) && !core.opts.faults.has(Fault::GrowEarly) {
+                return Err(ControlError::Busy);
+            }
+        }
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        resize(d, size);
+        Ok(())
+    }
+
+    /// Before a disk that is not attached is stored with a new size: makes the clean copy of an odd last
+    /// block void. Busy as in [`set_size`](Self::set_size). A dirty copy is the guest's and stays.
+    pub fn void_padding(&self, id: DiskId, size: u64) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        let last = d.blocks.saturating_sub(1);
+        let grows = d.cfg.size % BLOCK != 0 && size > d.cfg.size;
+        if !grows || d.range_dirty(last, last + 1) || core.padding_is_void(id) {
+            return Ok(());
+        }
+        Err(ControlError::Busy)
+    }
+}
+
+impl Core {
+    /// Is every copy of the odd last block void, whatever happens? If not, makes it so, from now on.
+    fn padding_is_void(&mut self, id: DiskId) -> bool {
+        let Some(d) = self.disk(id) else { return true };
+        let (last, voiding) = (d.blocks.saturating_sub(1), d.voiding);
+        let cached = self.forget_block(id, last, 0);
+        if self.flash_failed {
+            // Nothing clean on it is believed again.
+            return true;
+        }
+        match voiding.filter(|_| !cached) {
+            Some(ord) if ord <= self.log.durable_ord => return true,
+            Some(_) => {}
+            None => {
+                let ord = self.record_drop(id, last, 1);
+                if let Some(d) = self.disk_mut(id) {
+                    d.voiding = Some(ord);
+                }
+                self.flash_waiters.push((ord, FlashWaiter::Nobody));
+            }
+        }
+        self.log.urgent = true;
+        false
+    }
+
+    /// A disk is attached with `size` bytes, perhaps more than it had: drops the clean copy of an odd
+    /// last block, whose tail was padding. Who attaches has seen to it that this is durable.
+    pub fn drop_padding(&mut self, id: DiskId, size: u64) {
+        let Some(d) = self.disk(id) else { return };
+        let (old, last) = (d.cfg.size, d.blocks.saturating_sub(1));
+        let slot = self.index.get(Key::new(id, last));
+        let clean = slot
+            .and_then(|s| self.index.slot(s))
+            .is_some_and(|s| !s.dirty);
+        if old % BLOCK != 0 && size > old && clean {
+            self.forget_block(id, last, 0);
+            self.record_drop(id, last, 1);
+            self.log.urgent = true;
+        }
+    }
+}
+
+/// Gives a disk its new size.
+pub(crate) fn resize(d: &mut Disk, size: u64) {
+    let regions = d.region_blocks;
+    d.set_size(size);
+    d.voiding = None;
+    if !d.intents.is_empty() {
+        // Open intents are numbered by the old region size.
+        d.region_blocks = regions;
+    }
+}

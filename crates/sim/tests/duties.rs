@@ -1,0 +1,164 @@
+//! Duties of the engine that a world of random requests shows too seldom, step by step: a disk that
+//! grows, one flash device under origins of different speed, the note of a failed device.
+
+mod common;
+#[path = "common/judge.rs"]
+mod judge;
+
+use hearth_engine::ControlError;
+use hearth_engine::api::{DiskConfig, Mode, Request};
+use hearth_io::{BLOCK, Buf, Target};
+use hearth_sim::device::Tear;
+use judge::{BLOCKS, Fate, Judged, disk, flushes_flash, writes_flash};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Calls until a disk has grown; it takes a handful.
+const GROW_TRIES: u32 = 1000;
+
+/// A power cut at the very moment a disk of an odd size has grown: what its last block was padded with
+/// is not served for what the origin holds there.
+#[test]
+fn a_grown_disk_never_shows_its_old_padding() {
+    let odd = BLOCKS * BLOCK - 2048;
+    let last = BLOCKS - 1;
+    let config = DiskConfig {
+        size: odd,
+        mode: Mode::WriteThrough,
+        ..disk(1)
+    };
+    for seed in 0..20 {
+        let mut j = Judged::seeded(vec![config.clone()], seed);
+        // It is cached, with padding, durably: a power cut brings it back.
+        let tail = |j: &mut Judged, len: u64| {
+            let buf = Buf::zeroed(BLOCK as usize);
+            let tag = j.submit(|tag, now| Request::read(tag, 1, last * BLOCK, len, &buf, now));
+            j.wait(tag).expect("read");
+            buf.all().bytes()[2048..].to_vec()
+        };
+        tail(&mut j, 2048);
+        for _ in 0..8 {
+            j.settle();
+        }
+        assert_eq!(j.cached(1), 1, "seed {seed}: the last block is not cached");
+        let grown = DiskConfig {
+            size: BLOCKS * BLOCK,
+            ..config.clone()
+        };
+        let mut tries = 0;
+        while let Err(e) = j.engine.set_size(1, grown.size) {
+            assert_eq!(e, ControlError::Busy);
+            tries += 1;
+            assert!(tries < GROW_TRIES, "{}", j.engine.explain());
+            if !j.step() {
+                j.tick();
+            }
+        }
+        // The registry has the new size now.
+        j.disks = vec![grown];
+        j.power_cut();
+        let read = tail(&mut j, BLOCK);
+        assert!(
+            read.iter().any(|b| *b != 0),
+            "seed {seed}: padding is served"
+        );
+    }
+}
+
+/// Flash slower than one disk's origin and faster than another's: the first goes past it, the second,
+/// whose hits would take ten times as long there, does not.
+#[test]
+fn a_slow_origin_is_not_asked_because_another_is_fast() {
+    let mut j = Judged::new(vec![disk(1), disk(2)]);
+    j.latency = |target| match target {
+        Target::Flash(_) => 1_500_000,
+        Target::Origin(1) => 100_000,
+        Target::Origin(_) => 10_000_000,
+    };
+    for (id, first) in [(2, 0), (1, 0)] {
+        for block in first..first + 64 {
+            j.read(id, block).expect("read");
+        }
+        j.settle();
+    }
+    assert_eq!(j.cached(1) + j.cached(2), 128);
+    let pair = |j: &mut Judged, id: u16, block: u64| {
+        let tags: Vec<u64> = (block..block + 4)
+            .map(|b| {
+                let buf = Buf::zeroed(BLOCK as usize);
+                j.submit(|tag, now| Request::read(tag, id, b * BLOCK, BLOCK, &buf, now))
+            })
+            .collect();
+        for tag in tags {
+            j.wait(tag).expect("read");
+        }
+    };
+    for round in 0..250u64 {
+        // The fast origin is missing all the while.
+        j.read(1, 1000 + round * 7).expect("read");
+        pair(&mut j, 2, round * 4 % 64);
+        pair(&mut j, 1, round * 4 % 64);
+    }
+    let bypassed = |id| {
+        let stats = j.engine.stats(id, 1).expect("known");
+        stats.counters.bypassed_congested
+    };
+    assert_eq!(
+        bypassed(2),
+        0,
+        "hits of the disk on the slow origin went there"
+    );
+    assert!(
+        bypassed(1) > 100,
+        "flash is not slow enough for this test: {}",
+        bypassed(1)
+    );
+}
+
+/// A power cut while the failure of flash is noted on it: one copy of the superblock is always whole.
+#[test]
+fn the_note_of_a_failure_never_endangers_both_superblocks() {
+    const COPIES: [u64; 2] = [0, 256 * BLOCK];
+    let mut noted = 0;
+    for seed in 0..40 {
+        for steps in 0..8 {
+            let mut j = Judged::torn(vec![disk(1)], seed, Tear::Anywhere);
+            j.write_fua(1, 3, 1).expect("written");
+            let unflushed = Rc::new(RefCell::new(Vec::new()));
+            let seen = unflushed.clone();
+            let mut failed = false;
+            j.judge(move |op| {
+                if flushes_flash(op) && !failed {
+                    failed = true;
+                    return Fate::Denied;
+                }
+                let copy = COPIES.contains(&op.offset) && writes_flash(op);
+                if copy {
+                    seen.borrow_mut().push(op.offset);
+                    assert_eq!(
+                        seen.borrow().len(),
+                        1,
+                        "both copies are on their way at once"
+                    );
+                }
+                if flushes_flash(op) {
+                    seen.borrow_mut().clear();
+                }
+                Fate::Done
+            });
+            let tag = j.send_write(1, 4, 1, 2, true);
+            while unflushed.borrow().is_empty() {
+                if !j.step() {
+                    j.tick();
+                }
+            }
+            for _ in 0..steps {
+                j.step();
+            }
+            let _ = j.answer(tag);
+            // It opens, or this panics.
+            noted += u32::from(j.power_cut().was_failed);
+        }
+    }
+    assert!(noted > 0, "the failure was never noted");
+}
