@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian or Ubuntu machine to build (`build`), run the demo
-# (`run`) or run the tests (`test`, `bench`). Installs nothing that is already there.
+# (`run`), run the tests (`test`, `bench`) or the Ceph lab (`test`, then `ceph`). Installs nothing that
+# is already there.
 #
 # With HEARTH_NO_INSTALL=1 it installs nothing and only says what is missing.
 set -euo pipefail
@@ -45,6 +46,14 @@ apt_offers() {
 want() { command -v "$1" >/dev/null || missing+=("$2"); }
 
 missing=()
+if [[ $purpose == ceph ]]; then
+    want ceph-mon ceph-mon
+    want ceph-mgr ceph-mgr
+    want ceph-osd ceph-osd
+    want rbd ceph-common
+    want ip iproute2
+    want uuidgen uuid-runtime
+fi
 want gcc build-essential
 want make make
 want curl curl
@@ -67,6 +76,8 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want flock util-linux
     want virt-xml-validate libvirt-clients
     want xmllint libxml2-utils
+    # A directory as another host sees it.
+    want bindfs bindfs
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
 fi
 

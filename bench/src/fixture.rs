@@ -94,9 +94,12 @@ pub fn contender(hearth: &Hearth, disk: &str, name: &str) -> Result<Contender> {
 
 /// Adds a disk that caches everything, sequential or not.
 pub fn add(hearth: &Hearth, name: &str, origin: &str, mode: &str) -> Result<()> {
-    hearth
-        .add(name, origin, &["--mode", mode, "--seq-cutoff", "0"])
-        .map(drop)
+    let mut more = vec!["--mode", mode, "--seq-cutoff", "0"];
+    if origin.starts_with("nbd") {
+        // Its server is ours, for this run.
+        more.push("--sole-user");
+    }
+    hearth.add(name, origin, &more).map(drop)
 }
 
 /// Brings the whole of a disk on to flash; the bytes cached.

@@ -361,7 +361,7 @@ pub enum Disk {
         after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
         hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
         hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
-        hearth disk add mail --origin nbd://storage1/mail --origin-timeout 60"
+        hearth disk add mail --origin nbd://storage1/mail --sole-user --origin-timeout 60"
     )]
     Add(DiskAdd),
     /// List the disks
@@ -426,12 +426,21 @@ pub struct DiskAdd {
     /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     pub origin_timeout: Option<f64>,
+    /// Nobody but this pool writes the origin: for origins where that cannot be seen (nbd, iscsi, ssh, nfs://)
+    #[arg(long)]
+    pub sole_user: bool,
+    /// Take the origin from the pool that owns it, if that shows no sign of life; needs --yes
+    #[arg(long)]
+    pub takeover: bool,
+    /// Yes, what that pool had not written back may be missing
+    #[arg(long, requires = "takeover")]
+    pub yes: bool,
 }
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
     .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "size_from_origin",
-        "trust"]))]
+        "trust", "sole_user", "takeover"]))]
 pub struct DiskSet {
     /// The disk
     #[arg(value_name = "NAME")]
@@ -463,6 +472,15 @@ pub struct DiskSet {
     /// The origin was changed while dirty blocks waited: which side wins
     #[arg(long, value_enum, value_name = "SIDE")]
     pub trust: Option<Side>,
+    /// Nobody but this pool writes the origin: for origins where that cannot be seen (nbd, iscsi, ssh, nfs://)
+    #[arg(long)]
+    pub sole_user: bool,
+    /// Take the origin from the pool that owns it, if that shows no sign of life; needs --yes
+    #[arg(long)]
+    pub takeover: bool,
+    /// Yes, what that pool had not written back may be missing
+    #[arg(long, requires = "takeover")]
+    pub yes: bool,
 }
 
 #[derive(Clone, Debug, Args)]

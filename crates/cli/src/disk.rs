@@ -61,7 +61,21 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
     Ok(spec.to_string())
 }
 
+/// A takeover wants to be meant.
+fn check_takeover(takeover: bool, yes: bool) -> Result<(), Error> {
+    if takeover && !yes {
+        return Err(Error::refused(
+            "--takeover gives up what the origin's owner has on its flash and has not written back: \
+             writes that its guests were told are safe may be missing, and a guest that still runs \
+             there must not go on",
+            "bring that host back and remove the disk there, or add --yes if it is gone for good",
+        ));
+    }
+    Ok(())
+}
+
 fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
+    check_takeover(args.takeover, args.yes)?;
     let body = types::DiskAdd {
         origin: absolute_origin(&args.origin)?,
         name: args.name,
@@ -73,6 +87,8 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         read_only: args.read_only,
         origin_timeout: args.origin_timeout,
         auto: args.auto,
+        sole_user: args.sole_user,
+        takeover: args.takeover,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
     if global.json {
@@ -216,6 +232,7 @@ fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
 }
 
 fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
+    check_takeover(args.takeover, args.yes)?;
     let body = types::DiskSet {
         mode: args.mode.map(Into::into),
         block_size: args.block_size.map(|s| s.0),
@@ -226,6 +243,8 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         origin_timeout: args.origin_timeout,
         size_from_origin: args.size_from_origin,
         trust: args.trust.map(Into::into),
+        sole_user: args.sole_user,
+        takeover: args.takeover,
     };
     let info: DiskInfo = client.patch(&disk_path(&args.name, ""), &body)?;
     said(

@@ -7,6 +7,7 @@ mod child;
 mod image;
 mod imaged;
 mod open;
+pub mod owner;
 mod process;
 
 pub use child::sweep;

@@ -65,13 +65,13 @@ pub enum OpenError {
 }
 
 /// What a source is, once its scheme is understood.
-enum Kind {
+pub(crate) enum Kind {
     File(PathBuf),
     Nbd(Uri),
     Image(Image),
 }
 
-fn kind(source: &Source) -> Result<Kind, OpenError> {
+pub(crate) fn kind(source: &Source) -> Result<Kind, OpenError> {
     match source {
         Source::File(path) if path.is_absolute() => Ok(Kind::File(path.clone())),
         Source::File(path) => Err(OpenError::Relative(path.clone())),

@@ -61,7 +61,7 @@ fn survives(mode: &str, over: Over) -> Result<()> {
     }
     let mut hearth = Hearth::serving("160M")?;
     let (mut server, file) = forgetful(&hearth, over)?;
-    hearth.add("d", &server.uri(""), &["--mode", mode])?;
+    hearth.add("d", &server.uri(""), &["--sole-user", "--mode", mode])?;
     let mut writer = Writer::new(11);
     let mut client = hearth.connect("d")?;
     for cycle in 0..4 {
@@ -146,9 +146,20 @@ fn exports_over_tcp_have_names() -> Result<()> {
             path(&file),
         ],
     )?;
-    let words = hearth.refused(&["disk", "add", "d", "--origin", &server.uri("vm")])?;
+    let words = hearth.refused(&[
+        "disk",
+        "add",
+        "d",
+        "--sole-user",
+        "--origin",
+        &server.uri("vm"),
+    ])?;
     ensure!(words.contains("no export \"vm\""), "{words}");
-    hearth.add("d", &server.uri("vm%207/a"), &["--mode", "write-through"])?;
+    hearth.add(
+        "d",
+        &server.uri("vm%207/a"),
+        &["--sole-user", "--mode", "write-through"],
+    )?;
     let mut client = hearth.connect("d")?;
     ensure!(client.read(0, 65536)? == before[..65536]);
     client.write(4096, &[6; 8192])?;
@@ -184,7 +195,7 @@ fn gone_for_long_is_an_error_until_it_is_back() -> Result<()> {
     hearth.add(
         "d",
         &server.uri(""),
-        &["--mode", "off", "--origin-timeout", "1"],
+        &["--sole-user", "--mode", "off", "--origin-timeout", "1"],
     )?;
     let mut client = hearth.connect("d")?;
     let data = vec![7u8; 8192];
@@ -226,7 +237,7 @@ fn a_disk_waits_for_its_server() -> Result<()> {
     }
     let mut hearth = Hearth::serving("160M")?;
     let (mut server, _) = forgetful(&hearth, Over::Unix)?;
-    hearth.add("d", &server.uri(""), &[])?;
+    hearth.add("d", &server.uri(""), &["--sole-user"])?;
     hearth.connect("d")?.write(4096, &[3; 4096])?;
     hearth.stop()?;
     server.kill9()?;
@@ -258,7 +269,7 @@ fn refusals() -> Result<()> {
         ("zip:/x", "no kind of origin"),
         ("model-hdd:nbd://h/x", "needs one underneath"),
     ] {
-        let words = hearth.refused(&["disk", "add", "d", "--origin", origin])?;
+        let words = hearth.refused(&["disk", "add", "d", "--sole-user", "--origin", origin])?;
         ensure!(words.contains(want), "{origin}: {words}");
     }
     let own = hearth.uri("d");
@@ -266,7 +277,7 @@ fn refusals() -> Result<()> {
     ensure!(words.contains("this daemon's own NBD socket"), "{words}");
     let other = Hearth::serving("160M")?;
     let wrong = other.uri("nope");
-    let words = hearth.refused(&["disk", "add", "d", "--origin", &wrong])?;
+    let words = hearth.refused(&["disk", "add", "d", "--sole-user", "--origin", &wrong])?;
     ensure!(words.contains("no export \"nope\""), "{words}");
     Ok(())
 }

@@ -206,7 +206,7 @@ fn survives(kind: Kind) -> Result<()> {
         let during = || format!("{kind:?}, {mode}");
         let hearth = Hearth::serving("160M")?;
         let mut service = Service::start(kind, &lab)?;
-        hearth.add("d", &service.origin(), &["--mode", mode])?;
+        hearth.add("d", &service.origin(), &["--sole-user", "--mode", mode])?;
         let mut writer = Writer::new(31);
         let mut client = hearth.connect("d")?;
         for cycle in 0..3 {
@@ -224,7 +224,7 @@ fn survives(kind: Kind) -> Result<()> {
         hearth.ok(&["disk", "remove", "d"])?;
         writer.check_file(&service.image()).with_context(during)?;
         // What Hearth left is what a new disk finds.
-        hearth.add("e", &service.origin(), &["--mode", "off"])?;
+        hearth.add("e", &service.origin(), &["--sole-user", "--mode", "off"])?;
         let mut client = hearth.connect("e")?;
         let plain = std::fs::read(service.image())?;
         ensure!(client.read(1 << 20, 1 << 20)? == plain[1 << 20..2 << 20]);

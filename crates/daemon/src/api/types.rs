@@ -117,6 +117,14 @@ pub struct DiskAdd {
     /// Seconds that requests wait for an origin's server that is gone before they fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_timeout: Option<f64>,
+    /// Nobody but this pool writes the origin: asked for where that cannot be seen (an NBD export,
+    /// iSCSI, ssh, nfs://).
+    #[serde(default)]
+    pub sole_user: bool,
+    /// Take the origin from the pool that owns it, if that shows no sign of life. What that pool had
+    /// on its flash and had not written back is missing then.
+    #[serde(default)]
+    pub takeover: bool,
 }
 
 /// Settings to change; what is absent stays as it is.
@@ -150,6 +158,14 @@ pub struct DiskSet {
     /// For a disk that is refused: which side wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<Trust>,
+    /// Nobody but this pool writes the origin: for where that cannot be seen (an NBD export,
+    /// iSCSI, ssh, nfs://).
+    #[serde(default)]
+    pub sole_user: bool,
+    /// Take the origin from the pool that owns it, if that shows no sign of life. What that pool had
+    /// on its flash and had not written back is missing then.
+    #[serde(default)]
+    pub takeover: bool,
 }
 
 /// What a disk is doing.

@@ -15,6 +15,9 @@ use hearth_engine::api::{DiskConfig, DiskId, Mode, OriginState};
 use hearth_format::{DiskRecord, OriginIdentity};
 use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 
+use hearth_origin::owner::Take;
+
+use super::admission::{self, Ownership};
 use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
 use crate::error::{Error, Kind, Result};
@@ -49,19 +52,21 @@ pub(super) struct Opened {
     /// Why it is not what the cache believes, if so.
     differs: Option<String>,
     state: OriginState,
+    ownership: Ownership,
 }
 
 impl Opened {
     /// Looks at the origin of a new disk. Blocks.
-    pub(super) fn new(device: Device) -> Opened {
+    pub(super) fn new(device: Device, ownership: Ownership) -> Opened {
         let identity = origin::identity(&device);
-        Opened::looked_at(device, identity, None)
+        Opened::looked_at(device, identity, None, ownership)
     }
 
     fn looked_at(
         device: Device,
         identity: Option<OriginIdentity>,
         differs: Option<String>,
+        ownership: Ownership,
     ) -> Opened {
         // Without this, what is read before the engine's own first flush could not be cached.
         let state = match device.flush() {
@@ -76,6 +81,7 @@ impl Opened {
             identity,
             differs,
             state,
+            ownership,
         }
     }
 
@@ -191,7 +197,7 @@ impl Daemon {
         let daemon = self.clone();
         aside(move || {
             // The daemon is stopping; what was opened is closed.
-            let _ = daemon.attach_marked(mark, record, None);
+            let _ = daemon.attach_marked(mark, record, None, Take::Free);
             drop(told);
         });
     }
@@ -211,8 +217,9 @@ impl Daemon {
         mark: Mark,
         record: DiskRecord,
         trust: Option<Trust>,
+        take: Take,
     ) -> Result<()> {
-        let opened = self.look(&record);
+        let opened = self.look(&record, take);
         let ops = lock(&self.ops);
         self.not_stopping()?;
         let name = record.name;
@@ -317,7 +324,7 @@ impl Daemon {
             return;
         };
         drop(ops);
-        if self.attach_marked(mark, record, None).is_err() {
+        if self.attach_marked(mark, record, None, Take::Free).is_err() {
             return;
         }
         // An attempt may start a process, and says in the log what came of it.
@@ -387,15 +394,17 @@ impl Daemon {
     }
 
     /// Opens an origin and compares it with what is known. Blocks.
-    fn look(&self, record: &DiskRecord) -> Result<Opened> {
+    fn look(&self, record: &DiskRecord, take: Take) -> Result<Opened> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
+        let ownership = self.owners.claim(&spec, record, take);
+        let ownership = ownership.map_err(|e| admission::failure(&e))?;
         let device = origin::open(&spec, record, &self.images)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
         let differs = (device.size() >= record.size)
             .then(|| self.difference(record, &device, identity.as_ref()))
             .flatten();
-        Ok(Opened::looked_at(device, identity, differs))
+        Ok(Opened::looked_at(device, identity, differs, ownership))
     }
 
     /// Says what becomes of an origin that was looked at. Drops clean blocks that may be old.
@@ -409,6 +418,7 @@ impl Daemon {
             device,
             identity: now,
             differs: reason,
+            ownership,
             ..
         } = opened;
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
@@ -427,7 +437,7 @@ impl Daemon {
         }
         let status = self.engine.status(record.id).unwrap_or_default();
         let dirty = status.owed_blocks();
-        let mut notices = Vec::new();
+        let mut notices = admission::grandfather(&mut record, ownership);
         let mut reconcile = false;
         if let Some(why) = reason {
             match (dirty, trust) {
@@ -509,7 +519,12 @@ impl Daemon {
 
     /// Gives a judged disk to the engine and, unless it must be reconciled first, to clients.
     fn serve(self: &Arc<Daemon>, opened: Opened, judged: Judged) -> Result<(Phase, Vec<String>)> {
-        let Opened { device, state, .. } = opened;
+        let Opened {
+            device,
+            state,
+            ownership,
+            ..
+        } = opened;
         let Judged {
             record,
             notices,
@@ -528,6 +543,7 @@ impl Daemon {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }
+        self.owners.hold(id, ownership.claim);
         self.observer.watch_disk(id, record.size);
         let phase = if reconcile {
             if let Err(e) = self.engine.drain(id, true) {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
 use hearth_io::{BLOCK, OriginSpec};
+use hearth_origin::owner::Take;
 
+use super::admission::{RULES, failure};
 use super::attach::Opened;
 use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
 use crate::api::advice::AdviceReport;
@@ -31,6 +33,11 @@ const RECONCILE_POLL: Duration = Duration::from_millis(10);
 
 /// How long a change of a disk waits while the disk's origin is being opened.
 const OPENING_TIME: Duration = Duration::from_secs(3);
+
+/// How an origin is taken.
+fn take(over: bool) -> Take {
+    if over { Take::Over } else { Take::Free }
+}
 
 /// Why an origin cannot become another disk's.
 fn is_taken(origin: &str, disk: &str) -> Error {
@@ -359,7 +366,7 @@ impl Daemon {
     }
 
     /// Attaches a disk that was refused, now that somebody has decided.
-    fn decide(self: &Arc<Daemon>, name: &str, trust: Trust) -> Result<()> {
+    fn decide(self: &Arc<Daemon>, name: &str, trust: Option<Trust>, take: Take) -> Result<()> {
         let ops = self.ops_for(name)?;
         let id = self.with_slot(name, |slot| match &slot.phase {
             _ if matches!(slot.job, Some(Job::Remove { .. })) => Err(Error::conflict(
@@ -367,10 +374,11 @@ impl Daemon {
                 "wait, or call the removal off",
             )),
             Phase::Refused(_) => Ok(slot.id),
-            Phase::Waiting(e) => Err(e.clone()),
+            Phase::Waiting(e) if take == Take::Free => Err(e.clone()),
+            Phase::Waiting(_) => Ok(slot.id),
             _ => Err(Error::conflict(
                 format!("disk {name} is attached; there is nothing to decide"),
-                "leave --trust out",
+                "leave --trust and --takeover out",
             )),
         })?;
         let record = lock(&self.pool)
@@ -382,7 +390,7 @@ impl Daemon {
             .mark(id)
             .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
         drop(ops);
-        self.attach_marked(mark, record, Some(trust))?;
+        self.attach_marked(mark, record, trust, take)?;
         self.with_slot(name, |slot| match &slot.phase {
             Phase::Refused(e) | Phase::Waiting(e) => Err(e.clone()),
             _ => Ok(()),
@@ -435,6 +443,7 @@ impl Daemon {
             record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
             record.auto = set.auto.unwrap_or(record.auto);
             record.origin_timeout_ms = timeout_ms;
+            record.sole_user |= set.sole_user;
             Ok(())
         })?;
         if set.origin_timeout.is_some() {
@@ -526,10 +535,16 @@ impl Control for Arc<Daemon> {
         self.check_new(&disk, &spec)?;
         self.check_unused(&spec)?;
         let mut record = DiskRecord {
+            name: disk.name.clone(),
             read_only: disk.read_only,
+            rules: RULES,
+            sole_user: disk.sole_user,
             origin_timeout_ms: timeout(disk.origin_timeout)?,
             ..DiskRecord::default()
         };
+        let take = take(disk.takeover);
+        let ownership = self.owners.claim(&spec, &record, take);
+        let ownership = ownership.map_err(|e| failure(&e))?;
         let device = origin::open(&spec, &record, &self.images)?;
         let size = device.size();
         if size > DISK_MAX {
@@ -538,7 +553,7 @@ impl Control for Arc<Daemon> {
                 "",
             ));
         }
-        let opened = Opened::new(device);
+        let opened = Opened::new(device, ownership);
         // All that the origin can hold up is done. Others may have added disks meanwhile.
         let _ops = lock(&self.ops);
         self.check_new(&disk, &spec)?;
@@ -554,7 +569,6 @@ impl Control for Arc<Daemon> {
             })?;
         record = DiskRecord {
             id,
-            name: disk.name.clone(),
             origin: disk.origin,
             size,
             mode: mode_to(disk.mode),
@@ -589,8 +603,10 @@ impl Control for Arc<Daemon> {
         if set.size_from_origin {
             self.grow(name)?;
         }
-        if let Some(trust) = set.trust {
-            self.decide(name, trust)?;
+        let asked = set.sole_user
+            && self.with_slot(name, |slot| Ok(matches!(slot.phase, Phase::Refused(_))))?;
+        if set.trust.is_some() || set.takeover || asked {
+            self.decide(name, set.trust, take(set.takeover))?;
             self.wait_reconciled(name);
         }
         self.disk_info(name)

@@ -302,6 +302,7 @@ impl Daemon {
                 Phase::Waiting(Error::conflict(format!("disk {name} is being removed"), ""));
         }
         self.release(id);
+        let record = lock(&self.pool).record(id).cloned();
         if let Err(e) = self.erase(id) {
             // It stays. Its origin is opened again by those who look for missing ones: that may
             // take as long as the origin likes, and here nobody may wait for it.
@@ -309,6 +310,9 @@ impl Daemon {
                 slot.phase = Phase::Waiting(e.clone());
             }
             return Err(e);
+        }
+        if let Some(record) = record {
+            self.owners.give_up(&record);
         }
         if let Some(stats) = stats {
             lock(&self.windows)

@@ -5,6 +5,7 @@
 //! held for the time of a write to flash). The data threads take `pool` too, once per disk, so
 //! nobody may wait for a data thread while holding it.
 
+mod admission;
 mod advice;
 mod attach;
 mod control;
@@ -246,6 +247,8 @@ pub struct Daemon {
     /// Awaited disks that are being looked for.
     looking: Mutex<BTreeSet<DiskId>>,
     images: PathBuf,
+    /// Whose the origins are that other hosts can reach.
+    owners: admission::Owners,
     /// Disks whose origin is there but would not open: when to try again, and the wait after that.
     patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
     stopping: AtomicBool,
@@ -298,6 +301,7 @@ impl Daemon {
             "pool opened"
         );
         let engine = Arc::new(engine);
+        let owners = admission::Owners::new(pool.info().uuid, host_name());
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
         let config = Config {
@@ -338,6 +342,7 @@ impl Daemon {
             attached: Condvar::new(),
             looking: Mutex::default(),
             images: options.images.clone(),
+            owners,
             patience: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop: Mutex::default(),

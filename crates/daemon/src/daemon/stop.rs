@@ -146,6 +146,9 @@ impl Daemon {
         };
         let promised = if clean { self.promise() } else { Ok(()) };
         self.close_origins();
+        if reason == StopReason::Export && closed.is_ok() {
+            self.owners.give_up_all();
+        }
         closed.and(promised)
     }
 
@@ -279,6 +282,7 @@ mod tests {
             name: "silent".to_owned(),
             origin: format!("nbd+unix:///x?socket={}", socket.display()),
             origin_timeout: Some(600.0),
+            sole_user: true,
             ..DiskAdd::default()
         };
         let adding = std::thread::spawn(move || adder.add(silent));

@@ -1,0 +1,237 @@
+//! The terms on which a disk is served: those it was added under, and whose its origin is.
+//!
+//! Rules of admission become stricter with time. A disk that was added before there were any goes
+//! on being served as it was, is told of what it would be refused for today, and what it is today
+//! is recorded, so that from now on the rules hold for it, too.
+//!
+//! An origin that other hosts can reach has one owner among pools ([`hearth_origin::owner`]). It is
+//! made ours before it is opened, and stays ours while it is closed, until its disk is removed or
+//! the pool exported. When somebody takes it over, or the storage shuts us out, the disk is fenced
+//! ([`super::fence`]).
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hearth_engine::api::DiskId;
+use hearth_format::DiskRecord;
+use hearth_io::OriginSpec;
+use hearth_origin::owner::{self, Claim, ClaimError, Owner, Take};
+
+use super::lock;
+use crate::error::{Error, Kind};
+
+/// The rules of today.
+pub(super) const RULES: u8 = 1;
+
+/// Longest wait until a removed disk's origin is given up: storage may hang.
+const GIVE_UP_TIME: Duration = Duration::from_secs(5);
+
+/// Seconds since 1970.
+pub(super) fn now_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
+}
+
+/// What came of asking for an origin.
+#[derive(Debug, Default)]
+pub(super) struct Ownership {
+    /// The record that says it is ours, where there is a place for one.
+    pub(super) claim: Option<Claim>,
+    /// There is none, so that nobody knows who else writes the origin.
+    pub(super) unknown: Option<String>,
+}
+
+/// The origins that are ours.
+pub(super) struct Owners {
+    pool: String,
+    host: String,
+    instance: String,
+    claims: Mutex<BTreeMap<DiskId, Claim>>,
+}
+
+impl Owners {
+    pub(super) fn new(pool: String, host: String) -> Owners {
+        Owners {
+            pool,
+            host,
+            instance: uuid::Uuid::new_v4().to_string(),
+            claims: Mutex::default(),
+        }
+    }
+
+    fn me(&self, disk: &str) -> Owner {
+        Owner {
+            pool: self.pool.clone(),
+            host: self.host.clone(),
+            disk: disk.to_owned(),
+            instance: self.instance.clone(),
+            since: now_s(),
+        }
+    }
+
+    /// Makes an origin ours, as far as somebody keeps book of that. Blocks.
+    pub(super) fn claim(
+        &self,
+        spec: &OriginSpec,
+        record: &DiskRecord,
+        take: Take,
+    ) -> std::result::Result<Ownership, ClaimError> {
+        if record.read_only {
+            return Ok(Ownership::default());
+        }
+        match owner::claim(spec, &self.me(&record.name), take) {
+            Ok(claim) => Ok(Ownership {
+                claim,
+                unknown: None,
+            }),
+            Err(e @ ClaimError::Unknown { .. }) if record.rules == 0 || record.sole_user => {
+                Ok(Ownership {
+                    claim: None,
+                    unknown: Some(e.to_string()),
+                })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Keeps a served disk's claim.
+    pub(super) fn hold(&self, id: DiskId, claim: Option<Claim>) {
+        if let Some(mut claim) = claim {
+            claim.keep();
+            // One that is replaced is of the same record.
+            drop(lock(&self.claims).insert(id, claim));
+        }
+    }
+
+    /// Keeps it no longer; the record stays.
+    pub(super) fn drop_claim(&self, id: DiskId) {
+        let claim = lock(&self.claims).remove(&id);
+        drop(claim);
+    }
+
+    /// Gives up the origin of a disk that was removed, and waits for that, within bounds: who is told
+    /// that the disk is gone may add it elsewhere.
+    pub(super) fn give_up(&self, record: &DiskRecord) {
+        let claim = lock(&self.claims).remove(&record.id);
+        let me = self.me(&record.name);
+        if record.read_only {
+            return;
+        }
+        let Ok(spec) = crate::origin::parse(&record.origin) else {
+            return;
+        };
+        let (told, done) = sync_channel::<()>(1);
+        let work = move || {
+            match claim {
+                Some(claim) => claim.release(),
+                None => owner::forget(&spec, &me),
+            }
+            drop(told);
+        };
+        let thread = std::thread::Builder::new().name("hearth-owner".to_owned());
+        if let Err(e) = thread.spawn(work) {
+            tracing::error!("cannot start a thread: {e}; the record of an origin's owner stays");
+        }
+        // Ends when it is done.
+        let _ = done.recv_timeout(GIVE_UP_TIME);
+    }
+
+    /// Gives all up: the pool is exported, and nothing of them is on its flash.
+    pub(super) fn give_up_all(&self) {
+        for claim in std::mem::take(&mut *lock(&self.claims)).into_values() {
+            claim.release();
+        }
+    }
+
+    /// Disks whose origin is not ours any more, and why.
+    pub(super) fn lost(&self) -> Vec<(DiskId, String)> {
+        let claims = lock(&self.claims);
+        let lost = |(id, claim): (&DiskId, &Claim)| Some((*id, claim.lost()?));
+        claims.iter().filter_map(lost).collect()
+    }
+}
+
+/// Why an origin is not ours, in the words of the control plane.
+pub(super) fn failure(e: &ClaimError) -> Error {
+    let kind = match e {
+        ClaimError::Owned { .. } | ClaimError::Alive { .. } | ClaimError::Unknown { .. } => {
+            Kind::Refused
+        }
+        ClaimError::InUse { .. } | ClaimError::Garbled { .. } => Kind::Conflict,
+        ClaimError::Unavailable { .. } => Kind::Unavailable,
+    };
+    // The remedy has parts of its own, so it begins at the first break.
+    let sentence = e.to_string();
+    match sentence.split_once("; ") {
+        Some((what, remedy)) => Error::new(kind, what, remedy),
+        None => Error::new(kind, sentence, ""),
+    }
+}
+
+/// Puts a disk that was added before there were rules under those of today, as it is; what it should
+/// be told.
+pub(super) fn grandfather(record: &mut DiskRecord, ownership: &Ownership) -> Vec<String> {
+    let mut notices = Vec::new();
+    if record.rules == 0
+        && !record.sole_user
+        && let Some(why) = &ownership.unknown
+    {
+        record.sole_user = true;
+        let why = why.split_once("; ").map_or(why.as_str(), |(why, _)| why);
+        notices.push(format!(
+            "{why}; that nobody does is taken for granted, because the disk was added before Hearth asked; if somebody may, remove the disk"
+        ));
+    }
+    record.rules = record.rules.max(RULES);
+    notices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing;
+    use super::*;
+    use crate::api::server::Control;
+    use crate::api::types::DiskAdd;
+    use crate::daemon::StopReason;
+
+    #[test]
+    fn who_shares_an_origin_unknowingly_is_asked() {
+        let (_dir, daemon) = testing::daemon();
+        let mut disk = DiskAdd {
+            name: "a".to_owned(),
+            origin: "nbd+unix:///x?socket=/nowhere/s".to_owned(),
+            ..DiskAdd::default()
+        };
+        let refused = daemon.add(disk.clone()).unwrap_err();
+        assert!(refused.remedy.contains("--sole-user"), "{refused}");
+        // Then it is only its server that is missing.
+        for (sole_user, read_only) in [(true, false), (false, true)] {
+            (disk.sole_user, disk.read_only) = (sole_user, read_only);
+            let missing = daemon.add(disk.clone()).unwrap_err();
+            assert!(missing.what.contains("cannot connect"), "{missing}");
+        }
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    #[test]
+    fn an_old_disk_goes_on_with_a_word() {
+        let mut record = DiskRecord::default();
+        let unknown = Ownership {
+            claim: None,
+            unknown: Some("nobody can tell; say so".to_owned()),
+        };
+        let notices = grandfather(&mut record, &unknown);
+        assert!(
+            notices[0].starts_with("nobody can tell; that nobody does"),
+            "{notices:?}"
+        );
+        assert_eq!((record.rules, record.sole_user), (RULES, true));
+        assert!(grandfather(&mut record, &unknown).is_empty());
+        let mut local = DiskRecord::default();
+        assert!(grandfather(&mut local, &Ownership::default()).is_empty());
+        assert_eq!((local.rules, local.sole_user), (RULES, false));
+    }
+}

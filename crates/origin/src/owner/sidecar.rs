@@ -1,0 +1,364 @@
+//! The owner of a file on a network file system: a small file beside it.
+//!
+//! It comes into being by a link, which of two hosts only one gets. Its owner touches it every few
+//! seconds, through the file it has open: what another host put in its place is never touched. Who
+//! takes over looks for as long as three touches take, and compares what it sees with what it saw,
+//! so that no two clocks are compared; then moves the record away, which of two hosts again only one
+//! can, and links its own.
+
+use super::{ClaimError, Owner, RECORD_MAX, Take, Watch};
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often the owner touches its record.
+const BEAT: Duration = Duration::from_secs(5);
+/// How long a record must stand still before its owner counts as gone.
+const STILL: Duration = Duration::from_secs(15);
+/// How often is looked meanwhile.
+const LOOK: Duration = Duration::from_secs(1);
+/// Attempts to take an origin others are taking at the same time.
+const TRIES: usize = 3;
+
+/// File systems whose files other hosts may have open: NFS, CIFS and SMB, Ceph, FUSE (GlusterFS,
+/// sshfs, virtiofs and many more), 9p, GFS2, OCFS2, Lustre, GPFS, BeeGFS, AFS; see statfs(2).
+const SHARED: [i64; 14] = [
+    0x6969,
+    0xFF53_4D42,
+    0xFE53_4D42,
+    0x517B,
+    0x00C3_6400,
+    0x6573_5546,
+    0x0102_1997,
+    0x0116_1970,
+    0x7461_636F,
+    0x0BD0_0BD0,
+    0x4750_4653,
+    0x1983_0326,
+    0x5346_414F,
+    0x6B41_4653,
+];
+
+/// The place of the record of a file that other hosts may reach; `None` for any other.
+pub(super) fn shared(path: &Path) -> Option<PathBuf> {
+    // By one name, whichever link leads to it.
+    let path = std::fs::canonicalize(path).ok()?;
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: all-zero bytes are a valid statfs.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a string that ends in zero, and a valid out-pointer for the call.
+    if unsafe { libc::statfs(name.as_ptr(), &mut found) } != 0 {
+        return None;
+    }
+    // Its type differs from one C library to the other; the numbers have 32 bits.
+    let kind = found.f_type as i64 & 0xFFFF_FFFF;
+    if !SHARED.contains(&kind) || !path.is_file() {
+        return None;
+    }
+    let mut beside = std::ffi::OsString::from(".");
+    beside.push(path.file_name()?);
+    beside.push(".hearth-owner");
+    Some(path.with_file_name(beside))
+}
+
+/// What stands in a record's place.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    owner: Option<Owner>,
+    inode: u64,
+    touched: (i64, i64),
+}
+
+/// Opened anew each time: then a network file system asks its server.
+fn read(place: &Path) -> io::Result<Option<Seen>> {
+    let file = match OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(place)
+    {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let meta = file.metadata()?;
+    let mut text = Vec::new();
+    file.take(RECORD_MAX as u64).read_to_end(&mut text)?;
+    Ok(Some(Seen {
+        owner: Owner::from_json(&String::from_utf8_lossy(&text)),
+        inode: meta.ino(),
+        touched: (meta.mtime(), meta.mtime_nsec()),
+    }))
+}
+
+/// A file of ours beside the record, with what the record shall say.
+fn draft(place: &Path, me: &Owner) -> io::Result<PathBuf> {
+    let draft = own(place, me, "new");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(&draft)?;
+    file.write_all(me.to_json().as_bytes())?;
+    file.sync_all()?;
+    Ok(draft)
+}
+
+/// A name nobody else uses.
+fn own(place: &Path, me: &Owner, what: &str) -> PathBuf {
+    let mut name = place.as_os_str().to_owned();
+    name.push(format!(".{}.{what}", me.instance));
+    PathBuf::from(name)
+}
+
+/// Writes the record if there is none; false if there is.
+fn create(place: &Path, me: &Owner) -> io::Result<bool> {
+    let draft = draft(place, me)?;
+    let linked = std::fs::hard_link(&draft, place);
+    let gone = std::fs::remove_file(&draft);
+    match linked {
+        Ok(()) => gone.map(|()| true),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
+        // No links there. Half a record, should we die now, is a record all the same.
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)
+            ) =>
+        {
+            let file = OpenOptions::new().write(true).create_new(true).open(place);
+            match file {
+                Ok(mut file) => {
+                    file.write_all(me.to_json().as_bytes())?;
+                    file.sync_all()?;
+                    Ok(true)
+                }
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
+                Err(e) => Err(e),
+            }
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Makes the file ours; true if nobody owned it.
+pub(super) fn claim(
+    place: &Path,
+    origin: &str,
+    me: &Owner,
+    take: Take,
+) -> Result<bool, ClaimError> {
+    let failed = |e: io::Error| match e.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => ClaimError::Unknown {
+            origin: origin.to_owned(),
+            why: format!("{} cannot be written: {e}", place.display()),
+        },
+        _ => ClaimError::Unavailable {
+            origin: origin.to_owned(),
+            why: format!("{}: {e}", place.display()),
+        },
+    };
+    for _ in 0..TRIES {
+        let Some(seen) = read(place).map_err(failed)? else {
+            if create(place, me).map_err(failed)? {
+                return Ok(true);
+            }
+            continue;
+        };
+        let Some(owner) = &seen.owner else {
+            return Err(ClaimError::Garbled {
+                origin: origin.to_owned(),
+                place: place.display().to_string(),
+            });
+        };
+        if owner.pool == me.pool {
+            let draft = draft(place, me).map_err(failed)?;
+            std::fs::rename(&draft, place).map_err(failed)?;
+            return Ok(false);
+        }
+        let (origin, owner) = (origin.to_owned(), owner.clone());
+        if take == Take::Free {
+            return Err(ClaimError::Owned { origin, owner });
+        }
+        let alive = |owner: Owner| ClaimError::Alive {
+            origin: origin.clone(),
+            owner,
+            seen: "; it touched its record while we looked".to_owned(),
+        };
+        if !stands_still(place, &seen).map_err(failed)? {
+            return Err(alive(owner));
+        }
+        let aside = own(place, me, "old");
+        match std::fs::rename(place, &aside) {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            Err(e) => return Err(failed(e)),
+        }
+        let moved = read(&aside).map_err(failed)?;
+        if moved.as_ref().and_then(|m| m.owner.as_ref()) != Some(&owner) {
+            // Somebody else's, who came between: it goes back.
+            let _ = std::fs::hard_link(&aside, place);
+            let _ = std::fs::remove_file(&aside);
+            return Err(alive(owner));
+        }
+        std::fs::remove_file(&aside).map_err(failed)?;
+    }
+    Err(ClaimError::Unavailable {
+        origin: origin.to_owned(),
+        why: format!("{} changes all the time", place.display()),
+    })
+}
+
+/// True if a record is not touched for long enough.
+fn stands_still(place: &Path, seen: &Seen) -> io::Result<bool> {
+    let end = Instant::now() + STILL;
+    while Instant::now() < end {
+        std::thread::sleep(LOOK);
+        match read(place)? {
+            Some(now) if now != *seen => return Ok(false),
+            _ => {}
+        }
+    }
+    Ok(true)
+}
+
+/// Removes our record, if it is ours.
+pub(super) fn remove(place: &Path, me: &Owner) -> Result<(), String> {
+    let failed = |e: io::Error| format!("{}: {e}", place.display());
+    match read(place).map_err(failed)? {
+        Some(seen)
+            if seen
+                .owner
+                .as_ref()
+                .is_some_and(|owner| owner.pool == me.pool) =>
+        {
+            std::fs::remove_file(place).map_err(failed)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Touches the record, and sees whether it is still ours.
+pub(super) fn watcher(place: &Path, me: &Owner) -> Watch {
+    let (place, me) = (place.to_owned(), me.clone());
+    let mut open: Option<File> = None;
+    let mut told = false;
+    let look = move || {
+        let seen = match read(&place) {
+            Ok(seen) => seen,
+            Err(e) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(disk = %me.disk, "cannot read {}: {e}", place.display());
+                }
+                return None;
+            }
+        };
+        told = false;
+        match seen.map(|seen| (seen.inode, seen.owner)) {
+            Some((_, Some(owner))) if owner.pool != me.pool => {
+                return Some(format!("the origin was taken over by {owner}"));
+            }
+            // Half a record: somebody is about to write it.
+            Some((_, None)) => {}
+            Some((inode, Some(_))) => {
+                let ours = |f: &File| f.metadata().is_ok_and(|m| m.ino() == inode);
+                if !open.as_ref().is_some_and(ours) {
+                    open = OpenOptions::new().write(true).open(&place).ok();
+                }
+                if let Some(file) = open.as_ref().filter(|f| ours(f)) {
+                    // SAFETY: an open descriptor; null means now.
+                    unsafe { libc::futimens(file.as_raw_fd(), std::ptr::null()) };
+                }
+            }
+            None => {
+                tracing::warn!(disk = %me.disk, "{} was removed; written again", place.display());
+                // Should somebody be faster, the next look says so.
+                let _ = create(&place, &me);
+            }
+        }
+        None
+    };
+    Watch {
+        first: BEAT,
+        every: BEAT,
+        look: Box::new(look),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(pool: &str, instance: &str) -> Owner {
+        Owner {
+            pool: pool.to_owned(),
+            host: format!("host-of-{pool}"),
+            disk: "d".to_owned(),
+            instance: instance.to_owned(),
+            since: 1,
+        }
+    }
+
+    #[test]
+    fn a_file_has_one_owner_that_finds_its_record_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        assert!(claim(&place, "d", &owner("a", "1"), Take::Free).unwrap());
+        let other = claim(&place, "d", &owner("b", "1"), Take::Free).unwrap_err();
+        assert!(other.to_string().contains("host-of-a"), "{other}");
+        // Another run of the same pool.
+        assert!(!claim(&place, "d", &owner("a", "2"), Take::Free).unwrap());
+        remove(&place, &owner("b", "1")).unwrap();
+        assert!(place.exists());
+        remove(&place, &owner("a", "3")).unwrap();
+        assert!(claim(&place, "d", &owner("b", "1"), Take::Free).unwrap());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn of_many_who_come_at_once_one_gets_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        let got: Vec<bool> = std::thread::scope(|s| {
+            let all: Vec<_> = (0..8)
+                .map(|i| {
+                    let (place, me) = (&place, owner(&format!("p{i}"), &format!("i{i}")));
+                    s.spawn(move || claim(place, "d", &me, Take::Free).is_ok())
+                })
+                .collect();
+            all.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert_eq!(got.iter().filter(|got| **got).count(), 1, "{got:?}");
+    }
+
+    #[test]
+    fn who_was_taken_over_notices_and_touches_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        let (a, b) = (owner("a", "1"), owner("b", "1"));
+        claim(&place, "d", &a, Take::Free).unwrap();
+        let mut watch = watcher(&place, &a);
+        assert_eq!((watch.look)(), None);
+        let before = read(&place).unwrap();
+        std::fs::remove_file(&place).unwrap();
+        claim(&place, "d", &b, Take::Free).unwrap();
+        let theirs = read(&place).unwrap();
+        assert_ne!(before, theirs);
+        assert!((watch.look)().unwrap().contains("host-of-b"));
+        assert_eq!(read(&place).unwrap(), theirs);
+    }
+
+    #[test]
+    fn nonsense_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        std::fs::write(&place, "x").unwrap();
+        let refused = claim(&place, "d", &owner("a", "1"), Take::Over).unwrap_err();
+        assert!(matches!(refused, ClaimError::Garbled { .. }));
+        assert!(shared(dir.path()).is_none());
+    }
+}
