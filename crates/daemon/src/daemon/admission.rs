@@ -6,8 +6,7 @@
 //!
 //! An origin that other hosts can reach has one owner among pools ([`hearth_origin::owner`]). It is
 //! made ours before it is opened, and stays ours while it is closed, until its disk is removed or
-//! the pool exported. When somebody takes it over, or the storage shuts us out, the disk is fenced
-//! ([`super::fence`]).
+//! the pool exported.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -106,12 +105,6 @@ impl Owners {
         }
     }
 
-    /// Keeps it no longer; the record stays.
-    pub(super) fn drop_claim(&self, id: DiskId) {
-        let claim = lock(&self.claims).remove(&id);
-        drop(claim);
-    }
-
     /// Gives up the origin of a disk that was removed, and waits for that, within bounds: who is told
     /// that the disk is gone may add it elsewhere.
     pub(super) fn give_up(&self, record: &DiskRecord) {
@@ -144,13 +137,6 @@ impl Owners {
         for claim in std::mem::take(&mut *lock(&self.claims)).into_values() {
             claim.release();
         }
-    }
-
-    /// Disks whose origin is not ours any more, and why.
-    pub(super) fn lost(&self) -> Vec<(DiskId, String)> {
-        let claims = lock(&self.claims);
-        let lost = |(id, claim): (&DiskId, &Claim)| Some((*id, claim.lost()?));
-        claims.iter().filter_map(lost).collect()
     }
 }
 
