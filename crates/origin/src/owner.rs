@@ -136,7 +136,7 @@ pub enum ClaimError {
         /// The origin.
         origin: String,
         /// Whose it is.
-        owner: Owner,
+        owner: Box<Owner>,
     },
     /// Another pool's, which is at work on it.
     #[error(
@@ -146,7 +146,7 @@ pub enum ClaimError {
         /// The origin.
         origin: String,
         /// Whose it is.
-        owner: Owner,
+        owner: Box<Owner>,
         /// What was seen of it.
         seen: String,
     },

@@ -223,7 +223,7 @@ impl RbdImage {
             who: format!("Ceph's client at {}", who.join(", ")),
         };
         if let Some(holder) = self.holder(&object).map_err(failed)? {
-            let (origin, owner) = (origin.to_owned(), holder.owner.clone());
+            let (origin, owner) = (origin.to_owned(), Box::new(holder.owner.clone()));
             if holder.cookie == me.pool {
                 // Our own watch of an earlier run, on this host, goes by itself.
                 let others: Vec<String> = watchers
@@ -257,7 +257,7 @@ impl RbdImage {
         match self.holder(&object).map_err(failed)? {
             Some(Holder { owner, .. }) => Err(ClaimError::Owned {
                 origin: origin.to_owned(),
-                owner,
+                owner: Box::new(owner),
             }),
             None => Err(failed("its owner has just changed; try again".to_owned())),
         }

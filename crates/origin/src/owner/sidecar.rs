@@ -180,11 +180,11 @@ pub(super) fn claim(
             std::fs::rename(&draft, place).map_err(failed)?;
             return Ok(false);
         }
-        let (origin, owner) = (origin.to_owned(), owner.clone());
+        let (origin, owner) = (origin.to_owned(), Box::new(owner.clone()));
         if take == Take::Free {
             return Err(ClaimError::Owned { origin, owner });
         }
-        let alive = |owner: Owner| ClaimError::Alive {
+        let alive = |owner: Box<Owner>| ClaimError::Alive {
             origin: origin.clone(),
             owner,
             seen: "; it touched its record while we looked".to_owned(),
@@ -199,7 +199,7 @@ pub(super) fn claim(
             Err(e) => return Err(failed(e)),
         }
         let moved = read(&aside).map_err(failed)?;
-        if moved.as_ref().and_then(|m| m.owner.as_ref()) != Some(&owner) {
+        if moved.as_ref().and_then(|m| m.owner.as_ref()) != Some(&*owner) {
             // Somebody else's, who came between: it goes back.
             let _ = std::fs::hard_link(&aside, place);
             let _ = std::fs::remove_file(&aside);
