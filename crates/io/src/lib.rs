@@ -33,6 +33,6 @@ pub use op::{BLOCK, Class, IoDone, IoError, IoOp, OpKind, Target};
 pub use proactor::{Backend, Event, Proactor, ProactorError, SendList, Wait};
 pub use remote::{Link, Remote};
 pub use spec::{OriginSpec, Source};
-pub use sys::{now_ns, prefetch, ring_eventfd};
+pub use sys::{has_room, now_ns, prefetch};
 pub use targets::Targets;
 pub use wake::WakeHandle;

@@ -40,18 +40,23 @@ pub fn now_ns() -> u64 {
 /// Rings an eventfd without waiting. A full counter is left alone: its owner has cause enough to
 /// look. Between the two calls only a peer that means harm could fill it, and then the caller
 /// waits; where that must not be, the write goes through the ring.
-pub fn ring_eventfd(fd: RawFd) {
+pub(crate) fn ring_eventfd(fd: RawFd) {
+    if has_room(fd) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight readable bytes.
+        unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
+    }
+}
+
+/// False if an eventfd's counter is full: then its owner has cause enough to look.
+pub fn has_room(fd: RawFd) -> bool {
     let mut poll = libc::pollfd {
         fd,
         events: libc::POLLOUT,
         revents: 0,
     };
     // SAFETY: one pollfd, alive across the call, which does not wait.
-    if unsafe { libc::poll(&mut poll, 1, 0) } == 1 && poll.revents & libc::POLLOUT != 0 {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable bytes.
-        unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
-    }
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLOUT != 0 }
 }
 
 /// Size in bytes of the block device `file`.

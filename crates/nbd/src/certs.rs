@@ -81,6 +81,7 @@ pub fn load(dir: &Path, verify_clients: bool) -> Result<Arc<ServerConfig>, CertE
         path: key.clone(),
         source,
     })?;
+    let secret = crate::keys::put_right(secret);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let pair = |source| CertError::Pair {
         cert: cert.clone(),

@@ -10,10 +10,12 @@ pub mod certs;
 pub mod export;
 pub mod tls;
 
+mod der;
 mod extents;
 mod factory;
 mod handshake;
 mod input;
+mod keys;
 mod output;
 mod session;
 mod slab;

@@ -134,6 +134,7 @@ impl Background {
             Command::Adopt(..)
             | Command::AddQueue(..)
             | Command::RemoveQueue(..)
+            | Command::Ring(_)
             | Command::Listen(..)
             | Command::Unlisten(..)
             | Command::Look => {}

@@ -20,6 +20,8 @@ pub(crate) enum Command {
     AddQueue(QueueId, Box<dyn Queue>),
     /// Let a queue go when its requests have ended, then drop the sender.
     RemoveQueue(QueueId, SyncSender<()>),
+    /// Ring a client's eventfd once.
+    Ring(Arc<OwnedFd>),
     /// A listening socket to accept on.
     Listen(ListenerId, OwnedFd, Arc<dyn SessionFactory>),
     /// Accept there no more, then drop the sender.

@@ -5,6 +5,7 @@ use crate::session::SessionCx;
 use crate::tags::Tag;
 use crate::worker::{LARGE, Worker};
 use hearth_engine::api::Completion;
+use hearth_io::has_room;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,6 +15,12 @@ use std::sync::mpsc::SyncSender;
 pub(crate) const QUEUE: u32 = 1 << 31;
 const WATCH: u64 = 4 << 32;
 const SIGNAL: u64 = 5 << 32;
+const RING: u64 = 6 << 32;
+/// How long the write of an eventfd may take where nobody waits for the client any more. One that
+/// is not full takes it at once; one that is full, and blocks, would never.
+const CALL_NS: u64 = 1_000_000_000;
+/// Single calls under way on one thread. Each takes a moment, unless its client means harm.
+const RINGS_MAX: usize = 256;
 
 /// One queue and what the kernel and the engine have of it.
 struct Place {
@@ -29,8 +36,20 @@ struct Place {
     signalling: Option<Arc<OwnedFd>>,
     /// Ring it once more after that.
     signal_next: Option<Arc<OwnedFd>>,
+    /// When that write is given up; set once it is all that is left of a queue that goes.
+    cancel_ns: Option<u64>,
+    /// The write was given up: no other follows.
+    given_up: bool,
     /// Who waits for it to go.
     leaving: Option<Vec<SyncSender<()>>>,
+}
+
+/// A call that belongs to no queue.
+struct Ring {
+    /// Kept open until the kernel is done with it.
+    _fd: Arc<OwnedFd>,
+    /// When it is given up; none if it was.
+    cancel_ns: Option<u64>,
 }
 
 /// All queues of a thread.
@@ -39,9 +58,22 @@ pub(crate) struct Queues {
     places: Vec<Option<Box<Place>>>,
     free: Vec<u32>,
     dirty: Vec<u32>,
+    rings: Vec<Option<Ring>>,
+    /// Nothing is given up before.
+    next_cancel: Option<u64>,
 }
 
 impl Queues {
+    /// When a call is next to be given up.
+    pub(crate) fn next_cancel(&self) -> Option<u64> {
+        self.next_cancel
+    }
+
+    fn cancel_at(&mut self, at: u64) -> Option<u64> {
+        self.next_cancel = Some(self.next_cancel.map_or(at, |next| next.min(at)));
+        Some(at)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.free.len() == self.places.len()
     }
@@ -91,6 +123,8 @@ impl Worker {
             watching: true,
             signalling: None,
             signal_next: None,
+            cancel_ns: None,
+            given_up: false,
             leaving,
         }));
         self.proactor.watch(WATCH | u64::from(index), doorbell);
@@ -143,10 +177,68 @@ impl Worker {
         self.queues.mark(index);
     }
 
+    /// Rings an eventfd once.
+    pub(crate) fn ring(&mut self, fd: Arc<OwnedFd>) {
+        let raw = fd.as_raw_fd();
+        let free = self.queues.rings.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.queues.rings.len());
+        // Who has filled the counter has cause enough to look.
+        if index >= RINGS_MAX || !has_room(raw) {
+            return;
+        }
+        let cancel_ns = self.queues.cancel_at(self.now + CALL_NS);
+        let ring = Some(Ring { _fd: fd, cancel_ns });
+        match self.queues.rings.get_mut(index) {
+            Some(place) => *place = ring,
+            None => self.queues.rings.push(ring),
+        }
+        self.proactor.signal(RING | index as u64, raw);
+    }
+
+    /// Gives up calls that take too long: a client may have filled its eventfd's counter and made
+    /// it blocking, and the kernel would wait for ever, and the queue with it.
+    pub(crate) fn cancel_calls(&mut self) {
+        if self.queues.next_cancel.is_none_or(|at| self.now < at) {
+            return;
+        }
+        let (now, mut next, mut over) = (self.now, None::<u64>, Vec::new());
+        let mut look = |due: &mut Option<u64>, token: u64| match *due {
+            Some(at) if at <= now => {
+                *due = None;
+                over.push(token);
+            }
+            Some(at) => next = Some(next.map_or(at, |n| n.min(at))),
+            None => {}
+        };
+        for (index, place) in self.queues.places.iter_mut().enumerate() {
+            if let Some(place) = place {
+                let before = place.cancel_ns;
+                look(&mut place.cancel_ns, SIGNAL | index as u64);
+                place.given_up |= before.is_some() && place.cancel_ns.is_none();
+            }
+        }
+        for (index, ring) in self.queues.rings.iter_mut().enumerate() {
+            if let Some(ring) = ring {
+                look(&mut ring.cancel_ns, RING | index as u64);
+            }
+        }
+        self.queues.next_cancel = next;
+        for token in over {
+            self.proactor.cancel(token);
+        }
+    }
+
     pub(crate) fn signalled(&mut self, token: u64) {
         let index = token as u32;
+        if token & !u64::from(u32::MAX) == RING {
+            if let Some(ring) = self.queues.rings.get_mut(index as usize) {
+                *ring = None;
+            }
+            return;
+        }
         if let Some(place) = self.queues.get(index) {
-            place.signalling = place.signal_next.take();
+            let next = place.signal_next.take();
+            place.signalling = next.filter(|_| !place.given_up);
             if let Some(fd) = &place.signalling {
                 let fd = fd.as_raw_fd();
                 self.proactor.signal(SIGNAL | u64::from(index), fd);
@@ -217,7 +309,7 @@ impl Worker {
             return false;
         }
         let mut dirty = std::mem::take(&mut self.queues.dirty);
-        let mut more = false;
+        let (mut more, now, mut due) = (false, self.now, None);
         dirty.retain(|&index| {
             let Some(place) = self.queues.get(index) else {
                 return false;
@@ -234,10 +326,12 @@ impl Worker {
             let Some(place) = self.queues.get(index) else {
                 return false;
             };
-            let over = place.leaving.is_some()
-                && place.requests == 0
-                && !place.watching
-                && place.signalling.is_none();
+            let idle = place.leaving.is_some() && place.requests == 0 && !place.watching;
+            let over = idle && place.signalling.is_none();
+            if idle && !over && place.cancel_ns.is_none() && !place.given_up {
+                place.cancel_ns = Some(now + CALL_NS);
+                due.get_or_insert(now + CALL_NS);
+            }
             if over {
                 self.queues.places[index as usize] = None;
                 self.queues.free.push(index);
@@ -252,6 +346,9 @@ impl Worker {
         });
         dirty.append(&mut self.queues.dirty);
         self.queues.dirty = dirty;
+        if let Some(at) = due {
+            self.queues.cancel_at(at);
+        }
         more
     }
 }

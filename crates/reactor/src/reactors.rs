@@ -392,6 +392,14 @@ impl Reactors {
         }
     }
 
+    /// Rings a client's eventfd once, from the data thread `turn` names (counted round), which a
+    /// full counter does not hold up.
+    pub fn ring(&self, turn: usize, fd: Arc<OwnedFd>) {
+        let thread = (turn % self.shared.threads as usize) as u32;
+        // A thread that has ended serves nobody who could wait for the call.
+        let _ = self.shared.inbox(thread).command(Command::Ring(fd));
+    }
+
     /// Hands a request of the control plane to the engine, on the background thread. `owner`
     /// is filled in; the completion, with the request's own tag, comes out of the receiver,
     /// which is cut off without one if the threads stop first.

@@ -130,6 +130,7 @@ impl Worker {
             if self.now >= self.next_sweep {
                 self.sweep();
             }
+            self.cancel_calls();
             if self.gated > 0 && (self.now >= self.next_gate || self.shared.is_ample()) {
                 self.next_gate = self.now + GATED_NS;
                 self.ungate();
@@ -168,7 +169,7 @@ impl Worker {
         let sweep =
             (self.free.len() < self.conns.len() || self.stop.is_some()).then_some(self.next_sweep);
         let gated = (self.gated > 0).then_some(self.next_gate);
-        match [sweep, gated, self.accept_retry]
+        match [sweep, gated, self.accept_retry, self.queues.next_cancel()]
             .into_iter()
             .flatten()
             .min()
@@ -208,6 +209,7 @@ impl Worker {
             Command::Adopt(fd, session) => self.adopt(fd, session),
             Command::AddQueue(id, queue) => self.add_queue(id, queue),
             Command::RemoveQueue(id, told) => self.remove_queue(id, told),
+            Command::Ring(fd) => self.ring(fd),
             Command::Listen(id, fd, factory) => {
                 let listener = Listener {
                     id,

@@ -5,6 +5,7 @@
 //! under a running queue (memory, addresses, its doorbell) is changed between a stop and a
 //! start. A message that makes no sense ends the connection.
 
+use crate::backing::{is_eventfd, let_go};
 use crate::config;
 use crate::disk::Disk;
 use crate::error::VhostError;
@@ -14,7 +15,7 @@ use crate::queue::{DiskQueue, Line, Link, Parts};
 use crate::ring::{QUEUE_SIZE_MAX, RingAddresses, SplitRing};
 use hearth_reactor::{QueueId, Reactors};
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -174,11 +175,10 @@ impl Drop for Device {
     }
 }
 
-/// An eventfd, and nothing else: anything else might block whoever reads or writes it.
+/// A descriptor that must be an eventfd.
 fn eventfd(file: File, what: &'static str) -> Result<OwnedFd> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .map_err(Error::ReqHandlerError)?;
-    if link.as_os_str() != "anon_inode:[eventfd]" {
+    if !is_eventfd(&file) {
+        let_go(vec![file.into()]);
         return Err(VhostError::NotEventfd(what).into());
     }
     Ok(file.into())
@@ -237,10 +237,13 @@ impl VhostUserBackendReqHandlerMut for Device {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<Base>>> {
+        let mapped = regions.iter().zip(&files);
+        let mapped = mapped.map(|(r, f)| map(r, f)).collect::<Result<Vec<_>>>();
+        // Mapped is mapped; what is behind a file that was refused may not let it be closed.
+        let_go(files.into_iter().map(OwnedFd::from).collect());
+        let memory = Arc::new(GuestMemory::new(mapped?)?);
         self.with_all_stopped(|device| {
-            let regions = regions.iter().zip(&files);
-            let regions = regions.map(|(r, f)| map(r, f)).collect::<Result<_>>()?;
-            device.memory = Arc::new(GuestMemory::new(regions)?);
+            device.memory = memory;
             Ok(None)
         })
     }
@@ -302,12 +305,17 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let call = fd.map(|fd| eventfd(fd, "call")).transpose()?;
-        self.vring(index.into())?.line.set_call(call);
+        let call = self.vring(index.into())?.line.set_call(call);
+        if let Some(call) = call {
+            let turn = usize::from(self.disk.id()) + usize::from(index);
+            self.reactors.ring(turn, call);
+        }
         Ok(())
     }
 
-    fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         // Errors end the connection, which says more.
+        fd.map(|fd| eventfd(fd, "error")).transpose()?;
         self.vring(index.into()).map(drop)
     }
 
@@ -382,7 +390,9 @@ impl VhostUserBackendReqHandlerMut for Device {
             given.mmap_size,
             given.num_queues,
             given.queue_size,
-        )?;
+        );
+        let_go(vec![file.into()]);
+        let area = area?;
         self.with_all_stopped(|device| {
             device.area = Some(area);
             Ok(())
@@ -399,7 +409,9 @@ impl VhostUserBackendReqHandlerMut for Device {
         fd: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<Base>> {
-        let region = map(region, &fd)?;
+        let region = map(region, &fd);
+        let_go(vec![fd.into()]);
+        let region = region?;
         self.with_all_stopped(|device| {
             let mut regions = device.memory.regions().to_vec();
             regions.push(region);

@@ -38,6 +38,11 @@ pub enum VhostError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Memory whose pages may not be there at once.
+    #[error(
+        "the client's memory may hang the threads that touch it: {0}; share a memfd, or a file on tmpfs (/dev/shm) or hugetlbfs"
+    )]
+    Backing(String),
     /// A region is longer than the file behind it.
     #[error("a memory region ends at byte {end} of a file of {size} bytes")]
     Truncated {

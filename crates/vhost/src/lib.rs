@@ -12,6 +12,7 @@
 //! [`server`] speak to the hypervisor. Sources: virtio 1.2 (split virtqueues, 5.2 block device)
 //! and QEMU's docs/interop/vhost-user.rst.
 
+pub mod backing;
 pub mod chain;
 pub mod channel;
 pub mod config;

@@ -5,6 +5,7 @@
 //! and hand out windows into the mapping as I/O buffers. A window keeps its mapping alive, so
 //! memory that is unshared while the device still writes it stays mapped until that has ended.
 
+use crate::backing::check_memory;
 use crate::chain::{Guest, Outside};
 use crate::error::VhostError;
 use crate::sigbus::Watch;
@@ -42,13 +43,13 @@ impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, whatever their alignment, shared and writable.
     /// Returns the mapping and the address of the first byte asked for.
     pub fn new(file: &File, offset: u64, len: u64) -> Result<(Arc<Mapping>, *mut u8), VhostError> {
+        check_memory(file)?;
         let fail = |source| VhostError::Map { size: len, source };
         let size = file.metadata().map_err(fail)?;
         let end = offset
             .checked_add(len)
             .ok_or(VhostError::Region(offset, len))?;
-        // A device's own size is not in its metadata; regular files are what clients share.
-        if size.is_file() && end > size.size() {
+        if end > size.size() {
             return Err(VhostError::Truncated {
                 end,
                 size: size.size(),

@@ -14,7 +14,7 @@ use crate::memory::{GuestMemory, Pieces};
 use crate::request::{Limits, Op, Range, SECTOR, Status, parse};
 use crate::ring::SplitRing;
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqOp, Request};
-use hearth_io::{BLOCK, Buf, BufSlice, ring_eventfd};
+use hearth_io::{BLOCK, Buf, BufSlice};
 use hearth_reactor::{Queue, SessionCx};
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -85,15 +85,14 @@ pub struct Line {
 }
 
 impl Line {
-    /// Sets the eventfd to ring, and rings it: answers may have been given whose call went to
-    /// the eventfd before, when nobody listened there any more, or was lost with the daemon that
-    /// gave them. A call too many is harmless, a call too few is a guest that waits for ever.
-    pub fn set_call(&self, fd: Option<OwnedFd>) {
+    /// Sets the eventfd to ring, and returns it to be rung now: answers may have been given whose
+    /// call went to the eventfd before, when nobody listened there any more, or was lost with the
+    /// daemon that gave them. A call too many is harmless, a call too few is a guest that waits for
+    /// ever.
+    pub fn set_call(&self, fd: Option<OwnedFd>) -> Option<Arc<OwnedFd>> {
         let fd = fd.map(Arc::new);
         *self.call.lock().unwrap_or_else(PoisonError::into_inner) = fd.clone();
-        if let Some(fd) = fd {
-            ring_eventfd(fd.as_raw_fd());
-        }
+        fd
     }
 
     fn call(&self) -> Option<Arc<OwnedFd>> {

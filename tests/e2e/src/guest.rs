@@ -357,7 +357,8 @@ impl Guest {
         Ok(u32::from_ne_bytes([a, b, c, d]) as u16)
     }
 
-    fn send(&self, code: u32, body: &[u8], fds: &[RawFd]) -> Result<()> {
+    /// Sends a message as it is given, and waits for nothing.
+    pub fn send(&self, code: u32, body: &[u8], fds: &[RawFd]) -> Result<()> {
         self.send_flags(code, 1, body, fds)
     }
 
@@ -370,6 +371,23 @@ impl Guest {
             .send_with_fds(&[raw.as_slice()], fds)
             .map_err(std::io::Error::from)?;
         Ok(())
+    }
+
+    /// Gives a queue another eventfd for its calls.
+    pub fn set_call(&self, q: usize, call: &EventFd) -> Result<()> {
+        let index = (q as u64).to_ne_bytes();
+        self.tell(message::SET_VRING_CALL, &index, &[call.as_raw_fd()])
+    }
+
+    /// Shares one region of the guest's memory behind a file of the caller's.
+    pub fn share(&self, file: &File) -> Result<()> {
+        let mut table = Vec::new();
+        table.extend_from_slice(&1u32.to_ne_bytes());
+        table.extend_from_slice(&0u32.to_ne_bytes());
+        for word in [BASE, 1 << 20, self.memory.ptr.addr() as u64, 0] {
+            table.extend_from_slice(&word.to_ne_bytes());
+        }
+        self.tell(message::SET_MEM_TABLE, &table, &[file.as_raw_fd()])
     }
 
     /// Sends a message and waits until it was accepted.
@@ -591,6 +609,26 @@ impl Guest {
         let (used, written) = self.wait_used(q)?;
         ensure!(used == head, "{used} was answered instead of {head}");
         Ok((self.status(q, head), written))
+    }
+
+    /// Asks to be called for the next request that is used.
+    pub fn want_call(&self, q: usize) {
+        let event = avail_at(q) + 4 + 2 * usize::from(SIZE);
+        let next = self.memory.next_used[q];
+        self.memory.u16_at(event).store(next, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Makes all queues' calls wait for room in their counters, and fills these.
+    pub fn clog_calls(&self) -> Result<()> {
+        for call in &self.calls {
+            let _ = call.read();
+            call.write(u64::MAX - 1)?;
+            // SAFETY: plain numbers on a descriptor of ours.
+            let done = unsafe { libc::fcntl(call.as_raw_fd(), libc::F_SETFL, 0) };
+            ensure!(done == 0, "fcntl: {}", std::io::Error::last_os_error());
+        }
+        Ok(())
     }
 
     /// How often the device has called since this was last asked.
