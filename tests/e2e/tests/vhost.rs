@@ -580,7 +580,9 @@ fn answers_of_the_last_life_count() -> Result<()> {
         hearth.start()?;
         how.behind = 3;
         g = Guest::resume(&hearth.vhost_socket("d"), memory, how)?;
-        ensure!(g.calls(0) == 1, "the guest was not called");
+        wait::until("the guest is called", LIMIT, || {
+            (g.calls(0) == 1).then_some(())
+        })?;
         // The next answer is the next request's: three more would come before it.
         for i in 0..5usize {
             let (status, _) = g.request(0, kind::IN, i as u64 * 8, &[(DATA, 4096)])?;
