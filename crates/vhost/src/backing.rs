@@ -91,14 +91,8 @@ fn kind(file: &File) -> Result<(), String> {
         let e = std::io::Error::last_os_error();
         return Err(format!("its file system cannot be asked what it is: {e}"));
     }
-    let magic = fs.f_type as i64;
-    if ![
-        libc::TMPFS_MAGIC as i64,
-        libc::HUGETLBFS_MAGIC as i64,
-        RAMFS_MAGIC,
-    ]
-    .contains(&magic)
-    {
+    let magic = fs.f_type;
+    if ![libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC].contains(&magic) {
         return Err(format!("its file system is of type {magic:#x}"));
     }
     // Device nodes lie on a tmpfs, too.
