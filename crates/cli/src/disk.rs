@@ -154,6 +154,9 @@ fn list(global: &Global, client: &Client) -> Outcome {
                 plain(reason)
             );
         }
+        for notice in &d.notices {
+            println!("{}: {}", plain(&d.name), plain(notice));
+        }
     }
     Ok(())
 }

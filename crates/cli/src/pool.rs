@@ -96,6 +96,8 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
             "dirty" => "in use, or not stopped cleanly".to_owned(),
             "clean" => "stopped cleanly".to_owned(),
             "failed" => "the flash has failed".to_owned(),
+            "cache-off" => "serving from the origins, cache off".to_owned(),
+            "leaving" => "serving from the origins, leaving the flash".to_owned(),
             other => plain(other),
         },
     );
@@ -129,6 +131,9 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
         line("I/O", format!("{io}, {threads} threads"));
     }
     print!("{}", table.render());
+    for notice in &info.notices {
+        println!("warning: {}", plain(notice));
+    }
     if info.disks.is_empty() {
         println!("no disks");
         return Ok(());

@@ -53,6 +53,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             poll: Duration::from_micros(args.poll.unwrap_or(0)),
             // `run` puts it below the run directory.
             images: std::path::PathBuf::new(),
+            degraded: None,
         },
         run_dir: global.dir(),
         tcp,

@@ -264,6 +264,9 @@ fn pool(report: &PoolReport) -> String {
             ""
         },
     );
+    for notice in &report.notices {
+        let _ = writeln!(out, "warning: {}", plain(notice));
+    }
     let headings: Vec<String> = std::iter::once(String::new())
         .chain(report.spans.iter().map(|s| format!(">{}", s.span)))
         .collect();

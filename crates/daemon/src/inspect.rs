@@ -74,13 +74,13 @@ pub fn contents(pool: &Pool) -> Result<Vec<Contents>> {
 }
 
 /// A device with what was written to it in RAM instead.
-struct Unwritten {
+pub(crate) struct Unwritten {
     device: Arc<Device>,
     written: BTreeMap<u64, Box<[u8]>>,
 }
 
 impl Unwritten {
-    fn over(device: Arc<Device>) -> Unwritten {
+    pub(crate) fn over(device: Arc<Device>) -> Unwritten {
         Unwritten {
             device,
             written: BTreeMap::new(),

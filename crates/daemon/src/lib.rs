@@ -4,6 +4,7 @@
 pub mod api;
 pub mod client;
 pub mod daemon;
+pub mod degraded;
 pub mod descriptors;
 pub mod error;
 pub mod exports;
@@ -11,6 +12,7 @@ pub mod inspect;
 pub mod memory;
 pub mod notify;
 pub mod origin;
+pub(crate) mod place;
 pub mod pool;
 pub mod progress;
 pub mod rundir;

@@ -38,6 +38,11 @@ pub struct Pool {
     registry: Registry,
     /// A change was not stored, or in one place only: which one counts, the next store decides.
     unsettled: bool,
+    /// Why flash refused the last write of ours, if it did.
+    refusal: Option<String>,
+    /// The superblock or a marker says durably that nothing on flash is to be trusted, so what else the
+    /// registry says of it may stay in RAM.
+    covered: bool,
 }
 
 /// The one flash device given, or why several will not do yet.
@@ -165,6 +170,8 @@ pub fn create_with(
     replaced.map_or(Ok(()), |r| r.done(path))?;
     let pool = Pool {
         unsettled: false,
+        refusal: None,
+        covered: false,
         media,
         superblock,
         registry,
@@ -320,6 +327,22 @@ impl Pool {
         Pool::load(path, OpenMode::default())
     }
 
+    /// Opens a pool for this process alone; if its flash cannot be written at all, to be read only,
+    /// and with the reason.
+    pub fn open_for_service(path: &Path) -> Result<(Pool, Option<String>)> {
+        match Pool::open(path) {
+            Err(e) if e.kind == Kind::Unavailable && crate::place::is_read_only(path) => {
+                let mode = OpenMode {
+                    read_only: true,
+                    unlocked: false,
+                };
+                let why = format!("{} is read-only", path.display());
+                Ok((Pool::load(path, mode)?, Some(why)))
+            }
+            other => Ok((other?, None)),
+        }
+    }
+
     /// Looks at a pool that somebody else may be using.
     pub fn look(path: &Path) -> Result<Pool> {
         Pool::load(
@@ -358,6 +381,8 @@ impl Pool {
             .map_err(|e| format_error(path, &e))?;
         Ok(Pool {
             unsettled: false,
+            refusal: None,
+            covered: false,
             media,
             superblock,
             registry,
@@ -409,21 +434,80 @@ impl Pool {
                 &self.superblock.layout,
                 self.superblock.pool,
             )
-            .map_err(|e| format_error(self.media.path(), &e))?;
+            .map_err(|e| self.refused(&e))?;
             self.unsettled = false;
             self.registry = next;
         }
         Ok(value)
     }
 
+    /// Changes what the registry says of origins and caches. Where flash takes no writes and that is
+    /// noted elsewhere, the change stays in RAM.
+    pub fn change_or_keep(&mut self, change: impl Fn(&mut Registry) -> Result<()>) -> Result<()> {
+        match self.change(&change) {
+            Err(_) if self.covered => change(&mut self.registry),
+            other => other,
+        }
+    }
+
+    /// An error of the format layer, remembering whether flash refused to be written.
+    fn refused(&mut self, error: &FormatError) -> Error {
+        if let FormatError::Io { source, .. } = error {
+            self.refusal = Some(crate::degraded::refusal(self.media.path(), source));
+        }
+        format_error(self.media.path(), error)
+    }
+
+    /// Why flash refused the last write of the registry or the superblock that failed.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// What the registry says of caches need not be stored any more: nothing is trusted anyway.
+    pub(crate) fn set_covered(&mut self) {
+        self.covered = true;
+    }
+
+    /// The pool's number for life.
+    pub fn uuid(&self) -> String {
+        self.superblock.pool.to_string()
+    }
+
+    /// Notes in the superblock that the flash was given up.
+    pub(crate) fn mark_failed(&mut self) -> Result<()> {
+        let before = self.superblock.state;
+        self.superblock.state = PoolState::Failed;
+        let stored = self.superblock.store(&mut self.media);
+        stored.map_err(|e| {
+            self.superblock.state = before;
+            self.refused(&e)
+        })
+    }
+
+    fn has_failed(&self) -> bool {
+        self.superblock.state == PoolState::Failed
+            || crate::degraded::is_marked(self.path(), self.media.is_device(), &self.uuid())
+    }
+
+    /// As [`distrust_if_failed`](Self::distrust_if_failed), for this run only: what said so stays.
+    pub(crate) fn distrust_in_ram_if_failed(&mut self) {
+        if self.has_failed() {
+            for record in &mut self.registry.disks {
+                crate::origin::distrust(record);
+            }
+        }
+    }
+
     /// If the flash was given up by an earlier run, the origins may have gone on without it: every
     /// disk is marked so that nothing cached is trusted without being asked about.
     pub fn distrust_if_failed(&mut self) -> Result<()> {
-        if self.superblock.state != PoolState::Failed {
+        if !self.has_failed() {
             return Ok(());
         }
         tracing::warn!("the flash had failed before; what is on it may be older than the origins");
-        self.distrust_all()
+        self.distrust_all()?;
+        crate::degraded::remove_markers(self.path(), self.media.is_device(), &self.uuid());
+        Ok(())
     }
 
     /// Marks every disk so that nothing cached is trusted without being asked about.
@@ -447,7 +531,7 @@ impl Pool {
         self.superblock.last_host = host.to_owned();
         self.superblock
             .store(&mut self.media)
-            .map_err(|e| format_error(self.media.path(), &e))
+            .map_err(|e| self.refused(&e))
     }
 
     /// The pool as reported.
@@ -465,6 +549,7 @@ impl Pool {
             label: self.superblock.label.clone(),
             flash: vec![self.path().display().to_string()],
             state: state.to_owned(),
+            notices: Vec::new(),
             created: self.superblock.created_unix_s,
             device_bytes: self.media.len(),
             capacity: self.capacity(),

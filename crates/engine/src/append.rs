@@ -231,8 +231,9 @@ impl Core {
         } else {
             BatchState::Failed
         };
-        if result.is_err() {
+        if let Err(e) = &result {
             self.counters.flash_errors += 1;
+            self.note_refusal(e);
         }
         let mut bytes = 0;
         while self
@@ -264,6 +265,7 @@ impl Core {
     /// Maps a batch and tells who waited for it.
     fn apply(&mut self, batch: Batch, now: u64, fx: &mut Effects) {
         self.log.failures = 0;
+        self.flash_full = false;
         self.log.segments[batch.seg as usize].batches -= 1;
         self.log.applied_seq = batch.seq;
         self.log.applied_ord = self.log.applied_ord.max(batch.last_ord);

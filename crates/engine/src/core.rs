@@ -11,7 +11,7 @@ use crate::destage::DestageJob;
 use crate::disk::Disk;
 use crate::evict::Evict;
 use crate::faults::Faults;
-use crate::flashfail::FailMark;
+use crate::flashfail::{FailMark, FlashFault};
 use crate::index::{Index, Key, SlotNo};
 use crate::log::Log;
 use crate::read::Miss;
@@ -246,6 +246,12 @@ pub(crate) struct Core {
     pub dirty_total: u64,
     pub counters: PoolCounters,
     pub flash_failed: bool,
+    /// Why, if so.
+    pub flash_fault: Option<FlashFault>,
+    /// It refused the last write that failed for want of room.
+    pub flash_full: bool,
+    /// Flushes of guests that wait until nothing of their disks is left on flash.
+    pub leaving_flushes: Vec<usize>,
     /// That it failed is being noted on it.
     pub mark: Option<FailMark>,
     /// Writes past the cache that wait for that.
@@ -633,6 +639,7 @@ impl Core {
         self.sync_draining(now, fx);
         self.trim_own_overuse(now);
         self.end_late_mark(now, fx);
+        self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);
         if self.log.applied_ord > self.log.durable_ord
             && now.saturating_sub(self.last_flash_flush_ns) > 1_000_000_000
@@ -648,6 +655,7 @@ impl Core {
             || !self.stalled.is_empty()
             || !self.stalled_through.is_empty()
             || !self.mark_waiters.is_empty()
+            || !self.leaving_flushes.is_empty()
             || self.jobs_active()
             || self
                 .disks

@@ -72,6 +72,9 @@ pub(crate) struct OriginSync {
     /// earlier run of the daemon did): until that is durable, nothing read from the origin may
     /// be cached, or a power cut could take it from the origin and leave it on flash.
     pub unguarded: u64,
+    /// As `completed` was when the origin was last written past a copy on flash that is written no
+    /// more. Until that is durable, the copy may still be the only one that survives a power cut.
+    pub superseded: u64,
     /// A flush is in flight and will cover this many.
     pub inflight: Option<u64>,
     /// Who waits for which count.

@@ -9,6 +9,7 @@ use crate::checkpoint::CheckpointError;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::evict::Evict;
+use crate::flashfail::FlashFault;
 use crate::grow::resize;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment};
@@ -203,6 +204,9 @@ impl Engine {
             dirty_total: 0,
             counters: PoolCounters::default(),
             flash_failed: false,
+            flash_fault: None,
+            flash_full: false,
+            leaving_flushes: Vec::new(),
             mark: None,
             mark_waiters: Vec::new(),
             flash_read_errors: Default::default(),
@@ -599,6 +603,7 @@ impl Engine {
             rule_switches: core.policy.switches(),
             endurance_pressure: core.policy.pressure(),
             flash_failed: core.flash_failed,
+            flash_fault: core.flash_fault,
             flash_read_ns: core.flash_ewma_ns,
         }
     }
@@ -732,7 +737,9 @@ impl Engine {
         }
         if core.flash_failed {
             // Once more: perhaps it answers again, and then nothing on it may be believed.
-            core.sb.store(media)?;
+            if core.sb.state == PoolState::Failed {
+                core.sb.store(media)?;
+            }
             return Ok(());
         }
         // An origin did not take its flush: a checkpoint would forget what may be stale.
@@ -754,6 +761,27 @@ impl Engine {
         };
         core.sb.store(media)?;
         Ok(())
+    }
+
+    /// Writes flash no more: the disks go on from their origins, and the destager empties it. With
+    /// `mark` the failure is noted on flash; without, the caller has seen to it durably that the next
+    /// start trusts nothing there which the origins may have passed.
+    pub fn give_flash_up(&self, fault: FlashFault, mark: bool, now_ns: u64, fx: &mut Effects) {
+        let mut core = self.core();
+        core.give_flash_up(fault, mark, now_ns, fx);
+        core.settle(now_ns, fx);
+    }
+
+    /// A segment number above all on flash and not above any that a later run will write: a disk that
+    /// has nothing dirty, on flash that is written no more, may have its records up to there voided
+    /// without being brought to rest. `None` if the disk has something dirty or flash is in use.
+    pub fn void_seq(&self, id: DiskId) -> Option<u64> {
+        let core = self.core();
+        let quiet = core.log.batches.is_empty() && core.log.queue.is_empty();
+        let d = core.disk(id)?;
+        let safe =
+            !d.is_dirty() && d.destage.written.is_empty() && d.sync.durable >= d.sync.superseded;
+        (core.flash_failed && quiet && safe).then_some(core.log.next_segment_seq)
     }
 
     /// The engine's inner state in words, for diagnosis of a stall.

@@ -11,6 +11,10 @@
 //! of them, whether or not a guest asks. While the device counts as sound the next read may succeed, so
 //! it takes several, seconds apart; but one bad sector must not hold up eviction, nor a flush of its
 //! disk, for ever.
+//!
+//! Flash may also be left although it gives back what it holds ([`FlashFault`]): the file system under
+//! it is full, or its file was removed under us. The disks then go on in the same way, and the
+//! destager empties it.
 
 use crate::api::{DiskId, Effects};
 use crate::append::unsent;
@@ -20,8 +24,32 @@ use crate::index::SlotNo;
 use crate::log::{Apply, BatchState, SegState, Then};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
-use hearth_io::{BLOCK, Buf, Class, OpKind, Target};
+use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};
+use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
+
+/// Why flash is written no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlashFault {
+    /// It failed. What it gives back is checked, and nothing about it is promised.
+    Broken,
+    /// It takes no writes (no room, or read-only). What it holds stays there, durably.
+    Unwritable,
+    /// It still gives back what it holds, but only as long as it is open: its file was removed.
+    Leaving,
+}
+
+/// What a flush may say of a disk that has something dirty on flash which is written no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promise {
+    /// Nothing.
+    None,
+    /// It is durable where it is.
+    Durable,
+    /// Only what the origin has will last, or that is not known yet: ask again.
+    Later,
+}
 
 /// Segments tried before the device counts as failed; it does so too when none is left to try.
 const SEGMENT_TRIES: u32 = 4;
@@ -76,6 +104,7 @@ impl Core {
     /// A read of flash failed. One alone says little; many without a success between them do.
     pub fn flash_read_failed(&mut self, now: u64, fx: &mut Effects) {
         if self.flash_read_errors.len() > READ_ERRORS_MAX {
+            self.flash_full = false;
             self.fail_flash(now, fx);
         }
     }
@@ -181,13 +210,35 @@ impl Core {
         self.pump(now, fx);
     }
 
+    /// Remembers whether flash refuses writes for want of room only.
+    pub fn note_refusal(&mut self, error: &IoError) {
+        self.flash_full = error.is_no_space();
+    }
+
     /// The flash device has failed: from here on the origins carry the disks.
     pub fn fail_flash(&mut self, now: u64, fx: &mut Effects) {
+        let fault = if self.flash_full {
+            FlashFault::Unwritable
+        } else {
+            FlashFault::Broken
+        };
+        self.give_flash_up(fault, true, now, fx);
+    }
+
+    /// From here on the origins carry the disks. With `mark`, flash itself is told.
+    pub fn give_flash_up(&mut self, fault: FlashFault, mark: bool, now: u64, fx: &mut Effects) {
         if self.flash_failed {
+            // It may get worse, never better.
+            if self.flash_fault == Some(FlashFault::Unwritable) || fault == FlashFault::Broken {
+                self.flash_fault = Some(fault);
+            }
             return;
         }
         self.flash_failed = true;
-        self.mark_failed(now, fx);
+        self.flash_fault = Some(fault);
+        if mark {
+            self.mark_failed(now, fx);
+        }
         self.log.sealing.clear();
         let items = unsent(&mut self.log);
         self.log.clear_queue();
@@ -226,6 +277,33 @@ impl Core {
         }
         for disk in self.disk_ids() {
             self.wake_clean_waiters(disk, now, fx);
+        }
+    }
+
+    /// What is dirty on flash that failed may or may not be there; on flash that is full it is as
+    /// durable as before; what was removed under us is gone after a power cut, so there a flush
+    /// waits until the origin has all, rather than end the guest's file system with an error.
+    pub fn promise_of_left_flash(&self, disk: DiskId) -> Promise {
+        if self.disk(disk).is_none_or(|d| !d.lost.is_empty()) {
+            return Promise::None;
+        }
+        match self.flash_fault {
+            Some(FlashFault::Leaving) => Promise::Later,
+            Some(FlashFault::Unwritable) if self.log.durable_ord >= self.log.applied_ord => {
+                Promise::Durable
+            }
+            // Its flush covers the log.
+            Some(FlashFault::Unwritable) if self.mark.as_ref().is_some_and(|m| !m.late) => {
+                Promise::Later
+            }
+            _ => Promise::None,
+        }
+    }
+
+    /// Asks again for flushes that had to wait.
+    pub fn retry_leaving_flushes(&mut self, now: u64, fx: &mut Effects) {
+        for id in std::mem::take(&mut self.leaving_flushes) {
+            self.start_flush(id, now, fx);
         }
     }
 
@@ -277,6 +355,13 @@ impl Core {
         mark.sound &= ok;
         if kind != OpKind::Flush {
             return self.io_flush(fx, OpCtx::FailMark, Target::Flash(0));
+        }
+        if ok {
+            // It covers the log as well, and nothing is appended any more.
+            self.log.durable_ord = self.log.applied_ord;
+            self.log.durable_seq = self.log.applied_seq;
+        } else {
+            self.flash_fault = Some(FlashFault::Broken);
         }
         if mark.sound {
             self.sb.copy = mark.copy;

@@ -5,6 +5,7 @@ use crate::api::{DiskId, Effects, Mode, ReqError};
 use crate::core::{Core, FlashWaiter, OpCtx, Phase};
 use crate::disk::{Intent, SyncWaiter};
 use crate::faults::Fault;
+use crate::flashfail::Promise;
 use crate::log::Then;
 use crate::rescue::Closing;
 use hearth_format::Kind;
@@ -38,10 +39,19 @@ impl Core {
         let flash = d.is_dirty() && self.log.durable_ord < applied;
         let (guest, durable) = (d.sync.guest, d.sync.durable);
         if self.flash_failed && d.is_dirty() {
-            // What is dirty on failed flash may or may not be there: no promise can be made.
-            self.reqs[id].failed = Some(ReqError::Io);
-            self.finish(id, now, fx);
-            return;
+            match self.promise_of_left_flash(disk) {
+                Promise::None => {
+                    self.reqs[id].failed = Some(ReqError::Io);
+                    self.finish(id, now, fx);
+                    return;
+                }
+                Promise::Later => {
+                    self.reqs[id].phase = Phase::WaitClean;
+                    self.leaving_flushes.push(id);
+                    return;
+                }
+                Promise::Durable => {}
+            }
         }
         if flash && self.opts.faults.has(Fault::SkipDeviceFlush) {
             self.finish(id, now, fx);
@@ -114,6 +124,7 @@ impl Core {
         if result.is_err() {
             // After a failed flush nobody knows what the device kept: it has failed.
             self.counters.flash_errors += 1;
+            self.flash_full = false;
             self.fail_flash(now, fx);
             return;
         }

@@ -35,5 +35,6 @@ mod zero;
 pub use checkpoint::CheckpointError;
 pub use core::EngineOptions;
 pub use engine::{ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom};
+pub use flashfail::FlashFault;
 pub use flush::FLUSH_AFTER_BYTES;
 pub use hearth_policy::{Budget, Rules};

@@ -247,8 +247,9 @@ impl Core {
         if self.flash_failed {
             return;
         }
-        if result.is_err() {
+        if let Err(e) = &result {
             self.counters.flash_errors += 1;
+            self.note_refusal(e);
             self.rescue.failures += 1;
             let flush = matches!(step, Step::Flush { .. });
             if flush || self.rescue.failures > STORE_TRIES {

@@ -3,6 +3,7 @@
 //! Definitions are printed in `docs/statistics.md`. Counters only grow; windows (5 minutes,
 //! hour, day) are differences of snapshots and are made by the daemon.
 
+use crate::flashfail::FlashFault;
 use crate::tally::Tally;
 use hdrhistogram::{Counter, Histogram};
 use serde::{Deserialize, Serialize};
@@ -279,6 +280,8 @@ pub struct PoolStats {
     pub endurance_pressure: u32,
     /// 0 healthy, 1 failed.
     pub flash_failed: bool,
+    /// Why, if so.
+    pub flash_fault: Option<FlashFault>,
     /// Mean flash read latency lately, nanoseconds.
     pub flash_read_ns: u64,
 }

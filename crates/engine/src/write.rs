@@ -774,6 +774,12 @@ impl Core {
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || !self.flash_failed;
         let cached = replaced && self.forget_range(disk, start, end, now);
+        if self.flash_failed
+            && let Some(d) = self.disk_mut(disk)
+            && (cached || !d.zero.is_empty())
+        {
+            d.sync.superseded = written;
+        }
         let had = cached || self.reqs[id].fills_appended || evicting && !unguarded;
         if !replaced {
             self.doubt_written(disk, start, end);

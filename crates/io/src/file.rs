@@ -94,6 +94,30 @@ pub struct Identity {
     pub inode: u64,
 }
 
+/// How a file that is open stands to the name it was opened by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Names it has; 0: it was removed, and is gone when it is closed.
+    pub links: u64,
+    /// Bytes it has now.
+    pub size: u64,
+    /// Bytes of it that take space; fewer than `size`: it is sparse.
+    pub allocated: u64,
+    /// What its name leads to now.
+    pub name: NameLeadsTo,
+}
+
+/// What the name of an open file leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameLeadsTo {
+    /// The file.
+    It,
+    /// Another one.
+    Another,
+    /// Nothing.
+    Nothing,
+}
+
 /// A run of a file that is data or a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -361,6 +385,39 @@ impl BlockFile {
             },
             inode: meta.ino(),
         })
+    }
+
+    /// How the file stands to its name now; `None` of a device. May wait for the file system.
+    pub fn standing(&self) -> io::Result<Option<Standing>> {
+        if self.is_device {
+            return Ok(None);
+        }
+        let meta = self.direct.metadata()?;
+        let name = match std::fs::metadata(&self.path) {
+            Ok(named) if (named.dev(), named.ino()) == (meta.dev(), meta.ino()) => NameLeadsTo::It,
+            Ok(_) => NameLeadsTo::Another,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => NameLeadsTo::Nothing,
+            Err(e) => return Err(e),
+        };
+        Ok(Some(Standing {
+            links: meta.nlink(),
+            size: meta.len(),
+            allocated: meta.blocks().saturating_mul(512),
+            name,
+        }))
+    }
+
+    /// Reserves the space of the whole file, so that no write to it can lack room later.
+    pub fn reserve(&self) -> io::Result<()> {
+        if self.is_device {
+            return Ok(());
+        }
+        sys::fallocate(self.direct_fd(), 0, 0, self.size())
+    }
+
+    /// The number of its descriptor, under which `/proc/PID/fd` shows it.
+    pub fn descriptor(&self) -> i32 {
+        self.direct.as_raw_fd()
     }
 
     /// Descriptor for direct I/O; drivers only.

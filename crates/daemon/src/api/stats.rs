@@ -1,6 +1,7 @@
 //! Statistics as reported: counters with their windows, ratios, latencies and the estimate of
 //! whether the cache helps. Every name is defined in `docs/statistics.md`; a test compares.
 
+use hearth_engine::FlashFault;
 use hearth_engine::stats::{
     DiskCounters, DiskStats, Latencies, Percentiles, PoolCounters, PoolStats,
 };
@@ -399,6 +400,9 @@ pub struct PoolReport {
     pub endurance_used: f64,
     /// The flash device failed; disks go on from their origins.
     pub flash_failed: bool,
+    /// What somebody should know about the flash: that the cache is off, and why.
+    #[serde(default)]
+    pub notices: Vec<String>,
     /// Mean latency of flash reads lately, microseconds.
     pub flash_read_us: f64,
     /// Flash: the total, then the windows from short to long.
@@ -489,6 +493,7 @@ impl PoolReport {
     /// A report from the engine's figures; `dirty` bytes of all disks are newer than the origins.
     pub fn new(
         stats: &PoolStats,
+        notices: Vec<String>,
         dirty: u64,
         spans: Vec<FlashSpan>,
         disks: Vec<DiskSpan>,
@@ -504,7 +509,8 @@ impl PoolReport {
             admission: if stats.gate { "gated" } else { "open" }.to_owned(),
             admission_changes: stats.rule_switches,
             endurance_used: f64::from(stats.endurance_pressure) / 256.0,
-            flash_failed: stats.flash_failed,
+            flash_failed: stats.flash_fault == Some(FlashFault::Broken),
+            notices,
             flash_read_us: stats.flash_read_ns as f64 / 1000.0,
             spans,
             disks,

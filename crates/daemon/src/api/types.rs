@@ -333,8 +333,12 @@ pub struct PoolInfo {
     /// Flash devices.
     pub flash: Vec<String>,
     /// `serving`, `new` (never served), `clean` (stopped cleanly, as after an export), `dirty` (in
-    /// use, or not stopped cleanly) or `failed`.
+    /// use, or not stopped cleanly), `failed`, or, while serving from the origins alone, `cache-off`
+    /// (the flash takes no writes) or `leaving` (the flash file was removed).
     pub state: String,
+    /// What somebody should know about the flash.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
     /// When it was created, seconds since 1970.
     pub created: u64,
     /// Bytes of the device.

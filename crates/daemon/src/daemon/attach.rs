@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskConfig, DiskId, Mode, OriginState};
-use hearth_format::{DiskRecord, OriginIdentity};
+use hearth_format::{DiskRecord, OriginIdentity, Registry};
 use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 
 use hearth_origin::owner::Take;
@@ -20,6 +20,7 @@ use hearth_origin::owner::Take;
 use super::admission::{self, Ownership};
 use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
+use crate::degraded::Dirty;
 use crate::error::{Error, Kind, Result};
 use crate::exports::DiskExport;
 use crate::origin;
@@ -124,6 +125,8 @@ struct Judged {
     notices: Vec<String>,
     /// Dirty blocks must be in the origin before anybody may read.
     reconcile: bool,
+    /// The cache is off, and something dirty is still on flash.
+    leaving: bool,
 }
 
 /// What happens to a disk of `size` bytes whose origin has `now`.
@@ -437,6 +440,17 @@ impl Daemon {
         }
         let status = self.engine.status(record.id).unwrap_or_default();
         let dirty = status.owed_blocks();
+        let degraded = self.flash.degraded();
+        if let Some(degraded) = degraded.filter(|d| dirty > 0 && d.dirty == Dirty::Refuse) {
+            return Err(Error::refused(
+                format!(
+                    "{} written by the guest wait on flash, which is not used: {}",
+                    human(dirty * hearth_io::BLOCK),
+                    degraded.why
+                ),
+                "the disk is served again when the daemon is started with its flash in use",
+            ));
+        }
         let mut notices = admission::grandfather(&mut record, ownership);
         let mut reconcile = false;
         if let Some(why) = reason {
@@ -481,15 +495,18 @@ impl Daemon {
         record.size = size;
         record.origin_identity = *now;
         record.clean_detach = now.is_some();
-        if reconcile {
+        // Until the last dirty block is durable in the origin, and the registry says so.
+        let leaving = degraded.is_some() && dirty > 0;
+        if reconcile || leaving {
             // Until that is done, a crash must lead back to the same question.
             origin::distrust(&mut record);
         }
-        self.store_record(&record)?;
+        self.note_record(&record)?;
         Ok(Judged {
             record,
             notices,
             reconcile,
+            leaving,
         })
     }
 
@@ -529,10 +546,11 @@ impl Daemon {
             record,
             notices,
             reconcile,
+            leaving,
         } = judged;
         let (id, pool) = (record.id, self.pool.clone());
-        // While reconciling there is no promise to take back.
-        let device = if reconcile {
+        // Then there is no promise to take back.
+        let device = if reconcile || leaving {
             device
         } else {
             device.before_first_write(move || withdraw_promise(&pool, id))
@@ -614,15 +632,18 @@ impl Daemon {
         Some(closed)
     }
 
-    /// Stores a disk's record durably.
-    pub(super) fn store_record(&self, record: &DiskRecord) -> Result<()> {
-        lock(&self.pool).change(|registry| {
-            let place = registry.disks.iter_mut().find(|r| r.id == record.id);
-            // A disk that was removed meanwhile must not come back.
-            *place.ok_or_else(|| Error::no_disk(&record.name))? = record.clone();
-            Ok(())
-        })
+    /// Stores what was found out about a disk, or keeps it in RAM if flash takes no writes and the next
+    /// start is told by other means not to trust it.
+    fn note_record(&self, record: &DiskRecord) -> Result<()> {
+        lock(&self.pool).change_or_keep(|registry| replace(registry, record))
     }
+}
+
+fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
+    let place = registry.disks.iter_mut().find(|r| r.id == record.id);
+    // A disk that was removed meanwhile must not come back.
+    *place.ok_or_else(|| Error::no_disk(&record.name))? = record.clone();
+    Ok(())
 }
 
 /// What to do about a disk whose origin and flash do not fit.
@@ -643,7 +664,7 @@ fn which_side(record: &DiskRecord) -> String {
 
 /// Notes durably that an origin is about to be written by us.
 fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
-    let noted = lock(pool).change(|registry| {
+    let noted = lock(pool).change_or_keep(|registry| {
         if let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) {
             record.clean_detach = false;
         }

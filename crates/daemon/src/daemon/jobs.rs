@@ -43,12 +43,13 @@ impl Daemon {
             |d| d.watch_sizes(),
             "origins that shrink are not noticed",
         );
-        let mut flash_failed = false;
+        self.spawn_watch(
+            "hearth-flash",
+            |d| d.watch_flash(),
+            "a flash file that is removed is not noticed",
+        );
         loop {
-            if !flash_failed && self.engine.pool_stats().flash_failed {
-                flash_failed = true;
-                self.tell_flash_failure();
-            }
+            self.flash_round();
             let busy = self.jobs_round();
             self.sample();
             self.auto_round();
@@ -57,16 +58,6 @@ impl Daemon {
                 return reason;
             }
         }
-    }
-
-    fn tell_flash_failure(&self) {
-        tracing::error!(
-            flash = %lock(&self.pool).path().display(),
-            "the flash has failed: the disks go on from their origins, without a cache, and what is \
-             dirty is written to them as long as the flash can be read; wait until `hearth disk \
-             flush` is done, see in `hearth disk show` what is lost, then stop the daemon and \
-             replace the flash"
-        );
     }
 
     /// Takes snapshots of the counters where one is due.

@@ -9,6 +9,7 @@ mod admission;
 mod advice;
 mod attach;
 mod control;
+mod flash;
 mod jobs;
 mod report;
 mod stop;
@@ -29,6 +30,7 @@ use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::{DrainProgress, Recovery};
+use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
 use crate::exports::{DiskExport, ExportTable};
 use crate::pool::Pool;
@@ -84,6 +86,8 @@ pub struct Options {
     pub poll: Duration,
     /// Directory for the sockets of image processes, of this daemon alone.
     pub images: PathBuf,
+    /// Leave the cache off.
+    pub degraded: Option<Degraded>,
 }
 
 /// The engine, as the data threads call it.
@@ -236,6 +240,7 @@ pub struct Daemon {
     ops: Mutex<()>,
     started: Instant,
     recovery: Recovery,
+    flash: flash::FlashWatch,
     /// Disks whose cache was dropped, with what their records must say before they are used.
     voided: Mutex<BTreeMap<DiskId, u64>>,
     /// Disks that were removed and that the engine could not forget yet.
@@ -267,12 +272,8 @@ impl Daemon {
     /// Opens the pool, attaches its disks, and starts the data threads. Nothing listens yet.
     pub fn start(options: &Options) -> Result<Arc<Daemon>> {
         let begin = Instant::now();
-        let mut pool = Pool::open(&options.flash)?;
+        let (mut pool, read_only) = Pool::open_for_service(&options.flash)?;
         crate::pool::check_memory(&pool, options.memory, options.ram_stage)?;
-        pool.note_host(&host_name())?;
-        // Before the mark of failure is overwritten by opening the pool.
-        pool.distrust_if_failed()?;
-        let known = crate::inspect::known(&pool);
         let engine_options = EngineOptions {
             // Keeps guests from choosing block numbers that collide in the index.
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,
@@ -288,9 +289,13 @@ impl Daemon {
             trim: pool.media().is_device(),
             ..EngineOptions::default()
         };
-        let mut media = pool.media().clone();
-        let (engine, report) = Engine::open(&mut media, engine_options, &known)
-            .map_err(|e| Error::unavailable(format!("{}: {e}", options.flash.display()), ""))?;
+        let asked = options.degraded.clone();
+        let asked = asked.or(read_only.map(Degraded::unwritable));
+        let Started {
+            engine,
+            report,
+            degraded,
+        } = crate::degraded::start(&mut pool, &engine_options, &host_name(), asked)?;
         let recovery = recovery(&report, begin.elapsed());
         tracing::info!(
             pool = %pool.info().uuid,
@@ -336,6 +341,7 @@ impl Daemon {
             ops: Mutex::default(),
             started: begin,
             recovery,
+            flash: flash::FlashWatch::new(degraded),
             voided: Mutex::default(),
             leftovers: Mutex::default(),
             attaching: Mutex::default(),

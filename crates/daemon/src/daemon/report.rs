@@ -34,7 +34,7 @@ const LOST_MAX: usize = 1000;
 
 impl Daemon {
     /// Bytes of all disks that their origins do not have yet.
-    fn dirty_bytes(&self) -> u64 {
+    pub(super) fn dirty_bytes(&self) -> u64 {
         let disks = self.engine.dirty_disks();
         let blocks: u64 = disks.iter().map(|(_, dirty, zero)| dirty + zero).sum();
         blocks.saturating_mul(BLOCK)
@@ -47,6 +47,7 @@ impl Daemon {
             .values()
             .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
             .collect();
+        let flash_notices = self.flash_notices();
         let pool = lock(&self.pool);
         let disks = pool.registry().disks.iter().map(|r| {
             let status = self.engine.status(r.id);
@@ -63,12 +64,8 @@ impl Daemon {
             }
         });
         PoolInfo {
-            state: if stats.flash_failed {
-                "failed"
-            } else {
-                "serving"
-            }
-            .to_owned(),
+            state: self.pool_state().to_owned(),
+            notices: flash_notices,
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
             recovery: Some(self.recovery.clone()),
@@ -115,6 +112,15 @@ impl Daemon {
         let mut notices = slot.notices.clone();
         if status.origin_failing {
             notices.push("the origin refuses writes at the moment; what is dirty stays on flash and is tried again".to_owned());
+        }
+        if self.cache_is_off() {
+            notices.push(format!(
+                "the cache is off, see `hearth pool show`; {}",
+                match status.owed_bytes() {
+                    0 => "the disk goes on from its origin".to_owned(),
+                    owed => format!("{} are still only on flash", crate::size::human(owed)),
+                }
+            ));
         }
         if let Some(now) = slot.short {
             notices.push(super::attach::shrank(record.size, now));
@@ -205,6 +211,7 @@ impl Daemon {
         let flash = FlashCounters::from(&stats.counters);
         let pool = PoolReport::new(
             &stats,
+            self.flash_notices(),
             self.dirty_bytes(),
             flash_spans(now, now, &flash, &windows.flash),
             disk_spans(now, now, &total, &windows.disks),

@@ -102,6 +102,8 @@ impl Daemon {
         self.hurry();
         if reason == StopReason::Export {
             self.drain_everything()?;
+        } else if self.must_empty_flash() {
+            self.empty_flash();
         }
         self.engine.quiesce(true);
         self.poke();
@@ -145,11 +147,16 @@ impl Daemon {
             ))
         };
         let promised = if clean { self.promise() } else { Ok(()) };
+        let outcome = if clean && self.cache_is_off() {
+            self.end_without_flash(closed.and(promised))
+        } else {
+            closed.and(promised)
+        };
         self.close_origins();
-        if reason == StopReason::Export && closed.is_ok() {
+        if reason == StopReason::Export && outcome.is_ok() {
             self.owners.give_up_all();
         }
-        closed.and(promised)
+        outcome
     }
 
     /// Closes every origin, and with it ends the processes that open images. Data threads must be
@@ -193,9 +200,9 @@ impl Daemon {
 
     /// Records what the origins look like now that nobody writes them any more.
     fn promise(&self) -> Result<()> {
-        if self.engine.pool_stats().flash_failed {
-            // If it answers again, it has what was dirty before the guests wrote past it.
-            return lock(&self.pool).distrust_all();
+        let off = self.cache_is_off();
+        if off {
+            self.settle_left_disks();
         }
         let disks = lock(&self.disks);
         let attached: Vec<_> = disks
@@ -204,14 +211,22 @@ impl Daemon {
             .collect();
         drop(disks);
         // Not while the pool is held: it may take as long as the origin likes.
+        let served: Vec<u16> = attached.iter().map(|(id, _)| *id).collect();
         let attached = identities(attached);
-        lock(&self.pool).change(|registry| {
-            for (id, now) in attached {
-                let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) else {
-                    continue;
-                };
-                record.origin_identity = Some(now);
-                record.clean_detach = true;
+        // What has something left on flash that is given up: if it answers again, it has what was dirty
+        // before the guests wrote past it.
+        let left: Vec<u16> = served
+            .into_iter()
+            .filter(|id| off && self.engine.void_seq(*id).is_none())
+            .collect();
+        lock(&self.pool).change_or_keep(|registry| {
+            for record in &mut registry.disks {
+                if left.contains(&record.id) {
+                    origin::distrust(record);
+                } else if let Some((_, now)) = attached.iter().find(|(id, _)| *id == record.id) {
+                    record.origin_identity = Some(*now);
+                    record.clean_detach = true;
+                }
             }
             Ok(())
         })

@@ -1,0 +1,463 @@
+//! Watching over the flash: noticing that it is going, saying so, and getting what is dirty off it.
+//!
+//! A flash file may be removed, truncated or replaced while it is in use, and the file system under a
+//! sparse one may become full. What was removed still works until it is closed, so the cache is left in
+//! order: writes go to the origins, what is dirty is destaged, and a stop waits for that. A disk whose
+//! last dirty block is durable in its origin has its records voided in the registry, so that no later
+//! start asks which side is right.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use hearth_engine::FlashFault;
+use hearth_engine::api::{DiskId, Effects};
+use hearth_io::BLOCK;
+use hearth_io::file::{NameLeadsTo, Standing};
+
+use super::{Daemon, lock};
+use crate::degraded::Degraded;
+use crate::error::Error;
+use crate::size::human;
+
+/// How often the flash file is looked at.
+const LOOK_TIME: Duration = Duration::from_secs(1);
+/// The first repetition of what was said about the flash; then ever later ...
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+/// ... up to this.
+const TELL_AGAIN_MAX: Duration = Duration::from_secs(3600);
+/// How often is looked whether disks have nothing left on flash that is given up.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// A stop that empties the flash gives up after so long without any progress.
+const EMPTY_STALL: Duration = Duration::from_secs(30);
+/// How often it looks, and how often it says how far it is.
+const EMPTY_POLL: Duration = Duration::from_millis(20);
+const EMPTY_TELL: Duration = Duration::from_secs(10);
+
+/// What is known of the flash beyond what the engine knows.
+pub(super) struct FlashWatch {
+    /// The cache is off since the start.
+    degraded: Option<Degraded>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What happened to the flash file, once it is given up for that.
+    gone: Option<String>,
+    /// The flash file is sound, but its name leads elsewhere.
+    moved: Option<String>,
+    /// Disks of which the registry says that nothing on flash counts.
+    voided: BTreeSet<DiskId>,
+    /// Disks whose origins the engine was asked to bring up to date.
+    asked: BTreeSet<DiskId>,
+    settle_at: Option<Instant>,
+    told: Option<Told>,
+}
+
+/// What was said, and when it is said again.
+struct Told {
+    what: String,
+    again_at: Instant,
+    wait: Duration,
+}
+
+impl FlashWatch {
+    pub(super) fn new(degraded: Option<Degraded>) -> FlashWatch {
+        FlashWatch {
+            degraded,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Why the cache is off since the start, if it is.
+    pub(super) fn degraded(&self) -> Option<&Degraded> {
+        self.degraded.as_ref()
+    }
+}
+
+/// What is wrong with a flash file that had `size` bytes, and whether it still gives back what it holds.
+fn verdict(path: &Path, size: u64, now: &Standing) -> Option<(String, FlashFault)> {
+    let path = path.display();
+    if now.size < size {
+        let how = format!(
+            "the flash file {path} was truncated from {} to {} while in use",
+            human(size),
+            human(now.size)
+        );
+        return Some((how, FlashFault::Broken));
+    }
+    if now.links > 0 {
+        return None;
+    }
+    let how = match now.name {
+        NameLeadsTo::Another => format!("the flash file {path} was replaced while in use"),
+        _ => format!("the flash file {path} was removed while in use"),
+    };
+    Some((how, FlashFault::Leaving))
+}
+
+/// What is to be said of a flash file that is sound but not found under its name.
+fn misplaced(path: &Path, now: &Standing) -> Option<String> {
+    let path = path.display();
+    let what = match now.name {
+        NameLeadsTo::It => return None,
+        NameLeadsTo::Another => format!("another file now lies at {path}"),
+        NameLeadsTo::Nothing => format!("the flash file {path} was moved while in use"),
+    };
+    (now.links > 0).then(|| {
+        format!("{what}: the next start will not find the pool there; put the flash file back under its name")
+    })
+}
+
+impl Daemon {
+    /// Looks at the flash file until the daemon stops. On a thread of its own: the question may hang
+    /// with the file system.
+    pub(super) fn watch_flash(&self) {
+        while self.wait_for_stop(LOOK_TIME).is_none() {
+            self.look_at_flash();
+        }
+    }
+
+    fn look_at_flash(&self) {
+        let media = lock(&self.pool).media().clone();
+        let Some(file) = media.file() else { return };
+        let now = match file.standing() {
+            Ok(Some(now)) => now,
+            Ok(None) => return,
+            Err(e) => {
+                tracing::debug!("the flash file does not say how it is: {e}");
+                return;
+            }
+        };
+        let gone = verdict(file.path(), file.size(), &now);
+        let mut state = lock(&self.flash.state);
+        state.moved = misplaced(file.path(), &now);
+        // What was removed may be truncated as well, which is worse.
+        let news = gone.filter(|(how, _)| state.gone.as_ref() != Some(how));
+        let Some((how, fault)) = news else { return };
+        state.gone = Some(how);
+        drop(state);
+        self.give_flash_up(fault);
+    }
+
+    fn give_flash_up(&self, fault: FlashFault) {
+        let engine = self.engine.clone();
+        let job = move |now: u64, fx: &mut Effects| engine.give_flash_up(fault, true, now, fx);
+        if self.reactors.run(job).is_err() {
+            tracing::error!("the data threads have ended");
+        }
+    }
+
+    /// The flash is written no more, whatever the reason.
+    pub(super) fn cache_is_off(&self) -> bool {
+        self.engine.pool_stats().flash_failed
+    }
+
+    /// The word for the state of the pool.
+    pub(super) fn pool_state(&self) -> &'static str {
+        match self.engine.pool_stats().flash_fault {
+            None => "serving",
+            Some(FlashFault::Broken) => "failed",
+            Some(FlashFault::Leaving) => "leaving",
+            Some(FlashFault::Unwritable) => "cache-off",
+        }
+    }
+
+    /// What somebody should know about the flash; empty if all is well.
+    pub(super) fn flash_notices(&self) -> Vec<String> {
+        let stats = self.engine.pool_stats();
+        let (gone, moved) = {
+            let state = lock(&self.flash.state);
+            (state.gone.clone(), state.moved.clone())
+        };
+        let pool = lock(&self.pool);
+        let (path, file) = (
+            pool.path().display().to_string(),
+            pool.media().file().map(hearth_io::BlockFile::descriptor),
+        );
+        drop(pool);
+        let on = "the disks go on from their origins, without a cache";
+        let mut notices = Vec::new();
+        match stats.flash_fault {
+            None => {}
+            Some(FlashFault::Leaving) => notices.push(format!(
+                "{}: {on}, and what is dirty is being written to them; wait for that, then stop the \
+                 daemon and create a new pool; until it stops, the old file can be copied from \
+                 /proc/{}/fd/{}",
+                gone.unwrap_or_else(|| format!("the flash file {path} was removed while in use")),
+                std::process::id(),
+                file.unwrap_or(-1),
+            )),
+            Some(FlashFault::Unwritable) => {
+                let (why, remedy) = match self.flash.degraded() {
+                    Some(degraded) if degraded.dirty == crate::degraded::Dirty::Refuse => (
+                        degraded.why.clone(),
+                        "the next start uses the flash again",
+                    ),
+                    Some(degraded) => (
+                        degraded.why.clone(),
+                        "put that right, then restart the daemon to have the cache back",
+                    ),
+                    None => (
+                        format!("the file system that holds {path} is full"),
+                        "make room there, then restart the daemon to have the cache back",
+                    ),
+                };
+                notices.push(format!("the cache is off because {why}: {on}; {remedy}"));
+            }
+            Some(FlashFault::Broken) => notices.push(format!(
+                "{}: {on}, and what is dirty is written to them as long as the flash can be read; \
+                 wait until `hearth disk flush` is done, see in `hearth disk show` what is lost, then \
+                 stop the daemon and replace the flash",
+                gone.map_or_else(
+                    || "the flash has failed".to_owned(),
+                    |how| format!("the flash has failed: {how}")
+                ),
+            )),
+        }
+        notices.extend(moved);
+        notices
+    }
+
+    /// What is due for flash that is going or gone. Called by housekeeping.
+    pub(super) fn flash_round(&self) {
+        self.tell_flash();
+        if self.cache_is_off() {
+            let now = Instant::now();
+            let mut state = lock(&self.flash.state);
+            if state.settle_at.is_some_and(|at| now < at) {
+                return;
+            }
+            state.settle_at = Some(now + SETTLE_TIME);
+            drop(state);
+            self.settle_left_disks();
+        }
+    }
+
+    /// Says what is wrong with the flash: at once, and then at growing intervals.
+    fn tell_flash(&self) {
+        let what = self.flash_notices().join("; ");
+        let mut state = lock(&self.flash.state);
+        if what.is_empty() {
+            state.told = None;
+            return;
+        }
+        let now = Instant::now();
+        let again = state.told.as_ref().filter(|told| told.what == what);
+        let wait = match again {
+            None => TELL_AGAIN,
+            Some(told) if now < told.again_at => return,
+            Some(told) => (told.wait * 2).min(TELL_AGAIN_MAX),
+        };
+        tracing::error!(dirty_bytes = self.dirty_bytes(), "{what}");
+        state.told = Some(Told {
+            what,
+            again_at: now + wait,
+            wait,
+        });
+    }
+
+    /// Voids the records of disks that have nothing left on flash which is given up: from then on no
+    /// start has to ask which side is right.
+    pub(super) fn settle_left_disks(&self) {
+        let settled = lock(&self.flash.state).voided.clone();
+        let ids: Vec<DiskId> = lock(&self.disks)
+            .values()
+            .filter(|slot| slot.device().is_some() && !settled.contains(&slot.id))
+            .map(|slot| slot.id)
+            .collect();
+        let mut done = Vec::new();
+        for id in ids {
+            match self.engine.void_seq(id) {
+                Some(seq) => done.push((id, seq)),
+                // Makes the engine flush the origin of what was written past flash. Once: each time it is
+                // asked, it tries origins again that it had decided to give a rest.
+                None if lock(&self.flash.state).asked.insert(id) => {
+                    let _ = self.engine.drain(id, true);
+                }
+                None => {}
+            }
+        }
+        if done.is_empty() {
+            return;
+        }
+        let noted = lock(&self.pool).change_or_keep(|registry| {
+            for (id, seq) in &done {
+                if let Some(record) = registry.disks.iter_mut().find(|r| r.id == *id) {
+                    record.since_seq = record.since_seq.max(*seq);
+                }
+            }
+            Ok(())
+        });
+        match noted {
+            Ok(()) => lock(&self.flash.state)
+                .voided
+                .extend(done.iter().map(|(id, _)| *id)),
+            // Tried again; until then a start asks.
+            Err(e) => tracing::debug!("cannot note that disks have left the flash: {e}"),
+        }
+    }
+
+    /// True if everything that can be got off flash which was given up had better be before the end.
+    pub(super) fn must_empty_flash(&self) -> bool {
+        self.cache_is_off() || lock(&self.flash.state).moved.is_some()
+    }
+
+    /// Before the end: writes to the origins what is dirty on flash that will not be there, or not be
+    /// trusted, at the next start. Gives up when nothing moves for a while.
+    pub(super) fn empty_flash(&self) {
+        let ids: Vec<DiskId> = lock(&self.disks)
+            .values()
+            .filter(|slot| slot.device().is_some())
+            .map(|slot| slot.id)
+            .collect();
+        let left = |engine: &hearth_engine::Engine| -> u64 {
+            let owed = |id: &DiskId| {
+                engine.status(*id).map_or(0, |s| {
+                    let lost: u64 = s.lost_ranges.iter().map(|(_, len)| len).sum();
+                    s.owed_bytes().saturating_sub(lost)
+                })
+            };
+            ids.iter().map(owed).sum()
+        };
+        for id in &ids {
+            // A disk that is gone has nothing to drain.
+            let _ = self.engine.drain(*id, true);
+        }
+        self.poke();
+        let (mut least, mut moved_at) = (left(&self.engine), Instant::now());
+        let mut tell_at = Instant::now();
+        while least > 0 && moved_at.elapsed() < EMPTY_STALL {
+            if Instant::now() >= tell_at {
+                tracing::warn!(
+                    bytes_left = least,
+                    "writing what is dirty to the origins before the end; a second signal ends at once and loses it"
+                );
+                tell_at = Instant::now() + EMPTY_TELL;
+            }
+            std::thread::sleep(EMPTY_POLL);
+            let now = left(&self.engine);
+            if now < least {
+                (least, moved_at) = (now, Instant::now());
+            }
+        }
+    }
+
+    /// What is only on flash that was given up, by disk: bytes, lost ones included.
+    pub(super) fn left_on_flash(&self) -> Vec<(String, u64)> {
+        let names = lock(&self.pool)
+            .registry()
+            .disks
+            .iter()
+            .map(|r| (r.id, r.name.clone()))
+            .collect::<Vec<_>>();
+        names
+            .into_iter()
+            .filter_map(|(id, name)| {
+                let owed = self.engine.status(id)?.owed_blocks();
+                (owed > 0).then_some((name, owed.saturating_mul(BLOCK)))
+            })
+            .collect()
+    }
+
+    /// How a stop with the cache off went: `noted` says whether the flash, or something beside it, will
+    /// keep the next start from trusting what is old on it.
+    pub(super) fn end_without_flash(&self, noted: Result<(), Error>) -> Result<(), Error> {
+        let pool = lock(&self.pool);
+        let (path, is_device, uuid) = (
+            pool.path().to_owned(),
+            pool.media().is_device(),
+            pool.uuid(),
+        );
+        drop(pool);
+        let leaving = self.engine.pool_stats().flash_fault == Some(FlashFault::Leaving);
+        let left = self.left_on_flash();
+        if let Err(e) = noted
+            && !leaving
+        {
+            tracing::warn!("the flash takes no note of its failure: {e}");
+            crate::degraded::write_marker(&path, is_device, &uuid).map_err(|e| {
+                Error::unavailable(
+                    format!(
+                        "{} holds data older than the origins, and nothing could be noted to keep the next start from trusting it: {}",
+                        path.display(),
+                        e.what
+                    ),
+                    "do not serve this pool again; create a new one",
+                )
+            })?;
+        }
+        if left.is_empty() {
+            tracing::info!("everything is in the origins");
+            return Ok(());
+        }
+        let refused = self
+            .flash
+            .degraded()
+            .is_some_and(|d| d.dirty == crate::degraded::Dirty::Refuse);
+        let list: Vec<String> = left
+            .iter()
+            .map(|(name, bytes)| format!("{name} ({})", human(*bytes)))
+            .collect();
+        let list = list.join(", ");
+        if refused {
+            tracing::info!(disks = %list, "what waited on flash is there still");
+            return Ok(());
+        }
+        if leaving {
+            return Err(Error::unavailable(
+                format!(
+                    "what was dirty on the removed flash file {} is lost: {list}",
+                    path.display()
+                ),
+                "see what their origins hold, and restore what is missing",
+            ));
+        }
+        Err(Error::unavailable(
+            format!(
+                "not everything could be written to the origins; dirty on {} are still: {list}",
+                path.display()
+            ),
+            "when the flash can be used again, the next start asks which side counts; see `hearth disk list`",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_removed_is_left_one_that_was_truncated_has_failed_and_one_that_was_moved_is_missed()
+     {
+        let path = Path::new("/f");
+        let sound = Standing {
+            links: 1,
+            size: 100,
+            allocated: 100,
+            name: NameLeadsTo::It,
+        };
+        assert_eq!(verdict(path, 100, &sound), None);
+        assert_eq!(misplaced(path, &sound), None);
+        let removed = Standing {
+            links: 0,
+            name: NameLeadsTo::Nothing,
+            ..sound
+        };
+        assert_eq!(verdict(path, 100, &removed).unwrap().1, FlashFault::Leaving);
+        assert_eq!(misplaced(path, &removed), None);
+        let short = Standing {
+            size: 99,
+            ..removed
+        };
+        assert_eq!(verdict(path, 100, &short).unwrap().1, FlashFault::Broken);
+        let moved = Standing {
+            name: NameLeadsTo::Nothing,
+            ..sound
+        };
+        assert_eq!(verdict(path, 100, &moved), None);
+        assert!(misplaced(path, &moved).unwrap().contains("moved"));
+    }
+}

@@ -1,0 +1,256 @@
+//! Serving a pool whose flash cannot be written, or is not to be: the disks go on from their origins.
+//!
+//! A full file system under a sparse flash file, or an SSD that has turned read-only, must not take
+//! down disks whose data is all in their origins (invariant 7). The log is then read without being
+//! written, the engine starts with its flash given up, clean disks are served from their origins, and
+//! what is dirty is read from flash and destaged, or, if the flash is not to be used at all, its disks
+//! are refused by name.
+//!
+//! **Why no stale copy is ever read again.** While the cache is off, guests change the origins and the
+//! log is not told, so its clean copies grow old (invariant 3). So before the first disk is served, a
+//! durable note says that they do not count, in the first of these places that takes it:
+//!
+//! 1. the registry: the records of every disk with nothing dirty are void below a segment number that
+//!    only later runs pass (`since_seq`). A disk with something dirty is marked as distrusted when it
+//!    attaches, and voided when its last dirty block is durable in the origin. Both copies of the
+//!    registry are overwritten in place, which needs no room on most file systems;
+//! 2. the superblock: state `Failed`, one block, in place;
+//! 3. a marker file beside the flash file or in the state directory, which counts as state `Failed`.
+//!
+//! If none takes it, the pool is not served.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use hearth_engine::api::Effects;
+use hearth_engine::{Engine, EngineOptions, FlashFault, OpenError, OpenReport};
+use hearth_format::FormatError;
+use hearth_io::file::sync_names;
+
+use crate::error::{Error, Result};
+use crate::inspect::{Unwritten, known};
+use crate::pool::Pool;
+
+/// Where Hearth keeps what it needs beside its pools.
+pub const STATE_DIR: &str = "/var/lib/hearth";
+
+/// A pool is served without its cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Degraded {
+    /// Why, as one sentence without a full stop.
+    pub why: String,
+    /// What becomes of disks with something dirty.
+    pub dirty: Dirty,
+}
+
+/// What becomes of disks with something dirty while the cache is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dirty {
+    /// They are served, and it is read from flash and destaged.
+    Destage,
+    /// They are refused by name: flash is not to be used.
+    Refuse,
+}
+
+impl Degraded {
+    /// For flash that holds what it has but takes no more.
+    pub fn unwritable(why: impl Into<String>) -> Degraded {
+        Degraded {
+            why: why.into(),
+            dirty: Dirty::Destage,
+        }
+    }
+
+    /// For flash that is not to be trusted with anything in this run.
+    pub fn unused(why: impl Into<String>) -> Degraded {
+        Degraded {
+            why: why.into(),
+            dirty: Dirty::Refuse,
+        }
+    }
+}
+
+/// Why a write was refused, in words.
+pub(crate) fn refusal(path: &Path, error: &std::io::Error) -> String {
+    use std::io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let path = path.display();
+    match error.kind() {
+        StorageFull => format!("the file system that holds {path} is full"),
+        QuotaExceeded => format!("the disk quota for {path} is used up"),
+        ReadOnlyFilesystem => format!("{path} is read-only"),
+        _ => format!("{path} cannot be written ({error})"),
+    }
+}
+
+/// An opened engine.
+pub(crate) struct Started {
+    pub engine: Engine,
+    pub report: OpenReport,
+    /// The cache is off.
+    pub degraded: Option<Degraded>,
+}
+
+/// Opens the engine of a pool: as it should be, or without its cache if `degraded` says so or its
+/// flash takes no writes.
+pub(crate) fn start(
+    pool: &mut Pool,
+    options: &EngineOptions,
+    host: &str,
+    degraded: Option<Degraded>,
+) -> Result<Started> {
+    let degraded = match degraded {
+        Some(degraded) => degraded,
+        None => match open(pool, options, host) {
+            Ok((engine, report)) => {
+                return Ok(Started {
+                    engine,
+                    report,
+                    degraded: None,
+                });
+            }
+            Err((e, None)) => return Err(e),
+            Err((_, Some(why))) => Degraded::unwritable(why),
+        },
+    };
+    let (engine, report) = open_unwritten(pool, options)?;
+    note(pool, &engine, &degraded)?;
+    Ok(Started {
+        engine,
+        report,
+        degraded: Some(degraded),
+    })
+}
+
+/// Opens it as it should be. If flash refused to be written, the error comes with the reason.
+fn open(
+    pool: &mut Pool,
+    options: &EngineOptions,
+    host: &str,
+) -> std::result::Result<(Engine, OpenReport), (Error, Option<String>)> {
+    let prepared = pool
+        .note_host(host)
+        // Before the mark of failure is overwritten by opening the pool.
+        .and_then(|()| pool.distrust_if_failed());
+    if let Err(e) = prepared {
+        return Err((e, pool.refusal().map(str::to_owned)));
+    }
+    let mut media = pool.media().clone();
+    Engine::open(&mut media, options.clone(), &known(pool)).map_err(|e| {
+        let why = match &e {
+            OpenError::Io(e) | OpenError::Format(FormatError::Io { source: e, .. }) => {
+                Some(refusal(pool.path(), e))
+            }
+            _ => None,
+        };
+        let error = Error::unavailable(format!("{}: {e}", pool.path().display()), "");
+        (error, why)
+    })
+}
+
+/// Opens it without writing to flash, and gives flash up.
+fn open_unwritten(pool: &mut Pool, options: &EngineOptions) -> Result<(Engine, OpenReport)> {
+    let path = pool.path().to_owned();
+    pool.distrust_in_ram_if_failed();
+    let mut media = Unwritten::over(pool.media().clone());
+    let (engine, report) = Engine::open(&mut media, options.clone(), &known(pool))
+        .map_err(|e| Error::unavailable(format!("{}: {e}", path.display()), ""))?;
+    // What was accepted of the log may so far be in the device's own cache only. A device that cannot
+    // even do this loses nothing by it that was promised.
+    if let Err(e) = pool.media().flush() {
+        tracing::debug!("the flash cannot be flushed: {e}");
+    }
+    let mut nothing = Effects::default();
+    engine.give_flash_up(FlashFault::Unwritable, false, 0, &mut nothing);
+    Ok((engine, report))
+}
+
+/// Notes durably that clean copies on flash do not count any more.
+fn note(pool: &mut Pool, engine: &Engine, degraded: &Degraded) -> Result<()> {
+    let voided = pool.change(|registry| {
+        for record in &mut registry.disks {
+            if let Some(seq) = engine.void_seq(record.id) {
+                record.since_seq = record.since_seq.max(seq);
+            }
+        }
+        Ok(())
+    });
+    let Err(first) = voided else { return Ok(()) };
+    let marked = pool
+        .mark_failed()
+        .or_else(|_| write_marker(pool.path(), pool.media().is_device(), &pool.uuid()));
+    match marked {
+        Ok(()) => {
+            pool.set_covered();
+            tracing::warn!("the registry cannot be stored: {first}");
+            Ok(())
+        }
+        Err(e) => Err(Error::unavailable(
+            format!(
+                "{}, and nothing can note durably that the cache is off: {e}",
+                degraded.why
+            ),
+            "make room, or make the flash or the state directory /var/lib/hearth writable",
+        )),
+    }
+}
+
+/// Where a marker may lie.
+fn markers(flash: &Path, is_device: bool, uuid: &str) -> Vec<PathBuf> {
+    let mut places = Vec::new();
+    if !is_device {
+        let mut beside = flash.as_os_str().to_owned();
+        beside.push(format!(".{uuid}.failed"));
+        places.push(PathBuf::from(beside));
+    }
+    places.push(Path::new(STATE_DIR).join(format!("{uuid}.failed")));
+    places
+}
+
+/// Notes outside the flash that nothing clean on it counts any more.
+pub(crate) fn write_marker(flash: &Path, is_device: bool, uuid: &str) -> Result<()> {
+    let mut failure = None;
+    for place in markers(flash, is_device, uuid) {
+        let written = (|| {
+            if let Some(dir) = place.parent().filter(|dir| *dir == Path::new(STATE_DIR)) {
+                std::fs::create_dir_all(dir)?;
+            }
+            let mut file = std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&place)?;
+            // That it is there says all. On a full file system the words may not fit.
+            let _ = file.write_all(b"The disks of this pool went on without it.\n");
+            file.sync_all()?;
+            sync_names(&place)
+        })();
+        match written {
+            Ok(()) => {
+                tracing::warn!(marker = %place.display(), "noted beside the flash that what it holds may be older than the origins");
+                return Ok(());
+            }
+            Err(e) => failure = Some(format!("cannot write {}: {e}", place.display())),
+        }
+    }
+    Err(Error::unavailable(failure.unwrap_or_default(), ""))
+}
+
+/// True if a marker says that nothing clean on this flash counts.
+pub(crate) fn is_marked(flash: &Path, is_device: bool, uuid: &str) -> bool {
+    markers(flash, is_device, uuid)
+        .iter()
+        .any(|place| place.symlink_metadata().is_ok())
+}
+
+/// Removes the markers: what they say is on flash now.
+pub(crate) fn remove_markers(flash: &Path, is_device: bool, uuid: &str) {
+    for place in markers(flash, is_device, uuid) {
+        if place.symlink_metadata().is_ok()
+            && let Err(e) = std::fs::remove_file(&place)
+        {
+            tracing::warn!(marker = %place.display(), "cannot remove a marker: {e}; the cache will be dropped at every start until it is gone");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A full file system under a sparse flash file: the disks go on from their origins, through
+//! restarts, and nothing that flash kept from before is ever read again.
+//!
+//! Needs root, for a small file system of its own; says so and does nothing without.
+
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::daemon::path;
+use hearth_e2e::nbd::Client;
+use hearth_e2e::rng::Rng;
+use hearth_e2e::{Hearth, wait};
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+const SIZE: u64 = 32 * MIB;
+
+/// A small ext4 in a file, mounted; unmounted when dropped.
+struct SmallFs {
+    at: PathBuf,
+}
+
+impl SmallFs {
+    /// `None` if this user may not mount.
+    fn new(dir: &Path, bytes: u64) -> Result<Option<SmallFs>> {
+        // SAFETY: geteuid has no preconditions and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: mounting a small file system needs root");
+            return Ok(None);
+        }
+        let (image, at) = (dir.join("flash-small.ext4"), dir.join("flash-small"));
+        File::create(&image)?.set_len(bytes)?;
+        std::fs::create_dir(&at)?;
+        let run = |program: &str, args: &[&str]| -> Result<()> {
+            let out = Command::new(program).args(args).output()?;
+            let words = String::from_utf8_lossy(&out.stderr).into_owned();
+            ensure!(out.status.success(), "{program}: {words}");
+            Ok(())
+        };
+        // Nothing set aside for root: the daemon under test is root.
+        run(
+            "mkfs.ext4",
+            &["-q", "-m", "0", "-O", "^has_journal", path(&image)],
+        )?;
+        run("mount", &["-o", "loop", path(&image), path(&at)])?;
+        Ok(Some(SmallFs { at }))
+    }
+
+    /// Takes all the room there is.
+    fn fill(&self) -> Result<()> {
+        let mut file = File::create(self.at.join("filler"))?;
+        let mut piece = vec![0x5A; MIB as usize];
+        while !piece.is_empty() {
+            match file.write(&piece) {
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::StorageFull => piece.truncate(piece.len() / 2),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        file.sync_all()?;
+        Ok(())
+    }
+
+    /// Gives it back.
+    fn free(&self) -> Result<()> {
+        std::fs::remove_file(self.at.join("filler"))?;
+        // Freed blocks count once the file system has written that they are free.
+        File::open(&self.at)?.sync_all()?;
+        Ok(())
+    }
+}
+
+impl Drop for SmallFs {
+    fn drop(&mut self) {
+        // Lazily: after a failure the daemon still has its flash there.
+        let _ = Command::new("umount").arg("-l").arg(&self.at).output();
+    }
+}
+
+fn pool(hearth: &Hearth) -> Result<Value> {
+    Ok(serde_json::from_str(
+        &hearth.ok(&["pool", "show", "--json"])?,
+    )?)
+}
+
+fn wait_for_state(hearth: &Hearth, state: &str) -> Result<()> {
+    wait::until(state, LIMIT, || {
+        (pool(hearth).ok()?["state"] == state).then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
+/// Random writes that go into the model as well.
+fn write(client: &mut Client, model: &mut [u8], rng: &mut Rng, count: u64) -> Result<()> {
+    for _ in 0..count {
+        let len = (1 + rng.below(16)) * 4096;
+        let at = rng.below((SIZE - len) / 4096) * 4096;
+        let range = at as usize..(at + len) as usize;
+        rng.fill(&mut model[range.clone()]);
+        client.write(at, &model[range])?;
+    }
+    client.flush()?;
+    Ok(())
+}
+
+fn same(client: &mut Client, model: &[u8]) -> Result<()> {
+    for at in (0..SIZE).step_by(MIB as usize) {
+        let data = client.read(at, MIB as u32)?;
+        ensure!(
+            data == model[at as usize..(at + MIB) as usize],
+            "wrong data in the MiB at {at}"
+        );
+    }
+    Ok(())
+}
+
+/// A pool on a sparse file in a file system with little room, served, with one disk.
+fn serving(hearth: &mut Hearth, fs: &SmallFs) -> Result<Vec<u8>> {
+    let flash = fs.at.join("flash.img");
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&flash)?
+        .set_len(128 * MIB)?;
+    hearth.set_flash(flash.clone());
+    hearth.ok(&["pool", "create", "--flash", path(&flash)])?;
+    hearth.start()?;
+    let origin = hearth.origin("vm.img", SIZE)?;
+    hearth.add("vm", path(&origin), &["--mode", "write-back"])?;
+    Ok(std::fs::read(origin)?)
+}
+
+#[test]
+fn a_full_file_system_under_the_flash_takes_no_disk_down() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let Some(fs) = SmallFs::new(hearth.dir(), 96 * MIB)? else {
+        return Ok(());
+    };
+    let mut model = serving(&mut hearth, &fs)?;
+    let mut rng = Rng::new(11);
+    let mut client = hearth.connect("vm")?;
+    write(&mut client, &mut model, &mut rng, 100)?;
+    same(&mut client, &model)?;
+
+    // While it runs: no request fails, and the reason is named.
+    fs.fill()?;
+    for _ in 0..50 {
+        write(&mut client, &mut model, &mut rng, 20)?;
+        if pool(&hearth)?["state"] == "cache-off" {
+            break;
+        }
+    }
+    wait_for_state(&hearth, "cache-off")?;
+    let said = hearth.ok(&["pool", "show"])?;
+    ensure!(
+        said.contains("file system that holds") && said.contains("is full"),
+        "{said}"
+    );
+    for said in [hearth.ok(&["stats"])?, hearth.ok(&["disk", "list"])?] {
+        ensure!(said.contains("cache is off"), "{said}");
+    }
+    wait::until("it is logged", LIMIT, || {
+        hearth.log().contains("cache is off").then_some(())
+    })?;
+    same(&mut client, &model)?;
+    drop(client);
+    // Everything gets to the origin, so this is an end like any other.
+    hearth.stop()?;
+    ensure!(
+        std::fs::read(hearth.dir().join("vm.img"))? == model,
+        "the origin is not the disk"
+    );
+
+    // A start on the full file system, and one after a crash there.
+    for crash in [true, false] {
+        hearth.start()?;
+        ensure!(pool(&hearth)?["state"] == "cache-off", "{}", hearth.log());
+        let mut client = hearth.connect("vm")?;
+        same(&mut client, &model)?;
+        write(&mut client, &mut model, &mut rng, 100)?;
+        same(&mut client, &model)?;
+        if crash {
+            hearth.kill9()?;
+        } else {
+            hearth.stop()?;
+        }
+    }
+
+    // With room, what flash has from before must not be read.
+    fs.free()?;
+    hearth.start()?;
+    ensure!(pool(&hearth)?["state"] == "serving", "{}", hearth.log());
+    let mut client = hearth.connect("vm")?;
+    same(&mut client, &model)?;
+    write(&mut client, &mut model, &mut rng, 100)?;
+    same(&mut client, &model)?;
+    hearth.stop()?;
+    Ok(())
+}
+
+#[test]
+fn what_is_dirty_on_a_full_file_system_is_served_and_destaged() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let Some(fs) = SmallFs::new(hearth.dir(), 96 * MIB)? else {
+        return Ok(());
+    };
+    let mut model = serving(&mut hearth, &fs)?;
+    let mut client = hearth.connect("vm")?;
+    write(&mut client, &mut model, &mut Rng::new(12), 100)?;
+    // The log's last segment has no summary, which is what a start has to write.
+    hearth.kill9()?;
+    fs.fill()?;
+    hearth.start()?;
+    ensure!(pool(&hearth)?["state"] == "cache-off", "{}", hearth.log());
+    let mut client = hearth.connect("vm")?;
+    same(&mut client, &model)?;
+    write(&mut client, &mut model, &mut Rng::new(13), 100)?;
+    same(&mut client, &model)?;
+    wait::until("all is destaged", LIMIT, || {
+        (pool(&hearth).ok()?["dirty"] == 0).then_some(())
+    })?;
+    client.flush()?;
+    ensure!(
+        std::fs::read(hearth.dir().join("vm.img"))? == model,
+        "the origin is not the disk"
+    );
+    hearth.stop()?;
+    fs.free()?;
+    hearth.start()?;
+    let mut client = hearth.connect("vm")?;
+    same(&mut client, &model)?;
+    hearth.stop()?;
+    Ok(())
+}
