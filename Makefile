@@ -6,16 +6,17 @@ ROUNDS ?= 12
 MINUTES ?= 10
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 guest-lab remote-lab fuzz bench bench-vm
+.PHONY: help run build test sim kill9 guest-lab remote-lab docs-lab fuzz bench bench-vm
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
 	@echo "make build               the release binary, target/release/hearth"
-	@echo "make test                every check, about 15 minutes"
+	@echo "make test                every check, some 20 minutes"
 	@echo "make sim SEEDS=1000000   long deterministic simulation"
 	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
 	@echo "make guest-lab ROUNDS=12 long tests with emulated guests: power cuts, restarts, resize"
 	@echo "make remote-lab          tests with images over iSCSI, ssh, NFS and https; needs root"
+	@echo "make docs-lab            README and other documents run as written, in a guest; needs root"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
 	@echo "make bench-vm            before and after tables of a VM's disk (docs/bench-vm.md); BENCH_ARGS too"
@@ -47,6 +48,10 @@ guest-lab:
 remote-lab:
 	@scripts/setup.sh test
 	@scripts/remote-lab.sh
+
+docs-lab:
+	@scripts/setup.sh test
+	@scripts/docs-lab.sh
 
 fuzz:
 	@scripts/setup.sh build

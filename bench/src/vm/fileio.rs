@@ -12,6 +12,8 @@ use crate::load::Job;
 use crate::report::Wanted;
 use anyhow::Result;
 
+/// The table's name for programs.
+pub(super) const ID: &str = "fileio";
 /// Bytes of a request, and the share of reads.
 const BLOCK: u64 = 16 << 10;
 const READS: u32 = 60;
@@ -52,7 +54,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let options = run.options;
     let states = states(options);
     let mut table = Table::new(
-        "fileio",
+        ID,
         "Mixed random 16 KiB requests, three reads to two writes, an fsync every 100, depth 1",
         "requests per second",
         true,
@@ -98,6 +100,9 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 
 fn judge(table: &mut Table, options: &Options) {
     table.goals.clear();
+    if !options.goals {
+        return;
+    }
     let (slow, flash) = (State::SlowAlone.name(), State::FlashAlone.name());
     for over in &options.over {
         for mode in &options.modes {

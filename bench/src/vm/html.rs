@@ -5,6 +5,7 @@
 
 use super::markdown::{COSTS, spread};
 use super::report::{Cell, Report, Table};
+use super::summary::{self, Line};
 use crate::report::number;
 use hearth_simulate::plot::escaped;
 use std::fmt::Write;
@@ -60,8 +61,10 @@ pub fn report(report: &Report) -> String {
             escaped(&fact.value)
         );
     }
-    let (met, missed) = report.score();
-    let _ = writeln!(page, "</table>\n<p>Goals: {met} met, {missed} missed.</p>");
+    page.push_str("</table>\n");
+    if let Some((met, missed)) = report.score() {
+        let _ = writeln!(page, "<p>Goals: {met} met, {missed} missed.</p>");
+    }
     if let Some(why) = report.cut_short() {
         let _ = writeln!(page, "<p class=\"missed\">{why}</p>");
     }
@@ -75,11 +78,35 @@ pub fn report(report: &Report) -> String {
             escaped(failure)
         );
     }
+    summarised(&mut page, &report.summary);
     for table in &report.tables {
         section(&mut page, table);
     }
     page += "</body>\n</html>\n";
     page
+}
+
+fn summarised(page: &mut String, lines: &[Line]) {
+    if lines.is_empty() {
+        return;
+    }
+    page.push_str("<h2>What the cache changed</h2>\n");
+    for sentence in summary::sentences(lines) {
+        let _ = writeln!(page, "<p>{}</p>", escaped(&sentence));
+    }
+    for (over, lines) in summary::groups(lines) {
+        let headings = summary::HEADINGS.join("</th><th>");
+        let _ = writeln!(
+            page,
+            "<p>Over {}:</p>\n<table>\n<tr><th>{headings}</th></tr>",
+            escaped(over)
+        );
+        for line in lines {
+            let cells = summary::cells(line).map(|c| escaped(&c)).join("</td><td>");
+            let _ = writeln!(page, "<tr><td>{cells}</td></tr>");
+        }
+        page.push_str("</table>\n");
+    }
 }
 
 fn section(page: &mut String, table: &Table) {

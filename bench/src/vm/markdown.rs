@@ -1,6 +1,7 @@
 //! A report as Markdown.
 
 use super::report::{Cell, Point, Report, Table};
+use super::summary::{self, Line};
 use crate::report::number;
 use std::fmt::Write;
 
@@ -39,8 +40,9 @@ pub fn report(report: &Report) -> String {
     for fact in &report.host {
         let _ = writeln!(text, "| {} | {} |", fact.name, escaped(&fact.value));
     }
-    let (met, missed) = report.score();
-    let _ = write!(text, "\nGoals: {met} met, {missed} missed.\n");
+    if let Some((met, missed)) = report.score() {
+        let _ = write!(text, "\nGoals: {met} met, {missed} missed.\n");
+    }
     if let Some(why) = report.cut_short() {
         let _ = write!(text, "\n**{why}**\n");
     }
@@ -50,6 +52,7 @@ pub fn report(report: &Report) -> String {
     for failure in &report.failures {
         let _ = write!(text, "\nNot measured: {failure}\n");
     }
+    summarised(&mut text, &report.summary);
     for table in &report.tables {
         let _ = write!(text, "\n## {}\n\n`{}`, ", table.title, table.id);
         let better = if table.more_is_better { "more" } else { "less" };
@@ -82,6 +85,27 @@ pub fn report(report: &Report) -> String {
         }
     }
     text
+}
+
+fn summarised(text: &mut String, lines: &[Line]) {
+    if lines.is_empty() {
+        return;
+    }
+    *text += "\n## What the cache changed\n\n";
+    for sentence in summary::sentences(lines) {
+        let _ = writeln!(text, "{sentence}");
+    }
+    for (over, lines) in summary::groups(lines) {
+        let _ = write!(
+            text,
+            "\nOver {over}:\n\n| {} |\n",
+            summary::HEADINGS.join(" | ")
+        );
+        let _ = writeln!(text, "|---|{}", "--:|".repeat(summary::HEADINGS.len() - 1));
+        for line in lines {
+            let _ = writeln!(text, "| {} |", summary::cells(line).join(" | "));
+        }
+    }
 }
 
 fn grid(text: &mut String, table: &Table, show: impl Fn(&Cell) -> Option<String>) {

@@ -23,6 +23,7 @@ pub mod random;
 pub mod report;
 mod room;
 pub mod storm;
+pub mod summary;
 
 use crate::host;
 use anyhow::{Context, Result};
@@ -134,6 +135,8 @@ pub struct Options {
     pub guest: Option<PathBuf>,
     /// How often the storm's three rounds are measured.
     pub storms: u32,
+    /// Compare with the goals of the project, and keep the verdicts.
+    pub goals: bool,
 }
 
 /// Why a benchmark did not begin, or gave nothing.
@@ -218,6 +221,7 @@ impl Run<'_> {
     /// Writes the result files as far as they go.
     fn keep(&mut self) -> Result<()> {
         self.report.unfinished = true;
+        self.report.summary = summary::lines(&self.report, self.options);
         self.report.save(&self.options.out)
     }
 }
@@ -257,6 +261,7 @@ pub fn run(options: &Options, watcher: &mut dyn Watcher) -> Result<Report> {
         } else if let Err(e) = outcome {
             run.report.failures.push(format!("{e:#}"));
         }
+        run.report.summary = summary::lines(&run.report, options);
         run.report.unfinished = !run.report.called_off && number + 1 < options.parts.len();
         run.report.save(&options.out)?;
         if run.report.called_off {
@@ -393,6 +398,7 @@ mod tests {
             size: 1 << 20,
             guest: None,
             storms: 1,
+            goals: false,
         };
         let busy = host::threads() as f64;
         assert!(cautions(&options, Some(0.0)).is_empty());

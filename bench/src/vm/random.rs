@@ -15,13 +15,33 @@ const WARM_READS: f64 = 0.9;
 const BACK_WRITES: f64 = 0.7;
 const THROUGH_WRITES: f64 = 0.95;
 
+/// The name of the table of a way to the disk.
+pub(super) fn id(over: Over) -> String {
+    format!("random-{}", over.word())
+}
+
+/// The name of a column of reads.
+pub(super) fn read_column(depth: u32) -> String {
+    format!("read, depth {depth}")
+}
+
+/// The name of a column of writes.
+pub(super) fn write_column(depth: u32) -> String {
+    format!("write, depth {depth}")
+}
+
 /// A column: fio's word, its name, and the requests in flight.
 fn columns(options: &Options) -> Vec<(&'static str, u32, String)> {
     let mut columns = Vec::new();
-    for (rw, name) in [("randread", "read"), ("randwrite", "write")] {
-        for depth in &options.depths {
-            columns.push((rw, *depth, format!("{name}, depth {depth}")));
-        }
+    let name: [(&str, fn(u32) -> String); 2] =
+        [("randread", read_column), ("randwrite", write_column)];
+    for (rw, name) in name {
+        columns.extend(
+            options
+                .depths
+                .iter()
+                .map(|depth| (rw, *depth, name(*depth))),
+        );
     }
     columns
 }
@@ -42,7 +62,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
         .iter()
         .map(|over| {
             run.report.open(Table::new(
-                &format!("random-{}", over.word()),
+                &id(*over),
                 &format!("Random 4 KiB requests over {}", over.word()),
                 "requests per second",
                 true,
@@ -109,12 +129,12 @@ pub(super) fn cell(run: &Run, lab: &mut Lab, state: State, over: Over, job: &Job
 
 fn judge(table: &mut Table, options: &Options) {
     table.goals.clear();
+    if !options.goals {
+        return;
+    }
     let (slow, flash) = (State::SlowAlone.name(), State::FlashAlone.name());
     for depth in &options.depths {
-        let (read, write) = (
-            format!("read, depth {depth}"),
-            format!("write, depth {depth}"),
-        );
+        let (read, write) = (read_column(*depth), write_column(*depth));
         for mode in &options.modes {
             let (warm, cold) = (State::Warm(*mode).name(), State::Cold(*mode).name());
             table.compare(&warm, &flash, &read, Wanted::AtLeast(WARM_READS));

@@ -1,5 +1,6 @@
 //! What a run found, as it is kept in `results.json`.
 
+use super::summary::Line;
 use super::{html, markdown};
 use crate::load::Sample;
 use crate::report::{Comparison, Spread, Wanted};
@@ -99,7 +100,7 @@ pub struct Table {
     pub columns: Vec<String>,
     /// What was measured; a cell that was not is absent.
     pub cells: Vec<Cell>,
-    /// What that means.
+    /// What that means for the goals of the project; empty unless they were asked for.
     pub goals: Vec<Comparison>,
     /// What a reader has to know.
     pub notes: Vec<String>,
@@ -188,6 +189,9 @@ pub struct Report {
     pub cautions: Vec<String>,
     /// Tables that could not be measured, and why.
     pub failures: Vec<String>,
+    /// What the cache changed, in a line per load.
+    #[serde(default)]
+    pub summary: Vec<Line>,
     /// What was measured.
     pub tables: Vec<Table>,
 }
@@ -202,6 +206,7 @@ impl Report {
             unfinished: false,
             cautions: Vec::new(),
             failures: Vec::new(),
+            summary: Vec::new(),
             tables: Vec::new(),
         }
     }
@@ -217,14 +222,19 @@ impl Report {
         &mut self.tables[number]
     }
 
-    /// How many goals were met and missed.
-    pub fn score(&self) -> (usize, usize) {
+    /// How many goals were met and missed; `None` if none was asked for.
+    pub fn score(&self) -> Option<(usize, usize)> {
+        if self.tables.iter().all(|t| t.goals.is_empty()) {
+            return None;
+        }
         let verdicts = self.tables.iter().flat_map(|t| &t.goals);
-        verdicts.fold((0, 0), |(met, missed), goal| match goal.met() {
-            Some(true) => (met + 1, missed),
-            Some(false) => (met, missed + 1),
-            None => (met, missed),
-        })
+        Some(
+            verdicts.fold((0, 0), |(met, missed), goal| match goal.met() {
+                Some(true) => (met + 1, missed),
+                Some(false) => (met, missed + 1),
+                None => (met, missed),
+            }),
+        )
     }
 
     /// Why cells are missing, if the run did not come to its end.
@@ -338,7 +348,7 @@ pub(super) mod tests {
         );
         // Ratios are taken within a round.
         assert_eq!(report.tables[0].goals[0].values[1], 90.0);
-        assert_eq!(report.score(), (1, 0));
+        assert_eq!(report.score(), Some((1, 0)));
         assert_eq!(cell.median(|p| p.server_us), Some(7.5));
         assert_eq!(cell.median(|p| p.flash_bytes), None);
     }

@@ -25,7 +25,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Guests started together, and how often.
-const GUESTS: usize = 5;
+pub(super) const GUESTS: usize = 5;
+/// The table's name for programs.
+pub(super) const ID: &str = "storm";
 const ROUNDS: u32 = 3;
 /// MiB of its files a guest reads before it is up: a larger system's boot.
 const READ: u64 = 24;
@@ -102,6 +104,28 @@ fn column(round: u32, which: &str) -> String {
     format!("round {round}, {which} up")
 }
 
+/// The columns of the last guest in the first round, with a cold cache, and in the last one.
+pub(super) fn last_up() -> [String; 2] {
+    [column(1, "last"), column(ROUNDS, "last")]
+}
+
+/// The rows of the slow disk alone, the cache (whether cold or warm depends on the round), twice,
+/// and the flash alone.
+pub(super) fn rows(mode: Mode) -> [String; 4] {
+    let cached = Setup::Cached(mode).name();
+    [
+        Setup::SlowAlone.name(),
+        cached.clone(),
+        cached,
+        Setup::FlashAlone.name(),
+    ]
+}
+
+/// The way the guests reach their disks.
+pub(super) fn over(options: &Options) -> Over {
+    options.over.last().copied().unwrap_or(Over::VhostUser)
+}
+
 /// Seconds the table will take.
 pub fn seconds(options: &Options) -> f64 {
     let setups = Setup::all(options).len() as f64;
@@ -143,10 +167,10 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
             file.display()
         );
     }
-    let over = options.over.last().copied().unwrap_or(Over::VhostUser);
+    let over = over(options);
     let setups = Setup::all(options);
     let mut table = Table::new(
-        "storm",
+        ID,
         &format!(
             "Boot storm: {GUESTS} guests started together over {}",
             over.word()
@@ -188,13 +212,13 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 
 fn judge(table: &mut Table, options: &Options) {
     table.goals.clear();
-    let Some(mode) = options.modes.first() else {
+    let Some(mode) = options.modes.first().filter(|_| options.goals) else {
         return;
     };
     let cached = Setup::Cached(*mode).name();
     let (off, slow) = (Setup::Off.name(), Setup::SlowAlone.name());
     let flash = Setup::FlashAlone.name();
-    let (cold, warm) = (column(1, "last"), column(ROUNDS, "last"));
+    let [cold, warm] = last_up();
     table.compare(&cached, &flash, &warm, Wanted::AtMost(WARM));
     table.compare(&cached, &off, &cold, Wanted::AtMost(COLD));
     table.compare(&off, &slow, &cold, Wanted::Shown);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use hearth_bench::report::{Spread, number};
 use hearth_bench::vm::compare::{Comparison, compare};
 use hearth_bench::vm::report::Report;
-use hearth_bench::vm::{self, BenchError, Options, Part, Slow, Watcher, markdown};
+use hearth_bench::vm::{self, BenchError, Options, Part, Slow, Watcher, markdown, summary};
 use hearth_daemon::error::Error;
 use hearth_daemon::progress::human_seconds;
 
@@ -36,7 +36,11 @@ pub fn run(global: &Global, args: &Bench) -> Outcome {
     if global.json {
         print_json(&report)?;
     } else {
-        print_report(&report);
+        print_what(&report);
+        if args.goals {
+            print_tables(&report);
+        }
+        print_summary(&report);
         let out = options.out.display();
         println!("\n{out}/results.html, {out}/results.md, {out}/results.json");
     }
@@ -90,6 +94,7 @@ fn options(args: &Bench) -> Result<Options, Error> {
         },
         guest: args.guest.as_deref().map(absolute).transpose()?,
         storms: args.storms,
+        goals: args.goals,
         over: match args.over {
             None => vm::Over::ALL.to_vec(),
             Some(Over::Nbd) => vec![vm::Over::Nbd],
@@ -198,10 +203,46 @@ impl Watcher for Screen {
     }
 }
 
-fn print_report(report: &Report) {
-    for fact in &report.host {
-        println!("{:>10}: {}", fact.name, plain(&fact.value));
+/// What was measured; the rest of what is known of the machine is in the files.
+fn print_what(report: &Report) {
+    for name in ["slow disk", "flash", "run"] {
+        for fact in report.host.iter().filter(|f| f.name == name) {
+            println!("{name:>9}: {}", plain(&fact.value));
+        }
     }
+}
+
+/// What the cache changed: a table, two sentences, and why not to trust them much.
+fn print_summary(report: &Report) {
+    let headings = summary::HEADINGS.map(|h| format!(">{}", h.to_uppercase()));
+    let mut headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    headings[0] = "REQUESTS PER SECOND";
+    let mut table = Table::new(&headings);
+    for (over, lines) in summary::groups(&report.summary) {
+        table.row([format!("over {over}")]);
+        for line in lines {
+            let mut cells = summary::cells(line);
+            cells[0] = format!("  {}", cells[0]);
+            table.row(cells);
+        }
+    }
+    if !report.summary.is_empty() {
+        print!("\n{}", table.render());
+    }
+    println!();
+    for sentence in summary::sentences(&report.summary) {
+        println!("{sentence}");
+    }
+    for failure in &report.failures {
+        println!("not measured: {}", plain(failure));
+    }
+    for caution in &report.cautions {
+        println!("{caution}");
+    }
+}
+
+/// Every table with its spread, and the goals.
+fn print_tables(report: &Report) {
     for table in &report.tables {
         println!(
             "\n{} ({}; median, smallest–largest)",
@@ -231,13 +272,8 @@ fn print_report(report: &Report) {
         }
         print!("\n{}", goals.render());
     }
-    for failure in &report.failures {
-        println!("\nnot measured: {}", plain(failure));
-    }
-    let (met, missed) = report.score();
-    println!("\ngoals: {met} met, {missed} missed");
-    for caution in &report.cautions {
-        println!("{caution}");
+    if let Some((met, missed)) = report.score() {
+        println!("\ngoals: {met} met, {missed} missed");
     }
 }
 

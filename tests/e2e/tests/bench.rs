@@ -57,7 +57,7 @@ fn clean(dir: &Path) -> Result<()> {
 #[test]
 fn result_files_are_whole_and_agree() -> Result<()> {
     let dir = scratch()?;
-    let out = bench(dir.path(), &["--depth", "24", "--json"])?.output()?;
+    let out = bench(dir.path(), &["--depth", "24"])?.output()?;
     ensure!(out.status.success(), "{}", words(&out));
     clean(dir.path())?;
     let file = |name: &str| std::fs::read_to_string(dir.path().join("out").join(name));
@@ -67,8 +67,30 @@ fn result_files_are_whole_and_agree() -> Result<()> {
         file("results.html")?,
     );
     let report: Value = serde_json::from_str(&json)?;
-    let printed: Value = serde_json::from_slice(&out.stdout)?;
-    assert_eq!(report, printed);
+    // A user is told what the cache changed, and nothing of this project's goals.
+    let told = String::from_utf8(out.stdout)?;
+    for word in [
+        "SLOW DISK ALONE",
+        "TIMES FASTER",
+        "read 4 KiB, 24 at a time",
+        "Once the cache is warm",
+    ] {
+        ensure!(told.contains(word), "{word}: {told}");
+    }
+    for text in [&told, &md, &html] {
+        for word in [
+            "goal", "GOAL", "Goal", "MISSED", "| met |", ">met<", ">missed<",
+        ] {
+            ensure!(!text.contains(word), "{word}: {text}");
+        }
+    }
+    let summary = report["summary"].as_array().context("no summary")?;
+    assert_eq!(summary.len(), 3, "read, write, mixed: {summary:?}");
+    for line in summary {
+        for figure in ["slow_alone", "cold", "warm", "flash_alone", "times_faster"] {
+            ensure!(line[figure].as_f64() > Some(0.0), "{figure}: {line}");
+        }
+    }
     let facts = report["host"].as_array().context("no host")?;
     for name in [
         "kernel",
@@ -113,7 +135,7 @@ fn result_files_are_whole_and_agree() -> Result<()> {
             ensure!(md.contains(row) && html.contains(row), "{row} is missing");
         }
         let goals = table["goals"].as_array().context("no goals")?;
-        ensure!(goals.iter().any(|g| g["wanted"] != "shown"), "no goal");
+        ensure!(goals.is_empty(), "{goals:?}");
     }
     let file = dir.path().join("out/results.json");
     let out = Command::new(binary()?)
@@ -127,24 +149,42 @@ fn result_files_are_whole_and_agree() -> Result<()> {
 
 #[test]
 fn a_run_called_off_keeps_what_it_has() -> Result<()> {
-    // The daemon's directory is there: files are written or cells measured.
-    call_off("50", "1", |dir, _| {
-        std::fs::read_dir(dir).is_ok_and(|entries| entries.count() >= 2)
-    })
+    // The first column is complete: results are kept, judged by the goals as asked.
+    let report = call_off("50", "1", &["--goals"], |dir, _| {
+        std::fs::read_to_string(dir.join("out/results.json")).is_ok_and(|r| r.contains("at-least"))
+    })?;
+    let (cells, goals) = (&report["tables"][0]["cells"], &report["tables"][0]["goals"]);
+    ensure!(cells.as_array().is_some_and(|c| c.len() >= 7), "{cells}");
+    ensure!(
+        goals
+            .as_array()
+            .is_some_and(|g| g.iter().any(|g| g["wanted"] != "shown")),
+        "{goals}"
+    );
+    Ok(())
 }
 
 #[test]
 fn a_long_cell_is_called_off_within_it() -> Result<()> {
-    call_off("1", "3600", |_, said| {
+    call_off("1", "3600", &[], |_, said| {
         said.contains("slow disk alone: write")
     })
+    .map(drop)
 }
 
 /// Starts a run of so many rounds and seconds per cell, calls it off once `begun` (of its directory
-/// and what it has said), and looks at what it leaves.
-fn call_off(rounds: &str, seconds: &str, begun: impl Fn(&Path, &str) -> bool) -> Result<()> {
+/// and what it has said), and looks at what it leaves; its report.
+fn call_off(
+    rounds: &str,
+    seconds: &str,
+    more: &[&str],
+    begun: impl Fn(&Path, &str) -> bool,
+) -> Result<Value> {
     let dir = scratch()?;
-    let said = tempfile::NamedTempFile::new()?;
+    let (said, printed) = (
+        tempfile::NamedTempFile::new()?,
+        tempfile::NamedTempFile::new()?,
+    );
     let mut child = bench(
         dir.path(),
         &[
@@ -156,9 +196,11 @@ fn call_off(rounds: &str, seconds: &str, begun: impl Fn(&Path, &str) -> bool) ->
             "1",
             "--table",
             "random",
+            "--json",
         ],
     )?
-    .stdout(Stdio::null())
+    .args(more)
+    .stdout(printed.reopen()?)
     .stderr(said.reopen()?)
     .spawn()?;
     let begun = wait::until("the run begins", END_LIMIT, || {
@@ -179,7 +221,10 @@ fn call_off(rounds: &str, seconds: &str, begun: impl Fn(&Path, &str) -> bool) ->
     let text = std::fs::read_to_string(dir.path().join("out/results.json"))?;
     let report: Value = serde_json::from_str(&text)?;
     assert_eq!(report["called_off"], true);
-    clean(dir.path())
+    let printed: Value = serde_json::from_str(&std::fs::read_to_string(printed.path())?)?;
+    assert_eq!(report, printed);
+    clean(dir.path())?;
+    Ok(report)
 }
 
 #[test]

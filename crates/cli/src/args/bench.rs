@@ -65,6 +65,9 @@ pub struct Bench {
     /// How often the boot storm's three rounds are measured
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub storms: u32,
+    /// Every table in full, and the goals this project has set itself: which are met, which missed
+    #[arg(long)]
+    pub goals: bool,
     /// Under two minutes: one short round on small disks
     #[arg(long)]
     pub quick: bool,
