@@ -33,15 +33,11 @@ pub(super) fn write_column(depth: u32) -> String {
 /// A column: fio's word, its name, and the requests in flight.
 fn columns(options: &Options) -> Vec<(&'static str, u32, String)> {
     let mut columns = Vec::new();
-    let name: [(&str, fn(u32) -> String); 2] =
-        [("randread", read_column), ("randwrite", write_column)];
-    for (rw, name) in name {
-        columns.extend(
-            options
-                .depths
-                .iter()
-                .map(|depth| (rw, *depth, name(*depth))),
-        );
+    for depth in &options.depths {
+        columns.push(("randread", *depth, read_column(*depth)));
+    }
+    for depth in &options.depths {
+        columns.push(("randwrite", *depth, write_column(*depth)));
     }
     columns
 }

@@ -350,13 +350,13 @@ pub fn sentences(lines: &[Line]) -> Vec<String> {
             ));
         }
     }
-    if said.is_empty() {
-        if let Some(rest) = range(lines, &[Kind::Mixed, Kind::Boot], |l| l.times_faster) {
-            said.push(format!(
-                "Once the cache is warm, this is {} the slow disk alone.",
-                as_fast(rest)
-            ));
-        }
+    if said.is_empty()
+        && let Some(rest) = range(lines, &[Kind::Mixed, Kind::Boot], |l| l.times_faster)
+    {
+        said.push(format!(
+            "Once the cache is warm, this is {} the slow disk alone.",
+            as_fast(rest)
+        ));
     }
     if !parts.is_empty() {
         let mut sentence = parts.join("; ");
