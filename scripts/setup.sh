@@ -74,6 +74,7 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want xz xz-utils
     want zstd zstd
     want flock util-linux
+    want losetup mount
     want virt-xml-validate libvirt-clients
     want xmllint libxml2-utils
     # A directory as another host sees it.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hearth_engine::Engine;
 use hearth_engine::api::DiskId;
 use hearth_format::{DiskRecord, OriginIdentity};
+use hearth_io::beneath::beneath;
 use hearth_io::checksum::crc32c;
 use hearth_io::file::Identity;
 use hearth_io::spec::OpenSpecError;
@@ -100,7 +101,7 @@ pub fn look(text: &str, flash: &[String]) -> Result<Option<String>> {
         return Ok(None);
     };
     let at = path.display();
-    if found.is_pool() && !flash.iter().any(|own| is_same_file(own.as_ref(), &path)) {
+    if found.is_pool() && !flash.iter().any(|own| is_same_data(own.as_ref(), &path)) {
         return Err(Error::refused(
             format!("{at} carries a Hearth pool, not a disk"),
             format!(
@@ -141,13 +142,7 @@ fn failure(e: hearth_origin::OpenError) -> Error {
         }
     };
     match file {
-        OpenError::InUse(path) => Error::conflict(
-            format!(
-                "the origin {} is in use (by another program, another disk, or mounted)",
-                path.display()
-            ),
-            "stop its other user first",
-        ),
+        OpenError::InUse(found) => Error::conflict(format!("the origin {found}"), found.remedy()),
         OpenError::Open { path, source, .. } if source.kind() == ErrorKind::IsADirectory => {
             Error::invalid(
                 format!("the origin {} is a directory", path.display()),
@@ -173,6 +168,14 @@ fn failure(e: hearth_origin::OpenError) -> Error {
 /// only; takes no lock.
 pub fn is_found(text: &str, size: u64) -> bool {
     parse(text).is_ok_and(|spec| hearth_origin::is_there(&spec, size))
+}
+
+/// True if both paths lead to the same data, whatever they are.
+fn is_same_data(a: &Path, b: &Path) -> bool {
+    let (Ok(a), Ok(b)) = (beneath(a), beneath(b)) else {
+        return false;
+    };
+    a.overlaps(&b)
 }
 
 /// True if both paths name the same file or device.

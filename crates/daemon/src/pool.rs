@@ -66,10 +66,7 @@ pub fn only_flash<P: AsRef<Path>>(paths: &[P]) -> Result<&Path> {
 fn opening(path: &Path, error: OpenError) -> Error {
     let path = path.display();
     match error {
-        OpenError::InUse(_) => Error::conflict(
-            format!("{path} is in use by another process (a Hearth daemon, a mount, …)"),
-            "stop its user first",
-        ),
+        OpenError::InUse(found) => Error::conflict(found.to_string(), found.remedy()),
         OpenError::Open { source, .. } => Error::unavailable(
             format!("cannot open {path}: {source}"),
             "check the path and its permissions",

@@ -140,7 +140,7 @@ fn number(path: &Path) -> Option<u64> {
 }
 
 /// A device's number from sysfs, `MAJOR:MINOR`.
-fn device_number(dir: &Path) -> Option<u64> {
+pub(crate) fn device_number(dir: &Path) -> Option<u64> {
     let text = text(&dir.join("dev"))?;
     let (major, minor) = text.split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))

@@ -1,7 +1,9 @@
 //! What a [`Target`](crate::Target) stands for: a file, a block device or something remote,
 //! perhaps made slow or faulty on purpose.
 
+use crate::beneath::Beneath;
 use crate::buf::Buf;
+use crate::claim::Claim;
 use crate::disk::SlowDisk;
 use crate::fault::{FaultKind, Faults};
 use crate::file::{BlockFile, Extent, Identity};
@@ -47,6 +49,8 @@ pub struct Device {
     latency_ns: u64,
     disk: Option<SlowDisk>,
     first_write: FirstWrite,
+    /// On what another process has open for us.
+    claim: Option<Claim>,
 }
 
 impl Device {
@@ -67,7 +71,20 @@ impl Device {
             latency_ns: 0,
             disk: None,
             first_write: FirstWrite::default(),
+            claim: None,
         }
+    }
+
+    /// Holds a claim to what is underneath for as long as the device is there.
+    pub fn holding(mut self, claim: Option<Claim>) -> Device {
+        self.claim = claim;
+        self
+    }
+
+    /// What its data lies on, itself included, if that is on this host and it was locked.
+    pub fn beneath(&self) -> Option<&Beneath> {
+        let claim = self.file().map(BlockFile::claim).or(self.claim.as_ref());
+        claim.and_then(Claim::beneath)
     }
 
     /// Calls `hook` once, before the first write, discard or zeroing goes to the device. It may

@@ -4,12 +4,15 @@
 //! where the file system allows it. `O_DIRECT` wants whole logical blocks, yet an origin may
 //! have any size; its last partial block goes through a second, buffered descriptor. The two
 //! never share a page: the last 4 KiB of such a file are always buffered. A write never makes
-//! a file longer, and a second opener of the same file or device is refused.
+//! a file longer, and a second opener of the same file or device is refused, under whatever name.
 
 use crate::buf::{BUF_ALIGN, Buf};
+use crate::claim::{self, Claim, InUse, Refusal};
+use crate::lock::Use;
 use crate::media::Media;
 use crate::op::{BLOCK, IoError};
 use crate::sys;
+use crate::user::User;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -26,6 +29,8 @@ const CHUNK: u64 = 1 << 20;
 /// rings down, and with them its files, a moment after the process is gone; whoever starts in
 /// its place must not be turned away for that.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// The same if the holder can be named, so that it is alive, or a file system: it may be ending.
+const LIVE_WAIT: Duration = Duration::from_millis(250);
 /// How often it looks meanwhile.
 const LOCK_POLL: Duration = Duration::from_millis(5);
 /// Most extents [`BlockFile::extents`] lists in one call.
@@ -45,8 +50,8 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Somebody else uses it.
-    #[error("{} is in use by another process (or mounted, or used twice by this one); stop the other user first", .0.display())]
-    InUse(PathBuf),
+    #[error("{0}; {remedy}", remedy = .0.remedy())]
+    InUse(Box<InUse>),
     /// Not a file or block device.
     #[error("{} is neither a regular file nor a block device; give one of those", .0.display())]
     NotBlock(PathBuf),
@@ -153,6 +158,50 @@ pub struct BlockFile {
     tail: Mutex<()>,
     no_discard: AtomicBool,
     no_zero: AtomicBool,
+    /// On what is the same data under other names; `direct` has the locks of this one.
+    claim: Claim,
+}
+
+/// Has `attempt` made until it finds nobody using the file, up to [`LOCK_WAIT`]; then says who does.
+fn wait_unused<T>(attempt: impl Fn() -> Result<T, OpenError>) -> Result<T, OpenError> {
+    let start = Instant::now();
+    let mut asked = false;
+    loop {
+        match attempt() {
+            Err(OpenError::InUse(found)) => {
+                let waited = start.elapsed();
+                if waited >= LOCK_WAIT || (!asked && waited >= LIVE_WAIT) {
+                    asked = true;
+                    let found = found.named();
+                    if found.user != User::Unknown || waited >= LOCK_WAIT {
+                        return Err(OpenError::InUse(Box::new(found)));
+                    }
+                }
+                std::thread::sleep(LOCK_POLL);
+            }
+            other => return other,
+        }
+    }
+}
+
+impl Refusal {
+    fn opening(self, path: &Path, writable: bool) -> OpenError {
+        match self {
+            Refusal::InUse(found) => OpenError::InUse(Box::new(found)),
+            Refusal::Failed(source) => OpenError::Open {
+                path: path.to_path_buf(),
+                writable,
+                source,
+            },
+        }
+    }
+}
+
+/// Claims a file or device that another process opens on our behalf, and locks as QEMU does:
+/// refused if somebody uses it. What is returned holds what lies beneath. Waits as an open does.
+pub fn claim_for_other(path: &Path, read_only: bool) -> Result<Claim, OpenError> {
+    let how = if read_only { Use::Read } else { Use::Write };
+    wait_unused(|| claim::claim_for_other(path, how).map_err(|e| e.opening(path, !read_only)))
 }
 
 /// Makes durable which names stand in the directory of `path`: what was made, renamed or removed there
@@ -165,21 +214,13 @@ pub fn sync_names(path: &Path) -> io::Result<()> {
 impl BlockFile {
     /// Opens `path` and takes the lock, for which it waits up to [`LOCK_WAIT`].
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<BlockFile, OpenError> {
-        let start = Instant::now();
-        loop {
-            match BlockFile::open_now(path.as_ref(), mode) {
-                Err(OpenError::InUse(_)) if start.elapsed() < LOCK_WAIT => {
-                    std::thread::sleep(LOCK_POLL)
-                }
-                other => return other,
-            }
-        }
+        wait_unused(|| BlockFile::open_now(path.as_ref(), mode))
     }
 
     fn open_now(path: &Path, mode: OpenMode) -> Result<BlockFile, OpenError> {
         let path = path.to_path_buf();
         let fail = |source: io::Error| match source.raw_os_error() {
-            Some(libc::EBUSY) => OpenError::InUse(path.clone()),
+            Some(libc::EBUSY) => OpenError::InUse(Box::new(InUse::new(&path))),
             _ => OpenError::Open {
                 path: path.clone(),
                 writable: !mode.read_only,
@@ -206,24 +247,29 @@ impl BlockFile {
             return Err(OpenError::NotBlock(path));
         }
         // O_EXCL on a block device: refused while mounted or claimed by anyone else.
-        let claim = if is_device && !mode.read_only && !mode.unlocked {
+        let exclusive = if is_device && !mode.read_only && !mode.unlocked {
             libc::O_EXCL
         } else {
             0
         };
-        let (direct, mut is_direct) = match options(libc::O_DIRECT | claim).open(&path) {
+        let (direct, mut is_direct) = match options(libc::O_DIRECT | exclusive).open(&path) {
             Ok(file) => (file, true),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-                (options(claim).open(&path).map_err(fail)?, false)
+                (options(exclusive).open(&path).map_err(fail)?, false)
             }
             Err(e) => return Err(fail(e)),
         };
-        if !mode.unlocked {
-            sys::try_flock(&direct, !mode.read_only).map_err(|e| match e.kind() {
-                io::ErrorKind::WouldBlock => OpenError::InUse(path.clone()),
-                _ => fail(e),
-            })?;
-        }
+        let how = if mode.read_only {
+            Use::Read
+        } else {
+            Use::Write
+        };
+        let claim = match mode.unlocked {
+            true => Claim::default(),
+            false => {
+                claim::claim(&direct, &path, how).map_err(|e| e.opening(&path, !mode.read_only))?
+            }
+        };
         let buffered = reopen(&direct, &path, !mode.read_only).map_err(fail)?;
         let (mut align, mut mem_align) = (512u32, 512u32);
         match sys::dio_align(&direct) {
@@ -265,6 +311,7 @@ impl BlockFile {
             tail: Mutex::new(()),
             no_discard: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
+            claim,
         };
         file.refresh_size().map_err(fail)?;
         Ok(file)
@@ -352,6 +399,11 @@ impl BlockFile {
     /// False if the file system refused `O_DIRECT`; say so to the user.
     pub fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// On what is the same data under other names.
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
     }
 
     /// True for a block device.

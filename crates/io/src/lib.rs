@@ -5,12 +5,14 @@
 pub mod beneath;
 pub mod buf;
 pub mod checksum;
+pub mod claim;
 mod delay;
 pub mod device;
 mod disk;
 pub mod fault;
 pub mod file;
 mod helper;
+mod lock;
 pub mod media;
 pub mod model;
 pub mod op;
@@ -21,9 +23,11 @@ mod sys;
 pub mod targets;
 mod threads;
 mod uring;
+pub mod user;
 pub mod wake;
 
 pub use buf::{Buf, BufPool, BufSlice};
+pub use claim::{Claim, InUse};
 pub use device::Device;
 pub use fault::{FaultKind, FaultRule, Faults};
 pub use file::{BlockFile, OpenError, OpenMode};

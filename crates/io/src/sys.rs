@@ -150,6 +150,35 @@ pub(crate) fn try_flock(file: &File, exclusive: bool) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) }).map(drop)
 }
 
+fn byte_lock(kind: libc::c_int, byte: i64) -> libc::flock {
+    // SAFETY: all-zero bytes are a valid `flock` (plain integers). The process number must be 0 for
+    // locks of open file descriptions.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = byte;
+    lock.l_len = 1;
+    lock
+}
+
+/// Takes a shared lock on one byte for the open file description, without waiting; fails with
+/// `EAGAIN` or `EACCES` if somebody has it exclusively.
+pub(crate) fn lock_byte(file: &File, byte: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_RDLCK, byte);
+    retry_interrupted(|| {
+        // SAFETY: F_OFD_SETLK reads a `flock` through the pointer, which is valid for the call.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }).map(drop)
+    })
+}
+
+/// True if another open file description, or another process, has any lock on one byte.
+pub(crate) fn is_byte_locked(file: &File, byte: i64) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_WRLCK, byte);
+    // SAFETY: F_OFD_GETLK reads and stores a `flock` through the pointer, valid for the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) })?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
 /// What kind of file system `file` is on: its magic number (statfs(2)).
 pub(crate) fn file_system(file: &File) -> io::Result<u32> {
     // SAFETY: all-zero bytes are a valid `statfs` (plain integers).

@@ -2,8 +2,9 @@
 
 use crate::image::{Image, ImageError};
 use crate::imaged::ImageOrigin;
+use hearth_io::file::claim_for_other;
 use hearth_io::spec::OpenSpecError;
-use hearth_io::{BlockFile, Device, OpenMode, OriginSpec, Source};
+use hearth_io::{BlockFile, Claim, Device, OpenMode, OriginSpec, Source};
 use hearth_nbd_client::{Address, NbdOrigin, Options, Uri, UriError};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -125,11 +126,21 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                     source,
                 })?;
             }
+            // QEMU locks the image itself, but does not say who has it, nor look at what the image
+            // lies on.
+            let claim = match image.path() {
+                Some(path) => Some(claim(path, how.read_only)?),
+                None => None,
+            };
             let origin = ImageOrigin::open(&image, &how.images, how.read_only, how.timeout)?;
-            Device::remote(Arc::new(origin))
+            Device::remote(Arc::new(origin)).holding(claim)
         }
     };
     Ok(spec.wrap(device)?)
+}
+
+fn claim(path: &Path, read_only: bool) -> Result<Claim, OpenError> {
+    Ok(claim_for_other(path, read_only).map_err(OpenSpecError::Open)?)
 }
 
 fn readable(path: &Path) -> std::io::Result<()> {

@@ -28,7 +28,7 @@ use crate::pool::{Pool, mode_of};
 use crate::size::human;
 
 /// Origins opened side by side at start.
-const ATTACH_THREADS: usize = 16;
+pub(super) const ATTACH_THREADS: usize = 16;
 /// Longest a start waits for origins; those that are slower appear later.
 const ATTACH_TIME: Duration = Duration::from_secs(5);
 /// How often missing origins are looked for.
@@ -157,7 +157,7 @@ pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
 }
 
 /// Does on a thread of its own what an origin may hold up.
-fn aside(work: impl FnOnce() + Send + 'static) {
+pub(super) fn aside(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::Builder::new()
         .name("hearth-attach".to_owned())
         .spawn(work);
@@ -173,6 +173,7 @@ impl Daemon {
     /// keeps nobody waiting for long: its thread goes on, and the disk appears when it is done.
     pub(super) fn attach_all(self: &Arc<Daemon>) {
         let records = lock(&self.pool).registry().disks.clone();
+        self.survey(&records);
         let end = Instant::now() + ATTACH_TIME;
         for group in records.chunks(ATTACH_THREADS) {
             let (told, done) = std::sync::mpsc::channel::<()>();
@@ -389,7 +390,15 @@ impl Daemon {
                 }
             }
             Err(e) => {
-                tracing::warn!(disk = %name, "waiting: {e}");
+                let before = lock(&self.disks);
+                let told = before
+                    .get(&name)
+                    .is_some_and(|s| matches!(&s.phase, Phase::Waiting(b) if *b == e));
+                drop(before);
+                // It is tried again and again.
+                if !told {
+                    tracing::warn!(disk = %name, "waiting: {e}");
+                }
                 Slot::new(id, Phase::Waiting(e), now)
             }
         };
@@ -399,6 +408,7 @@ impl Daemon {
     /// Opens an origin and compares it with what is known. Blocks.
     fn look(&self, record: &DiskRecord, take: Take) -> Result<Opened> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
+        self.check_place(record)?;
         let ownership = self.owners.claim(&spec, record, take);
         let ownership = ownership.map_err(|e| admission::failure(&e))?;
         let device = origin::open(&spec, record, &self.images)?;

@@ -10,6 +10,7 @@ use hearth_io::{BLOCK, OriginSpec};
 use hearth_origin::owner::Take;
 
 use super::admission::{RULES, failure};
+use super::apart::is_taken;
 use super::attach::Opened;
 use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
 use crate::api::advice::AdviceReport;
@@ -37,14 +38,6 @@ const OPENING_TIME: Duration = Duration::from_secs(3);
 /// How an origin is taken.
 fn take(over: bool) -> Take {
     if over { Take::Over } else { Take::Free }
-}
-
-/// Why an origin cannot become another disk's.
-fn is_taken(origin: &str, disk: &str) -> Error {
-    Error::conflict(
-        format!("{origin} is already the origin of disk {disk}"),
-        "use that disk, or remove it first",
-    )
 }
 
 /// Why a disk takes no flush or removal now.
@@ -155,7 +148,7 @@ impl Daemon {
 
     /// Refuses an origin that is the flash, another disk's, or one of our own exports. Looks for
     /// files under another name as well, which may hang with the mount one of them is on.
-    fn check_unused(&self, spec: &OriginSpec) -> Result<()> {
+    fn check_unused(&self, text: &str, spec: &OriginSpec) -> Result<()> {
         // It would be cached twice, and at a stop its server would be gone before its last writes.
         let ours = self.images.parent().map(nbd_socket);
         if let (Some(ours), Some(socket)) = (ours, hearth_origin::socket(spec))
@@ -166,35 +159,11 @@ impl Daemon {
                 "give the origin of that disk instead, or the address of another server",
             ));
         }
-        let path = hearth_origin::local_path(spec).unwrap_or_default();
-        let pool = lock(&self.pool);
-        let flash = pool.path().to_owned();
-        let disks: Vec<(String, String)> = pool
-            .registry()
-            .disks
-            .iter()
-            .map(|d| (d.name.clone(), d.origin.clone()))
-            .collect();
-        drop(pool);
-        if origin::is_same_file(&path, &flash) {
-            return Err(Error::invalid(
-                format!("{} is the pool's own flash device", path.display()),
-                "give the file or device that holds the disk's data",
-            ));
-        }
-        for (name, text) in &disks {
-            let other = origin::parse(text)
-                .ok()
-                .and_then(|other| hearth_origin::local_path(&other));
-            if other.is_some_and(|other| origin::is_same_file(&other, &path)) {
-                return Err(is_taken(text, name));
-            }
-        }
+        self.check_apart(text, spec)?;
         self.check_unclaimed(spec)
     }
 
-    /// Refuses another disk's origin, going by names alone: a file under two names cannot be
-    /// opened twice.
+    /// Refuses another disk's origin, going by names alone.
     fn check_unclaimed(&self, spec: &OriginSpec) -> Result<()> {
         let path = hearth_origin::local_path(spec);
         let pool = lock(&self.pool);
@@ -533,7 +502,7 @@ impl Control for Arc<Daemon> {
         let spec = origin::parse(&disk.origin)?;
         let block_size = block_size(disk.block_size)?;
         self.check_new(&disk, &spec)?;
-        self.check_unused(&spec)?;
+        self.check_unused(&disk.origin, &spec)?;
         let mut record = DiskRecord {
             name: disk.name.clone(),
             read_only: disk.read_only,
@@ -557,6 +526,8 @@ impl Control for Arc<Daemon> {
         // All that the origin can hold up is done. Others may have added disks meanwhile.
         let _ops = lock(&self.ops);
         self.check_new(&disk, &spec)?;
+        let place = opened.device().beneath().cloned();
+        self.check_still_apart(&disk.origin, place.as_ref())?;
         let id = lock(&self.pool)
             .registry()
             .clone()
@@ -581,6 +552,7 @@ impl Control for Arc<Daemon> {
             ..record
         };
         self.admit(record, opened)?;
+        self.note_place(id, place);
         let info = self.disk_info(&disk.name)?;
         if info.state != DiskState::Attached {
             let reason = info.reason.unwrap_or_default();

@@ -2,11 +2,12 @@
 //!
 //! Locks, in the order they may be taken together: `ops` (one control operation at a time; held
 //! while flash is written, but never while an origin is waited for), `disks` (what every disk is doing; held briefly), `pool` (the registry;
-//! held for the time of a write to flash). The data threads take `pool` too, once per disk, so
+//! held for the time of a write to flash), `places` (held briefly). The data threads take `pool` too, once per disk, so
 //! nobody may wait for a data thread while holding it.
 
 mod admission;
 mod advice;
+mod apart;
 mod attach;
 mod control;
 mod flash;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::stats::Latencies;
 use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
+use hearth_io::beneath::Beneath;
 use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
@@ -251,6 +253,8 @@ pub struct Daemon {
     attached: Condvar,
     /// Awaited disks that are being looked for.
     looking: Mutex<BTreeSet<DiskId>>,
+    /// What the disks' origins lie on, as last looked at.
+    places: Mutex<BTreeMap<DiskId, Beneath>>,
     images: PathBuf,
     /// Whose the origins are that other hosts can reach.
     owners: admission::Owners,
@@ -347,6 +351,7 @@ impl Daemon {
             attaching: Mutex::default(),
             attached: Condvar::new(),
             looking: Mutex::default(),
+            places: Mutex::default(),
             images: options.images.clone(),
             owners,
             patience: Mutex::default(),

@@ -1,0 +1,174 @@
+//! No two disks on the same data, and none on the flash, whatever the names.
+//!
+//! A file and a loop device over it, a volume and the disk it is on: two disks on the same data
+//! each cache it, and each writes back over what the other wrote. A new disk of that kind is not
+//! taken. Those that an earlier version took are told apart when they are attached: the one that
+//! comes first in the registry is served, the other waits and says for whom; it attaches by itself
+//! when that one is removed. Two that only read do no harm.
+//!
+//! What each origin lies on is remembered from when the disk itself was looked at: asking about
+//! another disk's origin may hang with the mount that one is on.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearth_engine::api::DiskId;
+use hearth_format::DiskRecord;
+use hearth_io::OriginSpec;
+use hearth_io::beneath::{Beneath, beneath};
+
+use super::{Daemon, attach, lock};
+use crate::error::{Error, Result};
+use crate::origin;
+
+/// Longest a start waits to learn what the origins lie on, before it attaches the first.
+const SURVEY_TIME: Duration = Duration::from_secs(1);
+
+/// What an origin lies on, if it is on this host and there. May hang with its mount.
+fn place(spec: &OriginSpec) -> Option<Beneath> {
+    beneath(&hearth_origin::local_path(spec)?).ok()
+}
+
+fn place_of(text: &str) -> Option<Beneath> {
+    place(&origin::parse(text).ok()?)
+}
+
+/// Why an origin cannot become another disk's.
+pub(super) fn is_taken(origin: &str, disk: &str) -> Error {
+    Error::conflict(
+        format!("{origin} is already the origin of disk {disk}"),
+        "use that disk, or remove it first",
+    )
+}
+
+/// Why a disk cannot be served beside one on the same data.
+fn is_same_data(origin: &str, other: &DiskRecord) -> Error {
+    Error::conflict(
+        format!(
+            "{origin} holds the same data as {}, the origin of disk {}, under another name",
+            other.origin, other.name
+        ),
+        "use one of the two and remove the other: each would undo what the other writes",
+    )
+}
+
+fn is_flash(origin: &str, flash: &Path) -> Error {
+    Error::conflict(
+        format!(
+            "{origin} holds the same data as {}, the pool's flash device, under another name",
+            flash.display()
+        ),
+        "give the file or device that holds the disk's data",
+    )
+}
+
+impl Daemon {
+    /// Refuses a new disk's origin that holds the same data as the flash or another disk's. Looks at
+    /// all of them, which may hang with the mount one of them is on.
+    pub(super) fn check_apart(&self, text: &str, spec: &OriginSpec) -> Result<()> {
+        let Some(own) = place(spec) else {
+            return Ok(());
+        };
+        let pool = lock(&self.pool);
+        let flash = pool.media().clone();
+        let disks = pool.registry().disks.clone();
+        drop(pool);
+        if let Some(place) = flash.beneath()
+            && place.overlaps(&own)
+        {
+            if place.is_same(&own) {
+                return Err(Error::invalid(
+                    format!("{text} is the pool's own flash device"),
+                    "give the file or device that holds the disk's data",
+                ));
+            }
+            return Err(is_flash(text, flash.path()));
+        }
+        for other in &disks {
+            match place_of(&other.origin) {
+                Some(place) if place.is_same(&own) => {
+                    return Err(is_taken(&other.origin, &other.name));
+                }
+                Some(place) if place.overlaps(&own) => return Err(is_same_data(text, other)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of an origin that was opened, by what is remembered: waits for nobody. Two that are
+    /// added at one time are told apart here.
+    pub(super) fn check_still_apart(&self, text: &str, own: Option<&Beneath>) -> Result<()> {
+        let Some(own) = own else { return Ok(()) };
+        let pool = lock(&self.pool);
+        let places = lock(&self.places);
+        let other = pool.registry().disks.iter().find(|other| {
+            let place = places.get(&other.id);
+            place.is_some_and(|place| place.overlaps(own))
+        });
+        other.map_or(Ok(()), |other| Err(is_same_data(text, other)))
+    }
+
+    /// Remembers what a disk lies on.
+    pub(super) fn note_place(&self, id: DiskId, place: Option<Beneath>) {
+        let mut places = lock(&self.places);
+        match place {
+            Some(place) => places.insert(id, place),
+            None => places.remove(&id),
+        };
+    }
+
+    /// Refuses to attach a disk while one on the same data is served, or comes before it. Looks at
+    /// the disk's own origin only.
+    pub(super) fn check_place(&self, record: &DiskRecord) -> Result<()> {
+        let own = place_of(&record.origin);
+        self.note_place(record.id, own.clone());
+        let Some(own) = own else { return Ok(()) };
+        let served: Vec<DiskId> = lock(&self.disks)
+            .values()
+            .filter(|slot| slot.device().is_some())
+            .map(|slot| slot.id)
+            .collect();
+        let pool = lock(&self.pool);
+        let flash = pool.media();
+        if flash.beneath().is_some_and(|place| place.overlaps(&own)) {
+            return Err(is_flash(&record.origin, flash.path()));
+        }
+        let places = lock(&self.places);
+        let disks = &pool.registry().disks;
+        let turn = disks.iter().position(|disk| disk.id == record.id);
+        let rival = disks.iter().enumerate().find(|(n, other)| {
+            let first = turn.is_none_or(|turn| *n < turn) || served.contains(&other.id);
+            other.id != record.id
+                && first
+                && !(other.read_only && record.read_only)
+                && places
+                    .get(&other.id)
+                    .is_some_and(|place| place.overlaps(&own))
+        });
+        rival.map_or(Ok(()), |(_, other)| {
+            Err(is_same_data(&record.origin, other))
+        })
+    }
+
+    /// Learns what all origins lie on, before the first is opened. One that does not answer within
+    /// bounds is left out.
+    pub(super) fn survey(self: &Arc<Daemon>, records: &[DiskRecord]) {
+        let end = Instant::now() + SURVEY_TIME;
+        for group in records.chunks(attach::ATTACH_THREADS) {
+            let (told, done) = std::sync::mpsc::channel::<()>();
+            for record in group {
+                let (daemon, told) = (self.clone(), told.clone());
+                let (id, text) = (record.id, record.origin.clone());
+                attach::aside(move || {
+                    daemon.note_place(id, place_of(&text));
+                    drop(told);
+                });
+            }
+            drop(told);
+            // Ends when all of the group have dropped their end, or late.
+            let _ = done.recv_timeout(end.saturating_duration_since(Instant::now()));
+        }
+    }
+}

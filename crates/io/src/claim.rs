@@ -1,0 +1,288 @@
+//! Having a file or block device to oneself, under whatever name others may reach it.
+//!
+//! The locks of [`lock`](crate::lock) stand on one inode. The same data may also be reached from
+//! above (a loop device over the file, a partition of the disk) or from below (the file a loop
+//! device is made of), where the kernel knows of no connection. So who takes a file or device here
+//! also marks the files beneath it, and looks whether somebody uses what lies above.
+//!
+//! Marks on a file beneath count for the whole file, as QEMU knows no others. Within this process
+//! they are shared: two disks may be two partitions of one loop device, and whoever adds disks
+//! compares their stretches. Another process with another stretch of the file is refused.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::beneath::{
+    Beneath, Kernel, Node, Part, Running, beneath_device, device_number, sys_dir,
+};
+use crate::lock::{self, Use};
+use crate::user::User;
+
+/// Most block devices that are looked at for lying above.
+const DEVICES_MAX: usize = 4096;
+
+/// Somebody else uses a file or device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// What was to be used.
+    pub path: PathBuf,
+    /// The other name under which it is in use, if it is another one, and whether that lies below.
+    pub other: Option<(PathBuf, bool)>,
+    /// By whom.
+    pub user: User,
+}
+
+impl InUse {
+    pub(crate) fn new(path: &Path) -> InUse {
+        InUse {
+            path: path.to_owned(),
+            other: None,
+            user: User::Unknown,
+        }
+    }
+
+    /// Finds out who it is.
+    pub(crate) fn named(mut self) -> InUse {
+        let path = self.other.as_ref().map_or(&self.path, |(other, _)| other);
+        self.user = User::of(path);
+        self
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        self.user.remedy()
+    }
+}
+
+impl fmt::Display for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.other {
+            None => write!(f, "{path} {}", self.user),
+            Some((other, true)) => write!(
+                f,
+                "{path} cannot be used: {}, of which it is made, {}",
+                other.display(),
+                self.user
+            ),
+            Some((other, false)) => write!(
+                f,
+                "{path} cannot be used: {}, which holds the same data, {}",
+                other.display(),
+                self.user
+            ),
+        }
+    }
+}
+
+/// Why something could not be claimed.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    InUse(InUse),
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(e: io::Error) -> Refusal {
+        Refusal::Failed(e)
+    }
+}
+
+/// A claim to a file or device; it ends when this is dropped and the file closed.
+#[derive(Debug, Default)]
+pub struct Claim {
+    /// What it all lies on; of what was not locked, nothing is known.
+    own: Option<Beneath>,
+    /// Marks on the files beneath.
+    _below: Vec<Arc<Below>>,
+}
+
+impl Claim {
+    /// What the claimed data lies on, itself included.
+    pub fn beneath(&self) -> Option<&Beneath> {
+        self.own.as_ref()
+    }
+}
+
+/// A file that something of ours is made of, with its marks.
+#[derive(Debug)]
+struct Below {
+    node: Node,
+    file: File,
+    how: Mutex<Use>,
+}
+
+/// All of this process.
+static BELOW: Mutex<Vec<Weak<Below>>> = Mutex::new(Vec::new());
+
+/// Takes the locks of an open file or device, marks what lies beneath, and looks at what lies above.
+pub(crate) fn claim(file: &File, path: &Path, how: Use) -> Result<Claim, Refusal> {
+    let taken = lock::take_whole(file, how)? && lock::mark(file, how)?;
+    if !taken {
+        return Err(Refusal::InUse(InUse::new(path)));
+    }
+    around(&file.metadata()?, path, how)
+}
+
+/// As [`claim`], of a path that another process opens for us, which marks it itself.
+pub(crate) fn claim_for_other(path: &Path, how: Use) -> Result<Claim, Refusal> {
+    let file = look_at(path)?;
+    if !lock::may_mark(&file, how).unwrap_or(true) {
+        return Err(Refusal::InUse(InUse::new(path)));
+    }
+    around(&file.metadata()?, path, how)
+}
+
+/// Opens something whose locks are of interest. Never waits for a peer, as with named pipes.
+fn look_at(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK)
+        .open(path)
+}
+
+fn around(meta: &fs::Metadata, path: &Path, how: Use) -> Result<Claim, Refusal> {
+    let own = Beneath::of(&Running, path, meta)?;
+    let in_use = |other: &Path, below: bool| {
+        Refusal::InUse(InUse {
+            other: Some((other.to_owned(), below)),
+            ..InUse::new(path)
+        })
+    };
+    let mut below = Vec::new();
+    // Itself comes first. What it is only somewhere on has other users, too.
+    for part in own.parts().iter().skip(1).filter(|part| part.exact) {
+        match part.node {
+            Node::File { .. } => match mark_below(part, how) {
+                Ok(Some(marked)) => below.push(marked),
+                Ok(None) => {}
+                Err(Refusal::InUse(e)) => return Err(in_use(&e.path, true)),
+                Err(e) => return Err(e),
+            },
+            Node::Device(rdev) => {
+                if let Some(node) = node_of(rdev).filter(|node| !is_free(node, how, false)) {
+                    return Err(in_use(&node, true));
+                }
+            }
+        }
+    }
+    if let Some(node) = used_above(&own, how) {
+        return Err(in_use(&node, false));
+    }
+    Ok(Claim {
+        own: Some(own),
+        _below: below,
+    })
+}
+
+/// Marks a file beneath something of ours; nothing if it cannot be reached from here.
+fn mark_below(part: &Part, how: Use) -> Result<Option<Arc<Below>>, Refusal> {
+    // By its path, if that still leads there: in another mount namespace it may not.
+    let Some((path, file)) = part
+        .path
+        .as_deref()
+        .and_then(|path| Some((path, look_at(path).ok()?)))
+    else {
+        return Ok(None);
+    };
+    let meta = file.metadata()?;
+    let node = Node::File {
+        dev: meta.dev(),
+        inode: meta.ino(),
+    };
+    if node != part.node {
+        tracing::debug!(path = %path.display(), "not the file a loop device is made of");
+        return Ok(None);
+    }
+    let taken = || Refusal::InUse(InUse::new(path));
+    let mut all = BELOW.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|below| below.strong_count() > 0);
+    let mut held = all.iter().filter_map(Weak::upgrade);
+    if let Some(ours) = held.find(|below| below.node == node) {
+        let mut had = ours.how.lock().unwrap_or_else(PoisonError::into_inner);
+        if *had < how {
+            if !lock::mark(&ours.file, how)? {
+                return Err(taken());
+            }
+            *had = how;
+        }
+        drop(had);
+        return Ok(Some(ours));
+    }
+    if !lock::mark(&file, how)? {
+        return Err(taken());
+    }
+    let marked = Arc::new(Below {
+        node,
+        file,
+        how: Mutex::new(how),
+    });
+    all.push(Arc::downgrade(&marked));
+    Ok(Some(marked))
+}
+
+/// The device node of a block device, where it is usually found.
+fn node_of(rdev: u64) -> Option<PathBuf> {
+    let dir = sys_dir(Running.sys(), rdev).canonicalize().ok()?;
+    let node = Path::new("/dev").join(dir.file_name()?);
+    let meta = fs::metadata(&node).ok()?;
+    (meta.rdev() == rdev).then_some(node)
+}
+
+/// True unless somebody's marks on a block device contradict `how`, or it is to have no owner and
+/// has one: a file system, a volume, swap, or a program that has it for itself.
+fn is_free(node: &Path, how: Use, ownerless: bool) -> bool {
+    let exclusive = if ownerless { libc::O_EXCL } else { 0 };
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK | exclusive)
+        .open(node);
+    match opened {
+        Ok(file) => lock::may_mark(&file, how).unwrap_or(true),
+        Err(e) => e.raw_os_error() != Some(libc::EBUSY),
+    }
+}
+
+/// A block device over the same data that somebody uses: a loop device over the file that is
+/// mounted, a partition of the disk that a guest has.
+///
+/// Other layers need no look: the kernel lets nobody have a volume or array beside what it is made
+/// of, but of a loop device it does not know what it is over. And a guest locks nothing but the
+/// device node it opens.
+fn used_above(own: &Beneath, how: Use) -> Option<PathBuf> {
+    let sys = Running.sys();
+    let listed = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
+    let loops = listed(&sys.join("class/block"))
+        .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"loop"))
+        .map(|entry| entry.path())
+        .filter(|dir| dir.join("loop").exists() || dir.join("partition").exists());
+    let top = own.parts().first().map(|part| part.node);
+    let device = match top {
+        Some(Node::Device(rdev)) => sys_dir(sys, rdev).canonicalize().ok(),
+        _ => None,
+    };
+    let partitions = device
+        .into_iter()
+        .flat_map(|dir| listed(&dir).map(|entry| entry.path()).collect::<Vec<_>>())
+        .filter(|dir| dir.join("partition").exists());
+    let mine = |rdev: u64| {
+        let mut parts = own.parts().iter();
+        parts.any(|part| part.node == Node::Device(rdev))
+    };
+    loops.chain(partitions).take(DEVICES_MAX).find_map(|dir| {
+        // Nobody writes through that one.
+        if fs::read_to_string(dir.join("ro")).is_ok_and(|ro| ro.trim_end() == "1") {
+            return None;
+        }
+        let rdev = device_number(&dir)?;
+        if mine(rdev) || !beneath_device(rdev).overlaps(own) {
+            return None;
+        }
+        let node = node_of(rdev)?;
+        (!is_free(&node, how, dir.join("loop").exists())).then_some(node)
+    })
+}
