@@ -291,6 +291,10 @@ pub struct Serve {
     /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,
+    /// Directory in which the files below images may lie that --allow-backing lets through; may be
+    /// given several times [default: the image's own]
+    #[arg(long, value_name = "DIR")]
+    pub backing_dir: Vec<PathBuf>,
     /// Open a pool of whose log parts cannot be read, with what can be
     #[arg(long)]
     pub accept_damage: bool,
@@ -361,6 +365,7 @@ pub enum Disk {
         after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
         hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
         hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
+        hearth disk add clone --origin qcow2:/srv/clone.qcow2 --allow-backing\n  \
         hearth disk add mail --origin nbd://storage1/mail --sole-user --origin-timeout 60"
     )]
     Add(DiskAdd),
@@ -435,12 +440,16 @@ pub struct DiskAdd {
     /// Yes, what that pool had not written back may be missing
     #[arg(long, requires = "takeover")]
     pub yes: bool,
+    /// The image may name other files of this host (a backing file, a data file, extents), as far as
+    /// they lie beside it or in a --backing-dir of the daemon
+    #[arg(long)]
+    pub allow_backing: bool,
 }
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
     .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "size_from_origin",
-        "trust", "sole_user", "takeover"]))]
+        "allow_backing", "trust", "sole_user", "takeover"]))]
 pub struct DiskSet {
     /// The disk
     #[arg(value_name = "NAME")]
@@ -469,6 +478,9 @@ pub struct DiskSet {
     /// The origin has grown: take over its size
     #[arg(long)]
     pub size_from_origin: bool,
+    /// The image may name the other files of this host that it names now
+    #[arg(long)]
+    pub allow_backing: bool,
     /// The origin was changed while dirty blocks waited: which side wins
     #[arg(long, value_enum, value_name = "SIDE")]
     pub trust: Option<Side>,

@@ -89,6 +89,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         auto: args.auto,
         sole_user: args.sole_user,
         takeover: args.takeover,
+        allow_backing: args.allow_backing,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
     if global.json {
@@ -176,6 +177,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
     line("state", d.state.word().to_owned());
     line("origin", plain(&d.origin));
+    for file in &d.chain {
+        line("lies on", plain(file));
+    }
     line("size", format!("{} ({} bytes)", human(d.size), d.size));
     line("mode", d.mode.word().to_owned());
     line("block size", human(d.block_size));
@@ -245,6 +249,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         auto: args.auto.map(|s| s == Switch::On),
         origin_timeout: args.origin_timeout,
         size_from_origin: args.size_from_origin,
+        allow_backing: args.allow_backing,
         trust: args.trust.map(Into::into),
         sole_user: args.sole_user,
         takeover: args.takeover,

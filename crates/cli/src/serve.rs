@@ -54,6 +54,11 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             // `run` puts it below the run directory.
             images: std::path::PathBuf::new(),
             degraded: None,
+            backing_dirs: args
+                .backing_dir
+                .iter()
+                .map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone()))
+                .collect(),
         },
         run_dir: global.dir(),
         tcp,

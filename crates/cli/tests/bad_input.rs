@@ -201,8 +201,13 @@ fn origins_that_are_rather_something_else() {
         ("vdi", 64, &0xbeda_107fu32.to_le_bytes()),
     ] {
         let path = file(format, offset, mark);
-        let said = bench.ok(&["disk", "add", format, "--origin", &path]);
-        assert!(said.contains(&format!("add {format}:{path}")), "{said}");
+        let said = bench.refused(&["disk", "add", format, "--origin", &path]);
+        assert!(
+            said.contains(&format!("write {format}:{path}"))
+                && said.contains(&format!("write file:{path}")),
+            "{said}"
+        );
+        bench.ok(&["disk", "add", format, "--origin", &format!("file:{path}")]);
     }
     let plain = file("plain", 0, b"plain");
     let said = bench.ok(&["disk", "add", "plain", "--origin", &plain]);
@@ -211,7 +216,7 @@ fn origins_that_are_rather_something_else() {
     bench.ok(&["pool", "create", "--flash", &pool, "--size", "16M"]);
     let words = bench.refused(&["disk", "add", "p", "--origin", &pool]);
     assert!(
-        words.contains("a Hearth pool") && words.contains(&format!("raw:{pool}")),
+        words.contains("a Hearth pool") && words.contains(&format!("file:{pool}")),
         "{words}"
     );
     // Nothing is started for an image that is not there.

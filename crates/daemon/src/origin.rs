@@ -19,7 +19,7 @@ use hearth_io::checksum::crc32c;
 use hearth_io::file::Identity;
 use hearth_io::spec::OpenSpecError;
 use hearth_io::{BLOCK, BlockFile, Device, OpenError, OpenMode, OriginSpec, Source};
-use hearth_origin::How;
+use hearth_origin::{Backing, How};
 
 use crate::error::{Error, Result};
 use crate::size::human;
@@ -58,12 +58,18 @@ pub fn timeout(record: &DiskRecord) -> Duration {
 
 /// Opens an origin and takes its lock.
 ///
-/// `images` is the directory for the sockets of image processes.
-pub fn open(spec: &OriginSpec, record: &DiskRecord, images: &Path) -> Result<Device> {
+/// `images` is the directory for the sockets of image processes; `backing` what may lie below one.
+pub fn open(
+    spec: &OriginSpec,
+    record: &DiskRecord,
+    images: &Path,
+    backing: Backing,
+) -> Result<Device> {
     let how = How {
         read_only: record.read_only,
         timeout: timeout(record),
         images: images.to_owned(),
+        backing,
     };
     let device = hearth_origin::open(spec, &how).map_err(failure)?;
     if device.size() == 0 {
@@ -75,51 +81,71 @@ pub fn open(spec: &OriginSpec, record: &DiskRecord, images: &Path) -> Result<Dev
     Ok(device)
 }
 
-/// Whether what a plain path names is rather something else, before it becomes a disk: a notice
-/// about an image in another format, whose raw bytes may be wanted all the same, or a refusal of
-/// a pool, whose every block the guest would be free to overwrite. `flash` is what is being
-/// served: that is refused elsewhere, in other words.
-///
-/// Only for new disks: what a guest writes into its disk is its own business.
-pub fn look(text: &str, flash: &[String]) -> Result<Option<String>> {
-    let Ok(OriginSpec {
-        source: Source::File(path),
-        ..
-    }) = parse(text)
-    else {
-        return Ok(None);
-    };
+/// What lies below the image a spec names.
+pub fn chain(spec: &OriginSpec, rules: &Backing) -> Result<Vec<String>> {
+    hearth_origin::chain(spec, rules).map_err(failure)
+}
+
+/// What the bytes of a plain path look like; `None` also if they cannot be read, which is said when
+/// it is opened.
+fn identify(path: &Path) -> Option<hearth_format::Found> {
     let mode = OpenMode {
         read_only: true,
         unlocked: true,
     };
-    // What cannot be read is refused when it is opened, with the reason.
-    let Some(found) = BlockFile::open(&path, mode).ok().and_then(|file| {
-        let mut read = |offset, data: &mut [u8]| file.read_at(offset, data);
-        hearth_format::identify(&mut read, file.size()).ok()?
-    }) else {
-        return Ok(None);
+    let file = BlockFile::open(path, mode).ok()?;
+    let mut read = |offset, data: &mut [u8]| file.read_at(offset, data);
+    hearth_format::identify(&mut read, file.size()).ok()?
+}
+
+/// Refuses what a plain path names if it is rather something else, before it becomes a disk: an
+/// image in another format, which its own disk would be served from, or a pool, whose every block
+/// the guest would be free to overwrite. `flash` is what is being served: that is refused
+/// elsewhere, in other words.
+///
+/// Only for new disks: what a guest writes into its disk is its own business, and must not lock it
+/// out. `file:PATH` says that the bytes are meant as they are.
+pub fn check_plain(spec: &OriginSpec, flash: &Path) -> Result<()> {
+    let Source::File(path) = &spec.source else {
+        return Ok(());
+    };
+    let Some(found) = identify(path) else {
+        return Ok(());
     };
     let at = path.display();
-    if found.is_pool() && !flash.iter().any(|own| is_same_data(own.as_ref(), &path)) {
+    if found.is_pool() && !spec.raw_bytes && !is_same_data(flash, path) {
         return Err(Error::refused(
             format!("{at} carries a Hearth pool, not a disk"),
             format!(
-                "give the disk's own path; if a guest has made that pool inside its disk, write raw:{at}"
+                "give the disk's own path; if a guest has made that pool inside its disk, write file:{at}"
             ),
         ));
     }
-    Ok(found.image_format().map(|format| {
-        let instead = if hearth_origin::is_image_format(format) {
-            format!("remove it and add {format}:{at}")
-        } else {
-            "remove it and convert it to raw with `qemu-img convert`".to_owned()
-        };
-        format!(
-            "{at} is {}, and its raw bytes are served, which cannot grow as the image would; to serve the disk in it, {instead}",
-            found.what
-        )
-    }))
+    let Some(format) = found.image_format().filter(|_| !spec.raw_bytes) else {
+        return Ok(());
+    };
+    let instead = if hearth_origin::is_image_format(format) {
+        format!("to serve the disk in it, write {format}:{at}")
+    } else {
+        "to serve the disk in it, convert it to raw with `qemu-img convert`".to_owned()
+    };
+    Err(Error::refused(
+        format!("{at} is {}, and its format was not given", found.what),
+        format!("{instead}; to serve the file's own bytes, write file:{at}"),
+    ))
+}
+
+/// For a disk that is older than [`check_plain`]: what would be refused today.
+pub fn plain_notice(spec: &OriginSpec) -> Option<String> {
+    let path = spec.path().filter(|_| !spec.raw_bytes)?;
+    let found = identify(path)?;
+    found.image_format()?;
+    Some(format!(
+        "{} is {}, and its raw bytes are served, as they were before; a new disk on it would have to say so with file:{}",
+        path.display(),
+        found.what,
+        path.display()
+    ))
 }
 
 /// An origin that will not open, in the words of the control plane.
@@ -135,6 +161,15 @@ fn failure(e: hearth_origin::OpenError) -> Error {
         }
         Origin::Scheme(_) | Origin::Uri(_) | Origin::Image(_) | Origin::ReadOnly(_) => {
             return Error::invalid(e.to_string(), "");
+        }
+        Origin::Chain(e) => {
+            use hearth_origin::ChainError as Chain;
+            let said = e.to_string();
+            return match e {
+                Chain::Missing { .. } => Error::unavailable(said, ""),
+                Chain::Names { .. } | Chain::Unknown { .. } => Error::invalid(said, ""),
+                _ => Error::refused(said, ""),
+            };
         }
         Origin::Missing { .. } => return Error::unavailable(e.to_string(), ""),
         Origin::File(_) | Origin::Nbd(_) => {
@@ -335,6 +370,7 @@ mod tests {
             &OriginSpec::file(path),
             &DiskRecord::default(),
             Path::new(""),
+            Backing::default(),
         )
     }
 

@@ -1,6 +1,7 @@
 //! How an origin is written on a command line or in a config file.
 //!
-//! `PATH` or `file:PATH` is a file or block device; what starts with another scheme (`nbd://…`,
+//! `PATH` or `file:PATH` is a file or block device (the second says that its raw bytes are meant, even
+//! if they look like an image of another format); what starts with another scheme (`nbd://…`,
 //! `qcow2:PATH`) is kept as it is for somebody who knows it. Wrappers before it make it slow or
 //! faulty, for demos, benchmarks and tests, and may be stacked: `model-hdd:PATH`,
 //! `model-hdd=NAME:PATH` (all origins of that NAME lie on one modelled drive),
@@ -52,6 +53,8 @@ const SCHEME_MAX: usize = 16;
 pub struct OriginSpec {
     /// Where the data is.
     pub source: Source,
+    /// Written as `file:PATH`: its raw bytes are meant, whatever they look like.
+    pub raw_bytes: bool,
     /// Behaves like a modelled hard disk.
     pub hdd: Option<Drive>,
     /// Completes nothing sooner than this many nanoseconds; 0: as fast as it is.
@@ -104,6 +107,7 @@ impl FromStr for OriginSpec {
     fn from_str(text: &str) -> Result<OriginSpec, SpecError> {
         let mut spec = OriginSpec {
             source: Source::File(PathBuf::new()),
+            raw_bytes: false,
             hdd: None,
             latency_ns: 0,
             faults: Vec::new(),
@@ -133,6 +137,7 @@ impl FromStr for OriginSpec {
             }
         }
         spec.source = source(rest);
+        spec.raw_bytes = rest.starts_with("file:");
         match &spec.source {
             Source::File(path) if path.as_os_str().is_empty() => {
                 Err(SpecError::NoPath(text.to_owned()))
@@ -223,6 +228,7 @@ impl OriginSpec {
     pub fn file(path: impl Into<PathBuf>) -> OriginSpec {
         OriginSpec {
             source: Source::File(path.into()),
+            raw_bytes: false,
             hdd: None,
             latency_ns: 0,
             faults: Vec::new(),
@@ -290,7 +296,10 @@ impl fmt::Display for OriginSpec {
         };
         // A path that looks like a wrapper or scheme needs the prefix to be read back as a path.
         let wrapper = path.starts_with("model-") || path.starts_with("fault=");
-        if wrapper || !matches!(source(&path), Source::File(p) if p.as_os_str() == path.as_ref()) {
+        if self.raw_bytes
+            || wrapper
+            || !matches!(source(&path), Source::File(p) if p.as_os_str() == path.as_ref())
+        {
             f.write_str("file:")?;
         }
         f.write_str(&path)
@@ -311,6 +320,8 @@ mod tests {
             "fault=eio-read:x",
             "fault=eio-write@4096+512:x",
             "file:qcow2:x",
+            "file:/a/b",
+            "model-hdd:file:/a",
             "qcow2:/a/b",
             "model-latency=8000us:nbd+unix:///x?socket=/s",
             "c:x",

@@ -46,8 +46,17 @@ struct State {
     last: Option<String>,
 }
 
+/// Says whether what a process is told to open is still what was judged.
+pub(crate) trait Guard: Send + Sync {
+    /// Asked before each start.
+    fn before(&self) -> Result<(), String>;
+    /// Asked when the process has opened the image, before anything is read or written through it.
+    fn after(&self, pid: u32) -> Result<(), String>;
+}
+
 struct Shared {
     name: String,
+    guard: Option<Box<dyn Guard>>,
     socket: PathBuf,
     pid_file: PathBuf,
     arguments: Vec<String>,
@@ -109,6 +118,7 @@ impl Supervisor {
         name: String,
         blockdev: &Value,
         writable: bool,
+        guard: Option<Box<dyn Guard>>,
     ) -> io::Result<Supervisor> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -132,6 +142,7 @@ impl Supervisor {
         ];
         let shared = Arc::new(Shared {
             name,
+            guard,
             pid_file: dir.join(format!("{number}.pid")),
             socket,
             arguments,
@@ -227,6 +238,9 @@ impl Shared {
     }
 
     fn spawn(&self) -> Result<Child, String> {
+        if let Some(guard) = &self.guard {
+            guard.before()?;
+        }
         let _ = std::fs::remove_file(&self.socket);
         let mut command = Command::new(PROGRAM);
         command
@@ -319,13 +333,19 @@ impl Dial for Supervisor {
             if state.stopped {
                 return Err(ConnectError::Other(format!("{} was closed", shared.name)));
             }
-            if state.child.is_none() {
+            let Some(pid) = state.child.as_ref().map(Child::id) else {
                 return Err(shared.ended(&state));
-            }
+            };
             // Not under the lock: a process that hangs could keep us here.
             drop(state);
             if let Ok(stream) = UnixStream::connect(&shared.socket) {
-                return Ok(stream.into());
+                return match shared.guard.as_ref().map_or(Ok(()), |g| g.after(pid)) {
+                    Ok(()) => Ok(stream.into()),
+                    Err(why) => {
+                        self.renew();
+                        Err(ConnectError::Other(why))
+                    }
+                };
             }
             state = lock(&shared.state);
             if Instant::now() >= deadline {

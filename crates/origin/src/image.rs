@@ -3,6 +3,7 @@
 //! Descriptions are built as JSON values, never as text, so that no name can become an option
 //! or a command.
 
+use crate::chain::Chain;
 use hearth_nbd_client::uri::decode;
 use serde_json::{Value, json};
 use std::fs::OpenOptions;
@@ -133,41 +134,51 @@ impl Image {
     /// QEMU's description of the block device, with node name `disk`.
     ///
     /// The cache of this host is passed by where the file allows it, for what is cached twice is
-    /// a waste; QEMU's own lock of image files stays on.
-    pub fn blockdev(&self, read_only: bool) -> Value {
-        let (format, mut file, direct) = match self {
+    /// a waste; QEMU's own lock of image files stays on. `chain`: the files below the image.
+    pub fn blockdev(&self, read_only: bool, chain: &Chain) -> Value {
+        let mut disk = match self {
             Image::Local { format, path } => {
-                let direct = takes_direct(path);
-                let driver = if is_device(path) {
-                    "host_device"
-                } else {
-                    "file"
+                let file = |path: &Path, read_only| {
+                    let direct = takes_direct(path);
+                    let driver = if is_device(path) {
+                        "host_device"
+                    } else {
+                        "file"
+                    };
+                    let file = json!({
+                        "driver": driver,
+                        "filename": path.to_string_lossy(),
+                        "aio": if direct { "native" } else { "threads" },
+                    });
+                    common(file, read_only, direct)
                 };
-                let file = json!({
-                    "driver": driver,
-                    "filename": path.to_string_lossy(),
-                    "aio": if direct { "native" } else { "threads" },
-                });
-                (format.as_str(), file, direct)
+                let node = |format: &str, path: &Path, read_only| {
+                    let node = json!({ "driver": format, "file": file(path, read_only) });
+                    common(node, read_only, takes_direct(path))
+                };
+                chain.blockdev(format, path, read_only, &node, &file)
             }
-            Image::Remote { node, .. } => ("raw", node.clone(), false),
+            Image::Remote { node, .. } => {
+                let file = common(node.clone(), read_only, false);
+                let node = json!({ "driver": "raw", "file": file });
+                common(node, read_only, false)
+            }
         };
-        for (key, value) in [
-            ("read-only", json!(read_only)),
-            ("discard", json!("unmap")),
-            ("cache", json!({ "direct": direct })),
-        ] {
-            file[key] = value;
-        }
-        json!({
-            "driver": format,
-            "node-name": "disk",
-            "read-only": read_only,
-            "discard": "unmap",
-            "cache": { "direct": direct },
-            "file": file,
-        })
+        disk["node-name"] = json!("disk");
+        disk
     }
+}
+
+/// A node with the options that all have.
+fn common(mut node: Value, read_only: bool, direct: bool) -> Value {
+    for (key, value) in [
+        ("read-only", json!(read_only)),
+        ("discard", json!("unmap")),
+        ("cache", json!({ "direct": direct })),
+    ] {
+        node[key] = value;
+    }
+    node
 }
 
 fn is_device(path: &Path) -> bool {
@@ -333,7 +344,7 @@ mod tests {
     }
 
     fn file(text: &str) -> Value {
-        parse(text).unwrap().blockdev(false)["file"].clone()
+        parse(text).unwrap().blockdev(false, &Chain::default())["file"].clone()
     }
 
     #[test]
@@ -344,11 +355,14 @@ mod tests {
         std::fs::write(&path, b"").unwrap();
         let node = parse(&format!("qcow2:{}", path.display()))
             .unwrap()
-            .blockdev(true);
+            .blockdev(true, &Chain::default());
         assert_eq!(node["driver"], "qcow2");
         assert_eq!(node["file"]["driver"], "file");
         assert_eq!(node["file"]["filename"], path.to_str().unwrap());
         assert_eq!(node["read-only"], true);
+        // Whatever its header says, QEMU follows nothing.
+        assert_eq!(node["backing"], Value::Null);
+        assert!(node.as_object().unwrap().contains_key("backing"));
         assert_eq!(node["file"]["discard"], "unmap");
         assert!(matches!(parse("vmdk:x"), Err(ImageError::Relative(_))));
         assert!(Image::parse("zip", "/x").is_none());

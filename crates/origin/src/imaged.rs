@@ -1,6 +1,7 @@
 //! An image as an origin: its process, and our connection to it.
 
-use crate::child::{EXPORT, Supervisor};
+use crate::chain::{Backing, Chain};
+use crate::child::{EXPORT, Guard, Supervisor};
 use crate::image::Image;
 use hearth_io::file::Identity;
 use hearth_io::{Job, Link, Remote};
@@ -26,15 +27,60 @@ impl fmt::Debug for ImageOrigin {
     }
 }
 
+/// Keeps the files of an image to those that were judged, over every restart of its process.
+struct Kept {
+    format: String,
+    path: PathBuf,
+    rules: Backing,
+    chain: Chain,
+}
+
+impl Guard for Kept {
+    fn before(&self) -> Result<(), String> {
+        let found = Chain::resolve(&self.format, &self.path, &self.rules);
+        found.map(drop).map_err(|e| e.to_string())
+    }
+
+    fn after(&self, pid: u32) -> Result<(), String> {
+        match self.chain.strangers(&self.path, pid) {
+            Ok(None) => Ok(()),
+            Ok(Some(other)) => Err(format!(
+                "{} was changed while it was opened, so that {} was opened as well",
+                self.path.display(),
+                other.display()
+            )),
+            Err(e) => Err(format!(
+                "it cannot be seen which files belong to {}: {e}",
+                self.path.display()
+            )),
+        }
+    }
+}
+
 impl ImageOrigin {
-    /// Starts the process and connects to it. Blocks.
+    /// Starts the process and connects to it. Blocks. `chain`: the files below the image, and what
+    /// they may be.
     pub(crate) fn open(
         image: &Image,
+        (chain, rules): (Chain, &Backing),
         dir: &Path,
         read_only: bool,
         timeout: Duration,
     ) -> Result<ImageOrigin, OpenError> {
-        let child = Supervisor::new(dir, image.name(), &image.blockdev(read_only), !read_only)
+        let blockdev = image.blockdev(read_only, &chain);
+        let guard = match image {
+            Image::Local { format, path } => Some(Box::new(Kept {
+                format: format.clone(),
+                path: path.clone(),
+                rules: Backing {
+                    known: Some(chain.text()),
+                    ..rules.clone()
+                },
+                chain,
+            }) as Box<dyn Guard>),
+            Image::Remote { .. } => None,
+        };
+        let child = Supervisor::new(dir, image.name(), &blockdev, !read_only, guard)
             .map_err(OpenError::Thread)?;
         let child = Arc::new(child);
         let options = Options {

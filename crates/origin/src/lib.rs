@@ -3,16 +3,20 @@
 //! [`open`] makes a device of what an [`OriginSpec`] says, whatever its scheme; who uses the
 //! device need not know which it was.
 
+mod chain;
 mod child;
 mod image;
 mod imaged;
+pub mod names;
 mod open;
 pub mod owner;
 mod process;
 
+pub use chain::{Backing, Chain, ChainError, Link, Role, files_of};
 pub use child::sweep;
 pub use hearth_nbd_client::TIMEOUT_DEFAULT;
 pub use image::{Image, ImageError};
 pub use open::{
-    How, OpenError, absolute, check, is_image_format, is_there, local_path, open, socket,
+    How, OpenError, absolute, chain, check, is_image_format, is_there, local_path, may_have_chain,
+    open, socket,
 };

@@ -1,5 +1,6 @@
 //! From what was written to a device.
 
+use crate::chain::{Backing, Chain, ChainError};
 use crate::image::{Image, ImageError};
 use crate::imaged::ImageOrigin;
 use hearth_io::file::claim_for_other;
@@ -24,6 +25,8 @@ pub struct How {
     pub timeout: Duration,
     /// Directory for the sockets of image processes, of ours alone.
     pub images: PathBuf,
+    /// What may lie below an image.
+    pub backing: Backing,
 }
 
 /// Why an origin could not be opened.
@@ -57,6 +60,9 @@ pub enum OpenError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// What lies below an image.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
     /// An image that can only be read.
     #[error("{0} can only be read; add the disk with --read-only")]
     ReadOnly(String),
@@ -132,7 +138,18 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 Some(path) => Some(claim(path, how.read_only)?),
                 None => None,
             };
-            let origin = ImageOrigin::open(&image, &how.images, how.read_only, how.timeout)?;
+            let rules = &how.backing;
+            let chain = match &image {
+                Image::Local { format, path } => Chain::resolve(format, path, rules)?,
+                Image::Remote { .. } => Chain::default(),
+            };
+            let origin = ImageOrigin::open(
+                &image,
+                (chain, rules),
+                &how.images,
+                how.read_only,
+                how.timeout,
+            )?;
             Device::remote(Arc::new(origin)).holding(claim)
         }
     };
@@ -141,6 +158,26 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
 
 fn claim(path: &Path, read_only: bool) -> Result<Claim, OpenError> {
     Ok(claim_for_other(path, read_only).map_err(OpenSpecError::Open)?)
+}
+
+/// What lies below the image a spec names, a line for each file; nothing for what is no image.
+/// Opens and reads the files' headers; blocks.
+pub fn chain(spec: &OriginSpec, rules: &Backing) -> Result<Vec<String>, OpenError> {
+    match kind(&spec.source)? {
+        Kind::Image(Image::Local { format, path }) => {
+            readable(&path).map_err(|source| OpenError::Missing {
+                path: path.clone(),
+                source,
+            })?;
+            Ok(Chain::resolve(&format, &path, rules)?.text())
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// True if what a spec names may have files below it.
+pub fn may_have_chain(spec: &OriginSpec) -> bool {
+    matches!(&spec.source, Source::Other { scheme, .. } if matches!(scheme.as_str(), "qcow2" | "vmdk"))
 }
 
 fn readable(path: &Path) -> std::io::Result<()> {

@@ -225,7 +225,7 @@ fn a_backing_chain() -> Result<()> {
         ],
         hearth.dir(),
     )?;
-    hearth.add("d", &format!("qcow2:{}", path(&top)), &[])?;
+    hearth.add("d", &format!("qcow2:{}", path(&top)), &["--allow-backing"])?;
     let mut client = hearth.connect("d")?;
     ensure!(
         client.read(0, 65536)? == before[..65536],

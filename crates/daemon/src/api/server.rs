@@ -23,7 +23,6 @@ use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
-use crate::origin;
 
 /// Threads for control operations: one for each turn of those that may take long, and some for
 /// whoever only asks, which takes no time.
@@ -188,13 +187,7 @@ async fn get_disks(State(control): Shared) -> Result<Json<Vec<DiskInfo>>> {
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskAdd, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn add_disk(State(control): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
-    change(control, &OPENINGS, move |c| {
-        let notice = origin::look(&disk.origin, &c.pool()?.flash)?;
-        let mut info = c.add(disk)?;
-        info.notices.extend(notice);
-        Ok(info)
-    })
-    .await
+    change(control, &OPENINGS, move |c| c.add(disk)).await
 }
 
 /// One disk.
@@ -213,7 +206,7 @@ async fn set_disk(
     Path(name): Path<String>,
     Body(set): Body<DiskSet>,
 ) -> Result<Json<DiskInfo>> {
-    let asks_origin = set.size_from_origin || set.trust.is_some();
+    let asks_origin = set.size_from_origin || set.trust.is_some() || set.allow_backing;
     let turns = if asks_origin { &OPENINGS } else { &CHANGES };
     change(control, turns, move |c| c.set(&name, set)).await
 }

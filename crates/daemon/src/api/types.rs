@@ -125,6 +125,9 @@ pub struct DiskAdd {
     /// on its flash and had not written back is missing then.
     #[serde(default)]
     pub takeover: bool,
+    /// The image may name other files of this host: a backing file, a data file, extents.
+    #[serde(default)]
+    pub allow_backing: bool,
 }
 
 /// Settings to change; what is absent stays as it is.
@@ -155,6 +158,9 @@ pub struct DiskSet {
     /// Take over the origin's present size, if it has grown.
     #[serde(default)]
     pub size_from_origin: bool,
+    /// The image may name the files of this host that it names now.
+    #[serde(default)]
+    pub allow_backing: bool,
     /// For a disk that is refused: which side wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<Trust>,
@@ -251,6 +257,13 @@ pub struct DiskInfo {
     pub seq_cutoff: u64,
     /// Refuses writes.
     pub read_only: bool,
+    /// The image may name other files of this host, those of `chain`.
+    #[serde(default)]
+    pub allow_backing: bool,
+    /// The files below the origin's image, from the top, as `FORMAT:PATH`, `data:PATH` or
+    /// `extent:PATH`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chain: Vec<String>,
     /// What it is doing.
     pub state: DiskState,
     /// Why it is waiting or refused, with the remedy.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DiskConfig, DiskId, Mode, OriginState};
 use hearth_format::{DiskRecord, OriginIdentity, Registry};
 use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
+use hearth_origin::Backing;
 
 use hearth_origin::owner::Take;
 
@@ -52,6 +53,8 @@ pub(super) struct Opened {
     identity: Option<OriginIdentity>,
     /// Why it is not what the cache believes, if so.
     differs: Option<String>,
+    /// The files below its image, as they were found.
+    chain: Vec<String>,
     state: OriginState,
     ownership: Ownership,
 }
@@ -60,13 +63,14 @@ impl Opened {
     /// Looks at the origin of a new disk. Blocks.
     pub(super) fn new(device: Device, ownership: Ownership) -> Opened {
         let identity = origin::identity(&device);
-        Opened::looked_at(device, identity, None, ownership)
+        Opened::looked_at(device, identity, None, Vec::new(), ownership)
     }
 
     fn looked_at(
         device: Device,
         identity: Option<OriginIdentity>,
         differs: Option<String>,
+        chain: Vec<String>,
         ownership: Ownership,
     ) -> Opened {
         // Without this, what is read before the engine's own first flush could not be cached.
@@ -81,6 +85,7 @@ impl Opened {
             device,
             identity,
             differs,
+            chain,
             state,
             ownership,
         }
@@ -352,9 +357,11 @@ impl Daemon {
     ) -> (Slot, Option<Opened>) {
         let (id, name) = (record.id, record.name.clone());
         let now = self.now_s();
-        let shrunk = opened
-            .as_ref()
-            .is_ok_and(|opened| opened.device.size() < record.size);
+        // Either is seen from outside to be put right.
+        let shrunk = match &opened {
+            Ok(opened) => opened.device.size() < record.size,
+            Err(_) => lock(&self.chain_refused).contains(&id),
+        };
         let judged = match &opened {
             Ok(opened) => self.judge(opened, record, trust),
             Err(e) => Err(e.clone()),
@@ -409,15 +416,25 @@ impl Daemon {
     fn look(&self, record: &DiskRecord, take: Take) -> Result<Opened> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
         self.check_place(record)?;
+        let rules = self.backing_of(record);
+        let chain = origin::chain(&spec, &rules);
+        self.note_chain(record.id, chain.is_err());
+        let chain = chain?;
+        let backing = Backing {
+            known: Some(chain.clone()),
+            ..rules
+        };
         let ownership = self.owners.claim(&spec, record, take);
         let ownership = ownership.map_err(|e| admission::failure(&e))?;
-        let device = origin::open(&spec, record, &self.images)?;
+        let device = origin::open(&spec, record, &self.images, backing)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
         let differs = (device.size() >= record.size)
             .then(|| self.difference(record, &device, identity.as_ref()))
             .flatten();
-        Ok(Opened::looked_at(device, identity, differs, ownership))
+        Ok(Opened::looked_at(
+            device, identity, differs, chain, ownership,
+        ))
     }
 
     /// Says what becomes of an origin that was looked at. Drops clean blocks that may be old.
@@ -432,6 +449,7 @@ impl Daemon {
             identity: now,
             differs: reason,
             ownership,
+            chain,
             ..
         } = opened;
         if let Some(since_seq) = lock(&self.voided).get(&record.id) {
@@ -461,7 +479,11 @@ impl Daemon {
                 "the disk is served again when the daemon is started with its flash in use",
             ));
         }
-        let mut notices = admission::grandfather(&mut record, ownership);
+        let mut notices = Vec::new();
+        if record.rules == 0 {
+            notices.extend(self.admit_old(&mut record, chain.clone()));
+        }
+        notices.extend(admission::grandfather(&mut record, ownership));
         let mut reconcile = false;
         if let Some(why) = reason {
             match (dirty, trust) {

@@ -194,7 +194,7 @@ impl Daemon {
 
     /// The lock of the operations, for a change of disk `name`. While its origin is being opened it
     /// is waited for, a little; operations on other disks go on meanwhile.
-    fn ops_for(&self, name: &str) -> Result<MutexGuard<'_, ()>> {
+    pub(super) fn ops_for(&self, name: &str) -> Result<MutexGuard<'_, ()>> {
         let end = Instant::now() + OPENING_TIME;
         loop {
             let ops = lock(&self.ops);
@@ -219,7 +219,11 @@ impl Daemon {
         }
     }
 
-    fn with_slot<T>(&self, name: &str, act: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
+    pub(super) fn with_slot<T>(
+        &self,
+        name: &str,
+        act: impl FnOnce(&mut Slot) -> Result<T>,
+    ) -> Result<T> {
         let mut disks = lock(&self.disks);
         act(disks.get_mut(name).ok_or_else(|| Error::no_disk(name))?)
     }
@@ -503,18 +507,25 @@ impl Control for Arc<Daemon> {
         let block_size = block_size(disk.block_size)?;
         self.check_new(&disk, &spec)?;
         self.check_unused(&disk.origin, &spec)?;
+        let flash = lock(&self.pool).path().to_owned();
+        origin::check_plain(&spec, &flash)?;
+        let chain = self.new_chain(&spec, disk.allow_backing)?;
+        self.check_chain(&disk.name, &spec, &chain, disk.read_only)?;
         let mut record = DiskRecord {
             name: disk.name.clone(),
             read_only: disk.read_only,
             rules: RULES,
             sole_user: disk.sole_user,
             origin_timeout_ms: timeout(disk.origin_timeout)?,
+            allow_backing: disk.allow_backing,
+            chain,
             ..DiskRecord::default()
         };
         let take = take(disk.takeover);
         let ownership = self.owners.claim(&spec, &record, take);
         let ownership = ownership.map_err(|e| failure(&e))?;
-        let device = origin::open(&spec, &record, &self.images)?;
+        let backing = self.backing_of(&record);
+        let device = origin::open(&spec, &record, &self.images, backing)?;
         let size = device.size();
         if size > DISK_MAX {
             return Err(Error::invalid(
@@ -528,6 +539,7 @@ impl Control for Arc<Daemon> {
         self.check_new(&disk, &spec)?;
         let place = opened.device().beneath().cloned();
         self.check_still_apart(&disk.origin, place.as_ref())?;
+        self.check_chain_names(&disk.name, &spec, &record.chain, disk.read_only)?;
         let id = lock(&self.pool)
             .registry()
             .clone()
@@ -574,6 +586,9 @@ impl Control for Arc<Daemon> {
         drop(ops);
         if set.size_from_origin {
             self.grow(name)?;
+        }
+        if set.allow_backing {
+            self.allow_backing(name)?;
         }
         let asked = set.sole_user
             && self.with_slot(name, |slot| Ok(matches!(slot.phase, Phase::Refused(_))))?;

@@ -9,6 +9,7 @@ mod admission;
 mod advice;
 mod apart;
 mod attach;
+mod chains;
 mod control;
 mod flash;
 mod jobs;
@@ -90,6 +91,8 @@ pub struct Options {
     pub images: PathBuf,
     /// Leave the cache off.
     pub degraded: Option<Degraded>,
+    /// Where files below images may lie; if none is named, beside the image.
+    pub backing_dirs: Vec<PathBuf>,
 }
 
 /// The engine, as the data threads call it.
@@ -156,7 +159,8 @@ struct Slot {
     /// Bytes kept for it as last told to the engine.
     kept: u64,
     notices: Vec<String>,
-    /// Refused because the origin is smaller than the disk. Tried again once it is not.
+    /// Refused because the origin is smaller than the disk, or lies on other files than it did. Tried
+    /// again: that is put right outside.
     shrunk: bool,
     /// Bytes of the origin, where it became smaller than the disk while attached.
     short: Option<u64>,
@@ -258,6 +262,9 @@ pub struct Daemon {
     images: PathBuf,
     /// Whose the origins are that other hosts can reach.
     owners: admission::Owners,
+    backing_dirs: Vec<PathBuf>,
+    /// Disks refused for what lies below their image.
+    chain_refused: Mutex<BTreeSet<DiskId>>,
     /// Disks whose origin is there but would not open: when to try again, and the wait after that.
     patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
     stopping: AtomicBool,
@@ -276,6 +283,7 @@ impl Daemon {
     /// Opens the pool, attaches its disks, and starts the data threads. Nothing listens yet.
     pub fn start(options: &Options) -> Result<Arc<Daemon>> {
         let begin = Instant::now();
+        chains::check_dirs(&options.backing_dirs)?;
         let (mut pool, read_only) = Pool::open_for_service(&options.flash)?;
         crate::pool::check_memory(&pool, options.memory, options.ram_stage)?;
         let engine_options = EngineOptions {
@@ -354,6 +362,8 @@ impl Daemon {
             places: Mutex::default(),
             images: options.images.clone(),
             owners,
+            backing_dirs: options.backing_dirs.clone(),
+            chain_refused: Mutex::default(),
             patience: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop: Mutex::default(),

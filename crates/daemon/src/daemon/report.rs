@@ -154,6 +154,8 @@ impl Daemon {
             share: slot.share.map(|share| share.min(slot.kept)),
             seq_cutoff: record.seq_cutoff,
             read_only: record.read_only,
+            allow_backing: record.allow_backing,
+            chain: record.chain.clone(),
             state,
             reason,
             notices,

@@ -1,0 +1,645 @@
+//! The files below an image: resolved by us, confined, and named to QEMU one by one.
+//!
+//! An image may be an overlay on a base, keep its data in another file, or be a list of pieces. What
+//! it says about them is only a wish: [`Chain::resolve`] follows the names itself ([`names`]
+//! (crate::names)), refuses whatever is no plain file below a directory the host's owner has named,
+//! and what it found is what QEMU is told to open, so that QEMU follows no name by itself. As
+//! lines of text a chain is kept with the disk; if it is another one day, somebody changed it.
+
+use crate::names::{Names, NamesError, names};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Images on top of each other at most. Each is a process's open file, and a step for every read.
+const DEPTH_MAX: usize = 32;
+/// Bytes of all names together, as the registry keeps them.
+const TEXT_MAX: usize = 32 << 10;
+/// Bytes of a backing file without a stated format that are looked at for marks of one.
+const MARK_BYTES: usize = 512;
+
+/// What a disk may have below its image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backing {
+    /// The image may name other files.
+    pub allowed: bool,
+    /// The files lie below one of these; if there are none, beside the image.
+    pub dirs: Vec<PathBuf>,
+    /// The chain as it was allowed; `None` to take it as it is found.
+    pub known: Option<Vec<String>>,
+    /// The disk is older than these rules: where its files lie is its own business.
+    pub unconfined: bool,
+}
+
+/// What a file is to the image above it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It holds what the image does not. Only read.
+    Backing,
+    /// It holds the data of a qcow2.
+    Data,
+    /// It is a piece of a VMDK.
+    Extent,
+}
+
+/// One file below an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// What it is.
+    pub role: Role,
+    /// Its format.
+    pub format: String,
+    /// Where it is, without symbolic links.
+    pub path: PathBuf,
+}
+
+impl Link {
+    /// As it is kept and shown: what it is, a colon, its path.
+    pub fn text(&self) -> String {
+        let what = match self.role {
+            Role::Backing => &self.format,
+            Role::Data => "data",
+            Role::Extent => "extent",
+        };
+        format!("{what}:{}", self.path.display())
+    }
+}
+
+/// The files in a chain's text, and whether the topmost image is written through them.
+pub fn files_of(chain: &[String]) -> Vec<(PathBuf, bool)> {
+    let mut written = true;
+    let mut files = Vec::new();
+    for line in chain {
+        let Some((what, path)) = line.split_once(':') else {
+            continue;
+        };
+        written &= matches!(what, "data" | "extent");
+        files.push((PathBuf::from(path), written));
+    }
+    files
+}
+
+/// All files below an image, from the top.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// The files.
+    pub links: Vec<Link>,
+}
+
+/// Why an image's files are refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    /// It names others, and nobody has allowed that.
+    #[error(
+        "the image {image} names another file of this host, {name}, which is not followed unasked; if you know who made the image, allow it with --allow-backing, else make it stand alone with `qemu-img convert`"
+    )]
+    NotAllowed {
+        /// The image.
+        image: String,
+        /// What it names.
+        name: String,
+    },
+    /// A name that is none of a file.
+    #[error(
+        "the image {image} names {name}, which is no plain path of a file; give it one with `qemu-img rebase -u`"
+    )]
+    NoPath {
+        /// The image.
+        image: String,
+        /// What it names.
+        name: String,
+    },
+    /// A file outside the directories that were named.
+    #[error(
+        "the image {image} names {path}, which lies outside {dirs}; move it there, or start the daemon with --backing-dir and its directory"
+    )]
+    Outside {
+        /// The image.
+        image: String,
+        /// The file, without symbolic links.
+        path: String,
+        /// The directories.
+        dirs: String,
+    },
+    /// A file that cannot be opened.
+    #[error("{path}, which the image {image} needs, cannot be opened: {source}; bring it back")]
+    Missing {
+        /// The image.
+        image: String,
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A header that makes no sense.
+    #[error("the image {image} cannot be judged: {source}; see `qemu-img info {image}`")]
+    Names {
+        /// The image.
+        image: String,
+        /// Why.
+        source: NamesError,
+    },
+    /// A base of unknown format that does not look raw.
+    #[error(
+        "the image {image} does not say of which format {path} is, and its content looks like another image, which a guest may have written; say it with `qemu-img rebase -u -F FORMAT -b {path} {image}`"
+    )]
+    Format {
+        /// The image.
+        image: String,
+        /// The base.
+        path: String,
+    },
+    /// A format nobody serves.
+    #[error(
+        "the image {image} says that {path} is of format {format:?}, which Hearth does not open; convert it to qcow2"
+    )]
+    Unknown {
+        /// The image.
+        image: String,
+        /// The base.
+        path: String,
+        /// What it says.
+        format: String,
+    },
+    /// A file that is below itself.
+    #[error(
+        "the image {image} names {path}, which it lies below itself; repair it with `qemu-img rebase`"
+    )]
+    Loop {
+        /// The image.
+        image: String,
+        /// The file.
+        path: String,
+    },
+    /// More than anybody needs.
+    #[error(
+        "the image {image} has more than {DEPTH_MAX} others below it, or their names are too long; shorten the chain with `qemu-img rebase` or `qemu-img commit`"
+    )]
+    Deep {
+        /// The image.
+        image: String,
+    },
+    /// Another chain than was allowed.
+    #[error(
+        "the files below the image {image} are not those that were allowed: {difference}; if that is meant, `hearth disk set NAME --allow-backing` takes them over, else put them back"
+    )]
+    Changed {
+        /// The image.
+        image: String,
+        /// What differs.
+        difference: String,
+    },
+}
+
+/// Number of a file, whatever it is called.
+fn number(meta: &Metadata) -> (u64, u64) {
+    if meta.file_type().is_block_device() {
+        (u64::MAX, meta.rdev())
+    } else {
+        (meta.dev(), meta.ino())
+    }
+}
+
+/// Opens a file or block device for a look; a named pipe keeps nobody waiting.
+fn open(path: &Path) -> io::Result<(File, Metadata, u64)> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)?;
+    let meta = file.metadata()?;
+    let kind = meta.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("it is neither a file nor a block device"));
+    }
+    let size = file.seek(SeekFrom::End(0))?;
+    Ok((file, meta, size))
+}
+
+/// What an image names, judged.
+fn named(format: &str, path: &Path) -> Result<(Names, (u64, u64)), ChainError> {
+    let image = || path.display().to_string();
+    let failed = |source| ChainError::Names {
+        image: image(),
+        source,
+    };
+    let (file, meta, size) = open(path).map_err(|e| failed(e.into()))?;
+    let mut read = |offset: u64, data: &mut [u8]| file.read_exact_at(data, offset);
+    let names = names(format, size, &mut read).map_err(failed)?;
+    Ok((names, number(&meta)))
+}
+
+/// True if the start of a file looks like an image of some format, so that it should not be taken
+/// for raw by default.
+fn looks_like_an_image(path: &Path) -> io::Result<bool> {
+    let (file, _, size) = open(path)?;
+    let mut head = vec![0u8; MARK_BYTES.min(size as usize)];
+    file.read_exact_at(&mut head, 0)?;
+    Ok(probed(&head).is_some())
+}
+
+/// The format that a file's first bytes claim.
+fn probed(head: &[u8]) -> Option<&'static str> {
+    const MARKS: [(usize, &[u8], &str); 8] = [
+        (0, b"QFI\xfb", "qcow2"),
+        (0, b"KDMV", "vmdk"),
+        (0, b"COWD", "vmdk"),
+        (0, b"# Disk DescriptorFile", "vmdk"),
+        (0, b"vhdxfile", "vhdx"),
+        (64, &0xbeda_107fu32.to_le_bytes(), "vdi"),
+        (0, b"QED\0", "qed"),
+        (0, b"conectix", "vpc"),
+    ];
+    MARKS
+        .iter()
+        .find(|(at, magic, _)| head.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
+        .map(|(_, _, format)| *format)
+}
+
+struct Resolver<'a> {
+    rules: &'a Backing,
+    dirs: Vec<PathBuf>,
+    seen: BTreeSet<(u64, u64)>,
+    links: Vec<Link>,
+    text: usize,
+}
+
+impl Resolver<'_> {
+    /// The file an image names, if it may be had. `above` is how the image was called: relative
+    /// names are relative to where that is.
+    fn file(&mut self, above: &Path, name: &str) -> Result<(PathBuf, PathBuf), ChainError> {
+        let image = || above.display().to_string();
+        if !self.rules.allowed {
+            return Err(ChainError::NotAllowed {
+                image: image(),
+                name: name.to_owned(),
+            });
+        }
+        // To QEMU, what has a colon before its first slash is an address or a description.
+        let before = name.split('/').next().unwrap_or_default();
+        if before.contains(':') {
+            return Err(ChainError::NoPath {
+                image: image(),
+                name: name.to_owned(),
+            });
+        }
+        let called = above.parent().unwrap_or(Path::new("/")).join(name);
+        let missing = |source| ChainError::Missing {
+            image: image(),
+            path: called.display().to_string(),
+            source,
+        };
+        let path = called.canonicalize().map_err(missing)?;
+        let known = self.rules.known.as_deref().unwrap_or_default();
+        let judged = files_of(known).iter().any(|(known, _)| *known == path);
+        if !judged && !self.rules.unconfined && !self.dirs.iter().any(|dir| path.starts_with(dir)) {
+            let dirs: Vec<String> = self.dirs.iter().map(|d| d.display().to_string()).collect();
+            return Err(ChainError::Outside {
+                image: image(),
+                path: path.display().to_string(),
+                dirs: dirs.join(", "),
+            });
+        }
+        let (_, meta, _) = open(&path).map_err(missing)?;
+        if !self.seen.insert(number(&meta)) {
+            return Err(ChainError::Loop {
+                image: image(),
+                path: path.display().to_string(),
+            });
+        }
+        if path.to_str().is_none_or(|p| p.contains('\n')) {
+            return Err(ChainError::NoPath {
+                image: image(),
+                name: name.to_owned(),
+            });
+        }
+        Ok((called, path))
+    }
+
+    fn push(&mut self, above: &Path, link: Link) -> Result<(), ChainError> {
+        self.text += link.text().len() + 1;
+        if self.text > TEXT_MAX {
+            return Err(ChainError::Deep {
+                image: above.display().to_string(),
+            });
+        }
+        self.links.push(link);
+        Ok(())
+    }
+
+    /// The format of a base: as the image says, else as it was when it was allowed, else raw.
+    fn format(
+        &self,
+        above: &Path,
+        path: &Path,
+        role_of_above: &str,
+        said: Option<String>,
+    ) -> Result<String, ChainError> {
+        let unknown = |format: &str| ChainError::Unknown {
+            image: above.display().to_string(),
+            path: path.display().to_string(),
+            format: format.to_owned(),
+        };
+        if let Some(format) = said {
+            return match crate::is_image_format(&format) {
+                true => Ok(format),
+                false => Err(unknown(&format)),
+            };
+        }
+        let known = self.rules.known.iter().flatten().find_map(|line| {
+            let (format, known) = line.split_once(':')?;
+            (Path::new(known) == path && crate::is_image_format(format)).then(|| format.to_owned())
+        });
+        if let Some(format) = known {
+            return Ok(format);
+        }
+        let missing = |source| ChainError::Missing {
+            image: above.display().to_string(),
+            path: path.display().to_string(),
+            source,
+        };
+        // A VMDK's parent is a VMDK.
+        if role_of_above == "vmdk" {
+            return Ok("vmdk".to_owned());
+        }
+        if !looks_like_an_image(path).map_err(missing)? {
+            return Ok("raw".to_owned());
+        }
+        if !self.rules.unconfined {
+            return Err(ChainError::Format {
+                image: above.display().to_string(),
+                path: path.display().to_string(),
+            });
+        }
+        // Before there were rules, QEMU looked at the content.
+        let (file, _, size) = open(path).map_err(missing)?;
+        let mut head = vec![0u8; MARK_BYTES.min(size as usize)];
+        file.read_exact_at(&mut head, 0).map_err(missing)?;
+        let format = probed(&head).unwrap_or("raw");
+        match crate::is_image_format(format) {
+            true => Ok(format.to_owned()),
+            false => Err(unknown(format)),
+        }
+    }
+}
+
+impl Chain {
+    /// Follows the names in an image, as far as that is allowed. Opens and reads; blocks.
+    pub fn resolve(format: &str, image: &Path, rules: &Backing) -> Result<Chain, ChainError> {
+        let mut dirs: Vec<PathBuf> = rules
+            .dirs
+            .iter()
+            .filter_map(|dir| dir.canonicalize().ok())
+            .collect();
+        if rules.dirs.is_empty() {
+            let canonical = image.canonicalize().ok();
+            let beside = [image.parent(), canonical.as_deref().and_then(Path::parent)];
+            dirs.extend(
+                beside
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|d| d.canonicalize().ok()),
+            );
+            dirs.dedup();
+        }
+        let mut resolver = Resolver {
+            rules,
+            dirs,
+            seen: BTreeSet::new(),
+            links: Vec::new(),
+            text: 0,
+        };
+        let (mut format, mut called) = (format.to_owned(), image.to_owned());
+        for depth in 0..=DEPTH_MAX {
+            let (names, number) = named(&format, &called)?;
+            if depth == 0 {
+                resolver.seen.insert(number);
+            }
+            let parts = names
+                .data
+                .iter()
+                .map(|name| (Role::Data, name))
+                .chain(names.extents.iter().map(|name| (Role::Extent, name)));
+            for (role, name) in parts {
+                let (_, path) = resolver.file(&called, name)?;
+                let link = Link {
+                    role,
+                    format: "raw".to_owned(),
+                    path,
+                };
+                resolver.push(&called, link)?;
+            }
+            let Some(name) = names.backing else {
+                return Chain {
+                    links: resolver.links,
+                }
+                .compared(image, rules);
+            };
+            let (below, path) = resolver.file(&called, &name)?;
+            let next = resolver.format(&called, &path, &format, names.backing_format)?;
+            let link = Link {
+                role: Role::Backing,
+                format: next.clone(),
+                path,
+            };
+            resolver.push(&called, link)?;
+            (format, called) = (next, below);
+        }
+        Err(ChainError::Deep {
+            image: image.display().to_string(),
+        })
+    }
+
+    /// The chain, if it is the one that was allowed.
+    fn compared(self, image: &Path, rules: &Backing) -> Result<Chain, ChainError> {
+        let Some(known) = &rules.known else {
+            return Ok(self);
+        };
+        let found = self.text();
+        if *known == found {
+            return Ok(self);
+        }
+        let place = known
+            .iter()
+            .zip(&found)
+            .position(|(a, b)| a != b)
+            .unwrap_or(known.len().min(found.len()));
+        let none = || "nothing".to_owned();
+        let (was, is) = (known.get(place).cloned(), found.get(place).cloned());
+        Err(ChainError::Changed {
+            image: image.display().to_string(),
+            difference: format!(
+                "at place {} was {}, and now is {}",
+                place + 1,
+                was.unwrap_or_else(none),
+                is.unwrap_or_else(none)
+            ),
+        })
+    }
+
+    /// A line for each file, as it is kept with a disk.
+    pub fn text(&self) -> Vec<String> {
+        self.links.iter().map(Link::text).collect()
+    }
+
+    /// QEMU's description of an image over these files: `node` makes one of a format and a path that
+    /// is only read or not. It says of every file that there is one, or none, so that QEMU asks no header.
+    pub(crate) fn blockdev(
+        &self,
+        format: &str,
+        path: &Path,
+        read_only: bool,
+        node: &dyn Fn(&str, &Path, bool) -> Value,
+        file: &dyn Fn(&Path, bool) -> Value,
+    ) -> Value {
+        // From the bottom up: the files of each image stand before the one below it.
+        let mut images: Vec<(&str, &Path, Option<&Path>)> = vec![(format, path, None)];
+        for link in &self.links {
+            match link.role {
+                Role::Backing => images.push((&link.format, &link.path, None)),
+                Role::Data => {
+                    if let Some(image) = images.last_mut() {
+                        image.2 = Some(&link.path);
+                    }
+                }
+                // QEMU has no way to be told of them: it opens those of the descriptor, which are
+                // the ones that were found there.
+                Role::Extent => {}
+            }
+        }
+        let mut below = Value::Null;
+        for (depth, (format, path, data)) in images.into_iter().enumerate().rev() {
+            let read_only = read_only || depth > 0;
+            let mut image = node(format, path, read_only);
+            if matches!(format, "qcow2" | "vmdk") {
+                image["backing"] = below;
+            }
+            if let Some(data) = data {
+                image["data-file"] = file(data, read_only);
+            }
+            below = image;
+        }
+        below
+    }
+
+    /// A file that process `pid`, which was told to open an image over these, has open besides: the
+    /// image was changed between our look and QEMU's.
+    pub(crate) fn strangers(&self, image: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
+        let mut ours = BTreeSet::new();
+        for path in std::iter::once(image).chain(self.links.iter().map(|l| &*l.path)) {
+            ours.insert(number(&std::fs::metadata(path)?));
+        }
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+            let Ok(entry) = entry else { continue };
+            // Closed meanwhile.
+            let Ok(meta) = std::fs::metadata(entry.path()) else {
+                continue;
+            };
+            let kind = meta.file_type();
+            if (kind.is_file() || kind.is_block_device()) && !ours.contains(&number(&meta)) {
+                let path = std::fs::read_link(entry.path()).unwrap_or_default();
+                if !path.starts_with("/memfd:") {
+                    return Ok(Some(path));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A qcow2 header, and nothing else, that names a raw or qcow2 base.
+    fn overlay(path: &Path, base: &str, format: &str) {
+        let mut image = vec![0u8; 65536];
+        image[..4].copy_from_slice(b"QFI\xfb");
+        image[4..8].copy_from_slice(&3u32.to_be_bytes());
+        image[8..16].copy_from_slice(&4096u64.to_be_bytes());
+        image[16..20].copy_from_slice(&(base.len() as u32).to_be_bytes());
+        image[20..24].copy_from_slice(&16u32.to_be_bytes());
+        image[100..104].copy_from_slice(&104u32.to_be_bytes());
+        if !format.is_empty() {
+            image[104..108].copy_from_slice(&0xE279_2ACAu32.to_be_bytes());
+            image[108..112].copy_from_slice(&(format.len() as u32).to_be_bytes());
+            image[112..112 + format.len()].copy_from_slice(format.as_bytes());
+        }
+        image[4096..4096 + base.len()].copy_from_slice(base.as_bytes());
+        std::fs::write(path, image).unwrap();
+    }
+
+    fn allowed() -> Backing {
+        Backing {
+            allowed: true,
+            ..Backing::default()
+        }
+    }
+
+    #[test]
+    fn chains_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        overlay(&at("a"), "b", "qcow2");
+        overlay(&at("b"), "a", "qcow2");
+        let looped = Chain::resolve("qcow2", &at("a"), &allowed());
+        assert!(matches!(looped, Err(ChainError::Loop { .. })), "{looped:?}");
+        for n in 0..=DEPTH_MAX {
+            overlay(&at(&n.to_string()), &(n + 1).to_string(), "qcow2");
+        }
+        std::fs::write(at(&(DEPTH_MAX + 1).to_string()), [0; 512]).unwrap();
+        let deep = Chain::resolve("qcow2", &at("0"), &allowed());
+        assert!(matches!(deep, Err(ChainError::Deep { .. })), "{deep:?}");
+        assert_eq!(
+            Chain::resolve("qcow2", &at("2"), &allowed())
+                .unwrap()
+                .links
+                .len(),
+            DEPTH_MAX - 1
+        );
+    }
+
+    #[test]
+    fn what_a_guest_wrote_decides_no_format() {
+        let dir = tempfile::tempdir().unwrap();
+        let (top, base) = (dir.path().join("top"), dir.path().join("base"));
+        overlay(&top, "base", "");
+        std::fs::write(&base, [0; 512]).unwrap();
+        let chain = Chain::resolve("qcow2", &top, &allowed()).unwrap();
+        assert_eq!(chain.links[0].format, "raw");
+        // The guest of the base has written a header that names a file of the host.
+        overlay(&base, "/etc/passwd", "raw");
+        let fooled = Chain::resolve("qcow2", &top, &allowed());
+        assert!(
+            matches!(fooled, Err(ChainError::Format { .. })),
+            "{fooled:?}"
+        );
+        // What was allowed once is known to be raw, and stays so.
+        let known = Backing {
+            known: Some(chain.text()),
+            ..allowed()
+        };
+        assert_eq!(Chain::resolve("qcow2", &top, &known).unwrap(), chain);
+    }
+
+    #[test]
+    fn every_node_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (top, base) = (dir.path().join("top"), dir.path().join("base"));
+        overlay(&top, "base", "raw");
+        std::fs::write(&base, [0; 512]).unwrap();
+        let chain = Chain::resolve("qcow2", &top, &allowed()).unwrap();
+        let file = |path: &Path, ro: bool| serde_json::json!({ "filename": path, "ro": ro });
+        let node = |format: &str, path: &Path, ro: bool| serde_json::json!({ "driver": format, "file": file(path, ro) });
+        let disk = chain.blockdev("qcow2", &top, false, &node, &file);
+        assert_eq!(disk["file"]["ro"], false);
+        assert_eq!(disk["backing"]["driver"], "raw");
+        assert_eq!(disk["backing"]["file"]["ro"], true);
+        assert_eq!(
+            files_of(&chain.text()),
+            [(base.canonicalize().unwrap(), false)]
+        );
+    }
+}

@@ -1,0 +1,396 @@
+//! Which other files an image names, read from its header by ourselves.
+//!
+//! QEMU follows what a header says: a backing file, an external data file, the extents of a VMDK,
+//! even a whole description in JSON. Whoever can write an image could so make a process of ours
+//! open, and in part write, any file of the host. So the names are read here first, without
+//! following one, by a reader that takes nothing for granted: what it does not understand it
+//! refuses. VDI and VHDX files name no others that QEMU would open (their differencing forms it
+//! refuses), and a raw file names nothing.
+//!
+//! Layouts: QEMU's `docs/interop/qcow2.txt`; VMware's *Virtual Disk Format 5.0*.
+
+use std::io;
+
+/// Longest name of a backing file, as QEMU has it.
+const NAME_MAX: usize = 1023;
+/// Bytes of a VMDK's descriptor that QEMU reads at most.
+const DESCRIPTOR_MAX: u64 = (1 << 20) - 1;
+/// Most files one image names: a VMDK split into pieces of 2 GB has 128 for each 256 GB.
+const NAMES_MAX: usize = 256;
+/// Bytes of a qcow2 header that are looked at: the largest cluster.
+const QCOW2_HEAD_MAX: u64 = 2 << 20;
+
+/// Reads bytes of an image: offset, buffer.
+pub type Read<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>;
+
+/// What an image names, as it is written there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The file that holds what this one does not.
+    pub backing: Option<String>,
+    /// The format of that file, if the image says.
+    pub backing_format: Option<String>,
+    /// The file that holds a qcow2's data.
+    pub data: Option<String>,
+    /// The files that hold a VMDK's data.
+    pub extents: Vec<String>,
+}
+
+impl Names {
+    /// True if it names no other file.
+    pub fn is_empty(&self) -> bool {
+        self.backing.is_none() && self.data.is_none() && self.extents.is_empty()
+    }
+}
+
+/// Why the names could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum NamesError {
+    /// Reading failed.
+    #[error("it cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// The header makes no sense where other files are named.
+    #[error("its header is damaged or not understood: {0}")]
+    Damaged(String),
+}
+
+fn damaged(what: impl Into<String>) -> NamesError {
+    NamesError::Damaged(what.into())
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+fn text(bytes: &[u8], what: &str) -> Result<String, NamesError> {
+    let name = std::str::from_utf8(bytes).map_err(|_| damaged(format!("{what} is no text")))?;
+    if name.len() > NAME_MAX || name.chars().any(char::is_control) {
+        return Err(damaged(format!(
+            "{what} is too long or has control characters in it"
+        )));
+    }
+    Ok(name.to_owned())
+}
+
+/// What an image of `format` and `size` bytes names. One that is not of that format names nothing:
+/// QEMU, which is told the format, refuses it.
+pub fn names(format: &str, size: u64, read: Read<'_>) -> Result<Names, NamesError> {
+    match format {
+        "qcow2" => qcow2(size, read),
+        "vmdk" => vmdk(size, read),
+        _ => Ok(Names::default()),
+    }
+}
+
+fn qcow2(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
+    const EXTERNAL_DATA: u64 = 1 << 2;
+    const BACKING_FORMAT: u32 = 0xE279_2ACA;
+    const DATA_FILE: u32 = 0x4441_5441;
+    const V2_HEADER: u64 = 72;
+    const V3_HEADER: u64 = 104;
+
+    let mut head = vec![0u8; size.min(QCOW2_HEAD_MAX) as usize];
+    // The sizes of clusters are not known yet, but most headers are within the first 64 KiB.
+    let first = head.len().min(64 << 10);
+    if let Some(part) = head.get_mut(..first) {
+        read(0, part)?;
+    }
+    let u32_at = |bytes: &[u8], at: usize| {
+        array(bytes, at)
+            .map(u32::from_be_bytes)
+            .ok_or_else(|| damaged("it is cut short"))
+    };
+    let u64_at = |bytes: &[u8], at: usize| {
+        array(bytes, at)
+            .map(u64::from_be_bytes)
+            .ok_or_else(|| damaged("it is cut short"))
+    };
+    if !head.starts_with(b"QFI\xfb") {
+        return Ok(Names::default());
+    }
+    let version = u32_at(&head, 4)?;
+    let (features, header_len) = match version {
+        2 => (0, V2_HEADER),
+        3 => (u64_at(&head, 72)?, u64::from(u32_at(&head, 100)?)),
+        // QEMU's driver knows no others.
+        _ => return Ok(Names::default()),
+    };
+    let cluster_bits = u32_at(&head, 20)?;
+    if !(9..=21).contains(&cluster_bits) {
+        return Err(damaged("its cluster size is none"));
+    }
+    let cluster = 1u64 << cluster_bits;
+    if version == 3 && !(V3_HEADER..=cluster).contains(&header_len) {
+        return Err(damaged("its header's length is none"));
+    }
+    let end = cluster.min(size) as usize;
+    if end > first
+        && let Some(rest) = head.get_mut(first..end)
+    {
+        read(first as u64, rest)?;
+    }
+    head.truncate(end);
+    let mut found = Names::default();
+    let (offset, len) = (u64_at(&head, 8)?, u32_at(&head, 16)? as usize);
+    if offset != 0 {
+        if offset > cluster || len > NAME_MAX {
+            return Err(damaged("its backing file's name lies outside the header"));
+        }
+        let name = head
+            .get(offset as usize..)
+            .and_then(|rest| rest.get(..len))
+            .ok_or_else(|| damaged("its backing file's name is cut short"))?;
+        let name = text(name, "its backing file's name")?;
+        found.backing = Some(name).filter(|name| !name.is_empty());
+    }
+    // Extensions end where the backing file's name begins.
+    let limit = if offset == 0 { end } else { offset as usize };
+    let mut at = header_len as usize;
+    while at + 8 <= limit {
+        let (kind, len) = (u32_at(&head, at)?, u32_at(&head, at + 4)? as usize);
+        at += 8;
+        if kind == 0 {
+            break;
+        }
+        let body = head
+            .get(at..limit)
+            .and_then(|rest| rest.get(..len))
+            .ok_or_else(|| damaged("a header extension is longer than the header"))?;
+        let twice = |place: &Option<String>| match place {
+            Some(_) => Err(damaged("a header extension comes twice")),
+            None => Ok(()),
+        };
+        match kind {
+            BACKING_FORMAT => {
+                twice(&found.backing_format)?;
+                found.backing_format = Some(text(body, "its backing file's format")?);
+            }
+            DATA_FILE => {
+                twice(&found.data)?;
+                found.data = Some(text(body, "its data file's name")?);
+            }
+            _ => {}
+        }
+        at += len.next_multiple_of(8);
+    }
+    if features & EXTERNAL_DATA == 0 {
+        found.data = None;
+    } else if found.data.as_ref().is_none_or(String::is_empty) {
+        return Err(damaged(
+            "its data lies in another file, but it does not say which",
+        ));
+    }
+    if found.backing.is_none() {
+        found.backing_format = None;
+    }
+    Ok(found)
+}
+
+fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
+    const SECTOR: u64 = 512;
+    let mut head = vec![0u8; size.min(4096) as usize];
+    if !head.is_empty() {
+        read(0, &mut head)?;
+    }
+    let mut descriptor = |offset: u64| -> Result<String, NamesError> {
+        let len = size.saturating_sub(offset).min(DESCRIPTOR_MAX);
+        let mut bytes = vec![0u8; len as usize];
+        if !bytes.is_empty() {
+            read(offset, &mut bytes)?;
+        }
+        // It is text up to the first zero.
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        bytes.truncate(end);
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let mut found = Names::default();
+    let sparse = head.starts_with(b"KDMV") || head.starts_with(b"COWD");
+    if !sparse {
+        // QEMU, told that it is a VMDK, takes anything else for a descriptor.
+        let text = descriptor(0)?;
+        found.backing = parent(&text)?;
+        found.extents = extents(&text)?;
+        return Ok(found);
+    }
+    // The descriptor lies behind the header. Its extents count only if the header has no size.
+    found.backing = parent(&descriptor(SECTOR)?)?;
+    if head.starts_with(b"KDMV") {
+        let u64_at = |at: usize| {
+            array(&head, at)
+                .map(u64::from_le_bytes)
+                .ok_or_else(|| damaged("it is cut short"))
+        };
+        let (capacity, at) = (u64_at(12)?, u64_at(28)?);
+        if at != 0 {
+            let at = at
+                .checked_mul(SECTOR)
+                .filter(|at| *at < size)
+                .ok_or_else(|| damaged("its descriptor lies outside the file"))?;
+            let text = descriptor(at)?;
+            if found.backing.is_none() {
+                found.backing = parent(&text)?;
+            }
+            if capacity == 0 {
+                found.extents = extents(&text)?;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The parent a VMDK descriptor names.
+fn parent(descriptor: &str) -> Result<Option<String>, NamesError> {
+    let Some((_, rest)) = descriptor.split_once("parentFileNameHint") else {
+        return Ok(None);
+    };
+    let name = rest
+        .strip_prefix("=\"")
+        .and_then(|rest| rest.split_once('"'))
+        .ok_or_else(|| damaged("its parent's name is not in quotes"))?;
+    let name = text(name.0.as_bytes(), "its parent's name")?;
+    Ok(Some(name).filter(|name| !name.is_empty()))
+}
+
+/// The extents a VMDK descriptor names: lines such as `RW 2048 FLAT "disk-flat.vmdk" 0`.
+fn extents(descriptor: &str) -> Result<Vec<String>, NamesError> {
+    let mut found = Vec::new();
+    for line in descriptor.lines() {
+        let mut words = line.split_ascii_whitespace();
+        if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
+            continue;
+        }
+        if matches!(words.nth(1), Some("ZERO")) {
+            continue;
+        }
+        let name = line
+            .split_once('"')
+            .and_then(|(_, rest)| rest.split_once('"'))
+            .ok_or_else(|| damaged("the name of an extent is not in quotes"))?;
+        let name = text(name.0.as_bytes(), "the name of an extent")?;
+        if name.is_empty() || found.len() >= NAMES_MAX {
+            return Err(damaged("an extent has no name, or there are too many"));
+        }
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(format: &str, image: &[u8]) -> Result<Names, NamesError> {
+        let mut read = |offset: u64, data: &mut [u8]| {
+            let from = image.get(offset as usize..).unwrap_or_default();
+            let bytes = from.get(..data.len());
+            data.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
+        };
+        names(format, image.len() as u64, &mut read)
+    }
+
+    /// A version 3 header with extensions and a backing file's name.
+    fn header(features: u64, extensions: &[(u32, &[u8])], backing: &[u8]) -> Vec<u8> {
+        let mut image = vec![0u8; 65536];
+        image[..4].copy_from_slice(b"QFI\xfb");
+        image[4..8].copy_from_slice(&3u32.to_be_bytes());
+        image[20..24].copy_from_slice(&16u32.to_be_bytes());
+        image[72..80].copy_from_slice(&features.to_be_bytes());
+        image[100..104].copy_from_slice(&104u32.to_be_bytes());
+        let mut at = 104;
+        for (kind, body) in extensions {
+            image[at..at + 4].copy_from_slice(&kind.to_be_bytes());
+            image[at + 4..at + 8].copy_from_slice(&(body.len() as u32).to_be_bytes());
+            image[at + 8..at + 8 + body.len()].copy_from_slice(body);
+            at += 8 + body.len().next_multiple_of(8);
+        }
+        if !backing.is_empty() {
+            let place = 4096u64;
+            image[8..16].copy_from_slice(&place.to_be_bytes());
+            image[16..20].copy_from_slice(&(backing.len() as u32).to_be_bytes());
+            image[4096..4096 + backing.len()].copy_from_slice(backing);
+        }
+        image
+    }
+
+    #[test]
+    fn what_a_qcow2_names() {
+        assert!(of("qcow2", &header(0, &[], b"")).unwrap().is_empty());
+        let format = (0xE279_2ACA, &b"raw"[..]);
+        let data = (0x4441_5441, &b"/srv/data.raw"[..]);
+        let found = of("qcow2", &header(4, &[format, data], b"base.raw")).unwrap();
+        assert_eq!(found.backing.as_deref(), Some("base.raw"));
+        assert_eq!(found.backing_format.as_deref(), Some("raw"));
+        assert_eq!(found.data.as_deref(), Some("/srv/data.raw"));
+        // Without its bit the name means nothing, and QEMU does not look at it.
+        assert_eq!(of("qcow2", &header(0, &[data], b"")).unwrap().data, None);
+        assert!(of("raw", &header(4, &[data], b"x")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_a_vmdk_names() {
+        let text = "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=2\n\
+            parentFileNameHint=\"base.vmdk\"\nRW 4192256 SPARSE \"a-s001.vmdk\"\n\
+            RW 8 FLAT \"/etc/shadow\" 0\nRW 2048 ZERO\nddb.adapterType = \"ide\"\n";
+        let found = of("vmdk", text.as_bytes()).unwrap();
+        assert_eq!(found.backing.as_deref(), Some("base.vmdk"));
+        assert_eq!(found.extents, ["a-s001.vmdk", "/etc/shadow"]);
+        // Inside a sparse file the extents count only where the header has no size of its own.
+        for (capacity, extents) in [(2048u64, 0), (0, 2)] {
+            let mut image = vec![0u8; 8192];
+            image[..4].copy_from_slice(b"KDMV");
+            image[12..20].copy_from_slice(&capacity.to_le_bytes());
+            image[28..36].copy_from_slice(&1u64.to_le_bytes());
+            image[512..512 + text.len()].copy_from_slice(text.as_bytes());
+            let found = of("vmdk", &image).unwrap();
+            assert_eq!(found.backing.as_deref(), Some("base.vmdk"));
+            assert_eq!(found.extents.len(), extents);
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let data = (0x4441_5441, &b"x"[..]);
+        let mut far = header(0, &[], b"x");
+        far[8..16].copy_from_slice(&(1u64 << 40).to_be_bytes());
+        let mut long = header(4, &[data], b"");
+        long[108..112].copy_from_slice(&u32::MAX.to_be_bytes());
+        let mut clusters = header(0, &[], b"");
+        clusters[20..24].copy_from_slice(&63u32.to_be_bytes());
+        for (what, image) in [
+            ("backing name outside", far),
+            ("extension too long", long),
+            ("cluster size", clusters),
+            ("no data file", header(4, &[], b"")),
+            ("two data files", header(4, &[data, data], b"")),
+            ("no text", header(0, &[], b"\xff\xfe")),
+            ("a line break", header(0, &[], b"a\nb")),
+            ("cut short", b"QFI\xfb\0\0\0\x03".to_vec()),
+        ] {
+            let error = of("qcow2", &image);
+            assert!(
+                matches!(error, Err(NamesError::Damaged(_))),
+                "{what}: {error:?}"
+            );
+        }
+        let quotes = b"# Disk DescriptorFile\nRW 8 FLAT /etc/shadow 0\n";
+        assert!(of("vmdk", quotes).is_err());
+    }
+
+    #[test]
+    fn any_bytes_are_survived() {
+        let whole = header(4, &[(0x4441_5441, b"data")], b"base");
+        for at in 0..160 {
+            for value in [0u8, 1, 0x7f, 0xff] {
+                let mut image = whole.clone();
+                image[at] = value;
+                let _ = of("qcow2", &image);
+                image.truncate(at);
+                let _ = of("qcow2", &image);
+                let _ = of("vmdk", &image);
+            }
+        }
+    }
+}

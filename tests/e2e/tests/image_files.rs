@@ -1,0 +1,300 @@
+//! What an image may make Hearth open: nothing but itself, unless its owner has allowed it.
+
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::clients::{have, run_ok};
+use hearth_e2e::daemon::path;
+use hearth_e2e::{Hearth, wait};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest wait for a state that comes by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+const MIB: usize = 1 << 20;
+const TOOLS: [&str; 2] = ["qemu-img", "qemu-storage-daemon"];
+
+fn img(hearth: &Hearth, args: &[&str]) -> Result<()> {
+    run_ok("qemu-img", args, hearth.dir()).map(drop)
+}
+
+fn show(hearth: &Hearth, disk: &str) -> Result<Value> {
+    Ok(serde_json::from_str(
+        &hearth.ok(&["disk", "show", disk, "--json"])?,
+    )?)
+}
+
+fn until_attached(hearth: &Hearth, disk: &str) -> Result<()> {
+    wait::until("attached", LIMIT, || {
+        (show(hearth, disk).ok()?["state"] == "attached").then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
+fn add(hearth: &Hearth, disk: &str, origin: &str, more: &[&str]) -> Result<()> {
+    let args = [&["disk", "add", disk, "--origin", origin], more].concat();
+    hearth.ok(&args).map(drop)
+}
+
+fn refused(hearth: &Hearth, origin: &str, more: &[&str]) -> Result<String> {
+    let args = [&["disk", "add", "d", "--origin", origin], more].concat();
+    hearth.refused(&args)
+}
+
+/// An overlay over `base`, as qemu-img makes it.
+fn overlay(hearth: &Hearth, name: &str, base: &str) -> Result<PathBuf> {
+    let top = hearth.dir().join(name);
+    let made = ["create", "-u", "-f", "qcow2", "-F", "raw", "-b", base];
+    img(hearth, &[&made[..], &[path(&top), "4M"]].concat())?;
+    Ok(top)
+}
+
+/// Named without its format an image is refused, with both ways to mean it; a guest that writes
+/// such a header into its own disk is not locked out by it.
+#[test]
+fn an_image_without_its_format_is_a_question() -> Result<()> {
+    if !have("image files: formats", &TOOLS) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    for format in ["qcow2", "vmdk", "vdi", "vhdx"] {
+        let image = hearth.dir().join(format!("i.{format}"));
+        img(&hearth, &["create", "-f", format, path(&image), "8M"])?;
+        let words = refused(&hearth, path(&image), &[])?;
+        for way in [
+            format!("{format}:{}", path(&image)),
+            format!("file:{}", path(&image)),
+        ] {
+            ensure!(words.contains(&way), "{format}: {words}");
+        }
+    }
+    let image = hearth.dir().join("i.qcow2");
+    add(&hearth, "bytes", &format!("file:{}", path(&image)), &[])?;
+    let whole = std::fs::read(&image)?;
+    let head = hearth.connect("bytes")?.read(0, 4096)?;
+    ensure!(head == whole[..4096], "not the file's own bytes");
+    ensure!(show(&hearth, "bytes")?["size"] == whole.len());
+    hearth.ok(&["disk", "remove", "bytes"])?;
+    add(&hearth, "image", &format!("qcow2:{}", path(&image)), &[])?;
+    ensure!(show(&hearth, "image")?["size"] == 8 * MIB);
+
+    let plain = hearth.origin("plain.raw", MIB as u64)?;
+    add(&hearth, "plain", path(&plain), &[])?;
+    let mut client = hearth.connect("plain")?;
+    client.write(0, &head)?;
+    client.flush()?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "plain"])?;
+    hearth.stop()?;
+    ensure!(std::fs::read(&plain)?[..4] == *b"QFI\xfb");
+    hearth.start()?;
+    until_attached(&hearth, "plain")?;
+    ensure!(hearth.connect("plain")?.read(0, 4096)? == head);
+    Ok(())
+}
+
+/// Backing files, descriptions in JSON, data files and VMDK extents: none is opened unasked.
+#[test]
+fn what_an_image_names_is_not_followed_unasked() -> Result<()> {
+    if !have("image files: not followed", &TOOLS) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("160M")?;
+    let elsewhere = tempfile::tempdir()?;
+    let secret = elsewhere.path().join("secret.raw");
+    std::fs::write(&secret, vec![7; 4 * MIB])?;
+    let beside = hearth.dir().join("link.raw");
+    std::os::unix::fs::symlink(&secret, &beside)?;
+    let data = hearth.dir().join("data.qcow2");
+    let option = format!("data_file={},data_file_raw=on", path(&secret));
+    img(
+        &hearth,
+        &["create", "-f", "qcow2", "-o", &option, path(&data), "4M"],
+    )?;
+    std::fs::write(&secret, vec![7; 4 * MIB])?;
+    let vmdk = hearth.dir().join("pieces.vmdk");
+    let descriptor = format!(
+        "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=ffffffff\n\
+         createType=\"monolithicFlat\"\nRW 8192 FLAT \"{}\" 0\n\
+         ddb.adapterType = \"ide\"\n",
+        path(&secret)
+    );
+    std::fs::write(&vmdk, descriptor)?;
+    let json = format!(
+        "json:{{\"driver\":\"raw\",\"file\":{{\"driver\":\"file\",\"filename\":\"{}\"}}}}",
+        path(&secret)
+    );
+    let images = [
+        (overlay(&hearth, "plain.qcow2", path(&secret))?, "outside"),
+        (overlay(&hearth, "symlink.qcow2", "link.raw")?, "outside"),
+        (overlay(&hearth, "json.qcow2", &json)?, "no plain path"),
+        (
+            overlay(&hearth, "nbd.qcow2", "nbd://127.0.0.1:1/x")?,
+            "no plain path",
+        ),
+        (data.clone(), "outside"),
+        (vmdk.clone(), "outside"),
+    ];
+    for (image, why) in &images {
+        let format = image
+            .extension()
+            .and_then(|e| e.to_str())
+            .context("a format")?;
+        let origin = format!("{format}:{}", path(image));
+        let words = refused(&hearth, &origin, &[])?;
+        ensure!(words.contains("--allow-backing"), "{origin}: {words}");
+        // Nor asked, unless it lies where such files may lie.
+        let words = refused(&hearth, &origin, &["--allow-backing"])?;
+        ensure!(words.contains(why), "{origin}: {words}");
+    }
+    ensure!(
+        std::fs::read(&secret)? == vec![7; 4 * MIB],
+        "it was written"
+    );
+
+    let mut hearth = hearth;
+    hearth.stop()?;
+    hearth.serve_args = vec![
+        "--backing-dir".to_owned(),
+        path(elsewhere.path()).to_owned(),
+    ];
+    hearth.start()?;
+    for (name, image) in [("a", &images[0].0), ("b", &data), ("c", &vmdk)] {
+        let format = image
+            .extension()
+            .and_then(|e| e.to_str())
+            .context("a format")?;
+        add(
+            &hearth,
+            name,
+            &format!("{format}:{}", path(image)),
+            &["--allow-backing"],
+        )
+        .with_context(|| hearth.log())?;
+        ensure!(hearth.connect(name)?.read(0, 4096)? == [7; 4096], "{name}");
+        ensure!(hearth.ok(&["disk", "show", name])?.contains(path(&secret)));
+        hearth.ok(&["disk", "remove", name])?;
+    }
+    Ok(())
+}
+
+/// The files below an image are part of what the disk is: shown, and noticed when they are others.
+#[test]
+fn a_chain_is_shown_and_must_stay() -> Result<()> {
+    if !have("image files: chain", &TOOLS) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let base = hearth.origin("base.raw", 4 * MIB as u64)?;
+    let other = hearth.dir().join("other.raw");
+    std::fs::write(&other, vec![9; 4 * MIB])?;
+    let middle = overlay(&hearth, "middle.qcow2", "base.raw")?;
+    let top = hearth.dir().join("top.qcow2");
+    let made = ["create", "-f", "qcow2", "-F", "qcow2", "-b", "middle.qcow2"];
+    img(&hearth, &[&made[..], &[path(&top)]].concat())?;
+    add(
+        &hearth,
+        "d",
+        &format!("qcow2:{}", path(&top)),
+        &["--allow-backing"],
+    )?;
+    let chain = |hearth: &Hearth| -> Result<Vec<String>> {
+        Ok(serde_json::from_value(show(hearth, "d")?["chain"].clone())?)
+    };
+    let lines = [
+        format!("qcow2:{}", path(&middle)),
+        format!("raw:{}", path(&base)),
+    ];
+    ensure!(chain(&hearth)? == lines);
+    for line in &lines {
+        ensure!(hearth.ok(&["disk", "show", "d"])?.contains(line));
+    }
+    let before = std::fs::read(&base)?;
+    ensure!(hearth.connect("d")?.read(0, 65536)? == before[..65536]);
+    hearth.stop()?;
+    let rebase = |base: &str| {
+        let args = [
+            "rebase",
+            "-u",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            "-b",
+            base,
+            path(&middle),
+        ];
+        img(&hearth, &args)
+    };
+    rebase("other.raw")?;
+    hearth.start()?;
+    let info = show(&hearth, "d")?;
+    ensure!(info["state"] == "refused", "{info}");
+    let reason = info["reason"].as_str().unwrap_or_default();
+    ensure!(
+        reason.contains("base.raw")
+            && reason.contains("other.raw")
+            && reason.contains("--allow-backing"),
+        "{info}"
+    );
+    let args = [
+        "rebase",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "base.raw",
+        path(&middle),
+    ];
+    img(&hearth, &args)?;
+    until_attached(&hearth, "d")?;
+    hearth.stop()?;
+    let args = [
+        "rebase",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "other.raw",
+        path(&middle),
+    ];
+    img(&hearth, &args)?;
+    hearth.start()?;
+    hearth.ok(&["disk", "set", "d", "--allow-backing"])?;
+    until_attached(&hearth, "d")?;
+    ensure!(chain(&hearth)?[1] == format!("raw:{}", path(&other)));
+    Ok(())
+}
+
+/// A base may lie under many overlays, but nobody writes it meanwhile.
+#[test]
+fn a_base_is_nobody_elses_disk() -> Result<()> {
+    if !have("image files: base in use", &TOOLS) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("160M")?;
+    let base = hearth.origin("base.raw", 4 * MIB as u64)?;
+    let hard = hearth.dir().join("hard-link.raw");
+    std::fs::hard_link(&base, &hard)?;
+    let one = overlay(&hearth, "one.qcow2", path(&base))?;
+    let two = overlay(&hearth, "two.qcow2", path(&hard))?;
+    let origin = |top: &Path| format!("qcow2:{}", path(top));
+    add(&hearth, "live", path(&base), &[])?;
+    for top in [&one, &two] {
+        let words = refused(&hearth, &origin(top), &["--allow-backing"])?;
+        ensure!(words.contains("origin of disk live"), "{words}");
+    }
+    hearth.ok(&["disk", "remove", "live"])?;
+    add(&hearth, "one", &origin(&one), &["--allow-backing"])?;
+    add(&hearth, "two", &origin(&two), &["--allow-backing"])?;
+    for path_of in [&base, &hard] {
+        let words = refused(&hearth, path(path_of), &[])?;
+        ensure!(words.contains("below the image of disk"), "{words}");
+    }
+    let words = refused(&hearth, &origin(&one), &["--allow-backing"])?;
+    ensure!(words.contains("already the origin"), "{words}");
+    Ok(())
+}
