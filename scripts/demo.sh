@@ -18,22 +18,24 @@ tidy() { [[ -z $short ]] || rm -rf -- "$short"; }
 trap tidy EXIT
 requests=1200
 
-say "Building"
+say "Building Hearth (some minutes, the first time)"
 cargo build --release --locked -p hearth
 hearth() { "$(target_dir)/release/hearth" --run-dir "$run" "$@"; }
 
 mkdir -p "$demo"
 if [[ ! -e $origin ]]; then
-    say "Making a disk of 1 GiB with random contents: $origin"
+    say "Making the slow disk: $origin, 1 GiB"
+    note "it is served as slowly as a 7200 rpm hard disk is (a model), so that you need not have one"
     head -c 1G /dev/urandom >"$origin.new"
     mv "$origin.new" "$origin"
 fi
 if [[ ! -e $flash ]]; then
-    say "Making a pool of 512 MiB: $flash"
-    hearth pool create --flash "$flash" --size 512M --label demo
+    say "Making the cache: $flash, 512 MiB"
+    note "it stands for the SSD; Hearth calls it a pool"
+    hearth pool create --flash "$flash" --size 512M --label demo >/dev/null
 fi
 
-say "Serving"
+say "Starting the daemon"
 # In a session of its own: Ctrl-C is for this script, which then asks the daemon to stop. A second
 # signal would end it without a checkpoint.
 setsid "$(target_dir)/release/hearth" serve --flash "$flash" --run-dir "$run" --log warn &
@@ -43,7 +45,7 @@ stop() {
     kill -TERM "$daemon" 2>/dev/null || true
     wait "$daemon" 2>/dev/null || true
     tidy
-    note "stopped; make run starts it again, warm"
+    note "stopped. make run starts it again, and what was cached still is; rm -r $demo removes the demo"
 }
 trap 'stop; exit 0' INT TERM HUP
 trap stop EXIT
@@ -52,7 +54,8 @@ until [[ -S $run/api.sock ]] && hearth disk list >/dev/null 2>&1; do
     sleep 0.05
 done
 if ! hearth disk show demo >/dev/null 2>&1; then
-    hearth disk add demo --origin "model-hdd:$origin"
+    hearth disk add demo --origin "model-hdd:$origin" >/dev/null
+    note "the slow disk is behind Hearth now, under the name demo"
     known=
 else
     known=1
@@ -67,22 +70,27 @@ pass() {
 }
 
 if command -v fio >/dev/null && fio --enghelp=nbd >/dev/null 2>&1; then
-    say "$requests random reads of 4 KiB, 24 at a time, through fio's NBD client"
+    say "Reading $requests random blocks of 4 KiB, 24 at a time (fio over NBD)"
     first=$(pass)
     if [[ -n $known ]]; then
-        note "first pass: $first requests/s: this pool was warm already"
+        note "cached since the last time:      $first requests a second"
     else
-        note "cold:       $first requests/s, from the origin (a model of a 7200 rpm hard disk)"
+        note "from the slow disk:              $first requests a second"
     fi
     # A block has to be asked for again before it is worth its place on flash.
     pass >/dev/null
-    note "warm:       $(pass) requests/s, from flash"
+    warm=$(pass)
+    if [[ -n $known ]]; then
+        note "the same blocks again:           $warm requests a second"
+    else
+        note "the same blocks from the cache:  $warm requests a second, $((warm / (first > 0 ? first : 1))) times as many"
+    fi
 else
     note "fio with its NBD engine is not here; no reads are timed"
 fi
 
 socket=$run/nbd.sock
-say "Attach it"
+say "Give it to a VM"
 cat <<TEXT
    QEMU:
      qemu-system-x86_64 … \\
@@ -98,13 +106,13 @@ cat <<TEXT
        </source>
        <target dev='vdb' bus='virtio'/>
      </disk>
-   More: docs/attach.md
+   More about this: docs/attach.md
 
-   See what the cache does:
+   In another terminal, see what the cache does:
      $(target_dir)/release/hearth --run-dir $run stats --watch
 TEXT
 
-say "Serving until Ctrl-C"
+say "Running. Ctrl-C ends it"
 wait "$daemon" || true
 trap tidy EXIT
 note "the daemon has ended"
