@@ -89,28 +89,14 @@ else
     note "fio with its NBD engine is not here; no reads are timed"
 fi
 
-socket=$run/nbd.sock
 say "Give it to a VM"
-cat <<TEXT
-   QEMU:
-     qemu-system-x86_64 … \\
-       -blockdev driver=nbd,node-name=hearth0,server.type=unix,server.path=$socket,export=demo,reconnect-delay=60 \\
-       -device virtio-blk-pci,drive=hearth0
+note "arguments for qemu-system-x86_64:"
+hearth attach-help demo --for qemu --over nbd
+note "for libvirt or Proxmox: $(target_dir)/release/hearth --run-dir $run attach-help demo --for libvirt"
+note "more about this: docs/attach.md"
 
-   libvirt (virsh attach-device VM disk.xml):
-     <disk type='network' device='disk'>
-       <driver name='qemu' type='raw' cache='none' discard='unmap'/>
-       <source protocol='nbd' name='demo'>
-         <host transport='unix' socket='$socket'/>
-         <reconnect delay='60'/>
-       </source>
-       <target dev='vdb' bus='virtio'/>
-     </disk>
-   More about this: docs/attach.md
-
-   In another terminal, see what the cache does:
-     $(target_dir)/release/hearth --run-dir $run stats --watch
-TEXT
+say "See what the cache does, in another terminal"
+note "$(target_dir)/release/hearth --run-dir $run stats --watch"
 
 say "Running. Ctrl-C ends it"
 wait "$daemon" || true

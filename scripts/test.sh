@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must pass: format, lints, unit and property tests, simulation and mutation
+# Everything that must pass: format, links between the documents, lints, unit and property tests, simulation and mutation
 # check, end-to-end tests with real clients, kill -9 cycles, a short benchmark run (which only
 # has to finish: tests never assert times).
 set -euo pipefail
@@ -15,6 +15,9 @@ step "Format"
 # Left behind by a merge, they break files no compiler reads.
 if git grep -nE '^(<{7}|>{7}) ' -- .; then die "conflict markers, see above"; fi
 if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else note "skipped: no rustfmt"; fi
+
+step "Documents"
+if command -v python3 >/dev/null; then scripts/docs-check.py; else note "skipped: no python3"; fi
 
 step "Lints"
 if cargo clippy --version >/dev/null 2>&1; then
