@@ -36,6 +36,7 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         force: args.force,
         label: args.label.clone(),
     };
+    let mut notices = hearth_daemon::place::check(path, &options)?;
     let interrupt = Interrupt::watch();
     let begin = Instant::now();
     // Shown if it takes longer than a moment.
@@ -53,15 +54,20 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         !interrupt.hit()
     });
     line.end();
-    let info = made.map_err(|e| {
+    let mut info = made.map_err(|e| {
         if interrupt.hit() {
             Failure::Interrupted(format!("{}; {}", e.what, e.remedy))
         } else {
             e.into()
         }
     })?;
+    notices.append(&mut info.notices);
+    info.notices = notices;
     if global.json {
         return print_json(&info);
+    }
+    for notice in &info.notices {
+        println!("note: {}", plain(notice));
     }
     println!("pool {} created on {}", info.uuid, path.display());
     println!(

@@ -12,7 +12,7 @@ pub mod inspect;
 pub mod memory;
 pub mod notify;
 pub mod origin;
-pub(crate) mod place;
+pub mod place;
 pub mod pool;
 pub mod progress;
 pub mod rundir;

@@ -135,7 +135,11 @@ pub fn create_with(
             OpenError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Error::invalid(
                     format!("{} does not exist", path.display()),
-                    "check the path, or add --size to make a new file",
+                    if path.starts_with("/dev") {
+                        "check the name of the device"
+                    } else {
+                        "check the path, or add --size to make a new file"
+                    },
                 )
             }
             _ => opening(path, e),
@@ -152,6 +156,20 @@ pub fn create_with(
             tracing::debug!(path = %path.display(), "cannot discard: {e}");
         }
     }
+    // What the pool needs for itself has room from now on, also in a sparse file on a file system that
+    // becomes full.
+    let own = layout.segment_start * BLOCK;
+    file.reserve(own).map_err(|e| {
+        opening(
+            path,
+            OpenError::Create {
+                path: path.to_owned(),
+                size: own,
+                source: e,
+            },
+        )
+    })?;
+    let notices = crate::place::sparse(path, &file).into_iter().collect();
     let mut media = Arc::new(Device::new(file));
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -164,7 +182,13 @@ pub fn create_with(
         .and_then(|()| registry.store(&mut media, &superblock.layout, superblock.pool))
         .and_then(|()| superblock.store(&mut media))
         .map_err(|e| format_error(path, &e))?;
-    replaced.map_or(Ok(()), |r| r.done(path))?;
+    match replaced {
+        Some(replaced) => replaced.done(path)?,
+        // After a power cut the new file would be there, without its name.
+        None if options.size.is_some() => sync_names(path)
+            .map_err(|e| Error::unavailable(format!("cannot store {}: {e}", path.display()), ""))?,
+        None => {}
+    }
     let pool = Pool {
         unsettled: false,
         refusal: None,
@@ -176,6 +200,7 @@ pub fn create_with(
     Ok(PoolInfo {
         // It may have been made under another name.
         flash: vec![path.display().to_string()],
+        notices,
         ..pool.info()
     })
 }

@@ -459,12 +459,16 @@ impl BlockFile {
         }))
     }
 
-    /// Reserves the space of the whole file, so that no write to it can lack room later.
-    pub fn reserve(&self) -> io::Result<()> {
-        if self.is_device {
+    /// Reserves the space of the first `len` bytes, where the file system can, so that no write there
+    /// can lack room later.
+    pub fn reserve(&self, len: u64) -> io::Result<()> {
+        if self.is_device || len == 0 {
             return Ok(());
         }
-        sys::fallocate(self.direct_fd(), 0, 0, self.size())
+        match sys::fallocate(self.direct_fd(), 0, 0, len.min(self.size())) {
+            Err(e) if unsupported(&e) => Ok(()),
+            other => other,
+        }
     }
 
     /// The number of its descriptor, under which `/proc/PID/fd` shows it.

@@ -27,6 +27,8 @@ const LOOK_TIME: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 /// ... up to this.
 const TELL_AGAIN_MAX: Duration = Duration::from_secs(3600);
+/// Longest wait until the engine has been told.
+const GIVE_UP_TIME: Duration = Duration::from_secs(5);
 /// How often is looked whether disks have nothing left on flash that is given up.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// A stop that empties the flash gives up after so long without any progress.
@@ -39,6 +41,8 @@ const EMPTY_TELL: Duration = Duration::from_secs(10);
 pub(super) struct FlashWatch {
     /// The cache is off since the start.
     degraded: Option<Degraded>,
+    /// What is to be said of where it lies.
+    place: Vec<String>,
     state: Mutex<State>,
 }
 
@@ -64,11 +68,20 @@ struct Told {
 }
 
 impl FlashWatch {
-    pub(super) fn new(degraded: Option<Degraded>) -> FlashWatch {
+    pub(super) fn new(degraded: Option<Degraded>, place: Vec<String>) -> FlashWatch {
+        for notice in &place {
+            tracing::warn!("{notice}");
+        }
         FlashWatch {
             degraded,
+            place,
             state: Mutex::default(),
         }
+    }
+
+    /// What is to be said of where the flash lies.
+    pub(super) fn place(&self) -> &[String] {
+        &self.place
     }
 
     /// Why the cache is off since the start, if it is.
@@ -120,7 +133,7 @@ impl Daemon {
         }
     }
 
-    fn look_at_flash(&self) {
+    pub(super) fn look_at_flash(&self) {
         let media = lock(&self.pool).media().clone();
         let Some(file) = media.file() else { return };
         let now = match file.standing() {
@@ -144,9 +157,14 @@ impl Daemon {
 
     fn give_flash_up(&self, fault: FlashFault) {
         let engine = self.engine.clone();
-        let job = move |now: u64, fx: &mut Effects| engine.give_flash_up(fault, true, now, fx);
-        if self.reactors.run(job).is_err() {
-            tracing::error!("the data threads have ended");
+        let (told, done) = std::sync::mpsc::sync_channel(1);
+        let job = move |now: u64, fx: &mut Effects| {
+            engine.give_flash_up(fault, true, now, fx);
+            // Whoever waits does so for a while only.
+            let _ = told.send(());
+        };
+        if self.reactors.run(job).is_err() || done.recv_timeout(GIVE_UP_TIME).is_err() {
+            tracing::error!("the data threads do not answer; the flash is still in use");
         }
     }
 

@@ -317,6 +317,8 @@ impl Daemon {
             dirty_blocks = recovery.dirty_blocks,
             "pool opened"
         );
+        let place = pool.media().file();
+        let place = place.map_or_else(Vec::new, |f| crate::place::notices(pool.path(), f));
         let engine = Arc::new(engine);
         let owners = admission::Owners::new(pool.info().uuid, host_name());
         let targets = Targets::new();
@@ -353,7 +355,7 @@ impl Daemon {
             ops: Mutex::default(),
             started: begin,
             recovery,
-            flash: flash::FlashWatch::new(degraded),
+            flash: flash::FlashWatch::new(degraded, place),
             voided: Mutex::default(),
             leftovers: Mutex::default(),
             attaching: Mutex::default(),

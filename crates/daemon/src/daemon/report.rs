@@ -47,7 +47,8 @@ impl Daemon {
             .values()
             .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
             .collect();
-        let flash_notices = self.flash_notices();
+        let mut flash_notices = self.flash_notices();
+        flash_notices.extend_from_slice(self.flash.place());
         let pool = lock(&self.pool);
         let disks = pool.registry().disks.iter().map(|r| {
             let status = self.engine.status(r.id);

@@ -100,6 +100,8 @@ impl Daemon {
         let ended = self.reactors.disconnect();
         self.observer.end_recordings();
         self.hurry();
+        // It may have been removed a moment ago.
+        self.look_at_flash();
         if reason == StopReason::Export {
             self.drain_everything()?;
         } else if self.must_empty_flash() {

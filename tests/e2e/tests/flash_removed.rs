@@ -1,0 +1,137 @@
+//! A flash file that is removed, truncated or moved while it is in use: noticed, said, and what is
+//! dirty gets to the origins while it still can.
+
+use anyhow::{Context, Result, ensure};
+use hearth_e2e::daemon::path;
+use hearth_e2e::nbd::Client;
+use hearth_e2e::{Hearth, wait};
+use serde_json::Value;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(30);
+const SIZE: u64 = 64 * MIB;
+/// What the guest writes, and flushes.
+const DIRTY: std::ops::Range<u64> = 8 * MIB..40 * MIB;
+
+fn pool(hearth: &Hearth) -> Result<Value> {
+    Ok(serde_json::from_str(
+        &hearth.ok(&["pool", "show", "--json"])?,
+    )?)
+}
+
+fn wait_for(hearth: &Hearth, what: &str, is: impl Fn(&Value) -> bool) -> Result<()> {
+    wait::until(what, LIMIT, || is(&pool(hearth).ok()?).then_some(())).with_context(|| hearth.log())
+}
+
+/// A daemon with a disk of which a part is dirty on flash, and what the disk holds.
+fn dirty(wrapper: &str) -> Result<(Hearth, Client, Vec<u8>)> {
+    let hearth = Hearth::serving("256M")?;
+    let origin = hearth.origin("vm.img", SIZE)?;
+    let mut model = std::fs::read(&origin)?;
+    let spec = format!("{wrapper}{}", path(&origin));
+    hearth.add("vm", &spec, &["--mode", "write-back"])?;
+    let mut client = hearth.connect("vm")?;
+    for at in DIRTY.step_by(MIB as usize) {
+        let piece = &mut model[at as usize..(at + MIB) as usize];
+        piece.fill((at / MIB) as u8);
+        client.write(at, piece)?;
+    }
+    client.flush()?;
+    Ok((hearth, client, model))
+}
+
+#[test]
+fn a_stop_right_after_the_flash_was_removed_saves_what_is_dirty() -> Result<()> {
+    let (mut hearth, client, model) = dirty("")?;
+    std::fs::remove_file(hearth.flash())?;
+    hearth.stop()?;
+    drop(client);
+    ensure!(
+        std::fs::read(hearth.dir().join("vm.img"))? == model,
+        "what was dirty is lost:\n{}",
+        hearth.log()
+    );
+    Ok(())
+}
+
+#[test]
+fn a_removed_flash_file_is_noticed_and_left() -> Result<()> {
+    let (mut hearth, mut client, mut model) = dirty("")?;
+    std::fs::remove_file(hearth.flash())?;
+    wait_for(&hearth, "it is noticed", |pool| pool["state"] == "leaving")?;
+    let said = hearth.ok(&["pool", "show"])?;
+    ensure!(said.contains("was removed while in use"), "{said}");
+    for said in [hearth.ok(&["stats"])?, hearth.ok(&["disk", "list"])?] {
+        ensure!(
+            said.contains("removed") || said.contains("cache is off"),
+            "{said}"
+        );
+    }
+    wait::until("it is logged", LIMIT, || {
+        hearth
+            .log()
+            .contains("was removed while in use")
+            .then_some(())
+    })?;
+    // The guest goes on, and what it flushes is durable where it will last.
+    model[..65536].fill(0xEE);
+    client.write(0, &model[..65536])?;
+    client.flush()?;
+    ensure!(
+        pool(&hearth)?["dirty"] == 0,
+        "flushed while something was dirty"
+    );
+    let origin = std::fs::read(hearth.dir().join("vm.img"))?;
+    ensure!(origin == model, "the origin is not the disk");
+    ensure!(client.read(DIRTY.start, 65536)? == model[DIRTY.start as usize..][..65536]);
+    drop(client);
+    hearth.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_stop_that_cannot_save_what_was_dirty_says_so() -> Result<()> {
+    let (mut hearth, client, _) = dirty("fault=eio-write:")?;
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(hearth.flash())?
+        .set_len(2 * MIB)?;
+    wait_for(&hearth, "it is noticed", |pool| pool["state"] == "failed")?;
+    let said = hearth.ok(&["pool", "show"])?;
+    ensure!(said.contains("was truncated"), "{said}");
+    let lost = || -> Option<u64> {
+        let text = hearth.ok(&["disk", "show", "vm", "--json"]).ok()?;
+        let disk: Value = serde_json::from_str(&text).ok()?;
+        let ranges = disk["lost"].as_array()?;
+        Some(ranges.iter().filter_map(|r| r["length"].as_u64()).sum())
+    };
+    let all = DIRTY.end - DIRTY.start;
+    wait::until("what is gone is listed", LIMIT, || {
+        (lost()? == all).then_some(())
+    })?;
+    drop(client);
+    let error = hearth
+        .stop()
+        .err()
+        .context("the end should have said what is lost")?;
+    let words = format!("{error:#}");
+    ensure!(words.contains("vm (32 MiB)"), "{words}");
+    Ok(())
+}
+
+#[test]
+fn a_flash_file_that_was_moved_is_missed() -> Result<()> {
+    let (mut hearth, client, model) = dirty("")?;
+    let elsewhere = hearth.dir().join("elsewhere.img");
+    std::fs::rename(hearth.flash(), &elsewhere)?;
+    wait_for(&hearth, "it is noticed", |pool| {
+        pool["notices"]
+            .to_string()
+            .contains("was moved while in use")
+    })?;
+    drop(client);
+    hearth.stop()?;
+    ensure!(std::fs::read(hearth.dir().join("vm.img"))? == model);
+    Ok(())
+}
