@@ -211,7 +211,8 @@ pub struct PoolCreate {
     /// to the cache are slower then
     #[arg(long, requires = "size")]
     pub quick: bool,
-    /// Overwrite what is there: a file system, a partition table, another pool, an existing file
+    /// Overwrite what is there: a file system, a partition table, another pool, an existing file;
+    /// and allow a file in RAM
     #[arg(long)]
     pub force: bool,
     /// A name for the pool, for people
