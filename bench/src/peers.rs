@@ -109,28 +109,32 @@ impl Drop for Server {
     }
 }
 
-/// qemu-nbd on a file: O_DIRECT, io_uring.
+/// qemu-nbd on a file: O_DIRECT, io_uring. Without QEMU's locks: where peers only read, the file is
+/// the flash of a daemon that serves.
 pub fn qemu_nbd(file: &Path, dir: &Path) -> Result<Server> {
     let socket = dir.join("qemu.sock");
     let mut command = Command::new("qemu-nbd");
     command.args([
-        "--format=raw",
         "--cache=none",
         "--aio=io_uring",
         "--discard=unmap",
         "--persistent",
         "--shared=16",
     ]);
-    command.arg("--socket").arg(&socket).arg(file);
+    command.arg("--socket").arg(&socket).arg("--image-opts");
+    command.arg(format!(
+        "driver=raw,file.driver=file,file.locking=off,file.filename={}",
+        file.display().to_string().replace(',', ",,")
+    ));
     Server::start("qemu-nbd", "", socket, command)
 }
 
-/// qemu-storage-daemon's vhost-user-blk export of a file: O_DIRECT, io_uring.
+/// qemu-storage-daemon's vhost-user-blk export of a file: O_DIRECT, io_uring; without locks, as above.
 pub fn qemu_vhost(file: &Path, dir: &Path) -> Result<Server> {
     let socket = dir.join("qsd.sock");
     let mut command = Command::new("qemu-storage-daemon");
     command.arg("--blockdev").arg(format!(
-        "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring,discard=unmap",
+        "driver=file,node-name=file,locking=off,filename={},cache.direct=on,aio=io_uring,discard=unmap",
         file.display()
     ));
     command.args(["--blockdev", "driver=raw,node-name=disk,file=file"]);

@@ -226,6 +226,8 @@ fn qemu_io_patterns() -> Result<()> {
         ensure!(!out.contains("verification failed"), "{mode}: {out}");
         hearth.ok(&["disk", "flush", "d"])?;
         let origin_args = [
+            // To write what Hearth serves, QEMU is refused.
+            "-r",
             "-f",
             "raw",
             "-c",

@@ -459,3 +459,98 @@ fn an_image_on_a_loop_device_has_one_user() -> Result<()> {
     names(&words, &["disk vm"])?;
     Ok(())
 }
+
+/// Partitions the kernel is told of, without a table.
+struct Partitions<'a>(&'a Loop);
+
+impl Partitions<'_> {
+    fn new(disk: &Loop) -> Option<Partitions<'_>> {
+        let added = Partitions(disk);
+        // Sectors: 8 MiB each, behind the first MiB.
+        for (number, start) in [("1", "2048"), ("2", "18432")] {
+            let how = [&*disk.0, number, start, "16384"];
+            if !run("addpart", &how).is_ok_and(|out| out.status.success()) {
+                eprintln!("skipped: users: partitions: the kernel takes none");
+                return None;
+            }
+        }
+        Some(added)
+    }
+}
+
+impl Drop for Partitions<'_> {
+    fn drop(&mut self) {
+        for number in ["1", "2"] {
+            let _ = run("delpart", &[&self.0.0, number]);
+        }
+    }
+}
+
+#[test]
+fn partitions_are_disks_of_their_own_and_parts_of_theirs() -> Result<()> {
+    if !have("users: partitions", &["addpart", "delpart", QEMU]) {
+        return Ok(());
+    }
+    let disk = tempfile::NamedTempFile::new()?;
+    disk.as_file().set_len(32 * MIB)?;
+    let Some(whole) = Loop::new("users: partitions", disk.path(), &[]) else {
+        return Ok(());
+    };
+    let Some(_partitions) = Partitions::new(&whole) else {
+        return Ok(());
+    };
+    let (one, two) = (format!("{}p1", whole.0), format!("{}p2", whole.0));
+    // Dropped first: it has the partitions open.
+    let hearth = Hearth::serving("64M")?;
+    let add = |name, origin| ["disk", "add", name, "--origin", origin];
+    hearth.ok(&add("one", &one))?;
+    hearth.ok(&add("two", &two))?;
+    for origin in [&whole.0, path(disk.path())] {
+        names(&hearth.refused(&add("all", origin))?, &["disk one"])?;
+    }
+    hearth.ok(&["disk", "remove", "one"])?;
+    hearth.ok(&["disk", "remove", "two"])?;
+    for (guest_has, origin) in [(&one, &whole.0), (&whole.0, &two)] {
+        let guest = Guest::start(guest_has.as_ref(), "")?;
+        let pid = format!("(pid {})", guest.pid());
+        names(&hearth.refused(&add("all", origin))?, &[guest_has, &pid])?;
+    }
+    hearth.ok(&add("all", &whole.0))?;
+    Ok(())
+}
+
+/// Whatever writes asks first, also without a daemon.
+#[test]
+fn a_replay_does_not_write_what_a_guest_has() -> Result<()> {
+    if !have("users: replay", &[QEMU, "qemu-io"]) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("64M")?;
+    let origin = hearth.origin("vm.raw", 8 * MIB)?;
+    hearth.add("vm", path(&origin), &[])?;
+    let trace = hearth.dir().join("a.trace");
+    hearth.ok(&["trace", "record", "vm", "--out", path(&trace)])?;
+    let wrote = run(
+        "qemu-io",
+        &["-f", "raw", "-c", "write 0 4k", &hearth.uri("vm")],
+    )?;
+    ensure!(wrote.status.success(), "{wrote:?}");
+    hearth.ok(&["trace", "record", "vm", "--stop"])?;
+    let other = hearth.origin("other.raw", 8 * MIB)?;
+    let before = std::fs::read(&other)?;
+    let guest = Guest::start(&other, "")?;
+    let replay = [
+        "trace",
+        "replay",
+        path(&trace),
+        "--to",
+        path(&other),
+        "--overwrite",
+    ];
+    let pid = format!("(pid {})", guest.pid());
+    names(&hearth.refused(&replay)?, &["qemu-system-x86_64", &pid])?;
+    ensure!(std::fs::read(&other)? == before);
+    drop(guest);
+    hearth.ok(&replay)?;
+    Ok(())
+}
