@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod client;
+mod compare;
 pub mod daemon;
 pub mod degraded;
 pub mod descriptors;

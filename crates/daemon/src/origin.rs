@@ -3,37 +3,22 @@
 //! A cache that outlives the daemon can be wrong: somebody may have mounted, restored or resized
 //! the origin while Hearth was not looking. Two independent questions are asked before a disk is
 //! served. Is the file still the one that was left (size, times, inode)? And do cached clean
-//! blocks still equal the origin: the first and last MiB, where every file system leaves its mark
-//! when it is mounted, and the blocks used most?
+//! blocks still equal the origin ([`crate::compare`])?
 
 use std::io::ErrorKind;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hearth_engine::Engine;
-use hearth_engine::api::DiskId;
 use hearth_format::{DiskRecord, OriginIdentity};
 use hearth_io::beneath::beneath;
-use hearth_io::checksum::crc32c;
 use hearth_io::file::Identity;
 use hearth_io::spec::OpenSpecError;
-use hearth_io::{BLOCK, BlockFile, Device, OpenError, OpenMode, OriginSpec, Source};
+use hearth_io::{BlockFile, Device, OpenError, OpenMode, OriginSpec, Source};
 use hearth_origin::{Backing, How};
 
 use crate::error::{Error, Result};
 use crate::size::human;
-
-/// Bytes at each end of an origin that are compared if cached.
-const EDGE_BYTES: u64 = 1 << 20;
-/// Blocks at the edges: two times 1 MiB.
-const EDGES_MAX: usize = 512;
-/// Blocks compared at most besides the edges, the most used ones.
-const HOTTEST_MAX: usize = 64;
-/// Time for comparing blocks besides the edges: a start must not wait long for a slow origin.
-const SAMPLE_TIME: Duration = Duration::from_millis(40);
-/// Blocks read at once.
-const RUN_MAX: usize = 256;
 
 /// Limits an origin's server may be given, seconds. Less would fail requests of a slow disk; more
 /// than a day is a slip.
@@ -263,6 +248,29 @@ fn is_void(identity: &OriginIdentity) -> bool {
     identity.size == 0
 }
 
+/// How an origin differs from the one that was left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Only its time of change is another, as after chmod, chown or a move. Its content may be the same.
+    pub touched: bool,
+    /// In words.
+    pub said: String,
+}
+
+fn when(ns: i64) -> String {
+    hearth_origin::owner::utc(u64::try_from(ns / 1_000_000_000).unwrap_or_default())
+}
+
+/// Since when, as far as its times tell: nobody can set the time of change.
+pub fn since(then: &OriginIdentity, now: &OriginIdentity) -> String {
+    format!(
+        "changed between {} and {}, last modified {}",
+        when(then.ctime_ns),
+        when(now.ctime_ns),
+        when(now.mtime_ns)
+    )
+}
+
 /// Why the origin is not the one that was left, if so.
 ///
 /// `untouched`: nobody, we included, has had a reason to write it since `then` was recorded.
@@ -273,84 +281,55 @@ pub fn difference(
     now: &OriginIdentity,
     is_device: bool,
     untouched: bool,
-) -> Option<String> {
+) -> Option<Difference> {
+    let differs = |said: String| {
+        Some(Difference {
+            touched: false,
+            said,
+        })
+    };
     if is_void(then) {
-        return Some("what is on flash may be older than the origin".to_owned());
+        return differs("what is on flash may be older than the origin".to_owned());
     }
     // A device that grew is a volume that was extended; a file that grew was written.
     let grew = is_device && now.size > then.size;
     if then.size != now.size && untouched && !grew {
-        return Some(format!(
+        let sizes = format!(
             "its size changed from {} to {}",
             human(then.size),
             human(now.size)
-        ));
+        );
+        return differs(match is_device {
+            true => sizes,
+            false => format!("{sizes}: it was {}", since(then, now)),
+        });
     }
     if is_device {
         return None;
     }
     if then.inode != now.inode {
-        return Some("it was replaced by another file".to_owned());
+        return differs(format!(
+            "it was replaced by another file, {}",
+            since(then, now)
+        ));
     }
     if untouched && then.mtime_ns != now.mtime_ns {
-        return Some("it was written by somebody else".to_owned());
+        return differs(format!(
+            "it was written by somebody else: it was {}",
+            since(then, now)
+        ));
     }
     if untouched && then.ctime_ns != now.ctime_ns {
-        return Some("it was changed or restored by somebody else".to_owned());
+        return Some(Difference {
+            touched: true,
+            said: format!(
+                "its time of change is {}, after Hearth left it at {}, though it was not modified, as after chmod, chown or mv",
+                when(now.ctime_ns),
+                when(then.ctime_ns)
+            ),
+        });
     }
     None
-}
-
-/// Compares a sample of cached clean blocks with the origin; the first that differs, as its
-/// byte offset. An origin that cannot be read is not different: it fails later, visibly.
-pub fn compare_sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u64> {
-    let size = device.size();
-    let blocks = size.div_ceil(BLOCK);
-    let edge = EDGE_BYTES / BLOCK;
-    let edges = [
-        0..edge.min(blocks),
-        blocks.saturating_sub(edge).max(edge.min(blocks))..blocks,
-    ];
-    let is_edge = |block: u64| edges.iter().any(|r| r.contains(&block));
-    let mut at_edges = engine.sample_clean(id, &edges, EDGES_MAX);
-    at_edges.retain(|(block, _)| is_edge(*block));
-    let mut elsewhere = engine.sample_clean(id, &[], HOTTEST_MAX);
-    elsewhere.retain(|(block, _)| !is_edge(*block));
-    let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
-    let start = Instant::now();
-    runs(&at_edges)
-        .map(|run| (run, true))
-        .chain(runs(&elsewhere).map(|run| (run, false)))
-        .take_while(|(_, edge)| *edge || start.elapsed() < SAMPLE_TIME)
-        .find_map(|(run, _)| first_difference(device, size, run, buffer.bytes_mut()))
-}
-
-/// Cuts a sorted sample into runs of adjacent blocks.
-fn runs(sample: &[(u64, u32)]) -> impl Iterator<Item = &[(u64, u32)]> {
-    sample
-        .chunk_by(|a, b| a.0 + 1 == b.0)
-        .flat_map(|run| run.chunks(RUN_MAX))
-}
-
-fn first_difference(
-    device: &Device,
-    size: u64,
-    run: &[(u64, u32)],
-    buffer: &mut [u8],
-) -> Option<u64> {
-    let (first, _) = run.first()?;
-    let offset = first * BLOCK;
-    let len = (run.len() as u64 * BLOCK).min(size.saturating_sub(offset)) as usize;
-    let window = buffer.get_mut(..run.len() * BLOCK as usize)?;
-    // The last block of an odd-sized origin is padded with zeros in the cache.
-    window.get_mut(len..)?.fill(0);
-    device.read_at(offset, window.get_mut(..len)?).ok()?;
-    let differs = |((_, want), bytes): (&(u64, u32), &[u8])| crc32c(bytes) != *want;
-    let at = run
-        .iter()
-        .zip(window.chunks(BLOCK as usize))
-        .position(differs)?;
-    Some(run.get(at)?.0 * BLOCK)
 }
 
 #[cfg(test)]
@@ -390,7 +369,10 @@ mod tests {
             },
             OriginIdentity { inode: 9, ..THEN },
         ] {
-            assert!(difference(&THEN, &now, false, true).is_some(), "{now:?}");
+            let found = difference(&THEN, &now, false, true);
+            // Alone the time of change proves nothing; the content has to.
+            let only = now.ctime_ns != THEN.ctime_ns;
+            assert_eq!(found.map(|d| d.touched), Some(only), "{now:?}");
         }
     }
 
@@ -428,41 +410,6 @@ mod tests {
     fn a_decision_that_was_cut_short_is_asked_for_again() {
         let nothing = OriginIdentity::default();
         assert!(difference(&nothing, &THEN, true, false).is_some());
-    }
-
-    #[test]
-    fn runs_are_adjacent_and_bounded() {
-        let sample: Vec<(u64, u32)> = (0..600).map(|b| (b, 0)).chain([(700, 0)]).collect();
-        let lengths: Vec<usize> = runs(&sample).map(<[_]>::len).collect();
-        assert_eq!(lengths, [256, 256, 88, 1]);
-    }
-
-    #[test]
-    fn a_changed_block_is_found() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("o");
-        let data: Vec<u8> = (0..3 * BLOCK as usize + 100)
-            .map(|i| (i % 251) as u8)
-            .collect();
-        std::fs::write(&path, &data).unwrap();
-        let device = open_file(&path).unwrap();
-        let crc = |i: usize| {
-            let mut block = data[i * 4096..data.len().min((i + 1) * 4096)].to_vec();
-            block.resize(4096, 0);
-            crc32c(&block)
-        };
-        let good: Vec<(u64, u32)> = (0..4).map(|i| (i as u64, crc(i))).collect();
-        let mut buffer = vec![0xFF; RUN_MAX * 4096];
-        assert_eq!(
-            first_difference(&device, data.len() as u64, &good, &mut buffer),
-            None
-        );
-        let mut bad = good.clone();
-        bad[3].1 ^= 1;
-        assert_eq!(
-            first_difference(&device, data.len() as u64, &bad, &mut buffer),
-            Some(3 * 4096)
-        );
     }
 
     #[test]

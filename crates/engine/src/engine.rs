@@ -119,6 +119,8 @@ pub struct DiskStatus {
     pub zero_blocks: u64,
     /// The origin alone is the disk: nothing dirty, every write flushed, no region open.
     pub drained: bool,
+    /// All that keeps it from being drained is lost blocks, which only their owner can give up.
+    pub only_lost_left: bool,
     /// Requests in flight.
     pub in_flight: u64,
     /// Lost ranges: (byte offset, length).
@@ -538,6 +540,11 @@ impl Engine {
                 && !unfinished
                 && d.sync.durable >= d.sync.completed
                 && (core.flash_failed || d.cleaned_ord <= core.log.applied_ord),
+            only_lost_left: !d.lost.is_empty()
+                && d.lost.len() == d.dirty.len()
+                && d.zero.is_empty()
+                && !unfinished
+                && d.sync.durable >= d.sync.completed,
             in_flight: d.in_flight,
             lost_ranges: d
                 .lost

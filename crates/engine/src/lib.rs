@@ -26,6 +26,7 @@ mod read;
 mod recover;
 mod rescue;
 mod runset;
+mod sample;
 mod stage;
 pub mod stats;
 pub mod tally;

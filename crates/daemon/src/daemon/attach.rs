@@ -21,6 +21,7 @@ use hearth_origin::owner::Take;
 use super::admission::{self, Ownership};
 use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
+use crate::compare;
 use crate::degraded::Dirty;
 use crate::error::{Error, Kind, Result};
 use crate::exports::DiskExport;
@@ -47,12 +48,32 @@ const CLOSE_TIME: Duration = Duration::from_secs(30);
 /// Cache block size of a disk that leaves it to us.
 const BLOCK_SIZE_AUTO: u32 = 4096;
 
+/// What looking at an origin has shown.
+#[derive(Debug, Default)]
+struct Looks {
+    /// Why it is not what the cache believes, if so.
+    differs: Option<String>,
+    /// Why it is taken for unchanged although something about it is not as it was.
+    notice: Option<String>,
+    /// Every clean cached block equals it.
+    clean_fits: bool,
+}
+
+impl Looks {
+    fn differing(differs: Option<String>) -> Looks {
+        Looks {
+            differs,
+            ..Looks::default()
+        }
+    }
+}
+
 /// An origin that was opened and looked at. Here is all that may take as long as it likes.
 pub(super) struct Opened {
     device: Device,
     identity: Option<OriginIdentity>,
-    /// Why it is not what the cache believes, if so.
-    differs: Option<String>,
+    /// What looking at it has shown.
+    looks: Looks,
     /// The files below its image, as they were found.
     chain: Vec<String>,
     state: OriginState,
@@ -63,13 +84,13 @@ impl Opened {
     /// Looks at the origin of a new disk. Blocks.
     pub(super) fn new(device: Device, ownership: Ownership) -> Opened {
         let identity = origin::identity(&device);
-        Opened::looked_at(device, identity, None, Vec::new(), ownership)
+        Opened::looked_at(device, identity, Looks::default(), Vec::new(), ownership)
     }
 
     fn looked_at(
         device: Device,
         identity: Option<OriginIdentity>,
-        differs: Option<String>,
+        looks: Looks,
         chain: Vec<String>,
         ownership: Ownership,
     ) -> Opened {
@@ -84,7 +105,7 @@ impl Opened {
         Opened {
             device,
             identity,
-            differs,
+            looks,
             chain,
             state,
             ownership,
@@ -228,7 +249,7 @@ impl Daemon {
         trust: Option<Trust>,
         take: Take,
     ) -> Result<()> {
-        let opened = self.look(&record, take);
+        let opened = self.look(&record, take, trust);
         let ops = lock(&self.ops);
         self.not_stopping()?;
         let name = record.name;
@@ -362,6 +383,7 @@ impl Daemon {
             Ok(opened) => opened.device.size() < record.size,
             Err(_) => lock(&self.chain_refused).contains(&id),
         };
+        let clean_fits = opened.as_ref().is_ok_and(|o| o.looks.clean_fits);
         let judged = match &opened {
             Ok(opened) => self.judge(opened, record, trust),
             Err(e) => Err(e.clone()),
@@ -379,6 +401,7 @@ impl Daemon {
                 tracing::info!(disk = %name, "attached");
                 Slot {
                     notices,
+                    clean_fits,
                     ..Slot::new(id, phase, now)
                 }
             }
@@ -413,7 +436,7 @@ impl Daemon {
     }
 
     /// Opens an origin and compares it with what is known. Blocks.
-    fn look(&self, record: &DiskRecord, take: Take) -> Result<Opened> {
+    fn look(&self, record: &DiskRecord, take: Take, trust: Option<Trust>) -> Result<Opened> {
         let spec: OriginSpec = origin::parse(&record.origin)?;
         self.check_place(record)?;
         let rules = self.backing_of(record);
@@ -429,12 +452,16 @@ impl Daemon {
         let device = origin::open(&spec, record, &self.images, backing)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
-        let differs = (device.size() >= record.size)
-            .then(|| self.difference(record, &device, identity.as_ref()))
-            .flatten();
-        Ok(Opened::looked_at(
-            device, identity, differs, chain, ownership,
-        ))
+        let mut looks = if device.size() >= record.size {
+            self.compared(record, &device, identity.as_ref())
+        } else {
+            Looks::default()
+        };
+        if looks.differs.is_some() && trust == Some(Trust::Flash) {
+            let all = compare::all(&self.engine, record.id, &device);
+            looks.clean_fits = all.complete && all.differs.is_none();
+        }
+        Ok(Opened::looked_at(device, identity, looks, chain, ownership))
     }
 
     /// Says what becomes of an origin that was looked at. Drops clean blocks that may be old.
@@ -447,7 +474,7 @@ impl Daemon {
         let Opened {
             device,
             identity: now,
-            differs: reason,
+            looks,
             ownership,
             chain,
             ..
@@ -484,8 +511,9 @@ impl Daemon {
             notices.extend(self.admit_old(&mut record, chain.clone()));
         }
         notices.extend(admission::grandfather(&mut record, ownership));
+        notices.extend(looks.notice.clone());
         let mut reconcile = false;
-        if let Some(why) = reason {
+        if let Some(why) = &looks.differs {
             match (dirty, trust) {
                 (1.., None) => {
                     return Err(Error::refused(
@@ -498,8 +526,13 @@ impl Daemon {
                 }
                 (1.., Some(Trust::Flash)) => {
                     reconcile = true;
+                    let clean = if looks.clean_fits {
+                        "what else was cached equals the origin and stays"
+                    } else {
+                        "what else was cached goes, for it may be older than the origin"
+                    };
                     notices.push(format!(
-                        "{why}; what waited on flash is written over it, as you said"
+                        "{why}; what waited on flash is written over it, as you said; {clean}"
                     ));
                 }
                 _ => {
@@ -542,28 +575,53 @@ impl Daemon {
         })
     }
 
-    /// Why the origin is not what the cache believes, if so.
-    fn difference(
+    /// Whether the origin is what the cache believes.
+    fn compared(
         &self,
         record: &DiskRecord,
         device: &Device,
         now: Option<&OriginIdentity>,
-    ) -> Option<String> {
-        let cached = self
-            .engine
-            .status(record.id)
-            .is_some_and(|s| s.cached_blocks + s.zero_blocks > 0);
-        if !cached {
-            return None;
+    ) -> Looks {
+        let status = self.engine.status(record.id).unwrap_or_default();
+        if status.cached_blocks + status.zero_blocks == 0 {
+            return Looks::default();
         }
-        if let (Some(then), Some(now)) = (&record.origin_identity, now)
-            && let Some(why) =
-                origin::difference(then, now, device.is_device(), record.clean_detach)
-        {
-            return Some(why);
+        let (engine, id) = (&self.engine, record.id);
+        let times = record.origin_identity.as_ref().zip(now);
+        let content = |offset: u64| {
+            let known = times.filter(|(_, now)| now.mtime_ns != 0);
+            let since = known.map(|(then, now)| format!(" (it was {})", origin::since(then, now)));
+            format!(
+                "its content at offset {offset} is not what was left there{}",
+                since.unwrap_or_default()
+            )
+        };
+        let difference = times.and_then(|(then, now)| {
+            origin::difference(then, now, device.is_device(), record.clean_detach)
+        });
+        let Some(difference) = difference else {
+            return Looks::differing(compare::sample(engine, id, device).map(content));
+        };
+        if !difference.touched {
+            return Looks::differing(Some(difference.said));
         }
-        origin::compare_sample(&self.engine, record.id, device)
-            .map(|offset| format!("its content at offset {offset} is not what was left there"))
+        let wide = compare::wide(engine, id, device);
+        if let Some(offset) = wide.differs {
+            return Looks::differing(Some(content(offset)));
+        }
+        if wide.equal < compare::WIDE_MIN {
+            return Looks::differing(Some(format!(
+                "{}, but too little of it is cached to compare its content",
+                difference.said
+            )));
+        }
+        Looks {
+            notice: Some(format!(
+                "{}; {} blocks of the cache were compared with it and fit, so it is taken for unchanged",
+                difference.said, wide.equal
+            )),
+            ..Looks::default()
+        }
     }
 
     /// Gives a judged disk to the engine and, unless it must be reconciled first, to clients.
@@ -678,7 +736,7 @@ fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
     Ok(())
 }
 
-/// What to do about a disk whose origin and flash do not fit.
+/// What to do about a disk whose origin and flash do not fit: which answer fits which story.
 fn which_side(record: &DiskRecord) -> String {
     let likely = if origin::is_distrusted(record) {
         " (if the flash failed while serving, guests went on writing to the origin, so that it is \
@@ -688,8 +746,11 @@ fn which_side(record: &DiskRecord) -> String {
         ""
     };
     format!(
-        "say which side wins: `hearth disk set {name} --trust flash` writes them over the origin, \
-         `hearth disk set {name} --trust origin` throws them away{likely}",
+        "say which side wins; until then nothing is written. If the origin was only copied, moved, \
+         or restored to just the state Hearth left it in: `hearth disk set {name} --trust flash` \
+         writes what waits over it. If a VM or a tool wrote it meanwhile, or an older copy was \
+         restored and is what you want: `hearth disk set {name} --trust origin` throws what waits \
+         away{likely}",
         name = record.name
     )
 }

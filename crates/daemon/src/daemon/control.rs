@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+use hearth_engine::DiskStatus;
 use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
 use hearth_io::{BLOCK, OriginSpec};
@@ -29,6 +30,8 @@ use crate::size::human;
 const SEQ_CUTOFF: u64 = 1 << 20;
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
+/// Most damaged ranges that are named one by one.
+const ROTTEN_NAMED: usize = 8;
 /// How often it looks.
 const RECONCILE_POLL: Duration = Duration::from_millis(10);
 
@@ -38,6 +41,27 @@ const OPENING_TIME: Duration = Duration::from_secs(3);
 /// How an origin is taken.
 fn take(over: bool) -> Take {
     if over { Take::Over } else { Take::Free }
+}
+
+/// Why a disk whose flash was trusted is not served: part of what waited there is gone.
+pub(super) fn rotten(name: &str, status: &DiskStatus) -> Error {
+    let ranges = status.lost_ranges.iter().take(ROTTEN_NAMED);
+    let mut named: Vec<String> = ranges
+        .map(|(offset, len)| format!("{len} bytes at offset {offset}"))
+        .collect();
+    let more = status.lost_ranges.len().saturating_sub(ROTTEN_NAMED);
+    if more > 0 {
+        named.push(format!("{more} more ranges (`hearth disk show {name}`)"));
+    }
+    Error::refused(
+        format!(
+            "part of what waited on flash for {name} cannot be read there any more: {}; all else is in the origin",
+            named.join(", ")
+        ),
+        format!(
+            "`hearth disk accept-loss {name}` gives that part up, so that the origin's older content stays there, and the disk is served"
+        ),
+    )
 }
 
 /// Why a disk takes no flush or removal now.
@@ -370,8 +394,9 @@ impl Daemon {
         })
     }
 
-    /// Waits until a disk being reconciled is served, for a while.
-    fn wait_reconciled(&self, name: &str) {
+    /// Waits until a disk being reconciled is served, for a while. Fails at once if it cannot be, because
+    /// part of what is to win is lost.
+    fn wait_reconciled(&self, name: &str) -> Result<()> {
         let end = Instant::now() + RECONCILE_TIME;
         let going_on = || {
             lock(&self.disks)
@@ -379,8 +404,14 @@ impl Daemon {
                 .is_some_and(|s| matches!(s.phase, Phase::Reconciling(_)))
         };
         while going_on() && Instant::now() < end && self.not_stopping().is_ok() {
+            let id = self.with_slot(name, |slot| Ok(slot.id))?;
+            let status = self.engine.status(id).unwrap_or_default();
+            if status.only_lost_left && going_on() {
+                return Err(rotten(name, &status));
+            }
             std::thread::sleep(RECONCILE_POLL);
         }
+        Ok(())
     }
 
     fn apply(&self, name: &str, set: &DiskSet) -> Result<()> {
@@ -594,7 +625,7 @@ impl Control for Arc<Daemon> {
             && self.with_slot(name, |slot| Ok(matches!(slot.phase, Phase::Refused(_))))?;
         if set.trust.is_some() || set.takeover || asked {
             self.decide(name, set.trust, take(set.takeover))?;
-            self.wait_reconciled(name);
+            self.wait_reconciled(name)?;
         }
         self.disk_info(name)
     }
@@ -684,7 +715,7 @@ impl Control for Arc<Daemon> {
     }
 
     fn accept_loss(&self, name: &str) -> Result<DiskInfo> {
-        let _ops = lock(&self.ops);
+        let ops = lock(&self.ops);
         self.not_stopping()?;
         let id = self.with_slot(name, |slot| Ok(slot.id))?;
         let blocks = self
@@ -699,6 +730,9 @@ impl Control for Arc<Daemon> {
         }
         tracing::warn!(disk = %name, blocks, "lost blocks accepted; they read as the origin has them");
         self.poke();
+        // One that waited for this is served now.
+        drop(ops);
+        self.wait_reconciled(name)?;
         self.disk_info(name)
     }
 

@@ -198,7 +198,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Dirty blocks have won over the origin: what was clean may be old, so all goes.
+    /// Dirty blocks have won over the origin: what was clean may be old, so all goes, unless all of it
+    /// was compared with the origin, which nobody but us has written since.
     fn reconciled(self: &Arc<Daemon>, name: &str) -> Result<()> {
         let mut disks = lock(&self.disks);
         let Some(slot) = disks.get_mut(name) else {
@@ -207,18 +208,22 @@ impl Daemon {
         let Phase::Reconciling(device) = &slot.phase else {
             return Ok(());
         };
-        let (id, device) = (slot.id, device.clone());
+        let (id, device, clean_fits) = (slot.id, device.clone(), slot.clean_fits);
         drop(disks);
-        let since_seq = match self.try_forget(id) {
-            // Something of it is still in flight; the next round tries again.
-            Err(ControlError::Busy) => return Ok(()),
-            other => other.map_err(|e| control_error(&format!("attach {name}"), e))?,
+        let since_seq = if clean_fits {
+            None
+        } else {
+            match self.try_forget(id) {
+                // Something of it is still in flight; the next round tries again.
+                Err(ControlError::Busy) => return Ok(()),
+                other => Some(other.map_err(|e| control_error(&format!("attach {name}"), e))?),
+            }
         };
         let now = origin::identity(&device);
         let record = lock(&self.pool).change(|registry| {
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
-            record.since_seq = since_seq;
+            record.since_seq = since_seq.unwrap_or(record.since_seq);
             record.origin_identity = now;
             record.clean_detach = false;
             Ok(record.clone())

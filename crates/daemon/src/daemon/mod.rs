@@ -159,6 +159,9 @@ struct Slot {
     /// Bytes kept for it as last told to the engine.
     kept: u64,
     notices: Vec<String>,
+    /// Every clean cached block was found equal to the origin, so that it may stay once what is dirty
+    /// has won.
+    clean_fits: bool,
     /// Refused because the origin is smaller than the disk, or lies on other files than it did. Tried
     /// again: that is put right outside.
     shrunk: bool,
@@ -179,6 +182,7 @@ impl Slot {
             share: None,
             kept: 0,
             notices: Vec::new(),
+            clean_fits: false,
             shrunk: false,
             short: None,
             windows: Windows::new(now, Counters::default()),

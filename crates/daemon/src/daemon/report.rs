@@ -98,6 +98,10 @@ impl Daemon {
         let status = self.engine.status(slot.id).unwrap_or_default();
         let (mut state, reason) = match &slot.phase {
             Phase::Attached(_) => (DiskState::Attached, None),
+            Phase::Reconciling(_) if status.only_lost_left => (
+                DiskState::Refused,
+                Some(super::control::rotten(name, &status).to_string()),
+            ),
             Phase::Reconciling(_) => (
                 DiskState::Flushing,
                 Some("what waits on flash is being written over the origin".to_owned()),

@@ -1,0 +1,84 @@
+//! Clean cached blocks with their checksums, for whoever must know whether an origin is still what
+//! the cache believes.
+//!
+//! How many are worth comparing depends on the doubt: a few of the most used tell of a stranger's
+//! writes ([`Engine::sample_clean`]), those cached last tell of an older copy put back, and only all
+//! of them prove that nothing differs.
+
+use crate::Engine;
+use crate::api::DiskId;
+
+/// Slots looked at under one lock: the engine serves others meanwhile.
+const LOOK_MAX: u32 = 1 << 16;
+
+impl Engine {
+    /// Clean cached blocks of a disk in the order of the disk: `recent` of those that were put on flash
+    /// last, and `spread` from all over the flash.
+    pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> Vec<(u64, u32)> {
+        let core = self.core();
+        let mut sample = std::collections::BTreeMap::new();
+        let clean = |slot: u32| {
+            let info = core.index.slot(slot)?;
+            let mine = info.key.disk() == id && !info.dirty;
+            mine.then(|| (info.key.block(), core.index.crc(slot)))
+        };
+        let slots = core.index.slots();
+        let blocks = core.log.segment_blocks;
+        let mut newest: Vec<(u64, u32)> =
+            (core.log.segments.iter().map(|s| s.seq)).zip(0..).collect();
+        newest.sort_unstable_by(|a, b| b.cmp(a));
+        let segments = newest
+            .into_iter()
+            .map(|(_, segment)| segment.saturating_mul(blocks))
+            // As many as hold that many blocks, were all of them this disk's, and some more.
+            .take(recent.div_ceil(blocks.max(1) as usize) * 16 + 1);
+        let latest =
+            segments.flat_map(|first| (first..first.saturating_add(blocks).min(slots)).rev());
+        sample.extend(latest.filter_map(clean).take(recent));
+        let step = (slots / (spread.max(1) as u32).saturating_mul(16)).max(1);
+        let mut left = spread;
+        // Slots of one step's first round may be other disks': further rounds begin a little later.
+        for round in (0..step).take(16) {
+            for slot in (round..slots).step_by(step as usize) {
+                if left == 0 {
+                    break;
+                }
+                if let Some((block, crc)) = clean(slot)
+                    && sample.insert(block, crc).is_none()
+                {
+                    left -= 1;
+                }
+            }
+        }
+        sample.into_iter().collect()
+    }
+
+    /// All clean cached blocks of a disk in the order of the disk; `None` if they are more than `most`.
+    /// The disk must not be attached, so that none is added meanwhile.
+    pub fn all_clean(&self, id: DiskId, most: usize) -> Option<Vec<(u64, u32)>> {
+        let mut found = Vec::new();
+        let mut from = 0;
+        loop {
+            let core = self.core();
+            let slots = core.index.slots();
+            let to = from + LOOK_MAX.min(slots - from);
+            for slot in from..to {
+                if let Some(info) = core.index.slot(slot)
+                    && info.key.disk() == id
+                    && !info.dirty
+                {
+                    found.push((info.key.block(), core.index.crc(slot)));
+                }
+            }
+            if found.len() > most {
+                return None;
+            }
+            if to == slots {
+                break;
+            }
+            from = to;
+        }
+        found.sort_unstable();
+        Some(found)
+    }
+}
