@@ -35,7 +35,7 @@ from pathlib import Path
 WORK = Path("/run/docs-lab")
 # Seconds: an ordinary command, one that writes a large file (emulated), what is interrupted, and a
 # machine until its firmware has read the disk.
-LIMIT, LONG_LIMIT, WATCH, BOOT_LIMIT = 180, 1800, 8, 180
+LIMIT, LONG_LIMIT, WATCH, BOOT_LIMIT = 180, 1800, 8, 120
 LONG = re.compile(r"pool create|bench|qemu-img convert|disk remove|pool export|disk flush")
 NOT_RUN = {"text", "json", "mermaid"}
 # The machine that "…" stands for. The guest has no KVM to give on.
@@ -113,12 +113,12 @@ class Shell:
         end = time.monotonic() + limit
         while not status.exists():
             if self.shell.poll() is not None:
-                raise Failed(f"the shell ended: {out.read_text()}")
+                raise Failed(f"the shell ended: {out.read_text(errors='replace')}")
             if time.monotonic() > end:
                 subprocess.run(["pkill", "-KILL", "-P", str(self.shell.pid), "-n"], check=False)
-                raise Failed(f"not done after {limit} s: {out.read_text()}")
+                raise Failed(f"not done after {limit} s: {out.read_text(errors='replace')}")
             time.sleep(0.1)
-        return int(status.read_text()), out.read_text()
+        return int(status.read_text()), out.read_text(errors="replace")
 
     def end(self):
         self.shell.stdin.close()
