@@ -430,6 +430,9 @@ impl Core {
         let Some(d) = self.disk(r.disk).filter(|d| d.attached) else {
             return Some(ReqError::NoDisk);
         };
+        if d.fenced {
+            return Some(ReqError::Io);
+        }
         if self.quiescing {
             return Some(ReqError::Shutdown);
         }
@@ -464,6 +467,8 @@ impl Core {
         let (disk, r) = (req.r.disk, req.r);
         let result = match req.failed {
             Some(e) => Err(e),
+            // What is answered now, whoever goes on with the origin does not have.
+            None if self.fenced(disk) => Err(ReqError::Io),
             None => Ok(()),
         };
         if let Some((from, to)) = req.regions
@@ -562,6 +567,7 @@ impl Core {
             return;
         };
         self.account(&done);
+        self.note_shut_out(&done, now, fx);
         match ctx {
             OpCtx::HitRead { req, block, slot } => {
                 self.hit_read_done(req, block, slot, done, now, fx)

@@ -88,7 +88,12 @@ impl Core {
             return Need::None;
         };
         // What an origin that hangs is given only comes back to be given again.
-        if !d.attached || !d.is_dirty() || d.destage.hangs || now < d.destage.not_before_ns {
+        if !d.attached
+            || d.fenced
+            || !d.is_dirty()
+            || d.destage.hangs
+            || now < d.destage.not_before_ns
+        {
             return Need::None;
         }
         if self.quiescing && !self.flash_failed {
@@ -482,7 +487,7 @@ impl Core {
             (job.disk, job.start, job.count, job.zero, job.buf.take());
         let solid = job.solid;
         let len = self.disk(disk).map_or(0, |d| d.clip(start, count));
-        if len == 0 || (!zero && buf.is_none()) {
+        if len == 0 || (!zero && buf.is_none()) || self.fenced(disk) {
             self.destage_failed(id, now, fx);
             return;
         }

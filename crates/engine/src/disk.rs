@@ -147,6 +147,8 @@ pub(crate) struct Disk {
     /// Blocks, the last one perhaps partial.
     pub blocks: u64,
     pub attached: bool,
+    /// Shut out or taken over: see `fence`.
+    pub fenced: bool,
     pub locks: Vec<Lock>,
     /// Requests that wait for a lock, in order.
     pub lock_queue: VecDeque<usize>,
@@ -251,6 +253,7 @@ impl Disk {
         let mut disk = Disk {
             blocks: 0,
             attached: true,
+            fenced: false,
             locks: Vec::new(),
             lock_queue: VecDeque::new(),
             tickets: Vec::new(),

@@ -127,6 +127,8 @@ pub struct DiskStatus {
     pub lost_ranges: Vec<(u64, u64)>,
     /// The origin refused the destager lately.
     pub origin_failing: bool,
+    /// Shut out or taken over: nothing is answered, nothing goes to the origin.
+    pub fenced: bool,
 }
 
 impl DiskStatus {
@@ -362,6 +364,7 @@ impl Engine {
         resize(d, cfg.size);
         d.cfg = cfg;
         d.attached = true;
+        d.fenced = false;
         match origin {
             OriginState::Unknown => {
                 // A daemon that died may have left writes the origin has not flushed: the first
@@ -553,6 +556,7 @@ impl Engine {
                 .map(|(b, n)| (b * BLOCK, n * BLOCK))
                 .collect(),
             origin_failing: d.destage.failures > 0,
+            fenced: d.fenced,
         })
     }
 

@@ -184,6 +184,10 @@ impl Core {
             self.origin_waited(disk, who, false, now, fx);
             return;
         }
+        if d.fenced {
+            self.origin_waited(disk, who, true, now, fx);
+            return;
+        }
         d.sync.waiters.push((target, who));
         self.start_origin_flush(disk, fx);
     }
@@ -230,7 +234,14 @@ impl Core {
             self.origin_waited(disk, who, failed, now, fx);
         }
         let more = self.disk(disk).is_some_and(|d| !d.sync.waiters.is_empty());
-        if more {
+        if more && self.fenced(disk) {
+            let waiters = self
+                .disk_mut(disk)
+                .map(|d| std::mem::take(&mut d.sync.waiters));
+            for (_, who) in waiters.into_iter().flatten() {
+                self.origin_waited(disk, who, true, now, fx);
+            }
+        } else if more {
             self.start_origin_flush(disk, fx);
         }
     }

@@ -14,6 +14,7 @@ mod disk;
 mod engine;
 mod evict;
 pub mod faults;
+mod fence;
 mod flashfail;
 mod flush;
 mod grow;

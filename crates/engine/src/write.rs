@@ -528,6 +528,11 @@ impl Core {
     pub fn go_through(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
+        if self.fenced(disk) {
+            self.reqs[id].failed = Some(ReqError::Io);
+            self.finish(id, now, fx);
+            return;
+        }
         if self.mark.as_ref().is_some_and(|m| !m.late) {
             self.reqs[id].phase = Phase::WaitClean;
             self.mark_waiters.push(id);

@@ -95,6 +95,9 @@ pub enum IoError {
 }
 
 impl IoError {
+    /// The storage has shut this host out for good: another goes on with the origin.
+    pub const SHUT_OUT: IoError = IoError::Os(libc::ESHUTDOWN);
+
     /// True if the device is out of space.
     pub fn is_no_space(&self) -> bool {
         matches!(self, IoError::Os(e) if *e == libc::ENOSPC || *e == libc::EDQUOT)

@@ -66,6 +66,8 @@ pub struct Link {
     pub failing: bool,
     /// Times the connection was lost and found again.
     pub reconnects: u64,
+    /// The storage has shut us out. There will be no other connection.
+    pub fenced: bool,
 }
 
 impl Link {
@@ -78,6 +80,7 @@ impl Link {
             reason: None,
             failing: false,
             reconnects: 0,
+            fenced: false,
         }
     }
 

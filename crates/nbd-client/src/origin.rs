@@ -34,6 +34,10 @@ pub struct Options {
     /// it: such an answer is taken as the loss of the server, which is begun anew
     /// ([`Dial::renew`]) and asked again until [`timeout`](Self::timeout).
     pub errors_are_losses: bool,
+    /// A server that says it is shutting down speaks for its storage, which has shut us out: then
+    /// there is no other server, nothing is sent any more, and every operation fails with
+    /// [`IoError::SHUT_OUT`](hearth_io::IoError::SHUT_OUT).
+    pub shutdown_is_fencing: bool,
     /// Requests in flight at most, on all connections together; at least one.
     pub in_flight_max: usize,
 }
@@ -202,6 +206,9 @@ impl Remote for NbdOrigin {
 
     /// Asks on a connection of its own: the protocol tells the size only at the beginning.
     fn refresh_size(&self) -> io::Result<u64> {
+        if lock(&self.shared.link).fenced {
+            return Err(io::Error::from_raw_os_error(libc::ESHUTDOWN));
+        }
         let asked = crate::connect(
             &*self.dial,
             &self.options.export,

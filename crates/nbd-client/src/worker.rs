@@ -10,6 +10,10 @@
 //! Some servers answer with an I/O error when they lost what is behind them, and never find back
 //! ([`Options::errors_are_losses`]). Then such an answer is the loss of the server.
 //!
+//! A server may also speak for storage that has shut us out ([`Options::shutdown_is_fencing`]). That is
+//! the end: another client of that storage has gone on, and whatever we sent again would be older than
+//! what that one wrote. The server is ended, nothing is sent or dialled any more, and everything fails.
+//!
 //! A server that owes answers and gives none for as long as the limit is lost. It may be slow over
 //! one request for longer, as long as it answers others. An operation that waited for a server for
 //! longer than the limit fails; so does, from then on, every other one at once, until a server has
@@ -21,7 +25,7 @@ use crate::journal::Journal;
 use crate::line::Line;
 use crate::origin::{Options, Shared, lock};
 use crate::tasks::{EFFECTS_MAX, Owner, Part, Tasks, again, flush, io_error, probe};
-use crate::transmission::{Finished, REQUESTS_MAX, Request};
+use crate::transmission::{Broken, Finished, REQUESTS_MAX, Request};
 use hearth_io::{Event, IoError, Proactor, Wait, now_ns};
 use hearth_nbd_wire::{cmd, errno, tflag};
 use std::collections::HashMap;
@@ -87,6 +91,8 @@ pub(crate) struct Worker {
     /// Servers given up in a row because of an error they answered.
     refusals: u64,
     failing: bool,
+    /// The storage has shut us out.
+    fenced: bool,
     stopping: bool,
     next_check_ns: u64,
 }
@@ -123,6 +129,7 @@ impl Worker {
             attempts: 0,
             refusals: 0,
             failing: false,
+            fenced: false,
             stopping: false,
             next_check_ns: 0,
         };
@@ -207,10 +214,12 @@ impl Worker {
                 inbox.hurry,
             )
         };
-        let refuse = self.phase != Phase::Up && (self.failing || hurry || self.stopping);
+        let refuse =
+            self.phase != Phase::Up && (self.failing || hurry || self.stopping || self.fenced);
+        let error = self.refusal();
         for job in jobs {
             if refuse {
-                job.finish(Err(IoError::Os(libc::EIO)));
+                job.finish(Err(error));
             } else {
                 self.tasks.add(job, &self.agreed, self.phase != Phase::Up);
             }
@@ -240,6 +249,7 @@ impl Worker {
         } = self.phase
             && now >= next_ns
             && !self.stopping
+            && !self.fenced
         {
             self.dial(now);
         }
@@ -250,6 +260,35 @@ impl Worker {
         let long_before = before_ns.saturating_sub((LINE_LIMITS - 1).saturating_mul(limit_ns));
         !self.flying.is_empty() && self.heard_ns < before_ns
             || self.lines.iter().any(|l| l.is_silent_since(long_before))
+    }
+
+    /// What operations are told that are not done.
+    fn refusal(&self) -> IoError {
+        if self.fenced {
+            IoError::SHUT_OUT
+        } else {
+            IoError::Os(libc::EIO)
+        }
+    }
+
+    /// The storage has shut us out.
+    fn fence(&mut self) {
+        if self.fenced {
+            return;
+        }
+        self.fenced = true;
+        self.failing = true;
+        tracing::error!(
+            origin = %self.dial.name(),
+            unflushed = self.journal.bytes(),
+            "the storage has shut this host out; nothing is sent there any more"
+        );
+        // What it answered and has not flushed is somebody else's to have or not to have now.
+        self.journal = Journal::default();
+        lock(&self.shared.link).fenced = true;
+        self.lose("the storage has shut this host out".to_owned());
+        // What the server still holds must not get there, should the storage take it again.
+        self.dial.renew();
     }
 
     /// Has anybody waited for too long?
@@ -278,7 +317,7 @@ impl Worker {
                 }
                 if self.failing {
                     // None of them is in flight.
-                    self.tasks.fail(IoError::Os(libc::EIO), |_| true);
+                    self.tasks.fail(self.refusal(), |_| true);
                 }
             }
             Phase::Up | Phase::Closing => {}
@@ -386,8 +425,14 @@ impl Worker {
                 // so nobody would ask again.
                 let (finished, sound) = line.received(n, more);
                 finished.into_iter().for_each(|f| self.finished(f));
-                if let Err(why) = sound {
-                    self.lose(why.to_string());
+                match sound {
+                    Err(Broken::Shutdown) if self.options.shutdown_is_fencing => self.fence(),
+                    Err(why) => {
+                        // Another will perhaps say the same, as often as it is asked.
+                        self.refusals += u64::from(why == Broken::Shutdown);
+                        self.lose(why.to_string());
+                    }
+                    Ok(()) => {}
                 }
             }
             Event::Recv { result: Err(e), .. } => {
@@ -423,7 +468,7 @@ impl Worker {
             self.flush_failures = 0;
             self.next_own_flush_ns = 0;
         }
-        if self.options.errors_are_losses && done.result == Err(errno::IO) {
+        if self.options.errors_are_losses && matches!(done.result, Err(errno::IO | errno::INVAL)) {
             return self.refused(owner, done.request);
         }
         match owner {
@@ -551,12 +596,20 @@ impl Worker {
         self.effects = 0;
         self.own_flush = false;
         self.replay.clear();
+        if self.fenced {
+            // None of them is in flight any more.
+            self.tasks.fail(IoError::SHUT_OUT, |_| true);
+        }
         let wait = match self.attempts.max(self.refusals) {
             0 => Duration::ZERO,
             n => backoff(n),
         };
         self.phase = Phase::Down {
-            next_ns: now + wait.as_nanos() as u64,
+            next_ns: if self.fenced {
+                u64::MAX
+            } else {
+                now + wait.as_nanos() as u64
+            },
             dialing: false,
         };
     }

@@ -132,6 +132,7 @@ fn what_is_no_server_is_refused() {
             read_only: false,
             timeout: LIMIT,
             errors_are_losses: false,
+            shutdown_is_fencing: false,
             in_flight_max: usize::MAX,
         };
         let error = hearth_nbd_client::NbdOrigin::open(std::sync::Arc::new(uri), options)

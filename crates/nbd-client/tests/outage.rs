@@ -363,3 +363,60 @@ fn the_last_flush_is_ours() {
     drop(rig);
     assert!(lock(&server.state).durable[..4096] == data[..]);
 }
+
+/// Storage that has shut us out is left for good: the process before it is ended, nothing is sent again,
+/// not even when it would be taken.
+#[test]
+fn who_is_shut_out_stays_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let dial = Arc::new(Renewed {
+        server: server.clone(),
+        helps: false,
+        renewals: AtomicU64::new(0),
+    });
+    let options = Options {
+        errors_are_losses: true,
+        shutdown_is_fencing: true,
+        ..server.options(LIMIT)
+    };
+    let mut rig = Rig::new(NbdOrigin::open(dial.clone(), options).unwrap());
+    let out = Err(IoError::SHUT_OUT);
+    rig.write(0, &pattern(4096, 3)).unwrap();
+    server.flush_error.store(108, Ordering::SeqCst);
+    server.flush_fails.store(true, Ordering::SeqCst);
+    assert_eq!(rig.flush(), out);
+    until("it is seen", || rig.link().fenced);
+    until("its process is ended", || {
+        dial.renewals.load(Ordering::SeqCst) == 1
+    });
+    server.flush_fails.store(false, Ordering::SeqCst);
+    let writes = server.writes.load(Ordering::SeqCst);
+    let accepted = lock(&server.state).accepted;
+    for _ in 0..3 {
+        assert_eq!(rig.write(8192, &pattern(4096, 4)), out);
+        assert_eq!(rig.read(0, 4096).0, out);
+        assert_eq!(rig.flush(), out);
+    }
+    assert!(rig.device().refresh_size().is_err());
+    drop(rig);
+    assert_eq!(server.writes.load(Ordering::SeqCst), writes);
+    assert_eq!(lock(&server.state).accepted, accepted);
+}
+
+/// A server that says so of itself, again and again, is not asked as fast as it can answer.
+#[test]
+fn a_server_that_goes_on_shutting_down_is_asked_at_growing_intervals() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(Duration::from_millis(700)));
+    server.flush_error.store(108, Ordering::SeqCst);
+    server.flush_fails.store(true, Ordering::SeqCst);
+    assert_eq!(rig.flush(), EIO);
+    let accepted = lock(&server.state).accepted;
+    assert!((2..20).contains(&accepted), "{accepted}");
+    server.flush_fails.store(false, Ordering::SeqCst);
+    until("it recovers", || rig.link().connected);
+    assert_eq!(rig.write(0, &pattern(4096, 1)), Ok(()));
+    assert_eq!(rig.flush(), Ok(()));
+}

@@ -165,6 +165,29 @@ impl Supervisor {
         })
     }
 
+    /// Ends the process, in order if it can, so that another is started when it is needed: it opens
+    /// the image anew.
+    pub(crate) fn restart(&self) {
+        let before = lock(&self.shared.state).child.as_ref().map(Child::id);
+        let Some(before) = before else {
+            return;
+        };
+        for (signal, time) in [(libc::SIGTERM, END_TIME), (libc::SIGKILL, KILL_TIME)] {
+            let mut state = lock(&self.shared.state);
+            let is_it = |s: &mut State| s.child.as_ref().is_some_and(|c| c.id() == before);
+            if !is_it(&mut state) {
+                return;
+            }
+            process::signal(before, signal);
+            let (state, _) = self
+                .shared
+                .changed
+                .wait_timeout_while(state, time, is_it)
+                .unwrap_or_else(PoisonError::into_inner);
+            drop(state);
+        }
+    }
+
     /// Ends the process, in order if it can, and waits for its end. Nothing starts it again.
     pub(crate) fn stop(&self) {
         {

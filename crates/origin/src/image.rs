@@ -112,11 +112,17 @@ impl Image {
         )
     }
 
-    /// True if QEMU, once it lost the server, answers everything with I/O errors: its ssh driver has
-    /// one session and no other, and over HTTP a request that fails is not repeated. (libiscsi and
-    /// libnfs connect again by themselves, and wait meanwhile.)
-    pub fn is_lost_for_good(&self) -> bool {
-        matches!(self, Image::Remote { node, .. } if matches!(node["driver"].as_str(), Some("ssh" | "http" | "https")))
+    /// True if it is on another host. QEMU's drivers for such may lose what is behind them and from
+    /// then on answer everything with errors: the one for ssh has one session and no other, over HTTP a
+    /// request that fails is not repeated, and librbd keeps what state it has got into. An error is
+    /// then worth another process. (libiscsi and libnfs connect again by themselves, mostly.)
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Image::Remote { .. })
+    }
+
+    /// True if its storage shuts out clients on purpose and says so: Ceph's blocklist.
+    pub fn may_shut_out(&self) -> bool {
+        matches!(self, Image::Remote { node, .. } if node["driver"] == "rbd")
     }
 
     /// Requests QEMU can bear at once.
@@ -389,13 +395,17 @@ mod tests {
         assert_eq!(file("nfs://h/e/x")["path"], "/e/x");
         assert_eq!(file("https://h/x?y")["url"], "https://h/x?y");
         assert!(parse("https://h/x").unwrap().is_read_only());
-        for (text, lost) in [
-            ("https://h/x", true),
-            ("ssh://h/x", true),
-            ("nfs://h/x", false),
-            ("raw:/x", false),
+        for (text, remote, shuts_out) in [
+            ("https://h/x", true, false),
+            ("ssh://h/x", true, false),
+            ("nfs://h/x", true, false),
+            ("iscsi://h/t/0", true, false),
+            ("rbd:p/i", true, true),
+            ("raw:/x", false, false),
         ] {
-            assert_eq!(parse(text).unwrap().is_lost_for_good(), lost, "{text}");
+            let image = parse(text).unwrap();
+            assert_eq!(image.is_remote(), remote, "{text}");
+            assert_eq!(image.may_shut_out(), shuts_out, "{text}");
         }
         for (text, most) in [
             ("https://h/x", 1),

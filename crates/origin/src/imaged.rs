@@ -87,7 +87,8 @@ impl ImageOrigin {
             export: EXPORT.to_owned(),
             read_only,
             timeout,
-            errors_are_losses: image.is_lost_for_good(),
+            errors_are_losses: image.is_remote(),
+            shutdown_is_fencing: image.may_shut_out(),
             in_flight_max: image.in_flight_max(),
         };
         let nbd = NbdOrigin::open(child.clone(), options);
@@ -119,8 +120,14 @@ impl Remote for ImageOrigin {
         self.nbd().map_or(0, Remote::size)
     }
 
+    /// Asks another process: an export has the size its image had when it was opened.
     fn refresh_size(&self) -> io::Result<u64> {
-        self.nbd()?.refresh_size()
+        let nbd = self.nbd()?;
+        if nbd.link().fenced {
+            return Err(io::Error::from_raw_os_error(libc::ESHUTDOWN));
+        }
+        self.child.restart();
+        nbd.refresh_size()
     }
 
     fn align(&self) -> u32 {

@@ -117,6 +117,7 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 read_only: how.read_only,
                 timeout: how.timeout,
                 errors_are_losses: false,
+                shutdown_is_fencing: false,
                 in_flight_max: usize::MAX,
             };
             Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))

@@ -11,7 +11,7 @@ use hearth_nbd_wire::{RequestHeader, Style, cmd, info, opt, rep, tflag};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ pub struct Server {
     pub hang: AtomicBool,
     /// Every flush fails.
     pub flush_fails: AtomicBool,
+    /// With this error.
+    pub flush_error: AtomicU32,
     /// How long it zeroes before it answers, in milliseconds.
     pub zeroing_ms: AtomicU64,
     /// The size it tells new connections, whatever it holds.
@@ -75,6 +77,7 @@ impl Server {
             changed: Condvar::new(),
             hang: AtomicBool::new(false),
             flush_fails: AtomicBool::new(false),
+            flush_error: AtomicU32::new(5),
             zeroing_ms: AtomicU64::new(0),
             size: AtomicU64::new(size),
             writes: AtomicU64::new(0),
@@ -97,6 +100,7 @@ impl Server {
             read_only: false,
             timeout,
             errors_are_losses: false,
+            shutdown_is_fencing: false,
             in_flight_max: usize::MAX,
         }
     }
@@ -231,7 +235,7 @@ impl Server {
                 cmd::FLUSH => {
                     self.flushes.fetch_add(1, Ordering::SeqCst);
                     if self.flush_fails.load(Ordering::SeqCst) {
-                        error = 5;
+                        error = self.flush_error.load(Ordering::SeqCst);
                     } else {
                         state.durable = state.now.clone();
                     }
