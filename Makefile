@@ -6,7 +6,7 @@ ROUNDS ?= 12
 MINUTES ?= 10
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 guest-lab remote-lab docs-lab fuzz bench bench-vm
+.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz bench bench-vm
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
@@ -16,6 +16,7 @@ help:
 	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
 	@echo "make guest-lab ROUNDS=12 long tests with emulated guests: power cuts, restarts, resize"
 	@echo "make remote-lab          tests with images over iSCSI, ssh, NFS and https; needs root"
+	@echo "make ceph-lab            tests with RBD images on a small Ceph cluster of its own; needs root"
 	@echo "make docs-lab            README and other documents run as written, in a guest; needs root"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
@@ -48,6 +49,11 @@ guest-lab:
 remote-lab:
 	@scripts/setup.sh test
 	@scripts/remote-lab.sh
+
+ceph-lab:
+	@scripts/setup.sh test
+	@scripts/setup.sh ceph
+	@scripts/ceph-lab.sh
 
 docs-lab:
 	@scripts/setup.sh test

@@ -206,6 +206,12 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
         line("recording", crate::record::sentence(r));
     }
     print!("{}", table.render());
+    for range in &d.stranded {
+        println!(
+            "stranded on flash: {} bytes at offset {}",
+            range.length, range.offset
+        );
+    }
     for range in &d.lost {
         println!("lost: {} bytes at offset {}", range.length, range.offset);
     }
@@ -254,11 +260,20 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         sole_user: args.sole_user,
         takeover: args.takeover,
     };
+    let before = match args.size_from_origin {
+        true => Some(client.get::<DiskInfo>(&disk_path(&args.name, ""))?.size),
+        false => None,
+    };
     let info: DiskInfo = client.patch(&disk_path(&args.name, ""), &body)?;
+    let unchanged = if before == Some(info.size) {
+        "; the origin has the size it had, nothing changed"
+    } else {
+        ""
+    };
     said(
         global,
         &info,
-        &format!("{}, {}", human(info.size), info.mode.word()),
+        &format!("{}, {}{unchanged}", human(info.size), info.mode.word()),
     )
 }
 
@@ -370,6 +385,12 @@ fn wait_for(
         return match (goal, info.progress) {
             (Goal::Flush, Some(p)) if p.done => Ok(()),
             _ => {
+                // It says what to do.
+                let remedy = if info.reason.is_some() {
+                    ""
+                } else {
+                    "try again"
+                };
                 let why = info
                     .reason
                     .or(info.notices.last().cloned())
@@ -383,7 +404,7 @@ fn wait_for(
                             "removal"
                         }
                     ),
-                    "try again",
+                    remedy,
                 )
                 .into())
             }

@@ -55,6 +55,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Attached disks that are stopped.
+    pub fn fenced_disks(&self) -> Vec<DiskId> {
+        let core = self.core();
+        let disks = core.disks.iter().flatten();
+        disks
+            .filter(|d| d.fenced && d.attached)
+            .map(|d| d.cfg.id)
+            .collect()
+    }
+
     /// The first `max` ranges the origin does not have, zeroed ones included, in order: byte offset
     /// and length.
     pub fn dirty_ranges(&self, id: DiskId, max: usize) -> Vec<(u64, u64)> {

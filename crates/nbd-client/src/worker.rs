@@ -558,7 +558,7 @@ impl Worker {
         self.phase = Phase::Closing;
         self.tasks.lost(now_ns());
         self.publish(Some(why));
-        if self.options.errors_are_losses {
+        if self.options.errors_are_losses && !self.fenced {
             self.dial.renew();
         }
         for line in &self.lines {

@@ -303,6 +303,9 @@ pub struct FlashSpan {
 pub struct DiskReport {
     /// The disk.
     pub name: String,
+    /// Its origin is another host's now: it is not served, and nothing is written back.
+    #[serde(default)]
+    pub fenced: bool,
     /// Bytes of it on flash.
     pub cached: u64,
     /// Bytes the origin does not have yet; zeroed and discarded ranges, which take no flash,
@@ -470,12 +473,14 @@ impl DiskReport {
     /// A report from the engine's figures.
     pub fn new(
         name: &str,
+        fenced: bool,
         stats: &DiskStats,
         spans: Vec<DiskSpan>,
         latencies: Vec<LatencySpan>,
     ) -> DiskReport {
         DiskReport {
             name: name.to_owned(),
+            fenced,
             cached: stats.cached_blocks.saturating_mul(BLOCK),
             dirty: stats.owed_bytes(),
             dirty_for: stats.dirty_for_ns as f64 / 1e9,

@@ -184,6 +184,9 @@ pub enum DiskState {
     Waiting,
     /// Not served until told which side wins, or until the origin is put right.
     Refused,
+    /// Its origin is another host's now. Not served, and nothing is written back, until told which side
+    /// wins.
+    Fenced,
     /// Served, while all its dirty blocks are being written to the origin.
     Flushing,
     /// Takes no new connections; goes away once its dirty blocks are in the origin.
@@ -197,6 +200,7 @@ impl DiskState {
             DiskState::Attached => "attached",
             DiskState::Waiting => "waiting",
             DiskState::Refused => "refused",
+            DiskState::Fenced => "fenced",
             DiskState::Flushing => "flushing",
             DiskState::Removing => "removing",
         }
@@ -286,6 +290,12 @@ pub struct DiskInfo {
     /// accepted as lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<ByteRange>,
+    /// When its origin became another host's, seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fenced_at: Option<u64>,
+    /// Of a fenced disk: what the guest wrote that only the flash has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stranded: Vec<ByteRange>,
     /// The recording of its requests under way, or the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
@@ -443,6 +453,7 @@ mod tests {
             DiskState::Attached,
             DiskState::Waiting,
             DiskState::Refused,
+            DiskState::Fenced,
             DiskState::Flushing,
             DiskState::Removing,
         ] {

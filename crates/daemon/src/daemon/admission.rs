@@ -6,7 +6,8 @@
 //!
 //! An origin that other hosts can reach has one owner among pools ([`hearth_origin::owner`]). It is
 //! made ours before it is opened, and stays ours while it is closed, until its disk is removed or
-//! the pool exported.
+//! the pool exported. When somebody takes it over, or the storage shuts us out, the disk is fenced
+//! ([`super::fence`]).
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -103,6 +104,19 @@ impl Owners {
             // One that is replaced is of the same record.
             drop(lock(&self.claims).insert(id, claim));
         }
+    }
+
+    /// Keeps it no longer; the record stays.
+    pub(super) fn drop_claim(&self, id: DiskId) {
+        let claim = lock(&self.claims).remove(&id);
+        drop(claim);
+    }
+
+    /// Disks whose origin is not ours any more, and why.
+    pub(super) fn lost(&self) -> Vec<(DiskId, String)> {
+        let claims = lock(&self.claims);
+        let lost = |(id, claim): (&DiskId, &Claim)| Some((*id, claim.lost()?));
+        claims.iter().filter_map(lost).collect()
     }
 
     /// Gives up the origin of a disk that was removed, and waits for that, within bounds: who is told

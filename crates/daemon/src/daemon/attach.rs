@@ -16,7 +16,7 @@ use hearth_format::{DiskRecord, OriginIdentity, Registry};
 use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 use hearth_origin::Backing;
 
-use hearth_origin::owner::Take;
+use hearth_origin::owner::{ClaimError, Take};
 
 use super::admission::{self, Ownership};
 use super::{Daemon, Phase, Slot, lock};
@@ -437,6 +437,9 @@ impl Daemon {
 
     /// Opens an origin and compares it with what is known. Blocks.
     fn look(&self, record: &DiskRecord, take: Take, trust: Option<Trust>) -> Result<Opened> {
+        if record.fenced_at != 0 && trust.is_none() && take == Take::Free {
+            return Err(self.fenced(record));
+        }
         let spec: OriginSpec = origin::parse(&record.origin)?;
         self.check_place(record)?;
         let rules = self.backing_of(record);
@@ -447,8 +450,15 @@ impl Daemon {
             known: Some(chain.clone()),
             ..rules
         };
-        let ownership = self.owners.claim(&spec, record, take);
-        let ownership = ownership.map_err(|e| admission::failure(&e))?;
+        let ownership = self.owners.claim(&spec, record, take).map_err(|e| {
+            if matches!(e, ClaimError::Owned { .. }) {
+                // Whatever becomes of that owner: it has gone on where we had stopped.
+                if let Err(e) = self.note_fenced(record.id, &record.name) {
+                    tracing::error!(disk = %record.name, "cannot note that its origin is another's: {e}");
+                }
+            }
+            admission::failure(&e)
+        })?;
         let device = origin::open(&spec, record, &self.images, backing)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
@@ -513,7 +523,13 @@ impl Daemon {
         notices.extend(admission::grandfather(&mut record, ownership));
         notices.extend(looks.notice.clone());
         let mut reconcile = false;
-        if let Some(why) = &looks.differs {
+        let fenced = (record.fenced_at != 0).then(|| {
+            format!(
+                "it was another host's since {}",
+                hearth_origin::owner::utc(record.fenced_at)
+            )
+        });
+        if let Some(why) = fenced.as_ref().or(looks.differs.as_ref()) {
             match (dirty, trust) {
                 (1.., None) => {
                     return Err(Error::refused(
@@ -557,6 +573,7 @@ impl Daemon {
             let what = format!("take over the size of {path}");
             self.at_rest(&what, || self.engine.void_padding(record.id, size))?;
         }
+        record.fenced_at = 0;
         record.size = size;
         record.origin_identity = *now;
         record.clean_detach = now.is_some();
@@ -700,7 +717,7 @@ impl Daemon {
 
     /// Closes an origin on a thread of its own: on a mount that hangs, closing hangs as well. The
     /// other end of what is returned is dropped when it is done.
-    fn begin_release(&self, id: u16) -> Option<Receiver<()>> {
+    pub(super) fn begin_release(&self, id: u16) -> Option<Receiver<()>> {
         let device = self.targets.set(Target::Origin(id), None)?;
         self.poke();
         let (told, closed) = sync_channel(1);

@@ -50,6 +50,7 @@ impl Daemon {
         );
         loop {
             self.flash_round();
+            self.fence_round();
             let busy = self.jobs_round();
             self.sample();
             self.auto_round();

@@ -11,6 +11,7 @@ mod apart;
 mod attach;
 mod chains;
 mod control;
+mod fence;
 mod flash;
 mod jobs;
 mod report;

@@ -109,13 +109,16 @@ impl Daemon {
             Phase::Waiting(e) => (DiskState::Waiting, Some(e.to_string())),
             Phase::Refused(e) => (DiskState::Refused, Some(e.to_string())),
         };
+        if record.fenced_at != 0 {
+            state = DiskState::Fenced;
+        }
         match slot.job {
             Some(Job::Flush) => state = DiskState::Flushing,
             Some(Job::Remove { .. }) => state = DiskState::Removing,
             None => {}
         }
         let mut notices = slot.notices.clone();
-        if status.origin_failing {
+        if status.origin_failing && record.fenced_at == 0 {
             notices.push("the origin refuses writes at the moment; what is dirty stays on flash and is tried again".to_owned());
         }
         if self.cache_is_off() {
@@ -174,6 +177,12 @@ impl Daemon {
                 .take(LOST_MAX)
                 .map(|&(offset, length)| ByteRange { offset, length })
                 .collect(),
+            fenced_at: (record.fenced_at != 0).then_some(record.fenced_at),
+            stranded: if record.fenced_at != 0 {
+                self.stranded(slot.id)
+            } else {
+                Vec::new()
+            },
             recording: self.observer.recording(slot.id).map(Into::into),
             progress: slot.shown,
         }
@@ -186,9 +195,13 @@ impl Daemon {
             .unwrap_or_default();
         let counters = Counters::from(&stats.counters);
         let latencies = Arc::new(self.engine.latencies(slot.id).unwrap_or_default());
+        let fenced = lock(&self.pool)
+            .record(slot.id)
+            .is_some_and(|record| record.fenced_at != 0);
         (
             DiskReport::new(
                 name,
+                fenced,
                 &stats,
                 disk_spans(now, now, &counters, &slot.windows),
                 latency_spans(now, &latencies, &slot.latencies),

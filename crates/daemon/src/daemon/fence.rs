@@ -1,0 +1,154 @@
+//! A disk whose origin is another's now: shut out by its storage, or taken over by another pool.
+//!
+//! The engine stops such a disk by itself ([`hearth_engine::Engine::fence`]). Here it is noted in the
+//! pool's registry, so that no later start serves it or writes anything back either; then clients
+//! are cut off and the origin is closed. What waits on flash stays there and is listed, until the user
+//! says what it is worth.
+
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use hearth_engine::ControlError;
+use hearth_engine::api::{DiskId, Effects};
+use hearth_format::DiskRecord;
+use hearth_io::BLOCK;
+use hearth_origin::owner::utc;
+
+use super::admission::now_s;
+use super::{Daemon, Phase, lock};
+use crate::api::types::ByteRange;
+use crate::error::{Error, Result};
+use crate::size::human;
+
+/// Stranded ranges listed; the disk's dirty bytes say how much there is in all.
+const STRANDED_MAX: usize = 1000;
+
+impl Daemon {
+    /// Looks for disks that are to be stopped, and goes on with stopping them.
+    pub(super) fn fence_round(self: &Arc<Daemon>) {
+        let lost = self.owners.lost();
+        let fenced = self.engine.fenced_disks();
+        if lost.is_empty() && fenced.is_empty() {
+            return;
+        }
+        let disks: Vec<(String, DiskId)> = lock(&self.disks)
+            .iter()
+            .filter(|(_, slot)| slot.device().is_some())
+            .map(|(name, slot)| (name.clone(), slot.id))
+            .collect();
+        for (name, id) in disks {
+            let why = lost.iter().find(|(lost, _)| *lost == id);
+            let why = why.map(|(_, why)| why.as_str());
+            if why.is_some() || fenced.contains(&id) {
+                let why = why.unwrap_or("its storage has shut this host out");
+                if let Err(e) = self.stop_fenced(&name, id, why) {
+                    tracing::error!(disk = %name, "cannot stop a disk that is another's now: {e}");
+                }
+            }
+        }
+    }
+
+    /// Notes that a disk is fenced; the record as it is now.
+    pub(super) fn note_fenced(&self, id: DiskId, name: &str) -> Result<DiskRecord> {
+        let known = lock(&self.pool).record(id).cloned();
+        if let Some(record) = known.filter(|record| record.fenced_at != 0) {
+            return Ok(record);
+        }
+        lock(&self.pool).change(|registry| {
+            let record = registry.disks.iter_mut().find(|r| r.id == id);
+            let record = record.ok_or_else(|| Error::no_disk(name))?;
+            record.fenced_at = now_s();
+            Ok(record.clone())
+        })
+    }
+
+    fn stop_fenced(self: &Arc<Daemon>, name: &str, id: DiskId, why: &str) -> Result<()> {
+        let (told, done) = sync_channel(1);
+        let engine = self.engine.clone();
+        let job = move |now: u64, fx: &mut Effects| {
+            // The receiver waits for exactly this; it cannot be gone.
+            let _ = told.send(engine.fence(id, now, fx));
+        };
+        if self.reactors.run(job).is_ok() {
+            // A disk that the engine does not know is at rest.
+            let _ = done.recv();
+        }
+        let first = lock(&self.pool)
+            .record(id)
+            .is_some_and(|record| record.fenced_at == 0);
+        let record = self.note_fenced(id, name)?;
+        let error = self.fenced(&record);
+        if first {
+            tracing::error!(disk = %name, "stopped, because {why}: {error}");
+        }
+        self.exports.remove(name);
+        if let Some(vhost) = self.exports.vhost() {
+            vhost.disconnect(name);
+        }
+        if let Some(slot) = lock(&self.disks).get_mut(name) {
+            slot.job = None;
+            slot.shown = None;
+            if let Some(export) = slot.export() {
+                export.set_closing(true);
+            }
+        }
+        match self.engine.detach(id) {
+            // Something is still on its way; the next round tries again.
+            Err(ControlError::Busy) => return Ok(()),
+            other => other.map_err(|e| super::control_error(&format!("stop {name}"), e))?,
+        }
+        if let Some(slot) = lock(&self.disks).get_mut(name) {
+            if let Some(export) = slot.export() {
+                export.set_gone();
+                self.reactors.look();
+            }
+            slot.phase = Phase::Refused(error);
+        }
+        self.observer.forget_disk(id);
+        self.owners.drop_claim(id);
+        // Nobody waits for what may hang.
+        drop(self.begin_release(id));
+        Ok(())
+    }
+
+    /// Why a fenced disk is not served.
+    pub(super) fn fenced(&self, record: &DiskRecord) -> Error {
+        let status = self.engine.status(record.id).unwrap_or_default();
+        let dirty = status.owed_blocks() * BLOCK;
+        let name = &record.name;
+        let (stranded, remedy) = if dirty > 0 {
+            (
+                format!(
+                    ", and {} written by the guest wait on flash (`hearth disk show {name}` lists them)",
+                    human(dirty)
+                ),
+                format!(
+                    "see that no other host uses the origin any more, then say which side wins: `hearth disk set {name} --trust origin` throws what waits away, `hearth disk set {name} --trust flash` writes it over what others may have written since"
+                ),
+            )
+        } else {
+            (
+                String::new(),
+                format!(
+                    "see that no other host uses the origin any more, then `hearth disk set {name} --trust origin`; nothing is lost but what is cached"
+                ),
+            )
+        };
+        Error::refused(
+            format!(
+                "the origin {} is another host's since {}{stranded}",
+                record.origin,
+                utc(record.fenced_at)
+            ),
+            remedy,
+        )
+    }
+
+    /// What waits on flash of a disk that is not served.
+    pub(super) fn stranded(&self, id: DiskId) -> Vec<ByteRange> {
+        let ranges = self.engine.dirty_ranges(id, STRANDED_MAX).into_iter();
+        ranges
+            .map(|(offset, length)| ByteRange { offset, length })
+            .collect()
+    }
+}
