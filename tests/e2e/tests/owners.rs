@@ -69,6 +69,13 @@ fn state(hearth: &Hearth, name: &str) -> Result<String> {
     Ok(info["state"].as_str().unwrap_or_default().to_owned())
 }
 
+fn is_fenced(hearth: &Hearth) -> Result<()> {
+    wait::until("the disk is fenced", LIMIT, || {
+        (state(hearth, "d").ok()? == "fenced").then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
 /// The second host is refused, told whose the file is, and gets it when the first has let go.
 #[test]
 fn a_file_on_shared_storage_has_one_owner() -> Result<()> {
@@ -125,8 +132,8 @@ fn a_file_on_shared_storage_has_one_owner() -> Result<()> {
     Ok(())
 }
 
-/// An owner that is gone for good is set aside when the user says so; should it come back after all,
-/// it writes nothing.
+/// An owner that shows no sign of life is set aside when the user says so; should it go on after all, it
+/// notices, stops, and stays stopped over restarts until the user has decided.
 #[test]
 fn a_takeover_waits_for_signs_of_life() -> Result<()> {
     let test = "owners: takeover";
@@ -142,7 +149,9 @@ fn a_takeover_waits_for_signs_of_life() -> Result<()> {
         return Ok(());
     };
     one.add("d", path(&here.dir.join("d.raw")), &[])?;
-    one.kill9()?;
+    let pid = one.pid().context("not running")?;
+    // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+    unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
     let origin = there.dir.join("d.raw");
     let add = ["disk", "add", "d", "--origin", path(&origin)];
     two.refused(&add)?;
@@ -150,10 +159,22 @@ fn a_takeover_waits_for_signs_of_life() -> Result<()> {
         .context("takeover")?;
     two.connect("d")?.write(0, &[9; 4096])?;
     two.ok(&["disk", "flush", "d"])?;
+    // SAFETY: as above.
+    unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+    is_fenced(&one)?;
+    ensure!(one.connect("d").is_err(), "it is still served");
+    one.kill9()?;
     one.start()?;
-    ensure!(state(&one, "d")? != "attached", "{}", one.log());
-    let plain = std::fs::read(shared.join("d.raw"))?;
-    ensure!(plain[..4096] == [9; 4096]);
+    is_fenced(&one)?;
+    // Somebody else has it.
+    let words = one.refused(&["disk", "set", "d", "--trust", "origin"])?;
+    ensure!(words.contains("belongs to disk d"), "{words}");
+    two.ok(&["disk", "remove", "d"])?;
+    one.stop()?;
+    one.start()?;
+    is_fenced(&one)?;
+    one.ok(&["disk", "set", "d", "--trust", "origin"])?;
+    ensure!(one.connect("d")?.read(0, 4096)? == [9; 4096]);
     Ok(())
 }
 
