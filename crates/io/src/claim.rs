@@ -182,12 +182,16 @@ fn around(meta: &fs::Metadata, path: &Path, how: Use) -> Result<Claim, Refusal> 
 /// Marks a file beneath something of ours; nothing if it cannot be reached from here.
 fn mark_below(part: &Part, how: Use) -> Result<Option<Arc<Below>>, Refusal> {
     // By its path, if that still leads there: in another mount namespace it may not.
-    let Some((path, file)) = part
-        .path
-        .as_deref()
-        .and_then(|path| Some((path, look_at(path).ok()?)))
-    else {
-        return Ok(None);
+    let path = part.path.as_deref().unwrap_or(Path::new(""));
+    let unseen = || {
+        tracing::warn!(
+            path = %path.display(),
+            "the file a loop device is made of cannot be reached from here: whether somebody else uses it is not seen"
+        );
+        Ok(None)
+    };
+    let Ok(file) = look_at(path) else {
+        return unseen();
     };
     let meta = file.metadata()?;
     let node = Node::File {
@@ -195,8 +199,7 @@ fn mark_below(part: &Part, how: Use) -> Result<Option<Arc<Below>>, Refusal> {
         inode: meta.ino(),
     };
     if node != part.node {
-        tracing::debug!(path = %path.display(), "not the file a loop device is made of");
-        return Ok(None);
+        return unseen();
     }
     let taken = || Refusal::InUse(InUse::new(path));
     let mut all = BELOW.lock().unwrap_or_else(PoisonError::into_inner);

@@ -72,6 +72,11 @@ pub(crate) fn mark(file: &File, how: Use) -> io::Result<bool> {
         }
         may_mark(file, how)
     })();
+    judged(marked)
+}
+
+/// What the kernel's answer means for who wants to go on.
+fn judged(marked: io::Result<bool>) -> io::Result<bool> {
     match marked {
         Err(e) if is_taken(&e) => Ok(false),
         Err(e) if is_unsupported(&e) => {
@@ -154,6 +159,17 @@ mod tests {
         assert!(!free(), "the description is open under another number");
         drop(copy);
         assert!(free());
+    }
+
+    #[test]
+    fn without_such_locks_work_goes_on() {
+        let answer = |errno| judged(Err(io::Error::from_raw_os_error(errno)));
+        // NFS without a lock service, an old kernel, a file system that has none.
+        for errno in [libc::ENOLCK, libc::EINVAL, libc::EOPNOTSUPP] {
+            assert!(answer(errno).unwrap());
+        }
+        assert!(!answer(libc::EAGAIN).unwrap());
+        assert!(answer(libc::EIO).is_err());
     }
 
     #[test]
