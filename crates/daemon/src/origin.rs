@@ -33,6 +33,14 @@ pub fn parse(text: &str) -> Result<OriginSpec> {
     Ok(spec)
 }
 
+/// Refuses a disk that is to be written on an origin that cannot be.
+pub fn check_writable(spec: &OriginSpec, read_only: bool) -> Result<()> {
+    if read_only {
+        return Ok(());
+    }
+    hearth_origin::check_writable(spec).map_err(failure)
+}
+
 /// How long requests of a disk wait for its origin's server.
 pub fn timeout(record: &DiskRecord) -> Duration {
     match record.origin_timeout_ms {

@@ -17,6 +17,6 @@ pub use child::sweep;
 pub use hearth_nbd_client::TIMEOUT_DEFAULT;
 pub use image::{Image, ImageError};
 pub use open::{
-    How, OpenError, absolute, chain, check, is_image_format, is_there, local_path, may_have_chain,
-    open, socket,
+    How, OpenError, absolute, chain, check, check_writable, is_image_format, is_there, local_path,
+    may_have_chain, open, socket,
 };

@@ -102,6 +102,14 @@ pub fn check(spec: &OriginSpec) -> Result<(), OpenError> {
     kind(&spec.source).map(drop)
 }
 
+/// Says whether a spec names something that can only be read, without opening anything.
+pub fn check_writable(spec: &OriginSpec) -> Result<(), OpenError> {
+    match kind(&spec.source)? {
+        Kind::Image(image) if image.is_read_only() => Err(OpenError::ReadOnly(image.name())),
+        _ => Ok(()),
+    }
+}
+
 /// Opens what a spec names. Blocks while a server is connected to.
 pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
     let device = match kind(&spec.source)? {

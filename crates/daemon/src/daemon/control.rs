@@ -536,6 +536,7 @@ impl Control for Arc<Daemon> {
         check_limits(disk.min, disk.max)?;
         let spec = origin::parse(&disk.origin)?;
         let block_size = block_size(disk.block_size)?;
+        origin::check_writable(&spec, disk.read_only)?;
         self.check_new(&disk, &spec)?;
         self.check_unused(&disk.origin, &spec)?;
         let flash = lock(&self.pool).path().to_owned();
