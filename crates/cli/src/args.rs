@@ -265,6 +265,8 @@ pub struct Serve {
     /// Directory with server-cert.pem, server-key.pem and, to verify clients, ca-cert.pem
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub sockets: crate::args_sockets::Sockets,
     /// Data threads [default: one per CPU, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,

@@ -121,6 +121,25 @@ fn notices(info: &DiskInfo) {
     }
 }
 
+/// What a disk is doing, and whether something is wrong meanwhile.
+fn state_text(d: &DiskInfo) -> String {
+    let state = d.state.word();
+    match &d.cannot_write_back {
+        Some(trouble) => format!("{state} (cannot write back: {})", plain(&trouble.error)),
+        None => state.to_owned(),
+    }
+}
+
+/// What is lost of a disk, and what to do.
+fn lost_text(d: &DiskInfo) -> String {
+    format!(
+        "{}; reading them fails until they are written again or given up with `hearth disk \
+         accept-loss {}`",
+        types::lost_sentence(&d.lost),
+        plain(&d.name)
+    )
+}
+
 fn list(global: &Global, client: &Client) -> Outcome {
     let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
     if global.json {
@@ -136,7 +155,7 @@ fn list(global: &Global, client: &Client) -> Outcome {
     for d in &disks {
         table.row([
             plain(&d.name),
-            d.state.word().to_owned(),
+            state_text(d),
             d.mode.word().to_owned(),
             human(d.size),
             human(d.cached),
@@ -158,6 +177,9 @@ fn list(global: &Global, client: &Client) -> Outcome {
         for notice in &d.notices {
             println!("{}: {}", plain(&d.name), plain(notice));
         }
+        if !d.lost.is_empty() {
+            println!("{}: {}", plain(&d.name), lost_text(d));
+        }
     }
     Ok(())
 }
@@ -175,7 +197,7 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     };
     let mut table = Table::new(&["disk", &plain(&d.name)]);
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
-    line("state", d.state.word().to_owned());
+    line("state", state_text(d));
     line("origin", plain(&d.origin));
     for file in &d.chain {
         line("lies on", plain(file));
@@ -214,6 +236,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     }
     for range in &d.lost {
         println!("lost: {} bytes at offset {}", range.length, range.offset);
+    }
+    if !d.lost.is_empty() {
+        println!("{}", lost_text(d));
     }
     notices(d);
     Ok(())
@@ -325,6 +350,42 @@ enum Goal {
     Remove,
 }
 
+impl Goal {
+    fn word(self) -> &'static str {
+        match self {
+            Goal::Flush => "flush",
+            Goal::Remove => "removal",
+        }
+    }
+}
+
+/// What keeps a flush from its end is said once, when it is first seen.
+#[derive(Default)]
+struct Told {
+    trouble: bool,
+    lost: bool,
+}
+
+impl Told {
+    fn tell(&mut self, line: &mut StatusLine, info: &DiskInfo) {
+        if let (false, Some(trouble)) = (self.trouble, &info.cannot_write_back) {
+            self.trouble = true;
+            line.end();
+            eprintln!(
+                "note: {} cannot be written back at the moment: {}; this waits until the origin takes writes \
+                 again (Ctrl-C calls it off)",
+                plain(&info.name),
+                plain(&trouble.error)
+            );
+        }
+        if !self.lost && !info.lost.is_empty() {
+            self.lost = true;
+            line.end();
+            eprintln!("note: {}: {}", plain(&info.name), lost_text(info));
+        }
+    }
+}
+
 /// Shows progress until the goal is reached, and says so; Ctrl-C calls it off.
 ///
 /// `interrupt` watches since before the order was given: a Ctrl-C in between would end this program
@@ -358,6 +419,7 @@ fn wait_for(
 ) -> Outcome {
     let mut line = StatusLine::new(!global.json).lines_every(LOG_EVERY);
     let mut wait = POLL_FIRST;
+    let mut told = Told::default();
     loop {
         let called_off = interrupt.sleep(wait);
         wait = (wait * 2).min(POLL);
@@ -376,6 +438,9 @@ fn wait_for(
                 return Err(e.into());
             }
         };
+        if !global.json {
+            told.tell(&mut line, &info);
+        }
         show_progress(&mut line, &info);
         let busy = matches!(info.state, DiskState::Flushing | DiskState::Removing);
         if busy {
@@ -385,25 +450,14 @@ fn wait_for(
         return match (goal, info.progress) {
             (Goal::Flush, Some(p)) if p.done => Ok(()),
             _ => {
-                // It says what to do.
-                let remedy = if info.reason.is_some() {
-                    ""
-                } else {
-                    "try again"
+                let (why, remedy) = match (info.incomplete, info.reason) {
+                    (Some(e), _) => (e.error, e.remedy),
+                    // It says what to do.
+                    (None, Some(reason)) => (reason, String::new()),
+                    (None, None) => ("somebody called it off".to_owned(), "try again".to_owned()),
                 };
-                let why = info
-                    .reason
-                    .or(info.notices.last().cloned())
-                    .unwrap_or_else(|| "it was called off".to_owned());
                 Err(Error::conflict(
-                    format!(
-                        "the {} of {name} did not complete: {why}",
-                        if goal == Goal::Flush {
-                            "flush"
-                        } else {
-                            "removal"
-                        }
-                    ),
+                    format!("the {} of {name} did not complete: {why}", goal.word()),
                     remedy,
                 )
                 .into())
@@ -414,16 +468,38 @@ fn wait_for(
 
 fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
     match client.order::<DiskInfo>(&disk_path(name, "/cancel")) {
-        Ok(info) => Failure::Interrupted(format!(
-            "called off; {} of {name} are still only on flash, nothing is lost",
-            human(info.dirty)
-        )),
+        Ok(info) => Failure::Interrupted(called_off_text(&info)),
         // It was done before we could call it off.
         Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => {
             Failure::Interrupted(format!("{name} was removed before it could be called off"))
         }
         Err(e) => Failure::Error(e),
     }
+}
+
+/// What is so after a flush or a removal was called off.
+fn called_off_text(info: &DiskInfo) -> String {
+    let name = plain(&info.name);
+    let lost: u64 = info.lost.iter().map(|r| r.length).sum();
+    let kept = info.dirty.saturating_sub(lost);
+    let mut text = match kept {
+        0 => format!("called off; nothing of {name} waits on flash"),
+        kept => format!(
+            "called off; {} of {name} are still only on flash",
+            human(kept)
+        ),
+    };
+    if lost > 0 {
+        text.push_str(&format!("; {}", lost_text(info)));
+    } else if let Some(trouble) = &info.cannot_write_back {
+        text.push_str(&format!(
+            ", nothing is lost, but the origin does not take it: {}",
+            plain(&trouble.error)
+        ));
+    } else {
+        text.push_str(", nothing is lost");
+    }
+    text
 }
 
 fn show_progress(line: &mut StatusLine, info: &DiskInfo) {

@@ -5,6 +5,7 @@
 
 mod advise;
 mod args;
+mod args_sockets;
 mod attach;
 mod bench;
 mod disk;

@@ -61,6 +61,8 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
                 .collect(),
         },
         run_dir: global.dir(),
+        socket_group: args.sockets.socket_group,
+        control_group: args.sockets.control_group,
         tcp,
     };
     Ok(serve::run(&options)?)

@@ -162,7 +162,10 @@ fn spans(spans: &[DiskSpan]) -> String {
     });
     row("origin reads", &|s| s.counters.origin_reads.to_string());
     row("origin writes", &|s| s.counters.origin_writes.to_string());
-    row("errors", &|s| s.counters.errors.to_string());
+    row("  failed write-backs", &|s| {
+        s.counters.destage_errors.to_string()
+    });
+    row("errors to clients", &|s| s.counters.errors.to_string());
     row("mean read", &|s| micros(s.ratios.read_mean_us));
     row("  without cache, est.", &|s| {
         micros(s.ratios.uncached_read_us)
@@ -227,6 +230,20 @@ fn latencies(report: &DiskReport) -> String {
     table.render()
 }
 
+/// Says that a disk cannot be written back, if so.
+fn trouble(out: &mut String, report: &DiskReport) {
+    if let Some(t) = &report.cannot_write_back {
+        let _ = writeln!(
+            out,
+            "{} CANNOT BE WRITTEN BACK for {}: {}; {} are only on flash",
+            plain(&report.name),
+            human_seconds(t.seconds),
+            plain(&t.error),
+            human(t.dirty)
+        );
+    }
+}
+
 fn disk(report: &DiskReport) -> String {
     let mut out = String::new();
     let dirty_for = if report.dirty_for > 0.0 {
@@ -241,6 +258,7 @@ fn disk(report: &DiskReport) -> String {
         human(report.cached),
         human(report.dirty)
     );
+    trouble(&mut out, report);
     out.push_str(&spans(&report.spans));
     out.push('\n');
     out.push_str(&latencies(report));
@@ -295,6 +313,9 @@ fn all(report: &StatsReport) -> String {
     if report.disks.is_empty() {
         out.push_str("\nno disks\n");
         return out;
+    }
+    for d in &report.disks {
+        trouble(&mut out, d);
     }
     out.push_str("\nall disks\n");
     out.push_str(&spans(&report.pool.disks));

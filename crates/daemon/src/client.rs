@@ -7,19 +7,28 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::types::ErrorBody;
 use crate::error::{Error, Kind, Result};
+use crate::{rundir, sign};
 
 /// Largest answer read: a thousand disks' statistics are a few MiB.
 const ANSWER_MAX: u64 = 64 << 20;
-/// Longest the daemon may take for one answer. Control operations return at once or report
-/// progress; adding a disk may have to wait for a slow origin.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest the daemon may take for one answer to an order. Flushes and removals return at once and
+/// are asked how far they are; but adding a disk may have to wait for a slow origin.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest it may take to tell something. It looks into its own memory for that, so what takes
+/// longer is a daemon that is stuck.
+const ASK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for a daemon that was not asked for, to mention it.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+/// A daemon that has given no sign of life for so long stands still: it gives one every
+/// [`sign::BEAT`].
+const STILL: Duration = Duration::from_secs(3 * sign::BEAT.as_secs());
 
 /// Talks to the daemon behind one control socket.
 #[derive(Clone, Debug)]
@@ -37,7 +46,7 @@ impl Client {
 
     /// True if a daemon listens.
     pub fn is_up(&self) -> bool {
-        UnixStream::connect(&self.socket).is_ok()
+        connect(&self.socket, ASK_TIMEOUT).is_ok()
     }
 
     /// `GET path`.
@@ -98,10 +107,27 @@ impl Client {
     }
 
     fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
-        let mut stream = UnixStream::connect(&self.socket).map_err(|e| self.no_daemon(&e))?;
+        let limit = match method {
+            "GET" => ASK_TIMEOUT,
+            _ => ORDER_TIMEOUT,
+        };
+        self.exchange_within(method, path, body, limit)
+    }
+
+    fn exchange_within(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+        limit: Duration,
+    ) -> Result<Vec<u8>> {
+        let end = Instant::now() + limit;
+        let mut stream = connect(&self.socket, limit).map_err(|e| match e.kind() {
+            ErrorKind::TimedOut => self.stuck(limit),
+            _ => self.no_daemon(&e),
+        })?;
         let talk = |stream: &mut UnixStream| -> std::io::Result<Vec<u8>> {
-            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-            stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+            stream.set_write_timeout(Some(limit))?;
             let mut request =
                 format!("{method} {path} HTTP/1.1\r\nHost: hearth\r\nConnection: close\r\n");
             if !body.is_empty() {
@@ -116,19 +142,10 @@ impl Client {
                 Err(e) if e.kind() != ErrorKind::BrokenPipe => return Err(e),
                 _ => {}
             }
-            let mut raw = Vec::new();
-            stream.take(ANSWER_MAX).read_to_end(&mut raw)?;
-            Ok(raw)
+            read_until(stream, end)
         };
         talk(&mut stream).map_err(|e| match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::unavailable(
-                format!(
-                    "the daemon behind {} gave no answer for {} s",
-                    self.socket.display(),
-                    ANSWER_TIMEOUT.as_secs()
-                ),
-                "look at its log; an origin or the flash may be hanging",
-            ),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.stuck(limit),
             _ => Error::unavailable(
                 format!(
                     "the connection to the daemon behind {} broke: {e}",
@@ -139,18 +156,60 @@ impl Client {
         })
     }
 
+    /// A daemon is there and does not answer.
+    fn stuck(&self, limit: Duration) -> Error {
+        let seen = self.socket.parent().and_then(sign::last_sign);
+        let who = match seen {
+            Some(sign) => format!(" (pid {})", sign.pid),
+            None => String::new(),
+        };
+        let since = match seen {
+            Some(sign) if sign.age > STILL => format!(
+                "; it is stuck, and gave its last sign of life {} ago",
+                crate::progress::human_seconds(sign.age.as_secs_f64())
+            ),
+            Some(_) => "; the rest of it is alive, so this request is what is stuck".to_owned(),
+            None => "; it is stuck".to_owned(),
+        };
+        Error::unavailable(
+            format!(
+                "the hearth daemon{who} behind {} has not answered for {} s{since}",
+                self.socket.display(),
+                limit.as_secs()
+            ),
+            "look at its log and whether an origin or the flash hangs; if it has to be ended with \
+             `kill -9`, what guests have flushed is on flash and is found at the next start",
+        )
+    }
+
     fn no_daemon(&self, e: &std::io::Error) -> Error {
         match e.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Error::unavailable(
-                format!("no hearth daemon is listening on {}", self.socket.display()),
-                "start it with `hearth serve --flash PATH`, or name its directory with --run-dir",
-            ),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                let what = format!("no hearth daemon is listening on {}", self.socket.display());
+                match self.roots_daemon() {
+                    Some(remedy) => {
+                        let roots = rundir::api_socket(Path::new(rundir::ROOTS_DIR));
+                        Error::unavailable(
+                            format!(
+                                "{what}, but root's daemon has its socket at {}",
+                                roots.display()
+                            ),
+                            remedy,
+                        )
+                    }
+                    None => Error::unavailable(
+                        what,
+                        "start it with `hearth serve --flash PATH`, or name its directory with --run-dir",
+                    ),
+                }
+            }
             ErrorKind::PermissionDenied => Error::unavailable(
                 format!(
                     "you may not use the control socket {}",
                     self.socket.display()
                 ),
-                "run this as the daemon's user or group",
+                "run this with sudo or as the user who runs the daemon; `hearth serve --control-group \
+                 GROUP` lets a group control it",
             ),
             _ => Error::unavailable(
                 format!("cannot connect to {}: {e}", self.socket.display()),
@@ -158,6 +217,57 @@ impl Client {
             ),
         }
     }
+
+    /// How to reach root's daemon, if there is one and it is not what was asked for.
+    fn roots_daemon(&self) -> Option<&'static str> {
+        let roots = rundir::api_socket(Path::new(rundir::ROOTS_DIR));
+        if self.socket == roots {
+            return None;
+        }
+        match connect(&roots, LOOK_TIMEOUT) {
+            Ok(_) => Some("use it with --run-dir /run/hearth"),
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => Some(
+                "use it with sudo; `hearth serve --control-group GROUP` lets a group control it",
+            ),
+            Err(_) => None,
+        }
+    }
+}
+
+/// Connects. A daemon that accepts nothing any more leaves connections in a queue, and lets us wait
+/// once that is full.
+fn connect(socket: &Path, limit: Duration) -> std::io::Result<UnixStream> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let path = socket.to_owned();
+    // The thread ends with the connection, or else with this program.
+    std::thread::Builder::new().spawn(move || {
+        // Nobody may be waiting any more.
+        let _ = tell.send(UnixStream::connect(path));
+    })?;
+    told.recv_timeout(limit)
+        .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+}
+
+/// Everything that comes until the peer closes, if it does before `end`.
+fn read_until(stream: &mut UnixStream, end: Instant) -> std::io::Result<Vec<u8>> {
+    let mut raw = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    while (raw.len() as u64) < ANSWER_MAX {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) => raw.extend_from_slice(&piece[..n]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            // It closed without having read all we wrote; what it said came before.
+            Err(e) if e.kind() == ErrorKind::ConnectionReset && !raw.is_empty() => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(raw)
 }
 
 /// The path `/v1/disks/NAME` with `rest` appended. Names that are no disk names cannot exist;
@@ -306,6 +416,47 @@ mod tests {
             .unwrap_err();
         assert_eq!(error.kind, Kind::Unavailable);
         assert!(error.to_string().contains("hearth serve"), "{error}");
+    }
+
+    const OWN: crate::rights::Access = crate::rights::Access {
+        group: None,
+        mode: 0o600,
+    };
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_given_up() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut run = rundir::RunDir::claim(tmp.path(), &crate::rights::Rights::default()).unwrap();
+        let _silent = run.listen(&rundir::api_socket(tmp.path()), OWN).unwrap();
+
+        let client = Client::new(tmp.path());
+        let limit = Duration::from_millis(200);
+        let error = client
+            .exchange_within("GET", "/v1/pool", b"", limit)
+            .unwrap_err();
+        let pid = format!("(pid {})", std::process::id());
+        assert!(error.what.contains(&pid), "{error}");
+        assert!(error.what.contains("the rest of it is alive"), "{error}");
+        // Its last sign of life was long ago.
+        let pid_file = std::fs::File::open(tmp.path().join("hearth.pid")).unwrap();
+        let old = std::time::SystemTime::now() - Duration::from_secs(3600);
+        pid_file.set_modified(old).unwrap();
+        let error = client
+            .exchange_within("GET", "/v1/pool", b"", limit)
+            .unwrap_err();
+        assert!(
+            error.what.contains("last sign of life 1 h 0 min ago"),
+            "{error}"
+        );
+        // One that accepts nothing any more.
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect(&rundir::api_socket(tmp.path()), limit) {
+                Ok(stream) => waiting.push(stream),
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::TimedOut);
     }
 
     #[test]

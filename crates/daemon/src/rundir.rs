@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::rights::{self, Access, Rights};
 
 /// Longest path of a unix socket (`sun_path` in unix(7), less the final zero).
 const SOCKET_PATH_MAX: usize = 107;
@@ -27,12 +28,15 @@ const LISTENER_WAIT: Duration = Duration::from_secs(2);
 /// How often we look meanwhile.
 const LISTENER_POLL: Duration = Duration::from_millis(5);
 
+/// Where root's daemon has its sockets unless told otherwise.
+pub const ROOTS_DIR: &str = "/run/hearth";
+
 /// Where sockets are unless told otherwise: `/run/hearth` for root, `$XDG_RUNTIME_DIR/hearth`
 /// for anybody else, `/tmp/hearth-UID` when there is no such directory.
 pub fn default_dir() -> PathBuf {
     let uid = own_uid();
     if uid == 0 {
-        return PathBuf::from("/run/hearth");
+        return PathBuf::from(ROOTS_DIR);
     }
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|d| Path::new(d).is_absolute()) {
         Some(dir) => Path::new(&dir).join("hearth"),
@@ -41,7 +45,7 @@ pub fn default_dir() -> PathBuf {
 }
 
 /// Whose files we may use.
-fn own_uid() -> u32 {
+pub(crate) fn own_uid() -> u32 {
     // SAFETY: geteuid has no preconditions and cannot fail.
     unsafe { libc::geteuid() }
 }
@@ -123,14 +127,14 @@ pub fn vhost_socket(dir: &Path, disk: &str) -> PathBuf {
 pub struct RunDir {
     dir: PathBuf,
     /// Holds the lock.
-    _pid: File,
+    pid: File,
     bound: Vec<PathBuf>,
 }
 
 impl RunDir {
-    /// Creates the directory if needed (mode 0750), makes sure that it is ours alone, and takes
-    /// its lock.
-    pub fn claim(dir: &Path) -> Result<RunDir> {
+    /// Creates the directory if needed, makes sure that it is ours alone, and takes its lock. Those
+    /// who have rights get through it.
+    pub fn claim(dir: &Path, rights: &Rights) -> Result<RunDir> {
         let fail = |what: &str, e: std::io::Error| {
             Error::unavailable(
                 format!("cannot {what} the run directory {}: {e}", dir.display()),
@@ -144,7 +148,7 @@ impl RunDir {
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o640)
+            .mode(0o644)
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(|e| fail("write into", e))?;
@@ -169,9 +173,15 @@ impl RunDir {
         // It may have been open to others before; what they made below it would still be theirs.
         make_private(&images_dir(dir), 0o700)?;
         make_private(&vhost_dir(dir), 0o750)?;
+        for (dir, mode) in [
+            (dir.to_owned(), rights.run_dir_mode()),
+            (vhost_dir(dir), rights.vhost_dir_mode()),
+        ] {
+            open_for(&dir, mode).map_err(|e| fail("let others through", e))?;
+        }
         Ok(RunDir {
             dir: dir.to_owned(),
-            _pid: pid,
+            pid,
             bound: Vec::new(),
         })
     }
@@ -181,9 +191,14 @@ impl RunDir {
         &self.dir
     }
 
-    /// Listens on `path` (mode 0660), replacing a socket nobody listens on.
-    pub fn listen(&mut self, path: &Path) -> Result<UnixListener> {
-        let listener = listen(path)?;
+    /// The file with our pid.
+    pub(crate) fn pid_file(&self) -> std::io::Result<File> {
+        self.pid.try_clone()
+    }
+
+    /// Listens on `path`, replacing a socket nobody listens on.
+    pub fn listen(&mut self, path: &Path, access: Access) -> Result<UnixListener> {
+        let listener = listen(path, access)?;
         self.bound.push(path.to_owned());
         Ok(listener)
     }
@@ -197,6 +212,16 @@ impl Drop for RunDir {
     }
 }
 
+/// Adds to a directory's mode what those who have rights need. What its owner allowed beyond that
+/// stays.
+fn open_for(dir: &Path, mode: u32) -> std::io::Result<()> {
+    let has = std::fs::symlink_metadata(dir)?.permissions().mode() & 0o777;
+    if has & 0o111 == has & 0o111 | mode & 0o111 {
+        return Ok(());
+    }
+    std::fs::set_permissions(dir, Permissions::from_mode(has | mode & 0o111))
+}
+
 /// Takes an exclusive lock on an open file for as long as it is open; false if another has it.
 fn lock(file: &File) -> bool {
     // SAFETY: the descriptor is open for the duration of the call; flock touches no memory.
@@ -204,7 +229,7 @@ fn lock(file: &File) -> bool {
 }
 
 /// Listens on a socket in a run directory this process has claimed.
-pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
+pub(crate) fn listen(path: &Path, access: Access) -> Result<UnixListener> {
     let fail = |e: std::io::Error| {
         Error::unavailable(
             format!("cannot listen on {}: {e}", path.display()),
@@ -243,9 +268,13 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
             std::fs::remove_file(path).map_err(fail)?;
         }
     }
-    let listener = UnixListener::bind(path).map_err(fail)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(fail)?;
-    Ok(listener)
+    rights::bind(path, access).map_err(|e| match (e.kind(), access.group) {
+        (ErrorKind::PermissionDenied, Some(gid)) => Error::unavailable(
+            format!("cannot give {} to group {gid}: {e}", path.display()),
+            "be a member of that group, or run the daemon as root",
+        ),
+        _ => fail(e),
+    })
 }
 
 #[cfg(test)]
@@ -253,27 +282,33 @@ mod tests {
     use super::*;
     use crate::error::Kind;
 
+    /// Nobody has rights but we.
+    const NOBODY: &Rights = &Rights {
+        guests: None,
+        control: None,
+    };
+
     #[test]
     fn second_claim_is_refused_and_names_the_first() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = tmp.path().join("a/b");
-        let first = RunDir::claim(&dir).unwrap();
+        let first = RunDir::claim(&dir, NOBODY).unwrap();
         assert_eq!(
             std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777,
             0o750
         );
-        let error = RunDir::claim(&dir).unwrap_err();
+        let error = RunDir::claim(&dir, NOBODY).unwrap_err();
         assert_eq!(error.kind, Kind::Conflict);
         assert!(
             error.what.contains(&std::process::id().to_string()),
             "{error}"
         );
         drop(first);
-        RunDir::claim(&dir).unwrap();
+        RunDir::claim(&dir, NOBODY).unwrap();
     }
 
     fn refusal(dir: &Path) -> String {
-        let error = RunDir::claim(dir).unwrap_err();
+        let error = RunDir::claim(dir, NOBODY).unwrap_err();
         assert_eq!(error.kind, Kind::Refused, "{error}");
         assert!(error.remedy.contains("--run-dir"), "{error}");
         error.what
@@ -289,12 +324,28 @@ mod tests {
             assert!(refusal(&dir).contains("by others"), "{mode:o}");
         }
         std::fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
-        RunDir::claim(&dir).unwrap();
+        RunDir::claim(&dir, NOBODY).unwrap();
         for below in ["images", "vhost"] {
             std::fs::set_permissions(dir.join(below), Permissions::from_mode(0o777)).unwrap();
             assert!(refusal(&dir).contains(below));
             std::fs::remove_dir(dir.join(below)).unwrap();
         }
+    }
+
+    #[test]
+    fn those_who_have_rights_get_through() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("run");
+        let mode = |dir: &Path| std::fs::metadata(dir).unwrap().permissions().mode() & 0o777;
+        let guests = Rights {
+            guests: Some(36),
+            control: None,
+        };
+        RunDir::claim(&dir, &guests).unwrap();
+        // Through it, but not into it: nobody lists or writes it.
+        assert_eq!(mode(&dir) & 0o023, 0o001);
+        assert_eq!(mode(&vhost_dir(&dir)) & 0o023, 0o001);
+        assert_eq!(mode(&images_dir(&dir)), 0o700);
     }
 
     #[test]
@@ -332,12 +383,15 @@ mod tests {
     #[test]
     fn stale_socket_is_replaced_live_one_is_not() {
         let tmp = tempfile::tempdir().unwrap();
-        let mut run = RunDir::claim(tmp.path()).unwrap();
+        let mut run = RunDir::claim(tmp.path(), NOBODY).unwrap();
         let path = api_socket(tmp.path());
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let live = run.listen(&path).unwrap();
-        assert_eq!(run.listen(&path).unwrap_err().kind, Kind::Conflict);
+        let live = run.listen(&path, NOBODY.control()).unwrap();
+        assert_eq!(
+            run.listen(&path, NOBODY.control()).unwrap_err().kind,
+            Kind::Conflict
+        );
         drop(live);
         drop(run);
         assert!(!path.exists());
@@ -348,13 +402,19 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let path = tmp.path().join("api.sock");
         std::fs::write(&path, b"precious").unwrap();
-        assert_eq!(listen(&path).unwrap_err().kind, Kind::Conflict);
+        assert_eq!(
+            listen(&path, NOBODY.control()).unwrap_err().kind,
+            Kind::Conflict
+        );
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
 
     #[test]
     fn long_paths_are_refused_clearly() {
         let path = PathBuf::from(format!("/tmp/{}/api.sock", "x".repeat(120)));
-        assert_eq!(listen(&path).unwrap_err().kind, Kind::Invalid);
+        assert_eq!(
+            listen(&path, NOBODY.control()).unwrap_err().kind,
+            Kind::Invalid
+        );
     }
 }

@@ -14,12 +14,15 @@ use std::time::{Duration, Instant};
 use hearth_nbd::NbdFactory;
 use hearth_reactor::SessionFactory;
 
+use crate::api::listen::{self, Limits};
 use crate::api::server::{CONTROL_THREADS, Control, router};
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::descriptors;
 use crate::error::{Error, Result};
 use crate::notify::Notify;
+use crate::rights::Rights;
 use crate::rundir::{RunDir, api_socket, images_dir, make_private, nbd_socket};
+use crate::sign::Signs;
 use crate::vhost::VhostSockets;
 
 /// Longest wait for control requests to be answered at the end.
@@ -58,6 +61,10 @@ pub struct ServeOptions {
     pub daemon: Options,
     /// Directory of the sockets.
     pub run_dir: PathBuf,
+    /// Group that may use the disks; `None` chooses.
+    pub socket_group: Option<String>,
+    /// Group that may control the daemon.
+    pub control_group: Option<String>,
     /// NBD over TCP as well.
     pub tcp: Option<Tcp>,
 }
@@ -71,14 +78,26 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     tracing::debug!(limit = budget.limit, clients = budget.clients, "open files");
     // From here on a signal ends us in order, or, the second one, at once.
     let signalled = watch_signals()?;
-    let mut run_dir = RunDir::claim(&options.run_dir)?;
+    let rights = Rights::find(
+        options.socket_group.as_deref(),
+        options.control_group.as_deref(),
+    )?;
+    let mut run_dir = RunDir::claim(&options.run_dir, &rights)?;
     let tcp = options.tcp.as_ref().map(tcp_server).transpose()?;
     let mut daemon_options = options.daemon.clone();
     daemon_options.images = images_dir(run_dir.path());
     // The run directory is ours alone now: what opens images there belongs to nobody.
     hearth_origin::sweep(&daemon_options.images);
     let daemon = Daemon::start(&daemon_options)?;
-    let outcome = serve(&daemon, &mut run_dir, tcp, &notify, &signalled, begin);
+    let outcome = serve(
+        &daemon,
+        &mut run_dir,
+        &rights,
+        tcp,
+        &notify,
+        &signalled,
+        begin,
+    );
     if outcome.is_err() {
         // The pool was opened; leave it in order.
         if let Err(e) = daemon.shut_down(StopReason::Signal) {
@@ -91,15 +110,28 @@ pub fn run(options: &ServeOptions) -> Result<()> {
 fn serve(
     daemon: &Arc<Daemon>,
     run_dir: &mut RunDir,
+    rights: &Rights,
     tcp: Option<TcpServer>,
     notify: &Notify,
     signalled: &Signals,
     begin: Instant,
 ) -> Result<()> {
     let dir = run_dir.path().to_owned();
-    let api = Api::start(Arc::new(daemon.clone()), run_dir.listen(&api_socket(&dir))?)?;
+    let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
+    let api = Api::start(Arc::new(daemon.clone()), socket)?;
+    let signs = match run_dir.pid_file() {
+        Ok(pid) => Signs::start(pid, daemon),
+        Err(e) => {
+            tracing::error!("cannot use the pid file: {e}; there will be no signs of life");
+            None
+        }
+    };
     let exports = daemon.exports();
-    exports.serve_vhost(VhostSockets::open(&dir, daemon.reactors().clone())?);
+    exports.serve_vhost(VhostSockets::open(
+        &dir,
+        rights.guests(),
+        daemon.reactors().clone(),
+    )?);
     let mut listeners = Vec::new();
     if let Some(TcpServer {
         listener,
@@ -118,7 +150,7 @@ fn serve(
         listeners.push(daemon.reactors().listen(listener, factory));
         tracing::info!(%address, "serving NBD");
     }
-    let socket = run_dir.listen(&nbd_socket(&dir))?;
+    let socket = run_dir.listen(&nbd_socket(&dir), rights.guests())?;
     listeners.push(
         daemon
             .reactors()
@@ -134,7 +166,7 @@ fn serve(
     for listener in listeners {
         daemon.reactors().unlisten(listener);
     }
-    drop(watchdog);
+    drop((watchdog, signs));
     let outcome = daemon.shut_down(reason);
     // Control clients wait for the end of an export until the socket is gone.
     drop(api);
@@ -260,11 +292,7 @@ impl Api {
         let body = move || {
             let end = async move {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
-                let server = axum::serve(listener, router(control)).with_graceful_shutdown(async {
-                    // Sent or dropped: both mean the end.
-                    let _ = stopped.await;
-                });
-                server.await
+                listen::serve(listener, router(control), Limits::default(), stopped).await
             };
             if let Err(e) = runtime.block_on(end) {
                 tracing::error!("the control API ended: {e}");

@@ -8,22 +8,25 @@ use hearth_vhost::Server;
 
 use crate::error::{Error, Result};
 use crate::exports::DiskExport;
-use crate::rundir::{self, vhost_dir, vhost_socket};
+use crate::rights::Access;
+use crate::rundir::{self, vhost_socket};
 
 /// The sockets of a run directory, and the server behind them.
 pub struct VhostSockets {
     run_dir: PathBuf,
+    access: Access,
     server: Server,
 }
 
 impl VhostSockets {
-    /// Makes the directory (mode 0750) and starts the server; the run directory is ours already.
-    pub fn open(run_dir: &Path, reactors: Arc<Reactors>) -> Result<VhostSockets> {
-        rundir::make_private(&vhost_dir(run_dir), 0o750)?;
+    /// Starts the server; the run directory is ours already. Its sockets are for those who have
+    /// `access`.
+    pub fn open(run_dir: &Path, access: Access, reactors: Arc<Reactors>) -> Result<VhostSockets> {
         let server = Server::start(reactors)
             .map_err(|e| Error::internal(format!("cannot start the vhost-user server: {e}")))?;
         Ok(VhostSockets {
             run_dir: run_dir.to_owned(),
+            access,
             server,
         })
     }
@@ -35,7 +38,7 @@ impl VhostSockets {
             return;
         }
         let path = vhost_socket(&self.run_dir, name);
-        match rundir::listen(&path) {
+        match rundir::listen(&path, self.access) {
             Ok(listener) => {
                 tracing::info!(disk = name, socket = %path.display(), "serving vhost-user");
                 self.server.listen(export.clone(), listener, path);

@@ -756,6 +756,7 @@ impl Core {
             && !d.is_dirty()
         {
             d.dirty_since_ns = 0;
+            d.destage.trouble = None;
         }
     }
 }

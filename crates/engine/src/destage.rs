@@ -10,7 +10,7 @@
 
 use crate::api::{DiskId, Effects, Mode};
 use crate::core::{Core, FlashWaiter, OpCtx};
-use crate::disk::{SyncWaiter, Written};
+use crate::disk::{Disk, SyncWaiter, Written};
 use crate::faults::Fault;
 use crate::flashfail::Unread;
 use crate::index::{Key, SlotNo};
@@ -81,6 +81,15 @@ enum Need {
 impl Core {
     pub fn jobs_active(&self) -> bool {
         !self.jobs.is_empty()
+    }
+
+    /// Since when the origin has owed the destager its oldest answer.
+    pub fn destage_unanswered(&self, d: &Disk) -> Option<u64> {
+        // With its memory gone it is the origin's turn.
+        let writes = d.destage.busy.iter().map(|(_, _, job)| &self.jobs[*job]);
+        let writes = writes.filter(|job| job.buf.is_none());
+        let flush = (d.destage.covered > 0).then_some(d.destage.covered_ns);
+        writes.map(|job| job.started_ns).chain(flush).min()
     }
 
     fn need(&self, disk: DiskId, now: u64) -> Need {
@@ -448,7 +457,7 @@ impl Core {
             let job = self.destage_give_back(id);
             self.wake_clean_waiters(job.disk, now, fx);
         } else if job.failed {
-            self.destage_failed(id, now, fx);
+            self.destage_failed(id, None, now, fx);
         } else {
             self.destage_durable(id, now, fx);
         }
@@ -488,7 +497,7 @@ impl Core {
         let solid = job.solid;
         let len = self.disk(disk).map_or(0, |d| d.clip(start, count));
         if len == 0 || (!zero && buf.is_none()) || self.fenced(disk) {
-            self.destage_failed(id, now, fx);
+            self.destage_failed(id, None, now, fx);
             return;
         }
         let kind = if zero {
@@ -589,8 +598,8 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        if result.is_err() {
-            self.destage_failed(id, now, fx);
+        if let Err(e) = result {
+            self.destage_failed(id, Some(e), now, fx);
             return;
         }
         let job = self.jobs.remove(id);
@@ -628,8 +637,11 @@ impl Core {
     }
 
     /// A run could not be read or written: leave it dirty and wait before trying again.
-    fn destage_failed(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    fn destage_failed(&mut self, id: usize, error: Option<IoError>, now: u64, fx: &mut Effects) {
         let job = self.destage_give_back(id);
+        if let Some(d) = self.disk_mut(job.disk) {
+            d.note_trouble(error, now);
+        }
         self.destage_back_off(job.disk, now, fx);
     }
 
@@ -691,9 +703,15 @@ impl Core {
                     Written::Zero { .. } => {}
                 }
             }
+            if let Some(d) = self.disk_mut(disk) {
+                d.note_trouble(d.sync.error, now);
+            }
             self.forget_void(disk);
             self.destage_back_off(disk, now, fx);
             return;
+        }
+        if let Some(d) = self.disk_mut(disk) {
+            d.destage.trouble = None;
         }
         self.mark_clean(disk, n, now, fx);
         self.destage_flush_if_due(disk, now, fx);

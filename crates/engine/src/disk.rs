@@ -5,6 +5,8 @@ use crate::blockset::BlockSet;
 use crate::flashfail::Refusals;
 use crate::runset::RunSet;
 use crate::stats::{DiskCounters, Latency};
+use crate::trouble::Trouble;
+use hearth_io::IoError;
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
@@ -81,6 +83,8 @@ pub(crate) struct OriginSync {
     pub waiters: Vec<(u64, SyncWaiter)>,
     /// Flushes that failed, in a row.
     pub failures: u32,
+    /// Why the last one did, if it failed.
+    pub error: Option<IoError>,
     /// No flush that nobody asked for before this time.
     pub not_before_ns: u64,
 }
@@ -136,6 +140,8 @@ pub(crate) struct Destage {
     pub not_before_ns: u64,
     /// Failures in a row.
     pub failures: u32,
+    /// What goes wrong, since the origin last kept what it was given.
+    pub trouble: Option<Trouble>,
     /// Blocks somebody waits for.
     pub urgent: BlockSet,
 }

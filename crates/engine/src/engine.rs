@@ -17,6 +17,7 @@ use crate::recover::RecoverError;
 use crate::rescue::Rescue;
 use crate::stage::Stage;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
+use crate::trouble::Trouble;
 use hearth_format::superblock::PoolState;
 use hearth_format::{FormatError, Layout, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
@@ -119,14 +120,16 @@ pub struct DiskStatus {
     pub zero_blocks: u64,
     /// The origin alone is the disk: nothing dirty, every write flushed, no region open.
     pub drained: bool,
-    /// All that keeps it from being drained is lost blocks, which only their owner can give up.
+    /// The same, but for ranges that are lost: nothing more will come of writing back.
     pub only_lost_left: bool,
     /// Requests in flight.
     pub in_flight: u64,
     /// Lost ranges: (byte offset, length).
     pub lost_ranges: Vec<(u64, u64)>,
-    /// The origin refused the destager lately.
-    pub origin_failing: bool,
+    /// Why what is dirty does not reach the origin, if it does not.
+    pub trouble: Option<Trouble>,
+    /// Since when the origin has owed an answer to the destager, on the clock the engine is given.
+    pub unanswered_ns: Option<u64>,
     /// Shut out or taken over: nothing is answered, nothing goes to the origin.
     pub fenced: bool,
 }
@@ -534,20 +537,19 @@ impl Engine {
         let unfinished = !d.destage.busy.is_empty()
             || !d.destage.written.is_empty()
             || (!d.intents.is_empty() && !core.flash_failed);
+        let settled = !unfinished
+            && d.sync.durable >= d.sync.completed
+            && (core.flash_failed || d.cleaned_ord <= core.log.applied_ord);
         Some(DiskStatus {
             attached: d.attached,
             cached_blocks: d.cached,
             dirty_blocks: d.dirty.len(),
             zero_blocks: d.zero.len(),
-            drained: !d.is_dirty()
-                && !unfinished
-                && d.sync.durable >= d.sync.completed
-                && (core.flash_failed || d.cleaned_ord <= core.log.applied_ord),
+            drained: !d.is_dirty() && settled,
             only_lost_left: !d.lost.is_empty()
                 && d.lost.len() == d.dirty.len()
                 && d.zero.is_empty()
-                && !unfinished
-                && d.sync.durable >= d.sync.completed,
+                && settled,
             in_flight: d.in_flight,
             lost_ranges: d
                 .lost
@@ -555,7 +557,8 @@ impl Engine {
                 .iter()
                 .map(|(b, n)| (b * BLOCK, n * BLOCK))
                 .collect(),
-            origin_failing: d.destage.failures > 0,
+            trouble: d.trouble(),
+            unanswered_ns: core.destage_unanswered(d),
             fenced: d.fenced,
         })
     }

@@ -217,6 +217,7 @@ impl Core {
         let Some(d) = self.disk_mut(disk) else { return };
         d.sync.inflight = None;
         let failed = result.is_err();
+        d.sync.error = result.err();
         if failed {
             let wait = SYNC_BACKOFF_NS << d.sync.failures.min(SYNC_BACKOFF_DOUBLINGS);
             d.sync.not_before_ns = now + wait;

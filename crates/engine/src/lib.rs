@@ -31,6 +31,7 @@ mod sample;
 mod stage;
 pub mod stats;
 pub mod tally;
+mod trouble;
 mod write;
 mod zero;
 
@@ -40,3 +41,4 @@ pub use engine::{ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenRep
 pub use flashfail::FlashFault;
 pub use flush::FLUSH_AFTER_BYTES;
 pub use hearth_policy::{Budget, Rules};
+pub use trouble::Trouble;

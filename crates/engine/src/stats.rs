@@ -61,6 +61,8 @@ pub struct DiskCounters {
     pub reinsertions: u64,
     /// Blocks written to the origin by the destager.
     pub destaged: u64,
+    /// Times the destager could not write a run of blocks, or flush, and left them dirty.
+    pub destage_errors: u64,
     /// Operations sent to the origin: reads.
     pub origin_reads: u64,
     /// Bytes read from the origin.

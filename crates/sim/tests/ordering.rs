@@ -311,7 +311,7 @@ fn a_write_whose_block_the_destager_finds_lost_takes_its_place() {
     let lost = j.send_write(1, 3, 1, 44, true);
     let other = j.send_write(1, 900, 1, 45, true);
     assert_eq!((j.wait(lost), j.wait(other)), (Ok(()), Ok(())));
-    assert!(!j.engine.status(1).expect("known").origin_failing);
+    assert_eq!(j.engine.status(1).expect("known").trouble, None);
     assert_eq!((j.read(1, 3), j.read(1, 900)), (Ok(44), Ok(45)));
 }
 

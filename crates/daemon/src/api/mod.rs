@@ -1,6 +1,8 @@
-//! The control API: what it says (`types`, `stats`, `workload`) and how it is served (`server`).
+//! The control API: what it says (`types`, `stats`, `workload`) and how it is served (`server` has the
+//! routes, `listen` the connections).
 
 pub mod advice;
+pub mod listen;
 pub mod server;
 pub mod stats;
 pub mod types;

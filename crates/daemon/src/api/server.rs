@@ -19,6 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
+use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
 use super::workload::{HistogramReport, RecordStart, Recording};
@@ -34,7 +35,7 @@ static OPENINGS: Semaphore = Semaphore::const_new(8);
 pub(super) static CHANGES: Semaphore = Semaphore::const_new(4);
 
 /// Longest request body: settings of one disk are a few hundred bytes.
-const BODY_MAX: usize = 64 << 10;
+pub(super) const BODY_MAX: usize = 64 << 10;
 
 /// What the control API controls. All methods may block.
 pub trait Control: Send + Sync + 'static {
@@ -86,14 +87,7 @@ impl IntoResponse for Error {
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (
-            status,
-            Json(ErrorBody {
-                error: self.what,
-                remedy: self.remedy,
-            }),
-        )
-            .into_response()
+        (status, Json(ErrorBody::from(self))).into_response()
     }
 }
 
@@ -231,7 +225,7 @@ async fn remove_disk(
     change(control, &CHANGES, move |c| c.remove(&name, how)).await
 }
 
-/// Call off a flush or a removal. Nothing is lost; what was written stays written.
+/// Call off a flush or a removal. What was written to the origin stays written, the rest stays on flash.
 #[utoipa::path(post, path = "/v1/disks/{name}/cancel", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn cancel_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
@@ -316,16 +310,17 @@ pub fn router(control: Arc<dyn Control>) -> Router {
     let (router, _) = api().split_for_parts();
     router
         .fallback(|| async {
-            Error::new(
-                Kind::NotFound,
+            refusal(
+                StatusCode::NOT_FOUND,
                 "there is no such path in the API",
-                "see the API's description at /v1/openapi.json",
+                SEE,
             )
         })
         .method_not_allowed_fallback(|| async {
-            Error::invalid(
+            refusal(
+                StatusCode::METHOD_NOT_ALLOWED,
                 "this path does not take that method",
-                "see the API's description at /v1/openapi.json",
+                SEE,
             )
         })
         .layer(DefaultBodyLimit::max(BODY_MAX))

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
+use super::types::WriteBackTrouble;
 use crate::windows::{Since, Windows};
 
 /// Operations on the origin below which their mean latency is no base for an estimate.
@@ -98,6 +99,8 @@ counters! {
         reinsertions,
         /// Blocks written to the origin by the destager.
         destaged,
+        /// Times the destager could not write a run of blocks, or flush, and left them dirty.
+        destage_errors,
         /// Reads of the origin.
         origin_reads,
         /// Bytes read from the origin.
@@ -313,6 +316,9 @@ pub struct DiskReport {
     pub dirty: u64,
     /// Seconds since it last had nothing dirty; 0 if it is clean.
     pub dirty_for: f64,
+    /// Why what is dirty cannot be written back to the origin, while that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cannot_write_back: Option<WriteBackTrouble>,
     /// Reads served from flash, since start.
     pub read_hit_latency: LatencyReport,
     /// Reads that needed the origin, since start.
@@ -484,6 +490,7 @@ impl DiskReport {
             cached: stats.cached_blocks.saturating_mul(BLOCK),
             dirty: stats.owed_bytes(),
             dirty_for: stats.dirty_for_ns as f64 / 1e9,
+            cannot_write_back: None,
             read_hit_latency: (&stats.read_hit_latency).into(),
             read_miss_latency: (&stats.read_miss_latency).into(),
             write_hit_latency: (&stats.write_hit_latency).into(),

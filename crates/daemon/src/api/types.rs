@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::workload::Recording;
+use crate::error::Error;
 
 /// An error: what is wrong and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -16,6 +17,15 @@ pub struct ErrorBody {
     pub error: String,
     /// What to do about it; empty if there is nothing.
     pub remedy: String,
+}
+
+impl From<Error> for ErrorBody {
+    fn from(error: Error) -> ErrorBody {
+        ErrorBody {
+            error: error.what,
+            remedy: error.remedy,
+        }
+    }
 }
 
 /// An answer that has nothing to tell.
@@ -216,6 +226,41 @@ pub struct ByteRange {
     pub length: u64,
 }
 
+/// Ranges named one by one; more are counted.
+const RANGES_NAMED: usize = 3;
+
+/// Lost ranges in words: how much, and where.
+pub fn lost_sentence(ranges: &[ByteRange]) -> String {
+    let bytes: u64 = ranges.iter().map(|r| r.length).sum();
+    let named: Vec<String> = (ranges.iter().take(RANGES_NAMED))
+        .map(|r| format!("{} at offset {}", r.length, r.offset))
+        .collect();
+    let more = match ranges.len().saturating_sub(RANGES_NAMED) {
+        0 => String::new(),
+        n => format!(" and {n} more ranges"),
+    };
+    format!(
+        "{bytes} bytes are lost with the flash ({}{more})",
+        named.join(", ")
+    )
+}
+
+/// Why a disk's dirty blocks do not reach its origin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WriteBackTrouble {
+    /// What the origin said last.
+    pub error: String,
+    /// The same as the system's number, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errno: Option<i32>,
+    /// For how many seconds nothing could be written back.
+    pub seconds: f64,
+    /// How often it was tried in vain since then.
+    pub failures: u64,
+    /// Bytes that are only on flash.
+    pub dirty: u64,
+}
+
 /// How far a flush or removal is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DrainProgress {
@@ -270,7 +315,7 @@ pub struct DiskInfo {
     pub chain: Vec<String>,
     /// What it is doing.
     pub state: DiskState,
-    /// Why it is waiting or refused, with the remedy.
+    /// Why it is waiting or refused, or cannot be written back, with the remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What happened when it was attached and the user should know.
@@ -286,6 +331,9 @@ pub struct DiskInfo {
     /// The connection to the origin's server; absent for files and block devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<OriginLink>,
+    /// Why what is dirty cannot be written back to the origin, while that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cannot_write_back: Option<WriteBackTrouble>,
     /// Ranges whose only copy was lost with the flash; they fail until written again or
     /// accepted as lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -302,6 +350,9 @@ pub struct DiskInfo {
     /// How far a flush or removal is, while one goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<DrainProgress>,
+    /// Why the last flush or removal ended before it was done, unless somebody called it off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incomplete: Option<ErrorBody>,
 }
 
 /// How a disk's origin is connected, if it is behind a server.

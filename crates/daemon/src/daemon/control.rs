@@ -13,7 +13,7 @@ use hearth_origin::owner::Take;
 use super::admission::{RULES, failure};
 use super::apart::is_taken;
 use super::attach::Opened;
-use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
+use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock, trouble};
 use crate::api::advice::AdviceReport;
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
@@ -257,6 +257,7 @@ impl Daemon {
             slot.job = Some(job);
             slot.progress = Progress::default();
             slot.shown = None;
+            slot.incomplete = None;
             Ok(())
         })
     }
@@ -500,6 +501,9 @@ impl Control for Arc<Daemon> {
         for (name, slot) in lock(&self.disks).iter() {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.owed_blocks();
+            if let Some(e) = trouble::only_lost_left(name, &status) {
+                return Err(e);
+            }
             if dirty > 0
                 && let Phase::Waiting(e) | Phase::Refused(e) = &slot.phase
             {

@@ -8,7 +8,7 @@ use hearth_engine::ControlError;
 use hearth_engine::api::OriginState;
 use hearth_io::BLOCK;
 
-use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock};
+use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock, trouble};
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::DrainProgress;
 use crate::error::{Error, Result};
@@ -52,6 +52,7 @@ impl Daemon {
             self.flash_round();
             self.fence_round();
             let busy = self.jobs_round();
+            self.trouble_round();
             self.sample();
             self.auto_round();
             self.beats.fetch_add(1, Ordering::Relaxed);
@@ -104,7 +105,18 @@ impl Daemon {
             .map(|(name, _)| name.clone())
             .collect();
         for name in &busy {
-            if let Err(e) = self.step(name) {
+            let lost = |slot: &Slot| match slot.job {
+                Some(
+                    Job::Flush
+                    | Job::Remove {
+                        discard: false,
+                        stage: Stage::Draining,
+                    },
+                ) => trouble::only_lost_left(name, &self.engine.status(slot.id)?),
+                _ => None,
+            };
+            let lost = lock(&self.disks).get(name).and_then(lost);
+            if let Err(e) = lost.map_or_else(|| self.step(name), Err) {
                 self.fail_job(name, e);
             }
         }
@@ -126,9 +138,10 @@ impl Daemon {
             slot.notices.remove(0);
         }
         self.call_off(name, slot);
+        slot.incomplete = Some(error);
     }
 
-    /// Ends a job without completing it. Nothing is lost.
+    /// Ends a job without completing it. What was written stays written.
     pub(super) fn call_off(&self, name: &str, slot: &mut Slot) {
         if slot.job.take().is_some() {
             // The disk may not be attached; then there is nothing to call off.

@@ -16,6 +16,7 @@ mod flash;
 mod jobs;
 mod report;
 mod stop;
+mod trouble;
 mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,6 +161,8 @@ struct Slot {
     /// Bytes kept for it as last told to the engine.
     kept: u64,
     notices: Vec<String>,
+    /// Why the last flush or removal ended before it was done.
+    incomplete: Option<Error>,
     /// Every clean cached block was found equal to the origin, so that it may stay once what is dirty
     /// has won.
     clean_fits: bool,
@@ -170,6 +173,8 @@ struct Slot {
     short: Option<u64>,
     windows: Windows<Counters>,
     latencies: Windows<Arc<Latencies>>,
+    /// Tells when it cannot be written back.
+    alarm: trouble::Alarm,
 }
 
 impl Slot {
@@ -184,10 +189,12 @@ impl Slot {
             kept: 0,
             notices: Vec::new(),
             clean_fits: false,
+            incomplete: None,
             shrunk: false,
             short: None,
             windows: Windows::new(now, Counters::default()),
             latencies: Windows::new(now, Arc::default()),
+            alarm: trouble::Alarm::default(),
         }
     }
 

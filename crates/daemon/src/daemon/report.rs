@@ -5,12 +5,12 @@ use hearth_format::DiskRecord;
 use hearth_io::{BLOCK, Device};
 use std::sync::Arc;
 
-use super::{Daemon, Job, Phase, Slot, lock};
+use super::{Daemon, Job, Phase, Slot, lock, trouble};
 use crate::api::stats::{
     Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans,
     latency_spans,
 };
-use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, OriginLink, PoolInfo};
+use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, OriginLink, PoolInfo};
 use crate::error::{Error, Result};
 use crate::origin;
 use crate::pool::mode_of;
@@ -96,8 +96,12 @@ impl Daemon {
 
     fn describe(&self, name: &str, slot: &Slot, record: &DiskRecord) -> DiskInfo {
         let status = self.engine.status(slot.id).unwrap_or_default();
+        let cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
         let (mut state, reason) = match &slot.phase {
-            Phase::Attached(_) => (DiskState::Attached, None),
+            Phase::Attached(_) => (
+                DiskState::Attached,
+                (cannot_write_back.as_ref()).map(|t| trouble::sentence(t, &record.origin)),
+            ),
             Phase::Reconciling(_) if status.only_lost_left => (
                 DiskState::Refused,
                 Some(super::control::rotten(name, &status).to_string()),
@@ -118,9 +122,6 @@ impl Daemon {
             None => {}
         }
         let mut notices = slot.notices.clone();
-        if status.origin_failing && record.fenced_at == 0 {
-            notices.push("the origin refuses writes at the moment; what is dirty stays on flash and is tried again".to_owned());
-        }
         if self.cache_is_off() {
             notices.push(format!(
                 "the cache is off, see `hearth pool show`; {}",
@@ -171,6 +172,7 @@ impl Daemon {
             dirty: status.owed_bytes(),
             connections: slot.export().map_or(0, |e| e.connections()),
             link,
+            cannot_write_back,
             lost: status
                 .lost_ranges
                 .iter()
@@ -185,6 +187,7 @@ impl Daemon {
             },
             recording: self.observer.recording(slot.id).map(Into::into),
             progress: slot.shown,
+            incomplete: slot.incomplete.clone().map(ErrorBody::from),
         }
     }
 
@@ -194,20 +197,20 @@ impl Daemon {
             .stats(slot.id, hearth_io::now_ns())
             .unwrap_or_default();
         let counters = Counters::from(&stats.counters);
+        let status = self.engine.status(slot.id).unwrap_or_default();
         let latencies = Arc::new(self.engine.latencies(slot.id).unwrap_or_default());
         let fenced = lock(&self.pool)
             .record(slot.id)
             .is_some_and(|record| record.fenced_at != 0);
-        (
-            DiskReport::new(
-                name,
-                fenced,
-                &stats,
-                disk_spans(now, now, &counters, &slot.windows),
-                latency_spans(now, &latencies, &slot.latencies),
-            ),
-            counters,
-        )
+        let mut report = DiskReport::new(
+            name,
+            fenced,
+            &stats,
+            disk_spans(now, now, &counters, &slot.windows),
+            latency_spans(now, &latencies, &slot.latencies),
+        );
+        report.cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
+        (report, counters)
     }
 
     pub(super) fn disk_report(&self, name: &str) -> Result<DiskReport> {

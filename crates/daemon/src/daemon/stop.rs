@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hearth_format::OriginIdentity;
 use hearth_io::Device;
 
-use super::{Daemon, Phase, lock};
+use super::{Daemon, Phase, lock, trouble};
 use crate::error::{Error, Result};
 use crate::origin;
 
@@ -174,26 +174,32 @@ impl Daemon {
     }
 
     fn drain_everything(&self) -> Result<()> {
-        let ids: Vec<u16> = lock(&self.disks)
-            .values()
-            .filter(|s| matches!(s.phase, Phase::Attached(_) | Phase::Reconciling(_)))
-            .map(|s| s.id)
+        let disks: Vec<(String, u16)> = lock(&self.disks)
+            .iter()
+            .filter(|(_, s)| matches!(s.phase, Phase::Attached(_) | Phase::Reconciling(_)))
+            .map(|(name, s)| (name.clone(), s.id))
             .collect();
-        for id in &ids {
+        for (_, id) in &disks {
             // A disk that is gone has nothing to drain.
             let _ = self.engine.drain(*id, true);
         }
         self.poke();
         let end = Instant::now() + EXPORT_TIME;
-        while !ids
+        while !disks
             .iter()
-            .all(|id| self.engine.status(*id).is_none_or(|s| s.drained))
+            .all(|(_, id)| self.engine.status(*id).is_none_or(|s| s.drained))
         {
             if Instant::now() >= end {
                 return Err(Error::unavailable(
                     "the origins did not take everything within a day",
                     "see why they are slow",
                 ));
+            }
+            for (name, id) in &disks {
+                let status = self.engine.status(*id).unwrap_or_default();
+                if let Some(e) = trouble::only_lost_left(name, &status) {
+                    return Err(e);
+                }
             }
             std::thread::sleep(POLL);
         }
