@@ -13,6 +13,7 @@ use hearth_daemon::rundir::{nbd_socket, vhost_socket};
 use serde::Serialize;
 
 use crate::args::{AttachHelp, Global, Hypervisor, Over};
+use crate::versions::{self, LIBVIRT_RECONNECTS, Version};
 use crate::{Outcome, print_json};
 
 /// Seconds a guest's requests wait for a daemon that restarts.
@@ -31,7 +32,7 @@ struct Way {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     args: Vec<String>,
     /// What else to know.
-    notes: Vec<&'static str>,
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -39,16 +40,32 @@ struct Help {
     disk: String,
     #[serde(rename = "for")]
     hypervisor: &'static str,
+    /// The libvirt found on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    libvirt: Option<String>,
+    /// The QEMU found on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qemu: Option<String>,
     ways: Vec<Way>,
 }
 
 pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
     let info: DiskInfo = Client::new(&global.dir()).get(&disk_path(&args.name, ""))?;
     let dir = std::path::absolute(global.dir()).unwrap_or_else(|_| global.dir());
+    let installed = Installed::look(args.hypervisor);
     let help = Help {
         disk: info.name.clone(),
         hypervisor: args.hypervisor.word(),
-        ways: ways(args.hypervisor, args.over, &dir, &info.name, info.read_only)?,
+        libvirt: installed.libvirt.map(|v| v.to_string()),
+        qemu: installed.qemu.map(|v| v.to_string()),
+        ways: ways(
+            args.hypervisor,
+            args.over,
+            &dir,
+            &info.name,
+            info.read_only,
+            installed,
+        )?,
     };
     if global.json {
         return print_json(&help);
@@ -66,12 +83,36 @@ pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
     Ok(())
 }
 
+/// What is installed here, as far as it is known and matters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Installed {
+    libvirt: Option<Version>,
+    qemu: Option<Version>,
+}
+
+impl Installed {
+    fn look(hypervisor: Hypervisor) -> Installed {
+        Installed {
+            libvirt: (hypervisor == Hypervisor::Libvirt)
+                .then(versions::libvirt)
+                .flatten(),
+            qemu: versions::qemu(),
+        }
+    }
+}
+
+/// QEMU that spells `reconnect=1` as `reconnect-ms=1000`.
+const QEMU_MILLISECONDS: Version = Version { major: 9, minor: 2 };
+/// A slot of the root bus that libvirt leaves free on q35 and on pc.
+const FREE_SLOT: &str = "0x1e";
+
 const FAST: &str = "fastest; snapshots, block jobs and I/O limits of the hypervisor do not apply";
 const PLAIN: &str = "an ordinary block node: snapshots, block jobs and backup work";
 const SHARED: &str =
     "the guest's memory must be shared (memfd here; hugepages work, too): set size= as in -m";
-const NEWER: &str = "QEMU 9.2 and newer spell reconnect=1 as reconnect-ms=1000";
-const RIGHTS: &str = "the user that runs QEMU needs access to the socket";
+const NEWER: &str =
+    "QEMU 9.2 and newer spell reconnect=1 as reconnect-ms=1000, older ones the other way";
+const RIGHTS: &str = "the user that runs QEMU must be in the group of the socket (hearth serve --socket-group; kvm by default)";
 const MEMORY: &str = "memoryBacking belongs into <domain>, the disk into <devices>";
 
 fn ways(
@@ -80,6 +121,7 @@ fn ways(
     dir: &Path,
     disk: &str,
     read_only: bool,
+    installed: Installed,
 ) -> Result<Vec<Way>, Error> {
     let nbd = nbd_socket(dir);
     let vhost = vhost_socket(dir, disk);
@@ -92,17 +134,19 @@ fn ways(
     let mut ways = Vec::new();
     if over != Some(Over::Nbd) {
         match hypervisor {
-            Hypervisor::Qemu => ways.push(qemu_vhost(&vhost, disk)),
+            Hypervisor::Qemu => ways.push(qemu_vhost(&vhost, disk, installed.qemu)),
             Hypervisor::Libvirt => ways.push(libvirt_vhost(&vhost)),
             Hypervisor::Proxmox => {}
         }
     }
     if over != Some(Over::VhostUser) {
-        ways.push(match hypervisor {
-            Hypervisor::Qemu => qemu_nbd(&nbd, disk, read_only),
-            Hypervisor::Libvirt => libvirt_nbd(&nbd, disk, read_only),
-            Hypervisor::Proxmox => proxmox_nbd(&nbd, disk, read_only),
-        });
+        match hypervisor {
+            Hypervisor::Qemu => ways.push(qemu_nbd(&nbd, disk, read_only)),
+            Hypervisor::Libvirt => {
+                ways.extend(libvirt_nbd(&nbd, disk, read_only, installed.libvirt))
+            }
+            Hypervisor::Proxmox => ways.push(proxmox_nbd(&nbd, disk, read_only)),
+        }
     }
     Ok(ways)
 }
@@ -153,7 +197,11 @@ fn words(args: &[(&str, String)]) -> Vec<String> {
         .collect()
 }
 
-fn qemu_vhost(socket: &Path, disk: &str) -> Way {
+fn qemu_vhost(socket: &Path, disk: &str, qemu: Option<Version>) -> Way {
+    let again = match qemu {
+        Some(version) if version >= QEMU_MILLISECONDS => "reconnect-ms=1000",
+        _ => "reconnect=1",
+    };
     let id = id(disk);
     let args = words(&[
         (
@@ -163,7 +211,7 @@ fn qemu_vhost(socket: &Path, disk: &str) -> Way {
         ("-machine", "memory-backend=hearth-mem".to_owned()),
         (
             "-chardev",
-            format!("socket,id={id},path={},reconnect=1", value(socket)),
+            format!("socket,id={id},path={},{again}", value(socket)),
         ),
         ("-device", format!("vhost-user-blk-pci,chardev={id}")),
     ]);
@@ -172,7 +220,7 @@ fn qemu_vhost(socket: &Path, disk: &str) -> Way {
         when: FAST,
         text: lines(&args),
         args,
-        notes: vec![SHARED, NEWER, RIGHTS],
+        notes: [SHARED, NEWER, RIGHTS].map(str::to_owned).into(),
     }
 }
 
@@ -209,7 +257,7 @@ fn qemu_nbd(socket: &Path, disk: &str, read_only: bool) -> Way {
         when: PLAIN,
         text: lines(&args),
         args,
-        notes: vec![RIGHTS],
+        notes: vec![RIGHTS.to_owned()],
     }
 }
 
@@ -225,31 +273,110 @@ fn libvirt_vhost(socket: &Path) -> Way {
              <target dev='vda' bus='virtio'/>\n</disk>"
         ),
         args: Vec::new(),
-        notes: vec![
+        notes: [
             MEMORY,
             "needs libvirt 7.1 or newer; queues='4' on <driver> gives four processors a queue each",
+            RIGHTS,
+        ]
+        .map(str::to_owned)
+        .into(),
+    }
+}
+
+/// Shows what libvirt would start QEMU with, before it does.
+const CHECK: &str = "check it afterwards: virsh domxml-to-native qemu-argv --domain DOMAIN | grep -o 'reconnect-delay.*'";
+
+fn libvirt_nbd(socket: &Path, disk: &str, read_only: bool, libvirt: Option<Version>) -> Vec<Way> {
+    match libvirt {
+        Some(version) if version >= LIBVIRT_RECONNECTS => {
+            let mut way = libvirt_disk(socket, disk, read_only, true);
+            way.notes = vec![CHECK.to_owned(), RIGHTS.to_owned()];
+            vec![way]
+        }
+        found => {
+            let found = match found {
+                Some(version) => format!("libvirt {version} is installed, which"),
+                None => format!(
+                    "no libvirt was found here to ask for its version; one before {LIBVIRT_RECONNECTS}"
+                ),
+            };
+            let why = format!(
+                "{found} drops <reconnect delay=…> of NBD disks without a word: a restart of Hearth would \
+                 then give the guest I/O errors"
+            );
+            vec![
+                libvirt_commandline(socket, disk, read_only, &why),
+                libvirt_stop(socket, disk, read_only, &why),
+            ]
+        }
+    }
+}
+
+/// Past libvirt, which has no word for what QEMU can do.
+fn libvirt_commandline(socket: &Path, disk: &str, read_only: bool, why: &str) -> Way {
+    let node_text = xml(&nbd_node(socket, disk, read_only));
+    let device = xml(&format!(
+        "virtio-blk-pci,drive={},addr={FREE_SLOT}",
+        node(disk)
+    ));
+    let text = format!(
+        "<qemu:commandline>\n  <qemu:arg value='-blockdev'/>\n  <qemu:arg value='{node_text}'/>\n  \
+         <qemu:arg value='-device'/>\n  <qemu:arg value='{device}'/>\n</qemu:commandline>"
+    );
+    Way {
+        over: "nbd",
+        when: "past libvirt, so that a restart of Hearth is a pause for the guest",
+        text,
+        args: Vec::new(),
+        notes: vec![
+            why.to_owned(),
+            "put it before </domain>, and make the first line <domain type='kvm' \
+             xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>"
+                .to_owned(),
+            format!(
+                "addr={FREE_SLOT} is a slot libvirt leaves free on q35 and pc; a second such disk takes \
+                 addr=0x1d; add ,bootindex=1 to boot from it"
+            ),
+            CHECK.to_owned(),
+            RIGHTS.to_owned(),
         ],
     }
 }
 
-fn libvirt_nbd(socket: &Path, disk: &str, read_only: bool) -> Way {
+/// An ordinary disk of libvirt's, whose guest is paused rather than told of an error.
+fn libvirt_stop(socket: &Path, disk: &str, read_only: bool, why: &str) -> Way {
+    let mut way = libvirt_disk(socket, disk, read_only, false);
+    way.when = "an ordinary libvirt disk (snapshots, block jobs): a restart of Hearth pauses the guest until `virsh resume`";
+    way.notes = vec![
+        why.to_owned(),
+        "check it afterwards: virsh dumpxml DOMAIN | grep error_policy".to_owned(),
+        RIGHTS.to_owned(),
+    ];
+    way
+}
+
+fn libvirt_disk(socket: &Path, disk: &str, read_only: bool, reconnects: bool) -> Way {
     let path = xml(&socket.display().to_string());
     let (discard, end) = if read_only {
         ("", "\n  <readonly/>")
     } else {
         (" discard='unmap'", "")
     };
+    let (policy, reconnect) = if reconnects {
+        ("", format!("\n    <reconnect delay='{RECONNECT_DELAY}'/>"))
+    } else {
+        (" error_policy='stop' rerror_policy='stop'", String::new())
+    };
     Way {
         over: "nbd",
         when: PLAIN,
         text: format!(
-            "<disk type='network' device='disk'>\n  <driver name='qemu' type='raw' cache='none'{discard}/>\n  \
-             <source protocol='nbd' name='{disk}'>\n    <host transport='unix' socket='{path}'/>\n    \
-             <reconnect delay='{RECONNECT_DELAY}'/>\n  </source>\n  \
-             <target dev='vda' bus='virtio'/>{end}\n</disk>"
+            "<disk type='network' device='disk'>\n  <driver name='qemu' type='raw' cache='none'{policy}{discard}/>\n  \
+             <source protocol='nbd' name='{disk}'>\n    <host transport='unix' socket='{path}'/>{reconnect}\n  \
+             </source>\n  <target dev='vda' bus='virtio'/>{end}\n</disk>"
         ),
         args: Vec::new(),
-        notes: vec!["an older libvirt without <reconnect>: see docs/attach.md"],
+        notes: Vec::new(),
     }
 }
 
@@ -264,10 +391,12 @@ fn proxmox_nbd(socket: &Path, disk: &str, read_only: bool) -> Way {
         when: "what Proxmox VE's QEMU can do",
         text: format!("qm set VMID --args {}", quoted(&inner)),
         args: Vec::new(),
-        notes: vec![
+        notes: [
             "put the machine's number for VMID; arguments it has already must be repeated",
             "Proxmox does not know such a disk: its snapshots, backup and migration leave it out",
-        ],
+        ]
+        .map(str::to_owned)
+        .into(),
     }
 }
 
@@ -275,12 +404,80 @@ fn proxmox_nbd(socket: &Path, disk: &str, read_only: bool) -> Way {
 mod tests {
     use super::*;
 
-    fn text(hypervisor: Hypervisor, over: Option<Over>, dir: &str, disk: &str) -> Vec<String> {
-        ways(hypervisor, over, Path::new(dir), disk, false)
+    const NEW: Installed = Installed {
+        libvirt: Some(Version {
+            major: 10,
+            minor: 0,
+        }),
+        qemu: Some(Version { major: 9, minor: 2 }),
+    };
+
+    #[test]
+    fn what_is_printed_works_with_what_is_installed() {
+        let libvirt = |installed| {
+            let over = Some(Over::Nbd);
+            ways(
+                Hypervisor::Libvirt,
+                over,
+                Path::new("/r"),
+                "d",
+                false,
+                installed,
+            )
             .unwrap()
-            .into_iter()
-            .map(|w| w.text)
-            .collect()
+        };
+        let new = libvirt(NEW);
+        assert_eq!(new.len(), 1);
+        assert!(new[0].text.contains("<reconnect delay='60'/>"));
+        let debian12 = Installed {
+            libvirt: Some(Version { major: 9, minor: 0 }),
+            qemu: None,
+        };
+        for installed in [debian12, Installed::default()] {
+            let old = libvirt(installed);
+            assert!(old.iter().all(|w| !w.text.contains("<reconnect")));
+            assert!(old[0].text.contains("reconnect-delay=60"));
+            assert!(old[0].text.contains("addr=0x1e"));
+            assert!(
+                old[1]
+                    .text
+                    .contains("error_policy='stop' rerror_policy='stop'")
+            );
+            assert!(
+                old.iter()
+                    .all(|w| w.notes.iter().any(|n| n.starts_with("check it")))
+            );
+        }
+        assert!(libvirt(debian12)[0].notes[0].contains("libvirt 9.0 is installed"));
+        let qemu = |installed| {
+            let over = Some(Over::VhostUser);
+            let ways = ways(
+                Hypervisor::Qemu,
+                over,
+                Path::new("/r"),
+                "d",
+                false,
+                installed,
+            );
+            ways.unwrap().remove(0).text
+        };
+        assert!(qemu(NEW).contains("reconnect-ms=1000"));
+        assert!(qemu(debian12).contains("reconnect=1"));
+    }
+
+    fn text(hypervisor: Hypervisor, over: Option<Over>, dir: &str, disk: &str) -> Vec<String> {
+        ways(
+            hypervisor,
+            over,
+            Path::new(dir),
+            disk,
+            false,
+            Installed::default(),
+        )
+        .unwrap()
+        .into_iter()
+        .map(|w| w.text)
+        .collect()
     }
 
     #[test]
@@ -320,7 +517,14 @@ mod tests {
             ]
         );
         let vhost = Some(Over::VhostUser);
-        let refused = ways(Hypervisor::Proxmox, vhost, Path::new("/r"), "d", false);
+        let refused = ways(
+            Hypervisor::Proxmox,
+            vhost,
+            Path::new("/r"),
+            "d",
+            false,
+            Installed::default(),
+        );
         assert!(refused.unwrap_err().remedy.contains("NBD"));
     }
 
@@ -347,7 +551,7 @@ mod tests {
     #[test]
     fn read_only_disks_are_attached_read_only() {
         let text = |h| {
-            ways(h, Some(Over::Nbd), Path::new("/r"), "d", true)
+            ways(h, Some(Over::Nbd), Path::new("/r"), "d", true, NEW)
                 .unwrap()
                 .remove(0)
                 .text

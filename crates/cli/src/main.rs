@@ -20,12 +20,13 @@ mod stats;
 mod status;
 mod table;
 mod trace;
+mod usage;
+mod versions;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Cli, Command, Global};
-use clap::Parser;
 use hearth_daemon::api::types::ErrorBody;
 use hearth_daemon::error::{Error, Kind};
 
@@ -49,7 +50,10 @@ type Outcome = Result<(), Failure>;
 const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match usage::parse() {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
     let Cli { global, command } = cli;
     // A reader that goes away (`hearth disk list | head -1`) ends us quietly; but a daemon must not
     // end because somebody hangs up on it, or on its log.

@@ -448,10 +448,17 @@ mod tests {
             error.what.contains("last sign of life 1 h 0 min ago"),
             "{error}"
         );
-        // One that accepts nothing any more.
+        // One that accepts nothing any more, and whose queue is full.
+        let full = tmp.path().join("full.sock");
+        let socket =
+            socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+        socket
+            .bind(&socket2::SockAddr::unix(&full).unwrap())
+            .unwrap();
+        socket.listen(1).unwrap();
         let mut waiting = Vec::new();
         let full = loop {
-            match connect(&rundir::api_socket(tmp.path()), limit) {
+            match connect(&full, limit) {
                 Ok(stream) => waiting.push(stream),
                 Err(e) => break e,
             }

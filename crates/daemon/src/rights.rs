@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 const GUESTS_GROUP: &str = "kvm";
 /// Most bytes of a group's entry: its members' names, hundreds of them.
 const GROUP_ENTRY_MAX: usize = 1 << 20;
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Connections that may wait to be accepted: as many as the kernel lets by default.
+const BACKLOG: i32 = 4096;
 
 /// Groups that may use the sockets, besides the user who runs the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

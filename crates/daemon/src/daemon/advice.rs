@@ -42,6 +42,8 @@ const POINTS_MAX: usize = 200;
 /// Latencies while nothing is measured, microseconds: an SSD's, a hard disk's.
 const HIT_US: f64 = 100.0;
 const MISS_US: f64 = 8000.0;
+/// An origin whose reads take no longer than so many times those of flash is as fast.
+const AS_FAST: f64 = 1.1;
 /// Share of writes below which write-back has little to win.
 const FEW_WRITES: f64 = 0.1;
 /// Best possible hit ratio below which reads have little to win.
@@ -481,12 +483,73 @@ fn advice(known: &Known, demand: &Demand, share: &Share) -> Advice {
     advice.block_size = known.block_size();
     advice.mode = known.mode(best);
     advice.curve = thin(&curve.points);
+    if !advice.latency_guessed && demand.miss_us <= demand.hit_us * AS_FAST {
+        // One answer: hits that save no time are no reason for flash, however many there would be.
+        advice.advised = expected(0.0);
+        advice.share = expected(0.0);
+        advice.knee = None;
+        advice.block_size = None;
+        advice.mode = Some(Suggestion {
+            now: mode_of(known.record.mode),
+            advised: CacheMode::Off,
+            because: format!(
+                "the origin is as fast as the flash (it takes {:.0} µs for a read, flash {:.0} µs), so \
+                 flash saves this disk no time",
+                demand.miss_us, demand.hit_us
+            ),
+        });
+    }
     advice
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_origin_as_fast_as_flash_gets_one_answer() {
+        let curve = Curve {
+            points: (1..=2000)
+                .map(|i| (f64::from(i) * 1000.0, f64::from(i) / 2000.0))
+                .collect(),
+            working_set: 2e6,
+            accesses: 1e9,
+            rate: 1000.0,
+            seconds: 3600.0,
+            sampled: 1.0,
+            sample_blocks: 2000.0,
+            sample_reads: 1e6,
+        };
+        let known = |miss_us: f64| Known {
+            name: "d".to_owned(),
+            record: DiskRecord::default(),
+            attached: true,
+            cached: 0,
+            hit_us: Some(100.0),
+            miss_us: Some(miss_us),
+            flash_us: None,
+            measured: None,
+            curve: Some(curve.clone()),
+            mix: None,
+        };
+        let advised = |miss_us: f64| {
+            let known = known(miss_us);
+            let demand = known.demand(100.0, miss_us);
+            let share = Share {
+                blocks: 5000.0,
+                ..advise::divide(std::slice::from_ref(&demand), 1e6).remove(0)
+            };
+            advice(&known, &demand, &share)
+        };
+        let fast = advised(95.0);
+        assert_eq!((fast.advised.bytes, fast.share.bytes), (0, 0));
+        assert_eq!((fast.knee, fast.block_size), (None, None));
+        let mode = fast.mode.unwrap();
+        assert_eq!(mode.advised, CacheMode::Off);
+        assert!(mode.because.contains("as fast as the flash"), "{mode:?}");
+        let slow = advised(5000.0);
+        assert!(slow.advised.bytes > 0 && slow.share.bytes > 0);
+    }
 
     #[test]
     fn long_curves_are_thinned_with_their_end() {
@@ -570,7 +633,7 @@ mod tests {
         known.curve = Some(Curve {
             points: vec![(1000.0, 1.0)],
             accesses: 1e6,
-            sampled: 0.001,
+            sampled: 1.0,
             sample_reads: 1000.0,
             sample_blocks: 3.0,
             ..Curve::default()
