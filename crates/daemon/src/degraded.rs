@@ -254,3 +254,176 @@ pub(crate) fn remove_markers(flash: &Path, is_device: bool, uuid: &str) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::server::Control;
+    use crate::api::types::DiskState;
+    use crate::daemon::{Daemon, Options, StopReason, testing};
+    use crate::error::Kind;
+    use hearth_engine::api::{DiskConfig, Mode, OriginState, Request};
+    use hearth_io::{BLOCK, Buf, FaultKind, FaultRule, OpKind, Target};
+
+    fn every_write_fails(pool: &Pool) {
+        pool.media().faults().arm(FaultRule {
+            offset: 0,
+            len: u64::MAX,
+            ..FaultRule::eio(FaultKind::Write)
+        });
+    }
+
+    /// A pool with a disk, at rest.
+    fn at_rest() -> tempfile::TempDir {
+        let (dir, daemon) = testing::with_disk("a");
+        daemon.shut_down(StopReason::Signal).unwrap();
+        dir
+    }
+
+    /// Leaves the first block of a disk dirty in the log, durably, as a daemon that was killed does.
+    fn leave_dirty(flash: &Path, name: &str) {
+        let mut pool = Pool::open(flash).unwrap();
+        let started = start(&mut pool, &EngineOptions::default(), "host", None).unwrap();
+        let record = pool
+            .registry()
+            .disks
+            .iter()
+            .find(|r| r.name == name)
+            .unwrap();
+        let config = DiskConfig {
+            id: record.id,
+            size: record.size,
+            origin_align: 512,
+            mode: Mode::WriteBack,
+            block_size: 4096,
+            min_bytes: 0,
+            max_bytes: 0,
+            seq_cutoff: 0,
+            read_only: false,
+        };
+        let engine = started.engine;
+        engine.attach(config, OriginState::Flushed).unwrap();
+        let buf = Buf::zeroed(BLOCK as usize);
+        buf.all().bytes_mut().fill(0xAB);
+        let mut fx = Effects::default();
+        let write = Request::write(1, record.id, 0, BLOCK, true, &buf, 1);
+        engine.submit(1, &mut vec![write], &mut fx);
+        for now in 2..100 {
+            let mut done = Vec::new();
+            for op in fx.ios.drain(..) {
+                assert_eq!(op.target, Target::Flash(0));
+                match op.kind {
+                    OpKind::Write => {
+                        let mut at = op.offset;
+                        for piece in &op.bufs {
+                            pool.media()
+                                .file()
+                                .unwrap()
+                                .write_at(at, piece.bytes())
+                                .unwrap();
+                            at += piece.len() as u64;
+                        }
+                    }
+                    OpKind::Flush => pool.media().flush().unwrap(),
+                    other => panic!("{other:?}"),
+                }
+                done.push(op.done(Ok(()), 1));
+            }
+            engine.io_done(now, &mut done, &mut fx);
+            if let Some(answer) = fx.completions.pop() {
+                return answer.result.unwrap();
+            }
+        }
+        panic!("not answered: {}", engine.explain());
+    }
+
+    #[test]
+    fn flash_that_takes_no_write_at_all_is_marked_beside_it_and_the_next_start_believes_that() {
+        let dir = at_rest();
+        let flash = dir.path().join("flash");
+        let files = || {
+            let names = std::fs::read_dir(dir.path()).unwrap();
+            let names = names.map(|e| e.unwrap().file_name().into_string().unwrap());
+            names.filter(|name| name.ends_with(".failed")).count()
+        };
+        let mut pool = Pool::open(&flash).unwrap();
+        every_write_fails(&pool);
+        let started = start(&mut pool, &EngineOptions::default(), "another-host", None).unwrap();
+        let why = started.degraded.expect("the cache is off").why;
+        assert!(why.contains("cannot be written"), "{why}");
+        assert!(started.engine.pool_stats().flash_failed);
+        assert_eq!(files(), 1);
+        // What is found out about origins goes on in RAM.
+        pool.change_or_keep(|registry| {
+            registry.disks[0].size = 7 * BLOCK;
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(pool.registry().disks[0].size, 7 * BLOCK);
+        assert!(pool.change(|r| Ok(r.disks.clear())).is_err());
+        drop((pool, started.engine));
+
+        let mut pool = Pool::open(&flash).unwrap();
+        assert!(!crate::origin::is_distrusted(&pool.registry().disks[0]));
+        let started = start(&mut pool, &EngineOptions::default(), "host", None).unwrap();
+        assert!(started.degraded.is_none());
+        assert!(crate::origin::is_distrusted(&pool.registry().disks[0]));
+        assert_eq!(files(), 0);
+    }
+
+    #[test]
+    fn clean_copies_are_void_before_the_first_disk_is_served_without_the_cache() {
+        let dir = at_rest();
+        let flash = dir.path().join("flash");
+        let mut pool = Pool::open(&flash).unwrap();
+        let before = pool.registry().disks[0].since_seq;
+        let asked = Some(Degraded::unused("a test says so"));
+        start(&mut pool, &EngineOptions::default(), "host", asked).unwrap();
+        drop(pool);
+        let void = Pool::open(&flash).unwrap().registry().disks[0].since_seq;
+        assert!(void > before, "{void} after {before}");
+    }
+
+    #[test]
+    fn unused_flash_keeps_its_dirty_disks_to_itself_and_the_others_are_served() {
+        let (dir, daemon) = testing::with_disk("dirty");
+        daemon.add(testing::disk(dir.path(), "clean")).unwrap();
+        daemon.shut_down(StopReason::Signal).unwrap();
+        drop(daemon);
+        leave_dirty(&dir.path().join("flash"), "dirty");
+        let options = Options {
+            flash: dir.path().join("flash"),
+            threads: 1,
+            images: dir.path().join("images"),
+            degraded: Some(Degraded::unused("it was given up three times")),
+            ..Options::default()
+        };
+        let daemon = Daemon::start(&options).unwrap();
+        assert_eq!(daemon.disk("clean").unwrap().state, DiskState::Attached);
+        let refused = daemon.disk("dirty").unwrap();
+        assert_eq!(refused.state, DiskState::Refused);
+        let reason = refused.reason.unwrap();
+        assert!(reason.contains("it was given up three times"), "{reason}");
+        let trust = crate::api::types::DiskSet {
+            trust: Some(crate::api::types::Trust::Origin),
+            ..Default::default()
+        };
+        let error = daemon.set("dirty", trust).unwrap_err();
+        assert_eq!(error.kind, Kind::Refused);
+        // What waits on flash is no reason to end badly: it is there for the next start.
+        daemon.shut_down(StopReason::Signal).unwrap();
+        drop(daemon);
+        let daemon = testing::start(dir.path());
+        assert_eq!(daemon.disk("dirty").unwrap().state, DiskState::Attached);
+        // The engine writes back what waited once nobody asks for anything.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while std::fs::read(dir.path().join("dirty.raw")).unwrap()[0] != 0xAB {
+            assert!(
+                std::time::Instant::now() < end,
+                "what waited on flash is gone"
+            );
+            std::thread::yield_now();
+        }
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+}

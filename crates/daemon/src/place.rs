@@ -240,6 +240,15 @@ pub(crate) fn sparse(path: &Path, file: &BlockFile) -> Option<String> {
     })
 }
 
+/// Bytes that the file system lacks to give a flash file all its room; `None` if that is not known, or
+/// room is not what matters.
+pub(crate) fn lacks(path: &Path, file: &BlockFile) -> Option<u64> {
+    let now = file.standing().ok().flatten()?;
+    let fs = FileSystem::of(path).ok().filter(|fs| !fs.read_only)?;
+    let short = now.size.saturating_sub(now.allocated);
+    Some(short.saturating_sub(fs.free))
+}
+
 /// Makes the directory that is ours.
 fn make_state_dir(dir: &Path) -> Result<()> {
     let mut builder = std::fs::DirBuilder::new();

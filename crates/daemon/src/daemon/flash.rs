@@ -50,6 +50,8 @@ pub(super) struct FlashWatch {
 struct State {
     /// What happened to the flash file, once it is given up for that.
     gone: Option<String>,
+    /// Bytes that the file system lacks for all of the flash file.
+    lacks: Option<u64>,
     /// The flash file is sound, but its name leads elsewhere.
     moved: Option<String>,
     /// Disks of which the registry says that nothing on flash counts.
@@ -145,8 +147,14 @@ impl Daemon {
             }
         };
         let gone = verdict(file.path(), file.size(), &now);
+        let lacks = if self.cache_is_off() {
+            crate::place::lacks(file.path(), file)
+        } else {
+            None
+        };
         let mut state = lock(&self.flash.state);
         state.moved = misplaced(file.path(), &now);
+        state.lacks = lacks;
         // What was removed may be truncated as well, which is worse.
         let news = gone.filter(|(how, _)| state.gone.as_ref() != Some(how));
         let Some((how, fault)) = news else { return };
@@ -237,6 +245,19 @@ impl Daemon {
         }
         notices.extend(moved);
         notices
+    }
+
+    /// Whether a restart would bring the cache back, as far as room goes. Not among the notices that are
+    /// logged again when they change: this changes with every file on the file system.
+    pub(super) fn room_notice(&self) -> Option<String> {
+        let full = self.engine.pool_stats().flash_fault == Some(FlashFault::Unwritable);
+        match lock(&self.flash.state).lacks.filter(|_| full)? {
+            0 => Some("there is room for all of the flash file now".to_owned()),
+            short => Some(format!(
+                "the file system lacks {} for all of the flash file",
+                human(short)
+            )),
+        }
     }
 
     /// What is due for flash that is going or gone. Called by housekeeping.

@@ -48,6 +48,7 @@ impl Daemon {
             .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
             .collect();
         let mut flash_notices = self.flash_notices();
+        flash_notices.extend(self.room_notice());
         flash_notices.extend_from_slice(self.flash.place());
         let pool = lock(&self.pool);
         let disks = pool.registry().disks.iter().map(|r| {
