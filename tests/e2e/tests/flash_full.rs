@@ -190,7 +190,7 @@ fn a_full_file_system_under_the_flash_takes_no_disk_down() -> Result<()> {
         }
     }
 
-    // With room, which is noticed, what flash has from before must not be read.
+    // With room, what flash has from before must not be read.
     fs.free()?;
     hearth.start()?;
     ensure!(pool(&hearth)?["state"] == "serving", "{}", hearth.log());
