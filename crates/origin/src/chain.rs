@@ -43,7 +43,13 @@ pub enum Role {
     Data,
     /// It is a piece of a VMDK.
     Extent,
+    /// It is a base that is no plain file, or of a format that Hearth does not open, below an image older
+    /// than these rules. QEMU follows the name as it did before; only that it stays the same is seen to.
+    Unjudged,
 }
+
+/// What such a base is called in a chain's text.
+const UNJUDGED: &str = "unjudged";
 
 /// One file below an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +69,7 @@ impl Link {
             Role::Backing => &self.format,
             Role::Data => "data",
             Role::Extent => "extent",
+            Role::Unjudged => UNJUDGED,
         };
         format!("{what}:{}", self.path.display())
     }
@@ -77,6 +84,9 @@ pub fn files_of(chain: &[String]) -> Vec<(PathBuf, bool)> {
             continue;
         };
         written &= matches!(what, "data" | "extent");
+        if what == UNJUDGED {
+            continue;
+        }
         files.push((PathBuf::from(path), written));
     }
     files
@@ -258,6 +268,13 @@ fn probed(head: &[u8]) -> Option<&'static str> {
         .map(|(_, _, format)| *format)
 }
 
+/// To QEMU, what has a colon before its first slash is an address or a description.
+fn is_address(name: &str) -> bool {
+    name.split('/')
+        .next()
+        .is_some_and(|start| start.contains(':'))
+}
+
 struct Resolver<'a> {
     rules: &'a Backing,
     dirs: Vec<PathBuf>,
@@ -277,9 +294,7 @@ impl Resolver<'_> {
                 name: name.to_owned(),
             });
         }
-        // To QEMU, what has a colon before its first slash is an address or a description.
-        let before = name.split('/').next().unwrap_or_default();
-        if before.contains(':') {
+        if is_address(name) {
             return Err(ChainError::NoPath {
                 image: image(),
                 name: name.to_owned(),
@@ -318,6 +333,13 @@ impl Resolver<'_> {
         Ok((called, path))
     }
 
+    /// True if a base is left to QEMU, as before there were rules.
+    fn is_left_alone(&self, name: &str) -> bool {
+        let line = format!("{UNJUDGED}:{name}");
+        let known = self.rules.known.iter().flatten().any(|l| *l == line);
+        known || (self.rules.unconfined && is_address(name))
+    }
+
     fn push(&mut self, above: &Path, link: Link) -> Result<(), ChainError> {
         self.text += link.text().len() + 1;
         if self.text > TEXT_MAX {
@@ -327,6 +349,11 @@ impl Resolver<'_> {
         }
         self.links.push(link);
         Ok(())
+    }
+
+    /// The chain that was found, if it is the one that was allowed.
+    fn end(self, image: &Path) -> Result<Chain, ChainError> {
+        Chain { links: self.links }.compared(image, self.rules)
     }
 
     /// The format of a base: as the image says, else as it was when it was allowed, else raw.
@@ -432,13 +459,25 @@ impl Chain {
                 resolver.push(&called, link)?;
             }
             let Some(name) = names.backing else {
-                return Chain {
-                    links: resolver.links,
-                }
-                .compared(image, rules);
+                return resolver.end(image);
             };
+            let unjudged = Link {
+                role: Role::Unjudged,
+                format: UNJUDGED.to_owned(),
+                path: PathBuf::from(&name),
+            };
+            if resolver.is_left_alone(&name) {
+                resolver.push(&called, unjudged)?;
+                return resolver.end(image);
+            }
             let (below, path) = resolver.file(&called, &name)?;
-            let next = resolver.format(&called, &path, &format, names.backing_format)?;
+            let next = match resolver.format(&called, &path, &format, names.backing_format) {
+                Err(ChainError::Unknown { .. }) if rules.unconfined => {
+                    resolver.push(&called, unjudged)?;
+                    return resolver.end(image);
+                }
+                next => next?,
+            };
             let link = Link {
                 role: Role::Backing,
                 format: next.clone(),
@@ -496,6 +535,7 @@ impl Chain {
     ) -> Value {
         // From the bottom up: the files of each image stand before the one below it.
         let mut images: Vec<(&str, &Path, Option<&Path>)> = vec![(format, path, None)];
+        let unjudged = self.links.last().is_some_and(|l| l.role == Role::Unjudged);
         for link in &self.links {
             match link.role {
                 Role::Backing => images.push((&link.format, &link.path, None)),
@@ -506,14 +546,17 @@ impl Chain {
                 }
                 // QEMU has no way to be told of them: it opens those of the descriptor, which are
                 // the ones that were found there.
-                Role::Extent => {}
+                Role::Extent | Role::Unjudged => {}
             }
         }
+        let lowest = images.len() - 1;
         let mut below = Value::Null;
         for (depth, (format, path, data)) in images.into_iter().enumerate().rev() {
             let read_only = read_only || depth > 0;
             let mut image = node(format, path, read_only);
-            if matches!(format, "qcow2" | "vmdk") {
+            // Left out, QEMU follows the header.
+            let left_alone = unjudged && depth == lowest;
+            if matches!(format, "qcow2" | "vmdk") && !left_alone {
                 image["backing"] = below;
             }
             if let Some(data) = data {
@@ -527,6 +570,9 @@ impl Chain {
     /// A file that process `pid`, which was told to open an image over these, has open besides: the
     /// image was changed between our look and QEMU's.
     pub(crate) fn strangers(&self, image: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
+        if self.links.iter().any(|l| l.role == Role::Unjudged) {
+            return Ok(None);
+        }
         let mut ours = BTreeSet::new();
         for path in std::iter::once(image).chain(self.links.iter().map(|l| &*l.path)) {
             ours.insert(number(&std::fs::metadata(path)?));
@@ -622,6 +668,36 @@ mod tests {
             ..allowed()
         };
         assert_eq!(Chain::resolve("qcow2", &top, &known).unwrap(), chain);
+    }
+
+    /// What was served before there were rules is served on, but what it names must stay.
+    #[test]
+    fn an_older_disks_addresses_are_left_to_qemu() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        let node = |format: &str, _: &Path, _: bool| serde_json::json!({ "driver": format });
+        let file = |_: &Path, _: bool| Value::Null;
+        let old = Backing {
+            unconfined: true,
+            ..allowed()
+        };
+        for (name, format) in [("json:{\"driver\":\"null-co\"}", "raw"), ("base", "vpc")] {
+            overlay(&top, name, format);
+            std::fs::write(dir.path().join("base"), [0; 512]).unwrap();
+            assert!(Chain::resolve("qcow2", &top, &allowed()).is_err());
+            let chain = Chain::resolve("qcow2", &top, &old).unwrap();
+            assert_eq!(chain.text(), [format!("unjudged:{name}")]);
+            assert!(files_of(&chain.text()).is_empty());
+            let disk = chain.blockdev("qcow2", &top, false, &node, &file);
+            assert!(disk.get("backing").is_none(), "{disk}");
+            let known = Backing {
+                known: Some(chain.text()),
+                ..allowed()
+            };
+            assert_eq!(Chain::resolve("qcow2", &top, &known).unwrap(), chain);
+            overlay(&top, "json:{}", "raw");
+            assert!(Chain::resolve("qcow2", &top, &known).is_err());
+        }
     }
 
     #[test]

@@ -355,13 +355,24 @@ mod tests {
         };
         admit("overlay", format!("qcow2:{}", top.display()));
         admit("bytes", plain.display().to_string());
+        let odd = dir.path().join("odd.qcow2");
+        let address = format!(
+            "json:{{\"driver\":\"raw\",\"file\":{{\"driver\":\"file\",\"filename\":\"{}\"}}}}",
+            base.display()
+        );
+        let made = std::process::Command::new("qemu-img")
+            .args(["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b"])
+            .args([&address, odd.to_str().unwrap(), "1M"])
+            .status();
+        assert!(made.unwrap().success());
+        admit("odd", format!("qcow2:{}", odd.display()));
         daemon.shut_down(StopReason::Signal).unwrap();
         drop(daemon);
         let chain = [format!("raw:{}", base.canonicalize().unwrap().display())];
         // The second time the rules hold, and it is served all the same.
         for first in [true, false] {
             let daemon = testing::start(dir.path());
-            for name in ["overlay", "bytes"] {
+            for name in ["overlay", "bytes", "odd"] {
                 let info = daemon.disk(name).unwrap();
                 assert_eq!(info.state, DiskState::Attached, "{info:?}");
                 let noted = info
