@@ -83,6 +83,6 @@ fn renew(hearth: &Hearth, contender: &Contender, origin: &str) -> Result<()> {
     if contender.name != "cold" {
         return Ok(());
     }
-    hearth.ok(&["disk", "remove", "cold"])?;
+    hearth.ok(&["disk", "remove", "cold", "--yes"])?;
     fixture::add(hearth, "cold", origin, "write-back")
 }

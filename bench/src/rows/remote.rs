@@ -57,7 +57,7 @@ pub fn nbd(args: &Args) -> Result<Outcome> {
             // Cold again, for the next round.
             let cached = disks.iter().find(|d| c.name == name("cold", d));
             if let Some(disk) = cached {
-                hearth.ok(&["disk", "remove", disk.name])?;
+                hearth.ok(&["disk", "remove", disk.name, "--yes"])?;
                 fixture::add(&hearth, disk.name, &disk.origin, "write-back")?;
             }
             Ok(())

@@ -194,9 +194,9 @@ pub enum Pool {
     Import(PoolAt),
     /// Write everything dirty to the origins, so that the pool can leave and the origins stand alone
     #[command(
-        after_help = "Example:\n  hearth pool export\n  hearth pool export --flash /dev/nvme0n1p4"
+        after_help = "Example:\n  hearth pool export\n  hearth pool export --yes\n  hearth pool export --flash /dev/nvme0n1p4"
     )]
-    Export(PoolAt),
+    Export(PoolExport),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -225,6 +225,15 @@ pub struct PoolAt {
     /// Block device or file of a pool that is not being served
     #[arg(long, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolExport {
+    #[command(flatten)]
+    pub at: PoolAt,
+    /// Yes, cut off clients that are connected
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -298,6 +307,10 @@ pub struct Serve {
     /// given several times [default: the image's own]
     #[arg(long, value_name = "DIR")]
     pub backing_dir: Vec<PathBuf>,
+    /// RAM for all NBD clients together: their connections, requests and replies
+    /// [default: a sixteenth of the machine's, at least 128M, at most 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub nbd_memory: Option<Size>,
     /// Open a pool of whose log parts cannot be read, with what can be
     #[arg(long)]
     pub accept_damage: bool,
@@ -388,7 +401,7 @@ pub enum Disk {
     #[command(after_help = "Example:\n  hearth disk flush vm1")]
     Flush(DiskName),
     /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
-    #[command(after_help = "Example:\n  hearth disk remove vm1")]
+    #[command(after_help = "Example:\n  hearth disk remove vm1\n  hearth disk remove vm1 --yes")]
     Remove(DiskRemove),
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
@@ -434,6 +447,10 @@ pub struct DiskAdd {
     /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     pub origin_timeout: Option<f64>,
+    /// Most clients at a time: processes, not connections; over TCP, hosts. 1 keeps a second virtual
+    /// machine out, and live migration [default: 0, any number]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub clients: Option<u32>,
     /// Nobody but this pool writes the origin: for origins where that cannot be seen (nbd, iscsi, ssh, nfs://)
     #[arg(long)]
     pub sole_user: bool,
@@ -451,7 +468,7 @@ pub struct DiskAdd {
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "size_from_origin",
+    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "clients", "size_from_origin",
         "allow_backing", "trust", "sole_user", "takeover"]))]
 pub struct DiskSet {
     /// The disk
@@ -478,6 +495,10 @@ pub struct DiskSet {
     /// Seconds that requests wait for an origin's server that is gone before they fail
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     pub origin_timeout: Option<f64>,
+    /// Most clients at a time: processes, not connections; over TCP, hosts. 1 keeps a second virtual
+    /// machine out, and live migration [default: 0, any number]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub clients: Option<u32>,
     /// The origin has grown: take over its size
     #[arg(long)]
     pub size_from_origin: bool,
@@ -506,8 +527,8 @@ pub struct DiskRemove {
     /// Throw dirty blocks away instead of writing them to the origin; needs --yes
     #[arg(long, visible_alias = "force")]
     pub discard_dirty: bool,
-    /// Yes, lose the newest writes
-    #[arg(long, requires = "discard_dirty")]
+    /// Yes, cut off clients that are connected; with --discard-dirty, lose the newest writes
+    #[arg(long)]
     pub yes: bool,
 }
 
@@ -834,6 +855,9 @@ mod tests {
             "hearth disk set vm --trust origin",
             "hearth disk flush vm",
             "hearth disk remove vm",
+            "hearth disk remove vm --yes",
+            "hearth disk set vm --clients 1",
+            "hearth pool export --yes",
             "hearth disk remove vm --discard-dirty --yes",
             "hearth disk remove vm --force --yes",
             "hearth disk accept-loss vm",
@@ -886,7 +910,6 @@ mod tests {
             "hearth disk add vm --origin /o --origin-timeout 0.4",
             "hearth disk set vm --origin-timeout inf",
             "hearth disk set vm --origin-timeout 86401",
-            "hearth disk remove vm --yes",
             "hearth trace info",
             "hearth trace record vm",
             "hearth trace replay t",

@@ -86,6 +86,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         read_only: args.read_only,
         origin_timeout: args.origin_timeout,
+        clients: args.clients,
         auto: args.auto,
         sole_user: args.sole_user,
         takeover: args.takeover,
@@ -219,7 +220,16 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     );
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
-    line("clients", d.connections.to_string());
+    line(
+        "clients",
+        match d.client_limit {
+            0 => d.clients.len().to_string(),
+            limit => format!("{}, at most {limit} at a time", d.clients.len()),
+        },
+    );
+    for client in &d.clients {
+        line("", client_text(client));
+    }
     if let Some(link) = &d.link {
         line("origin link", link_text(link));
         line("origin limit", format!("{} s", link.timeout));
@@ -242,6 +252,25 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     }
     notices(d);
     Ok(())
+}
+
+fn client_text(client: &types::ClientInfo) -> String {
+    let now = std::time::SystemTime::now();
+    let now = now.duration_since(std::time::UNIX_EPOCH);
+    let seconds = now.map_or(0, |now| now.as_secs().saturating_sub(client.since));
+    let connections = match client.connections {
+        1 => String::new(),
+        n => format!(", {n} connections"),
+    };
+    format!(
+        "{}: {}, for {}{connections}{}",
+        client.kind.word(),
+        plain(&hearth_daemon::clients::sentence(std::slice::from_ref(
+            client
+        ))),
+        human_seconds(seconds as f64),
+        if client.writes { ", writes" } else { "" }
+    )
 }
 
 fn link_text(link: &types::OriginLink) -> String {
@@ -279,6 +308,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         auto: args.auto.map(|s| s == Switch::On),
         origin_timeout: args.origin_timeout,
+        clients: args.clients,
         size_from_origin: args.size_from_origin,
         allow_backing: args.allow_backing,
         trust: args.trust.map(Into::into),
@@ -316,7 +346,7 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
         )
         .into());
     }
-    if info.connections > 0 && !global.json {
+    if args.yes && info.connections > 0 && !global.json {
         eprintln!(
             "note: {} client(s) connected to {}; they are cut off at the end",
             info.connections,
@@ -325,6 +355,7 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
     }
     let body = types::DiskRemove {
         discard_dirty: args.discard_dirty,
+        yes: args.yes,
     };
     let interrupt = Interrupt::watch();
     client.post::<_, DiskInfo>(&disk_path(&args.name, "/remove"), &body)?;

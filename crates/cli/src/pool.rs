@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use hearth_daemon::api::types::{Done, PoolInfo};
+use hearth_daemon::api::types::{self, DiskInfo, Done, PoolInfo};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::{self, CreateOptions, Pool, only_flash};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 
-use crate::args::{self, Global, PoolAt, PoolCreate};
+use crate::args::{self, Global, PoolAt, PoolCreate, PoolExport};
 use crate::disk;
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
@@ -18,6 +18,9 @@ use crate::{Failure, Outcome, print_json};
 
 /// How often an export is looked at.
 const POLL: Duration = Duration::from_millis(100);
+
+/// Looks that clients which have just gone are given to be gone.
+const GONE_POLLS: usize = 10;
 
 pub fn run(global: &Global, command: args::Pool) -> Outcome {
     match command {
@@ -207,7 +210,8 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
     Ok(())
 }
 
-fn export(global: &Global, at: &PoolAt) -> Outcome {
+fn export(global: &Global, args: &PoolExport) -> Outcome {
+    let at = &args.at;
     if !at.flash.is_empty() {
         let path = only_flash(&at.flash)?;
         hearth_daemon::serve::export_offline(path)?;
@@ -215,10 +219,32 @@ fn export(global: &Global, at: &PoolAt) -> Outcome {
     }
     let client = Client::new(&global.dir());
     let served: PoolInfo = client.get("/v1/pool")?;
-    // The bulk is written while the disks go on, with progress, and can be called off.
     let interrupt = Interrupt::watch();
+    if !args.yes {
+        // Told before the flush, which may take long, and by the daemon once more after it.
+        let mut used = used(&client)?;
+        for _ in 0..GONE_POLLS {
+            if used.is_none() || interrupt.sleep(POLL) {
+                break;
+            }
+            used = self::used(&client)?;
+        }
+        if let Some(disk) = used {
+            return Err(Error::refused(
+                format!(
+                    "disk {} is in use by {}",
+                    plain(&disk.name),
+                    plain(&hearth_daemon::clients::sentence(&disk.clients))
+                ),
+                "stop the virtual machine or program first, or cut it off with --yes",
+            )
+            .into());
+        }
+    }
+    // The bulk is written while the disks go on, with progress, and can be called off.
     disk::flush_all(global, &client, &interrupt)?;
-    client.order::<Done>("/v1/pool/export")?;
+    let how = types::PoolExport { yes: args.yes };
+    client.post::<_, Done>("/v1/pool/export", &how)?;
     while client.is_up() {
         if interrupt.sleep(POLL) {
             return Err(Failure::Interrupted(
@@ -237,6 +263,12 @@ fn export(global: &Global, at: &PoolAt) -> Outcome {
         }
     }
     exported(global)
+}
+
+/// A disk with clients.
+fn used(client: &Client) -> Result<Option<DiskInfo>, Error> {
+    let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
+    Ok(disks.into_iter().find(|d| d.connections > 0))
 }
 
 fn exported(global: &Global) -> Outcome {

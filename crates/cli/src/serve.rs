@@ -51,6 +51,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
             no_prefetch: args.no_prefetch,
             accept_damage: args.accept_damage,
             poll: Duration::from_micros(args.poll.unwrap_or(0)),
+            nbd_memory: args.nbd_memory.map(|s| s.0),
             // `run` puts it below the run directory.
             images: std::path::PathBuf::new(),
             degraded: None,

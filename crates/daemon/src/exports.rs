@@ -10,8 +10,11 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use hearth_engine::Engine;
 use hearth_engine::api::{DiskId, ExtentState};
 use hearth_io::Device;
-use hearth_nbd::{Export, ExportSummary, Exports, Status};
+use hearth_nbd::{Export, ExportSummary, Exports, Status, Visit};
+use hearth_reactor::{Caller, Visitor};
 
+use crate::api::types::ClientKind;
+use crate::clients::Clients;
 use crate::vhost::VhostSockets;
 
 /// Bytes of an origin asked for holes in one call: bounds the time a data thread spends on it.
@@ -26,7 +29,7 @@ pub struct DiskExport {
     read_only: bool,
     closing: AtomicBool,
     gone: AtomicBool,
-    connections: AtomicU64,
+    clients: Arc<Clients>,
     engine: Arc<Engine>,
     origin: Arc<Device>,
 }
@@ -39,6 +42,7 @@ impl DiskExport {
         read_only: bool,
         engine: Arc<Engine>,
         origin: Arc<Device>,
+        clients: Arc<Clients>,
     ) -> DiskExport {
         DiskExport {
             id,
@@ -47,15 +51,15 @@ impl DiskExport {
             read_only,
             closing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            connections: AtomicU64::new(0),
+            clients,
             engine,
             origin,
         }
     }
 
-    /// Clients connected.
-    pub fn connections(&self) -> u64 {
-        self.connections.load(Ordering::Relaxed)
+    /// Who is connected.
+    pub fn clients(&self) -> &Arc<Clients> {
+        &self.clients
     }
 
     /// The disk has grown.
@@ -144,14 +148,12 @@ impl Export for DiskExport {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn connected(&self) {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        tracing::info!(disk = %self.name, "client connected");
-    }
-
-    fn disconnected(&self) {
-        self.connections.fetch_sub(1, Ordering::Relaxed);
-        tracing::info!(disk = %self.name, "client disconnected");
+    fn admit(&self, caller: &Caller) -> Result<Visit, String> {
+        let pass = self.clients.admit(caller, ClientKind::Nbd)?;
+        Ok(Visit {
+            shares: pass.shares(),
+            visitor: Box::new(pass),
+        })
     }
 }
 
@@ -176,12 +178,9 @@ impl hearth_vhost::Disk for DiskExport {
         Export::closing(self)
     }
 
-    fn connected(&self) {
-        Export::connected(self);
-    }
-
-    fn disconnected(&self) {
-        Export::disconnected(self);
+    fn admit(&self, caller: &Caller) -> Result<Box<dyn Visitor>, String> {
+        let pass = self.clients.admit(caller, ClientKind::VhostUser)?;
+        Ok(Box::new(pass))
     }
 }
 

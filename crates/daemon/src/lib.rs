@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod client;
+pub mod clients;
 mod compare;
 pub mod daemon;
 pub mod degraded;

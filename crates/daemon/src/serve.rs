@@ -16,6 +16,7 @@ use hearth_reactor::SessionFactory;
 
 use crate::api::listen::{self, Limits};
 use crate::api::server::{CONTROL_THREADS, Control, router};
+use crate::api::types::PoolExport;
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::descriptors;
 use crate::error::{Error, Result};
@@ -394,7 +395,7 @@ fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
         images,
         ..Options::default()
     })?;
-    match daemon.export_pool() {
+    match daemon.export_pool(PoolExport { yes: true }) {
         Ok(()) => daemon.shut_down(StopReason::Export),
         Err(e) => {
             daemon.shut_down(StopReason::Signal)?;

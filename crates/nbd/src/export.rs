@@ -4,6 +4,7 @@
 //! Their methods are called on data threads and must not block.
 
 use hearth_engine::api::DiskId;
+use hearth_reactor::{Caller, Shares, Visitor};
 use std::sync::Arc;
 
 /// One line of an export list.
@@ -60,10 +61,17 @@ pub trait Export: Send + Sync {
     /// flight, so that nobody holds on to what is behind it. They notice when something happens
     /// to them; whoever closes an export has them looked at (`hearth_reactor::Reactors::look`).
     fn gone(&self) -> bool;
-    /// A client entered the transmission phase.
-    fn connected(&self);
-    /// A client that had entered it is gone; called exactly once for every `connected`.
-    fn disconnected(&self);
+    /// A client wants to enter the transmission phase: what stands for it as long as it stays, or
+    /// why it may not, for people.
+    fn admit(&self, caller: &Caller) -> Result<Visit, String>;
+}
+
+/// A client of an export.
+pub struct Visit {
+    /// Told of what it does; dropped when it is gone.
+    pub visitor: Box<dyn Visitor>,
+    /// What it and the export's other clients hold.
+    pub shares: Shares,
 }
 
 /// The export a client means by `name`; no name means the only export, if there is just one.
@@ -80,25 +88,30 @@ pub(crate) fn resolve(exports: &dyn Exports, name: &str) -> Option<Arc<dyn Expor
     }
 }
 
-/// An export in use by a session: tells it when the client comes and goes.
-pub(crate) struct Attached(Arc<dyn Export>);
+/// An export in use by a session.
+pub(crate) struct Attached {
+    export: Arc<dyn Export>,
+    visit: Visit,
+}
 
 impl Attached {
-    pub(crate) fn new(export: Arc<dyn Export>) -> Attached {
-        export.connected();
-        Attached(export)
+    pub(crate) fn new(export: Arc<dyn Export>, visit: Visit) -> Attached {
+        Attached { export, visit }
+    }
+
+    /// The client changes the disk.
+    pub(crate) fn wrote(&self) {
+        self.visit.visitor.wrote();
+    }
+
+    pub(crate) fn shares(&self) -> &Shares {
+        &self.visit.shares
     }
 }
 
 impl std::ops::Deref for Attached {
     type Target = dyn Export;
     fn deref(&self) -> &(dyn Export + 'static) {
-        &*self.0
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        self.0.disconnected();
+        &*self.export
     }
 }

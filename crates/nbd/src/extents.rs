@@ -125,8 +125,9 @@ mod tests {
         fn gone(&self) -> bool {
             false
         }
-        fn connected(&self) {}
-        fn disconnected(&self) {}
+        fn admit(&self, _: &hearth_reactor::Caller) -> Result<crate::Visit, String> {
+            Err("nobody is let in".to_owned())
+        }
     }
 
     fn ask(extents: &[(u64, Status)], len: u64, one: bool) -> Vec<(u64, Status)> {

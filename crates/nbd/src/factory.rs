@@ -4,7 +4,7 @@ use crate::export::Exports;
 use crate::handshake::TlsMode;
 use crate::session::NbdSession;
 use crate::tls::TlsSession;
-use hearth_reactor::{PeerInfo, Session, SessionFactory};
+use hearth_reactor::{Caller, PeerInfo, Session, SessionFactory};
 use rustls::ServerConfig;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -54,7 +54,8 @@ impl NbdFactory {
 
 impl SessionFactory for NbdFactory {
     fn connect(&self, peer: &PeerInfo) -> Option<Box<dyn Session>> {
-        let session = NbdSession::new(self.exports.clone(), self.mode, peer.to_string());
+        let caller = Caller::new(peer.address);
+        let session = NbdSession::of_caller(self.exports.clone(), self.mode, caller);
         let tls = self
             .tls
             .read()

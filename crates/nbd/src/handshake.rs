@@ -3,12 +3,13 @@
 //! Pure: takes one option at a time, returns the bytes to answer and what happens next. It
 //! runs before a client has proved anything, so every length is checked and every list bounded.
 
-use crate::export::{Export, Exports, resolve};
+use crate::export::{Attached, Export, Exports, Visit, resolve};
 use crate::wire::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, OPTION_REPLY_MAGIC, Reader, STRING_MAX, Style, info, opt,
     rep, tflag,
 };
 use hearth_engine::api::REQUEST_MAX;
+use hearth_reactor::Caller;
 use std::sync::Arc;
 
 /// Longest option data looked at, bytes; longer options are skipped and refused.
@@ -56,7 +57,7 @@ pub(crate) enum Next {
 
 /// What was agreed on.
 pub(crate) struct Agreement {
-    pub export: Arc<dyn Export>,
+    pub export: Attached,
     pub style: Style,
     /// `base:allocation` may be queried.
     pub status: bool,
@@ -127,6 +128,7 @@ impl Negotiation {
         option: u32,
         data: &[u8],
         exports: &dyn Exports,
+        caller: &Caller,
         out: &mut Vec<u8>,
     ) -> Next {
         if !self.fixed && option != opt::EXPORT_NAME {
@@ -143,7 +145,7 @@ impl Negotiation {
             }
         }
         match option {
-            opt::EXPORT_NAME => return self.export_name(data, exports, out),
+            opt::EXPORT_NAME => return self.export_name(data, exports, caller, out),
             opt::ABORT => {
                 put_reply(out, option, rep::ACK, &[]);
                 return Next::Close;
@@ -185,7 +187,12 @@ impl Negotiation {
                 self.style = Style::Extended;
                 put_reply(out, option, rep::ACK, &[]);
             }
-            opt::INFO | opt::GO => return self.info(option, data, exports, out),
+            opt::INFO | opt::GO => {
+                let caller = (option == opt::GO).then_some(caller);
+                if let Some(agreed) = self.info(option, data, exports, caller, out) {
+                    return Next::Enter(agreed);
+                }
+            }
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, out)
             }
@@ -194,16 +201,22 @@ impl Negotiation {
         Next::Option
     }
 
-    fn agreement(&self, export: Arc<dyn Export>) -> Agreement {
+    fn agreement(&self, export: Arc<dyn Export>, visit: Visit) -> Agreement {
         let status = self.context_of.as_deref() == Some(export.name());
         Agreement {
-            export,
+            export: Attached::new(export, visit),
             style: self.style,
             status,
         }
     }
 
-    fn export_name(&self, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Next {
+    fn export_name(
+        &self,
+        data: &[u8],
+        exports: &dyn Exports,
+        caller: &Caller,
+        out: &mut Vec<u8>,
+    ) -> Next {
         if self.style == Style::Extended {
             return Next::Drop("EXPORT_NAME after extended headers were agreed on");
         }
@@ -213,22 +226,41 @@ impl Negotiation {
         let Some(export) = resolve(exports, name) else {
             return Next::Drop("no such export");
         };
+        // This option has no way to say no but the end; why is in the log.
+        let Ok(visit) = export.admit(caller) else {
+            return Next::Drop("the export takes no more clients");
+        };
         out.extend(export.size().to_be_bytes());
         out.extend(transmission_flags(&*export, self.style).to_be_bytes());
         if !self.no_zeroes {
             out.extend([0; 124]);
         }
-        Next::Enter(self.agreement(export))
+        Next::Enter(self.agreement(export, visit))
     }
 
-    fn info(&self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Next {
+    /// Answers `INFO`, and `GO` of a caller, who is let in.
+    fn info(
+        &self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        caller: Option<&Caller>,
+        out: &mut Vec<u8>,
+    ) -> Option<Agreement> {
         let Some((name, wanted)) = parse_info(data) else {
             put_error(out, option, rep::ERR_INVALID, "malformed option");
-            return Next::Option;
+            return None;
         };
         let Some(export) = resolve(exports, name) else {
             put_error(out, option, rep::ERR_UNKNOWN, "no such export");
-            return Next::Option;
+            return None;
+        };
+        let visit = match caller.map(|caller| export.admit(caller)).transpose() {
+            Ok(visit) => visit,
+            Err(why) => {
+                put_error(out, option, rep::ERR_POLICY, &why);
+                return None;
+            }
         };
         let mut body = Vec::with_capacity(32);
         body.extend(info::EXPORT.to_be_bytes());
@@ -266,11 +298,7 @@ impl Negotiation {
             put_reply(out, option, rep::INFO, &body);
         }
         put_reply(out, option, rep::ACK, &[]);
-        if option == opt::GO {
-            Next::Enter(self.agreement(export))
-        } else {
-            Next::Option
-        }
+        visit.map(|visit| self.agreement(export, visit))
     }
 
     fn meta_context(&mut self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {

@@ -16,6 +16,7 @@ mod factory;
 mod handshake;
 mod input;
 mod keys;
+mod names;
 mod output;
 mod session;
 mod slab;
@@ -23,7 +24,7 @@ mod transmission;
 
 pub use hearth_nbd_wire as wire;
 
-pub use export::{Export, ExportSummary, Exports, Status};
+pub use export::{Export, ExportSummary, Exports, Status, Visit};
 pub use extents::EXTENTS_MAX;
 pub use factory::NbdFactory;
 pub use handshake::{LIST_MAX, OPTION_MAX, OPTION_SKIP_MAX, OPTIONS_MAX, TlsMode};

@@ -17,6 +17,10 @@ pub const REQUESTS_MAX: usize = 256;
 /// Bytes of the header ring: one header for every outstanding request, and what wrapping wastes.
 const RING_LEN: usize = ((REQUESTS_MAX + 2) * REPLY_HEADER_MAX).next_multiple_of(4096);
 
+/// Bytes offered in one send: whoever takes longer over them than the reactor's patience is cut off,
+/// and a slow line with a long reply must not be.
+const SEND_MAX: usize = 4 << 20;
+
 /// Pieces offered in one send: the kernel takes up to 1024; this many reads of 4 KiB already
 /// fill a socket buffer.
 const PIECES_MAX: usize = 64;
@@ -145,6 +149,7 @@ impl Output {
     /// Fills `out` with what to send next.
     pub(crate) fn list(&self, out: &mut SendList) {
         let mut skip = self.first_sent;
+        let mut left = SEND_MAX;
         for item in &self.items {
             let header = match &self.ring {
                 Some(ring) if item.len > 0 => Some(ring.slice(item.start, item.len)),
@@ -155,8 +160,9 @@ impl Output {
                     skip -= piece.len();
                     continue;
                 }
-                let piece = piece.sub(skip, piece.len() - skip);
+                let piece = piece.sub(skip, (piece.len() - skip).min(left));
                 skip = 0;
+                left -= piece.len();
                 if let Some(last) = out.last_mut()
                     && last.adjoins(&piece)
                 {
@@ -164,6 +170,9 @@ impl Output {
                 } else if out.len() < PIECES_MAX {
                     out.push(piece);
                 } else {
+                    return;
+                }
+                if left == 0 {
                     return;
                 }
             }

@@ -10,7 +10,7 @@ use crate::transmission::{Step, Transmission};
 use crate::wire::{FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC, Reader};
 use hearth_engine::api::Completion;
 use hearth_io::BufSlice;
-use hearth_reactor::{Memory, SendList, Session, SessionCx};
+use hearth_reactor::{Caller, Memory, PeerAddress, SendList, Session, SessionCx, Shares};
 use std::sync::Arc;
 
 /// Bytes of an option's header.
@@ -42,6 +42,7 @@ enum Ending {
 /// The protocol's state machine for one connection without TLS.
 pub struct NbdSession {
     peer: String,
+    caller: Caller,
     exports: Arc<dyn Exports>,
     input: Input,
     out: Output,
@@ -56,6 +57,17 @@ pub struct NbdSession {
 impl NbdSession {
     /// A session that is about to greet its client. `peer` names it in the log.
     pub fn new(exports: Arc<dyn Exports>, tls: TlsMode, peer: String) -> NbdSession {
+        let caller = Caller::new(PeerAddress::Unknown);
+        NbdSession::of(exports, tls, caller, peer)
+    }
+
+    /// The same of a client that is known.
+    pub fn of_caller(exports: Arc<dyn Exports>, tls: TlsMode, caller: Caller) -> NbdSession {
+        let peer = caller.to_string();
+        NbdSession::of(exports, tls, caller, peer)
+    }
+
+    fn of(exports: Arc<dyn Exports>, tls: TlsMode, caller: Caller, peer: String) -> NbdSession {
         let mut out = Output::default();
         let mut greeting = Vec::with_capacity(18);
         greeting.extend(INIT_MAGIC.to_be_bytes());
@@ -64,6 +76,7 @@ impl NbdSession {
         out.bytes(&greeting);
         NbdSession {
             peer,
+            caller,
             exports,
             input: Input::default(),
             out,
@@ -97,6 +110,12 @@ impl NbdSession {
     /// Ends the connection for a reason found outside this layer.
     pub(crate) fn cut_off(&mut self, reason: &str) {
         self.end(Ending::Hard, reason);
+    }
+
+    /// The name in the certificate the client showed.
+    pub(crate) fn named(&mut self, name: String) {
+        self.caller.name = Some(name);
+        self.peer = self.caller.to_string();
     }
 
     /// From now on bytes pass through TLS.
@@ -224,7 +243,13 @@ impl NbdSession {
             return (Phase::Over, Step::Broken("more than 1024 options"));
         }
         let data = window.sub(OPTION_HEADER, len as usize);
-        let next = haggling.option(option, data.bytes(), &*self.exports, &mut answer);
+        let next = haggling.option(
+            option,
+            data.bytes(),
+            &*self.exports,
+            &self.caller,
+            &mut answer,
+        );
         self.input.consume(OPTION_HEADER + len as usize);
         self.out.bytes(&answer);
         match next {
@@ -329,6 +354,13 @@ impl Session for NbdSession {
             replies: self.out.cost(),
             waits: held.waits && self.ending == Ending::No,
             ..held
+        }
+    }
+
+    fn shares(&self) -> Option<&Shares> {
+        match &self.phase {
+            Phase::Transmission(t) => Some(t.shares()),
+            _ => None,
         }
     }
 

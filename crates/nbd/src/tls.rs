@@ -5,10 +5,11 @@
 //! ciphertext is only turned into plaintext as far as the session takes it, and plaintext is
 //! only encrypted one send at a time.
 
+use crate::names::common_name;
 use crate::session::NbdSession;
 use hearth_engine::api::Completion;
 use hearth_io::{Buf, BufSlice};
-use hearth_reactor::{Memory, SendList, Session, SessionCx};
+use hearth_reactor::{Memory, SendList, Session, SessionCx, Shares};
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ struct Pipe {
     taken: usize,
     goodbye_said: bool,
     failed: bool,
+    /// The client's certificate was looked at.
+    named: bool,
 }
 
 /// An [`NbdSession`] that can be upgraded to TLS.
@@ -81,6 +84,7 @@ impl TlsSession {
                     taken: 0,
                     goodbye_said: false,
                     failed: false,
+                    named: false,
                 }));
                 self.inner.tls_started();
             }
@@ -94,6 +98,13 @@ impl Pipe {
     fn pump(&mut self, inner: &mut NbdSession, cx: &mut SessionCx<'_>) {
         // Each round moves bytes out of `cipher_in` or ends.
         while !self.failed {
+            if !self.named && !self.tls.is_handshaking() {
+                self.named = true;
+                let shown = self.tls.peer_certificates().and_then(<[_]>::first);
+                if let Some(name) = shown.and_then(|c| common_name(c)) {
+                    inner.named(name);
+                }
+            }
             // As long as the session takes bytes and rustls has some.
             while let Some(mut space) = inner.recv_buf(cx) {
                 match self.tls.reader().read(space.bytes_mut()) {
@@ -260,6 +271,10 @@ impl Session for TlsSession {
 
     fn memory(&self) -> Memory {
         self.inner.memory()
+    }
+
+    fn shares(&self) -> Option<&Shares> {
+        self.inner.shares()
     }
 
     fn resume(&mut self, cx: &mut SessionCx<'_>) {

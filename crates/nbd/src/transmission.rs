@@ -14,7 +14,7 @@ use crate::slab::{Pending, Slab};
 use crate::wire::{ReplyHeader, RequestHeader, Style, cflag, cmd, errno};
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqError, ReqOp, Request};
 use hearth_io::{BLOCK, Buf, BufSlice};
-use hearth_reactor::{Memory, SessionCx};
+use hearth_reactor::{Memory, SessionCx, Shares};
 
 /// Bytes of request and reply memory one connection may hold: two of the largest requests.
 pub const PAYLOAD_MAX: u64 = 64 << 20;
@@ -89,7 +89,7 @@ type Refusal = (u32, &'static str);
 impl Transmission {
     pub(crate) fn new(agreed: Agreement) -> Transmission {
         Transmission {
-            export: Attached::new(agreed.export),
+            export: agreed.export,
             style: agreed.style,
             status: agreed.status,
             expect: Expect::Header,
@@ -117,6 +117,11 @@ impl Transmission {
             replies: 0,
             waits: self.waits,
         }
+    }
+
+    /// Whose share of the memory is held.
+    pub(crate) fn shares(&self) -> &Shares {
+        self.export.shares()
     }
 
     /// True once there is no export any more.
@@ -262,6 +267,9 @@ impl Transmission {
             out.reply(reply.bytes(), None, None, 0);
             return Step::More;
         }
+        if matches!(header.command, cmd::TRIM | cmd::WRITE_ZEROES) {
+            self.export.wrote();
+        }
         let op = match header.command {
             cmd::READ => {
                 let buf = cx.bufs.get(Request::buffer_len(offset, len) as usize);
@@ -311,6 +319,7 @@ impl Transmission {
             return self.refuse(&header, refusal, out);
         }
         let fua = header.flags & cflag::FUA != 0;
+        self.export.wrote();
         if let Some(tag) = self.remember(&header, 0, Some(buf.clone())) {
             let disk = self.export.disk();
             cx.requests.push(Request::write(

@@ -115,6 +115,30 @@ fn list_info_and_unknown_options() {
     assert!(wire.session.closing());
 }
 
+/// An export that lets nobody in says why, where the protocol has a place for it; asking about it is
+/// not entering.
+#[test]
+fn a_client_that_is_not_let_in_is_told_why() {
+    let mut wire = Wire::new();
+    wire.disk
+        .full
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    wire.greet(3);
+    let name = [&3u32.to_be_bytes()[..], b"vm1", &[0, 0]].concat();
+    assert_eq!(wire.option(6, &name).last().map(|r| r.0), Some(1));
+    let refused = wire.option(7, &name);
+    let [(POLICY, why)] = &refused[..] else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(&why[..], b"no more clients here");
+    assert!(wire.session.handshaking() && !wire.session.closing());
+    wire.disk
+        .full
+        .store(false, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(wire.option(7, &name).last().map(|r| r.0), Some(1));
+    assert!(!wire.session.handshaking());
+}
+
 #[test]
 fn a_long_list_is_cut_with_an_error() {
     let long = "n".repeat(4000);

@@ -26,7 +26,10 @@ impl Authority {
     /// Certificate and key, PEM.
     fn issue(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, format!("cn of {name}"));
         (
             params.signed_by(&key, &self.0).unwrap().pem(),
             key.serialize_pem(),
@@ -253,8 +256,10 @@ fn client_certificates_are_checked_if_asked_for() {
         assert_eq!(result.is_ok(), welcome);
         assert_eq!(tunnel.wire.session.closing(), !welcome);
         if welcome {
-            tunnel.say(&option_bytes(2, &[]));
-            assert_eq!(tunnel.got.len(), 20);
+            // The export learns who comes.
+            tunnel.say(&option_bytes(7, &go("vm1", &[])));
+            let caller = tunnel.wire.disk.caller.lock().unwrap().clone();
+            assert_eq!(caller.as_deref(), Some("cn of client"));
         }
     }
 }

@@ -219,7 +219,8 @@ fn without_room_only_small_requests_are_taken() {
     let style = Style::Simple;
     let mut wire = Wire::connected(style);
     wire.hold = true;
-    wire.room = Room::Short;
+    // Nothing is left but what every connection may have.
+    wire.room = Room::of(1, 1, 1, 1);
     for req in [
         Req::new(0, 0, 4096),
         Req::new(3, 0, 0),
@@ -229,10 +230,11 @@ fn without_room_only_small_requests_are_taken() {
     }
     assert_eq!(wire.session.in_flight(), 2);
     assert!(wire.session.memory().waits);
-    // One at a time, if it is the only one.
-    wire.room = Room::Scarce;
+    // Nor is there enough for this export, of which others hold something.
+    wire.room = Room::of(1 << 20, 1 << 18, 1 << 18, 0);
     wire.with(|s, cx| s.resume(cx));
     assert_eq!(wire.session.in_flight(), 2);
+    wire.room = Room::of(1 << 20, 1 << 18, 0, 0);
     wire.hold = false;
     wire.settle();
     assert_eq!(wire.reply(style, 4096).error, 0);

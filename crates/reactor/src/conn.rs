@@ -1,7 +1,43 @@
 //! One connection: its socket, its session, and what is in flight for it.
 
-use crate::session::{Memory, Session};
+use crate::session::{Memory, SMALL, Session};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// How fast bytes move while much memory waits for them. A peer that moves one now and then would
+/// hold it for days.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// When this stretch began; 0 while nothing waits.
+    since_ns: u64,
+    bytes: u64,
+}
+
+impl Pace {
+    pub(crate) fn moved(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+    }
+
+    /// True if fewer than [`SMALL`] bytes have moved in a whole `stretch`, all of which something
+    /// waited (`waits`: it does now). To be asked often in a stretch.
+    pub(crate) fn is_slow(&mut self, waits: bool, now_ns: u64, stretch: u64) -> bool {
+        if !waits || self.since_ns == 0 {
+            *self = Pace {
+                since_ns: if waits { now_ns } else { 0 },
+                bytes: 0,
+            };
+            return false;
+        }
+        if now_ns.saturating_sub(self.since_ns) <= stretch {
+            return false;
+        }
+        let slow = self.bytes < SMALL;
+        *self = Pace {
+            since_ns: now_ns,
+            bytes: 0,
+        };
+        slow
+    }
+}
 
 /// See the module.
 pub(crate) struct Conn {
@@ -28,6 +64,8 @@ pub(crate) struct Conn {
     pub since_ns: u64,
     pub recv_ns: u64,
     pub send_ns: u64,
+    pub receipts: Pace,
+    pub sends: Pace,
     /// When the session began to close, 0 before.
     pub closing_ns: u64,
 }
@@ -50,6 +88,8 @@ impl Conn {
             since_ns: now_ns,
             recv_ns: now_ns,
             send_ns: now_ns,
+            receipts: Pace::default(),
+            sends: Pace::default(),
             closing_ns: 0,
         }
     }

@@ -5,6 +5,7 @@
 //! sockets with a [`SessionFactory`] each, and stop them with [`Reactors::stop`].
 
 mod background;
+mod budget;
 mod conn;
 pub mod engine;
 mod inbox;
@@ -18,9 +19,10 @@ mod tags;
 pub mod watch;
 mod worker;
 
+pub use budget::{CONNECTION, Room, Shares};
 pub use engine::BlockEngine;
-pub use peer::{ListenerId, PeerAddress, PeerInfo, SessionFactory};
+pub use peer::{Caller, ListenerId, PeerAddress, PeerInfo, SessionFactory, Visitor};
 pub use queue::{Queue, QueueId};
 pub use reactors::{Config, ReactorError, Reactors, Stats};
-pub use session::{Memory, Room, SendList, Session, SessionCx};
+pub use session::{Memory, SendList, Session, SessionCx};
 pub use watch::{Ended, Watch, Watcher};

@@ -41,12 +41,58 @@ pub struct PeerInfo {
 
 impl fmt::Display for PeerInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address {
+        self.address.fmt(f)
+    }
+}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             PeerAddress::Unix { pid, uid, .. } => write!(f, "process {pid} of user {uid}"),
             PeerAddress::Tcp(address) => address.fmt(f),
             PeerAddress::Unknown => f.write_str("unknown peer"),
         }
     }
+}
+
+/// A client, as far as it can be told who that is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Where it comes from.
+    pub address: PeerAddress,
+    /// The name in the certificate it showed, if it showed one that was checked.
+    pub name: Option<String>,
+}
+
+impl Caller {
+    /// A client at `address`.
+    pub fn new(address: PeerAddress) -> Caller {
+        Caller {
+            address,
+            name: None,
+        }
+    }
+
+    /// The process at the other end of a unix socket.
+    pub fn of_socket(socket: &impl AsRawFd) -> Caller {
+        Caller::new(credentials(socket).unwrap_or(PeerAddress::Unknown))
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)?;
+        match &self.name {
+            Some(name) => write!(f, " ({name})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What stands for a client as long as it uses an export: dropped when it has gone.
+pub trait Visitor: Send + Sync {
+    /// It changes the disk.
+    fn wrote(&self);
 }
 
 /// Makes sessions of connections; one per listening socket. Called on a data thread, so it
@@ -107,7 +153,7 @@ fn set_option(stream: &TcpStream, option: libc::c_int, value: libc::c_int) -> bo
     ret == 0
 }
 
-fn credentials(stream: &TcpStream) -> Option<PeerAddress> {
+fn credentials(stream: &impl AsRawFd) -> Option<PeerAddress> {
     let mut cred = libc::ucred {
         pid: 0,
         uid: 0,

@@ -1,11 +1,12 @@
 //! Starting, feeding and stopping the data threads.
 
 use crate::background::Background;
+use crate::budget::{CONNECTION, Room, Shares};
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, EngineJob, Inbox};
 use crate::peer::{ListenerId, SessionFactory, make_blocking};
 use crate::queue::{Queue, QueueId};
-use crate::session::{Room, Session};
+use crate::session::Session;
 use crate::watch::{Watch, Watcher};
 use crate::worker::Worker;
 use hearth_engine::api::{Completion, Effects, ReqError, Request};
@@ -33,9 +34,12 @@ pub struct Config {
     pub backend: Option<Backend>,
     /// Most connections at a time; more are accepted and closed at once.
     pub max_connections: usize,
-    /// Bytes of memory for requests and their replies, all connections together; 256 KiB of each
-    /// connection do not count. When it is used up, each may have one large request at a time; at
-    /// twice as much, none.
+    /// Connections that have not said what they want yet, at a time. Beyond that the oldest of them
+    /// is closed for a new one: a client that means well takes milliseconds over it.
+    pub half_open: usize,
+    /// Bytes of memory for connections, their requests and their replies, all together; queues of
+    /// clients that share memory not included. Each connection takes 512 KiB of it by being there,
+    /// the rest is for large requests, and divided so that nobody gets all of it.
     pub payload_memory: u64,
     /// How long a client may take over its handshake, over more of a payload it announced, over
     /// more of the replies it is sent (if either holds more than 256 KiB), and over the last
@@ -50,12 +54,14 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// One thread per processor, 1024 connections, 1 GiB of payloads, no polling, 30 s, 10 s.
+    /// One thread per processor, 1024 connections, 256 of them half open, 1 GiB of memory, no
+    /// polling, 30 s, 10 s.
     fn default() -> Config {
         Config {
             threads: 0,
             backend: None,
             max_connections: 1024,
+            half_open: 256,
             payload_memory: 1 << 30,
             stall: Duration::from_secs(30),
             poll: Duration::ZERO,
@@ -116,9 +122,9 @@ pub(crate) struct Shared {
     inboxes: OnceLock<Vec<Inbox>>,
     connections: AtomicUsize,
     refused: AtomicU64,
+    /// What connections hold, and what queues hold beside it.
     held: AtomicU64,
-    /// What of it connections hold, and not queues.
-    of_connections: AtomicU64,
+    of_queues: AtomicU64,
     turn: AtomicU32,
 }
 
@@ -158,50 +164,43 @@ impl Shared {
         false
     }
 
-    /// Takes `bytes` of the memory budget, even beyond its end.
+    /// Takes `bytes` of memory outside the budget.
     pub(crate) fn hold(&self, bytes: u64) {
         if bytes > 0 {
-            self.held.fetch_add(bytes, Ordering::Relaxed);
+            self.of_queues.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Gives `bytes` of the memory budget back.
+    /// Gives them back.
     pub(crate) fn unhold(&self, bytes: u64) {
         if bytes > 0 {
-            self.held.fetch_sub(bytes, Ordering::Relaxed);
+            self.of_queues.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
     /// A connection holds `now` bytes of the memory budget instead of `before`.
-    pub(crate) fn recount(&self, before: u64, now: u64) {
+    pub(crate) fn recount(&self, before: u64, now: u64, shares: Option<&Shares>) {
         if now > before {
-            self.hold(now - before);
-            let more = now - before;
-            self.of_connections.fetch_add(more, Ordering::Relaxed);
+            self.held.fetch_add(now - before, Ordering::Relaxed);
         } else if before > now {
-            self.unhold(before - now);
-            let less = before - now;
-            self.of_connections.fetch_sub(less, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn is_ample(&self) -> bool {
-        self.held.load(Ordering::Relaxed) < self.config.payload_memory
-    }
-
-    /// What there is for further requests.
-    pub(crate) fn room(&self) -> Room {
-        if self.is_ample() {
-            return Room::Ample;
-        }
-        // A queue takes no heed of the budget: it must not be what keeps connections from large
-        // requests altogether.
-        let connections = self.of_connections.load(Ordering::Relaxed);
-        if connections < self.config.payload_memory.saturating_mul(2) {
-            Room::Scarce
+            self.held.fetch_sub(before - now, Ordering::Relaxed);
         } else {
-            Room::Short
+            return;
         }
+        if let Some(shares) = shares {
+            shares.recount(before, now);
+        }
+    }
+
+    /// What there is for further requests of a session.
+    pub(crate) fn room(&self, shares: Option<&Shares>) -> Room {
+        let total = self.config.payload_memory;
+        let connections = self.connections.load(Ordering::Relaxed) as u64;
+        // Connections take some of it by being there; that must not be all.
+        let limit = total
+            .saturating_sub(connections.saturating_mul(CONNECTION))
+            .max(total / 4);
+        Room::for_session(limit, self.held.load(Ordering::Relaxed), shares)
     }
 }
 
@@ -249,7 +248,7 @@ impl Reactors {
             connections: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             held: AtomicU64::new(0),
-            of_connections: AtomicU64::new(0),
+            of_queues: AtomicU64::new(0),
             turn: AtomicU32::new(0),
         });
         let (report, reports) = channel::<Report>();
@@ -441,7 +440,8 @@ impl Reactors {
     pub fn stats(&self) -> Stats {
         Stats {
             connections: self.shared.connections.load(Ordering::Relaxed),
-            payload_bytes: self.shared.held.load(Ordering::Relaxed),
+            payload_bytes: self.shared.held.load(Ordering::Relaxed)
+                + self.shared.of_queues.load(Ordering::Relaxed),
             refused: self.shared.refused.load(Ordering::Relaxed),
             threads: self.shared.threads,
             backend: self.backend,

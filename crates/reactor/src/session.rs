@@ -4,36 +4,13 @@
 //! requests they contain, and which bytes to send. The same code therefore runs over io_uring,
 //! over the thread-pool fallback, inside TLS, in unit tests and under a fuzzer.
 
+use crate::budget::{Room, Shares};
 use hearth_engine::api::{Completion, Request};
 use hearth_io::{BufPool, BufSlice};
 use smallvec::SmallVec;
 
 /// Memory every connection may hold, whatever the others hold: small requests always get through.
 pub(crate) const SMALL: u64 = 256 << 10;
-
-/// How much memory there is for requests and replies (`Config::payload_memory`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Room {
-    /// Enough.
-    #[default]
-    Ample,
-    /// It is used up. A disk that is stuck may hold all of it, and its clients must not freeze the
-    /// others': one large request at a time for each connection.
-    Scarce,
-    /// So is as much again: 256 KiB for each connection, and nothing more.
-    Short,
-}
-
-impl Room {
-    /// Whether a session that holds `held` bytes may take a request that needs `more`.
-    pub fn allows(self, held: u64, more: u64) -> bool {
-        match self {
-            Room::Ample => true,
-            Room::Scarce if held == 0 => true,
-            Room::Scarce | Room::Short => more == 0 || held.saturating_add(more) <= SMALL,
-        }
-    }
-}
 
 /// Memory of a session: bytes of its requests and replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +65,11 @@ pub trait Session: Send {
     /// for it to take its replies, and it does nothing about it.
     fn memory(&self) -> Memory {
         Memory::default()
+    }
+    /// Whose share of the memory it holds, once it is known whose client this is. Stays the same
+    /// from then on.
+    fn shares(&self) -> Option<&Shares> {
+        None
     }
     /// There may be room again for what [`waits`](Memory::waits).
     fn resume(&mut self, cx: &mut SessionCx<'_>) {

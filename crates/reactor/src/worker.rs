@@ -131,7 +131,7 @@ impl Worker {
                 self.sweep();
             }
             self.cancel_calls();
-            if self.gated > 0 && (self.now >= self.next_gate || self.shared.is_ample()) {
+            if self.gated > 0 && self.now >= self.next_gate {
                 self.next_gate = self.now + GATED_NS;
                 self.ungate();
             }
@@ -330,6 +330,37 @@ impl Worker {
         }
         self.conns[index as usize] = Some(conn);
         self.mark(index);
+        self.bound_half_open();
+    }
+
+    /// Closes the oldest connection that has not said what it wants, if there are too many: else
+    /// whoever opens many and says nothing keeps everybody out.
+    fn bound_half_open(&mut self) {
+        let most = (self.shared.config.half_open / self.shared.threads as usize).max(1);
+        if self.conns.len() - self.free.len() <= most {
+            return;
+        }
+        let (mut count, mut oldest) = (0, None::<(u64, u32)>);
+        for (index, conn) in self.conns.iter().enumerate() {
+            if let Some(conn) = conn
+                && !conn.dead
+                && conn.session.handshaking()
+            {
+                count += 1;
+                let this = (conn.since_ns, index as u32);
+                oldest = Some(oldest.map_or(this, |o| o.min(this)));
+            }
+        }
+        if count > most
+            && let Some((_, index)) = oldest
+            && let Some(conn) = self.conn(index)
+        {
+            tracing::info!(
+                "connection cut: too many others have begun and not said what they want"
+            );
+            conn.kill();
+            self.mark(index);
+        }
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -359,7 +390,7 @@ impl Worker {
             requests: &mut self.requests,
             bufs: &mut self.bufs,
             now_ns: self.now,
-            room: self.shared.room(),
+            room: self.shared.room(conn.session.shares()),
         };
         f(conn, &mut cx);
         for request in &mut self.requests[before..] {
@@ -370,7 +401,8 @@ impl Worker {
         }
         let memory = conn.session.memory();
         let counted = memory.held.saturating_sub(SMALL);
-        self.shared.recount(conn.counted, counted);
+        self.shared
+            .recount(conn.counted, counted, conn.session.shares());
         conn.counted = counted;
         self.gated += usize::from(memory.waits);
         self.gated -= usize::from(conn.memory.waits).min(self.gated);
@@ -390,6 +422,7 @@ impl Worker {
             let n = result.unwrap_or(0);
             conn.more = more;
             conn.recv_ns = now;
+            conn.receipts.moved(n);
             conn.ended |= n == 0;
             conn.session.received(n, cx);
         });
@@ -402,7 +435,10 @@ impl Worker {
             conn.sending = false;
             conn.send_ns = now;
             match result {
-                Ok(n) if n > 0 => conn.session.sent(n, cx),
+                Ok(n) if n > 0 => {
+                    conn.sends.moved(n);
+                    conn.session.sent(n, cx);
+                }
                 _ => conn.kill(),
             }
         });
@@ -532,7 +568,7 @@ impl Worker {
             }
             if conn.is_over() {
                 self.gated -= usize::from(conn.memory.waits).min(self.gated);
-                self.shared.recount(conn.counted, 0);
+                self.shared.recount(conn.counted, 0, conn.session.shares());
                 self.conns[index as usize] = None;
                 self.free.push(index);
                 self.shared.release();
@@ -568,16 +604,22 @@ impl Worker {
                 continue;
             };
             let since = |then: u64| now.saturating_sub(then) > stall;
+            let takes = conn.receiving > 0 && conn.memory.payload > SMALL;
+            let gives = conn.sending && conn.memory.replies > SMALL;
+            let crawls =
+                conn.receipts.is_slow(takes, now, stall) | conn.sends.is_slow(gives, now, stall);
             let why = if conn.dead {
                 None
             } else if cut {
                 Some("the daemon is stopping")
             } else if conn.session.handshaking() && since(conn.since_ns) {
                 Some("the handshake took too long")
-            } else if conn.receiving > 0 && conn.memory.payload > SMALL && since(conn.recv_ns) {
+            } else if takes && since(conn.recv_ns) {
                 Some("a payload stopped half-way")
-            } else if conn.sending && conn.memory.replies > SMALL && since(conn.send_ns) {
+            } else if gives && since(conn.send_ns) {
                 Some("the peer does not take its replies")
+            } else if crawls {
+                Some("a payload or its replies move too slowly")
             } else if conn.closing_ns > 0 && since(conn.closing_ns) {
                 Some("the peer does not take the last replies")
             } else {

@@ -6,8 +6,8 @@ use common::{PassThrough, Toy, command};
 use hearth_engine::api::{ReqOp, Request};
 use hearth_io::{Backend, BlockFile, Buf, Device, Target, Targets};
 use hearth_reactor::{
-    Config, Ended, PeerAddress, PeerInfo, ReactorError, Reactors, Session, SessionFactory, Watch,
-    Watcher,
+    Config, Ended, PeerAddress, PeerInfo, ReactorError, Reactors, Session, SessionFactory, Shares,
+    Watch, Watcher,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -307,50 +307,94 @@ fn the_memory_budget(backend: Backend) {
     assert_eq!(rig.reactors.stats().payload_bytes, 0);
 }
 
-/// What clients of a disk that is stuck hold freezes nobody else.
+/// What clients of a disk that is stuck hold leaves most of the memory to the others.
 fn a_stuck_disk_and_its_neighbours(backend: Backend) {
     const MIB: u32 = 1 << 20;
-    let rig = rig(backend, |c| c.payload_memory = 1 << 20);
-    *rig.engine.hold.lock().unwrap() = Some(Vec::new());
-    rig.engine
-        .hold_from
-        .store(2 * u64::from(MIB), Ordering::Relaxed);
-    let mut data = vec![0; MIB as usize];
-    let mut read = |client: &mut UnixStream, len: u32| {
-        client.write_all(&command(b'R', 0, len, 7)).unwrap();
-        assert_eq!(reply(client), (7, true));
-        client.read_exact(&mut data[..len as usize]).unwrap();
+    let rig = rig(backend, |c| c.payload_memory = 64 << 20);
+    let client = |shares: &Shares| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        rig.reactors
+            .adopt(theirs, Toy::of(1, shares.clone()))
+            .unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        ours
     };
-    let mut other = rig.client();
-    let mut stuck = rig.client();
-    stuck.write_all(&command(b'R', 0, 2 * MIB, 1)).unwrap();
-    rig.wait_for("the budget is used up", || rig.engine.held() == 1);
-    read(&mut other, 4096);
-    read(&mut other, MIB);
-    // Whoever holds some of it gets no more, not even what would be answered.
-    stuck.write_all(&command(b'R', 0, MIB, 2)).unwrap();
-    let mut more = rig.client();
-    more.write_all(&command(b'R', 0, 2 * MIB, 1)).unwrap();
-    rig.wait_for("twice the budget is used up", || rig.engine.held() == 2);
-    read(&mut other, 4096);
-    let most = rig.reactors.stats().payload_bytes;
-    assert!(most < 4 << 20, "{most} bytes are held");
-    // Now there is nothing for large requests, which wait.
-    other.write_all(&command(b'R', 0, MIB, 3)).unwrap();
-    more.write_all(&command(b'R', 0, 4096, 2)).unwrap();
-    assert_eq!(rig.engine.held(), 2);
+    *rig.engine.hold.lock().unwrap() = Some(Vec::new());
+    rig.engine.hold_from.store(2 << 20, Ordering::Relaxed);
+    rig.engine.hold_below.store(4 << 20, Ordering::Relaxed);
+    // Three clients ask for all there is, and nothing of it is answered.
+    let stuck = Shares::default();
+    let mut hogs: Vec<UnixStream> = (0..3).map(|_| client(&stuck)).collect();
+    for hog in &mut hogs {
+        for tag in 0..32 {
+            hog.write_all(&command(b'R', 0, 2 * MIB, tag)).unwrap();
+        }
+    }
+    let held = || rig.reactors.stats().payload_bytes;
+    rig.wait_for("they hold something", || held() > 4 << 20);
+    // Another disk's clients: large requests go through beside them, over and over.
+    let mut other = client(&Shares::default());
+    let mut data = vec![0; 16 << 20];
+    for _ in 0..4 {
+        other
+            .write_all(&command(b'R', 32 << 20, 16 * MIB, 7))
+            .unwrap();
+        assert_eq!(reply(&mut other), (7, true));
+        other.read_exact(&mut data).unwrap();
+        let most = held();
+        assert!(most < 48 << 20, "{most} bytes are held");
+    }
     let engine = rig.engine.clone();
     rig.reactors.run(move |_, fx| engine.release(fx)).unwrap();
-    // What was answered counts until it is taken.
-    for client in [&mut stuck, &mut more] {
-        assert_eq!(reply(client), (1, true));
-        std::io::copy(&mut client.take(2 * u64::from(MIB)), &mut std::io::sink()).unwrap();
-        assert_eq!(reply(client), (2, true));
-    }
-    assert_eq!(reply(&mut other), (3, true));
-    drop((other, stuck, more));
+    // What was answered counts until it is taken; then the rest has its turn.
+    std::thread::scope(|scope| {
+        for hog in &mut hogs {
+            scope.spawn(move || {
+                for _ in 0..32 {
+                    assert!(reply(hog).1);
+                    std::io::copy(&mut hog.take(2 * u64::from(MIB)), &mut std::io::sink()).unwrap();
+                }
+            });
+        }
+    });
+    drop((other, hogs));
     rig.wait_for("slots given back", || rig.reactors.stats().connections == 0);
-    assert_eq!(rig.reactors.stats().payload_bytes, 0);
+    assert_eq!(held(), 0);
+    assert_eq!(stuck.export.load(Ordering::Relaxed), 0);
+}
+
+/// A client that sends a byte of a long payload now and then is no better than one that stops.
+fn payloads_that_crawl(backend: Backend) {
+    let rig = rig(backend, |c| c.stall = Duration::from_millis(300));
+    let mut client = rig.client();
+    client.write_all(&command(b'W', 0, 2 << 20, 1)).unwrap();
+    let start = Instant::now();
+    // Its pace, not a wait for anything.
+    while client.write_all(&[1]).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(30), "it still crawls");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    rig.wait_for("its memory is given back", || {
+        rig.reactors.stats().payload_bytes == 0
+    });
+}
+
+/// Who opens connections and says nothing keeps nobody out.
+fn half_open_connections(backend: Backend) {
+    let rig = rig(backend, |c| c.half_open = 8);
+    let mut silent: Vec<UnixStream> = (0..8).map(|_| rig.client()).collect();
+    rig.wait_for("all are there", || rig.reactors.stats().connections == 8);
+    for _ in 0..40 {
+        let mut client = rig.client();
+        client.write_all(&command(b'F', 0, 0, 1)).unwrap();
+        assert_eq!(reply(&mut client), (1, true));
+        silent.push(rig.client());
+    }
+    rig.wait_for("the oldest are closed", || {
+        rig.reactors.stats().connections <= 8
+    });
+    assert!(is_closed(&mut silent[0]));
 }
 
 /// A reply counts until it is sent.
@@ -540,6 +584,8 @@ on_both!(
     errors_are_answered,
     clients_that_die,
     clients_that_stall,
+    half_open_connections,
+    payloads_that_crawl,
     the_connection_limit,
     the_memory_budget,
     a_stuck_disk_and_its_neighbours,

@@ -13,7 +13,7 @@ use crate::inflight::{self, Area};
 use crate::memory::{GuestMemory, REGIONS_MAX, Region};
 use crate::queue::{DiskQueue, Line, Link, Parts};
 use crate::ring::{QUEUE_SIZE_MAX, RingAddresses, SplitRing};
-use hearth_reactor::{QueueId, Reactors};
+use hearth_reactor::{QueueId, Reactors, Visitor};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,6 +49,7 @@ struct Vring {
 /// One client's device.
 pub struct Device {
     disk: Arc<dyn Disk>,
+    visitor: Arc<dyn Visitor>,
     link: Arc<Link>,
     reactors: Arc<Reactors>,
     features: u64,
@@ -60,9 +61,15 @@ pub struct Device {
 
 impl Device {
     /// A device for a client that has just connected.
-    pub fn new(disk: Arc<dyn Disk>, link: Arc<Link>, reactors: Arc<Reactors>) -> Device {
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        visitor: Arc<dyn Visitor>,
+        link: Arc<Link>,
+        reactors: Arc<Reactors>,
+    ) -> Device {
         Device {
             disk,
+            visitor,
             link,
             reactors,
             features: 0,
@@ -117,6 +124,7 @@ impl Device {
         };
         let queue = DiskQueue::new(Parts {
             disk: self.disk.clone(),
+            visitor: self.visitor.clone(),
             link: self.link.clone(),
             line: vring.line.clone(),
             memory: self.memory.clone(),

@@ -1,6 +1,7 @@
 //! What the exporter needs to know of a disk; the daemon implements it.
 
 use hearth_engine::api::DiskId;
+use hearth_reactor::{Caller, Visitor};
 
 /// A disk on offer.
 pub trait Disk: Send + Sync {
@@ -14,10 +15,8 @@ pub trait Disk: Send + Sync {
     fn read_only(&self) -> bool;
     /// True while the disk is being taken away: requests fail.
     fn closing(&self) -> bool;
-    /// A client connected.
-    fn connected(&self);
-    /// A client is gone; called once for each [`connected`](Self::connected).
-    fn disconnected(&self);
+    /// A client wants to use it: what stands for it as long as it stays, or why it may not.
+    fn admit(&self, caller: &Caller) -> Result<Box<dyn Visitor>, String>;
 }
 
 /// Bytes of a virtio block device's serial number (virtio 1.2, 5.2.6, `VIRTIO_BLK_T_GET_ID`).

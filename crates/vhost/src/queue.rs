@@ -15,7 +15,7 @@ use crate::request::{Limits, Op, Range, SECTOR, Status, parse};
 use crate::ring::SplitRing;
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqOp, Request};
 use hearth_io::{BLOCK, Buf, BufSlice};
-use hearth_reactor::{Queue, SessionCx};
+use hearth_reactor::{Queue, SessionCx, Visitor};
 use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -117,6 +117,8 @@ impl Line {
 pub struct Parts {
     /// The disk.
     pub disk: Arc<dyn Disk>,
+    /// Stands for the client; told of its writes.
+    pub visitor: Arc<dyn Visitor>,
     /// The connection.
     pub link: Arc<Link>,
     /// Shared with the control thread.
@@ -344,6 +346,7 @@ impl DiskQueue {
         flight: &mut Flight,
         cx: &mut SessionCx<'_>,
     ) -> Result<(), VhostError> {
+        self.parts.visitor.wrote();
         let buf = self.copy_buffer(offset, len, cx);
         let mut at = (offset % BLOCK) as usize;
         let mut window = buf.all();
@@ -381,6 +384,7 @@ impl DiskQueue {
     }
 
     fn ranges(&mut self, head: u16, ranges: &[Range], discard: bool, cx: &mut SessionCx<'_>) {
+        self.parts.visitor.wrote();
         let fua = !config::is_write_back(self.parts.features);
         for range in ranges {
             let op = if discard {

@@ -10,7 +10,7 @@ use crate::channel;
 use crate::control::Device;
 use crate::disk::Disk;
 use crate::queue::Link;
-use hearth_reactor::Reactors;
+use hearth_reactor::{Caller, Reactors, Visitor};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -428,8 +428,13 @@ fn serve(shared: &Shared, disk: Arc<dyn Disk>, client: &Client, socket: UnixStre
             return;
         }
     };
-    disk.connected();
-    let device = Device::new(disk.clone(), client.link.clone(), shared.reactors.clone());
+    let visitor: Arc<dyn Visitor> = match disk.admit(&Caller::of_socket(&socket)) {
+        Ok(visitor) => visitor.into(),
+        // Why is in the log.
+        Err(_) => return client.link.close(),
+    };
+    let link = client.link.clone();
+    let device = Device::new(disk.clone(), visitor.clone(), link, shared.reactors.clone());
     let device = Arc::new(Mutex::new(device));
     let mut handler = BackendReqHandler::from_stream(socket, device.clone());
     let end = loop {
@@ -453,7 +458,7 @@ fn serve(shared: &Shared, disk: Arc<dyn Disk>, client: &Client, socket: UnixStre
         .unwrap_or_else(PoisonError::into_inner)
         .stop_all();
     client.link.close();
-    disk.disconnected();
+    drop(visitor);
 }
 
 type Handler = BackendReqHandler<Mutex<Device>>;

@@ -19,7 +19,7 @@ fn a_removed_disk_keeps_no_client() -> Result<()> {
     hearth.add("vm1", path(&origin), &[])?;
     let mut idle = hearth.connect("vm1")?;
     idle.write(0, &[7; 4096])?;
-    hearth.ok(&["disk", "remove", "vm1"])?;
+    hearth.ok(&["disk", "remove", "vm1", "--yes"])?;
     let end = idle.receive().map(drop).map_err(|e| e.kind());
     ensure!(end == Err(std::io::ErrorKind::UnexpectedEof), "{end:?}");
     ensure!(

@@ -642,7 +642,7 @@ fn one_client_at_a_time_and_none_of_a_removed_disk() -> Result<()> {
     let second = second
         .join()
         .map_err(|_| anyhow::anyhow!("the second client panicked"))??;
-    hearth.ok(&["disk", "remove", "d"])?;
+    hearth.ok(&["disk", "remove", "d", "--yes"])?;
     second.wait_cut()?;
     wait::until("the socket is gone", LIMIT, || {
         (!hearth.vhost_socket("d").exists()).then_some(())

@@ -21,7 +21,7 @@ use utoipa_axum::routes;
 use super::advice::AdviceReport;
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
-use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolInfo};
+use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolExport, PoolInfo};
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
 
@@ -42,7 +42,7 @@ pub trait Control: Send + Sync + 'static {
     /// The pool being served.
     fn pool(&self) -> Result<PoolInfo>;
     /// Begins to write everything dirty to the origins, and then to stop.
-    fn export_pool(&self) -> Result<()>;
+    fn export_pool(&self, how: PoolExport) -> Result<()>;
     /// All disks, by name.
     fn disks(&self) -> Result<Vec<DiskInfo>>;
     /// One disk.
@@ -161,11 +161,18 @@ async fn get_pool(State(control): Shared) -> Result<Json<PoolInfo>> {
 }
 
 /// Write everything dirty to the origins, and stop the daemon, which leaves the pool clean.
-#[utoipa::path(post, path = "/v1/pool/export", tag = "pool", responses(
-    (status = 200, body = Done), (status = "default", body = ErrorBody)))]
-async fn export_pool(State(control): Shared) -> Result<Json<Done>> {
-    change(control, &CHANGES, |c| {
-        c.export_pool().map(|()| Done { done: true })
+#[utoipa::path(post, path = "/v1/pool/export", tag = "pool", request_body = Option<PoolExport>,
+    responses((status = 200, body = Done), (status = "default", body = ErrorBody)))]
+async fn export_pool(State(control): Shared, request: Request) -> Result<Json<Done>> {
+    // Without a body it is as it always was, as long as no clients are connected.
+    let bare = request.headers().get("content-type").is_none();
+    let how = if bare {
+        PoolExport::default()
+    } else {
+        Body::<PoolExport>::from_request(request, &()).await?.0
+    };
+    change(control, &CHANGES, move |c| {
+        c.export_pool(how).map(|()| Done { done: true })
     })
     .await
 }

@@ -127,6 +127,9 @@ pub struct DiskAdd {
     /// Seconds that requests wait for an origin's server that is gone before they fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_timeout: Option<f64>,
+    /// Most clients (processes, not connections) at a time; 0, the default, means any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clients: Option<u32>,
     /// Nobody but this pool writes the origin: asked for where that cannot be seen (an NBD export,
     /// iSCSI, ssh, nfs://).
     #[serde(default)]
@@ -165,6 +168,9 @@ pub struct DiskSet {
     /// Seconds that requests wait for an origin's server that is gone before they fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_timeout: Option<f64>,
+    /// Most clients (processes, not connections) at a time; 0, the default, means any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clients: Option<u32>,
     /// Take over the origin's present size, if it has grown.
     #[serde(default)]
     pub size_from_origin: bool,
@@ -326,8 +332,14 @@ pub struct DiskInfo {
     /// Bytes of it that the origin does not have yet; zeroed and discarded ranges, which take no
     /// flash, included.
     pub dirty: u64,
-    /// NBD clients connected.
+    /// Connections of clients.
     pub connections: u64,
+    /// The clients; of very many, the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<ClientInfo>,
+    /// Most clients (processes, not connections) at a time; 0 means any number.
+    #[serde(default)]
+    pub client_limit: u32,
     /// The connection to the origin's server; absent for files and block devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<OriginLink>,
@@ -353,6 +365,61 @@ pub struct DiskInfo {
     /// Why the last flush or removal ended before it was done, unless somebody called it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<ErrorBody>,
+}
+
+/// How a client uses a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClientKind {
+    /// Over the NBD socket, or NBD over TCP.
+    Nbd,
+    /// Through shared memory.
+    VhostUser,
+}
+
+impl ClientKind {
+    /// The word used in the API and the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            ClientKind::Nbd => "nbd",
+            ClientKind::VhostUser => "vhost-user",
+        }
+    }
+}
+
+/// A client of a disk: a process of this host, or, over TCP, an address with the name in its
+/// certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClientInfo {
+    /// How it is connected.
+    pub kind: ClientKind,
+    /// Its process, if it is on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// How that process was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Its address, over TCP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The name in the certificate it showed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// When it connected, seconds since 1970.
+    pub since: u64,
+    /// Its connections.
+    pub connections: u64,
+    /// It has written to the disk.
+    pub writes: bool,
+}
+
+/// How a pool is exported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolExport {
+    /// Also while clients are connected: they are cut off.
+    #[serde(default)]
+    pub yes: bool,
 }
 
 /// How a disk's origin is connected, if it is behind a server.
@@ -382,6 +449,9 @@ pub struct DiskRemove {
     /// Throw dirty blocks away instead of writing them to the origin: the newest writes are lost.
     #[serde(default)]
     pub discard_dirty: bool,
+    /// Also while clients are connected: they are cut off at the end.
+    #[serde(default)]
+    pub yes: bool,
 }
 
 /// How the pool was found at start.

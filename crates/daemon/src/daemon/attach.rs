@@ -21,6 +21,7 @@ use hearth_origin::owner::{ClaimError, Take};
 use super::admission::{self, Ownership};
 use super::{Daemon, Phase, Slot, lock};
 use crate::api::types::Trust;
+use crate::clients::Clients;
 use crate::compare;
 use crate::degraded::Dirty;
 use crate::error::{Error, Kind, Result};
@@ -690,6 +691,7 @@ impl Daemon {
             record.read_only,
             self.engine.clone(),
             device,
+            Clients::new(&record.name, record.clients, self.crowd.clone()),
         );
         let export = Arc::new(export);
         self.exports.insert(export.clone());

@@ -17,8 +17,11 @@ use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock, tr
 use crate::api::advice::AdviceReport;
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
-use crate::api::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, PoolInfo, Trust};
+use crate::api::types::{
+    DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, PoolExport, PoolInfo, Trust,
+};
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
+use crate::clients::sentence;
 use crate::error::{Error, Result};
 use crate::origin;
 use crate::pool::mode_to;
@@ -34,6 +37,10 @@ const RECONCILE_TIME: Duration = Duration::from_secs(60);
 const ROTTEN_NAMED: usize = 8;
 /// How often it looks.
 const RECONCILE_POLL: Duration = Duration::from_millis(10);
+
+/// How long a client that closes its connection may take to be gone: scripts remove a disk right
+/// after the program that used it.
+const GONE_TIME: Duration = Duration::from_secs(1);
 
 /// How long a change of a disk waits while the disk's origin is being opened.
 const OPENING_TIME: Duration = Duration::from_secs(3);
@@ -70,6 +77,18 @@ fn reconciling(name: &str) -> Error {
         format!("what waited on flash is being written to the origin of {name}"),
         "wait until it is served; to give that up, restart the daemon and choose the other side",
     )
+}
+
+/// Refuses what cuts clients off.
+fn unused(name: &str, slot: &Slot) -> Result<()> {
+    let Some(export) = slot.export().filter(|e| e.clients().connections() > 0) else {
+        return Ok(());
+    };
+    let who = sentence(&export.clients().list());
+    Err(Error::refused(
+        format!("disk {name} is in use by {who}"),
+        "stop the virtual machine or program first, or cut it off with --yes",
+    ))
 }
 
 fn block_size(bytes: Option<u64>) -> Result<u32> {
@@ -395,6 +414,20 @@ impl Daemon {
         })
     }
 
+    /// Gives clients of a disk, or of all, that have just gone the moment it takes to notice.
+    fn let_clients_go(&self, name: Option<&str>) {
+        let end = Instant::now() + GONE_TIME;
+        let used = || {
+            lock(&self.disks).iter().any(|(disk, slot)| {
+                name.is_none_or(|name| name == disk)
+                    && slot.export().is_some_and(|e| e.clients().connections() > 0)
+            })
+        };
+        while used() && Instant::now() < end {
+            std::thread::sleep(RECONCILE_POLL);
+        }
+    }
+
     /// Waits until a disk being reconciled is served, for a while. Fails at once if it cannot be, because
     /// part of what is to win is lost.
     fn wait_reconciled(&self, name: &str) -> Result<()> {
@@ -448,9 +481,18 @@ impl Daemon {
             record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
             record.auto = set.auto.unwrap_or(record.auto);
             record.origin_timeout_ms = timeout_ms;
+            record.clients = set.clients.unwrap_or(record.clients);
             record.sole_user |= set.sole_user;
             Ok(())
         })?;
+        if let Some(limit) = set.clients {
+            self.with_slot(name, |slot| {
+                if let Some(export) = slot.export() {
+                    export.clients().set_limit(limit);
+                }
+                Ok(())
+            })?;
+        }
         if set.origin_timeout.is_some() {
             let time = Duration::from_millis(timeout_ms.into());
             self.with_slot(name, |slot| {
@@ -495,10 +537,16 @@ impl Control for Arc<Daemon> {
         Ok(self.pool_info())
     }
 
-    fn export_pool(&self) -> Result<()> {
+    fn export_pool(&self, how: PoolExport) -> Result<()> {
+        if !how.yes {
+            self.let_clients_go(None);
+        }
         let _ops = lock(&self.ops);
         self.not_stopping()?;
         for (name, slot) in lock(&self.disks).iter() {
+            if !how.yes {
+                unused(name, slot)?;
+            }
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.owed_blocks();
             if let Some(e) = trouble::only_lost_left(name, &status) {
@@ -550,6 +598,7 @@ impl Control for Arc<Daemon> {
         let mut record = DiskRecord {
             name: disk.name.clone(),
             read_only: disk.read_only,
+            clients: disk.clients.unwrap_or(0),
             rules: RULES,
             sole_user: disk.sole_user,
             origin_timeout_ms: timeout(disk.origin_timeout)?,
@@ -677,8 +726,14 @@ impl Control for Arc<Daemon> {
     }
 
     fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo> {
+        if !how.yes {
+            self.let_clients_go(Some(name));
+        }
         let _ops = self.ops_for(name)?;
         let (id, attached) = self.with_slot(name, |slot| {
+            if !how.yes {
+                unused(name, slot)?;
+            }
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.owed_blocks();
             match &slot.phase {

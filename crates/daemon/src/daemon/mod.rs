@@ -35,9 +35,11 @@ use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::{DrainProgress, Recovery};
+use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
 use crate::exports::{DiskExport, ExportTable};
+use crate::memory::NbdLimits;
 use crate::pool::Pool;
 use crate::progress::Progress;
 use crate::windows::Windows;
@@ -89,6 +91,9 @@ pub struct Options {
     pub accept_damage: bool,
     /// Longest a data thread looks for work before it sleeps; zero: it does not.
     pub poll: Duration,
+    /// Most bytes of RAM for NBD clients: their connections, requests and replies; `None`: a
+    /// sixteenth of the machine's, at least 128 MiB, at most 1 GiB.
+    pub nbd_memory: Option<u64>,
     /// Directory for the sockets of image processes, of this daemon alone.
     pub images: PathBuf,
     /// Leave the cache off.
@@ -253,6 +258,8 @@ pub struct Daemon {
     reactors: Arc<Reactors>,
     observer: Arc<Observer>,
     exports: Arc<ExportTable>,
+    /// Connections of all disks' clients.
+    crowd: Arc<Crowd>,
     disks: Mutex<BTreeMap<String, Slot>>,
     windows: Mutex<PoolWindows>,
     ops: Mutex<()>,
@@ -335,9 +342,13 @@ impl Daemon {
         let owners = admission::Owners::new(pool.info().uuid, host_name());
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
+        let nbd = NbdLimits::of(options.nbd_memory, known.len())?;
         let config = Config {
             threads: options.threads,
             poll: options.poll,
+            payload_memory: nbd.memory,
+            max_connections: nbd.descriptors,
+            half_open: nbd.connections / 4,
             ..Config::default()
         };
         let observer = Observer::start()
@@ -358,6 +369,7 @@ impl Daemon {
             reactors,
             observer,
             exports: Arc::default(),
+            crowd: Arc::new(Crowd::new(nbd.connections as u64)),
             disks: Mutex::default(),
             windows: Mutex::new(PoolWindows {
                 flash: Windows::new(0, FlashCounters::default()),

@@ -138,6 +138,7 @@ impl Daemon {
         if slot.export().is_some_and(|e| e.origin().is_modelled()) {
             notices.push("the origin's speed is a model's".to_owned());
         }
+        notices.extend(slot.export().and_then(|e| e.clients().notice()));
         let link = slot.device().and_then(|d| link(d, record));
         if let Some(l) = link.as_ref().filter(|l| !l.connected) {
             let what = if l.failing { "fail" } else { "wait" };
@@ -171,7 +172,9 @@ impl Daemon {
             notices,
             cached: status.cached_blocks * BLOCK,
             dirty: status.owed_bytes(),
-            connections: slot.export().map_or(0, |e| e.connections()),
+            connections: slot.export().map_or(0, |e| e.clients().connections()),
+            clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
+            client_limit: record.clients,
             link,
             cannot_write_back,
             lost: status

@@ -3,8 +3,8 @@
 
 use hearth_engine::api::{Completion, ReqError, ReqOp, Request};
 use hearth_io::BufPool;
-use hearth_nbd::{Export, ExportSummary, Exports, NbdSession, Status, TlsMode};
-use hearth_reactor::{Room, SendList, Session, SessionCx};
+use hearth_nbd::{Export, ExportSummary, Exports, NbdSession, Status, TlsMode, Visit};
+use hearth_reactor::{Caller, Room, SendList, Session, SessionCx, Shares, Visitor};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,11 @@ pub struct Disk {
     pub fast_zero: AtomicBool,
     pub closing: AtomicBool,
     pub gone: AtomicBool,
-    pub clients: AtomicI64,
+    pub full: AtomicBool,
+    /// What the last client's certificate called it.
+    pub caller: Mutex<Option<String>>,
+    pub clients: Arc<AtomicI64>,
+    pub writes: Arc<AtomicU64>,
     pub data: Mutex<Vec<u8>>,
     pub extents: Mutex<Vec<(u64, Status)>>,
 }
@@ -36,7 +40,10 @@ impl Disk {
             fast_zero: AtomicBool::new(true),
             closing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            clients: AtomicI64::new(0),
+            full: AtomicBool::new(false),
+            caller: Mutex::default(),
+            clients: Arc::default(),
+            writes: Arc::default(),
             data: Mutex::new(data),
             extents: Mutex::new(Vec::new()),
         })
@@ -110,11 +117,31 @@ impl Export for Disk {
     fn gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
-    fn connected(&self) {
+    fn admit(&self, caller: &Caller) -> Result<Visit, String> {
+        *self.caller.lock().unwrap() = caller.name.clone();
+        if self.full.load(Ordering::Relaxed) {
+            return Err("no more clients here".to_owned());
+        }
         self.clients.fetch_add(1, Ordering::Relaxed);
+        Ok(Visit {
+            visitor: Box::new(Counted(self.clients.clone(), self.writes.clone())),
+            shares: Shares::default(),
+        })
     }
-    fn disconnected(&self) {
-        self.clients.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A client that is counted as long as it is there.
+struct Counted(Arc<AtomicI64>, Arc<AtomicU64>);
+
+impl Visitor for Counted {
+    fn wrote(&self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -168,7 +195,7 @@ impl Wire {
             held: VecDeque::new(),
             hold: false,
             deaf: false,
-            room: Room::Ample,
+            room: Room::AMPLE,
             send_step: usize::MAX,
             got: VecDeque::new(),
         };

@@ -3,7 +3,7 @@
 
 use hearth_engine::api::{Completion, Effects, ReqError, ReqOp, Request};
 use hearth_io::{Buf, BufSlice, Class, IoDone, IoOp, OpKind, Target};
-use hearth_reactor::{BlockEngine, Memory, SendList, Session, SessionCx};
+use hearth_reactor::{BlockEngine, Memory, SendList, Session, SessionCx, Shares};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +24,8 @@ pub struct PassThrough {
     pub hold: Mutex<Option<Vec<Completion>>>,
     /// Only those with so many bytes of memory.
     pub hold_from: AtomicU64,
+    /// And with less than so many, if it is set.
+    pub hold_below: AtomicU64,
 }
 
 impl BlockEngine for PassThrough {
@@ -80,8 +82,11 @@ impl BlockEngine for PassThrough {
             };
             match &mut *self.hold.lock().unwrap() {
                 Some(held)
-                    if completion.buf.as_ref().map_or(0, |b| b.len()) as u64
-                        >= self.hold_from.load(Ordering::Relaxed) =>
+                    if {
+                        let len = completion.buf.as_ref().map_or(0, |b| b.len()) as u64;
+                        let below = self.hold_below.load(Ordering::Relaxed);
+                        len >= self.hold_from.load(Ordering::Relaxed) && (below == 0 || len < below)
+                    } =>
                 {
                     held.push(completion)
                 }
@@ -122,6 +127,7 @@ pub struct Toy {
     greeted: bool,
     ending: bool,
     waits: bool,
+    shares: Option<Shares>,
 }
 
 pub const HEADER: usize = 24;
@@ -140,7 +146,15 @@ impl Toy {
             greeted: false,
             ending: false,
             waits: false,
+            shares: None,
         })
+    }
+
+    /// A client with a share of its own.
+    pub fn of(disk: u16, shares: Shares) -> Box<Toy> {
+        let mut toy = Toy::new(disk);
+        toy.shares = Some(shares);
+        toy
     }
 
     fn parse(&mut self, cx: &mut SessionCx<'_>) {
@@ -252,6 +266,10 @@ impl Session for Toy {
         if read && completion.result.is_ok() {
             self.out.push_back(completion.buf.unwrap().sub(0, len));
         }
+    }
+
+    fn shares(&self) -> Option<&Shares> {
+        self.shares.as_ref()
     }
 
     fn send_list(&mut self, out: &mut SendList) {
