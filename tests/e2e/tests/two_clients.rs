@@ -65,7 +65,7 @@ fn two_processes_that_write_are_named() -> Result<()> {
     let mut first = hearth.connect("d")?;
     first.write(0, &[1; 4096])?;
     let mut second = Io::start(&hearth)?;
-    second.command("read 0 4k")?;
+    // One line only: a second one would wait in its buffer until more comes.
     second.command("write -P 2 4k 4k")?;
     let both = |info: &Value| {
         let clients = info["clients"].as_array()?;

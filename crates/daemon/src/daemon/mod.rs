@@ -342,7 +342,7 @@ impl Daemon {
         let owners = admission::Owners::new(pool.info().uuid, host_name());
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
-        let nbd = NbdLimits::of(options.nbd_memory, known.len())?;
+        let nbd = NbdLimits::of(options.nbd_memory, pool.registry().disks.len())?;
         let config = Config {
             threads: options.threads,
             poll: options.poll,
