@@ -314,6 +314,9 @@ pub struct Serve {
     /// Open a pool of whose log parts cannot be read, with what can be
     #[arg(long)]
     pub accept_damage: bool,
+    /// Use the flash again, which Hearth leaves alone after it aborted three times within ten minutes
+    #[arg(long)]
+    pub release_brake: bool,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,

@@ -139,6 +139,13 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     if let (Some(io), Some(threads)) = (&info.io, info.threads) {
         line("I/O", format!("{io}, {threads} threads"));
     }
+    for s in &info.stuck {
+        let seconds = human_seconds(s.seconds as f64);
+        line(
+            "STUCK",
+            format!("{} for {seconds}; its clients get no answers", s.thread),
+        );
+    }
     print!("{}", table.render());
     for notice in &info.notices {
         println!("warning: {}", plain(notice));

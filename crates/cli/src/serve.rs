@@ -60,11 +60,13 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
                 .iter()
                 .map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone()))
                 .collect(),
+            brake: None,
         },
         run_dir: global.dir(),
         socket_group: args.sockets.socket_group,
         control_group: args.sockets.control_group,
         tcp,
+        release_brake: args.release_brake,
     };
     Ok(serve::run(&options)?)
 }

@@ -265,6 +265,18 @@ fn disk(report: &DiskReport) -> String {
     out
 }
 
+/// One line for each thread that is stuck.
+pub fn stuck_threads(stuck: &[hearth_daemon::api::stats::StuckThread]) -> String {
+    let line = |s: &hearth_daemon::api::stats::StuckThread| {
+        format!(
+            "STUCK: {} has not come round for {}; its clients get no answers\n",
+            s.thread,
+            human_seconds(s.seconds as f64)
+        )
+    };
+    stuck.iter().map(line).collect()
+}
+
 fn pool(report: &PoolReport) -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -285,6 +297,7 @@ fn pool(report: &PoolReport) -> String {
     for notice in &report.notices {
         let _ = writeln!(out, "warning: {}", plain(notice));
     }
+    out.push_str(&stuck_threads(&report.stuck));
     let headings: Vec<String> = std::iter::once(String::new())
         .chain(report.spans.iter().map(|s| format!(">{}", s.span)))
         .collect();

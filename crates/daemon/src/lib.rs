@@ -1,7 +1,9 @@
 //! The daemon: keeps the registry of disks, attaches and detaches them, serves them over NBD and
 //! vhost-user, and is controlled over HTTP on a unix socket. The `hearth` command is a thin shell around this.
 
+pub mod abort;
 pub mod api;
+pub mod brake;
 pub mod client;
 pub mod clients;
 mod compare;
@@ -12,6 +14,7 @@ pub mod error;
 pub mod exports;
 pub mod inspect;
 pub mod memory;
+mod monitor;
 pub mod notify;
 pub mod origin;
 pub mod place;

@@ -581,6 +581,7 @@ impl Pool {
             cached: None,
             dirty: None,
             unknown: None,
+            stuck: Vec::new(),
             recovery: None,
             io: None,
             threads: None,

@@ -7,19 +7,22 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hearth_nbd::NbdFactory;
 use hearth_reactor::SessionFactory;
 
+use crate::abort;
 use crate::api::listen::{self, Limits};
 use crate::api::server::{CONTROL_THREADS, Control, router};
 use crate::api::types::PoolExport;
+use crate::brake::Brake;
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::descriptors;
 use crate::error::{Error, Result};
+use crate::monitor::Monitor;
 use crate::notify::Notify;
 use crate::rights::Rights;
 use crate::rundir::{RunDir, api_socket, images_dir, make_private, nbd_socket};
@@ -28,8 +31,6 @@ use crate::vhost::VhostSockets;
 
 /// Longest wait for control requests to be answered at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
-/// How often the watchdog looks whether it is told to end.
-const WATCHDOG_POLL: Duration = Duration::from_millis(100);
 
 /// Encryption of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,11 +69,14 @@ pub struct ServeOptions {
     pub control_group: Option<String>,
     /// NBD over TCP as well.
     pub tcp: Option<Tcp>,
+    /// Use the flash although Hearth aborted over it several times.
+    pub release_brake: bool,
 }
 
 /// Serves until told to stop. Returns after everything is brought to rest.
 pub fn run(options: &ServeOptions) -> Result<()> {
     let begin = Instant::now();
+    abort::on_panic();
     let notify = Notify::from_env();
     // Before anything is opened: later a lack of descriptors shows in places that know no remedy.
     let budget = descriptors::raise()?;
@@ -87,6 +91,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     let tcp = options.tcp.as_ref().map(tcp_server).transpose()?;
     let mut daemon_options = options.daemon.clone();
     daemon_options.images = images_dir(run_dir.path());
+    daemon_options.brake = Some(Brake::beside(run_dir.path(), options.release_brake));
     // The run directory is ours alone now: what opens images there belongs to nobody.
     hearth_origin::sweep(&daemon_options.images);
     let daemon = Daemon::start(&daemon_options)?;
@@ -159,7 +164,7 @@ fn serve(
     );
     tracing::info!(socket = %nbd_socket(&dir).display(), ms = begin.elapsed().as_millis() as u64, "serving NBD");
     signalled.stop(daemon.clone());
-    let watchdog = Watchdog::start(notify, daemon);
+    let monitor = Monitor::start(daemon);
     notify.ready("serving");
     let reason = daemon.housekeeping();
     notify.stopping();
@@ -167,7 +172,7 @@ fn serve(
     for listener in listeners {
         daemon.reactors().unlisten(listener);
     }
-    drop((watchdog, signs));
+    drop((monitor, signs));
     let outcome = daemon.shut_down(reason);
     // Control clients wait for the end of an export until the socket is gone.
     drop(api);
@@ -328,56 +333,6 @@ impl Drop for Api {
     }
 }
 
-/// Tells the service manager that the daemon is alive, as long as its housekeeping goes round.
-struct Watchdog {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watchdog {
-    fn start(notify: &Notify, daemon: &Arc<Daemon>) -> Option<Watchdog> {
-        let period = notify.watchdog_period()?;
-        let notify = Notify::from_env();
-        let stop = Arc::new(AtomicBool::new(false));
-        let (ended, daemon) = (stop.clone(), daemon.clone());
-        let watch = move || {
-            let mut seen = u64::MAX;
-            let mut last = Instant::now();
-            while !ended.load(Ordering::Relaxed) {
-                std::thread::sleep(WATCHDOG_POLL.min(period));
-                let beats = daemon.beats();
-                if last.elapsed() >= period.saturating_sub(WATCHDOG_POLL) && beats != seen {
-                    notify.alive();
-                    (seen, last) = (beats, Instant::now());
-                }
-            }
-        };
-        match std::thread::Builder::new()
-            .name("hearth-watchdog".to_owned())
-            .spawn(watch)
-        {
-            Ok(thread) => Some(Watchdog {
-                stop,
-                thread: Some(thread),
-            }),
-            Err(e) => {
-                tracing::error!("cannot start the watchdog thread: {e}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It only sends datagrams; whatever ended it, the daemon goes on.
-            let _ = thread.join();
-        }
-    }
-}
-
 /// Writes everything dirty of a pool nobody serves to its origins.
 pub fn export_offline(flash: &Path) -> Result<()> {
     let images = std::env::temp_dir().join(format!("hearth-export-{}", std::process::id()));
@@ -390,6 +345,7 @@ pub fn export_offline(flash: &Path) -> Result<()> {
 }
 
 fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
+    abort::on_panic();
     let daemon = Daemon::start(&Options {
         flash: flash.to_owned(),
         images,

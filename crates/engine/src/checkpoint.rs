@@ -8,6 +8,7 @@
 use crate::api::DiskId;
 use crate::core::Core;
 use crate::log::{Sealing, SegState};
+use crate::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
 use hearth_format::{CheckpointHeader, FormatError};
 use hearth_io::checksum::crc32c;
@@ -147,7 +148,15 @@ impl Core {
         let mut block = vec![0u8; BLOCK as usize];
         media.read_at(self.layout.checkpoint_offset(), &mut block)?;
         let header = match CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()) {
-            Ok(h) if h.pool_tag == self.pool_tag && h.id == id => h,
+            Ok(h)
+                if h.pool_tag == self.pool_tag
+                    && h.id == id
+                    && [h.next_batch_seq, h.next_segment_seq, h.tail_seq]
+                        .iter()
+                        .all(|n| *n < NUMBERS_END) =>
+            {
+                h
+            }
             _ => return Ok(false),
         };
         let area = self.layout.checkpoint_offset();
@@ -200,7 +209,7 @@ impl Core {
         for seg in 0..self.log.segments.len() {
             let closed = r.u8()? == 1;
             let s = &mut self.log.segments[seg];
-            s.seq = r.u64()?;
+            s.seq = r.u64().filter(|seq| *seq < NUMBERS_END)?;
             if closed {
                 s.state = SegState::Closed;
                 order.push((s.seq, seg as u32));
@@ -213,7 +222,7 @@ impl Core {
             .collect();
         for _ in 0..r.u32()? {
             let id = r.u16()?;
-            let seg_seq = r.u64()?;
+            let seg_seq = r.u64().filter(|seq| *seq < NUMBERS_END)?;
             let runs = r.u32()?;
             for _ in 0..runs {
                 let (block, count) = (r.u64()?, r.u64()?);
@@ -259,7 +268,10 @@ impl Core {
                 let Some(info) = self.index.slot(slot) else {
                     continue;
                 };
-                if !closed {
+                // A log that is walked takes nothing there, and of what is dirty nothing may be left that
+                // nobody finds: it would stay dirty for ever. Clean ones are looked at when they go.
+                let found = !info.dirty || self.index.get(info.key) == Some(slot);
+                if !closed || slot - base >= self.log.data_blocks || !found {
                     return None;
                 }
                 let s = &mut self.log.segments[seg];
@@ -283,7 +295,10 @@ impl Core {
             }
         }
         for (slot, key, dirty) in foreign {
-            self.index.remove(key);
+            // Another slot may claim to hold the same block.
+            if !self.index.remove_orphan(slot) {
+                self.index.remove(key);
+            }
             self.slot_emptied(slot, dirty);
             self.dirty_total -= u64::from(dirty);
         }

@@ -13,7 +13,7 @@ use crate::flashfail::FlashFault;
 use crate::grow::resize;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment};
-use crate::recover::RecoverError;
+use crate::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
 use crate::rescue::Rescue;
 use crate::stage::Stage;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
@@ -258,6 +258,11 @@ impl Engine {
         known: &[KnownDisk],
     ) -> Result<(Engine, OpenReport), OpenError> {
         let sb = Superblock::load(media)?;
+        let floors = [sb.log_floor, sb.clean_floor];
+        if sb.generation >= GENERATIONS_END || floors.iter().any(|n| *n >= NUMBERS_END) {
+            let why = "its superblock counts further than any pool does";
+            return Err(OpenError::Damaged(why.to_owned()));
+        }
         let state = sb.state;
         let since: BTreeMap<DiskId, u64> = known.iter().map(|k| (k.id, k.since_seq)).collect();
         let mut core = Self::blank(sb.clone(), opts.clone(), known);
@@ -360,7 +365,10 @@ impl Engine {
         let id = cfg.id;
         match core.disk(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
-            Some(_) => core.drop_padding(id, cfg.size),
+            Some(_) => {
+                core.drop_padding(id, cfg.size);
+                core.drop_beyond(id, cfg.size.div_ceil(BLOCK));
+            }
             None => place(&mut core, Disk::new(cfg.clone())),
         }
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;

@@ -268,6 +268,9 @@ impl Core {
                 break;
             };
             let (disk, block) = (info.key.disk(), info.key.block());
+            if !info.dirty && self.drop_orphan(slot + n) {
+                break;
+            }
             if self.index.slot_mark(slot + n) || self.superseding(disk, block, block + 1) {
                 break;
             }
@@ -303,6 +306,19 @@ impl Core {
             }
         }
         n
+    }
+
+    /// Gives up a clean copy that the index does not lead to; false if it does.
+    pub fn drop_orphan(&mut self, slot: SlotNo) -> bool {
+        let disk = self.index.slot(slot).map(|info| info.key.disk());
+        if !self.index.remove_orphan(slot) {
+            return false;
+        }
+        self.slot_emptied(slot, false);
+        if let Some(d) = disk.and_then(|disk| self.disk_mut(disk)) {
+            d.cached = d.cached.saturating_sub(1);
+        }
+        true
     }
 
     /// May a dirty block be read to be moved now, and not first in a run? What flash has refused is

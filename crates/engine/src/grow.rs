@@ -108,6 +108,22 @@ impl Core {
     }
 }
 
+impl Core {
+    /// A disk is attached with so many blocks: what the log says of blocks behind its end is nonsense,
+    /// whoever wrote it there, and would be written to the origin for ever.
+    pub fn drop_beyond(&mut self, id: DiskId, blocks: u64) {
+        self.change_zeros(id, |zero| zero.remove_range(blocks, u64::MAX));
+        let Some(d) = self.disk_mut(id) else { return };
+        if d.zero.is_empty() {
+            d.zero_seg_seq = None;
+        }
+        let beyond: Vec<u64> = d.dirty.range(blocks, u64::MAX).collect();
+        for block in beyond {
+            self.forget_block(id, block, 0);
+        }
+    }
+}
+
 /// Gives a disk its new size.
 pub(crate) fn resize(d: &mut Disk, size: u64) {
     let regions = d.region_blocks;

@@ -297,7 +297,9 @@ impl Index {
         }
         // Only now: a damaged table may name the slot already, which must not be found above.
         self.meta[slot as usize] = new;
-        let (place, way) = free.expect("the table has room for every slot");
+        // There is room for every slot, unless a checkpoint brought entries that lead nowhere.
+        let (place, way) = free.or_else(|| self.stale()).unwrap_or((home, 0));
+        self.bucket_mut(place)[way / 4] &= !(0xFF << (way % 4 * 8));
         let mut at = home;
         while at != place {
             let bucket = self.bucket_mut(at);
@@ -329,6 +331,30 @@ impl Index {
         self.meta[slot as usize] = EMPTY;
         self.len -= 1;
         Some(slot)
+    }
+
+    /// An entry of the table that leads to no slot in use, or to one that is found elsewhere.
+    fn stale(&self) -> Option<(usize, usize)> {
+        let places = (0..self.buckets).flat_map(|b| (0..WAYS).map(move |way| (b, way)));
+        let leads = |&(b, way): &(usize, usize)| {
+            let slot = self.slot(self.bucket(b)[4 + way]);
+            slot.is_some_and(|info| self.find(info.key) == Some((b, way)))
+        };
+        places.into_iter().find(|place| !leads(place))
+    }
+
+    /// Empties a slot that no entry of the table leads to, as a checkpoint that lies can have them.
+    /// False if one does.
+    pub fn remove_orphan(&mut self, slot: SlotNo) -> bool {
+        let Some(info) = self.slot(slot) else {
+            return false;
+        };
+        if self.get(info.key) == Some(slot) {
+            return false;
+        }
+        self.meta[slot as usize] = EMPTY;
+        self.len -= 1;
+        true
     }
 
     /// What `slot` holds; `None` if nothing.

@@ -79,6 +79,11 @@ struct Found {
     blind: bool,
 }
 
+/// No pool counts so far. What claims to is not believed: the numbers that follow it must fit, too.
+pub(crate) const NUMBERS_END: u64 = 1 << 62;
+/// The same for generations of the superblock, which begin the numbers of segments.
+pub(crate) const GENERATIONS_END: u64 = NUMBERS_END >> 32;
+
 impl Core {
     /// Rebuilds index, disks and segments from the log on `media`.
     pub fn recover(
@@ -363,7 +368,7 @@ impl Core {
             let sealed = self.decode_summary(end);
             let head = BatchHeader::decode(start, &mut Vec::new())
                 .ok()
-                .filter(|h| h.pool_tag == self.pool_tag);
+                .filter(|h| self.is_ours(h));
             match (sealed, head) {
                 (Some((h, entries)), head)
                     if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq) =>
@@ -389,11 +394,32 @@ impl Core {
         }
     }
 
+    /// Is the batch of this pool, and can its numbers be?
+    fn is_ours(&self, h: &BatchHeader) -> bool {
+        let numbers = [
+            h.segment_seq,
+            h.batch_seq,
+            h.tail_seq,
+            h.durable_seq,
+            h.epoch,
+        ];
+        h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
+    }
+
     fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Vec<Entry>)> {
         let mut entries = Vec::new();
         let h = SummaryHeader::decode(bytes, &mut entries)
             .ok()
-            .filter(|h| h.pool_tag == self.pool_tag)?;
+            .filter(|h| {
+                let numbers = [
+                    h.segment_seq,
+                    h.last_batch_seq,
+                    h.tail_seq,
+                    h.durable_seq,
+                    h.epoch,
+                ];
+                h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
+            })?;
         let data_blocks = self.log.data_blocks;
         let inside = entries
             .iter()
@@ -459,9 +485,9 @@ impl Core {
             };
             let follows = batches.last().is_none_or(|b| {
                 b.header.segment_seq == header.segment_seq
-                    && b.header.batch_seq + 1 == header.batch_seq
+                    && b.header.batch_seq.checked_add(1) == Some(header.batch_seq)
             });
-            if header.pool_tag != self.pool_tag
+            if !self.is_ours(&header)
                 || !follows
                 || header.check_slots(at, data_blocks, &entries).is_err()
             {
@@ -485,9 +511,8 @@ impl Core {
         {
             for at in at..data_blocks {
                 let behind = BatchHeader::decode(block(at), &mut Vec::new());
-                let ours = |h: &BatchHeader| {
-                    h.pool_tag == self.pool_tag && h.segment_seq == last.header.segment_seq
-                };
+                let ours =
+                    |h: &BatchHeader| self.is_ours(h) && h.segment_seq == last.header.segment_seq;
                 claimed = claimed.max(behind.ok().filter(ours).map_or(0, |h| h.durable_seq));
             }
         }

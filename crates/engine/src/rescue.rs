@@ -190,6 +190,9 @@ impl Core {
         if info.dirty || self.index.slot_mark(slot) {
             return;
         }
+        if self.drop_orphan(slot) {
+            return;
+        }
         let (disk, block) = (info.key.disk(), info.key.block());
         self.evict_block(disk, block, slot, now);
     }

@@ -42,6 +42,10 @@ const GATHER_BUSY: u32 = 8;
 const BUSY: usize = 8;
 /// Times an operation is submitted again after `EAGAIN` or `EINTR` before that is its result.
 const RETRIES_MAX: u8 = 16;
+/// Times in a row the kernel may be short of memory before the ring counts as broken, and the pause
+/// after each: a second in all.
+const SHORT_MAX: u32 = 100;
+const SHORT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
 /// I/O vectors per system call (`UIO_MAXIOV`); longer lists take several.
 const IOV_MAX: usize = 1024;
 /// How long a dying driver waits for the kernel before it leaks what is still in use.
@@ -130,6 +134,8 @@ pub(crate) struct RingDriver {
     gathered: u32,
     /// [`raise_workers`](Self::raise_workers) was called.
     workers_raised: bool,
+    /// Entries in a row for which the kernel had no memory.
+    short: u32,
 }
 
 impl RingDriver {
@@ -164,6 +170,7 @@ impl RingDriver {
             now: now_ns(),
             gathered: 0,
             workers_raised: false,
+            short: 0,
         })
     }
 
@@ -513,8 +520,18 @@ impl RingDriver {
             }
         };
         match entered {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                self.short = 0;
+                Ok(())
+            }
             Err(e) => match e.raw_os_error() {
+                // The kernel is short of memory, as it may be for a moment; what was not submitted
+                // still is in the ring.
+                Some(libc::ENOMEM) if self.short < SHORT_MAX => {
+                    self.short += 1;
+                    std::thread::sleep(SHORT_PAUSE);
+                    Ok(())
+                }
                 // Timed out; interrupted; completions must be reaped first.
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
                 _ => Err(e),

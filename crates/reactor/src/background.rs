@@ -6,6 +6,7 @@
 
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, Mail};
+use crate::pulse::thread_name;
 use crate::reactors::Shared;
 use crate::tags::{Tag, Tags};
 use hearth_engine::api::{Completion, Effects, Request};
@@ -66,8 +67,16 @@ impl Background {
         }
     }
 
-    /// Runs until stopped. An error means that the driver cannot go on.
-    pub(crate) fn run(mut self) -> io::Result<()> {
+    /// Runs until stopped. An error means that the driver cannot go on; `told` hears of it.
+    pub(crate) fn run(mut self, told: Option<fn(&str, &io::Error)>) -> io::Result<()> {
+        let result = self.rounds();
+        if let (Err(e), Some(told)) = (&result, told) {
+            told(&thread_name(self.index, self.shared.threads), e);
+        }
+        result
+    }
+
+    fn rounds(&mut self) -> io::Result<()> {
         let mut events = Vec::new();
         let mut dones: Vec<IoDone> = Vec::new();
         let mut mail = Mail::default();
@@ -78,6 +87,7 @@ impl Background {
             let now = self
                 .proactor
                 .wait(Wait::Until(until), &mut events, &mut dones)?;
+            self.shared.pulse.beat(self.index, now);
             events.clear();
             self.shared.inbox(self.index).take(&mut mail);
             mail.completions.drain(..).for_each(|c| self.deliver(c));

@@ -95,6 +95,11 @@ impl Inbox {
         Ok(())
     }
 
+    /// Lets the thread come round once, if it sleeps.
+    pub(crate) fn wake(&self) {
+        self.wake.wake();
+    }
+
     /// Exchanges the contents with `mail`, which should be empty.
     pub(crate) fn take(&self, mail: &mut Mail) {
         std::mem::swap(&mut self.lock().mail, mail);

@@ -5,6 +5,7 @@ use crate::budget::{CONNECTION, Room, Shares};
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, EngineJob, Inbox};
 use crate::peer::{ListenerId, SessionFactory, make_blocking};
+use crate::pulse::{Pulse, Stuck, thread_name};
 use crate::queue::{Queue, QueueId};
 use crate::session::Session;
 use crate::watch::{Watch, Watcher};
@@ -51,6 +52,9 @@ pub struct Config {
     /// How long connections have to finish when the daemon stops; as long again until their
     /// requests are given up.
     pub grace: Duration,
+    /// Called by a thread, with its name, whose driver cannot go on. What it had in flight is never
+    /// answered, and the engine waits for it: whoever serves disks ends the process here.
+    pub on_failure: Option<fn(&str, &io::Error)>,
 }
 
 impl Default for Config {
@@ -66,6 +70,7 @@ impl Default for Config {
             stall: Duration::from_secs(30),
             poll: Duration::ZERO,
             grace: Duration::from_secs(10),
+            on_failure: None,
         }
     }
 }
@@ -126,6 +131,7 @@ pub(crate) struct Shared {
     held: AtomicU64,
     of_queues: AtomicU64,
     turn: AtomicU32,
+    pub pulse: Pulse,
 }
 
 impl Shared {
@@ -250,6 +256,7 @@ impl Reactors {
             held: AtomicU64::new(0),
             of_queues: AtomicU64::new(0),
             turn: AtomicU32::new(0),
+            pulse: Pulse::new(threads),
         });
         let (report, reports) = channel::<Report>();
         let (mut handles, mut go) = (Vec::new(), Vec::new());
@@ -265,13 +272,8 @@ impl Reactors {
                 report: report.clone(),
                 started,
             };
-            let name = if index < threads {
-                format!("hearth-data{index}")
-            } else {
-                "hearth-bg".to_owned()
-            };
             let thread = std::thread::Builder::new()
-                .name(name)
+                .name(thread_name(index, threads))
                 .spawn(move || body.run());
             // On failure `go` is dropped, which ends the threads that did start.
             handles.push(thread.map_err(ReactorError::Thread)?);
@@ -448,6 +450,11 @@ impl Reactors {
         }
     }
 
+    /// Asks every thread for a sign of life; those that have given none since they were last asked.
+    pub fn stuck(&self) -> Vec<Stuck> {
+        self.shared.pulse.ask(hearth_io::now_ns(), &self.shared)
+    }
+
     /// Asks every session whether it is [`closing`](Session::closing), because something it
     /// depends on has changed: an idle connection would not notice by itself.
     pub fn look(&self) {
@@ -518,11 +525,15 @@ impl Body {
             return;
         }
         drop(self.report);
-        let result = if self.index < self.shared.threads {
-            Worker::new(self.index, self.engine, self.shared, proactor, self.watch).run()
+        let shared = self.shared.clone();
+        let (index, told) = (self.index, shared.config.on_failure);
+        let result = if index < shared.threads {
+            let (engine, watch) = (self.engine, self.watch);
+            Worker::new(index, engine, self.shared, proactor, watch).run(told)
         } else {
-            Background::new(self.engine, self.shared, proactor).run()
+            Background::new(self.engine, self.shared, proactor).run(told)
         };
+        shared.pulse.end(index);
         if let Err(e) = result {
             tracing::error!(
                 "a data thread cannot go on: {e}; its connections are closed, restart the daemon"

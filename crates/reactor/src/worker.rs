@@ -10,6 +10,7 @@ use crate::engine::BlockEngine;
 use crate::inbox::{Command, Mail};
 use crate::peer::{ListenerId, PeerInfo, SessionFactory, identify};
 use crate::polling::Polling;
+use crate::pulse::thread_name;
 use crate::queues::{QUEUE, Queues};
 use crate::reactors::Shared;
 use crate::session::{SMALL, SendList, Session, SessionCx};
@@ -116,12 +117,26 @@ impl Worker {
         }
     }
 
-    /// Runs until stopped. An error means that the driver cannot go on.
-    pub(crate) fn run(mut self) -> io::Result<()> {
+    /// Runs until stopped. An error means that the driver cannot go on; `told` hears of it while the
+    /// thread still has what it had in flight.
+    pub(crate) fn run(mut self, told: Option<fn(&str, &io::Error)>) -> io::Result<()> {
+        let result = self.rounds();
+        if let (Err(e), Some(told)) = (&result, told) {
+            told(&thread_name(self.index, self.shared.threads), e);
+        }
+        result
+    }
+
+    fn rounds(&mut self) -> io::Result<()> {
         let mut events = Vec::new();
         let mut wait = Wait::Poll;
         loop {
             self.now = self.proactor.wait(wait, &mut events, &mut self.dones)?;
+            self.shared.pulse.beat(self.index, self.now);
+            #[cfg(debug_assertions)]
+            if self.tags.len() > 0 {
+                crate::failpoint::obey()?;
+            }
             let seen = self.poll.is_on()
                 && (self.queues.look() || !events.is_empty() || !self.dones.is_empty());
             for event in events.drain(..) {

@@ -7,7 +7,8 @@
 //! seed fails again each time it is run.
 //!
 //! [`device`] is the hardware, [`workload`] the guests, [`model`] the oracle, [`world`] moves
-//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds.
+//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds. [`tamper`] is apart:
+//! an engine over pools that somebody changed.
 
 pub mod content;
 pub mod device;
@@ -19,6 +20,7 @@ pub mod profile;
 pub mod real;
 pub mod runner;
 pub mod subject;
+pub mod tamper;
 #[cfg(test)]
 mod toy;
 pub mod workload;

@@ -84,6 +84,43 @@ impl Hearth {
         Hearth::bare_in(binary()?, &scratch()?)
     }
 
+    /// A new pool for a debug build of the daemon, which alone can be made to fail
+    /// ([`fail_at`](Self::fail_at)); `None` if there is none beside the binary under test.
+    pub fn breakable(size: &str) -> Result<Option<Hearth>> {
+        let bin = binary()?;
+        let target = bin.parent().and_then(Path::parent);
+        let debug = target.context("binary outside a target directory")?;
+        let debug = debug.join("debug/hearth");
+        if !debug.is_file() {
+            eprintln!("skipped: no debug build of hearth beside {}", bin.display());
+            return Ok(None);
+        }
+        let mut hearth = Hearth::bare_in(debug, &scratch()?)?;
+        let file = path(&hearth.dir().join("fail")).to_owned();
+        hearth.env.push(("HEARTH_FAILPOINT".to_owned(), file));
+        hearth.create_pool(size)?;
+        Ok(Some(hearth))
+    }
+
+    /// Makes the next data thread that has work `panic`, `hang` (until this is called again), or lose its
+    /// `driver`.
+    pub fn fail_at(&self, how: &str) -> Result<()> {
+        // Whole at once: the daemon may look at any time.
+        let (new, file) = (self.dir().join("fail.new"), self.dir().join("fail"));
+        fs::write(&new, how)?;
+        Ok(fs::rename(new, file)?)
+    }
+
+    /// Waits until the daemon has ended by itself.
+    pub fn ended(&mut self) -> Result<ExitStatus> {
+        let child = self.child.as_mut().context("not running")?;
+        let status = wait::until("the daemon ends", LIFE_LIMIT, || {
+            child.try_wait().ok().flatten()
+        })?;
+        self.child = None;
+        Ok(status)
+    }
+
     /// The same with a given binary, below a given directory.
     pub fn bare_in(bin: PathBuf, parent: &Path) -> Result<Hearth> {
         let dir = tempfile::Builder::new().prefix("t").tempdir_in(parent)?;

@@ -2,9 +2,21 @@
 //! dies or hangs.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::Hearth;
+use hearth_e2e::daemon::path;
+use hearth_e2e::load::{BLOCKS, Writer};
+use hearth_e2e::nbd::Client;
+use hearth_e2e::pattern::BLOCK;
+use hearth_e2e::{Hearth, wait};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+/// The watchdog's time, as systemd would set it.
+const WATCHDOG: Duration = Duration::from_secs(4);
+/// Exit status when the system refuses I/O to a data thread.
+const DRIVER_FAILED: i32 = 71;
 
 /// Puts limits on open files, soft and hard, in front of the daemon.
 fn open_files(hearth: &mut Hearth, limits: &str) {
@@ -44,5 +56,181 @@ fn the_limit_on_open_files_is_raised() -> Result<()> {
     ensure!(words[3] == "4000" && words[4] == "4000", "{line}");
     let origin = hearth.origin("o.img", MIB)?;
     hearth.add("d", origin.to_str().context("a path")?, &[])?;
+    Ok(())
+}
+
+/// A data thread panics under load: the process ends at once, nothing acknowledged is lost, and after
+/// the third time the flash is left alone: what is clean is served, what is dirty is refused by name.
+#[test]
+fn a_panic_ends_the_process_and_the_third_takes_the_flash_away() -> Result<()> {
+    let Some(mut hearth) = Hearth::breakable("160M")? else {
+        return Ok(());
+    };
+    hearth.start()?;
+    let origin = hearth.dir().join("o.img");
+    std::fs::write(&origin, vec![0u8; BLOCKS as usize * BLOCK])?;
+    hearth.add("d", path(&origin), &[])?;
+    let clean = hearth.origin("c.img", 4 * MIB)?;
+    hearth.add("c", path(&clean), &["--mode", "write-through"])?;
+    let mut writer = Writer::new(7);
+    for cycle in 0..3 {
+        let mut client = hearth.connect("d")?;
+        let mut status = None;
+        let abort = || {
+            hearth.fail_at("panic")?;
+            status = Some(hearth.ended()?);
+            Ok(())
+        };
+        writer.load(&mut client, Duration::from_millis(200), abort)?;
+        let status = status.context("it has ended")?;
+        ensure!(
+            status.signal() == Some(libc::SIGABRT),
+            "ended with {status}"
+        );
+        ensure!(
+            hearth.log().contains("PANIC in thread hearth-data"),
+            "{}",
+            hearth.log()
+        );
+        hearth.start()?;
+        if cycle < 2 {
+            ensure!(!hearth.log().contains("THE FLASH IS NOT USED"));
+            let mut client = hearth.connect("d")?;
+            writer.check(&mut client)?;
+        }
+    }
+    ensure!(
+        hearth.log().contains("THE FLASH IS NOT USED"),
+        "{}",
+        hearth.log()
+    );
+    let expected = std::fs::read(&clean)?;
+    let read = hearth.connect("c")?.read(0, 2 << 20)?;
+    ensure!(
+        read == expected[..2 << 20],
+        "the clean disk is not what it was"
+    );
+    ensure!(hearth.connect("d").is_err(), "the dirty disk is served");
+    let words = hearth.ok(&["disk", "show", "d"])?;
+    ensure!(
+        words.contains("aborted 3 times"),
+        "does not say why: {words}"
+    );
+    // Until somebody says otherwise; and then nothing is missing.
+    hearth.stop()?;
+    hearth.serve_args = vec!["--release-brake".to_owned()];
+    hearth.start()?;
+    let mut client = hearth.connect("d")?;
+    writer.check(&mut client)?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer.check_file(&origin)
+}
+
+/// The system refuses a data thread its I/O: the daemon ends and says so, and does not go on without
+/// answers. That is no fault of the flash.
+#[test]
+fn a_driver_that_fails_ends_the_process() -> Result<()> {
+    let Some(mut hearth) = Hearth::breakable("160M")? else {
+        return Ok(());
+    };
+    hearth.start()?;
+    let origin = hearth.dir().join("o.img");
+    std::fs::write(&origin, vec![0u8; BLOCKS as usize * BLOCK])?;
+    hearth.add("d", path(&origin), &[])?;
+    let mut writer = Writer::new(11);
+    for _ in 0..4 {
+        let mut client = hearth.connect("d")?;
+        let mut status = None;
+        let fail = || {
+            hearth.fail_at("driver")?;
+            status = Some(hearth.ended()?);
+            Ok(())
+        };
+        writer.load(&mut client, Duration::from_millis(100), fail)?;
+        let status = status.context("it has ended")?;
+        ensure!(status.code() == Some(DRIVER_FAILED), "ended with {status}");
+        let log = hearth.log();
+        ensure!(
+            log.contains("the system refuses I/O to a data thread"),
+            "{log}"
+        );
+        hearth.start()?;
+        writer.check(&mut hearth.connect("d")?)?;
+    }
+    ensure!(
+        !hearth.log().contains("THE FLASH IS NOT USED"),
+        "{}",
+        hearth.log()
+    );
+    Ok(())
+}
+
+/// A data thread hangs: the watchdog is not fed any more, and log and control API name the thread. It
+/// goes on: all is as before. An idle daemon feeds it.
+#[test]
+fn a_thread_that_hangs_is_named_and_starves_the_watchdog() -> Result<()> {
+    let Some(mut hearth) = Hearth::breakable("160M")? else {
+        return Ok(());
+    };
+    let socket = hearth.dir().join("notify");
+    let notify = UnixDatagram::bind(&socket)?;
+    notify.set_read_timeout(Some(LIMIT))?;
+    let watchdog = WATCHDOG.as_micros().to_string();
+    let env = [
+        ("NOTIFY_SOCKET", path(&socket)),
+        ("WATCHDOG_USEC", &watchdog),
+    ];
+    hearth
+        .env
+        .extend(env.map(|(k, v)| (k.to_owned(), v.to_owned())));
+    let fed = || -> Result<bool> {
+        let mut buf = [0u8; 256];
+        match notify.recv(&mut buf) {
+            Ok(n) => Ok(buf[..n].starts_with(b"WATCHDOG=1")),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    };
+    hearth.start()?;
+    let origin = hearth.origin("o.img", 16 * MIB)?;
+    hearth.add("d", path(&origin), &[])?;
+    let mut seen = 0;
+    while seen < 3 {
+        // Nobody asks for anything meanwhile.
+        seen += u32::from(fed()?);
+    }
+    hearth.fail_at("hang")?;
+    let uri = hearth.socket();
+    let reader = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
+        Client::connect(&uri, "d")?.read(0, 65536)
+    });
+    wait::until("the log names the thread", LIMIT, || {
+        hearth.log().contains("a thread is stuck").then_some(())
+    })?;
+    ensure!(hearth.log().contains("hearth-data"), "{}", hearth.log());
+    let info = hearth.ok(&["--json", "pool", "show"])?;
+    let info: serde_json::Value = serde_json::from_str(&info)?;
+    let thread = info["stuck"][0]["thread"].as_str().unwrap_or_default();
+    ensure!(thread.starts_with("hearth-data"), "{info}");
+    ensure!(
+        hearth.ok(&["stats"])?.contains("STUCK"),
+        "stats do not say so"
+    );
+    // What was sent before it hung is taken; then nothing comes for a whole period.
+    notify.set_read_timeout(Some(Duration::from_millis(1)))?;
+    while fed()? {}
+    notify.set_read_timeout(Some(WATCHDOG))?;
+    ensure!(!fed()?, "the watchdog is fed although a data thread hangs");
+    // It goes on.
+    hearth.fail_at("go on")?;
+    notify.set_read_timeout(Some(LIMIT))?;
+    ensure!(fed()?, "the watchdog is not fed any more");
+    let read = reader.join().ok().context("the reader panicked")??;
+    ensure!(
+        read == std::fs::read(&origin)?[..65536],
+        "not what was there"
+    );
+    hearth.stop()?;
     Ok(())
 }

@@ -382,6 +382,17 @@ pub fn latency_spans(
         .collect()
 }
 
+/// A thread of the daemon that does not come round.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StuckThread {
+    /// Its name, as the system knows it.
+    pub thread: String,
+    /// When it was last known to be well, seconds since 1970.
+    pub since: u64,
+    /// For how many seconds it has been silent.
+    pub seconds: u64,
+}
+
 /// Statistics of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PoolReport {
@@ -414,6 +425,9 @@ pub struct PoolReport {
     pub notices: Vec<String>,
     /// Mean latency of flash reads lately, microseconds.
     pub flash_read_us: f64,
+    /// Threads that do not come round, and whose clients get no answers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stuck: Vec<StuckThread>,
     /// Flash: the total, then the windows from short to long.
     pub spans: Vec<FlashSpan>,
     /// All disks together: the total, then the windows.
@@ -524,6 +538,7 @@ impl PoolReport {
             flash_failed: stats.flash_fault == Some(FlashFault::Broken),
             notices,
             flash_read_us: stats.flash_read_ns as f64 / 1000.0,
+            stuck: Vec::new(),
             spans,
             disks,
         }

@@ -504,6 +504,9 @@ pub struct PoolInfo {
     /// Why `cached` and `dirty` are absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
+    /// Threads of the daemon that do not come round, and whose clients get no answers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stuck: Vec<super::stats::StuckThread>,
     /// How it was opened; only while serving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,

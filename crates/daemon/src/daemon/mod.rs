@@ -33,8 +33,9 @@ use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
-use crate::api::stats::{Counters, FlashCounters};
+use crate::api::stats::{Counters, FlashCounters, StuckThread};
 use crate::api::types::{DrainProgress, Recovery};
+use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
@@ -100,6 +101,8 @@ pub struct Options {
     pub degraded: Option<Degraded>,
     /// Where files below images may lie; if none is named, beside the image.
     pub backing_dirs: Vec<PathBuf>,
+    /// Leave it off after several aborts.
+    pub brake: Option<Brake>,
 }
 
 /// The engine, as the data threads call it.
@@ -290,6 +293,8 @@ pub struct Daemon {
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
     beats: AtomicU64,
+    /// Threads that were found stuck lately.
+    stuck: Mutex<Vec<StuckThread>>,
     /// Second at which shares of disks that follow the advice are next looked at.
     auto_due: AtomicU64,
 }
@@ -320,7 +325,12 @@ impl Daemon {
             trim: pool.media().is_device(),
             ..EngineOptions::default()
         };
-        let asked = options.degraded.clone();
+        let braked = match &options.brake {
+            Some(brake) => brake.check(&pool.uuid())?,
+            None => None,
+        };
+        // What leaves the flash alone altogether comes first.
+        let asked = braked.or_else(|| options.degraded.clone());
         let asked = asked.or(read_only.map(Degraded::unwritable));
         let Started {
             engine,
@@ -349,6 +359,7 @@ impl Daemon {
             payload_memory: nbd.memory,
             max_connections: nbd.descriptors,
             half_open: nbd.connections / 4,
+            on_failure: Some(crate::abort::driver_failed),
             ..Config::default()
         };
         let observer = Observer::start()
@@ -395,6 +406,7 @@ impl Daemon {
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
             beats: AtomicU64::new(0),
+            stuck: Mutex::default(),
             auto_due: AtomicU64::new(advice::AUTO_SECONDS),
         });
         daemon.attach_all();
@@ -477,6 +489,11 @@ impl Daemon {
     /// Counts housekeeping rounds: a watchdog sees from it that the daemon is alive.
     pub fn beats(&self) -> u64 {
         self.beats.load(Ordering::Relaxed)
+    }
+
+    /// Who watches the threads says which of them are stuck.
+    pub(crate) fn note_stuck(&self, stuck: Vec<StuckThread>) {
+        *lock(&self.stuck) = stuck;
     }
 }
 

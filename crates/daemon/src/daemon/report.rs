@@ -70,6 +70,7 @@ impl Daemon {
             notices: flash_notices,
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
+            stuck: lock(&self.stuck).clone(),
             recovery: Some(self.recovery.clone()),
             io: Some(reactors.backend.to_owned()),
             threads: Some(u64::from(reactors.threads)),
@@ -236,13 +237,14 @@ impl Daemon {
         }
         let stats = self.engine.pool_stats();
         let flash = FlashCounters::from(&stats.counters);
-        let pool = PoolReport::new(
+        let mut pool = PoolReport::new(
             &stats,
             self.flash_notices(),
             self.dirty_bytes(),
             flash_spans(now, now, &flash, &windows.flash),
             disk_spans(now, now, &total, &windows.disks),
         );
+        pool.stuck = lock(&self.stuck).clone();
         StatsReport {
             uptime: now,
             pool,
