@@ -372,3 +372,117 @@ fn whoever_may_use_disks_may_not_control_the_daemon() -> Result<()> {
     ensure!(!control("65534")?.status.success());
     Ok(())
 }
+
+/// Somebody who is not root asks, and root's daemon is the one there is.
+#[test]
+fn whoever_is_not_root_is_told_of_roots_daemon() -> Result<()> {
+    const TEST: &str = "whoever_is_not_root_is_told_of_roots_daemon";
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    if unsafe { libc::geteuid() } != 0 || !have(TEST, &["setpriv", "unshare"]) {
+        println!("SKIPPED {TEST}: needs root, setpriv and unshare");
+        return Ok(());
+    }
+    let hearth = Hearth::serving("256M")?;
+    std::fs::set_permissions(hearth.run_dir(), Permissions::from_mode(0o711))?;
+    let bin = binary()?;
+    if !as_stranger("64711", path(&bin), &["--version"])?
+        .status
+        .success()
+    {
+        println!("SKIPPED {TEST}: others may not run {}", bin.display());
+        return Ok(());
+    }
+    // The daemon's directory where root's is by default, for this command alone.
+    let script = format!(
+        "mount -t tmpfs t /run && mkdir /run/hearth && mount --bind {} /run/hearth && \
+         exec setpriv --reuid 65534 --regid 65534 --clear-groups {} stats",
+        path(&hearth.run_dir()),
+        path(&bin)
+    );
+    let said = Command::new("unshare")
+        .args(["-m", "--propagation", "private", "sh", "-c", &script])
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("HEARTH_RUN_DIR")
+        .output()?;
+    let words = String::from_utf8_lossy(&said.stderr).into_owned();
+    ensure!(!said.status.success(), "{words}");
+    ensure!(
+        words.contains("root's daemon has its socket at /run/hearth/api.sock")
+            && words.contains("sudo"),
+        "{words}"
+    );
+    Ok(())
+}
+
+#[test]
+fn wrong_usage_is_json_where_json_was_asked_for() -> Result<()> {
+    let hearth = Hearth::bare()?;
+    for args in [
+        &["--json", "disk", "rename", "a", "b"][..],
+        &["disk", "add", "vm", "--json"],
+        &["status", "--json"],
+    ] {
+        let said = hearth.hearth(args)?;
+        let words = String::from_utf8_lossy(&said.stderr).into_owned();
+        ensure!(said.status.code() == Some(2), "{args:?}: {}", said.status);
+        let body: Value = serde_json::from_str(&words).with_context(|| words.clone())?;
+        ensure!(
+            body["error"].is_string() && body["remedy"].is_string(),
+            "{words}"
+        );
+        ensure!(!words.contains("remove"), "{words}");
+    }
+    Ok(())
+}
+
+/// The unit in the manual does what the manual says: it is valid, and an export is not a reason to
+/// start the daemon again.
+#[test]
+fn the_documented_unit_starts_again_after_crashes_only() -> Result<()> {
+    const TEST: &str = "the_documented_unit_starts_again_after_crashes_only";
+    let manual = include_str!("../../../docs/operations.md");
+    let unit = manual
+        .split("```ini\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .context("no unit in the manual")?;
+    for line in ["Restart=on-failure", "StartLimitIntervalSec=0"] {
+        ensure!(unit.lines().any(|l| l == line), "no {line} in:\n{unit}");
+    }
+    let mut hearth = Hearth::serving("256M")?;
+    let pid = hearth.pid().context("not running")?;
+    hearth.ok(&["pool", "export"])?;
+    // Ended, and not yet waited for.
+    wait::until("the daemon ends", LIMIT, || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.contains(") Z ").then_some(())
+    })?;
+    let status = hearth.stop();
+    ensure!(
+        status.as_ref().is_ok_and(|s| s.success()),
+        "the export ended {pid} with {status:?}"
+    );
+    if !have(TEST, &["systemd-analyze"]) {
+        return Ok(());
+    }
+    let file = hearth.dir().join("hearth.service");
+    let verify = |unit: &str| -> Result<String> {
+        std::fs::write(&file, unit)?;
+        let said = Command::new("systemd-analyze")
+            .arg("verify")
+            .arg(&file)
+            .output()?;
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&said.stdout),
+            String::from_utf8_lossy(&said.stderr)
+        );
+        // Others' units are others' business.
+        Ok(text.lines().filter(|l| l.contains("hearth")).collect())
+    };
+    let unit = unit.replace("/usr/local/bin/hearth", path(&binary()?));
+    let complaints = verify(&unit)?;
+    ensure!(complaints.is_empty(), "{complaints}");
+    ensure!(!verify(&unit.replace("Restart=", "Restrt="))?.is_empty());
+    Ok(())
+}
