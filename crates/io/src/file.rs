@@ -12,7 +12,6 @@ use crate::lock::Use;
 use crate::media::Media;
 use crate::op::{BLOCK, IoError};
 use crate::sys;
-use crate::user::User;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -29,7 +28,7 @@ const CHUNK: u64 = 1 << 20;
 /// rings down, and with them its files, a moment after the process is gone; whoever starts in
 /// its place must not be turned away for that.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
-/// The same if the holder can be named, so that it is alive, or a file system: it may be ending.
+/// The same if the holder can be named and does not seem to be ending.
 const LIVE_WAIT: Duration = Duration::from_millis(250);
 /// How often it looks meanwhile.
 const LOCK_POLL: Duration = Duration::from_millis(5);
@@ -173,7 +172,7 @@ fn wait_unused<T>(attempt: impl Fn() -> Result<T, OpenError>) -> Result<T, OpenE
                 if waited >= LOCK_WAIT || (!asked && waited >= LIVE_WAIT) {
                     asked = true;
                     let found = found.named();
-                    if found.user != User::Unknown || waited >= LOCK_WAIT {
+                    if found.user.stays() || waited >= LOCK_WAIT {
                         return Err(OpenError::InUse(Box::new(found)));
                     }
                 }

@@ -68,6 +68,20 @@ impl User {
         }
     }
 
+    /// False if it may be gone in a moment: nobody that can be seen, or a process that is ending. Its
+    /// memory goes first, its files last, and memory takes a while.
+    pub(crate) fn stays(&self) -> bool {
+        match self {
+            User::Unknown => false,
+            // Without memory there are no arguments.
+            User::Process { pid, .. } => {
+                list(&Path::new("/proc").join(pid.to_string()).join("cmdline"))
+                    .is_some_and(|arguments| !arguments.is_empty())
+            }
+            User::Mount(_) | User::Swap | User::Device(_) => true,
+        }
+    }
+
     /// Who uses what is at `path`.
     pub fn of(path: &Path) -> User {
         let Ok(meta) = fs::metadata(path) else {
@@ -289,6 +303,34 @@ mod tests {
             assert_eq!(pid, std::process::id());
             assert!(command.starts_with("hearth_io"), "{command}");
         }
+    }
+
+    #[test]
+    fn who_is_ending_does_not_stay() {
+        let user = |pid| User::Process {
+            pid,
+            command: String::new(),
+        };
+        assert!(user(std::process::id()).stays());
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        // Neither is at once: a new program first gets its arguments; a killed one, which is there
+        // until it is waited for, loses its memory.
+        let becomes = |stays: bool| {
+            let end = Instant::now() + Duration::from_secs(10);
+            while user(pid).stays() != stays {
+                assert!(Instant::now() < end);
+                std::thread::yield_now();
+            }
+        };
+        becomes(true);
+        child.kill().unwrap();
+        becomes(false);
+        child.wait().unwrap();
+        assert!(!user(pid).stays() && !User::Unknown.stays());
     }
 
     #[test]
