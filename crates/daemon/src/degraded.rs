@@ -360,7 +360,11 @@ mod tests {
         })
         .unwrap();
         assert_eq!(pool.registry().disks[0].size, 7 * BLOCK);
-        assert!(pool.change(|r| Ok(r.disks.clear())).is_err());
+        let removed = pool.change(|registry| {
+            registry.disks.clear();
+            Ok(())
+        });
+        assert!(removed.is_err());
         drop((pool, started.engine));
 
         let mut pool = Pool::open(&flash).unwrap();
