@@ -258,7 +258,7 @@ fn refusals() -> Result<()> {
         hearth.dir().join("q"),
     )?;
     let words = hearth.refused(&["disk", "add", "d", "--origin", &origin])?;
-    ensure!(words.contains("lock"), "{words}");
+    ensure!(words.contains("in use by qemu-nbd"), "{words}");
     drop(user);
     let fake = hearth.dir().join("fake.qcow2");
     std::fs::write(&fake, vec![1; 65536])?;
