@@ -243,6 +243,8 @@ pub struct Claim {
     lost: Arc<Mutex<Option<String>>>,
     /// Dropped, it ends the thread that keeps the record alive.
     beat: Option<Sender<()>>,
+    /// Held while that thread looks; true: it shall not look again.
+    over: Arc<Mutex<bool>>,
 }
 
 impl Claim {
@@ -271,6 +273,8 @@ impl Drop for Claim {
         if !self.fresh || self.lost().is_some() {
             return;
         }
+        // A look that is under way would write again what is removed now.
+        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
         let removed = match &self.place {
             Place::Beside(place) => sidecar::remove(place, &self.me),
             Place::Object(image) => image.remove(&self.me),
@@ -288,6 +292,7 @@ pub fn claim(spec: &OriginSpec, me: &Owner, take: Take) -> Result<Option<Claim>,
     let place = place(spec);
     let origin = spec.to_string();
     let lost = Arc::new(Mutex::new(None));
+    let over = Arc::new(Mutex::new(false));
     let (fresh, beat) = match &place {
         Place::Local => return Ok(None),
         Place::Nowhere(why) => {
@@ -298,11 +303,11 @@ pub fn claim(spec: &OriginSpec, me: &Owner, take: Take) -> Result<Option<Claim>,
         }
         Place::Beside(path) => {
             let fresh = sidecar::claim(path, &origin, me, take)?;
-            (fresh, watch(&lost, sidecar::watcher(path, me)))
+            (fresh, watch(&lost, &over, sidecar::watcher(path, me)))
         }
         Place::Object(image) => {
             let fresh = image.claim(&origin, me, take)?;
-            (fresh, watch(&lost, image.watcher(me)))
+            (fresh, watch(&lost, &over, image.watcher(me)))
         }
     };
     Ok(Some(Claim {
@@ -311,6 +316,7 @@ pub fn claim(spec: &OriginSpec, me: &Owner, take: Take) -> Result<Option<Claim>,
         fresh,
         lost,
         beat,
+        over,
     }))
 }
 
@@ -322,6 +328,7 @@ pub fn forget(spec: &OriginSpec, me: &Owner) {
         fresh: true,
         lost: Arc::default(),
         beat: None,
+        over: Arc::default(),
     });
 }
 
@@ -335,13 +342,21 @@ struct Watch {
 }
 
 /// A thread of its own for each: looking may hang with the storage, and others must not.
-fn watch(lost: &Arc<Mutex<Option<String>>>, mut watch: Watch) -> Option<Sender<()>> {
-    let lost = lost.clone();
+fn watch(
+    lost: &Arc<Mutex<Option<String>>>,
+    over: &Arc<Mutex<bool>>,
+    mut watch: Watch,
+) -> Option<Sender<()>> {
+    let (lost, over) = (lost.clone(), over.clone());
     let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
     let work = move || {
         let mut wait = watch.first;
         while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
             wait = watch.every;
+            let over = over.lock().unwrap_or_else(PoisonError::into_inner);
+            if *over {
+                return;
+            }
             if let Some(why) = (watch.look)() {
                 *lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
                 return;
@@ -389,6 +404,33 @@ mod tests {
         assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
         assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
         assert_eq!(utc(1_767_225_599), "2025-12-31 23:59:59 UTC");
+    }
+
+    /// Else it would write again what is being removed.
+    #[test]
+    fn a_look_under_way_is_waited_for_and_none_comes_after() {
+        let (lost, over) = (Arc::default(), Arc::new(Mutex::new(false)));
+        let (began, begun) = channel();
+        let (go, gone) = channel::<()>();
+        let looks = Arc::new(Mutex::new(0));
+        let counted = looks.clone();
+        let watching = Watch {
+            first: Duration::ZERO,
+            every: Duration::ZERO,
+            look: Box::new(move || {
+                let _ = began.send(());
+                let _ = gone.recv();
+                *counted.lock().unwrap() += 1;
+                None
+            }),
+        };
+        let beat = watch(&lost, &over, watching);
+        begun.recv().unwrap();
+        assert!(over.try_lock().is_err());
+        drop(beat);
+        go.send(()).unwrap();
+        *over.lock().unwrap() = true;
+        assert!(*looks.lock().unwrap() >= 1);
     }
 
     #[test]
