@@ -473,9 +473,11 @@ fn command_line(pid: i32) -> Option<String> {
     }
     let raw = answered.recv_timeout(COMMAND_TIME).ok()?.ok()?;
     let line = String::from_utf8_lossy(&raw).replace('\0', " ");
-    let line = line.trim();
-    let end = line.floor_char_boundary(COMMAND_MAX);
-    (end > 0).then(|| line[..end].to_owned())
+    let mut line = line.trim().to_owned();
+    while line.len() > COMMAND_MAX {
+        line.pop();
+    }
+    (!line.is_empty()).then_some(line)
 }
 
 #[cfg(test)]

@@ -31,9 +31,11 @@ pub(crate) fn common_name(certificate: &[u8]) -> Option<String> {
         }
     }
     let text = String::from_utf8_lossy(found?);
-    let name: String = text.chars().filter(|c| !c.is_control()).collect();
-    let end = name.floor_char_boundary(NAME_MAX);
-    (end > 0).then(|| name[..end].to_owned())
+    let mut name: String = text.chars().filter(|c| !c.is_control()).collect();
+    while name.len() > NAME_MAX {
+        name.pop();
+    }
+    (!name.is_empty()).then_some(name)
 }
 
 #[cfg(test)]

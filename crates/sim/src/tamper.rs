@@ -410,7 +410,9 @@ impl Life {
         for disk in &self.attached {
             let _ = self.engine.status(disk.id);
             let _ = self.engine.stats(disk.id, self.now);
-            let _ = self.engine.sample_clean(disk.id, &[0..DISK_BLOCKS], 16);
+            let _ = self
+                .engine
+                .sample_clean(disk.id, std::slice::from_ref(&(0..DISK_BLOCKS)), 16);
             let mut extents = Vec::new();
             self.engine
                 .block_status(disk.id, 0, disk.size, &mut extents);
