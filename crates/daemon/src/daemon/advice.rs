@@ -633,7 +633,7 @@ mod tests {
         known.curve = Some(Curve {
             points: vec![(1000.0, 1.0)],
             accesses: 1e6,
-            sampled: 1.0,
+            sampled: 0.001,
             sample_reads: 1000.0,
             sample_blocks: 3.0,
             ..Curve::default()
