@@ -216,6 +216,17 @@ impl Core {
             }
         }
         order.sort_unstable();
+        // What is written next is newer than all, and of two segments one is older; else nothing could
+        // ever come free.
+        let twice = order.windows(2).any(|pair| pair[0].0 == pair[1].0);
+        if twice
+            || order
+                .last()
+                .is_some_and(|(seq, _)| *seq >= header.next_segment_seq)
+        {
+            return None;
+        }
+        self.log.next_segment_seq = self.log.next_segment_seq.max(header.next_segment_seq);
         self.log.order = order.iter().map(|(_, seg)| *seg).collect();
         self.log.free = (0..self.log.segments.len() as u32)
             .filter(|s| self.log.segments[*s as usize].state == SegState::Free)

@@ -154,6 +154,17 @@ impl Core {
                 out.discarded += 1;
                 continue;
             }
+            // Numbers say what is oldest and may go; with the same one twice, nothing ever would.
+            if let Some((other, _)) = accepted.last().filter(|(_, s)| *s == seq) {
+                if !self.opts.accept_damage {
+                    return Err(RecoverError::Damaged(format!(
+                        "segments {other} and {seg} have the same number, {seq}"
+                    )));
+                }
+                out.wipe.push(seg);
+                out.discarded += 1;
+                continue;
+            }
             match content {
                 Content::Sealed(h, entries) => {
                     let entries = match entries {
@@ -868,6 +879,48 @@ mod tests {
             };
             let blocks: Vec<u64> = entries.iter().map(|e| e.block).collect();
             assert_eq!(blocks, [f.seq]);
+        }
+    }
+
+    #[test]
+    fn two_segments_with_the_same_number_are_not_both_believed() {
+        let layout = Layout::for_device(16 << 20, 256).unwrap();
+        let uuid = Uuid::from_u128(1);
+        let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+        for accept_damage in [false, true] {
+            let options = EngineOptions {
+                accept_damage,
+                ..EngineOptions::default()
+            };
+            let mut core = Engine::blank(sb.clone(), options, &[]);
+            let mut media = Sparse {
+                blocks: BTreeMap::new(),
+                bad: u64::MAX,
+            };
+            let header = SummaryHeader {
+                pool_tag: core.pool_tag,
+                segment_seq: 5,
+                first_batch_seq: 1,
+                last_batch_seq: 1,
+                tail_seq: 5,
+                durable_seq: 1,
+                ..SummaryHeader::default()
+            };
+            let mut summary = Vec::new();
+            header.encode(&[], &mut summary).unwrap();
+            summary.resize(BLOCK_BYTES, 0);
+            for seg in [2, 4] {
+                let at = layout.summary_offset(seg);
+                media.write_at(at, &summary).unwrap();
+            }
+            let found = core.recover(&mut media, &BTreeMap::new());
+            if accept_damage {
+                let found = found.unwrap();
+                assert_eq!((found.segments, found.wipe), (1, vec![4]));
+            } else {
+                let why = found.unwrap_err().to_string();
+                assert!(why.contains("segments 2 and 4"), "{why}");
+            }
         }
     }
 

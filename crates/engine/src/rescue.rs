@@ -269,7 +269,10 @@ impl Core {
                 self.sb.copy = 1 - (self.sb.copy & 1);
                 if last {
                     self.rescue.failures = 0;
-                    self.release_below_floor(fx);
+                    if !self.release_below_floor(fx) {
+                        // The numbers on flash do not say what is oldest. It would be the same again.
+                        self.fail_flash(now, fx);
+                    }
                 } else {
                     self.store_copy(true, fx);
                 }
@@ -277,12 +280,66 @@ impl Core {
         }
     }
 
-    fn release_below_floor(&mut self, fx: &mut Effects) {
+    /// False if nothing came free.
+    fn release_below_floor(&mut self, fx: &mut Effects) -> bool {
+        let mut any = false;
         for seg in self.log.freeing.clone() {
             let s = self.log.segments[seg as usize];
             if s.seq < self.sb.log_floor && matches!(s.state, SegState::Freeing { .. }) {
                 self.release(seg, fx);
+                any = true;
             }
         }
+        any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineOptions};
+    use hearth_format::{Layout, Superblock, Uuid};
+    use hearth_io::IoOp;
+
+    /// A full log, of which the oldest segment is empty and has the number `freed`; the floor is raised
+    /// as often as the engine asks for it.
+    fn rescued(freed: u64) -> Core {
+        let layout = Layout::for_device(16 << 20, 256).expect("it fits");
+        let uuid = Uuid::from_u128(1);
+        let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+        let mut core = Engine::blank(sb, EngineOptions::default(), &[]);
+        core.log.free.clear();
+        for (seg, s) in core.log.segments.iter_mut().enumerate() {
+            s.seq = 10 + seg as u64;
+            s.state = SegState::Closed;
+            core.log.order.push_back(seg as u32);
+        }
+        core.log.order.pop_front();
+        core.log.segments[0].seq = freed;
+        let ord = core.note_tail();
+        core.log.segments[0].state = SegState::Freeing {
+            ord,
+            claimed: false,
+        };
+        core.log.freeing.push(0);
+        let mut fx = Effects::default();
+        // Two copies, each with a flush behind it.
+        for _ in 0..4 {
+            core.rescue_step(0, &mut fx);
+            let ops: Vec<IoOp> = fx.ios.drain(..).collect();
+            assert_eq!(ops.len(), 1, "one step after the other");
+            core.floor_stored(Ok(()), 0, &mut fx);
+        }
+        core
+    }
+
+    #[test]
+    fn a_floor_below_which_nothing_lies_is_not_raised_for_ever() {
+        let core = rescued(10);
+        assert!(!core.flash_failed && !core.starved());
+        assert_eq!(core.log.segments[0].state, SegState::Trimming);
+        // The next one has that number too.
+        let core = rescued(11);
+        assert!(core.flash_failed);
     }
 }
