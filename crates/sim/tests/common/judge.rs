@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use hearth_engine::api::{Completion, DiskConfig, Effects, OriginState, ReqError, ReqOp, Request};
+use hearth_engine::faults::Faults;
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenReport};
 use hearth_io::{BLOCK, Buf, Class, IoError, IoOp, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
@@ -56,6 +57,7 @@ pub struct Judged {
     judge: Box<dyn FnMut(&IoOp) -> Fate>,
     /// What an operation is said to have taken.
     pub latency: fn(Target) -> u64,
+    faults: Faults,
 }
 
 fn options() -> EngineOptions {
@@ -106,6 +108,11 @@ impl Judged {
 
     /// The same, and how a power cut tears what is being written to flash.
     pub fn torn(disks: Vec<DiskConfig>, seed: u64, tear: Tear) -> Judged {
+        Judged::faulty(disks, seed, tear, Faults::default())
+    }
+
+    /// The same, of an engine that is broken on purpose.
+    pub fn faulty(disks: Vec<DiskConfig>, seed: u64, tear: Tear, faults: Faults) -> Judged {
         let (target, rng) = (Target::Flash(0), Prng::new(seed));
         let mut flash = SimDevice::new(target, FLASH_SIZE, BLOCK, Base::Zeros, tear, rng);
         crate::common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
@@ -125,7 +132,7 @@ impl Judged {
             )
         });
         let origins = origins.collect();
-        let (engine, _) = open(&mut flash, &disks);
+        let (engine, _) = open(&mut flash, &disks, faults);
         Judged {
             engine,
             flash,
@@ -140,6 +147,7 @@ impl Judged {
             answers: BTreeMap::new(),
             judge: Box::new(|_| Fate::Done),
             latency: |_| 50_000,
+            faults,
         }
     }
 
@@ -166,7 +174,7 @@ impl Judged {
     }
 
     fn reopen(&mut self) -> OpenReport {
-        let (engine, report) = open(&mut self.flash, &self.disks);
+        let (engine, report) = open(&mut self.flash, &self.disks, self.faults);
         self.engine = engine;
         report
     }
@@ -419,14 +427,18 @@ impl Judged {
     }
 }
 
-fn open(flash: &mut SimDevice, disks: &[DiskConfig]) -> (Engine, OpenReport) {
+fn open(flash: &mut SimDevice, disks: &[DiskConfig], faults: Faults) -> (Engine, OpenReport) {
     let known = disks.iter().map(|d| KnownDisk {
         id: d.id,
         size: d.size,
         since_seq: 0,
     });
     let known: Vec<_> = known.collect();
-    let opened = Engine::open(&mut flash.media(None), options(), &known);
+    let options = EngineOptions {
+        faults,
+        ..options()
+    };
+    let opened = Engine::open(&mut flash.media(None), options, &known);
     let (engine, report) = opened.expect("opened");
     for d in disks {
         let config = d.clone();
