@@ -248,7 +248,8 @@ pub(crate) fn is_marked(flash: &Path, is_device: bool, uuid: &str) -> bool {
 pub(crate) fn remove_markers(flash: &Path, is_device: bool, uuid: &str) {
     for place in markers(flash, is_device, uuid) {
         if place.symlink_metadata().is_ok()
-            && let Err(e) = std::fs::remove_file(&place)
+            // A marker that a power cut brings back would void the next run's cache, too.
+            && let Err(e) = std::fs::remove_file(&place).and_then(|()| sync_names(&place))
         {
             tracing::warn!(marker = %place.display(), "cannot remove a marker: {e}; the cache will be dropped at every start until it is gone");
         }

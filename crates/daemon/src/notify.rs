@@ -8,6 +8,9 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+/// How much longer a stop that makes progress may take each time it says so.
+pub const STOP_EXTENSION: Duration = Duration::from_secs(60);
+
 /// A way to the service manager, if there is one.
 #[derive(Debug)]
 pub struct Notify {
@@ -50,6 +53,14 @@ impl Notify {
     /// The daemon is stopping.
     pub fn stopping(&self) {
         self.send("STOPPING=1");
+    }
+
+    /// Asks for another [`STOP_EXTENSION`] for a stop that makes progress, however long the unit allows.
+    pub fn stop_goes_on(&self) {
+        self.send(&format!(
+            "EXTEND_TIMEOUT_USEC={}",
+            STOP_EXTENSION.as_micros()
+        ));
     }
 
     /// Half the watchdog interval: how often [`alive`](Self::alive) must be called; `None` when

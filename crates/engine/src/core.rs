@@ -11,7 +11,7 @@ use crate::destage::DestageJob;
 use crate::disk::Disk;
 use crate::evict::Evict;
 use crate::faults::Faults;
-use crate::flashfail::{FailMark, FlashFault};
+use crate::flashfail::{FailMark, FlashFault, Noted};
 use crate::index::{Index, Key, SlotNo};
 use crate::log::Log;
 use crate::read::Miss;
@@ -127,6 +127,8 @@ pub(crate) struct Req {
     /// Operations (or items) it still waits for.
     pub pending: u32,
     pub failed: Option<ReqError>,
+    /// What it waited for flash to make durable has to be asked for anew.
+    pub flush_again: bool,
     /// Touched flash / touched the origin.
     pub hit: bool,
     pub missed: bool,
@@ -254,6 +256,8 @@ pub(crate) struct Core {
     pub leaving_flushes: Vec<usize>,
     /// That it failed is being noted on it.
     pub mark: Option<FailMark>,
+    /// Where that is noted.
+    pub flash_noted: Noted,
     /// Writes past the cache that wait for that.
     pub mark_waiters: Vec<usize>,
     /// Places where reads of flash failed since one succeeded. Places, because one that is read again
@@ -401,6 +405,7 @@ impl Core {
             phase: Phase::Reading,
             pending: 0,
             failed: None,
+            flush_again: false,
             hit: false,
             missed: false,
             waited: false,

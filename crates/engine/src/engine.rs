@@ -9,7 +9,7 @@ use crate::checkpoint::CheckpointError;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::evict::Evict;
-use crate::flashfail::FlashFault;
+use crate::flashfail::{FlashFault, Noted};
 use crate::grow::resize;
 use crate::index::{Index, Key};
 use crate::log::{Log, SegState, Segment};
@@ -212,6 +212,7 @@ impl Engine {
             counters: PoolCounters::default(),
             flash_failed: false,
             flash_fault: None,
+            flash_noted: Default::default(),
             flash_full: false,
             leaving_flushes: Vec::new(),
             mark: None,
@@ -626,6 +627,7 @@ impl Engine {
             endurance_pressure: core.policy.pressure(),
             flash_failed: core.flash_failed,
             flash_fault: core.flash_fault,
+            flash_unnoted: core.flash_noted == Noted::Nowhere,
             flash_read_ns: core.flash_ewma_ns,
         }
     }
@@ -791,6 +793,14 @@ impl Engine {
     pub fn give_flash_up(&self, fault: FlashFault, mark: bool, now_ns: u64, fx: &mut Effects) {
         let mut core = self.core();
         core.give_flash_up(fault, mark, now_ns, fx);
+        core.settle(now_ns, fx);
+    }
+
+    /// Says that a later start will see in another place that flash was given up, where flash itself took
+    /// no note of it ([`PoolStats::flash_unnoted`]).
+    pub fn flash_is_noted_elsewhere(&self, now_ns: u64, fx: &mut Effects) {
+        let mut core = self.core();
+        core.noted_elsewhere(now_ns, fx);
         core.settle(now_ns, fx);
     }
 

@@ -57,6 +57,20 @@ const SEGMENT_TRIES: u32 = 4;
 /// How long the note of the failure may take.
 const MARK_TIME_NS: u64 = 2_000_000_000;
 
+/// Where it stands durably that flash was given up, so that no later start believes what is old on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Noted {
+    /// It was not given up, or whoever gave it up sees to the note.
+    #[default]
+    Unasked,
+    /// The superblock is being written.
+    Asked,
+    /// On flash, or in another place that a start looks at.
+    Stored,
+    /// Nowhere: flash took no copy of the superblock, or not in time.
+    Nowhere,
+}
+
 /// The note of the failure is on its way to the device.
 #[derive(Debug)]
 pub(crate) struct FailMark {
@@ -314,6 +328,7 @@ impl Core {
     /// One copy of the superblock after the other, each with a flush behind it, and the one that is not
     /// known to be good first: a power cut in between leaves a whole one.
     fn mark_failed(&mut self, now: u64, fx: &mut Effects) {
+        self.flash_noted = Noted::Asked;
         self.sb.state = PoolState::Failed;
         self.sb.generation += 1;
         let copy = 1 - (self.sb.copy & 1);
@@ -346,8 +361,9 @@ impl Core {
     }
 
     /// A write of the note, or its flush, has ended, well or not: a device that does not take the
-    /// note will hardly give old data back, and the disks must go on. The other copy is tried even then:
-    /// without the note what is old would be believed later.
+    /// note may give old data back after a crash all the same. So the other copy is tried even then, and if
+    /// that is no better, whoever runs the engine has until the deadline to note it elsewhere
+    /// ([`noted_elsewhere`](Self::noted_elsewhere)) before the disks go on.
     pub fn mark_stored(&mut self, kind: OpKind, ok: bool, now: u64, fx: &mut Effects) {
         let Some(mark) = self.mark.as_mut() else {
             return;
@@ -365,8 +381,15 @@ impl Core {
         }
         if mark.sound {
             self.sb.copy = mark.copy;
+            self.flash_noted = Noted::Stored;
         }
         if !mark.first {
+            if self.flash_noted != Noted::Stored {
+                self.flash_noted = Noted::Nowhere;
+                if !mark.late {
+                    return;
+                }
+            }
             return self.end_mark(now, fx);
         }
         (mark.copy, mark.sound, mark.first) = (1 - mark.copy, true, false);
@@ -378,7 +401,18 @@ impl Core {
     pub fn end_late_mark(&mut self, now: u64, fx: &mut Effects) {
         if let Some(m) = self.mark.as_mut().filter(|m| !m.late && now >= m.until_ns) {
             m.late = true;
+            if self.flash_noted != Noted::Stored {
+                self.flash_noted = Noted::Nowhere;
+            }
             self.wake_mark_waiters(now, fx);
+        }
+    }
+
+    /// A later start will see in another place that flash was given up.
+    pub fn noted_elsewhere(&mut self, now: u64, fx: &mut Effects) {
+        if self.flash_noted == Noted::Nowhere {
+            self.flash_noted = Noted::Stored;
+            self.end_mark(now, fx);
         }
     }
 

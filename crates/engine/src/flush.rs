@@ -79,9 +79,31 @@ impl Core {
             req.failed = Some(ReqError::Io);
         }
         req.pending = req.pending.saturating_sub(1);
-        if req.pending == 0 {
+        if req.pending > 0 {
+            return;
+        }
+        if std::mem::take(&mut req.flush_again) && req.failed.is_none() {
+            self.start_flush(id, now, fx);
+        } else {
             self.finish(id, now, fx);
         }
+    }
+
+    /// The flush of flash that a request waited for has ended, or will never. If flash was given up in
+    /// between and may still promise something, the request waits with those that come a moment later.
+    fn request_flushed(&mut self, id: usize, failed: bool, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        let again =
+            failed && self.flash_failed && self.promise_of_left_flash(disk) != Promise::None;
+        self.reqs[id].flush_again |= again;
+        // What it wrote can only be destaged, which it waits for now, once its range is free.
+        if again && std::mem::take(&mut self.reqs[id].locked) {
+            if let Some(d) = self.disk_mut(disk) {
+                d.locks.retain(|l| l.req != id);
+            }
+            self.wake_locks(disk, now, fx);
+        }
+        self.request_durable(id, failed && !again, now, fx);
     }
 
     /// Waits until the log is durable up to `ord`.
@@ -157,7 +179,7 @@ impl Core {
     /// Tells one waiter how the flash flush ended.
     pub fn flash_waited(&mut self, who: FlashWaiter, failed: bool, now: u64, fx: &mut Effects) {
         match who {
-            FlashWaiter::Request(id) => self.request_durable(id, failed, now, fx),
+            FlashWaiter::Request(id) => self.request_flushed(id, failed, now, fx),
             FlashWaiter::Intent { disk, region } => {
                 if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
                     i.active = true;

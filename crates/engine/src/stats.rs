@@ -284,6 +284,9 @@ pub struct PoolStats {
     pub flash_failed: bool,
     /// Why, if so.
     pub flash_fault: Option<FlashFault>,
+    /// Flash took no note of that: unless it is noted elsewhere, a start after a crash would believe what
+    /// is old on it.
+    pub flash_unnoted: bool,
     /// Mean flash read latency lately, nanoseconds.
     pub flash_read_ns: u64,
 }

@@ -7,7 +7,8 @@ mod grown;
 #[path = "common/judge.rs"]
 mod judge;
 
-use hearth_engine::api::Request;
+use hearth_engine::FlashFault;
+use hearth_engine::api::{ReqOp, Request};
 use hearth_engine::faults::Faults;
 use hearth_io::{BLOCK, Buf, Target};
 use hearth_sim::device::Tear;
@@ -73,6 +74,32 @@ fn a_slow_origin_is_not_asked_because_another_is_fast() {
         "flash is not slow enough for this test: {}",
         bypassed(1)
     );
+}
+
+/// The flash file is removed while a flush and a write with FUA wait for the device: both wait until the
+/// origin has everything, like those that come a moment later, and neither fails.
+#[test]
+fn what_waits_for_flash_when_its_file_is_removed_does_not_fail() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write(1, 3, 1, 7).expect("written");
+    j.only(flushes_flash, Fate::Held);
+    let flush = j.submit(|tag, now| Request::new(tag, 1, ReqOp::Flush, 0, 0, None, now));
+    let fua = j.send_write(1, 5, 1, 8, true);
+    j.settle();
+    assert_eq!((j.answer(flush), j.answer(fua)), (None, None));
+    j.done();
+    j.engine
+        .give_flash_up(FlashFault::Leaving, true, 0, &mut j.fx);
+    j.collect();
+    // As the daemon does.
+    j.engine.drain(1, true).expect("known");
+    j.release();
+    j.wait(flush).expect("flushed");
+    j.wait(fua).expect("written");
+    for (block, fill) in [(3, 7), (5, 8)] {
+        let there = j.origins[&1].stored_block(block);
+        assert!(there.iter().all(|x| *x == fill), "block {block}");
+    }
 }
 
 /// A power cut while the failure of flash is noted on it: one copy of the superblock is always whole.

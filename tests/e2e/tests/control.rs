@@ -234,7 +234,7 @@ fn a_flush_that_can_only_wait_for_what_is_lost_ends_and_says_what_is_true() -> R
     ] {
         ensure!(words.contains(part), "no “{part}” in: {words}");
     }
-    let error = hearth.refused(&["pool", "export"])?;
+    let error = hearth.refused(&["pool", "export", "--yes"])?;
     ensure!(error.contains("accept-loss d"), "{error}");
 
     // With something else to wait for, calling it off says what is so, and no more.

@@ -9,9 +9,11 @@ use anyhow::{Context, Result, ensure};
 use hearth_e2e::daemon::path;
 use hearth_e2e::nbd::Command;
 use hearth_e2e::rng::Rng;
+use hearth_e2e::servers::Server;
 use hearth_e2e::{Hearth, wait};
 use serde_json::{Value, json};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -21,11 +23,11 @@ const SIZE: u64 = 16 * MIB;
 /// Requests on the write-through disk, before and after the failure is noticed.
 const REQUESTS: u64 = 600;
 
-/// From now on the daemon's writes beyond `SIZE` of any file fail (setrlimit(2), RLIMIT_FSIZE).
-fn refuse_writes(hearth: &Hearth) -> Result<()> {
+/// From now on the daemon's writes beyond `end` of any file fail (setrlimit(2), RLIMIT_FSIZE).
+fn refuse_writes(hearth: &Hearth, end: u64) -> Result<()> {
     let pid = hearth.pid().context("not running")?;
     let limit = libc::rlimit {
-        rlim_cur: SIZE,
+        rlim_cur: end,
         rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: a pointer to a limit that lives across the call, and none to be filled in.
@@ -76,7 +78,7 @@ fn flash_fails_under_a_running_daemon() -> Result<()> {
     ensure!(state(&hearth)? == "serving");
 
     // The flash forgets everything beyond its first blocks, and takes no more.
-    refuse_writes(&hearth)?;
+    refuse_writes(&hearth, SIZE)?;
     let flash = OpenOptions::new().write(true).open(hearth.flash())?;
     let size = flash.metadata()?.len();
     flash.set_len(2 * MIB)?;
@@ -143,5 +145,59 @@ fn flash_fails_under_a_running_daemon() -> Result<()> {
         writer.read(MIB, 65536)? == plain[1 << 20..][..65536],
         "the origin's contents are not served"
     );
+    Ok(())
+}
+
+/// Flash that takes no writes any more, not even the note that it was given up, but still gives back
+/// what it holds: after a kill the next start must not destage what was dirty then over what the guest
+/// has written and flushed since. The origin is a server's, which has no limit on its writes.
+#[test]
+fn what_was_dirty_on_dead_flash_does_not_come_back_over_newer_writes() -> Result<()> {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let mut hearth = Hearth::with_pool("256M")?;
+    // What is dirty stays so for a while.
+    hearth.serve_args = ["--destage-rate", "4K"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let file = hearth.origin("o.img", SIZE)?;
+    let args = [
+        "--socket={socket}",
+        "--persistent",
+        "--shared=8",
+        "-f",
+        "raw",
+    ];
+    let args = [&args[..], &["-x", "o", path(&file)]].concat();
+    let server = Server::start("qemu-nbd", &args, hearth.dir().join("o.sock"))?;
+    hearth.add("d", &server.uri("o"), &["--sole-user"])?;
+    let mut client = hearth.connect("d")?;
+    client.write(0, &[0x11; 1 << 20])?;
+    client.flush()?;
+    let at = MIB - 4096;
+    let origin = File::open(&file)?;
+    let there = |byte: u8| -> Result<bool> {
+        let mut block = [0; 4096];
+        origin.read_exact_at(&mut block, at)?;
+        Ok(block == [byte; 4096])
+    };
+    ensure!(!there(0x11)?, "it is not only on flash");
+
+    refuse_writes(&hearth, 0)?;
+    client.write(at, &[0x22; 4096])?;
+    wait::until("the newest is in the origin", LIMIT, || {
+        there(0x22).ok()?.then_some(())
+    })?;
+    drop(client);
+    hearth.kill9()?;
+    hearth.start()?;
+
+    // Somebody has to say which side is right; until then nothing is served and nothing destaged.
+    let text = hearth.ok(&["disk", "show", "d", "--json"])?;
+    let disk: Value = serde_json::from_str(&text)?;
+    ensure!(disk["state"] == "refused", "{text}\n{}", hearth.log());
+    hearth.ok(&["disk", "set", "d", "--trust", "origin"])?;
+    let data = hearth.connect("d")?.read(at, 4096)?;
+    ensure!(data == [0x22; 4096], "an old block came back");
+    ensure!(there(0x22)?, "an old block is in the origin");
     Ok(())
 }

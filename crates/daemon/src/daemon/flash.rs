@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hearth_engine::FlashFault;
@@ -19,6 +19,7 @@ use hearth_io::file::{NameLeadsTo, Standing};
 use super::{Daemon, lock};
 use crate::degraded::Degraded;
 use crate::error::Error;
+use crate::notify::Notify;
 use crate::size::human;
 
 /// How often the flash file is looked at.
@@ -60,6 +61,10 @@ struct State {
     asked: BTreeSet<DiskId>,
     settle_at: Option<Instant>,
     told: Option<Told>,
+    /// A note of the failure is being written beside the flash.
+    marking: bool,
+    /// It could not be, and that was said.
+    unmarked: bool,
 }
 
 /// What was said, and when it is said again.
@@ -261,9 +266,10 @@ impl Daemon {
     }
 
     /// What is due for flash that is going or gone. Called by housekeeping.
-    pub(super) fn flash_round(&self) {
+    pub(super) fn flash_round(self: &Arc<Daemon>) {
         self.tell_flash();
         if self.cache_is_off() {
+            self.note_beside_flash();
             let now = Instant::now();
             let mut state = lock(&self.flash.state);
             if state.settle_at.is_some_and(|at| now < at) {
@@ -272,6 +278,58 @@ impl Daemon {
             state.settle_at = Some(now + SETTLE_TIME);
             drop(state);
             self.settle_left_disks();
+        }
+    }
+
+    /// Where flash took no note of being given up: notes it beside it, or a start after a crash would
+    /// destage what was dirty then over what guests have written since. Writes past the cache wait for it a
+    /// little. On a thread of its own: the file system of the flash may hang.
+    fn note_beside_flash(self: &Arc<Daemon>) {
+        let mut state = lock(&self.flash.state);
+        if !self.engine.pool_stats().flash_unnoted || state.marking {
+            return;
+        }
+        state.marking = true;
+        drop(state);
+        let daemon = self.clone();
+        let work = move || {
+            let pool = lock(&daemon.pool);
+            let (path, is_device, uuid) = (
+                pool.path().to_owned(),
+                pool.media().is_device(),
+                pool.uuid(),
+            );
+            drop(pool);
+            let marked = crate::degraded::write_marker(&path, is_device, &uuid);
+            if marked.is_ok() {
+                lock(&daemon.pool).set_covered();
+                let engine = daemon.engine.clone();
+                let told =
+                    move |now: u64, fx: &mut Effects| engine.flash_is_noted_elsewhere(now, fx);
+                if daemon.reactors.run(told).is_err() {
+                    tracing::error!("the data threads have ended");
+                }
+            }
+            let mut state = lock(&daemon.flash.state);
+            state.marking = false;
+            match marked {
+                Ok(()) => state.unmarked = false,
+                Err(e) if !state.unmarked => {
+                    state.unmarked = true;
+                    tracing::error!(
+                        "nothing can note that {} was given up, and after a crash the next start would trust what is old on it: {}; do not serve this pool again without a clean stop before",
+                        path.display(),
+                        e.what
+                    );
+                }
+                // Said once; it is tried every round.
+                Err(_) => {}
+            }
+        };
+        let thread = std::thread::Builder::new().name("hearth-marker".to_owned());
+        if let Err(e) = thread.spawn(work) {
+            tracing::error!("cannot start a thread: {e}; tried again");
+            lock(&self.flash.state).marking = false;
         }
     }
 
@@ -368,6 +426,8 @@ impl Daemon {
         self.poke();
         let (mut least, mut moved_at) = (left(&self.engine), Instant::now());
         let mut tell_at = Instant::now();
+        let (notify, mut extended_at) = (Notify::from_env(), Instant::now());
+        notify.stop_goes_on();
         while least > 0 && moved_at.elapsed() < EMPTY_STALL {
             if Instant::now() >= tell_at {
                 tracing::warn!(
@@ -380,6 +440,10 @@ impl Daemon {
             let now = left(&self.engine);
             if now < least {
                 (least, moved_at) = (now, Instant::now());
+            }
+            if extended_at.elapsed() >= EMPTY_TELL && moved_at > extended_at {
+                extended_at = Instant::now();
+                notify.stop_goes_on();
             }
         }
     }

@@ -10,6 +10,7 @@ use hearth_io::Device;
 
 use super::{Daemon, Phase, lock, trouble};
 use crate::error::{Error, Result};
+use crate::notify::{Notify, STOP_EXTENSION};
 use crate::origin;
 
 /// Longest wait for the engine to come to rest.
@@ -185,6 +186,7 @@ impl Daemon {
         }
         self.poke();
         let end = Instant::now() + EXPORT_TIME;
+        let (notify, mut extend_at) = (Notify::from_env(), Instant::now());
         while !disks
             .iter()
             .all(|(_, id)| self.engine.status(*id).is_none_or(|s| s.drained))
@@ -194,6 +196,10 @@ impl Daemon {
                     "the origins did not take everything within a day",
                     "see why they are slow",
                 ));
+            }
+            if Instant::now() >= extend_at {
+                notify.stop_goes_on();
+                extend_at = Instant::now() + STOP_EXTENSION / 2;
             }
             for (name, id) in &disks {
                 let status = self.engine.status(*id).unwrap_or_default();
