@@ -10,7 +10,7 @@
 //! asked.
 
 use crate::api::{DiskId, Effects};
-use crate::core::Core;
+use crate::core::{Core, Phase};
 use crate::engine::{ControlError, Engine};
 use hearth_io::{BLOCK, IoDone, IoError, Target};
 
@@ -41,6 +41,41 @@ impl Core {
         for id in std::mem::take(&mut d.clean_waiters) {
             self.reqs[id].failed = Some(crate::api::ReqError::Io);
             self.finish(id, now, fx);
+        }
+        // And who waits for room: nothing of the disk is destaged any more, so none ever comes.
+        let mut waiting = Vec::new();
+        for queue in [&mut self.stalled, &mut self.stalled_through] {
+            queue.retain(|&id| {
+                let is_its = self.reqs[id].r.disk == disk;
+                if is_its {
+                    waiting.push(id);
+                }
+                !is_its
+            });
+        }
+        for id in waiting {
+            self.give_up(id, now, fx);
+        }
+        let flushes = std::mem::take(&mut self.leaving_flushes);
+        let (its, others) = flushes
+            .into_iter()
+            .partition(|&id| self.reqs[id].r.disk == disk);
+        self.leaving_flushes = others;
+        let its: Vec<usize> = its;
+        for id in its {
+            self.give_up(id, now, fx);
+        }
+    }
+
+    /// Fails a write of a stopped disk that waits for room, as soon as none of its parts is on its way.
+    pub fn give_up(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let req = &mut self.reqs[id];
+        req.failed = Some(crate::api::ReqError::Io);
+        if req.pending == 0 {
+            self.finish(id, now, fx);
+        } else {
+            // The last part to arrive ends it.
+            req.phase = Phase::Appending;
         }
     }
 }

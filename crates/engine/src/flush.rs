@@ -35,6 +35,11 @@ impl Core {
     pub fn start_flush(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let applied = self.log.applied_ord;
+        if self.fenced(disk) {
+            self.reqs[id].failed = Some(ReqError::Io);
+            self.finish(id, now, fx);
+            return;
+        }
         let Some(d) = self.disk(disk) else { return };
         let flash = d.is_dirty() && self.log.durable_ord < applied;
         let (guest, durable) = (d.sync.guest, d.sync.durable);

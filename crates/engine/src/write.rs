@@ -266,6 +266,9 @@ impl Core {
     }
 
     pub fn append_or_stall(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        if self.fenced(self.reqs[id].r.disk) {
+            return self.give_up(id, now, fx);
+        }
         self.reqs[id].phase = Phase::WaitSpace;
         let disk = self.reqs[id].r.disk;
         // Behind its like; past another disk's dirty blocks and what adds runs of zeros, but not past who

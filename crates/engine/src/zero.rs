@@ -137,6 +137,9 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
+        if self.fenced(self.reqs[id].r.disk) {
+            return self.give_up(id, now, fx);
+        }
         if self.append_zeros(id) != Appended::All {
             self.reqs[id].phase = Phase::WaitSpace;
             self.stalled.push_back(id);

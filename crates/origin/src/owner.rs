@@ -203,18 +203,20 @@ enum Place {
 
 /// Where the owner of what a spec names is written down. Looks at the file system, and may hang with
 /// it.
-fn place(spec: &OriginSpec) -> Place {
-    let of_path = |path: &Path| match sidecar::shared(path) {
-        Some(place) => Place::Beside(place),
-        None => Place::Local,
+fn place(spec: &OriginSpec) -> std::io::Result<Place> {
+    let of_path = |path: &Path| -> std::io::Result<Place> {
+        Ok(match sidecar::shared(path)? {
+            Some(place) => Place::Beside(place),
+            None => Place::Local,
+        })
     };
-    match kind(&spec.source) {
-        Ok(Kind::File(path)) => of_path(&path),
+    Ok(match kind(&spec.source) {
+        Ok(Kind::File(path)) => of_path(&path)?,
         Ok(Kind::Nbd(_)) => {
             Place::Nowhere("an NBD server does not tell its clients of each other".to_owned())
         }
         Ok(Kind::Image(image)) => match (&image, image.path()) {
-            (_, Some(path)) => of_path(path),
+            (_, Some(path)) => of_path(path)?,
             (Image::Remote { node, name, .. }, None) => match RbdImage::new(node, name) {
                 Some(rbd) if rbd::is_installed() => Place::Object(rbd),
                 Some(_) => Place::Nowhere(
@@ -229,7 +231,7 @@ fn place(spec: &OriginSpec) -> Place {
         },
         // It will not open either, and says why.
         Err(_) => Place::Local,
-    }
+    })
 }
 
 /// An origin that is ours until [given up](Claim::release). Dropped, the record stays, except that
@@ -289,8 +291,11 @@ impl Drop for Claim {
 /// Makes an origin ours, or says whose it is. `None` where it needs no owner's record: it is this
 /// host's own. Blocks.
 pub fn claim(spec: &OriginSpec, me: &Owner, take: Take) -> Result<Option<Claim>, ClaimError> {
-    let place = place(spec);
     let origin = spec.to_string();
+    let place = place(spec).map_err(|e| ClaimError::Unavailable {
+        origin: origin.clone(),
+        why: e.to_string(),
+    })?;
     let lost = Arc::new(Mutex::new(None));
     let over = Arc::new(Mutex::new(false));
     let (fresh, beat) = match &place {
@@ -322,8 +327,15 @@ pub fn claim(spec: &OriginSpec, me: &Owner, take: Take) -> Result<Option<Claim>,
 
 /// Gives up what a pool that is not serving an origin may own of it.
 pub fn forget(spec: &OriginSpec, me: &Owner) {
+    let place = match place(spec) {
+        Ok(place) => place,
+        Err(e) => {
+            tracing::warn!(disk = %me.disk, "the record that this pool owns {spec} is still there, if there was one: {e}");
+            return;
+        }
+    };
     drop(Claim {
-        place: place(spec),
+        place,
         me: me.clone(),
         fresh: true,
         lost: Arc::default(),

@@ -39,6 +39,9 @@ struct Rig {
     shut_out: bool,
     /// Changes of the origin that were asked for.
     changes: u64,
+    /// Disk 1's origin answers nothing; what it was asked.
+    hangs: bool,
+    unanswered: Vec<IoOp>,
 }
 
 impl Rig {
@@ -59,6 +62,8 @@ impl Rig {
             now: 1,
             shut_out: false,
             changes: 0,
+            hangs: false,
+            unanswered: Vec::new(),
         }
     }
 
@@ -92,6 +97,10 @@ impl Rig {
         while !self.fx.ios.is_empty() {
             let mut dones = Vec::new();
             for op in std::mem::take(&mut self.fx.ios) {
+                if self.hangs && op.target == Target::Origin(1) {
+                    self.unanswered.push(op);
+                    continue;
+                }
                 let result = self.serve(&op);
                 dones.push(op.done(result, 1000));
             }
@@ -181,4 +190,41 @@ fn a_disk_that_was_taken_over_is_stopped_by_a_word() {
         assert_eq!(rig.changes, changes, "{mode:?}");
         rig.engine.detach(1).unwrap();
     }
+}
+
+/// An origin hangs, its disk fills up with what is dirty, writes wait for room, and then it shuts the host
+/// out: that is the order in which it happens under load. Nobody may go on waiting.
+#[test]
+fn who_waits_for_room_is_answered_when_the_disk_is_shut_out() {
+    const BLOCKS: u64 = 64;
+    let mut rig = Rig::new(Mode::WriteBack);
+    rig.hangs = true;
+    rig.engine.detach(1).unwrap();
+    rig.engine
+        .attach(common::disk(1, 256 << 20), OriginState::Flushed)
+        .unwrap();
+    let buf = Buf::zeroed((BLOCKS * BLOCK) as usize);
+    let (mut sent, mut answered) = (0, 0);
+    while sent < 300 {
+        let (at, len) = (sent * BLOCKS * BLOCK, BLOCKS * BLOCK);
+        let write = Request::write(sent, 1, at, len, false, &buf, rig.now);
+        rig.engine.submit(rig.now, &mut vec![write], &mut rig.fx);
+        rig.settle();
+        answered += rig.fx.completions.drain(..).count() as u64;
+        sent += 1;
+    }
+    assert!(answered < sent, "there was room for all");
+    rig.engine.fence(1, rig.now, &mut rig.fx).unwrap();
+    rig.hangs = false;
+    rig.shut_out = true;
+    rig.fx.ios.append(&mut rig.unanswered);
+    rig.settle();
+    rig.rest(2);
+    let failed = rig.fx.completions.drain(..).map(|c| c.result.is_err());
+    assert_eq!(
+        failed.filter(|failed| *failed).count() as u64,
+        sent - answered
+    );
+    rig.engine.detach(1).unwrap();
+    assert!(rig.write(2, 0));
 }

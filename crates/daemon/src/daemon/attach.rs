@@ -451,7 +451,7 @@ impl Daemon {
             known: Some(chain.clone()),
             ..rules
         };
-        let ownership = self.owners.claim(&spec, record, take).map_err(|e| {
+        let mut ownership = self.owners.claim(&spec, record, take).map_err(|e| {
             if matches!(e, ClaimError::Owned { .. }) {
                 // Whatever becomes of that owner: it has gone on where we had stopped.
                 if let Err(e) = self.note_fenced(record.id, &record.name) {
@@ -460,6 +460,11 @@ impl Daemon {
             }
             admission::failure(&e)
         })?;
+        // The disk is in the registry, perhaps with something dirty on flash: so is its owner's record to
+        // stay, whatever comes of this attempt.
+        if let Some(claim) = &mut ownership.claim {
+            claim.keep();
+        }
         let device = origin::open(&spec, record, &self.images, backing)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.

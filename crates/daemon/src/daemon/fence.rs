@@ -37,6 +37,8 @@ impl Daemon {
             .map(|(name, slot)| (name.clone(), slot.id))
             .collect();
         for (name, id) in disks {
+            self.beats
+                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let why = lost.iter().find(|(lost, _)| *lost == id);
             let why = why.map(|(_, why)| why.as_str());
             if why.is_some() || fenced.contains(&id) {

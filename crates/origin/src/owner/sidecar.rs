@@ -43,26 +43,31 @@ const SHARED: [i64; 14] = [
     0x6B41_4653,
 ];
 
-/// The place of the record of a file that other hosts may reach; `None` for any other.
-pub(super) fn shared(path: &Path) -> Option<PathBuf> {
+/// The place of the record of a file that other hosts may reach; `None` for any other. A server that does
+/// not answer is an error: taken for "no other host" it would let two of them write.
+pub(super) fn shared(path: &Path) -> io::Result<Option<PathBuf>> {
     // By one name, whichever link leads to it.
-    let path = std::fs::canonicalize(path).ok()?;
-    let name = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let path = match std::fs::canonicalize(path) {
+        // Opening it says so.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        found => found?,
+    };
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: all-zero bytes are a valid statfs.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a string that ends in zero, and a valid out-pointer for the call.
     if unsafe { libc::statfs(name.as_ptr(), &mut found) } != 0 {
-        return None;
+        return Err(io::Error::last_os_error());
     }
     // Its type differs from one C library to the other; the numbers have 32 bits.
     let kind = found.f_type as i64 & 0xFFFF_FFFF;
-    if !SHARED.contains(&kind) || !path.is_file() {
-        return None;
+    if !SHARED.contains(&kind) || !std::fs::metadata(&path)?.is_file() {
+        return Ok(None);
     }
     let mut beside = std::ffi::OsString::from(".");
-    beside.push(path.file_name()?);
+    beside.push(path.file_name().unwrap_or_default());
     beside.push(".hearth-owner");
-    Some(path.with_file_name(beside))
+    Ok(Some(path.with_file_name(beside)))
 }
 
 /// What stands in a record's place.
@@ -359,6 +364,11 @@ mod tests {
         std::fs::write(&place, "x").unwrap();
         let refused = claim(&place, "d", &owner("a", "1"), Take::Over).unwrap_err();
         assert!(matches!(refused, ClaimError::Garbled { .. }));
-        assert!(shared(dir.path()).is_none());
+        assert_eq!(shared(dir.path()).unwrap(), None);
+        // Whatever keeps it from being looked at, that does not make it this host's own.
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        assert!(shared(&file.join("below")).is_err());
+        assert_eq!(shared(&dir.path().join("missing")).unwrap(), None);
     }
 }
