@@ -160,7 +160,7 @@ fn memory_on_a_file_system_that_hangs_is_refused() -> Result<()> {
     };
     // Closing it asks the program, too.
     let file = std::mem::ManuallyDrop::new(hanging.open()?);
-    refused(&hearth, &file, "does not answer")?;
+    refused(&hearth, &file, "of type fuse")?;
     ensure!(hearth.connect("other")?.read(0, 4096)?.len() == 4096);
     ensure!(hearth.connect("d")?.read(0, 4096)?.len() == 4096);
     Ok(())
