@@ -59,6 +59,12 @@ fn the_limit_on_open_files_is_raised() -> Result<()> {
     Ok(())
 }
 
+/// Keeps a data thread at work until the daemon has ended: what a load had on its way may all be
+/// answered before the daemon is told to fail.
+fn keep_busy(mut client: Client) {
+    std::thread::spawn(move || while client.read(0, BLOCK as u32).is_ok() {});
+}
+
 /// A data thread panics under load: the process ends at once, nothing acknowledged is lost, and after
 /// the third time the flash is left alone: what is clean is served, what is dirty is refused by name.
 #[test]
@@ -75,9 +81,11 @@ fn a_panic_ends_the_process_and_the_third_takes_the_flash_away() -> Result<()> {
     let mut writer = Writer::new(7);
     for cycle in 0..3 {
         let mut client = hearth.connect("d")?;
+        let other = hearth.connect("d")?;
         let mut status = None;
         let abort = || {
             hearth.fail_at("panic")?;
+            keep_busy(other);
             status = Some(hearth.ended()?);
             Ok(())
         };
@@ -141,9 +149,11 @@ fn a_driver_that_fails_ends_the_process() -> Result<()> {
     let mut writer = Writer::new(11);
     for _ in 0..4 {
         let mut client = hearth.connect("d")?;
+        let other = hearth.connect("d")?;
         let mut status = None;
         let fail = || {
             hearth.fail_at("driver")?;
+            keep_busy(other);
             status = Some(hearth.ended()?);
             Ok(())
         };
