@@ -1,22 +1,21 @@
 //! The engine's state and how events reach it.
 //!
 //! [`Core`] is pure: it has no clock, no thread, no device. Every method takes the time and
-//! leaves what should happen in [`Effects`]. It is cut by duty over several files, each an
-//! `impl Core`: `read`, `write` (write-back and through, partial blocks), `zero`, `flush`
-//! (flushes, intents), `append` (batches to flash), `destage`, `evict`, `flashfail`.
+//! leaves what should happen in [`Effects`]. Its duties are folders, each with its `impl Core`:
+//! `request`, `flash`, `origin`, `cache`, `disk`.
 
-use crate::ahead::Ahead;
 use crate::api::{Completion, DiskId, Effects, REQUEST_MAX, ReqError, ReqOp, Request};
-use crate::destage::DestageJob;
+use crate::cache::ahead::Ahead;
+use crate::cache::index::{Index, Key, SlotNo};
+use crate::cache::stage::Stage;
 use crate::disk::Disk;
-use crate::evict::Evict;
 use crate::faults::Faults;
-use crate::flashfail::{FailMark, FlashFault, Noted};
-use crate::index::{Index, Key, SlotNo};
-use crate::log::Log;
-use crate::read::Miss;
-use crate::rescue::Rescue;
-use crate::stage::Stage;
+use crate::flash::evict::Evict;
+use crate::flash::fail::{FailMark, FlashFault, Noted};
+use crate::flash::log::Log;
+use crate::flash::rescue::Rescue;
+use crate::origin::destage::DestageJob;
+use crate::request::read::Miss;
 use crate::stats::PoolCounters;
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
@@ -230,7 +229,7 @@ pub(crate) struct Core {
     pub stalled: VecDeque<usize>,
     /// One of `stalled` waits for the log itself: who comes now waits behind it.
     pub log_full: bool,
-    /// Runs of zeros of all disks; see [`crate::zero`].
+    /// Runs of zeros of all disks; see [`crate::request::zero`].
     pub zero_runs: u64,
     /// Requests past the cache waiting for room for their records.
     pub stalled_through: VecDeque<usize>,

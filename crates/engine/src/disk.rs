@@ -1,11 +1,15 @@
 //! What the engine knows of one disk: its settings, who holds which range, what is dirty.
 
+pub(crate) mod blockset;
+pub(crate) mod grow;
+pub(crate) mod runset;
+
 use crate::api::{DiskConfig, Mode};
-use crate::blockset::BlockSet;
-use crate::flashfail::Refusals;
-use crate::runset::RunSet;
+use crate::disk::blockset::BlockSet;
+use crate::disk::runset::RunSet;
+use crate::flash::fail::Refusals;
+use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
-use crate::trouble::Trouble;
 use hearth_io::IoError;
 use hearth_policy::Sequential;
 use smallvec::SmallVec;

@@ -3,21 +3,21 @@
 //! All state is in one [`Core`] behind one short lock. A hit takes it twice, for some hundred
 //! nanoseconds each; checksums, copies and system calls happen outside.
 
-use crate::ahead::{Ahead, UNUSED_SHARE};
 use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
-use crate::checkpoint::CheckpointError;
+use crate::cache::ahead::{Ahead, UNUSED_SHARE};
+use crate::cache::index::{Index, Key};
+use crate::cache::stage::Stage;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
-use crate::evict::Evict;
-use crate::flashfail::{FlashFault, Noted};
-use crate::grow::resize;
-use crate::index::{Index, Key};
-use crate::log::{Log, SegState, Segment};
-use crate::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
-use crate::rescue::Rescue;
-use crate::stage::Stage;
+use crate::disk::grow::resize;
+use crate::flash::checkpoint::CheckpointError;
+use crate::flash::evict::Evict;
+use crate::flash::fail::{FlashFault, Noted};
+use crate::flash::log::{Log, SegState, Segment};
+use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
+use crate::flash::rescue::Rescue;
+use crate::origin::trouble::Trouble;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
-use crate::trouble::Trouble;
 use hearth_format::superblock::PoolState;
 use hearth_format::{FormatError, Layout, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
@@ -336,7 +336,7 @@ impl Engine {
             media.write_at(offset, &zeros)?;
         }
         for (seg, seq, first_batch, last_batch, tail_seq, entries) in found.seal {
-            let sealing = crate::log::Sealing {
+            let sealing = crate::flash::log::Sealing {
                 seg,
                 seq,
                 entries,

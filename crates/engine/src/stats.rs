@@ -3,7 +3,7 @@
 //! Definitions are printed in `docs/statistics.md`. Counters only grow; windows (5 minutes,
 //! hour, day) are differences of snapshots and are made by the daemon.
 
-use crate::flashfail::FlashFault;
+use crate::flash::fail::FlashFault;
 use crate::tally::Tally;
 use hdrhistogram::{Counter, Histogram};
 use serde::{Deserialize, Serialize};

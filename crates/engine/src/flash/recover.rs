@@ -7,11 +7,11 @@
 //! the first hole never happened. `docs/format.md` has the argument.
 
 use crate::api::DiskId;
+use crate::cache::index::Key;
 use crate::core::Core;
 use crate::disk::Intent;
 use crate::faults::Fault;
-use crate::index::Key;
-use crate::log::SegState;
+use crate::flash::log::SegState;
 use hearth_format::{BatchHeader, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
@@ -227,7 +227,7 @@ impl Core {
         Ok(out)
     }
 
-    /// Copies that may have been voided by records that never reached the log ([`crate::rescue`]).
+    /// Copies that may have been voided by records that never reached the log ([`crate::flash::rescue`]).
     fn drop_below_clean_floor(&mut self) {
         if self.sb.clean_floor == 0 {
             return;

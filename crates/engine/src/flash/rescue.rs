@@ -1,6 +1,6 @@
 //! A log without room for the record that would make room.
 //!
-//! A segment is free only after two more batches ([`crate::append`]). When no segment is free and
+//! A segment is free only after two more batches ([`crate::flash::append`]). When no segment is free and
 //! the head is gone, those two cannot be written: because what was moved, or records nobody could
 //! refuse, took the last segment, or because one crash after the other closed a head that was
 //! hardly used. Waiting would not help, nor would starting again.
@@ -18,10 +18,10 @@
 //! the next start after a crash what was cached, and leaves out nobody who would have to be waited for.
 
 use crate::api::{DiskId, Effects};
+use crate::cache::index::{Key, SlotNo};
 use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
-use crate::index::{Key, SlotNo};
-use crate::log::{Apply, SegState, Then};
+use crate::flash::log::{Apply, SegState, Then};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};
 use smallvec::{SmallVec, smallvec};

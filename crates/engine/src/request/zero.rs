@@ -11,9 +11,9 @@
 
 use crate::api::{DiskId, Effects, ReqOp};
 use crate::core::{Core, Phase};
-use crate::log::Then;
-use crate::runset::RunSet;
-use crate::write::Appended;
+use crate::disk::runset::RunSet;
+use crate::flash::log::Then;
+use crate::request::write::Appended;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use smallvec::smallvec;

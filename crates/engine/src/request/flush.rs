@@ -5,9 +5,9 @@ use crate::api::{DiskId, Effects, Mode, ReqError};
 use crate::core::{Core, FlashWaiter, OpCtx, Phase};
 use crate::disk::{Intent, SyncWaiter};
 use crate::faults::Fault;
-use crate::flashfail::Promise;
-use crate::log::Then;
-use crate::rescue::Closing;
+use crate::flash::fail::Promise;
+use crate::flash::log::Then;
+use crate::flash::rescue::Closing;
 use hearth_format::Kind;
 use hearth_io::{IoError, Target};
 

@@ -17,11 +17,11 @@
 //! destager empties it.
 
 use crate::api::{DiskId, Effects};
-use crate::append::unsent;
+use crate::cache::index::SlotNo;
 use crate::core::{Core, OpCtx, Phase};
 use crate::faults::Fault;
-use crate::index::SlotNo;
-use crate::log::{Apply, BatchState, SegState, Then};
+use crate::flash::append::unsent;
+use crate::flash::log::{Apply, BatchState, SegState, Then};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};

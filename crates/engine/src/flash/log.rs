@@ -6,7 +6,7 @@
 //! before it are on flash, because recovery stops at the first hole. An item's `ord` is its
 //! place in that order, so "durable up to ord n" says all there is to say about durability.
 
-use crate::index::SlotNo;
+use crate::cache::index::SlotNo;
 use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind};
 use hearth_io::BufSlice;
 use smallvec::SmallVec;
@@ -238,7 +238,7 @@ pub(crate) struct Log {
     pub epoch: u64,
     /// Somebody needs the queue written out now, however small.
     pub urgent: bool,
-    /// Failed batches in a row; see `flashfail`.
+    /// Failed batches in a row; see [`fail`](crate::flash::fail).
     pub failures: u32,
     pub segment_blocks: u32,
     pub data_blocks: u32,

@@ -13,12 +13,12 @@
 //! until (5) is on flash and the origin was flushed.
 
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
+use crate::cache::index::Key;
+use crate::cache::stage::policy_key;
 use crate::core::{ANSWERED, Core, INTERNAL, OpCtx, Phase, req_error};
 use crate::disk::{Disk, Lock, SyncWaiter};
 use crate::faults::Fault;
-use crate::index::Key;
-use crate::log::{Apply, Item, Then};
-use crate::stage::policy_key;
+use crate::flash::log::{Apply, Item, Then};
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
@@ -41,7 +41,7 @@ pub(crate) enum Appended {
     All,
     /// Its disk has as many dirty blocks as it may have now.
     TooDirty,
-    /// It would leave more runs of zeros than may be (see [`crate::zero`]).
+    /// It would leave more runs of zeros than may be (see [`crate::request::zero`]).
     TooManyRuns,
     /// The log has no room for anybody.
     NoRoom,
@@ -434,7 +434,7 @@ impl Core {
 
     /// May a write past the cache add a record to the log? One that cannot leave any may.
     fn has_record_room(&self, disk: DiskId) -> bool {
-        self.leaves_flash_alone(disk) || self.log.room() >= crate::zero::ROOM_MIN
+        self.leaves_flash_alone(disk) || self.log.room() >= crate::request::zero::ROOM_MIN
     }
 
     /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:

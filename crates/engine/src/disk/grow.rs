@@ -8,11 +8,11 @@
 //! its segment is free a crash brings it back.
 
 use crate::api::{DISK_MAX, DiskId};
+use crate::cache::index::Key;
 use crate::core::{Core, FlashWaiter};
 use crate::disk::{Disk, Written};
 use crate::engine::{ControlError, Engine};
 use crate::faults::Fault;
-use crate::index::Key;
 use hearth_io::BLOCK;
 
 impl Engine {

@@ -6,13 +6,13 @@
 //! its reader but never cached (invariant 4).
 
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
+use crate::cache::index::{Key, SlotNo};
+use crate::cache::stage::policy_key;
 use crate::core::{Core, INTERNAL, OpCtx, Phase, ewma, req_error};
 use crate::disk::Ticket;
 use crate::faults::Fault;
-use crate::flashfail::Unread;
-use crate::index::{Key, SlotNo};
-use crate::log::{Apply, Item, Then};
-use crate::stage::policy_key;
+use crate::flash::fail::Unread;
+use crate::flash::log::{Apply, Item, Then};
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};

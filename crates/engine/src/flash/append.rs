@@ -6,10 +6,10 @@
 //! segment be overwritten, else a crash would read another block's data out of it.
 
 use crate::api::{DiskId, Effects};
+use crate::cache::index::Key;
 use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
-use crate::index::Key;
-use crate::log::{
+use crate::flash::log::{
     Apply, BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing,
     SegState, Then,
 };

@@ -7,12 +7,12 @@
 //! durable.
 
 use crate::api::{DiskId, Effects};
+use crate::cache::index::SlotNo;
 use crate::core::{Core, OpCtx, Phase};
 use crate::disk::Disk;
 use crate::faults::Fault;
-use crate::flashfail::Unread;
-use crate::index::SlotNo;
-use crate::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
+use crate::flash::fail::Unread;
+use crate::flash::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, Class, IoDone, OpKind, Target};

@@ -15,7 +15,7 @@
 
 use crate::api::{DiskId, Mode};
 use crate::core::Core;
-use crate::read::FILLS_MAX;
+use crate::request::read::FILLS_MAX;
 use hearth_io::{Buf, BufSlice};
 use hearth_policy::{Place, Policy, Stay, Use, spread};
 

@@ -7,8 +7,8 @@
 
 use crate::api::DiskId;
 use crate::core::Core;
-use crate::log::{Sealing, SegState};
-use crate::recover::NUMBERS_END;
+use crate::flash::log::{Sealing, SegState};
+use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
 use hearth_format::{CheckpointHeader, FormatError};
 use hearth_io::checksum::crc32c;

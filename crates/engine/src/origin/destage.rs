@@ -9,12 +9,12 @@
 //! holds is not marked: its newer record may already stand in the log before our mark.
 
 use crate::api::{DiskId, Effects, Mode};
+use crate::cache::index::{Key, SlotNo};
 use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::disk::{Disk, SyncWaiter, Written};
 use crate::faults::Fault;
-use crate::flashfail::Unread;
-use crate::index::{Key, SlotNo};
-use crate::log::Then;
+use crate::flash::fail::Unread;
+use crate::flash::log::Then;
 use hearth_format::Kind;
 use hearth_io::{Buf, Class, IoDone, IoError, OpKind, Target};
 use smallvec::{SmallVec, smallvec};

@@ -12,11 +12,11 @@
 //! sent. If the read fails or loses its ticket, the client's own read goes to the origin.
 
 use crate::api::{DiskId, Effects, Mode};
+use crate::cache::stage::{disk_and_block, policy_key};
 use crate::core::{Core, OpCtx};
 use crate::disk::Ticket;
 use crate::faults::Fault;
-use crate::read::{FILLS_MAX, Fill, RUN_MAX};
-use crate::stage::{disk_and_block, policy_key};
+use crate::request::read::{FILLS_MAX, Fill, RUN_MAX};
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
 use hearth_policy::prefetch::Source;
 use hearth_policy::{Range, Stay, Use};

@@ -1,0 +1,10 @@
+//! The flash device: the log on it, what is durable there, what makes room, what happens when it
+//! fails, and what a start finds.
+
+pub(crate) mod append;
+pub(crate) mod checkpoint;
+pub(crate) mod evict;
+pub(crate) mod fail;
+pub(crate) mod log;
+pub(crate) mod recover;
+pub(crate) mod rescue;
