@@ -12,7 +12,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -99,6 +99,9 @@ pub struct Claim {
     own: Option<Beneath>,
     /// Marks on the files beneath.
     _below: Vec<Arc<Below>>,
+    /// A block device that another process writes for us, kept from everybody who asks the kernel
+    /// for a device of their own: mounts, volumes, other programs.
+    _whole: Option<File>,
 }
 
 impl Claim {
@@ -128,20 +131,36 @@ pub(crate) fn claim(file: &File, path: &Path, how: Use) -> Result<Claim, Refusal
     around(&file.metadata()?, path, how)
 }
 
-/// As [`claim`], of a path that another process opens for us, which marks it itself.
+/// As [`claim`], of a path that another process opens for us, which marks it itself. It has no block
+/// device for itself alone: that is done here, for as long as the claim lasts, and does not keep it out.
 pub(crate) fn claim_for_other(path: &Path, how: Use) -> Result<Claim, Refusal> {
-    let file = look_at(path)?;
-    if !lock::may_mark(&file, how).unwrap_or(true) {
-        return Err(Refusal::InUse(InUse::new(path)));
+    let in_use = || Refusal::InUse(InUse::new(path));
+    let mut file = look_at(path, 0)?;
+    let meta = file.metadata()?;
+    let is_device = meta.file_type().is_block_device();
+    if is_device && how == Use::Write {
+        file = match look_at(path, libc::O_EXCL) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(in_use()),
+            opened => opened?,
+        };
+        // The name may lead elsewhere by now, where this flag means nothing.
+        if file.metadata()?.rdev() != meta.rdev() {
+            return Err(in_use());
+        }
     }
-    around(&file.metadata()?, path, how)
+    if !lock::may_mark(&file, how).unwrap_or(true) {
+        return Err(in_use());
+    }
+    let mut claim = around(&meta, path, how)?;
+    claim._whole = (is_device && how == Use::Write).then_some(file);
+    Ok(claim)
 }
 
 /// Opens something whose locks are of interest. Never waits for a peer, as with named pipes.
-fn look_at(path: &Path) -> io::Result<File> {
+fn look_at(path: &Path, exclusive: i32) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK | exclusive)
         .open(path)
 }
 
@@ -176,6 +195,7 @@ fn around(meta: &fs::Metadata, path: &Path, how: Use) -> Result<Claim, Refusal> 
     Ok(Claim {
         own: Some(own),
         _below: below,
+        _whole: None,
     })
 }
 
@@ -190,7 +210,7 @@ fn mark_below(part: &Part, how: Use) -> Result<Option<Arc<Below>>, Refusal> {
         );
         Ok(None)
     };
-    let Ok(file) = look_at(path) else {
+    let Ok(file) = look_at(path, 0) else {
         return unseen();
     };
     let meta = file.metadata()?;

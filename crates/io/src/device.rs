@@ -49,8 +49,8 @@ pub struct Device {
     latency_ns: u64,
     disk: Option<SlowDisk>,
     first_write: FirstWrite,
-    /// On what another process has open for us.
-    claim: Option<Claim>,
+    /// On what another process has open for us; the topmost comes first.
+    claims: Vec<Claim>,
 }
 
 impl Device {
@@ -71,19 +71,19 @@ impl Device {
             latency_ns: 0,
             disk: None,
             first_write: FirstWrite::default(),
-            claim: None,
+            claims: Vec::new(),
         }
     }
 
-    /// Holds a claim to what is underneath for as long as the device is there.
-    pub fn holding(mut self, claim: Option<Claim>) -> Device {
-        self.claim = claim;
+    /// Holds claims to what is underneath, from the top, for as long as the device is there.
+    pub fn holding(mut self, claims: Vec<Claim>) -> Device {
+        self.claims = claims;
         self
     }
 
     /// What its data lies on, itself included, if that is on this host and it was locked.
     pub fn beneath(&self) -> Option<&Beneath> {
-        let claim = self.file().map(BlockFile::claim).or(self.claim.as_ref());
+        let claim = self.file().map(BlockFile::claim).or(self.claims.first());
         claim.and_then(Claim::beneath)
     }
 

@@ -1,6 +1,6 @@
 //! From what was written to a device.
 
-use crate::chain::{Backing, Chain, ChainError};
+use crate::chain::{Backing, Chain, ChainError, files_of};
 use crate::image::{Image, ImageError};
 use crate::imaged::ImageOrigin;
 use hearth_io::file::claim_for_other;
@@ -143,15 +143,22 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
             }
             // QEMU locks the image itself, but does not say who has it, nor look at what the image
             // lies on.
-            let claim = match image.path() {
-                Some(path) => Some(claim(path, how.read_only)?),
-                None => None,
-            };
+            let mut claims = Vec::new();
+            if let Some(path) = image.path() {
+                claims.push(claim(path, how.read_only)?);
+            }
             let rules = &how.backing;
             let chain = match &image {
                 Image::Local { format, path } => Chain::resolve(format, path, rules)?,
                 Image::Remote { .. } => Chain::default(),
             };
+            // What it is written through below the image is written like the image. Bases are not.
+            for (path, _) in files_of(&chain.text())
+                .iter()
+                .filter(|(_, written)| *written)
+            {
+                claims.push(claim(path, how.read_only)?);
+            }
             let origin = ImageOrigin::open(
                 &image,
                 (chain, rules),
@@ -159,7 +166,7 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 how.read_only,
                 how.timeout,
             )?;
-            Device::remote(Arc::new(origin)).holding(claim)
+            Device::remote(Arc::new(origin)).holding(claims)
         }
     };
     Ok(spec.wrap(device)?)

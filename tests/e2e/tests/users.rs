@@ -1,6 +1,6 @@
 //! Other users of a disk's data: QEMU on the same file, the same data under another name.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hearth_e2e::child::bound_to_us;
 use hearth_e2e::clients::{find, have};
 use hearth_e2e::daemon::path;
@@ -376,6 +376,103 @@ fn what_is_mounted_is_named_with_its_mount_point() -> Result<()> {
     ensure!(unmounted.status.success(), "{unmounted:?}");
     hearth.ok(&add(path(&origin)))?;
     Ok(())
+}
+
+/// A file system, mounted for as long as this is there.
+struct Mounted<'a>(&'a Path);
+
+impl Mounted<'_> {
+    fn new<'a>(device: &Loop, point: &'a Path) -> Option<Mounted<'a>> {
+        let done = run("mount", &[&device.0, path(point)]).is_ok_and(|out| out.status.success());
+        done.then_some(Mounted(point))
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = run("umount", &[path(self.0)]);
+    }
+}
+
+/// QEMU's process would write beneath the file system without a word.
+#[test]
+fn an_image_on_a_mounted_device_is_refused() -> Result<()> {
+    let test = "users: image on a mounted device";
+    let programs = ["mkfs.ext4", "mount", "qemu-img", "qemu-storage-daemon"];
+    if !have(test, &programs) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("64M")?;
+    hearth.stop()?;
+    hearth.serve_args = vec!["--backing-dir".to_owned(), "/dev".to_owned()];
+    hearth.start()?;
+    let file = tempfile::NamedTempFile::new()?;
+    file.as_file().set_len(16 * MIB)?;
+    let made = run("mkfs.ext4", &["-q", path(file.path())])?;
+    ensure!(made.status.success(), "{made:?}");
+    let Some(looped) = Loop::new(test, file.path(), &[]) else {
+        return Ok(());
+    };
+    let dir = tempfile::tempdir()?;
+    let Some(mounted) = Mounted::new(&looped, dir.path()) else {
+        eprintln!("skipped: {test}: no right to mount");
+        return Ok(());
+    };
+    let place = format!("mounted at {}", path(dir.path()));
+    let origin = format!("raw:{}", looped.0);
+    let add = ["disk", "add", "vm", "--origin", &origin];
+    names(&hearth.refused(&add)?, &[&looped.0, &place])?;
+    // An image may also keep its data there.
+    let image = hearth.dir().join("data.qcow2");
+    let made = |size: &str| {
+        let option = format!("data_file={},data_file_raw=on", looped.0);
+        let more = ["-o", &option, path(&image), size];
+        run(
+            "qemu-img",
+            &[&["create", "-q", "-f", "qcow2"][..], &more].concat(),
+        )
+    };
+    drop(mounted);
+    let out = made("16M")?;
+    ensure!(out.status.success(), "{out:?}");
+    let remade = run("mkfs.ext4", &["-q", &looped.0])?;
+    ensure!(remade.status.success(), "{remade:?}");
+    let mounted = Mounted::new(&looped, dir.path()).context("mounted again")?;
+    let over = format!("qcow2:{}", path(&image));
+    let add_data = ["disk", "add", "data", "--origin", &over, "--allow-backing"];
+    names(&hearth.refused(&add_data)?, &[&looped.0, &place])?;
+    drop(mounted);
+
+    // Ours, and nobody can mount it meanwhile, whatever becomes of the process that has it open.
+    for (name, add) in [("data", &add_data[..]), ("vm", &add[..])] {
+        hearth.ok(add)?;
+        ensure!(Mounted::new(&looped, dir.path()).is_none(), "{name}");
+        hearth.ok(&["disk", "set", name, "--size-from-origin"])?;
+        hearth.connect(name)?.write(MIB, &[3; 4096])?;
+        hearth.ok(&["disk", "flush", name])?;
+        hearth.kill9()?;
+        hearth.start()?;
+        becomes(&hearth, name, "attached")?;
+        ensure!(hearth.connect(name)?.read(MIB, 4096)? == [3; 4096]);
+        hearth.ok(&["disk", "remove", name])?;
+        let remade = run("mkfs.ext4", &["-q", "-F", &looped.0])?;
+        ensure!(remade.status.success(), "{remade:?}");
+        drop(Mounted::new(&looped, dir.path()).context("nobody has it")?);
+    }
+
+    // A disk that was there before waits for who has its device.
+    hearth.ok(&add)?;
+    hearth.stop()?;
+    let mounted = Mounted::new(&looped, dir.path()).context("nobody has it")?;
+    hearth.start()?;
+    let shown = disk(&hearth, "vm")?;
+    ensure!(shown["state"] == "waiting", "{shown}");
+    names(
+        shown["reason"].as_str().unwrap_or_default(),
+        &[&looped.0, &place],
+    )?;
+    drop(mounted);
+    hearth.ok(&["disk", "remove", "vm", "--yes"]).map(drop)
 }
 
 /// An earlier version took two disks on the same data, or the loop device was moved since.
