@@ -61,6 +61,9 @@ pub(crate) fn take_whole(file: &File, how: Use) -> io::Result<bool> {
 /// case the caller closes the file, and its marks go with it. Where the file system has no such
 /// locks this succeeds, and the log says so once.
 pub(crate) fn mark(file: &File, how: Use) -> io::Result<bool> {
+    if !has_marks(sys::file_system(file).ok()) {
+        return judged(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+    }
     let marked = (|| {
         // Looked at before as well: who is refused anyhow leaves no marks, not even for a moment.
         if !may_mark(file, how)? {
@@ -93,8 +96,21 @@ fn judged(marked: io::Result<bool>) -> io::Result<bool> {
     }
 }
 
+/// SMB and CIFS, as the kernel's clients of different age call themselves; see statfs(2).
+const SMB: [u32; 3] = [0xFF53_4D42, 0xFE53_4D42, 0x517B];
+
+/// True if single bytes can be locked on such a file system beside a lock of the whole file. An SMB
+/// server has but one kind of lock: there `flock` locks all bytes, and our own marks would find it in
+/// their way. One that cannot be asked is taken to have both.
+fn has_marks(file_system: Option<u32>) -> bool {
+    file_system.is_none_or(|kind| !SMB.contains(&kind))
+}
+
 /// True if nobody's marks contradict `how`. Looks only.
 pub(crate) fn may_mark(file: &File, how: Use) -> io::Result<bool> {
+    if !has_marks(sys::file_system(file).ok()) {
+        return Ok(true);
+    }
     for n in how.used() {
         if sys::is_byte_locked(file, UNSHARED + n)? {
             return Ok(false);
@@ -170,6 +186,18 @@ mod tests {
         }
         assert!(!answer(libc::EAGAIN).unwrap());
         assert!(answer(libc::EIO).is_err());
+    }
+
+    #[test]
+    fn one_kind_of_lock_does_not_stand_in_its_own_way() {
+        for smb in [0xFF53_4D42, 0xFE53_4D42, 0x517B] {
+            assert!(!has_marks(Some(smb)));
+        }
+        // ext4, XFS, tmpfs, NFS, one that does not say.
+        for other in [0xEF53, 0x5846_5342, 0x0102_1994, 0x6969] {
+            assert!(has_marks(Some(other)));
+        }
+        assert!(has_marks(None));
     }
 
     #[test]

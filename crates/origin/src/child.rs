@@ -33,12 +33,16 @@ const END_TIME: Duration = Duration::from_secs(20);
 const KILL_TIME: Duration = Duration::from_secs(5);
 /// How often a socket that is about to be listened on is tried.
 const TRY_EVERY: Duration = Duration::from_millis(5);
+/// Why there is no process while the guard has not answered.
+const NO_ANSWER: &str = "the image's files cannot be looked at; see whether their storage hangs";
 /// Longest line of its complaints that is kept whole: it may repeat our arguments, and a path.
 const LINE_MAX: u64 = 16 << 10;
 
 struct State {
     child: Option<Child>,
     wanted: bool,
+    /// The guard is being asked, which may hang with the image's storage.
+    judging: bool,
     stopped: bool,
     /// Starts tried, so that one can wait for the result of the next.
     starts: u64,
@@ -149,6 +153,7 @@ impl Supervisor {
             state: Mutex::new(State {
                 child: None,
                 wanted: false,
+                judging: false,
                 stopped: false,
                 starts: 0,
                 last: None,
@@ -209,8 +214,8 @@ impl Supervisor {
                 }
                 tracing::warn!(image = %self.shared.name, "{PROGRAM} does not end");
             }
-            if state.child.is_some() {
-                // It hangs in the kernel; its parent waits for it.
+            if state.child.is_some() || state.judging {
+                // It hangs in the kernel, or its parent may, which starts nothing any more.
                 lock(&self.thread).take();
             }
         }
@@ -237,10 +242,20 @@ impl Shared {
             if state.stopped {
                 return;
             }
+            state.last = Some(NO_ANSWER.to_owned());
+            state.judging = true;
+            drop(state);
+            let judged = self.guard.as_ref().map_or(Ok(()), |guard| guard.before());
+            let mut state = lock(&self.state);
+            state.judging = false;
             state.wanted = false;
             state.starts += 1;
             state.last = None;
-            match self.spawn() {
+            if state.stopped {
+                self.changed.notify_all();
+                return;
+            }
+            match judged.and_then(|()| self.spawn()) {
                 Ok(mut child) => {
                     let (pid, stderr) = (child.id(), child.stderr.take());
                     if let Err(e) = Identity::of(pid).and_then(|i| i.write(&self.pid_file)) {
@@ -261,9 +276,6 @@ impl Shared {
     }
 
     fn spawn(&self) -> Result<Child, String> {
-        if let Some(guard) = &self.guard {
-            guard.before()?;
-        }
         let _ = std::fs::remove_file(&self.socket);
         let mut command = Command::new(PROGRAM);
         command
@@ -278,6 +290,7 @@ impl Shared {
         unsafe {
             command.pre_exec(move || process::die_with_parent(parent));
         }
+        process::hand_on_nothing(&mut command);
         command.spawn().map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => format!(
                 "{PROGRAM} is not installed, which opens images for Hearth; install the package qemu-system-common (Debian, Ubuntu) or qemu-storage-daemon of your distribution"
@@ -409,7 +422,55 @@ impl Dial for Supervisor {
 
 #[cfg(test)]
 mod tests {
-    use super::said;
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// A guard that waits for a word, as one whose files are on a mount that hangs.
+    struct Hanging(Mutex<(Sender<()>, Receiver<()>)>);
+
+    impl Guard for Hanging {
+        fn before(&self) -> Result<(), String> {
+            let both = lock(&self.0);
+            let _ = both.0.send(());
+            let _ = both.1.recv();
+            Ok(())
+        }
+
+        fn after(&self, _pid: u32) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn files_that_hang_keep_nobody_from_stopping() {
+        let dir = tempfile::tempdir().unwrap();
+        let (asked, was_asked) = channel();
+        let (go, gone) = channel();
+        let guard = Box::new(Hanging(Mutex::new((asked, gone))));
+        let none = Value::Null;
+        let new = Supervisor::new(dir.path(), "x".to_owned(), &none, true, Some(guard));
+        let child = Arc::new(new.unwrap());
+        let refused = child.dial(Instant::now() + TRY_EVERY).unwrap_err();
+        was_asked.recv().unwrap();
+        assert!(refused.to_string().contains(NO_ANSWER), "{refused}");
+        assert_eq!(child.why().as_deref(), Some(NO_ANSWER));
+        let (done, ended) = channel();
+        let stopping = child.clone();
+        std::thread::spawn(move || {
+            stopping.stop();
+            let _ = done.send(());
+        });
+        ended.recv_timeout(END_TIME).unwrap();
+        // It comes back at last, and starts nothing.
+        let shared = child.shared.clone();
+        go.send(()).unwrap();
+        let state = lock(&shared.state);
+        let (state, late) = shared
+            .changed
+            .wait_timeout_while(state, END_TIME, |s| s.judging)
+            .unwrap();
+        assert!(!late.timed_out() && state.child.is_none());
+    }
 
     #[test]
     fn complaints_are_freed_of_our_arguments() {

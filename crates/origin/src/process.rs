@@ -5,7 +5,9 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 /// A process, told apart from any other that has, or had, its number.
@@ -95,6 +97,43 @@ pub(crate) fn wait_ended(pid: u32) {
     }
 }
 
+/// Highest descriptor that is looked at where the kernel cannot mark all at once (before Linux 5.11).
+/// What a daemon inherits it has from its start, with low numbers.
+const INHERITED_MAX: i32 = 4096;
+
+/// In a child before exec: keeps every descriptor beyond the standard three from the program. Ours are
+/// marked so anyhow; those the daemon was started with (a lock its starter holds, a file systemd
+/// opened for it) are not.
+fn inherit_nothing() -> io::Result<()> {
+    // SAFETY: plain numbers; the range is marked to be closed by exec, nothing is closed now.
+    let marked = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3u32,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    if marked == 0 {
+        return Ok(());
+    }
+    mark_one_by_one();
+    Ok(())
+}
+
+/// Has a program started with the standard descriptors and no others.
+pub(crate) fn hand_on_nothing(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec only system calls are made, which touch no memory.
+    unsafe { command.pre_exec(inherit_nothing) }
+}
+
+fn mark_one_by_one() {
+    for fd in 3..INHERITED_MAX {
+        // SAFETY: plain numbers; of a descriptor that is not open this fails, and nothing is done.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
 /// In a child before exec: ends with the thread that made it.
 pub(crate) fn die_with_parent(parent: u32) -> io::Result<()> {
     // SAFETY: plain numbers.
@@ -112,7 +151,32 @@ pub(crate) fn die_with_parent(parent: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+
+    #[test]
+    fn a_program_gets_no_descriptor_of_others() {
+        let file = tempfile::tempfile().unwrap();
+        let slowly = || {
+            mark_one_by_one();
+            Ok(())
+        };
+        type Mark = fn() -> io::Result<()>;
+        let nothing = || Ok(());
+        let all: [(Mark, bool); 3] = [(nothing, true), (inherit_nothing, false), (slowly, false)];
+        for (mark, inherits) in all {
+            // SAFETY: a valid descriptor; the copy belongs to this test.
+            let copy = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 40) };
+            assert!(copy >= 40);
+            // SAFETY: just made, owned by nobody else.
+            let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+            let mut command = Command::new("test");
+            command
+                .arg("-e")
+                .arg(format!("/proc/self/fd/{}", copy.as_raw_fd()));
+            // SAFETY: only system calls that touch no memory.
+            unsafe { command.pre_exec(mark) };
+            assert_eq!(command.status().unwrap().success(), inherits);
+        }
+    }
 
     #[test]
     fn only_the_very_process_is_ended() {

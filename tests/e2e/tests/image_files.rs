@@ -92,6 +92,26 @@ fn an_image_without_its_format_is_a_question() -> Result<()> {
     Ok(())
 }
 
+/// A daemon is started with what its starter has open: a lock (`flock FILE hearth serve`), a file that
+/// systemd opened. That is no file of an image.
+#[test]
+fn what_the_daemon_inherited_is_not_handed_on() -> Result<()> {
+    if !have("image files: inherited", &TOOLS) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    hearth.stop()?;
+    let held = hearth.dir().join("a lock");
+    let script = format!("exec \"$0\" \"$@\" 9>>'{}'", path(&held));
+    hearth.wrap = ["sh", "-c", &script].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let image = hearth.dir().join("i.qcow2");
+    img(&hearth, &["create", "-f", "qcow2", path(&image), "8M"])?;
+    add(&hearth, "d", &format!("qcow2:{}", path(&image)), &[])?;
+    ensure!(hearth.connect("d")?.read(0, 4096)? == [0; 4096]);
+    Ok(())
+}
+
 /// Backing files, descriptions in JSON, data files and VMDK extents: none is opened unasked.
 #[test]
 fn what_an_image_names_is_not_followed_unasked() -> Result<()> {

@@ -13,6 +13,7 @@
 //! happened.
 
 use super::{ClaimError, Owner, Take, Watch};
+use crate::process;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -55,7 +56,7 @@ pub(super) fn is_installed() -> bool {
 
 /// A program's answer, or what it said.
 fn run(program: &str, args: &[&str]) -> Result<String, String> {
-    let mut child = Command::new(program)
+    let mut child = process::hand_on_nothing(&mut Command::new(program))
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
