@@ -1,12 +1,13 @@
 # The few things one does with this repository. Each target installs what it needs first.
-# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), BENCH_ARGS (bench, bench-vm).
+# Settings: SEEDS (sim), CYCLES (kill9), ROUNDS (guest-lab), MINUTES (fuzz), LAB_ARGS (lab), BENCH_ARGS (bench, bench-vm).
 SEEDS ?= 1000000
 CYCLES ?= 300
 ROUNDS ?= 12
 MINUTES ?= 10
+LAB_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz bench bench-vm
+.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
@@ -19,6 +20,7 @@ help:
 	@echo "make ceph-lab            tests with RBD images on a small Ceph cluster of its own; needs root"
 	@echo "make docs-lab            README and other documents run as written, in a guest; needs root"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
+	@echo "make lab                 all that takes too long for make test, one after the other: hours"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
 	@echo "make bench-vm            before and after tables of a VM's disk (docs/bench-vm.md); BENCH_ARGS too"
 
@@ -62,6 +64,10 @@ docs-lab:
 fuzz:
 	@scripts/setup.sh build
 	@scripts/fuzz.sh $(MINUTES)
+
+lab:
+	@scripts/setup.sh test
+	@scripts/lab.sh $(LAB_ARGS)
 
 bench:
 	@scripts/setup.sh bench

@@ -9,7 +9,49 @@ use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
 cd "$ROOT"
 started=$SECONDS
 
-step() { say "$* ($((SECONDS - started)) s)"; }
+# What each part may take, in seconds, on two cores with everything but the tests built before: twice what it
+# takes there, or so. A part that takes longer is marked at the end and fails nothing, for machines differ; what
+# does not fit belongs into scripts/lab.sh.
+declare -A MAY_TAKE=(
+    ["Format"]=10
+    ["Documents"]=10
+    ["Lints"]=120
+    ["Unit and property tests"]=300
+    ["Simulation"]=420
+    ["Mutation check"]=180
+    ["Release build"]=200
+    ["End to end with real clients"]=900
+    ["Benchmark smoke run"]=90
+)
+parts=()
+took=()
+
+# Begins a part, and ends the one before.
+step() {
+    end_part
+    parts+=("$1")
+    part_began=$SECONDS
+    say "$1 ($((SECONDS - started)) s)"
+}
+
+end_part() {
+    if ((${#parts[@]} > ${#took[@]})); then took+=($((SECONDS - part_began))); fi
+}
+
+# What each part took beside what it may.
+times() {
+    local i part mark
+    end_part
+    say "What each part took, and may take, in seconds"
+    for i in "${!parts[@]}"; do
+        part=${parts[i]}
+        mark=
+        if ((took[i] > ${MAY_TAKE[$part]:-0})); then mark="  <- over"; fi
+        printf '   %-30s %5d  of %5s%s\n' "$part" "${took[i]}" "${MAY_TAKE[$part]:-?}" "$mark"
+    done
+}
+# Also when a part fails: a hang that was cut off shows there.
+trap 'status=$?; times; exit "$status"' EXIT
 
 step "Format"
 # Left behind by a merge, they break files no compiler reads.
@@ -51,4 +93,6 @@ CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-thre
 step "Benchmark smoke run"
 "$(target_dir)/debug/hearth-bench" --hearth "$HEARTH_BIN" --smoke
 
+trap - EXIT
+times
 say "all passed in $((SECONDS - started)) s"
