@@ -100,7 +100,7 @@ make_lab_disk() {
     for document in "${documents[@]}"; do
         install -D -m 644 "$ROOT/$document" "$work/lab/$document"
     done
-    install -m 755 "$PARTS/run.py" "$work/lab/run.py"
+    install -m 755 "$PARTS/run.py" "$PARTS/over_restart.py" "$work/lab/"
     printf '#!/bin/sh\ncp /lab/hearth /root/hearth/target/release/hearth\nexec /lab/run.py %s\n' "${documents[*]}" >"$work/lab/start"
     chmod 755 "$work/lab/start"
     truncate -s 300M "$work/lab.img"

@@ -36,7 +36,7 @@ WORK = Path("/run/docs-lab")
 # Seconds: an ordinary command, one that writes a large file (emulated), what is interrupted, and a
 # machine until its firmware has read the disk.
 LIMIT, LONG_LIMIT, WATCH, BOOT_LIMIT = 180, 1800, 8, 120
-LONG = re.compile(r"pool create|bench|qemu-img convert|disk remove|pool export|disk flush")
+LONG = re.compile(r"over_restart|pool create|bench|qemu-img convert|disk remove|pool export|disk flush")
 NOT_RUN = {"text", "json", "mermaid"}
 # The machine that "…" stands for. The guest has no KVM to give on.
 MACHINE = "-accel tcg -display none -serial none -monitor none -nodefaults"
@@ -329,4 +329,5 @@ def main():
     say("END", "passed" if not tally.failures else "failed")
 
 
-main()
+if __name__ == "__main__":
+    main()
