@@ -6,9 +6,9 @@
 use crate::args::Args;
 use crate::peers::{At, Contender};
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::{path, write_random_unless};
-use hearth_e2e::nbd::{Client, Command};
+use hearth_rig::Hearth;
+use hearth_rig::daemon::{path, write_random_unless};
+use hearth_rig::nbd::{Client, Command};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

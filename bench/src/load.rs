@@ -6,7 +6,7 @@
 use crate::peers::{At, Contender};
 use crate::process::cpu_us;
 use anyhow::{Result, ensure};
-use hearth_e2e::blk::{Disk, Kind, Load};
+use hearth_rig::blk::{Disk, Kind, Load};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The contenders: a file as it is, and servers without a cache or with another one.
 
 use anyhow::{Context, Result};
-use hearth_e2e::wait;
+use hearth_rig::wait;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

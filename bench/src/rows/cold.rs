@@ -7,8 +7,8 @@ use crate::peers::Contender;
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
 use anyhow::Result;
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::path;
+use hearth_rig::Hearth;
+use hearth_rig::daemon::path;
 
 pub fn ssd(args: &Args) -> Result<Outcome> {
     measure(args, "", &[1, 4, 24, 64])

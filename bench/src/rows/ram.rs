@@ -5,8 +5,8 @@ use crate::fixture;
 use crate::process::settled;
 use crate::report::{Comparison, Outcome, Wanted};
 use anyhow::{Context, Result};
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::path;
+use hearth_rig::Hearth;
+use hearth_rig::daemon::path;
 
 const GIB: u64 = 1 << 30;
 

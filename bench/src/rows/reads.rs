@@ -99,7 +99,7 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
     let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
     let bare = fixture::file(&args.dir, "raw.img", args.disk)?;
     let hearth = warm_pool(args, &origin)?;
-    fixture::add(&hearth, "bare", hearth_e2e::daemon::path(&bare), "off")?;
+    fixture::add(&hearth, "bare", hearth_rig::daemon::path(&bare), "off")?;
     let contenders = [
         fixture::contender(&hearth, "warm", "hit")?,
         fixture::contender(&hearth, "bare", "pass-through")?,
@@ -128,12 +128,12 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
     Ok(all)
 }
 
-fn warm_pool(args: &Args, origin: &std::path::Path) -> Result<hearth_e2e::Hearth> {
+fn warm_pool(args: &Args, origin: &std::path::Path) -> Result<hearth_rig::Hearth> {
     let hearth = fixture::pool(args, args.disk)?;
     fixture::add(
         &hearth,
         "warm",
-        hearth_e2e::daemon::path(origin),
+        hearth_rig::daemon::path(origin),
         "write-back",
     )?;
     fixture::warm(&hearth, "warm", args.disk)?;

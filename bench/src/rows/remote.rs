@@ -8,7 +8,7 @@ use crate::peers::{At, Contender};
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
 use anyhow::{Result, bail};
-use hearth_e2e::daemon::path;
+use hearth_rig::daemon::path;
 
 const DEPTHS: [u32; 2] = [1, 24];
 

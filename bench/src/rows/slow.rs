@@ -6,7 +6,7 @@ use crate::load::{Job, run};
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
 use anyhow::Result;
-use hearth_e2e::daemon::path;
+use hearth_rig::daemon::path;
 
 /// Longest warm-up of the skewed row, seconds, and the length of its steps.
 const WARM_UP_MAX: u64 = 240;
@@ -97,7 +97,7 @@ pub fn skewed(args: &Args) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn reads(hearth: &hearth_e2e::Hearth) -> Result<u64> {
+fn reads(hearth: &hearth_rig::Hearth) -> Result<u64> {
     let counter = |name| hearth.counter("cached", name);
     Ok(counter("read_hits")? + counter("read_partial_hits")? + counter("read_misses")?)
 }

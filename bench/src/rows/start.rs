@@ -5,9 +5,9 @@ use crate::fixture;
 use crate::load::{Job, run};
 use crate::report::{Comparison, Outcome, Wanted};
 use anyhow::{Context, Result};
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Client;
+use hearth_rig::Hearth;
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Client;
 use std::time::{Duration, Instant};
 
 const GIB: u64 = 1 << 30;

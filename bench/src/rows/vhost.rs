@@ -10,7 +10,7 @@ use crate::peers::{At, Contender};
 use crate::report::{Comparison, Outcome, Series, Wanted};
 use crate::{fixture, peers};
 use anyhow::Result;
-use hearth_e2e::daemon::path;
+use hearth_rig::daemon::path;
 
 pub fn read_qd24(args: &Args) -> Result<Outcome> {
     let mut outcome = run(args, "randread", 24)?;

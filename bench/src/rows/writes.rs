@@ -11,8 +11,8 @@ use crate::peers::Contender;
 use crate::report::{Outcome, Wanted};
 use crate::{fixture, peers};
 use anyhow::Result;
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::path;
+use hearth_rig::Hearth;
+use hearth_rig::daemon::path;
 
 pub fn qd24(args: &Args) -> Result<Outcome> {
     let mut outcome = write_back(

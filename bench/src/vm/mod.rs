@@ -27,7 +27,7 @@ pub mod summary;
 
 use crate::host;
 use anyhow::{Context, Result};
-use hearth_e2e::clients;
+use hearth_rig::clients;
 use report::Report;
 use std::path::{Path, PathBuf};
 

@@ -6,8 +6,8 @@
 
 use crate::load::{Job, Sample};
 use anyhow::{Context, Result};
-use hearth_e2e::rng::Rng;
 use hearth_io::model::{HddCommand, HddModel, HddParams};
+use hearth_rig::rng::Rng;
 
 /// Virtual seconds: long enough that a seed's luck does not show.
 const SECONDS: u64 = 60;

@@ -1,10 +1,10 @@
 //! What people and programs do wrong: each gets a clear sentence, and nothing is lost.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::find;
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Client;
-use hearth_e2e::{Hearth, rng::Rng, wait};
+use hearth_rig::clients::find;
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Client;
+use hearth_rig::{Hearth, rng::Rng, wait};
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -74,7 +74,7 @@ fn create_refuses_what_is_not_empty() -> Result<()> {
     other.set_flash(other.dir().join("ext4.img"));
     std::fs::File::create(other.flash())?.set_len(64 * MIB)?;
     let tool = find("mkfs.ext4").unwrap_or_else(|| PathBuf::from("/usr/sbin/mkfs.ext4"));
-    hearth_e2e::clients::run_ok(path(&tool), &["-q", "-F", path(other.flash())], other.dir())?;
+    hearth_rig::clients::run_ok(path(&tool), &["-q", "-F", path(other.flash())], other.dir())?;
     let words = create(&other)?;
     ensure!(words.contains("ext"), "does not say what it found: {words}");
     other.ok(&["pool", "create", "--flash", path(other.flash()), "--force"])?;
@@ -110,7 +110,7 @@ fn a_second_daemon_is_refused() -> Result<()> {
     // The same run directory is refused, too, and the first goes on.
     let mut third = Hearth::with_pool("64M")?;
     third.serve_args = vec!["--run-dir".into(), path(&hearth.run_dir()).into()];
-    let refused = std::process::Command::new(hearth_e2e::daemon::binary()?)
+    let refused = std::process::Command::new(hearth_rig::daemon::binary()?)
         .args([
             "serve",
             "--flash",
@@ -397,8 +397,8 @@ fn sparse_flash_on_a_full_file_system() -> Result<()> {
         println!("SKIPPED full file system: mkfs.ext4 is not installed");
         return Ok(());
     };
-    hearth_e2e::clients::run_ok(path(&tool), &["-q", "-F", path(&image)], hearth.dir())?;
-    if hearth_e2e::clients::run_ok(
+    hearth_rig::clients::run_ok(path(&tool), &["-q", "-F", path(&image)], hearth.dir())?;
+    if hearth_rig::clients::run_ok(
         "mount",
         &["-o", "loop", path(&image), path(&mount)],
         hearth.dir(),
@@ -410,7 +410,7 @@ fn sparse_flash_on_a_full_file_system() -> Result<()> {
     }
     let outcome = full_file_system(&mut hearth, &mount);
     hearth.kill9()?;
-    hearth_e2e::clients::run_ok("umount", &[path(&mount)], hearth.dir())?;
+    hearth_rig::clients::run_ok("umount", &[path(&mount)], hearth.dir())?;
     outcome
 }
 

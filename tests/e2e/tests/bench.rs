@@ -2,8 +2,8 @@
 //! say the same, and is it polite when called off? No time is asserted.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::{binary, path};
-use hearth_e2e::wait;
+use hearth_rig::daemon::{binary, path};
+use hearth_rig::wait;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

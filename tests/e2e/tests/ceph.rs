@@ -4,11 +4,11 @@
 //! where its files are in `HEARTH_CEPH_LAB`. Without it these tests are skipped.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::Hearth;
-use hearth_e2e::clients::run_ok;
-use hearth_e2e::load::{BLOCKS, Writer};
-use hearth_e2e::pattern::BLOCK;
-use hearth_e2e::wait;
+use hearth_rig::Hearth;
+use hearth_rig::clients::run_ok;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::wait;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -2,9 +2,9 @@
 //! what each answer does.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Client;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Client;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};

@@ -1,10 +1,10 @@
 //! Other people's NBD clients against a real daemon, in every cache mode where it matters.
 
 use anyhow::{Result, ensure};
-use hearth_e2e::clients::{have, have_python_nbd, python_nbd, run, run_ok};
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::{Client, Command};
-use hearth_e2e::{Hearth, rng::Rng};
+use hearth_rig::clients::{have, have_python_nbd, python_nbd, run, run_ok};
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::{Client, Command};
+use hearth_rig::{Hearth, rng::Rng};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -432,7 +432,7 @@ fn any_alignment_against_a_model() -> Result<()> {
             }
             8 => {
                 client.call(
-                    hearth_e2e::nbd::Command::WriteZeroes,
+                    hearth_rig::nbd::Command::WriteZeroes,
                     offset as u64,
                     len as u32,
                     &[],

@@ -3,9 +3,9 @@
 //! and people who may use disks but not control them.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::have;
-use hearth_e2e::daemon::{binary, path};
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::have;
+use hearth_rig::daemon::{binary, path};
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Write};

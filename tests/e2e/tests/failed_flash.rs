@@ -6,11 +6,11 @@
 //! made for it.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Command;
-use hearth_e2e::rng::Rng;
-use hearth_e2e::servers::Server;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Command;
+use hearth_rig::rng::Rng;
+use hearth_rig::servers::Server;
+use hearth_rig::{Hearth, wait};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

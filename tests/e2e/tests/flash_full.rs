@@ -4,10 +4,10 @@
 //! Needs root, for a small file system of its own; says so and does nothing without.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Client;
-use hearth_e2e::rng::Rng;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Client;
+use hearth_rig::rng::Rng;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};

@@ -2,8 +2,8 @@
 //! and says so without.
 
 use anyhow::{Result, ensure};
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::path;
+use hearth_rig::Hearth;
+use hearth_rig::daemon::path;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
@@ -34,7 +34,7 @@ fn the_first_command_of_the_readme_works_on_a_fresh_host() -> Result<()> {
     let hearth = Hearth::bare()?;
     let var = hearth.dir().join("var");
     std::fs::create_dir(&var)?;
-    let bin = hearth_e2e::daemon::binary()?;
+    let bin = hearth_rig::daemon::binary()?;
     let script = "mount --bind \"$2\" /var/lib; \
                   exec \"$1\" pool create --flash /var/lib/hearth/flash --size 64M";
     let Some(out) = with_mounts(script, &[path(&bin), path(&var)])? else {
@@ -57,7 +57,7 @@ fn flash_in_ram_is_refused_without_force() -> Result<()> {
     let hearth = Hearth::bare()?;
     let ram = hearth.dir().join("flash-ram");
     std::fs::create_dir(&ram)?;
-    let bin = hearth_e2e::daemon::binary()?;
+    let bin = hearth_rig::daemon::binary()?;
     let script = "mount -t tmpfs -o size=128M tmpfs \"$2\"; \
                   \"$1\" pool create --flash \"$2/f\" --size 64M && exit 7; \
                   test ! -e \"$2/f\"; \

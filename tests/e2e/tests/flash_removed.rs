@@ -2,9 +2,9 @@
 //! dirty gets to the origins while it still can.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Client;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Client;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::time::Duration;
 

@@ -3,10 +3,10 @@
 //! libvirt XML against libvirt's own schema.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::Hearth;
-use hearth_e2e::clients::{have, run_ok};
-use hearth_e2e::daemon::path;
-use hearth_e2e::machine::{Machine, Plan, attach_args, copy_root};
+use hearth_rig::Hearth;
+use hearth_rig::clients::{have, run_ok};
+use hearth_rig::daemon::path;
+use hearth_rig::machine::{Machine, Plan, attach_args, copy_root};
 use std::time::Instant;
 
 /// The lines for people and the words for programs are the same.

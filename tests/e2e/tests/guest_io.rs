@@ -6,10 +6,10 @@
 //! is restarted; then discard and resize, as the guest sees them.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::run_ok;
-use hearth_e2e::daemon::path;
-use hearth_e2e::machine::{GUEST_LIMIT, Job, Machine, Plan, copy_root};
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::run_ok;
+use hearth_rig::daemon::path;
+use hearth_rig::machine::{GUEST_LIMIT, Job, Machine, Plan, copy_root};
+use hearth_rig::{Hearth, wait};
 use std::time::Instant;
 
 const MIB: u64 = 1 << 20;

@@ -10,10 +10,10 @@
 //! (`hearth-sim`).
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::Hearth;
-use hearth_e2e::clients::run_ok;
-use hearth_e2e::daemon::path;
-use hearth_e2e::machine::{Machine, Plan, copy_root};
+use hearth_rig::Hearth;
+use hearth_rig::clients::run_ok;
+use hearth_rig::daemon::path;
+use hearth_rig::machine::{Machine, Plan, copy_root};
 use std::collections::BTreeMap;
 
 /// Rounds of one run, if `GUEST_ROUNDS` does not say so: each way of failing once.

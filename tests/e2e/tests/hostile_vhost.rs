@@ -1,9 +1,9 @@
 //! A vhost-user front end that means harm, and the clients beside it.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::path;
-use hearth_e2e::guest::{DATA, Guest, How, kind};
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::daemon::path;
+use hearth_rig::guest::{DATA, Guest, How, kind};
+use hearth_rig::{Hearth, wait};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};

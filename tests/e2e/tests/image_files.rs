@@ -1,9 +1,9 @@
 //! What an image may make Hearth open: nothing but itself, unless its owner has allowed it.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::{have, run_ok};
-use hearth_e2e::daemon::path;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::{have, run_ok};
+use hearth_rig::daemon::path;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

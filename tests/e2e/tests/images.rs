@@ -1,11 +1,11 @@
 //! Disk images as origins: QEMU opens them in a process that Hearth keeps.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::{have, run, run_ok};
-use hearth_e2e::daemon::path;
-use hearth_e2e::load::{BLOCKS, Writer};
-use hearth_e2e::pattern::BLOCK;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::{have, run, run_ok};
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -252,7 +252,7 @@ fn refusals() -> Result<()> {
     }
     let mut hearth = Hearth::serving("160M")?;
     let (image, origin) = image(&hearth, "qcow2")?;
-    let user = hearth_e2e::servers::Server::start(
+    let user = hearth_rig::servers::Server::start(
         "qemu-nbd",
         &["-t", "-f", "qcow2", "-k", "{socket}", path(&image)],
         hearth.dir().join("q"),

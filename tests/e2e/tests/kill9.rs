@@ -6,10 +6,10 @@
 //! was written, and keep giving the same answer. `CYCLES` says how often; `SEED` repeats a run.
 
 use anyhow::{Context, Result};
-use hearth_e2e::Hearth;
-use hearth_e2e::daemon::path;
-use hearth_e2e::load::{BLOCKS, Writer};
-use hearth_e2e::pattern::BLOCK;
+use hearth_rig::Hearth;
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
 use std::time::Duration;
 
 /// A cycle's load lasts between these, in milliseconds.

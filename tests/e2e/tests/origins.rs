@@ -1,13 +1,13 @@
 //! Disks whose origin is behind an NBD server that lives its own life.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::have;
-use hearth_e2e::daemon::path;
-use hearth_e2e::load::{BLOCKS, Writer};
-use hearth_e2e::nbd::Command::Read;
-use hearth_e2e::pattern::BLOCK;
-use hearth_e2e::servers::Server;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::have;
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::nbd::Command::Read;
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::servers::Server;
+use hearth_rig::{Hearth, wait};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ fn exports_over_tcp_have_names() -> Result<()> {
     })?;
     // What is cached is served without it; what is not waits, and comes when the server does.
     ensure!(client.read(4096, 8192)? == [6; 8192]);
-    let waiting = client.send(hearth_e2e::nbd::Command::Read, 1 << 20, 4096, &[])?;
+    let waiting = client.send(hearth_rig::nbd::Command::Read, 1 << 20, 4096, &[])?;
     server.up()?;
     let reply = client.receive()?;
     ensure!(reply.cookie == waiting && reply.error == 0, "{reply:?}");

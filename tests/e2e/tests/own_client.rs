@@ -1,10 +1,10 @@
 //! Our own NBD client against somebody else's server: what it finds wrong later is not itself.
 
 use anyhow::Result;
-use hearth_e2e::clients::have;
-use hearth_e2e::nbd::{Client, Command};
-use hearth_e2e::pattern::{BLOCK, fill, version_of};
-use hearth_e2e::wait;
+use hearth_rig::clients::have;
+use hearth_rig::nbd::{Client, Command};
+use hearth_rig::pattern::{BLOCK, fill, version_of};
+use hearth_rig::wait;
 use std::time::Duration;
 
 #[test]

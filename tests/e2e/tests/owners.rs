@@ -4,11 +4,11 @@
 //! they would see a file server's: what one locks the other does not see.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::child::bound_to_us;
-use hearth_e2e::clients::have;
-use hearth_e2e::daemon::path;
-use hearth_e2e::servers::Server;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::child::bound_to_us;
+use hearth_rig::clients::have;
+use hearth_rig::daemon::path;
+use hearth_rig::servers::Server;
+use hearth_rig::{Hearth, wait};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -84,7 +84,7 @@ fn a_file_on_shared_storage_has_one_owner() -> Result<()> {
     let two = Hearth::serving("160M")?;
     let shared = one.dir().join("shared");
     std::fs::create_dir(&shared)?;
-    hearth_e2e::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
+    hearth_rig::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
     let (Some(here), Some(there)) = (
         View::of(test, &shared, &one.dir().join("v"))?,
         View::of(test, &shared, &two.dir().join("v"))?,
@@ -141,7 +141,7 @@ fn a_takeover_waits_for_signs_of_life() -> Result<()> {
     let two = Hearth::serving("160M")?;
     let shared = one.dir().join("shared");
     std::fs::create_dir(&shared)?;
-    hearth_e2e::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
+    hearth_rig::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
     let (Some(here), Some(there)) = (
         View::of(test, &shared, &one.dir().join("v"))?,
         View::of(test, &shared, &two.dir().join("v"))?,

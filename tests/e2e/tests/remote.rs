@@ -6,13 +6,13 @@
 //! are in `HEARTH_REMOTE_LAB`. Without it they are skipped.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::child::bound_to_us;
-use hearth_e2e::clients::run_ok;
-use hearth_e2e::daemon::{path, write_random};
-use hearth_e2e::load::{BLOCKS, Writer};
-use hearth_e2e::nbd::Command::Read;
-use hearth_e2e::pattern::BLOCK;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::child::bound_to_us;
+use hearth_rig::clients::run_ok;
+use hearth_rig::daemon::{path, write_random};
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::nbd::Command::Read;
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::{Hearth, wait};
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpStream};

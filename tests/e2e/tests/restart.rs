@@ -1,10 +1,10 @@
 //! Warm after a stop and after a kill; a restart that a connected client does not notice.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::have;
-use hearth_e2e::daemon::path;
-use hearth_e2e::nbd::Command;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::have;
+use hearth_rig::daemon::path;
+use hearth_rig::nbd::Command;
+use hearth_rig::{Hearth, wait};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::Duration;

@@ -2,11 +2,11 @@
 //! dies or hangs.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::daemon::path;
-use hearth_e2e::load::{BLOCKS, Writer};
-use hearth_e2e::nbd::Client;
-use hearth_e2e::pattern::BLOCK;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::nbd::Client;
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::{Hearth, wait};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;

@@ -2,9 +2,9 @@
 //! modes, and nobody comes in with the wrong ones or, where TLS is required, without.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::Hearth;
-use hearth_e2e::clients::{have, run, run_ok};
-use hearth_e2e::daemon::path;
+use hearth_rig::Hearth;
+use hearth_rig::clients::{have, run, run_ok};
+use hearth_rig::daemon::path;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use std::fs;
 use std::net::TcpListener;

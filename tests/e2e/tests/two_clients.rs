@@ -2,11 +2,11 @@
 //! away under somebody, and clients that take more than their share.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::clients::have;
-use hearth_e2e::daemon::path;
-use hearth_e2e::guest::{DATA, Guest, How, kind};
-use hearth_e2e::nbd::{Client, Command as Nbd};
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::clients::have;
+use hearth_rig::daemon::path;
+use hearth_rig::guest::{DATA, Guest, How, kind};
+use hearth_rig::nbd::{Client, Command as Nbd};
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};

@@ -1,10 +1,10 @@
 //! Other users of a disk's data: QEMU on the same file, the same data under another name.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::child::bound_to_us;
-use hearth_e2e::clients::{find, have};
-use hearth_e2e::daemon::path;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::child::bound_to_us;
+use hearth_rig::clients::{find, have};
+use hearth_rig::daemon::path;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

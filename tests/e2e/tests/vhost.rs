@@ -2,13 +2,13 @@
 //! not notice.
 
 use anyhow::{Context, Result, ensure};
-use hearth_e2e::blk::Disk;
-use hearth_e2e::clients::have;
-use hearth_e2e::daemon::path;
-use hearth_e2e::guest::{BASE, DATA, Guest, How, SIZE, encode, feature, flag, kind};
-use hearth_e2e::machine::attach_args;
-use hearth_e2e::rng::Rng;
-use hearth_e2e::{Hearth, wait};
+use hearth_rig::blk::Disk;
+use hearth_rig::clients::have;
+use hearth_rig::daemon::path;
+use hearth_rig::guest::{BASE, DATA, Guest, How, SIZE, encode, feature, flag, kind};
+use hearth_rig::machine::attach_args;
+use hearth_rig::rng::Rng;
+use hearth_rig::{Hearth, wait};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Asks `condition` until it has an answer; fails the test after a minute.
 pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
-    hearth_e2e::wait::until(what, LIMIT, condition).unwrap_or_else(|e| panic!("{e}"))
+    hearth_rig::wait::until(what, LIMIT, condition).unwrap_or_else(|e| panic!("{e}"))
 }
 
 pub struct Bench {

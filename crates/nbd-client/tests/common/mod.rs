@@ -403,5 +403,5 @@ impl Rig {
 
 /// Looks until something is so.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
-    hearth_e2e::wait::until(what, LIMIT, || so().then_some(())).unwrap_or_else(|e| panic!("{e}"));
+    hearth_rig::wait::until(what, LIMIT, || so().then_some(())).unwrap_or_else(|e| panic!("{e}"));
 }

@@ -1,0 +1,21 @@
+//! What end-to-end tests and benchmarks share: a real `hearth` daemon in a directory of its own,
+//! a small pipelining NBD client, other people's clients, and waiting for conditions.
+//!
+//! The NBD client here is written from the protocol document and shares no code with the
+//! exporter, so that a mistake in one is not hidden by the same mistake in the other.
+
+pub mod blk;
+pub mod child;
+pub mod clients;
+pub mod daemon;
+pub mod guest;
+pub mod load;
+pub mod machine;
+pub mod nbd;
+pub mod pattern;
+pub mod qmp;
+pub mod rng;
+pub mod servers;
+pub mod wait;
+
+pub use daemon::Hearth;
