@@ -5,12 +5,17 @@
 //! (crate::names)), refuses whatever is no plain file below a directory the host's owner has named,
 //! and what it found is what QEMU is told to open, so that QEMU follows no name by itself. As
 //! lines of text a chain is kept with the disk; if it is another one day, somebody changed it.
+//!
+//! Who may write in the directories of a chain may change what a name leads to at any moment. So a
+//! file is opened once, and what was opened is judged and read, never its name again; and what
+//! QEMU has opened by that name is compared with it by number.
 
 use crate::names::{Names, NamesError, names};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -97,6 +102,8 @@ pub fn files_of(chain: &[String]) -> Vec<(PathBuf, bool)> {
 pub struct Chain {
     /// The files.
     pub links: Vec<Link>,
+    /// The image and these files by their numbers, as they were judged.
+    files: BTreeSet<(u64, u64)>,
 }
 
 /// Why an image's files are refused.
@@ -213,41 +220,70 @@ fn number(meta: &Metadata) -> (u64, u64) {
     }
 }
 
-/// Opens a file or block device for a look; a named pipe keeps nobody waiting.
-fn open(path: &Path) -> io::Result<(File, Metadata, u64)> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(path)?;
-    let meta = file.metadata()?;
-    let kind = meta.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Err(io::Error::other("it is neither a file nor a block device"));
+/// A file or block device that was found by a name, and is this one whatever the name leads to later.
+struct Place {
+    /// Open for nothing but to stand for it.
+    held: File,
+    /// Where it is, without symbolic links.
+    path: PathBuf,
+    number: (u64, u64),
+}
+
+impl Place {
+    fn find(called: &Path) -> io::Result<Place> {
+        let held = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
+            .open(called)?;
+        let meta = held.metadata()?;
+        let kind = meta.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(io::Error::other("it is neither a file nor a block device"));
+        }
+        // Its last name is not where it is any more.
+        if meta.nlink() == 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(Place {
+            path: std::fs::read_link(descriptor(&held))?,
+            number: number(&meta),
+            held,
+        })
     }
-    let size = file.seek(SeekFrom::End(0))?;
-    Ok((file, meta, size))
+
+    /// Opens it for a look, with its size.
+    fn open(&self) -> io::Result<(File, u64)> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(descriptor(&self.held))?;
+        let size = file.seek(SeekFrom::End(0))?;
+        Ok((file, size))
+    }
+
+    /// The format its first bytes claim, so that it should not be taken for raw by default.
+    fn looks_like(&self) -> io::Result<Option<&'static str>> {
+        let (file, size) = self.open()?;
+        let mut head = vec![0u8; MARK_BYTES.min(size as usize)];
+        file.read_exact_at(&mut head, 0)?;
+        Ok(probed(&head))
+    }
+
+    /// What it names as an image that was called `called`.
+    fn names(&self, format: &str, called: &Path) -> Result<Names, ChainError> {
+        let failed = |source| ChainError::Names {
+            image: called.display().to_string(),
+            source,
+        };
+        let (file, size) = self.open().map_err(|e| failed(e.into()))?;
+        let mut read = |offset: u64, data: &mut [u8]| file.read_exact_at(data, offset);
+        names(format, size, &mut read).map_err(failed)
+    }
 }
 
-/// What an image names, judged.
-fn named(format: &str, path: &Path) -> Result<(Names, (u64, u64)), ChainError> {
-    let image = || path.display().to_string();
-    let failed = |source| ChainError::Names {
-        image: image(),
-        source,
-    };
-    let (file, meta, size) = open(path).map_err(|e| failed(e.into()))?;
-    let mut read = |offset: u64, data: &mut [u8]| file.read_exact_at(data, offset);
-    let names = names(format, size, &mut read).map_err(failed)?;
-    Ok((names, number(&meta)))
-}
-
-/// True if the start of a file looks like an image of some format, so that it should not be taken
-/// for raw by default.
-fn looks_like_an_image(path: &Path) -> io::Result<bool> {
-    let (file, _, size) = open(path)?;
-    let mut head = vec![0u8; MARK_BYTES.min(size as usize)];
-    file.read_exact_at(&mut head, 0)?;
-    Ok(probed(&head).is_some())
+/// Leads to what is open, not to what has its name now.
+fn descriptor(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// The format that a file's first bytes claim.
@@ -286,7 +322,7 @@ struct Resolver<'a> {
 impl Resolver<'_> {
     /// The file an image names, if it may be had. `above` is how the image was called: relative
     /// names are relative to where that is.
-    fn file(&mut self, above: &Path, name: &str) -> Result<(PathBuf, PathBuf), ChainError> {
+    fn file(&mut self, above: &Path, name: &str) -> Result<(PathBuf, Place), ChainError> {
         let image = || above.display().to_string();
         if !self.rules.allowed {
             return Err(ChainError::NotAllowed {
@@ -306,9 +342,10 @@ impl Resolver<'_> {
             path: called.display().to_string(),
             source,
         };
-        let path = called.canonicalize().map_err(missing)?;
+        let place = Place::find(&called).map_err(missing)?;
+        let path = &place.path;
         let known = self.rules.known.as_deref().unwrap_or_default();
-        let judged = files_of(known).iter().any(|(known, _)| *known == path);
+        let judged = files_of(known).iter().any(|(known, _)| known == path);
         if !judged && !self.rules.unconfined && !self.dirs.iter().any(|dir| path.starts_with(dir)) {
             let dirs: Vec<String> = self.dirs.iter().map(|d| d.display().to_string()).collect();
             return Err(ChainError::Outside {
@@ -317,8 +354,7 @@ impl Resolver<'_> {
                 dirs: dirs.join(", "),
             });
         }
-        let (_, meta, _) = open(&path).map_err(missing)?;
-        if !self.seen.insert(number(&meta)) {
+        if !self.seen.insert(place.number) {
             return Err(ChainError::Loop {
                 image: image(),
                 path: path.display().to_string(),
@@ -330,7 +366,7 @@ impl Resolver<'_> {
                 name: name.to_owned(),
             });
         }
-        Ok((called, path))
+        Ok((called, place))
     }
 
     /// True if a base is left to QEMU, as before there were rules.
@@ -353,17 +389,22 @@ impl Resolver<'_> {
 
     /// The chain that was found, if it is the one that was allowed.
     fn end(self, image: &Path) -> Result<Chain, ChainError> {
-        Chain { links: self.links }.compared(image, self.rules)
+        let found = Chain {
+            links: self.links,
+            files: self.seen,
+        };
+        found.compared(image, self.rules)
     }
 
     /// The format of a base: as the image says, else as it was when it was allowed, else raw.
     fn format(
         &self,
         above: &Path,
-        path: &Path,
+        place: &Place,
         role_of_above: &str,
         said: Option<String>,
     ) -> Result<String, ChainError> {
+        let path = &*place.path;
         let unknown = |format: &str| ChainError::Unknown {
             image: above.display().to_string(),
             path: path.display().to_string(),
@@ -391,20 +432,16 @@ impl Resolver<'_> {
         if role_of_above == "vmdk" {
             return Ok("vmdk".to_owned());
         }
-        if !looks_like_an_image(path).map_err(missing)? {
+        let Some(format) = place.looks_like().map_err(missing)? else {
             return Ok("raw".to_owned());
-        }
+        };
+        // Before there were rules, QEMU looked at the content.
         if !self.rules.unconfined {
             return Err(ChainError::Format {
                 image: above.display().to_string(),
                 path: path.display().to_string(),
             });
         }
-        // Before there were rules, QEMU looked at the content.
-        let (file, _, size) = open(path).map_err(missing)?;
-        let mut head = vec![0u8; MARK_BYTES.min(size as usize)];
-        file.read_exact_at(&mut head, 0).map_err(missing)?;
-        let format = probed(&head).unwrap_or("raw");
         match crate::is_image_format(format) {
             true => Ok(format.to_owned()),
             false => Err(unknown(format)),
@@ -438,23 +475,25 @@ impl Chain {
             links: Vec::new(),
             text: 0,
         };
-        let (mut format, mut called) = (format.to_owned(), image.to_owned());
-        for depth in 0..=DEPTH_MAX {
-            let (names, number) = named(&format, &called)?;
-            if depth == 0 {
-                resolver.seen.insert(number);
-            }
+        let top = Place::find(image).map_err(|e| ChainError::Names {
+            image: image.display().to_string(),
+            source: e.into(),
+        })?;
+        resolver.seen.insert(top.number);
+        let (mut format, mut called, mut place) = (format.to_owned(), image.to_owned(), top);
+        for _ in 0..=DEPTH_MAX {
+            let names = place.names(&format, &called)?;
             let parts = names
                 .data
                 .iter()
                 .map(|name| (Role::Data, name))
                 .chain(names.extents.iter().map(|name| (Role::Extent, name)));
             for (role, name) in parts {
-                let (_, path) = resolver.file(&called, name)?;
+                let (_, part) = resolver.file(&called, name)?;
                 let link = Link {
                     role,
                     format: "raw".to_owned(),
-                    path,
+                    path: part.path,
                 };
                 resolver.push(&called, link)?;
             }
@@ -470,8 +509,8 @@ impl Chain {
                 resolver.push(&called, unjudged)?;
                 return resolver.end(image);
             }
-            let (below, path) = resolver.file(&called, &name)?;
-            let next = match resolver.format(&called, &path, &format, names.backing_format) {
+            let (below, base) = resolver.file(&called, &name)?;
+            let next = match resolver.format(&called, &base, &format, names.backing_format) {
                 Err(ChainError::Unknown { .. }) if rules.unconfined => {
                     resolver.push(&called, unjudged)?;
                     return resolver.end(image);
@@ -481,10 +520,10 @@ impl Chain {
             let link = Link {
                 role: Role::Backing,
                 format: next.clone(),
-                path,
+                path: base.path.clone(),
             };
             resolver.push(&called, link)?;
-            (format, called) = (next, below);
+            (format, called, place) = (next, below, base);
         }
         Err(ChainError::Deep {
             image: image.display().to_string(),
@@ -568,14 +607,10 @@ impl Chain {
     }
 
     /// A file that process `pid`, which was told to open an image over these, has open besides: the
-    /// image was changed between our look and QEMU's.
-    pub(crate) fn strangers(&self, image: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
+    /// image, or what a name leads to, was changed between our look and QEMU's.
+    pub(crate) fn strangers(&self, pid: u32) -> io::Result<Option<PathBuf>> {
         if self.links.iter().any(|l| l.role == Role::Unjudged) {
             return Ok(None);
-        }
-        let mut ours = BTreeSet::new();
-        for path in std::iter::once(image).chain(self.links.iter().map(|l| &*l.path)) {
-            ours.insert(number(&std::fs::metadata(path)?));
         }
         for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
             let Ok(entry) = entry else { continue };
@@ -584,7 +619,7 @@ impl Chain {
                 continue;
             };
             let kind = meta.file_type();
-            if (kind.is_file() || kind.is_block_device()) && !ours.contains(&number(&meta)) {
+            if (kind.is_file() || kind.is_block_device()) && !self.files.contains(&number(&meta)) {
                 let path = std::fs::read_link(entry.path()).unwrap_or_default();
                 if !path.starts_with("/memfd:") {
                     return Ok(Some(path));
@@ -694,10 +729,57 @@ mod tests {
                 known: Some(chain.text()),
                 ..allowed()
             };
-            assert_eq!(Chain::resolve("qcow2", &top, &known).unwrap(), chain);
+            let again = Chain::resolve("qcow2", &top, &known).unwrap();
+            assert_eq!(again.links, chain.links);
             overlay(&top, "json:{}", "raw");
             assert!(Chain::resolve("qcow2", &top, &known).is_err());
         }
+    }
+
+    /// What a name leads to may be changed by who may write in its directory, at any moment.
+    #[test]
+    fn what_was_found_stays_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let (name, base) = (dir.path().join("name"), dir.path().join("base"));
+        std::fs::write(&base, [1; 512]).unwrap();
+        std::os::unix::fs::symlink(&base, &name).unwrap();
+        let found = Place::find(&name).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        overlay(&name, "/etc/passwd", "raw");
+        assert_eq!(found.path, base.canonicalize().unwrap());
+        assert_eq!(found.open().unwrap().1, 512);
+        assert_eq!(found.looks_like().unwrap(), None);
+        assert!(Place::find(dir.path()).is_err());
+    }
+
+    /// Between our look and QEMU's opening the base was replaced by a way to somebody else's file.
+    #[test]
+    fn a_base_that_leads_elsewhere_by_now_is_a_stranger() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let (top, base, secret) = (at("top"), at("base"), at("secret"));
+        overlay(&top, "base", "raw");
+        std::fs::write(&base, [0; 512]).unwrap();
+        std::fs::write(&secret, [7; 512]).unwrap();
+        let chain = Chain::resolve("qcow2", &top, &allowed()).unwrap();
+        let opened_by = |path: &Path| {
+            let mut child = std::process::Command::new("sleep")
+                .arg("60")
+                .stdin(File::open(path).unwrap())
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            let stranger = chain.strangers(child.id()).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            stranger
+        };
+        assert_eq!(opened_by(&base), None);
+        assert_eq!(opened_by(&top), None);
+        std::fs::remove_file(&base).unwrap();
+        std::os::unix::fs::symlink(&secret, &base).unwrap();
+        assert_eq!(opened_by(&base), Some(secret.canonicalize().unwrap()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! An image as an origin: its process, and our connection to it.
 
 use crate::chain::{Backing, Chain};
-use crate::child::{EXPORT, Guard, Supervisor};
+use crate::child::{EXPORT, Guard, Supervisor, lock};
 use crate::image::Image;
 use hearth_io::file::Identity;
 use hearth_io::{Job, Link, Remote};
@@ -10,7 +10,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// See the module. Dropping it closes the connection, then ends the process.
@@ -32,17 +32,21 @@ struct Kept {
     format: String,
     path: PathBuf,
     rules: Backing,
-    chain: Chain,
+    /// As it was found before the last start.
+    found: Mutex<Chain>,
 }
 
 impl Guard for Kept {
     fn before(&self) -> Result<(), String> {
+        // The image may be another file by now, as after a copy in its place.
         let found = Chain::resolve(&self.format, &self.path, &self.rules);
-        found.map(drop).map_err(|e| e.to_string())
+        *lock(&self.found) = found.map_err(|e| e.to_string())?;
+        Ok(())
     }
 
     fn after(&self, pid: u32) -> Result<(), String> {
-        match self.chain.strangers(&self.path, pid) {
+        let found = lock(&self.found).clone();
+        match found.strangers(pid) {
             Ok(None) => Ok(()),
             Ok(Some(other)) => Err(format!(
                 "{} was changed while it was opened, so that {} was opened as well",
@@ -76,7 +80,7 @@ impl ImageOrigin {
                     known: Some(chain.text()),
                     ..rules.clone()
                 },
-                chain,
+                found: Mutex::new(chain),
             }) as Box<dyn Guard>),
             Image::Remote { .. } => None,
         };
