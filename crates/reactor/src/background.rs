@@ -4,12 +4,13 @@
 //! data thread. What the control plane wants of the engine (flush this disk, drop that range)
 //! is done here too, because only a thread with a ring can carry out its effects.
 
+use crate::effects::Carrier;
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, Mail};
 use crate::pulse::thread_name;
 use crate::reactors::Shared;
 use crate::tags::{Tag, Tags};
-use hearth_engine::api::{Completion, Effects, Request};
+use hearth_engine::api::{Completion, Request};
 use hearth_io::{IoDone, Proactor, Wait};
 use std::io;
 use std::sync::Arc;
@@ -43,8 +44,7 @@ pub(crate) struct Background {
     proactor: Box<dyn Proactor>,
     tags: Tags<SyncSender<Completion>>,
     requests: Vec<Request>,
-    fx: Effects,
-    outgoing: Vec<Vec<Completion>>,
+    carrier: Carrier,
     stop: Option<u64>,
 }
 
@@ -57,12 +57,11 @@ impl Background {
         Background {
             index: shared.threads,
             engine,
-            outgoing: (0..=shared.threads).map(|_| Vec::new()).collect(),
+            carrier: Carrier::new(shared.threads, &shared),
             shared,
             proactor,
             tags: Tags::default(),
             requests: Vec::new(),
-            fx: Effects::default(),
             stop: None,
         }
     }
@@ -95,11 +94,12 @@ impl Background {
                 self.command(command, now);
             }
             if !self.requests.is_empty() {
-                self.engine.submit(now, &mut self.requests, &mut self.fx);
+                self.engine
+                    .submit(now, &mut self.requests, &mut self.carrier.fx);
                 self.apply();
             }
             if !dones.is_empty() {
-                self.engine.io_done(now, &mut dones, &mut self.fx);
+                self.engine.io_done(now, &mut dones, &mut self.carrier.fx);
                 self.apply();
             }
             if let Some(end) = self.stop {
@@ -117,7 +117,10 @@ impl Background {
                     return Ok(());
                 }
             } else if now >= tick_at {
-                let next = self.engine.tick(now, &mut self.fx).unwrap_or(u64::MAX);
+                let next = self
+                    .engine
+                    .tick(now, &mut self.carrier.fx)
+                    .unwrap_or(u64::MAX);
                 tick_at = next.clamp(now + TICK_MIN_NS, now + TICK_MAX_NS);
                 if next > tick_at && now >= trim_at {
                     trim_at = now + TRIM_NS;
@@ -136,7 +139,7 @@ impl Background {
                 self.requests.push(request);
             }
             Command::Job(job) => {
-                job(now, &mut self.fx);
+                job(now, &mut self.carrier.fx);
                 self.apply();
             }
             Command::Stop => self.stop = Some(now + DRAIN_NS),
@@ -152,23 +155,10 @@ impl Background {
     }
 
     fn apply(&mut self) {
-        for op in self.fx.ios.drain(..) {
-            self.proactor.submit_io(op);
-        }
-        let mut completions = std::mem::take(&mut self.fx.completions);
-        for completion in completions.drain(..) {
-            if completion.owner == self.index {
-                self.deliver(completion);
-            } else if let Some(list) = self.outgoing.get_mut(completion.owner as usize) {
-                list.push(completion);
-            }
-        }
-        self.fx.completions = completions;
-        for (thread, list) in self.outgoing.iter_mut().enumerate() {
-            if !list.is_empty() {
-                self.shared.inbox(thread as u32).complete(list);
-            }
-        }
+        self.carrier.carry_out(&mut *self.proactor, &self.shared);
+        let mut own = std::mem::take(&mut self.carrier.own);
+        own.drain(..).for_each(|c| self.deliver(c));
+        self.carrier.own = own;
     }
 
     fn deliver(&mut self, mut completion: Completion) {

@@ -7,6 +7,7 @@
 mod background;
 mod budget;
 mod conn;
+mod effects;
 pub mod engine;
 #[cfg(debug_assertions)]
 mod failpoint;

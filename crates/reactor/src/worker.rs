@@ -6,6 +6,7 @@
 //! many in one call, and the kernel is entered once more.
 
 use crate::conn::Conn;
+use crate::effects::Carrier;
 use crate::engine::BlockEngine;
 use crate::inbox::{Command, Mail};
 use crate::peer::{ListenerId, PeerInfo, SessionFactory, identify};
@@ -16,7 +17,7 @@ use crate::reactors::Shared;
 use crate::session::{SMALL, SendList, Session, SessionCx};
 use crate::tags::{Tag, Tags};
 use crate::watch::{Ended, Watch};
-use hearth_engine::api::{Completion, Effects, Request};
+use hearth_engine::api::{Completion, Request};
 use hearth_io::{BufPool, Event, IoDone, Proactor, Wait};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -65,10 +66,8 @@ pub(crate) struct Worker {
     pub(crate) bufs: BufPool,
     pub(crate) requests: Vec<Request>,
     pub(crate) watch: Option<Box<dyn Watch>>,
-    fx: Effects,
+    carrier: Carrier,
     dones: Vec<IoDone>,
-    /// Completions for other threads, by thread.
-    outgoing: Vec<Vec<Completion>>,
     mail: Mail,
     pub(crate) now: u64,
     next_sweep: u64,
@@ -88,8 +87,8 @@ impl Worker {
         proactor: Box<dyn Proactor>,
         watch: Option<Box<dyn Watch>>,
     ) -> Worker {
-        let outgoing = (0..=shared.threads).map(|_| Vec::new()).collect();
         Worker {
+            carrier: Carrier::new(index, &shared),
             index,
             engine,
             poll: Polling::new(shared.config.poll),
@@ -104,9 +103,7 @@ impl Worker {
             bufs: BufPool::default(),
             requests: Vec::new(),
             watch,
-            fx: Effects::default(),
             dones: Vec::new(),
-            outgoing,
             mail: Mail::default(),
             now: hearth_io::now_ns(),
             next_sweep: 0,
@@ -492,7 +489,8 @@ impl Worker {
     fn work(&mut self) -> bool {
         for _ in 0..ROUNDS_MAX {
             if !self.dones.is_empty() {
-                self.engine.io_done(self.now, &mut self.dones, &mut self.fx);
+                self.engine
+                    .io_done(self.now, &mut self.dones, &mut self.carrier.fx);
                 self.apply();
             }
             self.pump_recvs();
@@ -501,30 +499,17 @@ impl Worker {
                 return !more;
             }
             self.engine
-                .submit(self.now, &mut self.requests, &mut self.fx);
+                .submit(self.now, &mut self.requests, &mut self.carrier.fx);
             self.apply();
         }
         false
     }
 
     fn apply(&mut self) {
-        for op in self.fx.ios.drain(..) {
-            self.proactor.submit_io(op);
-        }
-        let mut completions = std::mem::take(&mut self.fx.completions);
-        for completion in completions.drain(..) {
-            if completion.owner == self.index {
-                self.deliver(completion);
-            } else if let Some(list) = self.outgoing.get_mut(completion.owner as usize) {
-                list.push(completion);
-            }
-        }
-        self.fx.completions = completions;
-        for (thread, list) in self.outgoing.iter_mut().enumerate() {
-            if !list.is_empty() {
-                self.shared.inbox(thread as u32).complete(list);
-            }
-        }
+        self.carrier.carry_out(&mut *self.proactor, &self.shared);
+        let mut own = std::mem::take(&mut self.carrier.own);
+        own.drain(..).for_each(|c| self.deliver(c));
+        self.carrier.own = own;
     }
 
     /// Asks sessions that something happened to where the next bytes go.
