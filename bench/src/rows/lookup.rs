@@ -5,6 +5,7 @@
 
 use crate::args::Args;
 use crate::report::{Comparison, Outcome, Wanted};
+use crate::rows::cpu_ns;
 use anyhow::{Context, Result};
 use hearth_engine::index::{Index, Key};
 use hearth_policy::{Config, Policy, Use, spread};
@@ -30,17 +31,6 @@ fn available() -> Result<u64> {
 fn key(n: u64) -> Key {
     // Every second block of its disk, so that neighbours are not all there.
     Key::new((n / PER_DISK + 1) as u16, n % PER_DISK * 2)
-}
-
-/// CPU time of this thread, nanoseconds: what others do on the machine is not in it.
-fn cpu_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: a valid pointer to a timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Asks for `LOOKUPS` blocks that are there; nanoseconds for each. 80 % go to 20 % of them.

@@ -1,6 +1,7 @@
 //! The rows of the table: each sets up its contenders, runs them in turn, and compares.
 
 mod cold;
+mod engine_cost;
 mod lookup;
 mod ram;
 mod reads;
@@ -38,6 +39,7 @@ pub const SMOKE: &[&str] = &[
     "cold",
     "replay-hdd",
     "lookup",
+    "engine-cost",
     "wa",
     "start-1g",
 ];
@@ -160,6 +162,11 @@ pub const ALL: &[Row] = &[
         run: lookup::run,
     },
     Row {
+        id: "engine-cost",
+        title: "The engine alone: threads, disks with something dirty, outstanding writes, idle disks",
+        run: engine_cost::run,
+    },
+    Row {
         id: "wa",
         title: "Flash write amplification",
         run: start::amplification,
@@ -190,6 +197,17 @@ pub const ALL: &[Row] = &[
         run: start::sixteen,
     },
 ];
+
+/// CPU time of this thread, nanoseconds: what others do on the machine is not in it.
+fn cpu_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a valid pointer to a timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
 
 /// Runs `job` against every contender, round by round; `after` runs, untimed, after each of them.
 fn rounds(
