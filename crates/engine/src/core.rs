@@ -139,6 +139,9 @@ pub(crate) struct Req {
     pub bypassed: bool,
     /// Holds its range.
     pub locked: bool,
+    /// While it waits for its range: for how many others, and when it came.
+    pub behind: usize,
+    pub turn: u64,
     /// Counts in these intent regions.
     pub regions: Option<(u32, u32)>,
     pub retries: u64,
@@ -225,6 +228,8 @@ pub(crate) struct Core {
     pub reqs: Slab<Req>,
     pub ops: Slab<OpCtx>,
     pub next_ticket: u64,
+    /// Requests that had to wait for their range so far.
+    pub next_turn: u64,
     /// Write-back requests waiting for room.
     pub stalled: VecDeque<usize>,
     /// One of `stalled` waits for the log itself: who comes now waits behind it.
@@ -411,6 +416,8 @@ impl Core {
             seeks: false,
             bypassed: false,
             locked: false,
+            behind: 0,
+            turn: 0,
             regions: None,
             waits_for_runs: false,
             retries: 0,
@@ -467,6 +474,9 @@ impl Core {
 
     /// Ends a request: gives back what it holds, answers, wakes who waited for its range.
     pub fn finish(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        if self.reqs[id].locked {
+            self.unlock(id);
+        }
         let req = self.reqs.remove(id);
         let (disk, r) = (req.r.disk, req.r);
         let result = match req.failed {
@@ -487,9 +497,6 @@ impl Core {
         }
         if let Some(d) = self.disk_mut(disk) {
             d.in_flight -= 1;
-            if req.locked {
-                d.locks.retain(|l| l.req != id);
-            }
             if r.owner != INTERNAL {
                 let ns = now.saturating_sub(r.start_ns);
                 let c = &mut d.counters;

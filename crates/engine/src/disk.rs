@@ -3,17 +3,19 @@
 pub(crate) mod blockset;
 pub(crate) mod grow;
 pub(crate) mod runset;
+pub(crate) mod spans;
 
 use crate::api::{DiskConfig, Mode};
 use crate::disk::blockset::BlockSet;
 use crate::disk::runset::RunSet;
+use crate::disk::spans::Spans;
 use crate::flash::fail::Refusals;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
 use hearth_io::IoError;
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A copy of the origin on its way to flash. While it lives, a write to its range cancels its
 /// fill: what was read is older than what the write leaves behind.
@@ -38,14 +40,6 @@ impl Ticket {
     pub fn voids(&self, block: u64) -> bool {
         self.cancelled.iter().any(|&(s, e)| s <= block && block < e)
     }
-}
-
-/// A write, discard or zeroing that holds blocks `start..end` alone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lock {
-    pub req: usize,
-    pub start: u64,
-    pub end: u64,
 }
 
 /// A region of the origin that may differ from what flash holds.
@@ -159,9 +153,12 @@ pub(crate) struct Disk {
     pub attached: bool,
     /// Shut out or taken over: see `fence`.
     pub fenced: bool,
-    pub locks: Vec<Lock>,
-    /// Requests that wait for a lock, in order.
-    pub lock_queue: VecDeque<usize>,
+    /// Writes, discards and zeroings that hold their blocks alone.
+    pub locks: Spans,
+    /// Those that wait for one who came before.
+    pub lock_queue: Spans,
+    /// Of these, those that wait for nobody any more, by when they came.
+    pub unlocked: BTreeSet<(u64, usize)>,
     pub tickets: Vec<Ticket>,
     pub dirty: BlockSet,
     /// Blocks that are zeros, which the origin has not been told.
@@ -264,8 +261,9 @@ impl Disk {
             blocks: 0,
             attached: true,
             fenced: false,
-            locks: Vec::new(),
-            lock_queue: VecDeque::new(),
+            locks: Spans::default(),
+            lock_queue: Spans::default(),
+            unlocked: BTreeSet::new(),
             tickets: Vec::new(),
             dirty: BlockSet::default(),
             zero: RunSet::default(),
@@ -320,7 +318,7 @@ impl Disk {
 
     /// Does a write hold any of `start..end`?
     pub fn locked(&self, start: u64, end: u64) -> bool {
-        self.locks.iter().any(|l| l.start < end && start < l.end)
+        self.locks.meets(start, end)
     }
 
     /// Cancels the fills of a range; true if one of them may already be in the log.

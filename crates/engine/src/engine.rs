@@ -195,6 +195,7 @@ impl Engine {
             reqs: Slab::new(),
             ops: Slab::new(),
             next_ticket: 0,
+            next_turn: 0,
             stalled: VecDeque::new(),
             log_full: false,
             zero_runs: 0,

@@ -179,10 +179,10 @@ impl Core {
         let mut from = block;
         // What others hold or read: begin behind it, end before it. Each turn leaves one behind.
         let held = |at: u64| {
-            let locks = d.locks.iter().map(|l| (l.start, l.end));
-            let tickets = d.tickets.iter().map(|t| (t.start, t.end));
-            let mut held = locks.chain(tickets);
-            held.find(|(s, e)| *s <= at && at < *e).map(|(_, e)| e)
+            let locks = d.locks.meeting(at, at + 1).map(|l| l.end);
+            let tickets = d.tickets.iter();
+            let tickets = tickets.filter(|t| t.start <= at && at < t.end);
+            locks.chain(tickets.map(|t| t.end)).next()
         };
         while from < end {
             if let Some(behind) = held(from) {
@@ -193,9 +193,9 @@ impl Core {
                 break;
             }
         }
-        let starts = d.locks.iter().map(|l| l.start);
-        let starts = starts.chain(d.tickets.iter().map(|t| t.start));
-        let next = starts.filter(|s| *s > from).min().unwrap_or(end);
+        let starts = d.tickets.iter().map(|t| t.start);
+        let starts = starts.filter(|s| *s > from).chain(d.locks.next_start(from));
+        let next = starts.min().unwrap_or(end);
         let limit = end.min(next).min(from + room.min(RUN_MAX));
         let mut to = from;
         while to < limit && !self.present(disk, to) {

@@ -73,7 +73,7 @@ impl Core {
         let Some(d) = self.disk(disk) else {
             return false;
         };
-        d.locks.iter().any(|l| {
+        d.locks.meeting(start, end).any(|l| {
             let Some(req) = self.reqs.get(l.req) else {
                 return false;
             };

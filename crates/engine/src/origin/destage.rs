@@ -312,7 +312,7 @@ impl Core {
         }
         // After flash failed, writes go to the origin past what is dirty: theirs is newer.
         if self.flash_failed
-            && let Some(l) = d.locks.iter().find(|l| (l.start..l.end).contains(&block))
+            && let Some(l) = d.locks.meeting(block, block + 1).next()
         {
             return Some(l.end);
         }
@@ -546,12 +546,7 @@ impl Core {
                 .map(|(s, _, _)| *s)
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
                 // As in `destage_obstacle`.
-                .chain(
-                    d.locks
-                        .iter()
-                        .filter(|_| self.flash_failed)
-                        .map(|l| l.start),
-                )
+                .chain(d.locks.next_start(block).filter(|_| self.flash_failed))
                 .filter(|s| *s > block)
                 .min()
                 .unwrap_or(u64::MAX);

@@ -103,9 +103,7 @@ impl Core {
         self.reqs[id].flush_again |= again;
         // What it wrote can only be destaged, which it waits for now, once its range is free.
         if again && std::mem::take(&mut self.reqs[id].locked) {
-            if let Some(d) = self.disk_mut(disk) {
-                d.locks.retain(|l| l.req != id);
-            }
+            self.unlock(id);
             self.wake_locks(disk, now, fx);
         }
         self.request_durable(id, failed && !again, now, fx);
@@ -189,7 +187,7 @@ impl Core {
                 if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
                     i.active = true;
                 }
-                self.wake_intent(disk, now, fx);
+                self.wake_intent(disk, region, now, fx);
             }
             // If flash failed, nothing on it counts any more: the origin is what must be whole.
             FlashWaiter::Destage(job) => self.destage_write(job, now, fx),
@@ -380,11 +378,15 @@ impl Core {
     }
 
     /// An intent became durable: requests that waited for it go on.
-    pub fn wake_intent(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+    pub fn wake_intent(&mut self, disk: DiskId, region: u32, now: u64, fx: &mut Effects) {
         let waiting: Vec<usize> = self
             .disk(disk)
             .into_iter()
-            .flat_map(|d| d.locks.iter().map(|l| l.req))
+            .flat_map(|d| {
+                let start = u64::from(region) * d.region_blocks;
+                d.locks.meeting(start, start + d.region_blocks)
+            })
+            .map(|l| l.req)
             .filter(|id| {
                 self.reqs
                     .get(*id)

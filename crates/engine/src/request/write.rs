@@ -16,7 +16,8 @@ use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
 use crate::core::{ANSWERED, Core, INTERNAL, OpCtx, Phase, req_error};
-use crate::disk::{Disk, Lock, SyncWaiter};
+use crate::disk::spans::Span;
+use crate::disk::{Disk, SyncWaiter};
 use crate::faults::Fault;
 use crate::flash::log::{Apply, Item, Then};
 use hearth_format::Kind;
@@ -57,59 +58,73 @@ impl Core {
         (r.offset / 4096, (r.offset + r.len).div_ceil(4096))
     }
 
-    /// Takes the request's range or queues behind whoever has it.
-    pub fn lock_or_wait(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
-        if self.range_free(disk, id, None) {
-            self.acquire(id, now, fx);
-        } else {
-            self.reqs[id].phase = Phase::WaitLock;
-            if let Some(d) = self.disk_mut(disk) {
-                d.lock_queue.push_back(id);
-            }
-        }
+    /// The blocks a request touches, as its own.
+    fn span_of(&self, req: usize) -> Span {
+        let (start, end) = self.blocks_of(req);
+        Span { start, end, req }
     }
 
-    /// Nobody holds the range, nor waits for it longer (of the first `ahead` in the queue).
-    fn range_free(&self, disk: DiskId, id: usize, ahead: Option<usize>) -> bool {
-        let (start, end) = self.blocks_of(id);
-        let Some(d) = self.disk(disk) else {
-            return true;
-        };
-        if self.opts.faults.has(Fault::SkipRangeLock) {
-            return true;
+    /// Takes the request's range or queues behind whoever has it, or waits for it longer.
+    pub fn lock_or_wait(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].r.disk;
+        let span = self.span_of(id);
+        let unheld = self.opts.faults.has(Fault::SkipRangeLock);
+        let behind = self.disk(disk).filter(|_| !unheld).map_or(0, |d| {
+            let (held, waiting) = (&d.locks, &d.lock_queue);
+            let held = held.meeting(span.start, span.end);
+            held.chain(waiting.meeting(span.start, span.end)).count()
+        });
+        if behind == 0 {
+            return self.acquire(id, now, fx);
         }
-        if d.locked(start, end) {
-            return false;
+        self.next_turn += 1;
+        let turn = self.next_turn;
+        let req = &mut self.reqs[id];
+        (req.phase, req.behind, req.turn) = (Phase::WaitLock, behind, turn);
+        if let Some(d) = self.disk_mut(disk) {
+            d.lock_queue.insert(span);
         }
-        d.lock_queue
-            .iter()
-            .take(ahead.unwrap_or(usize::MAX))
-            .all(|&other| {
-                let (s, e) = self.blocks_of(other);
-                e <= start || end <= s
-            })
     }
 
     fn acquire(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
-        let (start, end) = self.blocks_of(id);
+        let span = self.span_of(id);
+        let (start, end) = (span.start, span.end);
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
         if !self.opts.faults.has(Fault::StageForgetsNot) {
             self.stage_forget(disk, start, end);
         }
         if let Some(d) = self.disk_mut(disk) {
-            d.locks.push(Lock {
-                req: id,
-                start,
-                end,
-            });
+            d.locks.insert(span);
             let appended = !raced && d.cancel_fills(start, end);
             let req = &mut self.reqs[id];
             req.locked = true;
             req.fills_appended = appended;
         }
         self.begin_write(id, now, fx);
+    }
+
+    /// Gives a range back. Who waited for nobody else may take its own:
+    /// [`wake_locks`](Self::wake_locks) lets it in.
+    pub fn unlock(&mut self, id: usize) {
+        let span = self.span_of(id);
+        let disk = self.reqs[id].r.disk;
+        let Some(d) = self
+            .disks
+            .get_mut(disk as usize)
+            .and_then(|d| d.as_deref_mut())
+        else {
+            return;
+        };
+        d.locks.remove(span);
+        // All of them came after: who came before and had not ended would have kept this one waiting.
+        for waiting in d.lock_queue.meeting(span.start, span.end) {
+            let req = &mut self.reqs[waiting.req];
+            req.behind -= 1;
+            if req.behind == 0 {
+                d.unlocked.insert((req.turn, waiting.req));
+            }
+        }
     }
 
     /// A range was given back: let in who waited for it, in order.
@@ -131,10 +146,10 @@ impl Core {
 
     /// Takes the first request out of the queue whose range is free.
     fn next_unlocked(&mut self, disk: DiskId) -> Option<usize> {
-        let d = self.disk(disk)?;
-        let at = (0..d.lock_queue.len())
-            .find(|&at| self.range_free(disk, d.lock_queue[at], Some(at)))?;
-        self.disk_mut(disk)?.lock_queue.remove(at)
+        let (_, id) = self.disk_mut(disk)?.unlocked.pop_first()?;
+        let span = self.span_of(id);
+        self.disk_mut(disk)?.lock_queue.remove(span);
+        Some(id)
     }
 
     fn begin_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
