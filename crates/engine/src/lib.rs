@@ -13,6 +13,7 @@ mod flash;
 mod origin;
 mod request;
 pub mod stats;
+mod sync;
 pub mod tally;
 
 /// For the benchmark that measures it at sizes no pool of a test has.

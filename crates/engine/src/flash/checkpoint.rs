@@ -6,12 +6,13 @@
 //! stays complete, so a bad checkpoint only costs a recovery.
 
 use crate::api::DiskId;
+use crate::cache::index::Section as Part;
 use crate::core::Core;
 use crate::flash::log::{Sealing, SegState};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
 use hearth_format::{CheckpointHeader, FormatError};
-use hearth_io::checksum::crc32c;
+use hearth_io::checksum::{Crc32c, crc32c};
 use hearth_io::{BLOCK, Media};
 use std::collections::BTreeMap;
 use std::io;
@@ -22,8 +23,16 @@ const CHECKSUMS: u32 = 2;
 /// 3 was the table when neighbours did not lie together in it.
 const TABLE: u32 = 6;
 const STATE: u32 = 4;
+/// What the index consists of.
+const PARTS: [(u32, Part); 3] = [
+    (SLOTS, Part::Slots),
+    (CHECKSUMS, Part::Checksums),
+    (TABLE, Part::Table),
+];
 /// Bytes read or written at once.
 const CHUNK: usize = 1 << 20;
+/// So many of them are read in parallel.
+const CHUNKS: usize = 16;
 
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -70,28 +79,32 @@ impl Core {
         let mut at = BLOCK;
         let mut sections = Vec::new();
         let state = self.encode_state();
-        let (slots, checksums, table) = self.index.sections();
-        let parts: [(u32, &[u8]); 4] = [
-            (SLOTS, slots),
-            (CHECKSUMS, bytemuck::cast_slice(checksums)),
-            (TABLE, bytemuck::cast_slice(table)),
-            (STATE, &state),
-        ];
-        for (kind, bytes) in parts {
-            let mut block = vec![0u8; CHUNK];
-            for (i, chunk) in bytes.chunks(CHUNK).enumerate() {
-                let padded = chunk.len().next_multiple_of(BLOCK as usize);
-                block[..chunk.len()].copy_from_slice(chunk);
-                block[chunk.len()..padded].fill(0);
-                media.write_at(area + at + (i * CHUNK) as u64, &block[..padded])?;
+        let mut parts = Vec::from(PARTS.map(|(kind, part)| {
+            let len = self.index.section_len(part);
+            (kind, len, Some(part))
+        }));
+        parts.push((STATE, state.len(), None));
+        let mut block = vec![0u8; CHUNK];
+        for (kind, len, part) in parts {
+            let mut crc = Crc32c::default();
+            for from in (0..len).step_by(CHUNK) {
+                let n = CHUNK.min(len - from);
+                match part {
+                    Some(part) => self.index.section(part, from, &mut block[..n]),
+                    None => block[..n].copy_from_slice(&state[from..from + n]),
+                }
+                crc.update(&block[..n]);
+                let padded = n.next_multiple_of(BLOCK as usize);
+                block[n..padded].fill(0);
+                media.write_at(area + at + from as u64, &block[..padded])?;
             }
             sections.push(Section {
                 kind,
                 offset: at,
-                len: bytes.len() as u64,
-                crc: crc32c(bytes),
+                len: len as u64,
+                crc: crc.finish(),
             });
-            at += (bytes.len() as u64).next_multiple_of(BLOCK);
+            at += (len as u64).next_multiple_of(BLOCK);
         }
         let header = CheckpointHeader {
             pool_tag: self.pool_tag,
@@ -177,21 +190,42 @@ impl Core {
         if !load(media, area, state_at, &mut state)? {
             return Ok(false);
         }
-        let (slots, checksums, table) = self.index.sections_mut();
-        let (slots, checksums, table): (&mut [u8], &mut [u8], &mut [u8]) = (
-            slots,
-            bytemuck::cast_slice_mut(checksums),
-            bytemuck::cast_slice_mut(table),
-        );
-        for (kind, bytes) in [(SLOTS, slots), (CHECKSUMS, checksums), (TABLE, table)] {
-            let Some(section) = part(kind, bytes.len()) else {
+        for (kind, what) in PARTS {
+            let Some(section) = part(kind, self.index.section_len(what)) else {
                 return Ok(false);
             };
-            if !load(media, area, section, bytes)? {
+            if !self.load_part(media, area, section, what)? {
                 return Ok(false);
             }
         }
         Ok(self.adopt_state(&state, &header, since).is_some())
+    }
+
+    /// Reads a section of the index; false if its checksum is wrong.
+    fn load_part(
+        &mut self,
+        media: &mut dyn Media,
+        area: u64,
+        section: &Section,
+        what: Part,
+    ) -> io::Result<bool> {
+        let len = section.len as usize;
+        let mut crc = Crc32c::default();
+        let mut bytes = vec![0u8; len.next_multiple_of(BLOCK as usize).min(CHUNKS * CHUNK)];
+        for from in (0..len).step_by(CHUNKS * CHUNK) {
+            let n = (len - from).min(CHUNKS * CHUNK);
+            let base = area + section.offset + from as u64;
+            let padded = n.next_multiple_of(BLOCK as usize);
+            let mut reads: Vec<(u64, &mut [u8])> = (bytes[..padded].chunks_mut(CHUNK).enumerate())
+                .map(|(i, chunk)| (base + (i * CHUNK) as u64, chunk))
+                .collect();
+            media.read_many(&mut reads)?;
+            for (i, chunk) in bytes[..n].chunks(CHUNK).enumerate() {
+                crc.update(chunk);
+                self.index.set_section(what, from + i * CHUNK, chunk);
+            }
+        }
+        Ok(crc.finish() == section.crc)
     }
 
     fn adopt_state(
