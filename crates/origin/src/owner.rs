@@ -114,6 +114,11 @@ pub fn utc(seconds: u64) -> String {
     )
 }
 
+/// What an owner is told that is none any more.
+fn taken_over(by: &Owner) -> String {
+    format!("the origin was taken over by {by}")
+}
+
 /// How an origin is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Take {
@@ -253,6 +258,19 @@ impl Claim {
     /// The disk is there to stay: so is its record.
     pub fn keep(&mut self) {
         self.fresh = false;
+    }
+
+    /// Asked once more when the origin is open, before it is used: somebody may have taken it over
+    /// between our look at the record and that. Blocks. A file's record needs no such question: making
+    /// it ours shows who takes over that we are there.
+    pub fn confirm(&self) -> Result<(), String> {
+        let Place::Object(image) = &self.place else {
+            return Ok(());
+        };
+        match image.confirm(&self.me)? {
+            None => Ok(()),
+            Some(why) => Err(why),
+        }
     }
 
     /// Why it is not ours any more, if so. Whoever asks must stop writing the origin.

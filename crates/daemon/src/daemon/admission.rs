@@ -44,6 +44,19 @@ pub(super) struct Ownership {
     pub(super) unknown: Option<String>,
 }
 
+impl Ownership {
+    /// Asked when the origin is open: somebody may have taken it over meanwhile.
+    pub(super) fn confirm(&self, spec: &OriginSpec) -> crate::error::Result<()> {
+        let confirmed = self.claim.as_ref().map_or(Ok(()), Claim::confirm);
+        confirmed.map_err(|why| {
+            Error::conflict(
+                format!("cannot use the origin {spec}: {why}"),
+                "try again when it is nobody else's",
+            )
+        })
+    }
+}
+
 /// The origins that are ours.
 pub(super) struct Owners {
     pool: String,

@@ -466,6 +466,7 @@ impl Daemon {
             claim.keep();
         }
         let device = origin::open(&spec, record, &self.images, backing)?;
+        ownership.confirm(&spec)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
         let mut looks = if device.size() >= record.size {

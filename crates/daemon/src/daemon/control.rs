@@ -611,6 +611,7 @@ impl Control for Arc<Daemon> {
         let ownership = ownership.map_err(|e| failure(&e))?;
         let backing = self.backing_of(&record);
         let device = origin::open(&spec, &record, &self.images, backing)?;
+        ownership.confirm(&spec)?;
         let size = device.size();
         if size > DISK_MAX {
             return Err(Error::invalid(

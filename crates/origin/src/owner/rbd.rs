@@ -12,7 +12,7 @@
 //! has them shut out (`ceph osd blocklist`), should that host come back and go on as if nothing had
 //! happened.
 
-use super::{ClaimError, Owner, Take, Watch};
+use super::{ClaimError, Owner, Take, Watch, taken_over};
 use crate::process;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -223,7 +223,8 @@ impl RbdImage {
             origin: origin.to_owned(),
             who: format!("Ceph's client at {}", who.join(", ")),
         };
-        if let Some(holder) = self.holder(&object).map_err(failed)? {
+        let before = self.holder(&object).map_err(failed)?;
+        if let Some(holder) = &before {
             let (origin, owner) = (origin.to_owned(), Box::new(holder.owner.clone()));
             if holder.cookie == me.pool {
                 // Our own watch of an earlier run, on this host, goes by itself.
@@ -248,12 +249,26 @@ impl RbdImage {
             }
             self.shut_out(&object);
             // Of two who take over at once, one finds it gone.
-            self.unlock(&object, &holder).map_err(failed)?;
+            self.unlock(&object, holder).map_err(failed)?;
         } else if !watchers.is_empty() {
             return Err(in_use(&watchers));
         }
         if self.lock(&object, me).map_err(failed)? {
-            return Ok(true);
+            let Some(holder) = before else {
+                return Ok(true);
+            };
+            // Its owner, should it come back at this very moment, opens the image and then looks at the
+            // lock ([`confirm`](Self::confirm)); we have the lock, and look who has the image open.
+            let watchers = self.watchers().map_err(failed)?;
+            if watchers.is_empty() {
+                return Ok(true);
+            }
+            self.give_back(&object, me, &holder.owner).map_err(failed)?;
+            return Err(ClaimError::Alive {
+                origin: origin.to_owned(),
+                owner: Box::new(holder.owner),
+                seen: format!("; {} has just opened the image", watchers.join(", ")),
+            });
         }
         match self.holder(&object).map_err(failed)? {
             Some(Holder { owner, .. }) => Err(ClaimError::Owned {
@@ -262,6 +277,23 @@ impl RbdImage {
             }),
             None => Err(failed("its owner has just changed; try again".to_owned())),
         }
+    }
+
+    /// Makes the lock the last owner's again.
+    fn give_back(&self, object: &str, me: &Owner, last: &Owner) -> Result<(), String> {
+        if let Some(ours) = self.holder(object)?.filter(|h| h.cookie == me.pool) {
+            self.unlock(object, &ours)?;
+            self.lock(object, last)?;
+        }
+        Ok(())
+    }
+
+    /// Looks again, once the image is open: why it is not ours, if so.
+    pub(super) fn confirm(&self, me: &Owner) -> Result<Option<String>, String> {
+        let holder = self.holder(&self.object()?)?;
+        Ok(holder
+            .filter(|holder| holder.cookie != me.pool)
+            .map(|holder| taken_over(&holder.owner)))
     }
 
     /// Has the cluster refuse what the last owner may still send.
@@ -302,10 +334,7 @@ impl RbdImage {
             match image.holder(&object)? {
                 Some(holder) if holder.cookie == me.pool => {}
                 Some(holder) => {
-                    return Ok(Some(format!(
-                        "the origin was taken over by {}",
-                        holder.owner
-                    )));
+                    return Ok(Some(taken_over(&holder.owner)));
                 }
                 // Somebody removed it. Should another be faster, the next look says so.
                 None => drop(image.lock(&object, &me)?),

@@ -4,9 +4,13 @@
 //! seconds, through the file it has open: what another host put in its place is never touched. Who
 //! takes over looks for as long as three touches take, and compares what it sees with what it saw,
 //! so that no two clocks are compared; then moves the record away, which of two hosts again only one
-//! can, and links its own.
+//! can, looks whether it is as it was all the time, and links its own.
+//!
+//! An owner that comes back touches its record as well, before it changes or removes it, and looks
+//! whether what it touched still stands there. So whoever is about to take over finds it touched, and
+//! puts it back; or the owner finds it gone.
 
-use super::{ClaimError, Owner, RECORD_MAX, Take, Watch};
+use super::{ClaimError, Owner, RECORD_MAX, Take, Watch, taken_over};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -80,23 +84,33 @@ struct Seen {
 
 /// Opened anew each time: then a network file system asks its server.
 fn read(place: &Path) -> io::Result<Option<Seen>> {
-    let file = match OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-        .open(place)
-    {
-        Ok(file) => file,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e),
+    let Some(file) = open(place, false)? else {
+        return Ok(None);
     };
+    content(&file).map(Some)
+}
+
+fn open(place: &Path, write: bool) -> io::Result<Option<File>> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(place);
+    match opened {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn content(file: &File) -> io::Result<Seen> {
     let meta = file.metadata()?;
     let mut text = Vec::new();
     file.take(RECORD_MAX as u64).read_to_end(&mut text)?;
-    Ok(Some(Seen {
+    Ok(Seen {
         owner: Owner::from_json(&String::from_utf8_lossy(&text)),
         inode: meta.ino(),
         touched: (meta.mtime(), meta.mtime_nsec()),
-    }))
+    })
 }
 
 /// A file of ours beside the record, with what the record shall say.
@@ -181,9 +195,10 @@ pub(super) fn claim(
             });
         };
         if owner.pool == me.pool {
-            let draft = draft(place, me).map_err(failed)?;
-            std::fs::rename(&draft, place).map_err(failed)?;
-            return Ok(false);
+            if renew(place, me, &seen).map_err(failed)? {
+                return Ok(false);
+            }
+            continue;
         }
         let (origin, owner) = (origin.to_owned(), Box::new(owner.clone()));
         if take == Take::Free {
@@ -197,25 +212,60 @@ pub(super) fn claim(
         if !stands_still(place, &seen).map_err(failed)? {
             return Err(alive(owner));
         }
-        let aside = own(place, me, "old");
-        match std::fs::rename(place, &aside) {
-            Ok(()) => {}
+        match set_aside(place, me, &seen) {
+            Ok(true) => {}
+            Ok(false) => return Err(alive(owner)),
             Err(e) if e.kind() == ErrorKind::NotFound => continue,
             Err(e) => return Err(failed(e)),
         }
-        let moved = read(&aside).map_err(failed)?;
-        if moved.as_ref().and_then(|m| m.owner.as_ref()) != Some(&*owner) {
-            // Somebody else's, who came between: it goes back.
-            let _ = std::fs::hard_link(&aside, place);
-            let _ = std::fs::remove_file(&aside);
-            return Err(alive(owner));
-        }
-        std::fs::remove_file(&aside).map_err(failed)?;
     }
     Err(ClaimError::Unavailable {
         origin: origin.to_owned(),
         why: format!("{} changes all the time", place.display()),
     })
+}
+
+/// Touches the record that was seen; false if it is not what stands there any more.
+fn touch(place: &Path, seen: &Seen) -> io::Result<bool> {
+    // A number alone may be given again when a file is gone.
+    let is_it = |now: &Seen| now.inode == seen.inode && now.owner == seen.owner;
+    let Some(file) = open(place, true)? else {
+        return Ok(false);
+    };
+    if !is_it(&content(&file)?) {
+        return Ok(false);
+    }
+    // SAFETY: an open descriptor; null means now.
+    if unsafe { libc::futimens(file.as_raw_fd(), std::ptr::null()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(read(place)?.as_ref().is_some_and(is_it))
+}
+
+/// Goes on with a record of ours, and has it say where we are; false if it was taken over just now.
+fn renew(place: &Path, me: &Owner, seen: &Seen) -> io::Result<bool> {
+    if !touch(place, seen)? {
+        return Ok(false);
+    }
+    let is_said = |owner: &Owner| (&owner.host, &owner.disk) == (&me.host, &me.disk);
+    if !seen.owner.as_ref().is_some_and(is_said) {
+        std::fs::rename(draft(place, me)?, place)?;
+    }
+    Ok(true)
+}
+
+/// Takes away another's record, if it is as it was seen; else puts it back.
+fn set_aside(place: &Path, me: &Owner, seen: &Seen) -> io::Result<bool> {
+    let aside = own(place, me, "old");
+    std::fs::rename(place, &aside)?;
+    let is_same = read(&aside)?.as_ref() == Some(seen);
+    if !is_same {
+        // Its owner has come back, or somebody else's came between. Should there be another by now,
+        // that one counts.
+        let _ = std::fs::hard_link(&aside, place);
+    }
+    std::fs::remove_file(&aside)?;
+    Ok(is_same)
 }
 
 /// True if a record is not touched for long enough.
@@ -241,7 +291,10 @@ pub(super) fn remove(place: &Path, me: &Owner) -> Result<(), String> {
                 .as_ref()
                 .is_some_and(|owner| owner.pool == me.pool) =>
         {
-            std::fs::remove_file(place).map_err(failed)
+            match touch(place, &seen).map_err(failed)? {
+                true => std::fs::remove_file(place).map_err(failed),
+                false => Ok(()),
+            }
         }
         _ => Ok(()),
     }
@@ -265,7 +318,7 @@ pub(super) fn watcher(place: &Path, me: &Owner) -> Watch {
         told = false;
         match seen.map(|seen| (seen.inode, seen.owner)) {
             Some((_, Some(owner))) if owner.pool != me.pool => {
-                return Some(format!("the origin was taken over by {owner}"));
+                return Some(taken_over(&owner));
             }
             // Half a record: somebody is about to write it.
             Some((_, None)) => {}
@@ -355,6 +408,49 @@ mod tests {
         assert_ne!(before, theirs);
         assert!((watch.look)().unwrap().contains("host-of-b"));
         assert_eq!(read(&place).unwrap(), theirs);
+    }
+
+    /// Somebody takes over between the owner's look and what it does then.
+    #[test]
+    fn an_owner_that_comes_back_too_late_overwrites_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        let (a, b) = (owner("a", "1"), owner("b", "1"));
+        // Also from another host, which its record has to say.
+        let moved = Owner {
+            host: "elsewhere".to_owned(),
+            ..owner("a", "2")
+        };
+        for back in [&a, &moved] {
+            claim(&place, "d", &a, Take::Free).unwrap();
+            let seen = read(&place).unwrap().unwrap();
+            assert!(set_aside(&place, &b, &seen).unwrap());
+            assert!(!renew(&place, back, &seen).unwrap());
+            claim(&place, "d", &b, Take::Free).unwrap();
+            let theirs = read(&place).unwrap();
+            assert!(!renew(&place, back, &seen).unwrap());
+            assert!(claim(&place, "d", back, Take::Free).is_err());
+            assert_eq!(read(&place).unwrap(), theirs);
+            remove(&place, &b).unwrap();
+        }
+    }
+
+    /// The owner comes back between the last look of who takes over and its taking the record away.
+    #[test]
+    fn an_owner_that_comes_back_in_time_keeps_its_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        let (a, b) = (owner("a", "1"), owner("b", "1"));
+        claim(&place, "d", &a, Take::Free).unwrap();
+        // It stood still for long.
+        let long_ago = std::fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH);
+        let file = OpenOptions::new().write(true).open(&place).unwrap();
+        file.set_times(long_ago).unwrap();
+        let seen = read(&place).unwrap().unwrap();
+        assert!(!claim(&place, "d", &owner("a", "2"), Take::Free).unwrap());
+        assert!(!set_aside(&place, &b, &seen).unwrap());
+        assert_eq!(read(&place).unwrap().unwrap().owner, Some(a));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
