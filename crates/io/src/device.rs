@@ -35,6 +35,13 @@ impl std::fmt::Debug for FirstWrite {
 /// Bytes asked of something remote at a time outside the data path.
 const REMOTE_PIECE: usize = 1 << 20;
 
+fn or_size(known: Option<Identity>, remote: &Arc<dyn Remote>) -> Identity {
+    known.unwrap_or(Identity {
+        size: remote.size(),
+        ..Identity::default()
+    })
+}
+
 #[derive(Debug)]
 enum Backing {
     File(BlockFile),
@@ -224,10 +231,16 @@ impl Device {
     pub fn identity(&self) -> io::Result<Identity> {
         match &self.backing {
             Backing::File(file) => file.identity(),
-            Backing::Remote(remote) => Ok(remote.identity().unwrap_or(Identity {
-                size: remote.size(),
-                ..Identity::default()
-            })),
+            Backing::Remote(remote) => Ok(or_size(remote.identity(), remote)),
+        }
+    }
+
+    /// As [`identity`](Self::identity), of the topmost file alone, whatever else an image is written
+    /// through.
+    pub fn identity_of_top(&self) -> io::Result<Identity> {
+        match &self.backing {
+            Backing::File(file) => file.identity(),
+            Backing::Remote(remote) => Ok(or_size(remote.identity_of_top(), remote)),
         }
     }
 

@@ -35,6 +35,11 @@ pub trait Remote: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The same of its topmost file alone, whatever else it is written through.
+    fn identity_of_top(&self) -> Option<Identity> {
+        self.identity()
+    }
+
     /// Takes an operation that lies within the size, and answers it exactly once. Does not block.
     /// Flushes are as an [`OpKind::Flush`](crate::OpKind::Flush) says, whatever happened to a
     /// connection or server between the writes and the flush.

@@ -1,12 +1,13 @@
 //! An image as an origin: its process, and our connection to it.
 
-use crate::chain::{Backing, Chain};
+use crate::chain::{Backing, Chain, files_of};
 use crate::child::{EXPORT, Guard, Supervisor, lock};
 use crate::image::Image;
 use hearth_io::file::Identity;
 use hearth_io::{Job, Link, Remote};
 use hearth_nbd_client::{NbdOrigin, OpenError, Options};
 use std::fmt;
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ pub(crate) struct ImageOrigin {
     nbd: Option<NbdOrigin>,
     child: Arc<Supervisor>,
     path: Option<PathBuf>,
+    /// Files the image is written through besides.
+    parts: Vec<PathBuf>,
     name: String,
 }
 
@@ -71,6 +74,9 @@ impl ImageOrigin {
         read_only: bool,
         timeout: Duration,
     ) -> Result<ImageOrigin, OpenError> {
+        let files = files_of(&chain.text()).into_iter();
+        let parts = files.filter(|(_, written)| *written).map(|(path, _)| path);
+        let parts = parts.collect();
         let blockdev = image.blockdev(read_only, &chain);
         let guard = match image {
             Image::Local { format, path } => Some(Box::new(Kept {
@@ -103,6 +109,7 @@ impl ImageOrigin {
             nbd: Some(nbd?),
             child,
             path: image.path().map(Path::to_owned),
+            parts,
             name: image.name(),
         })
     }
@@ -113,6 +120,15 @@ impl ImageOrigin {
             .as_ref()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
     }
+}
+
+/// When a file was modified and changed, nanoseconds since 1970.
+fn times(meta: &Metadata) -> (i64, i64) {
+    let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+    (
+        ns(meta.mtime(), meta.mtime_nsec()),
+        ns(meta.ctime(), meta.ctime_nsec()),
+    )
 }
 
 impl Remote for ImageOrigin {
@@ -142,16 +158,31 @@ impl Remote for ImageOrigin {
         self.nbd().map_or(true, Remote::is_read_only)
     }
 
-    /// The image file's own: it changes when somebody writes the image.
+    /// The image file's own, with the times of the latest change to any file it is written through:
+    /// of an image that keeps its data elsewhere, its own file says little.
     fn identity(&self) -> Option<Identity> {
+        let mut found = self.identity_of_top()?;
+        for part in &self.parts {
+            // A device's times say nothing.
+            let meta = std::fs::metadata(part).ok()?;
+            if meta.is_file() {
+                let (mtime_ns, ctime_ns) = times(&meta);
+                found.mtime_ns = found.mtime_ns.max(mtime_ns);
+                found.ctime_ns = found.ctime_ns.max(ctime_ns);
+            }
+        }
+        Some(found)
+    }
+
+    fn identity_of_top(&self) -> Option<Identity> {
         let meta = std::fs::metadata(self.path.as_ref()?)
             .ok()
-            .filter(std::fs::Metadata::is_file)?;
-        let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+            .filter(Metadata::is_file)?;
+        let (mtime_ns, ctime_ns) = times(&meta);
         Some(Identity {
             size: self.size(),
-            mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
-            ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
+            mtime_ns,
+            ctime_ns,
             dev: meta.dev(),
             inode: meta.ino(),
         })
@@ -189,5 +220,53 @@ impl Drop for ImageOrigin {
         // The last flush goes through the process.
         drop(self.nbd.take());
         self.child.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Backing, How, open};
+    use std::fs::File;
+    use std::process::Command;
+    use std::time::{Duration, SystemTime};
+
+    /// Its data lies in another file: who writes that changes the image.
+    #[test]
+    fn an_image_is_all_that_it_is_written_through() {
+        let has = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
+        if !has("qemu-img") || !has("qemu-storage-daemon") {
+            println!("SKIPPED identity of images: QEMU's tools are not installed");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (top, data) = (dir.path().join("top"), dir.path().join("data"));
+        let made = Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2", "-o"])
+            .arg(format!("data_file={},data_file_raw=on", data.display()))
+            .args([top.to_str().unwrap(), "1M"])
+            .status();
+        assert!(made.unwrap().success());
+        let how = How {
+            read_only: false,
+            timeout: Duration::from_secs(30),
+            images: dir.path().join("run"),
+            backing: Backing {
+                allowed: true,
+                ..Backing::default()
+            },
+        };
+        let spec = format!("qcow2:{}", top.display()).parse().unwrap();
+        let device = open(&spec, &how).unwrap();
+        let (before, of_top) = (
+            device.identity().unwrap(),
+            device.identity_of_top().unwrap(),
+        );
+        let later = SystemTime::now() + Duration::from_secs(1000);
+        let file = File::options().write(true).open(&data).unwrap();
+        file.set_modified(later).unwrap();
+        let now = device.identity().unwrap();
+        assert!(now.mtime_ns > before.mtime_ns + 900_000_000_000);
+        assert_eq!((now.inode, now.size), (before.inode, before.size));
+        assert_eq!(device.identity_of_top().unwrap(), of_top);
     }
 }

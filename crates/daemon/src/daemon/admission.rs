@@ -22,8 +22,11 @@ use hearth_origin::owner::{self, Claim, ClaimError, Owner, Take};
 use super::lock;
 use crate::error::{Error, Kind};
 
-/// The rules of today.
-pub(super) const RULES: u8 = 1;
+/// The rules of today: 1 asks for formats, chains and owners; 2 looks at every file of an image
+/// ([`ALL_FILES_COUNT`](crate::origin::ALL_FILES_COUNT)).
+pub(super) const RULES: u8 = 2;
+/// The first rules of all.
+pub(super) const FIRST_RULES: u8 = 1;
 
 /// Longest wait until a removed disk's origin is given up: storage may hang.
 const GIVE_UP_TIME: Duration = Duration::from_secs(5);

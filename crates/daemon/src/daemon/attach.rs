@@ -611,7 +611,8 @@ impl Daemon {
             return Looks::default();
         }
         let (engine, id) = (&self.engine, record.id);
-        let times = record.origin_identity.as_ref().zip(now);
+        let now = now.map(|now| origin::as_recorded(device, record.rules, *now));
+        let times = record.origin_identity.as_ref().zip(now.as_ref());
         let content = |offset: u64| {
             let known = times.filter(|(_, now)| now.mtime_ns != 0);
             let since = known.map(|(then, now)| format!(" (it was {})", origin::since(then, now)));

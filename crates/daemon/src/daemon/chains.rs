@@ -16,7 +16,7 @@ use hearth_origin::{Backing, files_of};
 
 use hearth_origin::owner::Take;
 
-use super::admission::RULES;
+use super::admission::FIRST_RULES;
 use super::{Daemon, Phase, lock};
 use crate::error::{Error, Result};
 use crate::origin;
@@ -252,7 +252,8 @@ impl Daemon {
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.allow_backing = true;
             record.chain = chain;
-            record.rules = RULES;
+            // What the origin looked like was recorded under the rules before.
+            record.rules = record.rules.max(FIRST_RULES);
             Ok(record.clone())
         })?;
         if served {
