@@ -289,6 +289,43 @@ fn a_chain_is_shown_and_must_stay() -> Result<()> {
     Ok(())
 }
 
+/// The image's own file hardly changes when its data lies in another.
+#[test]
+fn a_change_to_a_data_file_is_noticed() -> Result<()> {
+    if !have("image files: data file", &TOOLS) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let (top, data) = (hearth.dir().join("top.qcow2"), hearth.dir().join("data"));
+    let option = format!("data_file={},data_file_raw=on", path(&data));
+    img(
+        &hearth,
+        &["create", "-f", "qcow2", "-o", &option, path(&top), "4M"],
+    )?;
+    let origin = format!("qcow2:{}", path(&top));
+    add(&hearth, "d", &origin, &["--allow-backing"])?;
+    hearth.connect("d")?.write(0, &[5; 4096])?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    let restarted = |hearth: &mut Hearth| -> Result<String> {
+        hearth.start()?;
+        until_attached(hearth, "d")?;
+        Ok(show(hearth, "d")?["notices"].to_string())
+    };
+    hearth.stop()?;
+    let notices = restarted(&mut hearth)?;
+    ensure!(!notices.contains("changed"), "{notices}");
+    hearth.stop()?;
+    // Where nothing is cached, so that the content shows nothing.
+    let file = std::fs::File::options().write(true).open(&data)?;
+    std::os::unix::fs::FileExt::write_all_at(&file, &[6; 4096], 2 << 20)?;
+    drop(file);
+    let notices = restarted(&mut hearth)?;
+    ensure!(notices.contains("written by somebody else"), "{notices}");
+    let mut client = hearth.connect("d")?;
+    ensure!(client.read(0, 4096)? == [5; 4096] && client.read(2 << 20, 4096)? == [6; 4096]);
+    Ok(())
+}
+
 /// A base may lie under many overlays, but nobody writes it meanwhile.
 #[test]
 fn a_base_is_nobody_elses_disk() -> Result<()> {
