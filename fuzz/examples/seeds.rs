@@ -2,6 +2,7 @@
 //! the steering byte, without the zeros the targets put back. Run from `fuzz/` with
 //! `cargo run --example seeds` after a change of the format.
 
+use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::{
     BatchHeader, CheckpointHeader, DiskRecord, Entry, Kind, Layout, OriginIdentity, PoolState,
     Registry, Section, SummaryHeader, Superblock, Uuid,
@@ -98,6 +99,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes = registry.encode(Uuid::nil())?;
     save("registry", "two-disks", 1, &bytes)?;
     save("registry", "sealed", 0, &bytes)?;
+
+    let entry = JournalEntry {
+        base: 5,
+        generation: 6,
+        next_disk_id: 3,
+        changes: vec![Change::Put(disk(2)), Change::Remove(1)],
+    };
+    let bytes = entry.encode(Uuid::nil())?.unwrap_or_default();
+    save("journal", "one-entry", 1, &bytes)?;
+    save("journal", "two-entries", 0, &[&bytes[..], &bytes].concat())?;
+    save("journal", "one-of-two-blocks", 2, &[&bytes[..], &bytes].concat())?;
 
     let section = |kind, offset| Section {
         kind,

@@ -130,6 +130,7 @@ fn open(
 ) -> std::result::Result<(Engine, OpenReport), (Error, Option<String>)> {
     let prepared = pool
         .note_host(host)
+        .and_then(|()| pool.settle())
         // Before the mark of failure is overwritten by opening the pool.
         .and_then(|()| pool.distrust_if_failed());
     if let Err(e) = prepared {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_engine::Engine;
-use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, Superblock, Uuid};
+use hearth_format::{
+    DiskRecord, FormatError, Layout, Places, PoolState, Registry, Superblock, Uuid,
+};
 use hearth_io::file::sync_names;
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
@@ -36,6 +38,8 @@ pub struct Pool {
     media: Arc<Device>,
     superblock: Superblock,
     registry: Registry,
+    /// Where that is stored.
+    places: Places,
     /// A change was not stored, or in one place only: which one counts, the next store decides.
     unsettled: bool,
     /// Why flash refused the last write of ours, if it did.
@@ -176,12 +180,11 @@ pub fn create_with(
         .map_or(0, |d| d.as_secs());
     let mut superblock =
         Superblock::new(layout, Uuid::new_v4(), Uuid::new_v4(), &options.label, now);
-    let mut registry = Registry::default();
     // The superblock comes last: until it is there, this is no pool.
-    Superblock::erase(&mut media)
-        .and_then(|()| registry.store(&mut media, &superblock.layout, superblock.pool))
-        .and_then(|()| superblock.store(&mut media))
-        .map_err(|e| format_error(path, &e))?;
+    let stored = Superblock::erase(&mut media)
+        .and_then(|()| empty_registry(&mut media, &superblock))
+        .and_then(|made| superblock.store(&mut media).map(|()| made));
+    let (registry, places) = stored.map_err(|e| format_error(path, &e))?;
     match replaced {
         Some(replaced) => replaced.done(path)?,
         // After a power cut the new file would be there, without its name.
@@ -196,6 +199,7 @@ pub fn create_with(
         media,
         superblock,
         registry,
+        places,
     };
     Ok(PoolInfo {
         // It may have been made under another name.
@@ -203,6 +207,18 @@ pub fn create_with(
         notices,
         ..pool.info()
     })
+}
+
+/// Stores the registry of a new pool.
+fn empty_registry(
+    media: &mut dyn Media,
+    superblock: &Superblock,
+) -> std::result::Result<(Registry, Places), FormatError> {
+    let layout = &superblock.layout;
+    let mut places = Places::new(layout)?;
+    let (nothing, mut registry) = (Registry::default(), Registry::default());
+    places.store(media, layout, superblock.pool, &nothing, &mut registry)?;
+    Ok((registry, places))
 }
 
 /// The layout of a new pool of `size` bytes.
@@ -399,15 +415,17 @@ impl Pool {
                 "open it with a newer Hearth",
             ));
         }
-        let registry = Registry::load(&mut media, &superblock.layout, superblock.pool)
+        let (registry, places) = Places::load(&mut media, &superblock.layout, superblock.pool)
             .map_err(|e| format_error(path, &e))?;
         Ok(Pool {
-            unsettled: false,
+            // What only one place has is stored again before anything else rests on it.
+            unsettled: !places.is_sound(),
             refusal: None,
             covered: false,
             media,
             superblock,
             registry,
+            places,
         })
     }
 
@@ -451,16 +469,27 @@ impl Pool {
         let value = change(&mut next)?;
         if next != self.registry || self.unsettled {
             self.unsettled = true;
-            next.store(
-                &mut self.media,
-                &self.superblock.layout,
-                self.superblock.pool,
-            )
-            .map_err(|e| self.refused(&e))?;
+            self.places
+                .store(
+                    &mut self.media,
+                    &self.superblock.layout,
+                    self.superblock.pool,
+                    &self.registry,
+                    &mut next,
+                )
+                .map_err(|e| self.refused(&e))?;
             self.unsettled = false;
             self.registry = next;
         }
         Ok(value)
+    }
+
+    /// Stores the registry again if it was not whole in both its places.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        if self.unsettled {
+            tracing::warn!("one copy of the registry was not whole; it is stored again");
+        }
+        self.change(|_| Ok(()))
     }
 
     /// Changes what the registry says of origins and caches. Where flash takes no writes and that is

@@ -29,6 +29,9 @@ pub const SUPERBLOCK_BLOCKS: [u64; 2] = [0, 256];
 pub const REGISTRY_BLOCKS: [u64; 2] = [512, 768];
 /// Blocks of one registry area: 1 MiB.
 pub const REGISTRY_AREA_BLOCKS: u64 = 256;
+/// Most blocks of one registry area where it has outgrown those: 16 MiB, 512 bytes for each of the
+/// most disks a pool can have.
+pub const REGISTRY_GROWN_BLOCKS_MAX: u64 = 4096;
 /// First block behind the fixed places.
 pub const FIXED_END: u64 = 1024;
 
@@ -36,6 +39,9 @@ pub const FIXED_END: u64 = 1024;
 const CHECKPOINT_BYTES_PER_SLOT: u64 = 24;
 /// Checkpoint bytes reserved besides: header, segment table, policy state.
 const CHECKPOINT_BYTES_FIXED: u64 = 1 << 20;
+/// What of it checkpoints keep where a registry grows into their area: the index and the checksums take
+/// 17 bytes per slot.
+const CHECKPOINT_KEPT_PER_SLOT: u64 = 20;
 
 const WHAT: &str = "device layout";
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -214,6 +220,23 @@ impl Layout {
     pub fn checkpoint_bytes(&self) -> u64 {
         self.checkpoint_blocks * BLOCK
     }
+
+    /// Bytes of the checkpoint area that a checkpoint may be written to: what lies behind belongs to
+    /// the registry, whether or not it is there yet.
+    pub fn checkpoint_room(&self) -> u64 {
+        self.checkpoint_bytes() - 2 * self.registry_room().map_or(0, |(_, blocks)| blocks * BLOCK)
+    }
+
+    /// Where a registry goes that has outgrown its first areas: first block of area A, and blocks of
+    /// each area; B lies behind A. It is the end of the checkpoint area, which was always larger than
+    /// a checkpoint, so that every pool has it. `None` where it would not be twice as large as the first areas.
+    pub fn registry_room(&self) -> Option<(u64, u64)> {
+        let kept = u64::from(self.slots()) * CHECKPOINT_KEPT_PER_SLOT + CHECKPOINT_BYTES_FIXED;
+        let spare = self.checkpoint_blocks.saturating_sub(kept.div_ceil(BLOCK));
+        let blocks = (spare / 2).min(REGISTRY_GROWN_BLOCKS_MAX);
+        let end = self.checkpoint_start + self.checkpoint_blocks;
+        (blocks >= 2 * REGISTRY_AREA_BLOCKS).then(|| (end - 2 * blocks, blocks))
+    }
 }
 
 #[cfg(test)]
@@ -287,6 +310,21 @@ mod tests {
     }
 
     #[test]
+    fn a_registry_has_room_to_grow_where_many_disks_are_likely() {
+        let room = |gib: u64| Layout::for_device(gib << 30, 1024).unwrap().registry_room();
+        assert_eq!(room(1), None);
+        let (start, blocks) = room(4).unwrap();
+        let layout = Layout::for_device(4 << 30, 1024).unwrap();
+        assert_eq!(
+            start + 2 * blocks,
+            layout.checkpoint_start + layout.checkpoint_blocks
+        );
+        assert!((512..1024).contains(&blocks), "{blocks}");
+        assert_eq!(room(64).unwrap().1, REGISTRY_GROWN_BLOCKS_MAX);
+        assert_eq!(room(1024).unwrap().1, REGISTRY_GROWN_BLOCKS_MAX);
+    }
+
+    #[test]
     fn odd_segment_sizes_are_refused() {
         for blocks in [0, 1, 128, 1000, 32768, u32::MAX] {
             assert!(Layout::for_device(1 << 40, blocks).is_err());
@@ -299,6 +337,7 @@ mod tests {
             if let Ok(layout) = Layout::for_device(bytes, 1 << shift) {
                 layout.check().unwrap();
                 prop_assert!(layout.checkpoint_bytes() >= 24 * u64::from(layout.slots()) + (1 << 20));
+                prop_assert!(layout.checkpoint_room() >= 20 * u64::from(layout.slots()) + (1 << 20));
             }
         }
 
@@ -312,6 +351,7 @@ mod tests {
                 checkpoint_blocks, segment_start, segment_count,
             };
             if layout.check().is_ok() {
+                prop_assert!(layout.checkpoint_room() <= layout.checkpoint_bytes());
                 let last = layout.summary_offset(segment_count - 1) + layout.summary_bytes() as u64;
                 prop_assert!(last <= device_blocks * 4096);
             }

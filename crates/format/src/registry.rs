@@ -1,16 +1,14 @@
 //! The registry: which disks a pool caches, and how.
 //!
 //! It makes a pool self-describing: carried to another host, the pool still knows its disks.
-//! A change is a whole new registry, stored twice in turn, so that a crash leaves the old or
-//! the new one, and rot in one area cannot bring back a change that was undone (which would
-//! make void log records count again).
+//! This is the registry as a whole; [`crate::journal`] is one change of it, and
+//! [`crate::places`] where both are stored, and in which order.
 
 use crate::BLOCK_BYTES;
 use crate::disk::{CRITICAL, DISK_ID_MAX, DiskRecord};
 use crate::error::FormatError;
-use crate::layout::{Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
+use crate::layout::REGISTRY_GROWN_BLOCKS_MAX;
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
-use hearth_io::Media;
 use std::collections::HashSet;
 use uuid::Uuid;
 
@@ -18,19 +16,74 @@ use uuid::Uuid;
 pub const REGISTRY_MAGIC: u32 = u32::from_le_bytes(*b"HREG");
 /// Bytes before the first record.
 pub const REGISTRY_HEADER_BYTES: usize = 64;
-/// Most bytes of a registry: one area.
-pub const REGISTRY_BYTES_MAX: usize = REGISTRY_AREA_BLOCKS as usize * BLOCK_BYTES;
-/// Most disks of a pool.
-pub const DISKS_MAX: usize = 4096;
+/// Most bytes of a registry: one area of the largest kind.
+pub const REGISTRY_BYTES_MAX: usize = REGISTRY_GROWN_BLOCKS_MAX as usize * BLOCK_BYTES;
+/// Most disks of a pool: every number a disk can have.
+pub const DISKS_MAX: usize = DISK_ID_MAX as usize;
 /// Most records a registry may carry besides disks.
 pub const OTHER_RECORDS_MAX: usize = 256;
+/// Flag: changes made since are behind it, see [`crate::journal`].
+pub const REGISTRY_FLAG_JOURNAL: u32 = 1;
+/// Flag: there are no disks here, only the place where the registry is.
+pub const REGISTRY_FLAG_MOVED: u32 = 2;
 /// Flag bits this version knows. Any other bit changes what the registry means.
-pub const REGISTRY_FLAGS_KNOWN: u32 = 0;
+pub const REGISTRY_FLAGS_KNOWN: u32 = REGISTRY_FLAG_JOURNAL | REGISTRY_FLAG_MOVED;
 
-const WHAT: &str = "registry";
+pub(crate) const WHAT: &str = "registry";
 const CRC_AT: usize = 4;
 const RECORD_HEADER: usize = 8;
-const RECORD_DISK: u16 = 1;
+pub(crate) const RECORD_DISK: u16 = 1;
+/// Where a header with [`REGISTRY_FLAG_MOVED`] has the place: first block (8), blocks of an area (4).
+const MOVED_AT: usize = 48;
+
+/// What stands at the front of an area.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// A registry.
+    Base {
+        /// As it was when it was stored as a whole.
+        registry: Registry,
+        /// Changes made since are behind it.
+        journal: bool,
+        /// Blocks it takes.
+        blocks: u64,
+    },
+    /// The place where the registry is.
+    Moved(Moved),
+}
+
+/// Where a registry lies that has outgrown its first areas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Of this note, not of the registry.
+    pub generation: u64,
+    /// First block of area A; B is behind it.
+    pub start: u64,
+    /// Blocks of each area.
+    pub blocks: u64,
+}
+
+impl Moved {
+    /// The note's block.
+    pub fn encode(&self, pool: Uuid) -> Vec<u8> {
+        let mut out = vec![0u8; REGISTRY_HEADER_BYTES];
+        put(&mut out, 24, &self.generation.to_le_bytes());
+        put(&mut out, 40, &REGISTRY_FLAG_MOVED.to_le_bytes());
+        put(&mut out, MOVED_AT, &self.start.to_le_bytes());
+        put(&mut out, MOVED_AT + 8, &(self.blocks as u32).to_le_bytes());
+        seal(&mut out, pool);
+        out
+    }
+}
+
+/// What is the same in every front: magic, pool, checksum, whole blocks.
+fn seal(out: &mut Vec<u8>, pool: Uuid) {
+    put(out, 0, &REGISTRY_MAGIC.to_le_bytes());
+    put(out, 8, pool.as_bytes());
+    let crc = crc_with_hole(out, CRC_AT);
+    put(out, CRC_AT, &crc.to_le_bytes());
+    out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
+}
 
 /// The disks of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,14 +123,19 @@ impl Registry {
     /// A number no disk has, from `next_disk_id` on, wrapping past the end; advances
     /// `next_disk_id`, so that a number is reused as late as possible. `None` if all are taken.
     pub fn take_disk_id(&mut self) -> Option<u16> {
-        let taken: HashSet<u16> = self.disks.iter().map(|disk| disk.id).collect();
+        let mut taken = vec![false; usize::from(DISK_ID_MAX) + 1];
+        for disk in &self.disks {
+            if let Some(taken) = taken.get_mut(usize::from(disk.id)) {
+                *taken = true;
+            }
+        }
         let mut id = match self.next_disk_id {
             id @ 1..=DISK_ID_MAX => id,
             _ => 1,
         };
         for _ in 1..=DISK_ID_MAX {
             let next = if id == DISK_ID_MAX { 1 } else { id + 1 };
-            if !taken.contains(&id) {
+            if taken.get(usize::from(id)) == Some(&false) {
                 self.next_disk_id = next;
                 return Some(id);
             }
@@ -91,7 +149,10 @@ impl Registry {
         if self.disks.len() > DISKS_MAX {
             return Err(FormatError::wrong(
                 WHAT,
-                format!("{} disks, at most 4096 are allowed", self.disks.len()),
+                format!(
+                    "{} disks, at most {DISKS_MAX} are allowed",
+                    self.disks.len()
+                ),
             ));
         }
         if self.unknown_records.len() > OTHER_RECORDS_MAX {
@@ -130,9 +191,14 @@ impl Registry {
         Ok(())
     }
 
-    /// The bytes of an area, padded with zeros to whole blocks. Fails if they exceed the area
-    /// (1 MiB: some 4096 disks with short origins) or a record breaks a rule.
+    /// The bytes at the front of an area, padded with zeros to whole blocks, as every version reads
+    /// them. Fails if they exceed the largest area or a record breaks a rule.
     pub fn encode(&self, pool: Uuid) -> Result<Vec<u8>, FormatError> {
+        self.encode_base(pool, false)
+    }
+
+    /// The same; with `journal` as a base behind which changes may stand.
+    pub fn encode_base(&self, pool: Uuid, journal: bool) -> Result<Vec<u8>, FormatError> {
         self.check()?;
         let mut out = vec![0u8; REGISTRY_HEADER_BYTES];
         for disk in &self.disks {
@@ -147,16 +213,10 @@ impl Registry {
         }
         let used = out.len();
         if used > REGISTRY_BYTES_MAX {
-            return Err(FormatError::unfit(
-                WHAT,
-                format!(
-                    "it has {used} bytes, at most {REGISTRY_BYTES_MAX} fit; remove disks or shorten origins"
-                ),
-            ));
+            return Err(too_large(used, REGISTRY_BYTES_MAX));
         }
         let records = self.disks.len() + self.unknown_records.len();
-        put(&mut out, 0, &REGISTRY_MAGIC.to_le_bytes());
-        put(&mut out, 8, pool.as_bytes());
+        let flags = if journal { REGISTRY_FLAG_JOURNAL } else { 0 };
         put(&mut out, 24, &self.generation.to_le_bytes());
         put(
             &mut out,
@@ -164,27 +224,46 @@ impl Registry {
             &((used - REGISTRY_HEADER_BYTES) as u32).to_le_bytes(),
         );
         put(&mut out, 36, &(records as u32).to_le_bytes());
+        put(&mut out, 40, &flags.to_le_bytes());
         put(&mut out, 44, &self.next_disk_id.to_le_bytes());
-        let crc = crc_with_hole(&out, CRC_AT);
-        put(&mut out, CRC_AT, &crc.to_le_bytes());
-        out.resize(used.next_multiple_of(BLOCK_BYTES), 0);
+        seal(&mut out, pool);
         Ok(out)
     }
 
-    /// Reads an area; a registry of another pool counts as absent.
+    /// Reads a registry from the front of an area; one of another pool counts as absent.
     pub fn decode(bytes: &[u8], pool: Uuid) -> Result<Registry, FormatError> {
+        match Front::decode(bytes, pool)? {
+            Front::Base { registry, .. } => Ok(registry),
+            Front::Moved(_) => Err(FormatError::NotFound { what: WHAT }),
+        }
+    }
+}
+
+impl Front {
+    /// Bytes of the front of an area, told from its first block: not trusted yet, only bounded.
+    /// `None` if no registry begins here.
+    pub(crate) fn bytes(first_block: &[u8]) -> Option<usize> {
+        let used = REGISTRY_HEADER_BYTES.saturating_add(u32_at(first_block, 32) as usize);
+        (u32_at(first_block, 0) == REGISTRY_MAGIC && used <= REGISTRY_BYTES_MAX).then_some(used)
+    }
+
+    /// Its generation.
+    pub fn generation(&self) -> u64 {
+        match self {
+            Front::Base { registry, .. } => registry.generation,
+            Front::Moved(moved) => moved.generation,
+        }
+    }
+
+    /// Reads the front of an area; one of another pool counts as absent.
+    pub fn decode(bytes: &[u8], pool: Uuid) -> Result<Front, FormatError> {
         let Some(head) = bytes.first_chunk::<REGISTRY_HEADER_BYTES>() else {
             return Err(FormatError::damaged(WHAT, "fewer than 64 bytes"));
         };
         if u32_at(head, 0) != REGISTRY_MAGIC {
             return Err(FormatError::NotFound { what: WHAT });
         }
-        let body_len = u32_at(head, 32) as usize;
-        let covered = match body_len.checked_add(REGISTRY_HEADER_BYTES) {
-            Some(used) if used <= REGISTRY_BYTES_MAX => bytes.get(..used),
-            _ => None,
-        };
-        let Some(covered) = covered else {
+        let Some(covered) = Front::bytes(head).and_then(|used| bytes.get(..used)) else {
             return Err(FormatError::damaged(
                 WHAT,
                 "it claims to be larger than its area",
@@ -196,14 +275,27 @@ impl Registry {
         if array_at::<16>(head, 8) != *pool.as_bytes() {
             return Err(FormatError::NotFound { what: WHAT });
         }
-        let flags = u32_at(head, 40) & !REGISTRY_FLAGS_KNOWN;
-        if flags != 0 {
+        let flags = u32_at(head, 40);
+        if flags & !REGISTRY_FLAGS_KNOWN != 0 {
             return Err(FormatError::Newer {
                 what: WHAT,
-                feature: format!("registry features {flags:#x}"),
+                feature: format!("registry features {:#x}", flags & !REGISTRY_FLAGS_KNOWN),
             });
         }
         let count = u32_at(head, 36) as usize;
+        if flags & REGISTRY_FLAG_MOVED != 0 {
+            if flags != REGISTRY_FLAG_MOVED || count != 0 || covered.len() > head.len() {
+                return Err(FormatError::damaged(
+                    WHAT,
+                    "it says that it lies elsewhere, and has records",
+                ));
+            }
+            return Ok(Front::Moved(Moved {
+                generation: u64_at(head, 24),
+                start: u64_at(head, MOVED_AT),
+                blocks: u64::from(u32_at(head, MOVED_AT + 8)),
+            }));
+        }
         if count > DISKS_MAX + OTHER_RECORDS_MAX {
             return Err(FormatError::damaged(WHAT, "it claims too many records"));
         }
@@ -234,128 +326,38 @@ impl Registry {
             ));
         }
         registry.check()?;
-        Ok(registry)
-    }
-
-    /// Reads both areas and returns the newest valid registry of `pool`.
-    ///
-    /// A torn or damaged area is passed over if the other is good. An intact one that needs a
-    /// newer version stops everything.
-    pub fn load(
-        media: &mut dyn Media,
-        layout: &Layout,
-        pool: Uuid,
-    ) -> Result<Registry, FormatError> {
-        let mut best: Option<Registry> = None;
-        let mut failure: Option<FormatError> = None;
-        for area in 0..REGISTRY_BLOCKS.len() {
-            match read_area(media, layout, area, pool) {
-                Ok(found) => {
-                    if best
-                        .as_ref()
-                        .is_none_or(|b| found.generation > b.generation)
-                    {
-                        best = Some(found);
-                    }
-                }
-                Err(newer @ FormatError::Newer { .. }) => return Err(newer),
-                Err(other) => {
-                    if failure.as_ref().is_none_or(FormatError::is_absent) {
-                        failure = Some(other);
-                    }
-                }
-            }
-        }
-        best.ok_or_else(|| failure.unwrap_or(FormatError::NotFound { what: WHAT }))
-    }
-
-    /// Stores the next generation in both areas, one after the other, each followed by a flush;
-    /// when it returns `Ok`, both are durable.
-    ///
-    /// Which area goes first alternates with the generation. After a crash between the two, the
-    /// torn area is the first of the next store; and should the area to be written second be
-    /// unreadable, it goes first: the only good copy is never the one at risk.
-    /// On an error the old registry or the new one is found later; `self` is unchanged.
-    pub fn store(
-        &mut self,
-        media: &mut dyn Media,
-        layout: &Layout,
-        pool: Uuid,
-    ) -> Result<(), FormatError> {
-        let Some(generation) = self.generation.checked_add(1) else {
-            return Err(FormatError::unfit(WHAT, "its generation is at its end"));
-        };
-        let next = Registry {
-            generation,
-            ..self.clone()
-        };
-        let bytes = next.encode(pool)?;
-        let mut first = (generation % 2) as usize;
-        if read_area(media, layout, 1 - first, pool).is_err() {
-            first = 1 - first;
-        }
-        for area in [first, 1 - first] {
-            let io = |source| FormatError::Io {
-                doing: "writing the registry",
-                source,
-            };
-            media
-                .write_at(area_offset(layout, area)?, &bytes)
-                .map_err(io)?;
-            media.flush().map_err(io)?;
-        }
-        self.generation = generation;
-        Ok(())
+        Ok(Front::Base {
+            registry,
+            journal: flags & REGISTRY_FLAG_JOURNAL != 0,
+            blocks: covered.len().div_ceil(BLOCK_BYTES) as u64,
+        })
     }
 }
 
-fn area_offset(layout: &Layout, area: usize) -> Result<u64, FormatError> {
-    match REGISTRY_BLOCKS.get(area) {
-        Some(block) if block + REGISTRY_AREA_BLOCKS <= layout.checkpoint_start => {
-            Ok(block * BLOCK_BYTES as u64)
-        }
-        _ => Err(FormatError::damaged(
-            WHAT,
-            "its area overlaps the checkpoint area",
-        )),
-    }
+/// A registry of `used` bytes where at most `max` fit.
+pub(crate) fn too_large(used: usize, max: usize) -> FormatError {
+    FormatError::unfit(
+        WHAT,
+        format!(
+            "it has {used} bytes, and at most {max} fit on a flash device of this size; \
+             remove disks, shorten origins, or make the pool on a larger device"
+        ),
+    )
 }
 
-fn read_area(
-    media: &mut dyn Media,
-    layout: &Layout,
-    area: usize,
-    pool: Uuid,
-) -> Result<Registry, FormatError> {
-    let io = |source| FormatError::Io {
-        doing: "reading the registry",
-        source,
-    };
-    let offset = area_offset(layout, area)?;
-    let mut bytes = vec![0u8; BLOCK_BYTES];
-    media.read_at(offset, &mut bytes).map_err(io)?;
-    // The length is not trusted yet, only bounded; the checksum judges it.
-    let used = REGISTRY_HEADER_BYTES.saturating_add(u32_at(&bytes, 32) as usize);
-    if u32_at(&bytes, 0) == REGISTRY_MAGIC && used > BLOCK_BYTES && used <= REGISTRY_BYTES_MAX {
-        bytes.resize(used.next_multiple_of(BLOCK_BYTES), 0);
-        media.read_at(offset, &mut bytes).map_err(io)?;
-    }
-    Registry::decode(&bytes, pool)
-}
-
-fn begin_record(out: &mut Vec<u8>) -> usize {
+pub(crate) fn begin_record(out: &mut Vec<u8>) -> usize {
     let start = out.len();
     out.extend_from_slice(&[0; RECORD_HEADER]);
     start
 }
 
-fn end_record(out: &mut [u8], start: usize, kind: u16) {
+pub(crate) fn end_record(out: &mut [u8], start: usize, kind: u16) {
     let len = out.len().saturating_sub(start + RECORD_HEADER) as u32;
     put(out, start, &kind.to_le_bytes());
     put(out, start + 4, &len.to_le_bytes());
 }
 
-fn split_record(rest: &[u8]) -> Result<(u16, &[u8], &[u8]), FormatError> {
+pub(crate) fn split_record(rest: &[u8]) -> Result<(u16, &[u8], &[u8]), FormatError> {
     let short = || FormatError::damaged(WHAT, "a record is cut short");
     let (header, rest) = rest
         .split_first_chunk::<RECORD_HEADER>()

@@ -1,107 +1,13 @@
 //! Storing superblock and registry while the device dies at every point, torn in every way,
 //! twice in a row: what was acknowledged is never lost, what is found is never a mixture.
 
+use common::{Flash, TEARS};
 use hearth_format::layout::{REGISTRY_BLOCKS, SUPERBLOCK_BLOCKS};
-use hearth_format::{DiskRecord, FormatError, Layout, PoolState, Registry, Superblock, Uuid};
-use hearth_io::Media;
-use std::io;
+use hearth_format::{
+    DiskRecord, FormatError, Layout, Places, PoolState, Registry, Superblock, Uuid,
+};
 
-/// Bytes that never tear; far less than any real sector, so that small fields tear too.
-const PIECE: usize = 64;
-
-/// A device with a volatile cache that dies after a number of writes and flushes.
-#[derive(Clone)]
-struct Flash {
-    durable: Vec<u8>,
-    cached: Vec<(usize, Vec<u8>)>,
-    /// Writes and flushes until it dies.
-    left: usize,
-    size: u64,
-    unreadable: Option<u64>,
-}
-
-impl Flash {
-    fn new(size: u64) -> Flash {
-        // Only the fixed places are backed by memory: nothing else is touched.
-        Flash {
-            durable: vec![0; 4 << 20],
-            cached: Vec::new(),
-            left: usize::MAX,
-            size,
-            unreadable: None,
-        }
-    }
-
-    fn step(&mut self) -> io::Result<()> {
-        if self.left == 0 {
-            return Err(io::Error::other("the device died"));
-        }
-        self.left -= 1;
-        Ok(())
-    }
-
-    /// Power comes back. Of writes in the cache, the pieces chosen by `keep` are on the
-    /// medium.
-    fn power_cycle(&mut self, keep: impl Fn(usize) -> bool) {
-        for (offset, data) in std::mem::take(&mut self.cached) {
-            for (number, piece) in data.chunks(PIECE).enumerate() {
-                if keep(number) {
-                    self.durable[offset + number * PIECE..][..piece.len()].copy_from_slice(piece);
-                }
-            }
-        }
-        self.left = usize::MAX;
-    }
-}
-
-impl Media for Flash {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096));
-        if self.unreadable == Some(offset) {
-            return Err(io::Error::other("medium error"));
-        }
-        let start = offset as usize;
-        data.copy_from_slice(&self.durable[start..start + data.len()]);
-        for (at, bytes) in &self.cached {
-            if *at == start {
-                let len = bytes.len().min(data.len());
-                data[..len].copy_from_slice(&bytes[..len]);
-            }
-        }
-        Ok(())
-    }
-
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096));
-        // A write the device dies in may still reach the medium in part.
-        let start = offset as usize;
-        self.cached.retain(|(at, _)| *at != start);
-        self.cached.push((start, data.to_vec()));
-        self.step()
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.step()?;
-        for (offset, data) in std::mem::take(&mut self.cached) {
-            self.durable[offset..][..data.len()].copy_from_slice(&data);
-        }
-        Ok(())
-    }
-}
-
-/// Ways of tearing: nothing, everything, a front, a back, every other piece.
-const TEARS: [fn(usize) -> bool; 6] = [
-    |_| false,
-    |_| true,
-    |n| n == 0,
-    |n| n != 0,
-    |n| n < 4,
-    |n| n % 2 == 1,
-];
+mod common;
 
 /// A store is two writes and two flushes; dying after 4 is not dying.
 const STEPS: usize = 4;
@@ -199,14 +105,14 @@ fn one_copy_is_enough_and_none_is_told_apart() {
     let (start, _) = formatted();
     for copy in SUPERBLOCK_BLOCKS {
         let mut flash = start.clone();
-        flash.durable[copy as usize * 4096 + 100] ^= 1;
+        flash.rot(copy * 4096 + 100);
         Superblock::load(&mut flash).unwrap();
         flash.unreadable = Some(copy * 4096);
         Superblock::load(&mut flash).unwrap();
     }
     let mut flash = start.clone();
     for copy in SUPERBLOCK_BLOCKS {
-        flash.durable[copy as usize * 4096 + 100] ^= 1;
+        flash.rot(copy * 4096 + 100);
     }
     assert!(matches!(
         Superblock::load(&mut flash),
@@ -250,8 +156,7 @@ fn a_shorter_device_is_named_with_both_sizes() {
 #[test]
 fn a_shifted_device_is_not_taken_for_the_pool() {
     let (flash, _) = formatted();
-    let mut shifted = Flash::new(63 << 20);
-    shifted.durable = flash.durable[1 << 20..].to_vec();
+    let mut shifted = flash.shifted(1 << 20);
     let error = Superblock::load(&mut shifted).unwrap_err();
     assert!(
         error.to_string().contains("start at another place"),
@@ -264,13 +169,15 @@ fn a_newer_copy_stops_an_older_version() {
     let (mut flash, superblock) = formatted();
     let mut newer = superblock.clone();
     (newer.copy, newer.incompat) = (1, 1);
-    let at = SUPERBLOCK_BLOCKS[1] as usize * 4096;
-    flash.durable[at..at + 4096].copy_from_slice(newer.encode().as_slice());
+    flash.put(SUPERBLOCK_BLOCKS[1] * 4096, newer.encode().as_slice());
     assert!(matches!(
         Superblock::load(&mut flash),
         Err(FormatError::Newer { .. })
     ));
 }
+
+/// Storing a registry that was just read begins with a flush of what was found.
+const REGISTRY_STEPS: usize = STEPS + 1;
 
 /// A registry of several blocks, recognisable by its only disk's size.
 fn registry(generation: u64, mark: u64) -> Registry {
@@ -295,8 +202,16 @@ fn mark(registry: &Registry) -> u64 {
 
 fn with_registry() -> Flash {
     let (mut flash, _) = formatted();
-    registry(0, 0).store(&mut flash, &layout(), POOL).unwrap();
+    let mut places = Places::new(&layout()).unwrap();
+    let old = Registry::default();
+    places
+        .store(&mut flash, &layout(), POOL, &old, &mut registry(0, 0))
+        .unwrap();
     flash
+}
+
+fn load(flash: &mut Flash, pool: Uuid) -> Result<Registry, FormatError> {
+    Places::load(flash, &layout(), pool).map(|(registry, _)| registry)
 }
 
 fn registry_round(
@@ -306,15 +221,17 @@ fn registry_round(
     steps: usize,
     tear: fn(usize) -> bool,
 ) -> u64 {
-    let found = Registry::load(flash, &layout(), POOL).unwrap();
+    let (found, mut places) = Places::load(flash, &layout(), POOL).unwrap();
     assert_eq!(mark(&found), old);
-    let mut changed = registry(found.generation, next);
+    let mut changed = registry(0, next);
     flash.left = steps;
-    let stored = changed.store(flash, &layout(), POOL).is_ok();
-    assert_eq!(stored, steps >= STEPS);
-    assert_eq!(changed.generation, found.generation + u64::from(stored));
+    let stored = places
+        .store(flash, &layout(), POOL, &found, &mut changed)
+        .is_ok();
+    assert_eq!(stored, steps >= REGISTRY_STEPS);
+    assert_eq!(changed.generation, found.generation + 1);
     flash.power_cycle(tear);
-    let found = mark(&Registry::load(flash, &layout(), POOL).unwrap());
+    let found = mark(&load(flash, POOL).unwrap());
     assert!(
         found == next || (!stored && found == old),
         "found {found} after {old} and {next}"
@@ -325,14 +242,14 @@ fn registry_round(
 #[test]
 fn registries_survive_two_crashes_in_a_row() {
     let start = with_registry();
-    for first in 0..=STEPS {
+    for first in 0..=REGISTRY_STEPS {
         for tear_first in TEARS {
-            for second in 0..=STEPS {
+            for second in 0..=REGISTRY_STEPS {
                 for tear_second in TEARS {
                     let mut flash = start.clone();
                     let found = registry_round(&mut flash, 0, 1, first, tear_first);
                     let found = registry_round(&mut flash, found, 2, second, tear_second);
-                    registry_round(&mut flash, found, 3, STEPS, |_| true);
+                    registry_round(&mut flash, found, 3, REGISTRY_STEPS, |_| true);
                 }
             }
         }
@@ -345,13 +262,13 @@ fn rot_in_one_area_never_brings_back_an_older_registry() {
         for generation in 0..2 {
             let mut flash = with_registry();
             for next in 1..=generation + 1 {
-                registry_round(&mut flash, next - 1, next, STEPS, |_| true);
+                registry_round(&mut flash, next - 1, next, REGISTRY_STEPS, |_| true);
             }
-            flash.durable[area as usize * 4096 + 5000] ^= 1;
-            let found = mark(&Registry::load(&mut flash, &layout(), POOL).unwrap());
+            flash.rot(area * 4096 + 5000);
+            let found = mark(&load(&mut flash, POOL).unwrap());
             assert_eq!(found, generation + 1);
             // The only good area is not the one at risk in the next store.
-            for steps in 0..=STEPS {
+            for steps in 0..=REGISTRY_STEPS {
                 for tear in TEARS {
                     registry_round(&mut flash.clone(), found, 9, steps, tear);
                 }
@@ -363,21 +280,17 @@ fn rot_in_one_area_never_brings_back_an_older_registry() {
 #[test]
 fn missing_damaged_and_newer_registries() {
     let (mut flash, _) = formatted();
-    assert!(
-        Registry::load(&mut flash, &layout(), POOL)
-            .unwrap_err()
-            .is_absent()
-    );
+    assert!(load(&mut flash, POOL).unwrap_err().is_absent());
 
     let mut flash = with_registry();
     assert!(
-        Registry::load(&mut flash, &layout(), Uuid::from_u128(5))
+        load(&mut flash, Uuid::from_u128(5))
             .unwrap_err()
             .is_absent()
     );
     for area in REGISTRY_BLOCKS {
-        flash.durable[area as usize * 4096 + 200] ^= 1;
+        flash.rot(area * 4096 + 200);
     }
-    let error = Registry::load(&mut flash, &layout(), POOL).unwrap_err();
+    let error = load(&mut flash, POOL).unwrap_err();
     assert!(matches!(error, FormatError::Damaged { .. }), "{error}");
 }

@@ -5,6 +5,8 @@
 //! written would not be read. Raise a version or add a feature flag instead of the constant.
 
 use hearth_format::disk::OriginIdentity;
+use hearth_format::journal::{Change, JournalEntry};
+use hearth_format::registry::{Front, Moved};
 use hearth_format::{
     BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, PoolState, Registry,
     Section, SummaryHeader, Superblock, Uuid, pool_tag,
@@ -250,6 +252,78 @@ fn terms_of_a_disk() {
     );
     let back = Registry::decode(&bytes, pool()).unwrap();
     assert_eq!(back.disks, [disk]);
+}
+
+const JOURNAL_ENTRY: &[&str] = &[
+    "4852474a1dd53e31101112131415161706000000000000000700000000000000",
+    "8a00000001000500000000000000000000000000000000000000000000000000",
+    "0200000002000000030001000000780000000100020004000200010061030002",
+    "002f610400080000000000000000000500010001060004000000000007000800",
+    "0000000000000000080008000000000000000000090008000000000000000000",
+    "0a000100000b00080000000000000000000c0010000000000000000000000000",
+    "00000000000e0001",
+];
+const MOVED: &[&str] = &[
+    "485245479233f45a101112131415161718191a1b1c1d1e1f0900000000000000",
+    "0000000000000000020000000000000088130000000000002c01",
+];
+const BASE: &[&str] = &[
+    "485245471af42627101112131415161718191a1b1c1d1e1f0600000000000000",
+    "8000000001000000010000000500000000000000000000000000000000000000",
+    "01000000780000000100020004000200010061030002002f6104000800000000",
+    "0000000000050001000106000400000000000700080000000000000000000800",
+    "080000000000000000000900080000000000000000000a000100000b00080000",
+    "000000000000000c001000000000000000000000000000000000000e0001",
+];
+
+/// A disk with nothing set.
+fn plain_disk() -> DiskRecord {
+    DiskRecord {
+        id: 4,
+        name: "a".to_owned(),
+        origin: "/a".to_owned(),
+        ..DiskRecord::default()
+    }
+}
+
+#[test]
+fn journal_entry() {
+    let entry = JournalEntry {
+        base: 6,
+        generation: 7,
+        next_disk_id: 5,
+        changes: vec![Change::Remove(3), Change::Put(plain_disk())],
+    };
+    let bytes = block(JOURNAL_ENTRY);
+    assert_eq!(entry.encode(pool()).unwrap().unwrap(), bytes);
+    assert_eq!(JournalEntry::decode(&bytes, pool()).unwrap(), entry);
+}
+
+#[test]
+fn a_base_with_a_journal_and_the_note_of_a_move() {
+    let registry = Registry {
+        generation: 6,
+        next_disk_id: 5,
+        disks: vec![plain_disk()],
+        unknown_records: Vec::new(),
+    };
+    assert_eq!(registry.encode_base(pool(), true).unwrap(), block(BASE));
+    let front = Front::Base {
+        registry,
+        journal: true,
+        blocks: 1,
+    };
+    assert_eq!(Front::decode(&block(BASE), pool()).unwrap(), front);
+    let moved = Moved {
+        generation: 9,
+        start: 5000,
+        blocks: 300,
+    };
+    assert_eq!(moved.encode(pool()), block(MOVED));
+    assert_eq!(
+        Front::decode(&block(MOVED), pool()).unwrap(),
+        Front::Moved(moved)
+    );
 }
 
 const CHECKPOINT: &[&str] = &[

@@ -327,7 +327,6 @@ fn registries_that_break_rules_cannot_be_written() {
         unknown: vec![(77, vec![0; 65536])],
         ..disk(1, "a")
     }]);
-    fails((1..=4097).map(|id| disk(id, &format!("d{id}"))).collect());
     registry(vec![disk(1, &"x".repeat(64)), disk(2, "A.b_c-9")])
         .encode(Uuid::nil())
         .unwrap();
@@ -335,13 +334,17 @@ fn registries_that_break_rules_cannot_be_written() {
 
 #[test]
 fn the_most_disks_fit_and_more_than_an_area_is_named() {
-    let most: Vec<_> = (1..=4096).map(|id| disk(id, &format!("d{id}"))).collect();
-    registry(most).encode(Uuid::nil()).unwrap();
+    let most: Vec<_> = (1..=DISK_ID_MAX)
+        .map(|id| disk(id, &format!("d{id}")))
+        .collect();
+    let most = registry(most);
+    let bytes = most.encode(Uuid::nil()).unwrap();
+    assert_eq!(Registry::decode(&bytes, Uuid::nil()).unwrap(), most);
     let long = |id| DiskRecord {
         origin: "x".repeat(4096),
         ..disk(id, &format!("d{id}"))
     };
-    let error = registry((1..=300).map(long).collect())
+    let error = registry((1..=4200).map(long).collect())
         .encode(Uuid::nil())
         .unwrap_err();
     assert!(error.to_string().contains("shorten origins"), "{error}");
@@ -392,7 +395,7 @@ fn registries_with_impossible_contents() {
         );
     }
     let newer: [Change; 4] = [
-        &|b| b[40] = 1,
+        &|b| b[40] = 4,
         &|b| b[64 + 1] = 0x80,
         &|b| b[mode + 4] = 5,
         &|b| b[FIRST_FIELD + 1] = 0x80,

@@ -43,6 +43,14 @@ pub enum CheckpointError {
     /// A structure did not fit.
     #[error("cannot write the checkpoint: {0}")]
     Format(#[from] FormatError),
+    /// It has more in it than there is room for: very many runs of zeros.
+    #[error("a checkpoint of {needed} bytes does not fit into {room}")]
+    TooLarge {
+        /// Bytes of it.
+        needed: u64,
+        /// Bytes there are for it.
+        room: u64,
+    },
 }
 
 impl Core {
@@ -84,6 +92,13 @@ impl Core {
             (kind, len, Some(part))
         }));
         parts.push((STATE, state.len(), None));
+        let room = self.layout.checkpoint_room();
+        // What lies behind is another's, so whether it fits is known before anything is written.
+        let blocks = parts.iter().map(|(_, len, _)| *len as u64);
+        let needed = BLOCK + blocks.map(|len| len.next_multiple_of(BLOCK)).sum::<u64>();
+        if needed > room {
+            return Err(CheckpointError::TooLarge { needed, room });
+        }
         let mut block = vec![0u8; CHUNK];
         for (kind, len, part) in parts {
             let mut crc = Crc32c::default();
@@ -114,7 +129,7 @@ impl Core {
             tail_seq: self.log.tail_seq(),
             sections,
         };
-        let block = header.encode(self.layout.checkpoint_bytes())?;
+        let block = header.encode(room)?;
         media.write_at(area, &block[..])?;
         media.flush()?;
         Ok(at)
