@@ -239,11 +239,15 @@ impl Clients {
                 }
             }
             if others.len() >= limit {
+                // Who the others are is nothing for anybody who can reach the port.
+                let used = match caller.address {
+                    PeerAddress::Unix { .. } => names(others.iter().map(|c| c.name())),
+                    _ => "others".to_owned(),
+                };
                 return Err(format!(
-                    "disk {} takes {limit} client{} at a time, and is used by {}; stop that one, or change it with `hearth disk set {} --clients`",
+                    "disk {} takes {limit} client{} at a time, and is used by {used}; stop that one, or change it with `hearth disk set {} --clients`",
                     self.disk,
                     if limit == 1 { "" } else { "s" },
-                    names(others.iter().map(|c| c.name())),
                     self.disk
                 ));
             }
@@ -529,6 +533,17 @@ mod tests {
             .map(|_| clients.admit(&host(1), ClientKind::Nbd).unwrap())
             .collect();
         let refused = clients.admit(&host(2), ClientKind::Nbd).err().unwrap();
+        // Strangers learn nothing of each other; who may use the socket may know.
+        assert!(
+            refused.contains("used by others") && !refused.contains("10.0.0.1"),
+            "{refused}"
+        );
+        let local = Caller::new(PeerAddress::Unix {
+            pid: std::process::id() as i32,
+            uid: 0,
+            gid: 0,
+        });
+        let refused = clients.admit(&local, ClientKind::Nbd).err().unwrap();
         assert!(refused.contains("10.0.0.1"), "{refused}");
         let named = Caller {
             name: Some("other".to_owned()),

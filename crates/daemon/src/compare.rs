@@ -5,7 +5,7 @@
 //!   it is mounted, and the blocks used most.
 //! - Where only the origin's time of change is another (chmod, chown, a move), a *wide sample*: also
 //!   the blocks cached last, which an older copy put back in place would not have, and some from all
-//!   over the disk. If enough of them fit, the origin is taken for unchanged.
+//!   over the disk. If all of the former and enough in all fit, the origin is taken for unchanged.
 //! - Where the user says that what waits on flash is right, *all*: only then the clean cache may stay.
 
 use std::time::{Duration, Instant};
@@ -23,13 +23,15 @@ const EDGES_MAX: usize = 512;
 const HOTTEST_MAX: usize = 64;
 /// Time for comparing blocks besides the edges: a start must not wait long for a slow origin.
 const SAMPLE_TIME: Duration = Duration::from_millis(40);
-/// The same where the answer spares the user a question, or the disk its cache.
+/// The same where the answer spares the user a question, or the disk its cache: for the blocks that
+/// were cached last, which a hard disk has to look for one by one, and for all others.
+const RECENT_TIME: Duration = Duration::from_secs(5);
 const WIDE_TIME: Duration = Duration::from_secs(2);
 /// Blocks of a wide sample that were cached last, and from all over the flash.
 const RECENT_MAX: usize = 512;
 const SPREAD_MAX: usize = 512;
 /// Blocks that must have been compared for a wide sample to mean something.
-pub const WIDE_MIN: usize = 16;
+const WIDE_MIN: usize = 16;
 /// Longest comparison of all clean blocks; a hard disk reads some 3 GB meanwhile.
 const ALL_TIME: Duration = Duration::from_secs(20);
 /// Most clean blocks that are compared: 4 GiB, 16 MiB of RAM for the list.
@@ -48,6 +50,13 @@ pub struct Compared {
     pub complete: bool,
 }
 
+impl Compared {
+    /// A wide sample was wide enough to take the origin for unchanged.
+    pub fn is_enough(&self) -> bool {
+        self.differs.is_none() && self.complete && self.equal >= WIDE_MIN
+    }
+}
+
 /// The sample of every attach; the offset of the first block that differs. An origin that cannot be
 /// read is not different: it fails later, visibly.
 pub fn sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u64> {
@@ -59,16 +68,37 @@ pub fn sample(engine: &Engine, id: DiskId, device: &Device) -> Option<u64> {
     })
 }
 
-/// A wide sample.
+/// A wide sample; complete if nothing was left out of the blocks cached last.
 pub fn wide(engine: &Engine, id: DiskId, device: &Device) -> Compared {
-    let end = Instant::now() + WIDE_TIME;
+    let (recent, mut others) = engine.sample_widely(id, RECENT_MAX, SPREAD_MAX);
     let (edges, hottest) = edges_and_hottest(engine, id, device);
-    let mut all = engine.sample_widely(id, RECENT_MAX, SPREAD_MAX);
-    all.extend(hottest);
-    all.extend(&edges);
-    all.sort_unstable();
-    all.dedup();
-    compare(device, &all, Some(end))
+    others.extend(hottest);
+    others.extend(&edges);
+    others.sort_unstable();
+    others.dedup();
+    others.retain(|block| recent.binary_search(block).is_err());
+    compare_widely(device, &recent, &others, RECENT_TIME, WIDE_TIME)
+}
+
+/// The blocks cached last come first: an older copy of the origin has all others, so that no number of
+/// those says anything.
+fn compare_widely(
+    device: &Device,
+    recent: &[(u64, u32)],
+    others: &[(u64, u32)],
+    recent_time: Duration,
+    others_time: Duration,
+) -> Compared {
+    let first = compare(device, recent, Some(Instant::now() + recent_time));
+    if first.differs.is_some() || !first.complete {
+        return first;
+    }
+    let then = compare(device, others, Some(Instant::now() + others_time));
+    Compared {
+        equal: first.equal + then.equal,
+        differs: then.differs,
+        complete: true,
+    }
 }
 
 /// All clean blocks.
@@ -199,5 +229,31 @@ mod tests {
         let compared = compare(&device, &beyond, None);
         assert_eq!((compared.equal, compared.differs), (1, None));
         assert!(!compared.complete);
+    }
+
+    /// An older copy put back has all but what was cached last, wherever on the disk that is.
+    #[test]
+    fn what_was_cached_last_is_compared_first_and_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o");
+        std::fs::write(&path, vec![7; 64 * BLOCK as usize]).unwrap();
+        let device = OriginSpec::file(&path).open(OpenMode::default()).unwrap();
+        let good = crc32c(&[7; BLOCK as usize]);
+        let others: Vec<(u64, u32)> = (0..32).map(|block| (block, good)).collect();
+        let recent: Vec<(u64, u32)> = (40..64).map(|block| (block, good)).collect();
+        let (time, none) = (Duration::from_secs(60), Duration::ZERO);
+        let wide = |recent: &[_], recent_time, others_time| {
+            compare_widely(&device, recent, &others, recent_time, others_time)
+        };
+        let all = wide(&recent, time, time);
+        assert_eq!((all.equal, all.is_enough()), (56, true));
+        // Of the others there need not be time for all, of these there must.
+        assert!(wide(&recent, time, none).is_enough());
+        assert!(!wide(&recent, none, time).is_enough());
+        let mut old = recent.clone();
+        old[23].1 ^= 1;
+        assert_eq!(wide(&old, time, none).differs, Some(63 * BLOCK));
+        let few = wide(&recent[..2], time, none);
+        assert!(few.complete && !few.is_enough());
     }
 }

@@ -939,4 +939,24 @@ mod tests {
         stranger.discard(0, 1 << 20).unwrap();
         assert_eq!(stranger.extents(4096, 8192).unwrap(), all);
     }
+
+    #[test]
+    fn udev_that_looks_at_a_disk_is_waited_for() {
+        use std::os::unix::process::CommandExt;
+        let (dir, file) = temp(BLOCK);
+        drop(file);
+        let path = dir.path().join("f");
+        let held = File::open(&path).unwrap();
+        assert!(crate::lock::take_whole(&held, Use::Read).unwrap());
+        // It has the lock for longer than anybody else would be waited for, and shorter than udev is.
+        let mut udev = std::process::Command::new("sleep")
+            .arg0("(udev-worker)")
+            .arg("1")
+            .stdin(held)
+            .spawn()
+            .unwrap();
+        let opened = BlockFile::open(&path, OpenMode::default());
+        udev.wait().unwrap();
+        opened.unwrap();
+    }
 }

@@ -68,11 +68,13 @@ impl User {
         }
     }
 
-    /// False if it may be gone in a moment: nobody that can be seen, or a process that is ending. Its
-    /// memory goes first, its files last, and memory takes a while.
+    /// False if it may be gone in a moment: nobody that can be seen, a process that is ending (its
+    /// memory goes first, its files last, and memory takes a while), or udev, which locks a disk
+    /// for as long as it looks at it, each time somebody who has written to it closes it.
     pub(crate) fn stays(&self) -> bool {
         match self {
             User::Unknown => false,
+            User::Process { command, .. } if command.contains("udev") => false,
             // Without memory there are no arguments.
             User::Process { pid, .. } => {
                 list(&Path::new("/proc").join(pid.to_string()).join("cmdline"))
@@ -312,6 +314,11 @@ mod tests {
             command: String::new(),
         };
         assert!(user(std::process::id()).stays());
+        let udev = User::Process {
+            pid: std::process::id(),
+            command: "(udev-worker)".to_owned(),
+        };
+        assert!(!udev.stays());
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()

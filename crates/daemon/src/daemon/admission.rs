@@ -9,10 +9,10 @@
 //! the pool exported. When somebody takes it over, or the storage shuts us out, the disk is fenced
 //! ([`super::fence`]).
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::mpsc::sync_channel;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearth_engine::api::DiskId;
 use hearth_format::DiskRecord;
@@ -30,6 +30,10 @@ pub(super) const FIRST_RULES: u8 = 1;
 
 /// Longest wait until a removed disk's origin is given up: storage may hang.
 const GIVE_UP_TIME: Duration = Duration::from_secs(5);
+/// The same for all origins of a pool that is exported.
+const GIVE_UP_ALL_TIME: Duration = Duration::from_secs(30);
+/// Origins given up side by side.
+const GIVE_UP_THREADS: usize = 16;
 
 /// Seconds since 1970.
 pub(super) fn now_s() -> u64 {
@@ -66,6 +70,54 @@ pub(super) struct Owners {
     host: String,
     instance: String,
     claims: Mutex<BTreeMap<DiskId, Claim>>,
+    leaving: Arc<Leaving>,
+    /// How long an origin is waited for that is being given up.
+    patience: Duration,
+}
+
+/// The origins that are being given up. That may still go on when their disk is gone, and would take
+/// the record of one that is added again at once.
+#[derive(Default)]
+struct Leaving {
+    origins: Mutex<Vec<String>>,
+    fewer: Condvar,
+}
+
+impl Leaving {
+    fn begin(self: &Arc<Leaving>, spec: &OriginSpec) -> Leave {
+        let origin = spec.to_string();
+        lock(&self.origins).push(origin.clone());
+        Leave {
+            leaving: self.clone(),
+            origin,
+        }
+    }
+
+    /// Waits until an origin is not being given up any more; false if that takes too long.
+    fn wait(&self, spec: &OriginSpec, time: Duration) -> bool {
+        let origin = spec.to_string();
+        let all = lock(&self.origins);
+        let waited = self
+            .fewer
+            .wait_timeout_while(all, time, |all| all.contains(&origin));
+        waited.is_ok_and(|(_, result)| !result.timed_out())
+    }
+}
+
+/// An origin that is being given up, until dropped.
+struct Leave {
+    leaving: Arc<Leaving>,
+    origin: String,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        let mut all = lock(&self.leaving.origins);
+        if let Some(at) = all.iter().position(|origin| *origin == self.origin) {
+            all.swap_remove(at);
+        }
+        self.leaving.fewer.notify_all();
+    }
 }
 
 impl Owners {
@@ -75,6 +127,8 @@ impl Owners {
             host,
             instance: uuid::Uuid::new_v4().to_string(),
             claims: Mutex::default(),
+            leaving: Arc::default(),
+            patience: GIVE_UP_TIME,
         }
     }
 
@@ -97,6 +151,12 @@ impl Owners {
     ) -> std::result::Result<Ownership, ClaimError> {
         if record.read_only {
             return Ok(Ownership::default());
+        }
+        if !self.leaving.wait(spec, self.patience) {
+            return Err(ClaimError::Unavailable {
+                origin: spec.to_string(),
+                why: "it is still being given up by a disk that was removed, and its storage does not answer".to_owned(),
+            });
         }
         match owner::claim(spec, &self.me(&record.name), take) {
             Ok(claim) => Ok(Ownership {
@@ -138,20 +198,12 @@ impl Owners {
     /// Gives up the origin of a disk that was removed, and waits for that, within bounds: who is told
     /// that the disk is gone may add it elsewhere.
     pub(super) fn give_up(&self, record: &DiskRecord) {
-        let claim = lock(&self.claims).remove(&record.id);
-        let me = self.me(&record.name);
-        if record.read_only {
-            return;
-        }
-        let Ok(spec) = crate::origin::parse(&record.origin) else {
+        let Some(work) = self.parting(record) else {
             return;
         };
         let (told, done) = sync_channel::<()>(1);
         let work = move || {
-            match claim {
-                Some(claim) => claim.release(),
-                None => owner::forget(&spec, &me),
-            }
+            work();
             drop(told);
         };
         let thread = std::thread::Builder::new().name("hearth-owner".to_owned());
@@ -162,12 +214,69 @@ impl Owners {
         let _ = done.recv_timeout(GIVE_UP_TIME);
     }
 
+    /// What gives up a disk's origin, also one that is not open.
+    fn parting(&self, record: &DiskRecord) -> Option<Parting> {
+        let claim = lock(&self.claims).remove(&record.id);
+        if record.read_only {
+            return None;
+        }
+        let spec = crate::origin::parse(&record.origin).ok()?;
+        let me = self.me(&record.name);
+        let leave = self.leaving.begin(&spec);
+        Some(Box::new(move || {
+            match claim {
+                Some(claim) => claim.release(),
+                None => owner::forget(&spec, &me),
+            }
+            drop(leave);
+        }))
+    }
+
     /// Gives all up: the pool is exported, and nothing of them is on its flash.
-    pub(super) fn give_up_all(&self) {
-        for claim in std::mem::take(&mut *lock(&self.claims)).into_values() {
-            claim.release();
+    pub(super) fn give_up_all(&self, records: &[DiskRecord]) {
+        let work = records
+            .iter()
+            .filter_map(|record| Some((record.name.clone(), self.parting(record)?)));
+        let left = side_by_side(work.collect(), GIVE_UP_ALL_TIME);
+        if !left.is_empty() {
+            let names: Vec<String> = left.into_iter().collect();
+            tracing::warn!(
+                disks = %names.join(", "),
+                "the storage of these disks does not answer, so that it may still say that they are this pool's; another pool then takes them only with --takeover"
+            );
         }
     }
+}
+
+type Parting = Box<dyn FnOnce() + Send>;
+
+/// Does all that, several at a time; the names of those that are not done in time.
+fn side_by_side(work: VecDeque<(String, Parting)>, time: Duration) -> BTreeSet<String> {
+    let end = Instant::now() + time;
+    let mut left: BTreeSet<String> = work.iter().map(|(name, _)| name.clone()).collect();
+    let threads = GIVE_UP_THREADS.min(left.len());
+    let work = Arc::new(Mutex::new(work));
+    let (told, done) = channel();
+    for _ in 0..threads {
+        let (work, told) = (work.clone(), told.clone());
+        let next = move || lock(&work).pop_front();
+        let run = move || {
+            while let Some((name, part)) = next() {
+                part();
+                // Nobody listens any more if it came too late.
+                let _ = told.send(name);
+            }
+        };
+        let thread = std::thread::Builder::new().name("hearth-owner".to_owned());
+        if let Err(e) = thread.spawn(run) {
+            tracing::error!("cannot start a thread: {e}; fewer origins are given up at a time");
+        }
+    }
+    drop(told);
+    while let Ok(name) = done.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        left.remove(&name);
+    }
+    left
 }
 
 /// Why an origin is not ours, in the words of the control plane.
@@ -249,5 +358,38 @@ mod tests {
         let mut local = DiskRecord::default();
         assert!(grandfather(&mut local, &Ownership::default()).is_empty());
         assert_eq!((local.rules, local.sole_user), (RULES, false));
+    }
+
+    #[test]
+    fn one_that_hangs_keeps_no_other_from_being_given_up() {
+        let (hang, hanging) = sync_channel::<()>(0);
+        let quick = |name: &str| -> (String, Parting) { (name.to_owned(), Box::new(|| ())) };
+        let slow: Parting = Box::new(move || drop(hanging.recv()));
+        let mut work: VecDeque<(String, Parting)> = VecDeque::new();
+        work.push_back(("slow".to_owned(), slow));
+        work.extend((0..40).map(|n| quick(&n.to_string())));
+        let left = side_by_side(work, Duration::from_secs(2));
+        assert_eq!(left.into_iter().collect::<Vec<_>>(), ["slow"]);
+        drop(hang);
+        assert!(side_by_side(VecDeque::from([quick("a")]), Duration::from_secs(60)).is_empty());
+    }
+
+    #[test]
+    fn what_is_being_given_up_is_not_claimed() {
+        let mut owners = Owners::new("pool".to_owned(), "host".to_owned());
+        owners.patience = Duration::ZERO;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let record = DiskRecord {
+            origin: path.display().to_string(),
+            ..DiskRecord::default()
+        };
+        let spec = crate::origin::parse(&record.origin).unwrap();
+        let part = owners.parting(&record).unwrap();
+        let claimed = owners.claim(&spec, &record, Take::Free);
+        assert!(matches!(claimed, Err(ClaimError::Unavailable { .. })));
+        part();
+        owners.claim(&spec, &record, Take::Free).unwrap();
     }
 }

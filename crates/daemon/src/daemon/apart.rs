@@ -64,9 +64,9 @@ fn is_flash(origin: &str, flash: &Path) -> Error {
 }
 
 impl Daemon {
-    /// Refuses a new disk's origin that holds the same data as the flash or another disk's. Looks at
-    /// all of them, which may hang with the mount one of them is on.
-    pub(super) fn check_apart(&self, text: &str, spec: &OriginSpec) -> Result<()> {
+    /// Refuses a new disk's origin that holds the same data as the flash or another disk's. Looks at the
+    /// new one, and within bounds at those of which nothing is known yet.
+    pub(super) fn check_apart(self: &Arc<Daemon>, text: &str, spec: &OriginSpec) -> Result<()> {
         let Some(own) = place(spec) else {
             return Ok(());
         };
@@ -85,8 +85,12 @@ impl Daemon {
             }
             return Err(is_flash(text, flash.path()));
         }
+        let mut places = lock(&self.places).clone();
+        let unknown = disks.iter().filter(|disk| !places.contains_key(&disk.id));
+        let unknown: Vec<&DiskRecord> = unknown.collect();
+        places.extend(self.places_of(&unknown));
         for other in &disks {
-            match place_of(&other.origin) {
+            match places.get(&other.id) {
                 Some(place) if place.is_same(&own) => {
                     return Err(is_taken(&other.origin, &other.name));
                 }
@@ -119,11 +123,46 @@ impl Daemon {
         };
     }
 
+    /// What the origins of disks lie on, as far as they answer within bounds. Those that are being
+    /// looked for already are left out: another question to a mount that hangs would hang as well.
+    fn places_of(self: &Arc<Daemon>, records: &[&DiskRecord]) -> Vec<(DiskId, Beneath)> {
+        let end = Instant::now() + SURVEY_TIME;
+        let mut found = Vec::new();
+        for group in records.chunks(attach::ATTACH_THREADS) {
+            let (told, answers) = std::sync::mpsc::channel();
+            for record in group {
+                let Some(look) = self.begin_look(record.id) else {
+                    continue;
+                };
+                let (told, id, text) = (told.clone(), record.id, record.origin.clone());
+                attach::aside(move || {
+                    let place = place_of(&text);
+                    drop(look);
+                    // Nobody listens any more if it came too late.
+                    let _ = told.send(place.map(|place| (id, place)));
+                });
+            }
+            drop(told);
+            // Ends when all of the group have answered, or late.
+            while let Ok(place) =
+                answers.recv_timeout(end.saturating_duration_since(Instant::now()))
+            {
+                found.extend(place);
+            }
+        }
+        found
+    }
+
     /// Refuses to attach a disk while one on the same data is served, or comes before it. Looks at
     /// the disk's own origin only.
     pub(super) fn check_place(&self, record: &DiskRecord) -> Result<()> {
-        let own = place_of(&record.origin);
-        self.note_place(record.id, own.clone());
+        self.note_place(record.id, place_of(&record.origin));
+        self.check_rivals(record)
+    }
+
+    /// The same by what is remembered: waits for nobody.
+    pub(super) fn check_rivals(&self, record: &DiskRecord) -> Result<()> {
+        let own = lock(&self.places).get(&record.id).cloned();
         let Some(own) = own else { return Ok(()) };
         let served: Vec<DiskId> = lock(&self.disks)
             .values()
@@ -170,5 +209,32 @@ impl Daemon {
             // Ends when all of the group have dropped their end, or late.
             let _ = done.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{StopReason, testing};
+    use super::*;
+
+    /// Another disk's origin may be on a mount that hangs.
+    #[test]
+    fn a_new_disk_is_compared_with_what_is_remembered_of_others() {
+        let (dir, daemon) = testing::with_disk("a");
+        let check = |text: &str| daemon.check_apart(text, &origin::parse(text).unwrap());
+        let own = lock(&daemon.pool).registry().disks[0].clone();
+        let other = testing::disk(dir.path(), "b").origin;
+        check(&own.origin).unwrap_err();
+        check(&other).unwrap();
+        daemon.note_place(own.id, place_of(&other));
+        check(&other).unwrap_err();
+        check(&own.origin).unwrap();
+        // Of nothing remembered it is looked for, but not where somebody waits for it already.
+        daemon.note_place(own.id, None);
+        check(&own.origin).unwrap_err();
+        let look = daemon.begin_look(own.id).unwrap();
+        check(&own.origin).unwrap();
+        drop(look);
+        daemon.shut_down(StopReason::Signal).unwrap();
     }
 }

@@ -56,6 +56,8 @@ struct Looks {
     differs: Option<String>,
     /// Why it is taken for unchanged although something about it is not as it was.
     notice: Option<String>,
+    /// What is said of the bytes of a disk that is older than the rules.
+    old: Option<String>,
     /// Every clean cached block equals it.
     clean_fits: bool,
 }
@@ -135,7 +137,7 @@ impl Drop for Mark {
 
 /// Says that a disk's origin is being looked for, until dropped. Nobody waits for that: a disk whose
 /// origin hangs before it was found can still be changed and removed.
-struct Looking {
+pub(super) struct Looking {
     daemon: Arc<Daemon>,
     id: DiskId,
 }
@@ -284,15 +286,21 @@ impl Daemon {
         let patience = lock(&self.patience).get(&id).copied();
         if patience.is_some_and(|(next, _)| Instant::now() < next)
             || lock(&self.attaching).contains(&id)
-            || !lock(&self.looking).insert(id)
         {
             return;
         }
-        let look = Looking {
-            daemon: self.clone(),
-            id,
+        let Some(look) = self.begin_look(id) else {
+            return;
         };
         aside(move || look.daemon.retry(&name, id, shrunk));
+    }
+
+    /// Marks a disk whose origin is about to be looked for; `None` if that goes on already.
+    pub(super) fn begin_look(self: &Arc<Daemon>, id: DiskId) -> Option<Looking> {
+        lock(&self.looking).insert(id).then(|| Looking {
+            daemon: self.clone(),
+            id,
+        })
     }
 
     /// Looks whether origins shrink while attached, until the daemon stops. On a thread of its
@@ -386,7 +394,10 @@ impl Daemon {
         };
         let clean_fits = opened.as_ref().is_ok_and(|o| o.looks.clean_fits);
         let judged = match &opened {
-            Ok(opened) => self.judge(opened, record, trust),
+            // Others may have been served since it was looked at.
+            Ok(opened) => self
+                .check_rivals(&record)
+                .and_then(|()| self.judge(opened, record, trust)),
             Err(e) => Err(e.clone()),
         };
         let (served, rest) = match (judged, opened) {
@@ -474,6 +485,9 @@ impl Daemon {
         } else {
             Looks::default()
         };
+        if record.rules == 0 {
+            looks.old = origin::plain_notice(&spec);
+        }
         if looks.differs.is_some() && trust == Some(Trust::Flash) {
             let all = compare::all(&self.engine, record.id, &device);
             looks.clean_fits = all.complete && all.differs.is_none();
@@ -525,6 +539,7 @@ impl Daemon {
         }
         let mut notices = Vec::new();
         if record.rules == 0 {
+            notices.extend(looks.old.clone());
             notices.extend(self.admit_old(&mut record, chain.clone()));
         }
         notices.extend(admission::grandfather(&mut record, ownership));
@@ -634,11 +649,13 @@ impl Daemon {
         if let Some(offset) = wide.differs {
             return Looks::differing(Some(content(offset)));
         }
-        if wide.equal < compare::WIDE_MIN {
-            return Looks::differing(Some(format!(
-                "{}, but too little of it is cached to compare its content",
-                difference.said
-            )));
+        if !wide.is_enough() {
+            let why = if wide.complete {
+                "but too little of it is cached to compare its content"
+            } else {
+                "and not all of what was cached last could be compared with it in time"
+            };
+            return Looks::differing(Some(format!("{}, {why}", difference.said)));
         }
         Looks {
             notice: Some(format!(
@@ -793,5 +810,73 @@ fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
     // somebody else's, and asks or drops what is clean. Nothing is lost.
     if let Err(e) = noted {
         tracing::error!("cannot note on flash that an origin is being written: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{StopReason, testing};
+    use super::*;
+
+    /// A disk on a new file, in the registry, not attached.
+    fn known(daemon: &Daemon, dir: &std::path::Path, id: DiskId, name: &str) -> DiskRecord {
+        let record = DiskRecord {
+            id,
+            name: name.to_owned(),
+            origin: testing::disk(dir, name).origin,
+            size: 16 << 20,
+            ..DiskRecord::default()
+        };
+        let add = |registry: &mut Registry| {
+            registry.disks.push(record.clone());
+            Ok(())
+        };
+        lock(&daemon.pool).change(add).unwrap();
+        record
+    }
+
+    fn attach(daemon: &Arc<Daemon>, record: DiskRecord, opened: Opened) -> Option<Error> {
+        let name = record.name.clone();
+        let (slot, rest) = daemon.attach_slot(record, None, Ok(opened));
+        drop(rest);
+        let error = match &slot.phase {
+            Phase::Waiting(e) | Phase::Refused(e) => Some(e.clone()),
+            _ => None,
+        };
+        lock(&daemon.disks).insert(name, slot);
+        error
+    }
+
+    /// While other operations wait nobody may look at an origin: it may hang.
+    #[test]
+    fn what_an_old_disk_is_told_was_seen_before() {
+        let (dir, daemon) = testing::daemon();
+        let record = known(&daemon, dir.path(), 7, "old");
+        let mut image = vec![0; record.size as usize];
+        image[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        std::fs::write(&record.origin, &image).unwrap();
+        let opened = daemon.look(&record, Take::Free, None).unwrap();
+        image[..8].fill(0);
+        std::fs::write(&record.origin, &image).unwrap();
+        assert_eq!(attach(&daemon, record, opened), None);
+        let told = daemon.with_slot("old", |slot| Ok(slot.notices.concat()));
+        assert!(told.unwrap().contains("raw bytes are served"));
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    /// Each was looked at before the other was served.
+    #[test]
+    fn two_disks_on_the_same_data_do_not_slip_past_each_other() {
+        let (dir, daemon) = testing::daemon();
+        let a = known(&daemon, dir.path(), 7, "a");
+        let b = known(&daemon, dir.path(), 8, "b");
+        let see = |record| daemon.look(record, Take::Free, None).unwrap();
+        let (opened_a, opened_b) = (see(&a), see(&b));
+        let place = lock(&daemon.places).get(&b.id).cloned();
+        daemon.note_place(a.id, place);
+        assert_eq!(attach(&daemon, a, opened_a), None);
+        let refused = attach(&daemon, b, opened_b).unwrap();
+        assert!(refused.what.contains("holds the same data"), "{refused}");
+        daemon.shut_down(StopReason::Signal).unwrap();
     }
 }

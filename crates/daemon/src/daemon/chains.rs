@@ -276,7 +276,6 @@ impl Daemon {
     pub(super) fn admit_old(&self, record: &mut DiskRecord, chain: Vec<String>) -> Vec<String> {
         let mut notices = Vec::new();
         if let Ok(spec) = origin::parse(&record.origin) {
-            notices.extend(origin::plain_notice(&spec));
             if !chain.is_empty() {
                 let files = chain.join(", ");
                 notices.push(format!(

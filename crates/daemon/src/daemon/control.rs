@@ -189,9 +189,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Refuses an origin that is the flash, another disk's, or one of our own exports. Looks for
-    /// files under another name as well, which may hang with the mount one of them is on.
-    fn check_unused(&self, text: &str, spec: &OriginSpec) -> Result<()> {
+    /// Refuses an origin that is the flash, another disk's, or one of our own exports, also under
+    /// another name.
+    fn check_unused(self: &Arc<Daemon>, text: &str, spec: &OriginSpec) -> Result<()> {
         // It would be cached twice, and at a stop its server would be gone before its last writes.
         let ours = self.images.parent().map(nbd_socket);
         if let (Some(ours), Some(socket)) = (ours, hearth_origin::socket(spec))

@@ -157,7 +157,9 @@ impl Daemon {
         };
         self.close_origins();
         if reason == StopReason::Export && outcome.is_ok() {
-            self.owners.give_up_all();
+            let records = lock(&self.pool).registry().disks.clone();
+            Notify::from_env().stop_goes_on();
+            self.owners.give_up_all(&records);
         }
         outcome
     }

@@ -5,6 +5,8 @@
 //! writes ([`Engine::sample_clean`]), those cached last tell of an older copy put back, and only all
 //! of them prove that nothing differs.
 
+use std::collections::BTreeMap;
+
 use crate::Engine;
 use crate::api::DiskId;
 
@@ -12,11 +14,15 @@ use crate::api::DiskId;
 const LOOK_MAX: u32 = 1 << 16;
 
 impl Engine {
-    /// Clean cached blocks of a disk in the order of the disk: `recent` of those that were put on flash
-    /// last, and `spread` from all over the flash.
-    pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> Vec<(u64, u32)> {
+    /// Clean cached blocks of a disk, each list in the order of the disk: `recent` of those that were
+    /// put on flash last, and `spread` others from all over the flash.
+    pub fn sample_widely(
+        &self,
+        id: DiskId,
+        recent: usize,
+        spread: usize,
+    ) -> (Vec<(u64, u32)>, Vec<(u64, u32)>) {
         let core = self.core();
-        let mut sample = std::collections::BTreeMap::new();
         let clean = |slot: u32| {
             let info = core.index.slot(slot)?;
             let mine = info.key.disk() == id && !info.dirty;
@@ -34,7 +40,8 @@ impl Engine {
             .take(recent.div_ceil(blocks.max(1) as usize) * 16 + 1);
         let latest =
             segments.flat_map(|first| (first..first.saturating_add(blocks).min(slots)).rev());
-        sample.extend(latest.filter_map(clean).take(recent));
+        let latest: BTreeMap<u64, u32> = latest.filter_map(clean).take(recent).collect();
+        let mut others = BTreeMap::new();
         let step = (slots / (spread.max(1) as u32).saturating_mul(16)).max(1);
         let mut left = spread;
         // Slots of one step's first round may be other disks': further rounds begin a little later.
@@ -44,13 +51,14 @@ impl Engine {
                     break;
                 }
                 if let Some((block, crc)) = clean(slot)
-                    && sample.insert(block, crc).is_none()
+                    && !latest.contains_key(&block)
+                    && others.insert(block, crc).is_none()
                 {
                     left -= 1;
                 }
             }
         }
-        sample.into_iter().collect()
+        (latest.into_iter().collect(), others.into_iter().collect())
     }
 
     /// All clean cached blocks of a disk in the order of the disk; `None` if they are more than `most`.
