@@ -364,7 +364,9 @@ mod tests {
     fn one_that_hangs_keeps_no_other_from_being_given_up() {
         let (hang, hanging) = sync_channel::<()>(0);
         let quick = |name: &str| -> (String, Parting) { (name.to_owned(), Box::new(|| ())) };
-        let slow: Parting = Box::new(move || drop(hanging.recv()));
+        let slow: Parting = Box::new(move || {
+            let _ = hanging.recv();
+        });
         let mut work: VecDeque<(String, Parting)> = VecDeque::new();
         work.push_back(("slow".to_owned(), slow));
         work.extend((0..40).map(|n| quick(&n.to_string())));

@@ -10,18 +10,16 @@ use std::collections::BTreeMap;
 use crate::Engine;
 use crate::api::DiskId;
 
+/// Clean blocks by number in the order of the disk, with their checksums.
+type Sample = Vec<(u64, u32)>;
+
 /// Slots looked at under one lock: the engine serves others meanwhile.
 const LOOK_MAX: u32 = 1 << 16;
 
 impl Engine {
     /// Clean cached blocks of a disk, each list in the order of the disk: `recent` of those that were
     /// put on flash last, and `spread` others from all over the flash.
-    pub fn sample_widely(
-        &self,
-        id: DiskId,
-        recent: usize,
-        spread: usize,
-    ) -> (Vec<(u64, u32)>, Vec<(u64, u32)>) {
+    pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> (Sample, Sample) {
         let core = self.core();
         let clean = |slot: u32| {
             let info = core.index.slot(slot)?;
