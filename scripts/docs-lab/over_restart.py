@@ -23,6 +23,8 @@ READER = bytes.fromhex(
 )
 # Reads after which a guest counts as going on: more than any look QEMU takes at a disk it opens anew.
 MANY = 500
+# A guest that is paused by errors is resumed so often.
+RESUMES = 3
 
 
 def waited(what, limit=BOOT_LIMIT):
@@ -47,6 +49,14 @@ def answered():
         return 0
 
 
+def responds():
+    try:
+        reads()
+        return True
+    except (Failed, ValueError):
+        return False
+
+
 def goes_on():
     first = answered()
     # A daemon counts from where its predecessor's note ended, or anew: only growth says something.
@@ -58,12 +68,16 @@ def after(command, pauses):
     """Hearth ends and comes back, and the guest goes on."""
     old = pid()
     subprocess.run(command, check=True)
-    if not waited(lambda: pid() not in ("0", old) and answered() is not None):
+    if not waited(lambda: pid() not in ("0", old) and responds()):
         raise Failed("Hearth did not come back")
     if pauses:
-        # Paused at the first error, or not at all if nothing was asked meanwhile.
+        # Paused at the first error. What it asks first after that only makes QEMU connect again, and
+        # may fail once more.
         waited(lambda: virsh("domstate", "docs-lab").strip() == "paused", 10)
-        virsh("resume", "docs-lab", check=False)
+        for _ in range(RESUMES):
+            virsh("resume", "docs-lab", check=False)
+            if not waited(lambda: virsh("domstate", "docs-lab").strip() == "paused", 3):
+                break
     goes_on()
 
 
