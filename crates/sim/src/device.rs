@@ -93,6 +93,18 @@ struct InFlight {
     op: IoOp,
     mark: u64,
     sum: u32,
+    looks: Look,
+}
+
+/// When a read in flight takes its data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Some time before it ends.
+    Between,
+    /// When it ends.
+    AtEnd,
+    /// It has.
+    Done,
 }
 
 /// How an operation ended, besides its result.
@@ -301,14 +313,23 @@ impl SimDevice {
             };
         let hang = self.rng.chance(u64::from(self.faults.hang), 10_000);
         let slow = self.rng.chance(u64::from(self.faults.slow), 10_000);
+        let looks = match self.rng.below(3) {
+            0 => Look::Between,
+            _ => Look::AtEnd,
+        };
+        let at_once = op.kind == OpKind::Read && self.rng.chance(1, 4);
         self.in_flight.insert(
             token,
             InFlight {
                 op,
                 mark: token,
                 sum,
+                looks,
             },
         );
+        if at_once {
+            self.look_now(token);
+        }
         let time = if slow { base * 1000 } else { base };
         (token, (!hang).then_some(time))
     }
@@ -338,9 +359,36 @@ impl SimDevice {
         }
     }
 
+    /// A read in flight takes its data now: what is written until it ends, it does not see.
+    fn look_now(&mut self, token: u64) {
+        let Some(mut read) = self.in_flight.remove(&token) else {
+            return;
+        };
+        if !self.dead && read.op.offset + read.op.len <= self.size {
+            self.read_into(&mut read.op);
+            read.looks = Look::Done;
+        }
+        self.in_flight.insert(token, read);
+    }
+
     /// Ends an operation: applies its effect, or the failure the seed chose.
     pub fn complete(&mut self, token: u64, latency_ns: u64) -> Option<Finished> {
-        let InFlight { mut op, mark, sum } = self.in_flight.remove(&token)?;
+        let InFlight {
+            mut op,
+            mark,
+            sum,
+            looks,
+        } = self.in_flight.remove(&token)?;
+        let reads = self.in_flight.iter();
+        let between: Vec<u64> = reads
+            .filter(|(_, f)| f.op.kind == OpKind::Read && f.looks == Look::Between)
+            .map(|(token, _)| *token)
+            .collect();
+        for token in between {
+            if self.rng.chance(1, 3) {
+                self.look_now(token);
+            }
+        }
         self.seq += 1;
         let number = self.ops;
         self.ops += 1;
@@ -377,7 +425,9 @@ impl SimDevice {
         } else if range.end > self.size {
             Err(IoError::UnexpectedEof)
         } else {
-            self.apply(&mut op, mark);
+            if op.kind != OpKind::Read || looks != Look::Done {
+                self.apply(&mut op, mark);
+            }
             Ok(())
         };
         if op.kind == OpKind::Write && result.is_err() {

@@ -6,6 +6,7 @@
 //! what the oracle says.
 
 use crate::device::Faults;
+use crate::model::End;
 use crate::subject::Known;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
@@ -347,7 +348,11 @@ impl World<'_> {
         self.forget_in_flight();
         self.lose(flash, origins);
         // A power cut of one side only leaves the other's contents volatile.
-        self.model.crash(flash && origins);
+        self.model.crash(match (flash, origins) {
+            (true, true) => End::Power,
+            (false, false) => End::Process,
+            _ => End::SomePower,
+        });
     }
 
     fn lose(&mut self, flash: bool, origins: bool) {
@@ -394,7 +399,7 @@ impl World<'_> {
             self.crash();
         }
         self.forget_in_flight();
-        self.model.crash(false);
+        self.model.crash(End::Process);
         match result {
             Err(e) if !tripped => Err(format!("close failed: {e}")),
             _ => Ok(()),

@@ -96,6 +96,17 @@ impl Default for Model {
     }
 }
 
+/// How a process ends, to its guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself or by kill -9: the devices keep all they were given.
+    Process,
+    /// Some devices lose power with it, so that what was not flushed may be there or not, and may go later.
+    SomePower,
+    /// All devices lose power with it.
+    Power,
+}
+
 /// What a read that ended showed to be wrong, in words.
 pub type Verdict = Result<(), String>;
 
@@ -493,9 +504,9 @@ impl Model {
         }
     }
 
-    /// The process dies, and with `power` every volatile content of the devices with it.
-    /// All requests in flight are given up.
-    pub fn crash(&mut self, power: bool) {
+    /// The process ends; all requests in flight are given up.
+    pub fn crash(&mut self, end: End) {
+        let power = end == End::Power;
         let now = self.tick();
         self.reads.clear();
         // First what is certain: durable writes exclude what they replaced.
@@ -516,7 +527,9 @@ impl Model {
                 write.completed = now;
                 self.unsettled.push(id as WriteId);
             }
-            if !write.durable {
+            // No device lost anything: what was acknowledged is there. A later power cut may take it.
+            let kept = end == End::Process && write.state == State::Acked;
+            if !write.durable && !kept {
                 write.state = State::Maybe;
                 // What survived a power cut is stored; after a mere kill it may still be volatile.
                 write.durable = power;
@@ -636,14 +649,14 @@ mod tests {
         let mark = m.begin_flush();
         let b = write(&mut m, false);
         m.end_flush(1, mark);
-        m.crash(true);
+        m.crash(End::Power);
         for ok in [a, b] {
             let mut fork = model();
             let (fa, _) = (write(&mut fork, false), ());
             let mark = fork.begin_flush();
             write(&mut fork, false);
             fork.end_flush(1, mark);
-            fork.crash(true);
+            fork.crash(End::Power);
             assert_eq!(fa, a);
             assert!(read(&mut fork, 0).is_err(), "flushed");
             assert!(read(&mut fork, ok).is_ok());
@@ -651,7 +664,7 @@ mod tests {
                 read(&mut fork, if ok == a { b } else { a }).is_err(),
                 "pinned"
             );
-            fork.crash(true);
+            fork.crash(End::Power);
             assert!(
                 read(&mut fork, if ok == a { b } else { a }).is_err(),
                 "pinned through a second crash"
@@ -665,7 +678,7 @@ mod tests {
         let mut m = model();
         write(&mut m, false);
         let b = write(&mut m, true);
-        m.crash(true);
+        m.crash(End::Power);
         assert!(read(&mut m, 0).is_err());
         assert!(read(&mut m, 1).is_err());
         assert!(read(&mut m, b).is_ok());
@@ -687,7 +700,7 @@ mod tests {
     fn a_torn_block_is_not_whole() {
         let mut m = model();
         let a = m.begin_write(1, 0, 8, false, false);
-        m.crash(true);
+        m.crash(End::Power);
         let mark = m.begin_read();
         let torn = block([a, a, a, 0, 0, 0, 0, 0], 0);
         assert!(
@@ -704,7 +717,7 @@ mod tests {
         m.end_write(a, true);
         let b = m.begin_write(1, 4, 2, false, false);
         m.end_write(b, true);
-        m.crash(true);
+        m.crash(End::Power);
         let mark = m.begin_read();
         assert!(
             m.end_read(1, mark, 0, &block([0, 0, 0, 0, b, b, 0, 0], 0))
@@ -722,17 +735,23 @@ mod tests {
     fn a_killed_process_loses_no_promise_but_may_lose_the_unflushed_at_the_next_power_cut() {
         let mut m = model();
         let a = write(&mut m, false);
-        m.crash(false);
+        m.crash(End::Process);
+        assert!(read(&mut m, 0).is_err(), "no device lost it");
         assert!(read(&mut m, a).is_ok());
-        m.crash(true);
+        m.crash(End::SomePower);
+        assert!(read(&mut m, 0).is_ok(), "it was still volatile");
+        let mut m = model();
+        write(&mut m, false);
+        m.crash(End::Process);
+        m.crash(End::Power);
         assert!(read(&mut m, 0).is_ok(), "it was still volatile");
         let mut m = model();
         let a = write(&mut m, false);
-        m.crash(false);
+        m.crash(End::Process);
         assert!(read(&mut m, a).is_ok());
         let mark = m.begin_flush();
         m.end_flush(1, mark);
-        m.crash(true);
+        m.crash(End::Power);
         assert!(read(&mut m, 0).is_err(), "flushed after the kill");
         assert!(read(&mut m, a).is_ok());
     }
