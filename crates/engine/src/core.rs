@@ -8,7 +8,7 @@ use crate::api::{Completion, DiskId, Effects, REQUEST_MAX, ReqError, ReqOp, Requ
 use crate::cache::ahead::Ahead;
 use crate::cache::index::{Index, Key, SlotNo};
 use crate::cache::stage::Stage;
-use crate::disk::Disk;
+use crate::disk::{Disk, REGION_BLOCKS_MIN};
 use crate::faults::Faults;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, FlashFault, Noted};
@@ -46,6 +46,8 @@ pub struct EngineOptions {
     pub trim: bool,
     /// An intent region nobody has written for this long is closed.
     pub intent_idle_ns: u64,
+    /// Blocks of an intent region at least, a power of two; 16 MiB in production.
+    pub intent_region_blocks: u64,
     /// Reuse a damaged log as far as it can be read.
     pub accept_damage: bool,
     /// Up to so many blocks of flash a start keeps what it reads of the log in RAM (24 bytes a block)
@@ -79,6 +81,7 @@ impl Default for EngineOptions {
             destage_bytes_per_s: 0,
             trim: true,
             intent_idle_ns: 2_000_000_000,
+            intent_region_blocks: REGION_BLOCKS_MIN,
             accept_damage: false,
             recovery_keep_blocks: 16 << 20,
             zero_runs_max: u64::MAX,

@@ -187,6 +187,8 @@ pub(crate) struct Disk {
     pub intents: BTreeMap<u32, Intent>,
     /// Blocks per intent region, a power of two.
     pub region_blocks: u64,
+    /// The least that may be.
+    region_blocks_min: u64,
     pub sync: OriginSync,
     pub destage: Destage,
     /// Requests that wait until their range is clean.
@@ -216,7 +218,7 @@ pub(crate) struct Disk {
 
 /// Smallest intent region: 16 MiB. A region costs one flash flush when it is first written and,
 /// after a crash, its clean blocks; regions of this size settle both to nothing that shows.
-const REGION_BLOCKS_MIN: u64 = 4096;
+pub(crate) const REGION_BLOCKS_MIN: u64 = 4096;
 /// Most regions of a disk, bounding memory and records.
 const REGIONS_MAX: u64 = 4096;
 
@@ -256,7 +258,7 @@ impl Disk {
         self.refusals.remove(&block);
     }
 
-    pub fn new(cfg: DiskConfig) -> Disk {
+    pub fn new(cfg: DiskConfig, region_blocks_min: u64) -> Disk {
         let mut disk = Disk {
             blocks: 0,
             attached: true,
@@ -276,7 +278,8 @@ impl Disk {
             evicted_seq: 0,
             zero_seg_seq: None,
             intents: BTreeMap::new(),
-            region_blocks: REGION_BLOCKS_MIN,
+            region_blocks: region_blocks_min,
+            region_blocks_min,
             sync: OriginSync::default(),
             destage: Destage::default(),
             clean_waiters: Vec::new(),
@@ -308,7 +311,7 @@ impl Disk {
         self.blocks = size.div_ceil(4096);
         self.region_blocks = (self.blocks / REGIONS_MAX)
             .next_power_of_two()
-            .max(REGION_BLOCKS_MIN);
+            .max(self.region_blocks_min);
     }
 
     /// Bytes of `count` blocks from `block` that lie inside the disk.

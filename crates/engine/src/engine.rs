@@ -243,7 +243,7 @@ impl Engine {
                 seq_cutoff: 0,
                 read_only: true,
             };
-            let mut disk = Disk::new(cfg);
+            let mut disk = Disk::new(cfg, core.opts.intent_region_blocks);
             disk.attached = false;
             place(&mut core, disk);
         }
@@ -371,7 +371,10 @@ impl Engine {
                 core.drop_padding(id, cfg.size);
                 core.drop_beyond(id, cfg.size.div_ceil(BLOCK));
             }
-            None => place(&mut core, Disk::new(cfg.clone())),
+            None => {
+                let disk = Disk::new(cfg.clone(), core.opts.intent_region_blocks);
+                place(&mut core, disk);
+            }
         }
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         resize(d, cfg.size);

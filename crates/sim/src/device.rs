@@ -514,6 +514,11 @@ impl SimDevice {
         }
     }
 
+    /// Stores everything that completed, as a flush by somebody else than the engine.
+    pub fn flush_now(&mut self) {
+        self.make_durable(self.seq + 1);
+    }
+
     /// Everything that completed before `mark` is stored.
     pub(crate) fn make_durable(&mut self, mark: u64) {
         let cells = &mut self.cells;

@@ -10,7 +10,7 @@ use crate::model::End;
 use crate::subject::Known;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
-use hearth_engine::api::{Mode, ReqOp};
+use hearth_engine::api::{Mode, OriginState, ReqOp};
 
 /// Steps of one life; a world that needs more is stuck in a loop.
 const LIFE_STEPS_MAX: u64 = 60_000;
@@ -285,6 +285,23 @@ impl World<'_> {
         self.handle_effects()
     }
 
+    /// Puts a disk into service, as the daemon does, which flushes its origin first, or as who cannot.
+    fn attach(&mut self, index: usize) -> Outcome {
+        let disk = &mut self.disks[index];
+        let origin = if self.rng.chance(2, 3) {
+            disk.origin.flush_now();
+            OriginState::Flushed
+        } else {
+            OriginState::Unknown
+        };
+        let config = disk.config.clone();
+        trace!(
+            self,
+            "disk {} is attached, its origin {origin:?}", config.id
+        );
+        self.subject()?.attach(config, origin)
+    }
+
     /// Removes a disk and creates another with the same id, once its requests have ended.
     fn replace(&mut self, index: usize) -> Outcome {
         if self.open_requests_of(index) > 0 {
@@ -330,7 +347,7 @@ impl World<'_> {
                 self.pump()?;
             }
         }
-        self.subject()?.attach(self.disks[index].config.clone())
+        self.attach(index)
     }
 
     /// The process dies; mostly the power fails with it.
@@ -427,9 +444,7 @@ impl World<'_> {
             }
             self.subject = Some(opened.map_err(|e| format!("open failed: {e}"))?);
             for index in 0..self.disks.len() {
-                let config = self.disks[index].config.clone();
-                self.subject()?
-                    .attach(config)
+                self.attach(index)
                     .map_err(|e| format!("attach failed: {e}"))?;
             }
             return Ok(());

@@ -82,6 +82,8 @@ impl Real {
             },
             faults: self.faults,
             zero_runs_max: *rng.pick(&[u64::MAX, 12, 2]),
+            // Mostly several to a disk, and requests that cross from one to the next.
+            intent_region_blocks: *rng.pick(&[64, 64, 16, 4096]),
             ..EngineOptions::default()
         }
     }
@@ -139,10 +141,8 @@ fn retry<T>(result: Result<T, ControlError>) -> Result<Option<T>, String> {
 }
 
 impl Subject for RealSubject {
-    fn attach(&self, config: DiskConfig) -> Result<(), String> {
-        self.engine
-            .attach(config, OriginState::Unknown)
-            .map_err(text)
+    fn attach(&self, config: DiskConfig, origin: OriginState) -> Result<(), String> {
+        self.engine.attach(config, origin).map_err(text)
     }
     fn detach(&self, id: DiskId) -> Result<bool, String> {
         retry(self.engine.detach(id)).map(|done| done.is_some())

@@ -3,7 +3,7 @@
 //! The world talks to a [`Subject`]: the real engine, or a toy that breaks one rule on purpose
 //! and so proves that the simulator notices.
 
-use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, Request};
+use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, Request};
 use hearth_io::{IoDone, Media};
 
 /// A disk the registry knows, and since when: records of the same id from before are another's.
@@ -38,7 +38,7 @@ pub struct Unsaved {
 /// Something that behaves like the engine: see `hearth_engine` for what the calls mean.
 pub trait Subject {
     /// Puts a disk into service.
-    fn attach(&self, config: DiskConfig) -> Result<(), String>;
+    fn attach(&self, config: DiskConfig, origin: OriginState) -> Result<(), String>;
     /// Takes a disk out of service. Called with no request of it in flight. False: busy, try again.
     fn detach(&self, id: DiskId) -> Result<bool, String>;
     /// Drops everything cached of a detached disk and returns the new [`Known::since_seq`] for

@@ -5,7 +5,9 @@
 
 use crate::runner::{first_failure, run_many, run_seed};
 use crate::subject::{Known, Maker, Shape, Subject};
-use hearth_engine::api::{Completion, DiskConfig, DiskId, Effects, Mode, ReqError, ReqOp, Request};
+use hearth_engine::api::{
+    Completion, DiskConfig, DiskId, Effects, Mode, OriginState, ReqError, ReqOp, Request,
+};
 use hearth_io::{Class, IoDone, IoOp, Media, OpKind, Target};
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -172,7 +174,7 @@ fn finish(effects: &mut Effects, request: Request, result: Result<(), ReqError>)
 }
 
 impl Subject for Toy {
-    fn attach(&self, config: DiskConfig) -> Result<(), String> {
+    fn attach(&self, config: DiskConfig, _: OriginState) -> Result<(), String> {
         self.state.borrow_mut().disks.insert(config.id, config);
         Ok(())
     }

@@ -31,6 +31,9 @@ const FIXED_BYTES: u64 = 6 << 20;
 const TICKS_WITHOUT_TIME: u32 = 2000;
 /// Times a sound device must have refused a block alone before the engine may call it lost.
 const SOUND_REFUSALS: u32 = 4;
+/// What flushes take besides what any operation does, where the profile does not say: as an SSD with a
+/// safe cache, one without, and one that is busy with itself; and hard disks.
+const FLUSH_NS: [u64; 5] = [0, 0, 2_000_000, 2_000_000, 40_000_000];
 /// Up to here an origin's first content is stamped, also where it has not grown to yet.
 const ORIGIN_GROWS_TO: u64 = 1 << 40;
 /// Lines of the trace that are kept.
@@ -163,7 +166,10 @@ impl<'a> World<'a> {
             Tear::Anywhere,
             rng.fork(),
         );
-        flash.flush_ns = profile.flash_flush_ns;
+        flash.flush_ns = match profile.flash_flush_ns {
+            0 => *rng.pick(&FLUSH_NS),
+            slow => slow,
+        };
         let depth = *rng.pick(&[1, 2, 4, 8, DEPTH_MAX]);
         let mut world = World {
             maker,
@@ -231,7 +237,7 @@ impl<'a> World<'a> {
             Tear::Block
         };
         let align = u64::from(config.origin_align);
-        let origin = SimDevice::new(
+        let mut origin = SimDevice::new(
             Target::Origin(id),
             config.size,
             align,
@@ -239,6 +245,7 @@ impl<'a> World<'a> {
             tear,
             self.rng.fork(),
         );
+        origin.flush_ns = *self.rng.pick(&FLUSH_NS);
         self.model
             .add_disk(uid, base, config.size, tear == Tear::Block);
         trace!(self, "disk {id} is #{uid}: {config:?}");
