@@ -48,6 +48,12 @@ fn overlay(hearth: &Hearth, name: &str, base: &str) -> Result<PathBuf> {
     Ok(top)
 }
 
+/// Has an overlay name another base, without a look at either.
+fn rebase(hearth: &Hearth, top: &Path, base: &str) -> Result<()> {
+    let how = ["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", base];
+    img(hearth, &[&how[..], &[path(top)]].concat())
+}
+
 /// Named without its format an image is refused, with both ways to mean it; a guest that writes
 /// such a header into its own disk is not locked out by it.
 #[test]
@@ -231,21 +237,7 @@ fn a_chain_is_shown_and_must_stay() -> Result<()> {
     let before = std::fs::read(&base)?;
     ensure!(hearth.connect("d")?.read(0, 65536)? == before[..65536]);
     hearth.stop()?;
-    let rebase = |base: &str| {
-        let args = [
-            "rebase",
-            "-u",
-            "-f",
-            "qcow2",
-            "-F",
-            "raw",
-            "-b",
-            base,
-            path(&middle),
-        ];
-        img(&hearth, &args)
-    };
-    rebase("other.raw")?;
+    rebase(&hearth, &middle, "other.raw")?;
     hearth.start()?;
     let info = show(&hearth, "d")?;
     ensure!(info["state"] == "refused", "{info}");
@@ -256,32 +248,10 @@ fn a_chain_is_shown_and_must_stay() -> Result<()> {
             && reason.contains("--allow-backing"),
         "{info}"
     );
-    let args = [
-        "rebase",
-        "-u",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        "base.raw",
-        path(&middle),
-    ];
-    img(&hearth, &args)?;
+    rebase(&hearth, &middle, "base.raw")?;
     until_attached(&hearth, "d")?;
     hearth.stop()?;
-    let args = [
-        "rebase",
-        "-u",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        "other.raw",
-        path(&middle),
-    ];
-    img(&hearth, &args)?;
+    rebase(&hearth, &middle, "other.raw")?;
     hearth.start()?;
     hearth.ok(&["disk", "set", "d", "--allow-backing"])?;
     until_attached(&hearth, "d")?;

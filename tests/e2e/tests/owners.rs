@@ -63,6 +63,38 @@ impl Drop for View {
     }
 }
 
+/// Two daemons and a directory with a file that both see, each in its own way.
+struct Hosts {
+    shared: PathBuf,
+    here: View,
+    there: View,
+    one: Hearth,
+    two: Hearth,
+}
+
+impl Hosts {
+    /// `None`, with a word, where nothing can be mounted.
+    fn start(test: &str) -> Result<Option<Hosts>> {
+        let (one, two) = (Hearth::serving("160M")?, Hearth::serving("160M")?);
+        let shared = one.dir().join("shared");
+        std::fs::create_dir(&shared)?;
+        hearth_rig::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
+        let (Some(here), Some(there)) = (
+            View::of(test, &shared, &one.dir().join("v"))?,
+            View::of(test, &shared, &two.dir().join("v"))?,
+        ) else {
+            return Ok(None);
+        };
+        Ok(Some(Hosts {
+            shared,
+            here,
+            there,
+            one,
+            two,
+        }))
+    }
+}
+
 fn state(hearth: &Hearth, name: &str) -> Result<String> {
     let info: serde_json::Value =
         serde_json::from_str(&hearth.ok(&["disk", "show", name, "--json"])?)?;
@@ -79,16 +111,14 @@ fn is_fenced(hearth: &Hearth) -> Result<()> {
 /// The second host is refused, told whose the file is, and gets it when the first has let go.
 #[test]
 fn a_file_on_shared_storage_has_one_owner() -> Result<()> {
-    let test = "owners: a shared file";
-    let mut one = Hearth::serving("160M")?;
-    let two = Hearth::serving("160M")?;
-    let shared = one.dir().join("shared");
-    std::fs::create_dir(&shared)?;
-    hearth_rig::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
-    let (Some(here), Some(there)) = (
-        View::of(test, &shared, &one.dir().join("v"))?,
-        View::of(test, &shared, &two.dir().join("v"))?,
-    ) else {
+    let Some(Hosts {
+        mut one,
+        two,
+        shared,
+        here,
+        there,
+    }) = Hosts::start("owners: a shared file")?
+    else {
         return Ok(());
     };
     let (mine, theirs) = (here.dir.join("d.raw"), there.dir.join("d.raw"));
@@ -136,16 +166,14 @@ fn a_file_on_shared_storage_has_one_owner() -> Result<()> {
 /// notices, stops, and stays stopped over restarts until the user has decided.
 #[test]
 fn a_takeover_waits_for_signs_of_life() -> Result<()> {
-    let test = "owners: takeover";
-    let mut one = Hearth::serving("160M")?;
-    let two = Hearth::serving("160M")?;
-    let shared = one.dir().join("shared");
-    std::fs::create_dir(&shared)?;
-    hearth_rig::daemon::write_random(&shared.join("d.raw"), 4 * MIB, 1)?;
-    let (Some(here), Some(there)) = (
-        View::of(test, &shared, &one.dir().join("v"))?,
-        View::of(test, &shared, &two.dir().join("v"))?,
-    ) else {
+    let Some(Hosts {
+        mut one,
+        two,
+        here,
+        there,
+        ..
+    }) = Hosts::start("owners: takeover")?
+    else {
         return Ok(());
     };
     one.add("d", path(&here.dir.join("d.raw")), &[])?;
