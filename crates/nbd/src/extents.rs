@@ -1,8 +1,8 @@
 //! Block status: an export's ranges as the extents of one reply chunk.
 
-use crate::export::{Export, Status};
 use crate::handshake::CONTEXT_ID;
 use crate::wire::{STATE_HOLE, STATE_ZERO, Style};
+use hearth_volume::{Status, Volume};
 
 /// Extents in one reply. The protocol allows 2^20; this many fit in 64 KiB, and a client
 /// asks again from where the answer ends.
@@ -13,7 +13,7 @@ pub(crate) const REPLY_MAX: usize = 8 + EXTENTS_MAX * 16;
 
 /// Makes the extents the client is told: merged, within the request, at least one.
 pub(crate) fn collect(
-    export: &dyn Export,
+    export: &dyn Volume,
     offset: u64,
     len: u64,
     one: bool,
@@ -97,24 +97,24 @@ mod tests {
     use super::*;
 
     struct Fixed(Vec<(u64, Status)>);
-    impl Export for Fixed {
+    impl Volume for Fixed {
         fn disk(&self) -> u16 {
             1
         }
         fn size(&self) -> u64 {
             1 << 40
         }
-        fn read_only(&self) -> bool {
-            false
+        fn serial(&self) -> [u8; 16] {
+            [0; 16]
+        }
+        fn capabilities(&self) -> hearth_volume::Capabilities {
+            hearth_volume::Capabilities::all(true)
         }
         fn name(&self) -> &str {
             "d"
         }
         fn description(&self) -> String {
             String::new()
-        }
-        fn can_fast_zero(&self) -> bool {
-            true
         }
         fn block_status(&self, _: u64, _: u64, out: &mut Vec<(u64, Status)>) {
             out.extend(&self.0);
@@ -125,8 +125,12 @@ mod tests {
         fn gone(&self) -> bool {
             false
         }
-        fn admit(&self, _: &hearth_reactor::Caller) -> Result<crate::Visit, String> {
-            Err("nobody is let in".to_owned())
+        fn admit(
+            &self,
+            _: &hearth_reactor::Caller,
+            _: hearth_volume::Protocol,
+        ) -> Result<hearth_volume::Visit, hearth_volume::Fault> {
+            Err(hearth_volume::Fault::new("nobody is let in", ""))
         }
     }
 

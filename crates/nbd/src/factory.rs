@@ -1,23 +1,23 @@
 //! Makes a session of every connection to a listening socket.
 
-use crate::export::Exports;
 use crate::handshake::TlsMode;
 use crate::session::NbdSession;
 use crate::tls::TlsSession;
 use hearth_reactor::{Caller, PeerInfo, Session, SessionFactory};
+use hearth_volume::Catalog;
 use rustls::ServerConfig;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The NBD server behind one listening socket.
 pub struct NbdFactory {
-    exports: Arc<dyn Exports>,
+    exports: Arc<Catalog>,
     mode: TlsMode,
     tls: RwLock<Option<Arc<ServerConfig>>>,
 }
 
 impl NbdFactory {
     /// A server without TLS: for unix sockets and loopback.
-    pub fn plain(exports: Arc<dyn Exports>) -> NbdFactory {
+    pub fn plain(exports: Arc<Catalog>) -> NbdFactory {
         NbdFactory {
             exports,
             mode: TlsMode::Off,
@@ -28,7 +28,7 @@ impl NbdFactory {
     /// A server with TLS; `required`: clients get nothing without it. See
     /// [`certs::load`](crate::certs::load) for the configuration.
     pub fn with_tls(
-        exports: Arc<dyn Exports>,
+        exports: Arc<Catalog>,
         config: Arc<ServerConfig>,
         required: bool,
     ) -> NbdFactory {

@@ -3,13 +3,14 @@
 //! Pure: takes one option at a time, returns the bytes to answer and what happens next. It
 //! runs before a client has proved anything, so every length is checked and every list bounded.
 
-use crate::export::{Attached, Export, Exports, Visit, resolve};
+use crate::export::{Attached, resolve};
+use crate::exporter::PROTOCOL;
 use crate::wire::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, OPTION_REPLY_MAGIC, Reader, STRING_MAX, Style, info, opt,
     rep, tflag,
 };
-use hearth_engine::api::REQUEST_MAX;
 use hearth_reactor::Caller;
+use hearth_volume::{Catalog, Visit, Volume};
 use std::sync::Arc;
 
 /// Longest option data looked at, bytes; longer options are skipped and refused.
@@ -127,7 +128,7 @@ impl Negotiation {
         &mut self,
         option: u32,
         data: &[u8],
-        exports: &dyn Exports,
+        exports: &Catalog,
         caller: &Caller,
         out: &mut Vec<u8>,
     ) -> Next {
@@ -201,7 +202,7 @@ impl Negotiation {
         Next::Option
     }
 
-    fn agreement(&self, export: Arc<dyn Export>, visit: Visit) -> Agreement {
+    fn agreement(&self, export: Arc<dyn Volume>, visit: Visit) -> Agreement {
         let status = self.context_of.as_deref() == Some(export.name());
         Agreement {
             export: Attached::new(export, visit),
@@ -213,7 +214,7 @@ impl Negotiation {
     fn export_name(
         &self,
         data: &[u8],
-        exports: &dyn Exports,
+        exports: &Catalog,
         caller: &Caller,
         out: &mut Vec<u8>,
     ) -> Next {
@@ -227,7 +228,7 @@ impl Negotiation {
             return Next::Drop("no such export");
         };
         // This option has no way to say no but the end; why is in the log.
-        let Ok(visit) = export.admit(caller) else {
+        let Ok(visit) = export.admit(caller, PROTOCOL) else {
             return Next::Drop("the export takes no more clients");
         };
         out.extend(export.size().to_be_bytes());
@@ -243,7 +244,7 @@ impl Negotiation {
         &self,
         option: u32,
         data: &[u8],
-        exports: &dyn Exports,
+        exports: &Catalog,
         caller: Option<&Caller>,
         out: &mut Vec<u8>,
     ) -> Option<Agreement> {
@@ -255,10 +256,11 @@ impl Negotiation {
             put_error(out, option, rep::ERR_UNKNOWN, "no such export");
             return None;
         };
-        let visit = match caller.map(|caller| export.admit(caller)).transpose() {
+        let admit = |caller| export.admit(caller, PROTOCOL);
+        let visit = match caller.map(admit).transpose() {
             Ok(visit) => visit,
             Err(why) => {
-                put_error(out, option, rep::ERR_POLICY, &why);
+                put_error(out, option, rep::ERR_POLICY, &why.to_string());
                 return None;
             }
         };
@@ -288,11 +290,8 @@ impl Negotiation {
         if wants(info::BLOCK_SIZE) {
             body.clear();
             body.extend(info::BLOCK_SIZE.to_be_bytes());
-            for size in [
-                block_min(export.size()),
-                BLOCK_PREFERRED,
-                REQUEST_MAX as u32,
-            ] {
+            let sizes = export.block_sizes();
+            for size in [sizes.smallest, sizes.preferred, sizes.largest] {
                 body.extend(size.to_be_bytes());
             }
             put_reply(out, option, rep::INFO, &body);
@@ -301,7 +300,7 @@ impl Negotiation {
         visit.map(|visit| self.agreement(export, visit))
     }
 
-    fn meta_context(&mut self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
+    fn meta_context(&mut self, option: u32, data: &[u8], exports: &Catalog, out: &mut Vec<u8>) {
         let set = option == opt::SET_META_CONTEXT;
         if set {
             // The protocol: also a failing SET drops what was set before.
@@ -340,24 +339,22 @@ impl Negotiation {
     }
 }
 
-/// Smallest request advertised, bytes. Smaller ones work too but are slow; they are mentioned
-/// only where the last bytes of a disk of odd size could not be reached otherwise.
-fn block_min(size: u64) -> u32 {
-    if size.is_multiple_of(512) { 512 } else { 1 }
-}
-/// Preferred request size and alignment, bytes: the cache's block.
-const BLOCK_PREFERRED: u32 = 4096;
-
-fn transmission_flags(export: &dyn Export, style: Style) -> u16 {
-    let mut flags = tflag::HAS_FLAGS
-        | tflag::SEND_FLUSH
-        | tflag::SEND_FUA
-        | tflag::CAN_MULTI_CONN
-        | tflag::SEND_CACHE;
-    if export.read_only() {
-        flags |= tflag::READ_ONLY;
-    } else {
-        flags |= tflag::SEND_TRIM | tflag::SEND_WRITE_ZEROES | tflag::SEND_FAST_ZERO;
+fn transmission_flags(export: &dyn Volume, style: Style) -> u16 {
+    let can = export.capabilities();
+    let mut flags = tflag::HAS_FLAGS | tflag::SEND_CACHE;
+    for (has, flag) in [
+        (!can.write, tflag::READ_ONLY),
+        (can.flush, tflag::SEND_FLUSH),
+        (can.fua, tflag::SEND_FUA),
+        (can.coherent, tflag::CAN_MULTI_CONN),
+        (can.discard, tflag::SEND_TRIM),
+        (can.write_zeroes, tflag::SEND_WRITE_ZEROES),
+        // It says that the server knows the command's flag, not that zeroing is fast.
+        (can.write_zeroes, tflag::SEND_FAST_ZERO),
+    ] {
+        if has {
+            flags |= flag;
+        }
     }
     if style != Style::Simple {
         flags |= tflag::SEND_DF;
@@ -401,9 +398,10 @@ fn parse_contexts(data: &[u8], set: bool) -> Option<(&str, bool)> {
     r.0.is_empty().then_some((name, chosen))
 }
 
-fn list(exports: &dyn Exports, out: &mut Vec<u8>) {
+fn list(exports: &Catalog, out: &mut Vec<u8>) {
     for export in exports.list() {
-        let (name, text) = (cut(&export.name), cut(&export.description));
+        let text = export.description();
+        let (name, text) = (cut(export.name()), cut(&text));
         if out.len() + name.len() + text.len() > LIST_MAX {
             put_error(
                 out,

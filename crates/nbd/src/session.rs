@@ -2,7 +2,6 @@
 //!
 //! [`NbdSession`] is the protocol without TLS; [`TlsSession`](crate::tls::TlsSession) wraps it.
 
-use crate::export::Exports;
 use crate::handshake::{Negotiation, Next, OPTION_MAX, OPTION_SKIP_MAX, TlsMode};
 use crate::input::Input;
 use crate::output::Output;
@@ -11,6 +10,7 @@ use crate::wire::{FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC,
 use hearth_engine::api::Completion;
 use hearth_io::BufSlice;
 use hearth_reactor::{Caller, Memory, PeerAddress, SendList, Session, SessionCx, Shares};
+use hearth_volume::Catalog;
 use std::sync::Arc;
 
 /// Bytes of an option's header.
@@ -43,7 +43,7 @@ enum Ending {
 pub struct NbdSession {
     peer: String,
     caller: Caller,
-    exports: Arc<dyn Exports>,
+    exports: Arc<Catalog>,
     input: Input,
     out: Output,
     phase: Phase,
@@ -56,18 +56,18 @@ pub struct NbdSession {
 
 impl NbdSession {
     /// A session that is about to greet its client. `peer` names it in the log.
-    pub fn new(exports: Arc<dyn Exports>, tls: TlsMode, peer: String) -> NbdSession {
+    pub fn new(exports: Arc<Catalog>, tls: TlsMode, peer: String) -> NbdSession {
         let caller = Caller::new(PeerAddress::Unknown);
         NbdSession::of(exports, tls, caller, peer)
     }
 
     /// The same of a client that is known.
-    pub fn of_caller(exports: Arc<dyn Exports>, tls: TlsMode, caller: Caller) -> NbdSession {
+    pub fn of_caller(exports: Arc<Catalog>, tls: TlsMode, caller: Caller) -> NbdSession {
         let peer = caller.to_string();
         NbdSession::of(exports, tls, caller, peer)
     }
 
-    fn of(exports: Arc<dyn Exports>, tls: TlsMode, caller: Caller, peer: String) -> NbdSession {
+    fn of(exports: Arc<Catalog>, tls: TlsMode, caller: Caller, peer: String) -> NbdSession {
         let mut out = Output::default();
         let mut greeting = Vec::with_capacity(18);
         greeting.extend(INIT_MAGIC.to_be_bytes());

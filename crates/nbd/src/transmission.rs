@@ -5,7 +5,7 @@
 //! [`REQUESTS_MAX`] requests and [`PAYLOAD_MAX`] bytes outstanding (being worked on, or
 //! answered but not yet sent). Otherwise the bytes stay in the socket.
 
-use crate::export::{Attached, Status};
+use crate::export::Attached;
 use crate::extents;
 use crate::handshake::Agreement;
 use crate::input::Input;
@@ -15,6 +15,7 @@ use crate::wire::{ReplyHeader, RequestHeader, Style, cflag, cmd, errno};
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqError, ReqOp, Request};
 use hearth_io::{BLOCK, Buf, BufSlice};
 use hearth_reactor::{Memory, SessionCx, Shares};
+use hearth_volume::Status;
 
 /// Bytes of request and reply memory one connection may hold: two of the largest requests.
 pub const PAYLOAD_MAX: u64 = 64 << 20;
@@ -392,8 +393,20 @@ impl Transmission {
         if self.export.closing() {
             return Err((errno::SHUTDOWN, "the export is being closed"));
         }
-        if writes && self.export.read_only() {
-            return Err((errno::PERM, "the export is read-only"));
+        if writes || header.command == cmd::FLUSH || header.flags & FUA != 0 {
+            let can = self.export.capabilities();
+            let offered = match header.command {
+                _ if writes && !can.write => {
+                    return Err((errno::PERM, "the export is read-only"));
+                }
+                cmd::FLUSH => can.flush,
+                cmd::TRIM => can.discard,
+                cmd::WRITE_ZEROES => can.write_zeroes,
+                _ => true,
+            };
+            if !offered || (header.flags & FUA != 0 && !can.fua) {
+                return Err((errno::INVAL, "the export does not offer that"));
+            }
         }
         if header.command == cmd::FLUSH {
             return match (header.offset, header.len) {
@@ -422,7 +435,9 @@ impl Transmission {
             cmd::WRITE if header.len > REQUEST_MAX => {
                 Err((errno::INVAL, "a write is longer than 32 MiB"))
             }
-            cmd::WRITE_ZEROES if header.flags & FAST_ZERO != 0 && !self.export.can_fast_zero() => {
+            cmd::WRITE_ZEROES
+                if header.flags & FAST_ZERO != 0 && !self.export.capabilities().fast_zero =>
+            {
                 Err((errno::NOTSUP, "zeroing is no faster than writing here"))
             }
             cmd::BLOCK_STATUS if !self.status => {

@@ -6,7 +6,8 @@ mod common;
 mod socket;
 
 use common::*;
-use hearth_nbd::{Status, certs};
+use hearth_nbd::certs;
+use hearth_volume::Status;
 use socket::serve;
 use std::process::{Command, Output};
 

@@ -28,7 +28,7 @@ fn session(tls: TlsMode, names: &[&str]) -> Wire {
         .collect();
     let first = disks[0].clone();
     Wire::over(
-        Box::new(NbdSession::new(Arc::new(Server(disks)), tls, "test".into())),
+        Box::new(NbdSession::new(server(disks), tls, "test".into())),
         first,
     )
 }
@@ -145,7 +145,7 @@ fn a_long_list_is_cut_with_an_error() {
     let names: Vec<String> = (0..400).map(|i| format!("{long}{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let disks = names.iter().map(|n| Disk::new(1, n, 4096)).collect();
-    let server = Arc::new(Server(disks));
+    let server = server(disks);
     let mut wire = Wire::over(
         Box::new(NbdSession::new(server, TlsMode::Off, "test".into())),
         Disk::new(1, "x", 4096),

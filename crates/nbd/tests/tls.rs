@@ -74,7 +74,7 @@ impl Authority {
 
 fn server(config: Arc<ServerConfig>, mode: TlsMode) -> Wire {
     let disk = Disk::new(3, "vm1", SIZE);
-    let inner = NbdSession::new(Arc::new(Server(vec![disk.clone()])), mode, "test".into());
+    let inner = NbdSession::new(common::server(vec![disk.clone()]), mode, "test".into());
     Wire::over(Box::new(TlsSession::new(inner, config)), disk)
 }
 

@@ -3,7 +3,8 @@
 mod common;
 use common::*;
 use hearth_engine::api::{Completion, ReqError, ReqOp};
-use hearth_nbd::{PAYLOAD_MAX, REQUESTS_MAX, Status};
+use hearth_nbd::{PAYLOAD_MAX, REQUESTS_MAX};
+use hearth_volume::Status;
 use hearth_reactor::{Memory, Room};
 use std::sync::atomic::Ordering;
 
@@ -195,6 +196,31 @@ fn errors_are_those_of_the_protocol() {
 }
 
 #[test]
+fn what_a_volume_cannot_do_is_not_on_offer() {
+    for style in STYLES {
+        let mut wire = Wire::new();
+        wire.disk.simple.store(true, Ordering::Relaxed);
+        wire.haggle(style);
+        let list = wire.option(6, &common::go("vm1", &[]));
+        let (_, info) = list.iter().find(|(kind, _)| *kind == 3).unwrap();
+        let flags = u16::from_be_bytes(info[10..12].try_into().unwrap());
+        // Only that there are flags, and the commands that need nothing of the volume.
+        let other = if style == Style::Simple { 0 } else { 1 << 7 };
+        assert_eq!(flags, 1 | 1 << 10 | other, "{flags:#x}");
+        let mut wire = Wire::connected(style);
+        wire.disk.simple.store(true, Ordering::Relaxed);
+        assert_eq!(ask(&mut wire, style, Req::write(0, vec![1; 512])), 0);
+        for command in [3, 4, 6] {
+            let len = if command == 3 { 0 } else { 512 };
+            let refused = ask(&mut wire, style, Req::new(command, 0, len));
+            assert_eq!(refused, EINVAL, "{command}");
+        }
+        let durable = Req::write(0, vec![1; 512]).flags(FUA);
+        assert_eq!(ask(&mut wire, style, durable), EINVAL);
+    }
+}
+
+#[test]
 fn a_session_ends_with_its_export_after_its_last_request() {
     for style in STYLES {
         let mut wire = Wire::connected(style);
@@ -306,7 +332,7 @@ fn reads_and_writes_longer_than_agreed() {
     let disk = Disk::new(3, "vm1", 4096);
     disk.size.store(1 << 40, Ordering::Relaxed);
     for style in STYLES {
-        let server = std::sync::Arc::new(Server(vec![disk.clone()]));
+        let server = server(vec![disk.clone()]);
         let session = hearth_nbd::NbdSession::new(server, hearth_nbd::TlsMode::Off, "test".into());
         let mut wire = Wire::over(Box::new(session), disk.clone());
         wire.enter(style);

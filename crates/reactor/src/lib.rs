@@ -25,7 +25,7 @@ mod worker;
 
 pub use budget::{CONNECTION, Room, Shares};
 pub use engine::BlockEngine;
-pub use peer::{Caller, ListenerId, PeerAddress, PeerInfo, SessionFactory, Visitor};
+pub use peer::{Caller, ListenerId, PeerAddress, PeerInfo, SessionFactory};
 pub use pulse::Stuck;
 pub use queue::{Queue, QueueId};
 pub use reactors::{Config, ReactorError, Reactors, Stats};

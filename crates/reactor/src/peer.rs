@@ -89,12 +89,6 @@ impl fmt::Display for Caller {
     }
 }
 
-/// What stands for a client as long as it uses an export: dropped when it has gone.
-pub trait Visitor: Send + Sync {
-    /// It changes the disk.
-    fn wrote(&self);
-}
-
 /// Makes sessions of connections; one per listening socket. Called on a data thread, so it
 /// must not block.
 pub trait SessionFactory: Send + Sync {

@@ -2,8 +2,8 @@
 //!
 //! Layout of `struct virtio_blk_config`: virtio 1.2, 5.2.4.
 
-use crate::disk::Disk;
 use crate::request::{RANGE_SECTORS_MAX, RANGES_MAX, SECTOR};
+use hearth_volume::Volume;
 use virtio_bindings::{virtio_blk as blk, virtio_config, virtio_ring};
 
 /// Queues a client may use. Hypervisors take one per processor of the guest.
@@ -15,8 +15,6 @@ const SEG_MAX: u32 = 126;
 pub const CONFIG_LEN: usize = 60;
 /// Where the write-cache switch is, the only field a driver might write.
 pub const WRITEBACK_AT: u32 = 32;
-/// `log2` of blocks per physical block: 4 KiB of 512.
-const PHYSICAL_BLOCK_EXP: u8 = 3;
 
 /// The bit of a feature.
 const fn bit(number: u32) -> u64 {
@@ -46,7 +44,7 @@ pub const RO: u64 = bit(blk::VIRTIO_BLK_F_RO);
 pub const PROTOCOL_FEATURES: u64 = bit(30);
 
 /// Features of a disk.
-pub fn features(disk: &dyn Disk) -> u64 {
+pub fn features(disk: &dyn Volume) -> u64 {
     let mut features = bit(virtio_config::VIRTIO_F_VERSION_1)
         | EVENT_IDX
         | INDIRECT
@@ -54,34 +52,41 @@ pub fn features(disk: &dyn Disk) -> u64 {
         | bit(blk::VIRTIO_BLK_F_SEG_MAX)
         | bit(blk::VIRTIO_BLK_F_BLK_SIZE)
         | bit(blk::VIRTIO_BLK_F_TOPOLOGY)
-        | bit(blk::VIRTIO_BLK_F_MQ)
-        | FLUSH;
-    if disk.read_only() {
-        features |= RO;
-    } else {
-        features |= DISCARD | WRITE_ZEROES;
+        | bit(blk::VIRTIO_BLK_F_MQ);
+    let can = disk.capabilities();
+    for (has, feature) in [
+        (can.flush, FLUSH),
+        (!can.write, RO),
+        (can.discard, DISCARD),
+        (can.write_zeroes, WRITE_ZEROES),
+    ] {
+        if has {
+            features |= feature;
+        }
     }
     features
 }
 
 /// The configuration space, for a driver that agreed on `features`.
-pub fn space(disk: &dyn Disk, features: u64) -> [u8; CONFIG_LEN] {
+pub fn space(disk: &dyn Volume, features: u64) -> [u8; CONFIG_LEN] {
     let mut out = [0u8; CONFIG_LEN];
     let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(disk.size() / SECTOR).to_le_bytes());
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &(SECTOR as u32).to_le_bytes());
-    // Topology: smaller or unaligned writes cost a read, and 4 KiB is the least good size.
-    put(24, &[PHYSICAL_BLOCK_EXP, 0]);
-    put(26, &(1u16 << PHYSICAL_BLOCK_EXP).to_le_bytes());
-    put(28, &(1u32 << PHYSICAL_BLOCK_EXP).to_le_bytes());
+    // Topology: smaller or unaligned writes cost a read, and the preferred size is the least good one.
+    let sectors = (u64::from(disk.block_sizes().preferred) / SECTOR).max(1) as u32;
+    let exponent = sectors.ilog2() as u8;
+    put(24, &[exponent, 0]);
+    put(26, &(sectors as u16).to_le_bytes());
+    put(28, &sectors.to_le_bytes());
     let writeback = is_write_back(features);
     put(WRITEBACK_AT as usize, &[u8::from(writeback)]);
     put(34, &QUEUES_MAX.to_le_bytes());
     put(36, &RANGE_SECTORS_MAX.to_le_bytes());
     put(40, &(RANGES_MAX as u32).to_le_bytes());
     // Discards of parts of a block do nothing for them.
-    put(44, &(1u32 << PHYSICAL_BLOCK_EXP).to_le_bytes());
+    put(44, &sectors.to_le_bytes());
     put(48, &RANGE_SECTORS_MAX.to_le_bytes());
     put(52, &(RANGES_MAX as u32).to_le_bytes());
     put(56, &[1]);

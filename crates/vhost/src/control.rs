@@ -7,13 +7,13 @@
 
 use crate::backing::{is_eventfd, let_go};
 use crate::config;
-use crate::disk::Disk;
 use crate::error::VhostError;
 use crate::inflight::{self, Area};
 use crate::memory::{GuestMemory, REGIONS_MAX, Region};
 use crate::queue::{DiskQueue, Line, Link, Parts};
 use crate::ring::{QUEUE_SIZE_MAX, RingAddresses, SplitRing};
-use hearth_reactor::{QueueId, Reactors, Visitor};
+use hearth_reactor::{QueueId, Reactors};
+use hearth_volume::{Visitor, Volume};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ struct Vring {
 
 /// One client's device.
 pub struct Device {
-    disk: Arc<dyn Disk>,
+    disk: Arc<dyn Volume>,
     visitor: Arc<dyn Visitor>,
     link: Arc<Link>,
     reactors: Arc<Reactors>,
@@ -62,7 +62,7 @@ pub struct Device {
 impl Device {
     /// A device for a client that has just connected.
     pub fn new(
-        disk: Arc<dyn Disk>,
+        disk: Arc<dyn Volume>,
         visitor: Arc<dyn Visitor>,
         link: Arc<Link>,
         reactors: Arc<Reactors>,
@@ -134,7 +134,7 @@ impl Device {
             features,
         })?;
         // Neighbouring queues on different threads, and disks spread as well.
-        let turn = usize::from(self.disk.id()) + index as usize;
+        let turn = usize::from(self.disk.disk()) + index as usize;
         let id = self
             .reactors
             .add_queue(turn, Box::new(queue))
@@ -315,7 +315,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         let call = fd.map(|fd| eventfd(fd, "call")).transpose()?;
         let call = self.vring(index.into())?.line.set_call(call);
         if let Some(call) = call {
-            let turn = usize::from(self.disk.id()) + usize::from(index);
+            let turn = usize::from(self.disk.disk()) + usize::from(index);
             self.reactors.ring(turn, call);
         }
         Ok(())

@@ -9,7 +9,7 @@
 //! judges the copy, without any I/O, so that a fuzzer can try everything; [`memory`] maps guest
 //! memory and survives a client that takes it away ([`sigbus`]); [`ring`] and [`queue`] run on a
 //! data thread; [`inflight`] is the memory that lets a restarted daemon go on; [`control`] and
-//! [`server`] speak to the hypervisor. Sources: virtio 1.2 (split virtqueues, 5.2 block device)
+//! [`server`] speak to the hypervisor; [`VhostExporter`] is what the daemon knows of all this. Sources: virtio 1.2 (split virtqueues, 5.2 block device)
 //! and QEMU's docs/interop/vhost-user.rst.
 
 pub mod backing;
@@ -17,16 +17,17 @@ pub mod chain;
 pub mod channel;
 pub mod config;
 pub mod control;
-pub mod disk;
 pub mod error;
+mod exporter;
 pub mod inflight;
 pub mod memory;
 pub mod queue;
 pub mod request;
 pub mod ring;
+pub mod serial;
 pub mod server;
 pub mod sigbus;
 
-pub use disk::Disk;
 pub use error::VhostError;
+pub use exporter::{PROTOCOL, VhostExporter, socket_name};
 pub use server::Server;

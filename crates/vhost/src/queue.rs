@@ -7,7 +7,6 @@
 
 use crate::chain::{Chain, Guest, walk};
 use crate::config;
-use crate::disk::{Disk, serial};
 use crate::error::VhostError;
 use crate::inflight::Inflight;
 use crate::memory::{GuestMemory, Pieces};
@@ -15,7 +14,8 @@ use crate::request::{Limits, Op, Range, SECTOR, Status, parse};
 use crate::ring::SplitRing;
 use hearth_engine::api::{Completion, REQUEST_MAX, ReqOp, Request};
 use hearth_io::{BLOCK, Buf, BufSlice};
-use hearth_reactor::{Queue, SessionCx, Visitor};
+use hearth_reactor::{Queue, SessionCx};
+use hearth_volume::{Visitor, Volume};
 use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -116,7 +116,7 @@ impl Line {
 /// What a queue is made of.
 pub struct Parts {
     /// The disk.
-    pub disk: Arc<dyn Disk>,
+    pub disk: Arc<dyn Volume>,
     /// Stands for the client; told of its writes.
     pub visitor: Arc<dyn Visitor>,
     /// The connection.
@@ -159,7 +159,7 @@ struct Copy {
 /// See the module.
 pub struct DiskQueue {
     parts: Parts,
-    serial: [u8; crate::disk::SERIAL_LEN],
+    serial: [u8; crate::serial::SERIAL_LEN],
     /// By head of chain.
     flights: Vec<Option<Flight>>,
     /// Heads taken over from a daemon that died, to be done first.
@@ -196,7 +196,7 @@ impl DiskQueue {
             );
         }
         Ok(DiskQueue {
-            serial: serial(parts.disk.name()),
+            serial: crate::serial::serial(parts.disk.name()),
             flights: (0..size).map(|_| None).collect(),
             again,
             done: Vec::with_capacity(size),
@@ -283,7 +283,7 @@ impl DiskQueue {
         buf: Option<BufSlice>,
         cx: &mut SessionCx<'_>,
     ) {
-        let (disk, tag) = (self.parts.disk.id(), u64::from(head));
+        let (disk, tag) = (self.parts.disk.disk(), u64::from(head));
         cx.requests
             .push(Request::new(tag, disk, op, offset, len, buf, cx.now_ns));
     }
@@ -324,7 +324,7 @@ impl DiskQueue {
         let buf = self.copy_buffer(offset, len, cx);
         cx.requests.push(Request::read(
             head.into(),
-            self.parts.disk.id(),
+            self.parts.disk.disk(),
             offset,
             len,
             &buf,
@@ -359,7 +359,7 @@ impl DiskQueue {
             at += n;
         }
         let fua = !config::is_write_back(self.parts.features);
-        let disk = self.parts.disk.id();
+        let disk = self.parts.disk.disk();
         cx.requests.push(Request::write(
             head.into(),
             disk,

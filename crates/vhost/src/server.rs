@@ -8,9 +8,10 @@
 
 use crate::channel;
 use crate::control::Device;
-use crate::disk::Disk;
+use crate::exporter::PROTOCOL;
 use crate::queue::Link;
-use hearth_reactor::{Caller, Reactors, Visitor};
+use hearth_reactor::{Caller, Reactors};
+use hearth_volume::{Visitor, Volume};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -41,7 +42,7 @@ struct Client {
 
 /// A disk on offer.
 struct Offer {
-    disk: Arc<dyn Disk>,
+    disk: Arc<dyn Volume>,
     listener: Option<Arc<UnixListener>>,
     path: PathBuf,
     /// In the order they came; the first is served.
@@ -95,7 +96,7 @@ impl Server {
     }
 
     /// Offers a disk on a listening socket bound to `path`, which is removed when the offer ends.
-    pub fn listen(&self, disk: Arc<dyn Disk>, listener: UnixListener, path: PathBuf) {
+    pub fn listen(&self, disk: Arc<dyn Volume>, listener: UnixListener, path: PathBuf) {
         if let Err(e) = listener.set_nonblocking(true) {
             tracing::error!(disk = disk.name(), "cannot listen: {e}");
             return;
@@ -130,6 +131,12 @@ impl Server {
         if let Some(offer) = self.shared.lock().offers.get_mut(name) {
             close(offer);
         }
+        self.wake();
+    }
+
+    /// Takes no more clients for any disk.
+    pub fn close(&self) {
+        self.shared.lock().offers.values_mut().for_each(close);
         self.wake();
     }
 
@@ -416,7 +423,7 @@ fn is_hung_up(socket: &UnixStream) -> bool {
 }
 
 /// Handles a client's messages until it is gone.
-fn serve(shared: &Shared, disk: Arc<dyn Disk>, client: &Client, socket: UnixStream) {
+fn serve(shared: &Shared, disk: Arc<dyn Volume>, client: &Client, socket: UnixStream) {
     let name = disk.name().to_owned();
     let outcome = socket
         .set_nonblocking(false)
@@ -428,8 +435,8 @@ fn serve(shared: &Shared, disk: Arc<dyn Disk>, client: &Client, socket: UnixStre
             return;
         }
     };
-    let visitor: Arc<dyn Visitor> = match disk.admit(&Caller::of_socket(&socket)) {
-        Ok(visitor) => visitor.into(),
+    let visitor: Arc<dyn Visitor> = match disk.admit(&Caller::of_socket(&socket), PROTOCOL) {
+        Ok(visit) => visit.visitor.into(),
         // Why is in the log.
         Err(_) => return client.link.close(),
     };

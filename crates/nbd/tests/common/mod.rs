@@ -3,8 +3,9 @@
 
 use hearth_engine::api::{Completion, ReqError, ReqOp, Request};
 use hearth_io::BufPool;
-use hearth_nbd::{Export, ExportSummary, Exports, NbdSession, Status, TlsMode, Visit};
-use hearth_reactor::{Caller, Room, SendList, Session, SessionCx, Shares, Visitor};
+use hearth_nbd::{NbdSession, TlsMode};
+use hearth_reactor::{Caller, Room, SendList, Session, SessionCx, Shares};
+use hearth_volume::{Capabilities, Catalog, Fault, Protocol, Status, Visit, Visitor, Volume};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +19,8 @@ pub struct Disk {
     pub size: AtomicU64,
     pub read_only: AtomicBool,
     pub fast_zero: AtomicBool,
+    /// Takes nothing but reads and plain writes.
+    pub simple: AtomicBool,
     pub closing: AtomicBool,
     pub gone: AtomicBool,
     pub full: AtomicBool,
@@ -38,6 +41,7 @@ impl Disk {
             size: AtomicU64::new(size),
             read_only: AtomicBool::new(false),
             fast_zero: AtomicBool::new(true),
+            simple: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             full: AtomicBool::new(false),
@@ -89,24 +93,39 @@ impl Disk {
     }
 }
 
-impl Export for Disk {
+impl Volume for Disk {
     fn disk(&self) -> u16 {
         self.id
     }
     fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
-    fn read_only(&self) -> bool {
-        self.read_only.load(Ordering::Relaxed)
+    fn serial(&self) -> [u8; 16] {
+        [self.id as u8; 16]
+    }
+    fn capabilities(&self) -> Capabilities {
+        let write = !self.read_only.load(Ordering::Relaxed);
+        if self.simple.load(Ordering::Relaxed) {
+            return Capabilities {
+                write,
+                flush: false,
+                fua: false,
+                discard: false,
+                write_zeroes: false,
+                fast_zero: false,
+                coherent: false,
+            };
+        }
+        Capabilities {
+            fast_zero: self.fast_zero.load(Ordering::Relaxed),
+            ..Capabilities::all(write)
+        }
     }
     fn name(&self) -> &str {
         &self.name
     }
     fn description(&self) -> String {
         format!("disk {}", self.id)
-    }
-    fn can_fast_zero(&self) -> bool {
-        self.fast_zero.load(Ordering::Relaxed)
     }
     fn block_status(&self, _offset: u64, _len: u64, out: &mut Vec<(u64, Status)>) {
         out.extend(self.extents.lock().unwrap().iter().copied());
@@ -117,10 +136,11 @@ impl Export for Disk {
     fn gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
-    fn admit(&self, caller: &Caller) -> Result<Visit, String> {
+    fn admit(&self, caller: &Caller, protocol: Protocol) -> Result<Visit, Fault> {
+        assert_eq!(protocol, hearth_nbd::PROTOCOL);
         *self.caller.lock().unwrap() = caller.name.clone();
         if self.full.load(Ordering::Relaxed) {
-            return Err("no more clients here".to_owned());
+            return Err(Fault::new("no more clients here", ""));
         }
         self.clients.fetch_add(1, Ordering::Relaxed);
         Ok(Visit {
@@ -146,24 +166,8 @@ impl Drop for Counted {
 }
 
 /// A server with a list of disks.
-pub struct Server(pub Vec<Arc<Disk>>);
-
-impl Exports for Server {
-    fn list(&self) -> Vec<ExportSummary> {
-        self.0
-            .iter()
-            .map(|d| ExportSummary {
-                name: d.name.clone(),
-                description: d.description(),
-            })
-            .collect()
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn Export>> {
-        self.0
-            .iter()
-            .find(|d| d.name == name)
-            .map(|d| d.clone() as Arc<dyn Export>)
-    }
+pub fn server(disks: Vec<Arc<Disk>>) -> Arc<Catalog> {
+    Arc::new(disks.into_iter().collect())
 }
 
 /// A session with everything around it.
@@ -209,10 +213,10 @@ impl Wire {
 
     pub fn sized(size: u64) -> Wire {
         let disk = Disk::new(3, "vm1", size);
-        let server = Server(vec![disk.clone()]);
+        let server = server(vec![disk.clone()]);
         Wire::over(
             Box::new(NbdSession::new(
-                Arc::new(server),
+                server,
                 TlsMode::Off,
                 "test".into(),
             )),

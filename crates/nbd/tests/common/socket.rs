@@ -1,7 +1,7 @@
 //! The server on a unix socket, run by the reactors, over disks in memory.
 #![allow(dead_code)] // tests and the benchmark use different parts
 
-use crate::common::{Disk, Server};
+use crate::common::{Disk, server};
 use hearth_engine::api::{Effects, ReqError, Request};
 use hearth_io::{IoDone, Targets};
 use hearth_nbd::NbdFactory;
@@ -59,7 +59,7 @@ pub fn start(
     };
     let reactors =
         Reactors::start(Arc::new(Memory(disks.clone())), Targets::new(), config).unwrap();
-    let exports = Arc::new(Server(disks));
+    let exports = server(disks);
     let factory = match tls {
         Some((required, config)) => NbdFactory::with_tls(exports, config, required),
         None => NbdFactory::plain(exports),

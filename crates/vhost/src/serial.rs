@@ -1,23 +1,4 @@
-//! What the exporter needs to know of a disk; the daemon implements it.
-
-use hearth_engine::api::DiskId;
-use hearth_reactor::{Caller, Visitor};
-
-/// A disk on offer.
-pub trait Disk: Send + Sync {
-    /// Its number, for the engine.
-    fn id(&self) -> DiskId;
-    /// Its name: the socket's name, and the serial number if short enough.
-    fn name(&self) -> &str;
-    /// Bytes; may grow while clients are connected.
-    fn size(&self) -> u64;
-    /// Refuses writes.
-    fn read_only(&self) -> bool;
-    /// True while the disk is being taken away: requests fail.
-    fn closing(&self) -> bool;
-    /// A client wants to use it: what stands for it as long as it stays, or why it may not.
-    fn admit(&self, caller: &Caller) -> Result<Box<dyn Visitor>, String>;
-}
+//! The serial number a guest finds.
 
 /// Bytes of a virtio block device's serial number (virtio 1.2, 5.2.6, `VIRTIO_BLK_T_GET_ID`).
 pub const SERIAL_LEN: usize = 20;

@@ -1,0 +1,116 @@
+//! NBD as the daemon sees it: one unix socket, perhaps TCP as well, and exports by name.
+
+use crate::factory::NbdFactory;
+use hearth_reactor::{ListenerId, Reactors, SessionFactory};
+use hearth_volume::{Catalog, Exporter, Fault, Host, Protocol, Socket, Volume};
+use rustls::ServerConfig;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What NBD is called.
+pub const PROTOCOL: Protocol = Protocol("nbd");
+
+/// The socket in the run directory.
+pub const SOCKET: &str = "nbd.sock";
+
+/// NBD over TCP.
+pub struct Tcp {
+    /// Listens.
+    pub listener: TcpListener,
+    /// Its certificates and whether clients must use them; `None`: no TLS.
+    pub tls: Option<(Arc<ServerConfig>, bool)>,
+}
+
+/// A socket nobody accepts from yet, and who will greet its clients.
+type Waiting = (OwnedFd, Arc<dyn SessionFactory>, String);
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Waiting>,
+    accepting: Vec<ListenerId>,
+    /// The unix socket's file, as long as it listens.
+    path: Option<PathBuf>,
+}
+
+/// See the module.
+pub struct NbdExporter {
+    reactors: Arc<Reactors>,
+    exports: Arc<Catalog>,
+    state: Mutex<State>,
+}
+
+impl NbdExporter {
+    /// Listens on the socket of the run directory, and on `tcp`; clients wait until it is
+    /// [opened](Exporter::open).
+    pub fn start(host: &dyn Host, tcp: Option<Tcp>) -> Result<NbdExporter, Fault> {
+        let exports = Arc::new(Catalog::default());
+        let mut state = State::default();
+        if let Some(Tcp { listener, tls }) = tcp {
+            let address = listener
+                .local_addr()
+                .map_or_else(|_| "TCP".to_owned(), |a| a.to_string());
+            let factory = match tls {
+                None => NbdFactory::plain(exports.clone()),
+                Some((config, required)) => {
+                    NbdFactory::with_tls(exports.clone(), config, required)
+                }
+            };
+            let waiting: Waiting = (listener.into(), Arc::new(factory), address);
+            state.waiting.push(waiting);
+        }
+        let Socket { listener, path } = host.listen(Path::new(SOCKET))?;
+        let factory = NbdFactory::plain(exports.clone());
+        let shown = path.display().to_string();
+        state
+            .waiting
+            .push((listener.into(), Arc::new(factory), shown));
+        state.path = Some(path);
+        Ok(NbdExporter {
+            reactors: host.reactors().clone(),
+            exports,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Exporter for NbdExporter {
+    fn protocol(&self) -> Protocol {
+        PROTOCOL
+    }
+
+    fn offer(&self, volume: Arc<dyn Volume>) -> Result<(), Fault> {
+        self.exports.insert(volume);
+        Ok(())
+    }
+
+    fn withdraw(&self, name: &str) {
+        self.exports.remove(name);
+    }
+
+    fn open(&self) {
+        let mut state = self.lock();
+        for (socket, factory, address) in std::mem::take(&mut state.waiting) {
+            state.accepting.push(self.reactors.listen(socket, factory));
+            tracing::info!(%address, "serving NBD");
+        }
+    }
+
+    fn close(&self) {
+        let State {
+            accepting, path, ..
+        } = std::mem::take(&mut *self.lock());
+        for listener in accepting {
+            self.reactors.unlisten(listener);
+        }
+        if let Some(path) = path {
+            // Where it is gone already there is nothing to do.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
