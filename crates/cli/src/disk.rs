@@ -264,7 +264,7 @@ fn client_text(client: &types::ClientInfo) -> String {
     };
     format!(
         "{}: {}, for {}{connections}{}",
-        client.kind.word(),
+        plain(&client.kind),
         plain(&hearth_daemon::clients::sentence(std::slice::from_ref(
             client
         ))),

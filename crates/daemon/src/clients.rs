@@ -15,9 +15,11 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearth_reactor::{Caller, PeerAddress, Shares, Visitor};
+use hearth_fault::Fault;
+use hearth_reactor::{Caller, PeerAddress, Shares};
+use hearth_volume::{Protocol, Visitor};
 
-use crate::api::types::{ClientInfo, ClientKind};
+use crate::api::types::ClientInfo;
 
 /// Connections every export may have, whatever the others' clients do.
 const RESERVE: u64 = 8;
@@ -67,7 +69,7 @@ enum Who {
 }
 
 struct Client {
-    kind: ClientKind,
+    protocol: Protocol,
     who: Who,
     /// The same for the same client whichever way it comes.
     writer: u64,
@@ -118,7 +120,7 @@ impl Client {
             self.command.get_or_init(line).clone()
         });
         ClientInfo {
-            kind: self.kind,
+            kind: self.protocol.to_string(),
             pid,
             command,
             address,
@@ -208,15 +210,15 @@ impl Clients {
     }
 
     /// Lets a client in, or says why not. Called on data threads.
-    pub fn admit(self: &Arc<Clients>, caller: &Caller, kind: ClientKind) -> Result<Pass, String> {
-        let outcome = self.try_admit(caller, kind);
+    pub fn admit(self: &Arc<Clients>, caller: &Caller, protocol: Protocol) -> Result<Pass, Fault> {
+        let outcome = self.try_admit(caller, protocol);
         if let Err(why) = &outcome {
             tracing::warn!(disk = %self.disk, client = %caller, "client refused: {why}");
         }
         outcome
     }
 
-    fn try_admit(self: &Arc<Clients>, caller: &Caller, kind: ClientKind) -> Result<Pass, String> {
+    fn try_admit(self: &Arc<Clients>, caller: &Caller, protocol: Protocol) -> Result<Pass, Fault> {
         let mut ledger = self.lock();
         let who = match caller.address {
             PeerAddress::Unix { pid, .. } if pid > 0 => Who::Process {
@@ -244,11 +246,16 @@ impl Clients {
                     PeerAddress::Unix { .. } => names(others.iter().map(|c| c.name())),
                     _ => "others".to_owned(),
                 };
-                return Err(format!(
-                    "disk {} takes {limit} client{} at a time, and is used by {used}; stop that one, or change it with `hearth disk set {} --clients`",
-                    self.disk,
-                    if limit == 1 { "" } else { "s" },
-                    self.disk
+                return Err(Fault::new(
+                    format!(
+                        "disk {} takes {limit} client{} at a time, and is used by {used}",
+                        self.disk,
+                        if limit == 1 { "" } else { "s" },
+                    ),
+                    format!(
+                        "stop that one, or change it with `hearth disk set {} --clients`",
+                        self.disk
+                    ),
                 ));
             }
         }
@@ -265,7 +272,10 @@ impl Clients {
         let reserved = self.make_room(all, mine)?;
         ledger.next += 1;
         let number = ledger.next;
-        let found = ledger.list.iter().find(|c| c.who == who && c.kind == kind);
+        let found = ledger
+            .list
+            .iter()
+            .find(|c| c.who == who && c.protocol == protocol);
         let client = match found {
             Some(client) => client.clone(),
             None => {
@@ -275,7 +285,7 @@ impl Clients {
                 };
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
                 let client = Arc::new(Client {
-                    kind,
+                    protocol,
                     writer: known.as_ref().map_or(number, |k| k.writer),
                     held: known.map_or_else(Arc::default, |k| k.held.clone()),
                     who,
@@ -286,7 +296,7 @@ impl Clients {
                     connections: AtomicU64::new(0),
                     reserved: AtomicU64::new(0),
                 });
-                tracing::info!(disk = %self.disk, client = %client.name(), over = kind.word(), "client connected");
+                tracing::info!(disk = %self.disk, client = %client.name(), over = %protocol, "client connected");
                 ledger.list.push(client.clone());
                 client
             }
@@ -307,16 +317,19 @@ impl Clients {
     /// A connection's place: one of the export's own, which gives `true`, or one of those all share,
     /// of which nobody gets all: an export no more than half of what is left, a client of it no more
     /// than half of that.
-    fn make_room(&self, export: Places, client: Places) -> Result<bool, String> {
+    fn make_room(&self, export: Places, client: Places) -> Result<bool, Fault> {
         if export.reserved < RESERVE && client.reserved < CLIENT_RESERVE {
             return Ok(true);
         }
         let shared = self.crowd.shared.load(Ordering::Relaxed);
         let left = self.crowd.limit.saturating_sub(shared);
         if left == 0 || export.shared() + client.shared() >= left {
-            return Err(format!(
-                "disk {} has {} connections, {} of them from this client, and {left} are left for all disks; close some, or give more with --nbd-memory",
-                self.disk, export.all, client.all
+            return Err(Fault::new(
+                format!(
+                    "disk {} has {} connections, {} of them from this client, and {left} are left for all disks",
+                    self.disk, export.all, client.all
+                ),
+                "close some, or give more with --nbd-memory",
             ));
         }
         self.crowd.shared.fetch_add(1, Ordering::Relaxed);
@@ -487,6 +500,8 @@ fn command_line(pid: i32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearth_nbd::PROTOCOL as NBD;
+    use hearth_vhost::PROTOCOL as VHOST;
 
     fn host(last: u8) -> Caller {
         let address = std::net::SocketAddr::from(([10, 0, 0, last], 4000 + u16::from(last)));
@@ -500,21 +515,21 @@ mod tests {
     #[test]
     fn writes_in_turn_are_a_migration_and_writes_across_are_not() {
         let clients = disk(0, 100);
-        let a = clients.admit(&host(1), ClientKind::Nbd).unwrap();
+        let a = clients.admit(&host(1), NBD).unwrap();
         a.wrote();
         a.wrote();
-        let b = clients.admit(&host(2), ClientKind::Nbd).unwrap();
+        let b = clients.admit(&host(2), NBD).unwrap();
         // The destination has read and now writes; the source is silent for ever.
         b.wrote();
         b.wrote();
         assert_eq!(clients.notice(), None);
         drop(a);
         // Several connections of one client, and another way in, are one writer.
-        let more = clients.admit(&host(2), ClientKind::VhostUser).unwrap();
+        let more = clients.admit(&host(2), VHOST).unwrap();
         more.wrote();
         b.wrote();
         assert_eq!(clients.notice(), None);
-        let c = clients.admit(&host(3), ClientKind::Nbd).unwrap();
+        let c = clients.admit(&host(3), NBD).unwrap();
         c.wrote();
         assert_eq!(clients.notice(), None);
         b.wrote();
@@ -528,11 +543,11 @@ mod tests {
     #[test]
     fn a_limit_counts_clients_and_not_connections() {
         let clients = disk(1, 100);
-        let a = clients.admit(&host(1), ClientKind::Nbd).unwrap();
+        let a = clients.admit(&host(1), NBD).unwrap();
         let more: Vec<Pass> = (0..3)
-            .map(|_| clients.admit(&host(1), ClientKind::Nbd).unwrap())
+            .map(|_| clients.admit(&host(1), NBD).unwrap())
             .collect();
-        let refused = clients.admit(&host(2), ClientKind::Nbd).err().unwrap();
+        let refused = clients.admit(&host(2), NBD).err().unwrap().what;
         // Strangers learn nothing of each other; who may use the socket may know.
         assert!(
             refused.contains("used by others") && !refused.contains("10.0.0.1"),
@@ -543,22 +558,22 @@ mod tests {
             uid: 0,
             gid: 0,
         });
-        let refused = clients.admit(&local, ClientKind::Nbd).err().unwrap();
+        let refused = clients.admit(&local, NBD).err().unwrap().what;
         assert!(refused.contains("10.0.0.1"), "{refused}");
         let named = Caller {
             name: Some("other".to_owned()),
             ..host(1)
         };
-        assert!(clients.admit(&named, ClientKind::Nbd).is_err());
+        assert!(clients.admit(&named, NBD).is_err());
         assert_eq!(clients.list().len(), 1);
         assert_eq!(clients.list()[0].connections, 4);
         drop(more);
         clients.set_limit(2);
-        let b = clients.admit(&host(2), ClientKind::VhostUser).unwrap();
+        let b = clients.admit(&host(2), VHOST).unwrap();
         drop(a);
         clients.set_limit(1);
         drop(b);
-        assert!(clients.admit(&host(3), ClientKind::Nbd).is_ok());
+        assert!(clients.admit(&host(3), NBD).is_ok());
         assert_eq!(clients.connections(), 0);
     }
 
@@ -568,7 +583,7 @@ mod tests {
         let mut kept = Vec::new();
         let take_all = |clients: &Arc<Clients>, last: u8, kept: &mut Vec<Pass>| {
             let before = kept.len();
-            while let Ok(pass) = clients.try_admit(&host(last), ClientKind::Nbd) {
+            while let Ok(pass) = clients.try_admit(&host(last), NBD) {
                 kept.push(pass);
             }
             kept.len() - before
@@ -596,10 +611,10 @@ mod tests {
             gid: 0,
         });
         let clients = disk(1, 10);
-        let _pass = clients.admit(&caller, ClientKind::Nbd).unwrap();
+        let _pass = clients.admit(&caller, NBD).unwrap();
         let listed = clients.list();
         assert_eq!(listed[0].pid, Some(own));
         assert!(sentence(&listed).contains(&format!("process {own} (")));
-        assert!(clients.admit(&host(1), ClientKind::Nbd).is_err());
+        assert!(clients.admit(&host(1), NBD).is_err());
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use hearth_fault::{Fault, sentence};
+
 /// What sort of failure it is; decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -87,15 +89,23 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.what.trim_end_matches('.'))?;
-        if !self.remedy.is_empty() {
-            write!(f, "; {}", self.remedy.trim_end_matches('.'))?;
-        }
-        Ok(())
+        sentence(f, &self.what, &self.remedy)
     }
 }
 
 impl std::error::Error for Error {}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault::new(error.what, error.remedy)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Error {
+        Error::unavailable(fault.what, fault.remedy)
+    }
+}
 
 /// Result of a control operation.
 pub type Result<T> = std::result::Result<T, Error>;

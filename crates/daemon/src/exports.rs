@@ -1,21 +1,20 @@
-//! Disks as the NBD server and the vhost-user server see them.
+//! Disks as protocols see them, and the protocols.
 //!
-//! The table is read on data threads whenever a client connects, and changed by the control
-//! plane; an [`DiskExport`] outlives its entry as long as a client is connected to it.
+//! What is on offer is offered over every protocol that is registered; nothing else in the daemon
+//! knows one. A [`DiskExport`] outlives its entry as long as a client is connected to it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearth_engine::Engine;
 use hearth_engine::api::{DiskId, ExtentState};
+use hearth_format::DiskRecord;
 use hearth_io::Device;
-use hearth_nbd::{Export, ExportSummary, Exports, Status, Visit};
-use hearth_reactor::{Caller, Visitor};
+use hearth_reactor::Caller;
+use hearth_volume::{Capabilities, Exporter, Fault, Protocol, Status, Visit, Volume};
 
-use crate::api::types::ClientKind;
 use crate::clients::Clients;
-use crate::vhost::VhostSockets;
 
 /// Bytes of an origin asked for holes in one call: bounds the time a data thread spends on it.
 /// (What could hang is not asked at all: see [`BlockFile::extents`](hearth_io::BlockFile::extents).)
@@ -25,6 +24,7 @@ const STATUS_BYTES_MAX: u64 = 1 << 30;
 pub struct DiskExport {
     id: DiskId,
     name: String,
+    serial: [u8; 16],
     size: AtomicU64,
     read_only: bool,
     closing: AtomicBool,
@@ -37,18 +37,17 @@ pub struct DiskExport {
 impl DiskExport {
     /// An export of an attached disk.
     pub fn new(
-        id: DiskId,
-        name: &str,
-        read_only: bool,
+        record: &DiskRecord,
         engine: Arc<Engine>,
         origin: Arc<Device>,
         clients: Arc<Clients>,
     ) -> DiskExport {
         DiskExport {
-            id,
-            name: name.to_owned(),
+            id: record.id,
+            name: record.name.clone(),
+            serial: record.serial.into_bytes(),
             size: AtomicU64::new(origin.size()),
-            read_only,
+            read_only: record.read_only,
             closing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             clients,
@@ -98,7 +97,7 @@ impl DiskExport {
     }
 }
 
-impl Export for DiskExport {
+impl Volume for DiskExport {
     fn disk(&self) -> DiskId {
         self.id
     }
@@ -107,20 +106,20 @@ impl Export for DiskExport {
         self.size.load(Ordering::Acquire)
     }
 
-    fn read_only(&self) -> bool {
-        self.read_only
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::all(!self.read_only)
     }
 
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn description(&self) -> String {
-        format!("{} behind a Hearth cache", crate::size::human(self.size()))
+    fn serial(&self) -> [u8; 16] {
+        self.serial
     }
 
-    fn can_fast_zero(&self) -> bool {
-        true
+    fn description(&self) -> String {
+        format!("{} behind a Hearth cache", crate::size::human(self.size()))
     }
 
     fn block_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>) {
@@ -148,8 +147,8 @@ impl Export for DiskExport {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn admit(&self, caller: &Caller) -> Result<Visit, String> {
-        let pass = self.clients.admit(caller, ClientKind::Nbd)?;
+    fn admit(&self, caller: &Caller, protocol: Protocol) -> Result<Visit, Fault> {
+        let pass = self.clients.admit(caller, protocol)?;
         Ok(Visit {
             shares: pass.shares(),
             visitor: Box::new(pass),
@@ -157,94 +156,83 @@ impl Export for DiskExport {
     }
 }
 
-impl hearth_vhost::Disk for DiskExport {
-    fn id(&self) -> DiskId {
-        self.id
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn size(&self) -> u64 {
-        Export::size(self)
-    }
-
-    fn read_only(&self) -> bool {
-        self.read_only
-    }
-
-    fn closing(&self) -> bool {
-        Export::closing(self)
-    }
-
-    fn admit(&self, caller: &Caller) -> Result<Box<dyn Visitor>, String> {
-        let pass = self.clients.admit(caller, ClientKind::VhostUser)?;
-        Ok(Box::new(pass))
-    }
-}
-
-/// All disks on offer, by name.
 #[derive(Default)]
-pub struct ExportTable {
-    disks: RwLock<BTreeMap<String, Arc<DiskExport>>>,
-    vhost: OnceLock<VhostSockets>,
+struct Table {
+    disks: BTreeMap<String, Arc<DiskExport>>,
+    exporters: Vec<Arc<dyn Exporter>>,
+    /// Nobody is let in any more.
+    closed: bool,
 }
+
+/// All disks on offer, by name, and all protocols they are offered over.
+#[derive(Default)]
+pub struct ExportTable(Mutex<Table>);
 
 impl ExportTable {
+    /// Held while something is offered or withdrawn, so that every exporter hears of it once and in
+    /// order; never while connections are waited for.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exporters(&self) -> Vec<Arc<dyn Exporter>> {
+        self.lock().exporters.clone()
+    }
+
+    /// From now on every disk is served over this protocol, too.
+    pub fn register(&self, exporter: Arc<dyn Exporter>) {
+        let mut table = self.lock();
+        for export in table.disks.values() {
+            offer(&*exporter, export);
+        }
+        // A client that comes finds all there is.
+        exporter.open();
+        table.exporters.push(exporter);
+    }
+
     /// Offers a disk.
     pub fn insert(&self, export: Arc<DiskExport>) {
-        let mut table = self.disks.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(vhost) = self.vhost.get() {
-            vhost.listen(&export);
+        let mut table = self.lock();
+        if !table.closed {
+            table.exporters.iter().for_each(|e| offer(&**e, &export));
         }
-        table.insert(export.name.clone(), export);
-    }
-
-    /// From now on, every disk has a vhost-user socket, too.
-    pub fn serve_vhost(&self, sockets: VhostSockets) {
-        // Nobody adds a disk meanwhile, so that each is listened for once.
-        let table = self.disks.write().unwrap_or_else(PoisonError::into_inner);
-        let vhost = self.vhost.get_or_init(|| sockets);
-        table.values().for_each(|export| vhost.listen(export));
-    }
-
-    /// The vhost-user sockets, if there are any.
-    pub fn vhost(&self) -> Option<&VhostSockets> {
-        self.vhost.get()
+        table.disks.insert(export.name.clone(), export);
     }
 
     /// Offers it no more; clients that are connected stay.
     pub fn remove(&self, name: &str) {
-        if let Some(vhost) = self.vhost.get() {
-            vhost.unlisten(name);
-        }
-        self.disks
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(name);
+        let mut table = self.lock();
+        table.exporters.iter().for_each(|e| e.withdraw(name));
+        table.disks.remove(name);
+    }
+
+    /// Ends the connections of a disk that is not on offer any more; waits, within bounds.
+    pub(crate) fn disconnect(&self, name: &str) {
+        self.exporters().iter().for_each(|e| e.disconnect(name));
+    }
+
+    /// Tells a disk's clients of its new size.
+    pub(crate) fn resized(&self, name: &str) {
+        self.exporters().iter().for_each(|e| e.resized(name));
+    }
+
+    /// Takes no more clients, over no protocol.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.exporters().iter().for_each(|e| e.close());
+    }
+
+    /// The same, and ends all connections but those of the data threads; requests in flight are
+    /// answered first.
+    pub(crate) fn stop(&self) {
+        self.close();
+        self.exporters().iter().for_each(|e| e.stop());
     }
 }
 
-impl Exports for ExportTable {
-    fn list(&self) -> Vec<ExportSummary> {
-        let table = self.disks.read().unwrap_or_else(PoisonError::into_inner);
-        table
-            .values()
-            .map(|e| ExportSummary {
-                name: e.name.clone(),
-                description: e.description(),
-            })
-            .collect()
-    }
-
-    fn open(&self, name: &str) -> Option<Arc<dyn Export>> {
-        let export = self
-            .disks
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(name)
-            .cloned()?;
-        Some(export)
+/// Offers a disk over one protocol. If that cannot be, it is served over the others.
+fn offer(exporter: &dyn Exporter, export: &Arc<DiskExport>) {
+    if let Err(e) = exporter.offer(export.clone()) {
+        tracing::warn!(disk = %export.name, "not served over {}: {e}", exporter.protocol());
     }
 }

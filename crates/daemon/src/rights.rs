@@ -25,7 +25,7 @@ const BACKLOG: i32 = 4096;
 /// Groups that may use the sockets, besides the user who runs the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
-    /// The NBD and vhost-user sockets.
+    /// The sockets disks are used over.
     pub guests: Option<u32>,
     /// The control socket.
     pub control: Option<u32>,
@@ -70,7 +70,7 @@ impl Rights {
         })
     }
 
-    /// The NBD and vhost-user sockets.
+    /// The sockets disks are used over.
     pub fn guests(&self) -> Access {
         Access {
             group: self.guests,
@@ -94,8 +94,8 @@ impl Rights {
         }
     }
 
-    /// The mode of the directory of the vhost-user sockets.
-    pub fn vhost_dir_mode(&self) -> u32 {
+    /// The mode of a directory of disks' sockets.
+    pub fn sockets_dir_mode(&self) -> u32 {
         match self.guests {
             None => 0o750,
             Some(_) => 0o711,

@@ -103,12 +103,12 @@ pub fn api_socket(dir: &Path) -> PathBuf {
 
 /// The NBD socket in a run directory.
 pub fn nbd_socket(dir: &Path) -> PathBuf {
-    dir.join("nbd.sock")
+    dir.join(hearth_nbd::SOCKET)
 }
 
 /// The directory of the vhost-user sockets in a run directory.
 pub fn vhost_dir(dir: &Path) -> PathBuf {
-    dir.join("vhost")
+    dir.join(hearth_vhost::DIRECTORY)
 }
 
 /// The directory of the sockets of image processes in a run directory, as an absolute path.
@@ -119,7 +119,7 @@ pub fn images_dir(dir: &Path) -> PathBuf {
 
 /// The vhost-user socket of a disk in a run directory.
 pub fn vhost_socket(dir: &Path, disk: &str) -> PathBuf {
-    vhost_dir(dir).join(format!("{disk}.sock"))
+    dir.join(hearth_vhost::socket_name(disk))
 }
 
 /// A run directory in use by this process. Removes its sockets when dropped.
@@ -172,13 +172,8 @@ impl RunDir {
         write(&mut pid).map_err(|e| fail("write into", e))?;
         // It may have been open to others before; what they made below it would still be theirs.
         make_private(&images_dir(dir), 0o700)?;
-        make_private(&vhost_dir(dir), 0o750)?;
-        for (dir, mode) in [
-            (dir.to_owned(), rights.run_dir_mode()),
-            (vhost_dir(dir), rights.vhost_dir_mode()),
-        ] {
-            open_for(&dir, mode).map_err(|e| fail("let others through", e))?;
-        }
+        make_below(&vhost_dir(dir), rights)?;
+        open_for(dir, rights.run_dir_mode()).map_err(|e| fail("let others through", e))?;
         Ok(RunDir {
             dir: dir.to_owned(),
             pid,
@@ -210,6 +205,21 @@ impl Drop for RunDir {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Makes a directory for sockets in a run directory that is ours, unless it is there. Those who may use
+/// disks get through it.
+pub(crate) fn make_below(dir: &Path, rights: &Rights) -> Result<()> {
+    make_private(dir, 0o750)?;
+    open_for(dir, rights.sockets_dir_mode()).map_err(|e| {
+        Error::unavailable(
+            format!(
+                "cannot let others through the directory {}: {e}",
+                dir.display()
+            ),
+            "name a directory you may write with --run-dir",
+        )
+    })
 }
 
 /// Adds to a directory's mode what those who have rights need. What its owner allowed beyond that

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hearth_nbd::NbdFactory;
-use hearth_reactor::SessionFactory;
+use hearth_nbd::NbdExporter;
+use hearth_vhost::VhostExporter;
 
 use crate::abort;
 use crate::api::listen::{self, Limits};
@@ -22,12 +22,12 @@ use crate::brake::Brake;
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::descriptors;
 use crate::error::{Error, Result};
+use crate::host::Site;
 use crate::monitor::Monitor;
 use crate::notify::Notify;
 use crate::rights::Rights;
-use crate::rundir::{RunDir, api_socket, images_dir, make_private, nbd_socket};
+use crate::rundir::{RunDir, api_socket, images_dir, make_private};
 use crate::sign::Signs;
-use crate::vhost::VhostSockets;
 
 /// Longest wait for control requests to be answered at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
@@ -117,7 +117,7 @@ fn serve(
     daemon: &Arc<Daemon>,
     run_dir: &mut RunDir,
     rights: &Rights,
-    tcp: Option<TcpServer>,
+    tcp: Option<hearth_nbd::Tcp>,
     notify: &Notify,
     signalled: &Signals,
     begin: Instant,
@@ -132,46 +132,18 @@ fn serve(
             None
         }
     };
-    let exports = daemon.exports();
-    exports.serve_vhost(VhostSockets::open(
-        &dir,
-        rights.guests(),
-        daemon.reactors().clone(),
-    )?);
-    let mut listeners = Vec::new();
-    if let Some(TcpServer {
-        listener,
-        certificates,
-    }) = tcp
-    {
-        let address = listener
-            .local_addr()
-            .map_or_else(|_| "TCP".to_owned(), |a| a.to_string());
-        let factory: Arc<dyn SessionFactory> = match certificates {
-            None => Arc::new(NbdFactory::plain(exports.clone())),
-            Some((config, required)) => {
-                Arc::new(NbdFactory::with_tls(exports.clone(), config, required))
-            }
-        };
-        listeners.push(daemon.reactors().listen(listener, factory));
-        tracing::info!(%address, "serving NBD");
-    }
-    let socket = run_dir.listen(&nbd_socket(&dir), rights.guests())?;
-    listeners.push(
-        daemon
-            .reactors()
-            .listen(socket, Arc::new(NbdFactory::plain(exports))),
+    register(daemon, &dir, rights, tcp)?;
+    tracing::info!(
+        ms = begin.elapsed().as_millis() as u64,
+        "all disks are on offer"
     );
-    tracing::info!(socket = %nbd_socket(&dir).display(), ms = begin.elapsed().as_millis() as u64, "serving NBD");
     signalled.stop(daemon.clone());
     let monitor = Monitor::start(daemon);
     notify.ready("serving");
     let reason = daemon.housekeeping();
     notify.stopping();
     tracing::info!(?reason, "stopping");
-    for listener in listeners {
-        daemon.reactors().unlisten(listener);
-    }
+    daemon.exports().close();
     drop((monitor, signs));
     let outcome = daemon.shut_down(reason);
     // Control clients wait for the end of an export until the socket is gone.
@@ -180,6 +152,21 @@ fn serve(
         tracing::info!("stopped");
     }
     outcome
+}
+
+/// The protocols disks are served over. A new one is a line here, and a crate
+/// ([`hearth_volume`] says what has to be in it).
+fn register(
+    daemon: &Daemon,
+    dir: &Path,
+    rights: &Rights,
+    tcp: Option<hearth_nbd::Tcp>,
+) -> Result<()> {
+    let host = Site::new(dir, *rights, daemon.reactors().clone());
+    let exports = daemon.exports();
+    exports.register(Arc::new(VhostExporter::start(host.clone())?));
+    exports.register(Arc::new(NbdExporter::start(&*host, tcp)?));
+    Ok(())
 }
 
 /// Signals that end the daemon.
@@ -229,13 +216,7 @@ impl Signals {
     }
 }
 
-struct TcpServer {
-    listener: TcpListener,
-    /// Configuration, and whether clients must use it.
-    certificates: Option<(Arc<rustls::ServerConfig>, bool)>,
-}
-
-fn tcp_server(tcp: &Tcp) -> Result<TcpServer> {
+fn tcp_server(tcp: &Tcp) -> Result<hearth_nbd::Tcp> {
     if !tcp.address.ip().is_loopback() && !tcp.allow_remote {
         return Err(Error::refused(
             format!("{} can be reached from other hosts", tcp.address),
@@ -266,9 +247,9 @@ fn tcp_server(tcp: &Tcp) -> Result<TcpServer> {
             "choose another address or port",
         )
     })?;
-    Ok(TcpServer {
+    Ok(hearth_nbd::Tcp {
         listener,
-        certificates,
+        tls: certificates,
     })
 }
 

@@ -53,9 +53,7 @@ impl NbdExporter {
                 .map_or_else(|_| "TCP".to_owned(), |a| a.to_string());
             let factory = match tls {
                 None => NbdFactory::plain(exports.clone()),
-                Some((config, required)) => {
-                    NbdFactory::with_tls(exports.clone(), config, required)
-                }
+                Some((config, required)) => NbdFactory::with_tls(exports.clone(), config, required),
             };
             let waiting: Waiting = (listener.into(), Arc::new(factory), address);
             state.waiting.push(waiting);

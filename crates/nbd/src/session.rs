@@ -246,7 +246,7 @@ impl NbdSession {
         let next = haggling.option(
             option,
             data.bytes(),
-            &*self.exports,
+            &self.exports,
             &self.caller,
             &mut answer,
         );

@@ -4,8 +4,8 @@ mod common;
 use common::*;
 use hearth_engine::api::{Completion, ReqError, ReqOp};
 use hearth_nbd::{PAYLOAD_MAX, REQUESTS_MAX};
-use hearth_volume::Status;
 use hearth_reactor::{Memory, Room};
+use hearth_volume::Status;
 use std::sync::atomic::Ordering;
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
@@ -200,7 +200,13 @@ fn what_a_volume_cannot_do_is_not_on_offer() {
     for style in STYLES {
         let mut wire = Wire::new();
         wire.disk.simple.store(true, Ordering::Relaxed);
-        wire.haggle(style);
+        wire.greet(3);
+        if style != Style::Simple {
+            assert_eq!(
+                wire.verdict(if style == Style::Extended { 11 } else { 8 }, &[]),
+                1
+            );
+        }
         let list = wire.option(6, &common::go("vm1", &[]));
         let (_, info) = list.iter().find(|(kind, _)| *kind == 3).unwrap();
         let flags = u16::from_be_bytes(info[10..12].try_into().unwrap());

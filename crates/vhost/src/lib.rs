@@ -29,5 +29,5 @@ pub mod server;
 pub mod sigbus;
 
 pub use error::VhostError;
-pub use exporter::{PROTOCOL, VhostExporter, socket_name};
+pub use exporter::{DIRECTORY, PROTOCOL, VhostExporter, socket_name};
 pub use server::Server;

@@ -367,32 +367,13 @@ pub struct DiskInfo {
     pub incomplete: Option<ErrorBody>,
 }
 
-/// How a client uses a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ClientKind {
-    /// Over the NBD socket, or NBD over TCP.
-    Nbd,
-    /// Through shared memory.
-    VhostUser,
-}
-
-impl ClientKind {
-    /// The word used in the API and the command line.
-    pub fn word(self) -> &'static str {
-        match self {
-            ClientKind::Nbd => "nbd",
-            ClientKind::VhostUser => "vhost-user",
-        }
-    }
-}
-
 /// A client of a disk: a process of this host, or, over TCP, an address with the name in its
 /// certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClientInfo {
-    /// How it is connected.
-    pub kind: ClientKind,
+    /// The protocol it uses: `nbd` (over the socket, or TCP), `vhost-user` (through shared memory), or
+    /// another one of a later version.
+    pub kind: String,
     /// Its process, if it is on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,

@@ -327,7 +327,7 @@ impl Daemon {
         if !slot.export().is_some_and(|e| Arc::ptr_eq(e, export)) {
             return;
         }
-        let size = hearth_nbd::Export::size(&**export);
+        let size = hearth_volume::Volume::size(&**export);
         let short = (now < size).then_some(now);
         match (slot.short, short) {
             (None, Some(now)) => tracing::error!(disk = %name, "{}", shrank(size, now)),
@@ -710,9 +710,7 @@ impl Daemon {
     /// Lets clients connect to an attached disk.
     pub(super) fn offer(&self, record: &DiskRecord, device: Arc<Device>) -> Arc<DiskExport> {
         let export = DiskExport::new(
-            record.id,
-            &record.name,
-            record.read_only,
+            record,
             self.engine.clone(),
             device,
             Clients::new(&record.name, record.clients, self.crowd.clone()),

@@ -348,7 +348,7 @@ impl Daemon {
                 "try again when it is attached",
             )),
         })?;
-        let id = hearth_nbd::Export::disk(&*export);
+        let id = hearth_volume::Volume::disk(&*export);
         let known = lock(&self.pool).record(id).map(|record| record.size);
         let known = known.ok_or_else(|| Error::no_disk(name))?;
         if size < known {
@@ -376,9 +376,7 @@ impl Daemon {
             Ok(())
         })?;
         export.set_size(size);
-        if let Some(vhost) = self.exports.vhost() {
-            vhost.resized(name);
-        }
+        self.exports.resized(name);
         Ok(())
     }
 

@@ -84,9 +84,7 @@ impl Daemon {
             tracing::error!(disk = %name, "stopped, because {why}: {error}");
         }
         self.exports.remove(name);
-        if let Some(vhost) = self.exports.vhost() {
-            vhost.disconnect(name);
-        }
+        self.exports.disconnect(name);
         if let Some(slot) = lock(&self.disks).get_mut(name) {
             slot.job = None;
             slot.shown = None;

@@ -297,9 +297,7 @@ impl Daemon {
         drop(origin);
         self.exports.remove(name);
         self.observer.forget_disk(id);
-        if let Some(vhost) = self.exports.vhost() {
-            vhost.disconnect(name);
-        }
+        self.exports.disconnect(name);
         // Whoever is told that the disk is gone finds its origin closed.
         if let Some(slot) = lock(&self.disks).get_mut(name) {
             if let Some(export) = slot.export() {

@@ -413,7 +413,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The disks on offer, for an NBD server.
+    /// The disks on offer, and the protocols they are offered over.
     pub fn exports(&self) -> Arc<ExportTable> {
         self.exports.clone()
     }

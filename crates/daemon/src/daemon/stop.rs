@@ -95,9 +95,7 @@ impl Daemon {
             self.hurry();
             self.ops_within(ops_time)
         });
-        if let Some(vhost) = self.exports.vhost() {
-            vhost.stop();
-        }
+        self.exports.stop();
         let ended = self.reactors.disconnect();
         self.observer.end_recordings();
         self.hurry();

@@ -215,11 +215,7 @@ impl Wire {
         let disk = Disk::new(3, "vm1", size);
         let server = server(vec![disk.clone()]);
         Wire::over(
-            Box::new(NbdSession::new(
-                server,
-                TlsMode::Off,
-                "test".into(),
-            )),
+            Box::new(NbdSession::new(server, TlsMode::Off, "test".into())),
             disk,
         )
     }
