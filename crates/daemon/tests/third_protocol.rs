@@ -264,7 +264,7 @@ impl Client {
         line.trim_end().to_owned()
     }
     fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
-        write!(self.0.get_mut(), "read {at} {len}\n").unwrap();
+        writeln!(self.0.get_mut(), "read {at} {len}").unwrap();
         let mut data = vec![0; len];
         self.0.read_exact(&mut data).unwrap();
         data

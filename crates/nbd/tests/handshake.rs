@@ -3,7 +3,6 @@
 mod common;
 use common::*;
 use hearth_nbd::{NbdSession, TlsMode};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const ACK: u32 = 1;
