@@ -243,22 +243,16 @@ impl Daemon {
             let ops = lock(&self.ops);
             self.not_stopping()?;
             let id = self.with_slot(name, |slot| Ok(slot.id))?;
-            let attaching = lock(&self.attaching);
-            if !attaching.contains(&id) {
+            let left = end.saturating_duration_since(Instant::now());
+            if let Some(ops) = self.attaching.free_or_wait(id, ops, left) {
                 return Ok(ops);
             }
-            drop(ops);
-            let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::conflict(
                     format!("the origin of disk {name} is being opened and does not answer"),
                     "see whether its device or network mount hangs",
                 ));
             }
-            let opened = self
-                .attached
-                .wait_timeout_while(attaching, left, |a| a.contains(&id));
-            drop(opened);
         }
     }
 
@@ -402,7 +396,8 @@ impl Daemon {
             .ok_or_else(|| Error::no_disk(name))?;
         // Nobody else has it: that was waited for.
         let mark = self
-            .mark(id)
+            .attaching
+            .take(id)
             .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
         drop(ops);
         self.attach_marked(mark, record, trust, take)?;
