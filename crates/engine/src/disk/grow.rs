@@ -34,7 +34,8 @@ impl Engine {
         });
         let dirty = d.range_dirty(blocks - 1, blocks);
         let busy = d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks);
-        if odd && (dirty || destaged || busy) {
+        let waits = !core.opts.faults.has(Fault::GrowWhileDirty);
+        if odd && waits && (dirty || destaged || busy) {
             // Its padding must not be written over what the origin grew by.
             if let Some(d) = core.disk_mut(id).filter(|_| dirty) {
                 d.destage.urgent.insert(blocks - 1);

@@ -8,6 +8,7 @@
 use crate::api::DiskId;
 use crate::cache::index::Section as Part;
 use crate::core::Core;
+use crate::faults::Fault;
 use crate::flash::log::{Sealing, SegState};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
@@ -77,7 +78,9 @@ impl Core {
                     tail_seq: self.log.tail_seq(),
                 };
                 // Everything is on flash and about to be flushed: the summary may say so only after.
-                media.flush()?;
+                if !self.opts.faults.has(Fault::CloseUnflushedHead) {
+                    media.flush()?;
+                }
                 self.log.durable_seq = self.log.applied_seq;
                 let bytes = self.encode_summary(&sealing);
                 media.write_at(self.layout.summary_offset(head.seg), &bytes)?;
@@ -149,6 +152,7 @@ impl Core {
             .iter()
             .flatten()
             .filter(|d| !d.zero.is_empty())
+            .filter(|_| !self.opts.faults.has(Fault::CheckpointNoZeros))
             .collect();
         out.extend_from_slice(&(zero.len() as u32).to_le_bytes());
         for d in zero {
@@ -161,7 +165,11 @@ impl Core {
                 out.extend_from_slice(&count.to_le_bytes());
             }
         }
-        let evicting = self.evict.current.map_or(0, |seg| seg + 1);
+        let forgets = self.opts.faults.has(Fault::CheckpointNoEviction);
+        let evicting = match self.evict.current {
+            Some(seg) if !forgets => seg + 1,
+            _ => 0,
+        };
         out.extend_from_slice(&evicting.to_le_bytes());
         out
     }
