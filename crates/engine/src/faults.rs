@@ -50,8 +50,6 @@ pub enum Fault {
     SummaryClaimsItself,
     /// Name in a summary the tail as it is when the summary is written.
     SummaryTailLater,
-    /// Write a summary before the batches it tells of.
-    SealEarly,
     /// Name a tail one segment newer than the oldest that counts.
     TailSkipsOne,
     /// Point the index at a moved copy although a newer one was mapped meanwhile.
@@ -267,33 +265,38 @@ impl Fault {
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
-    pub const BY_STEPS: [Fault; 6] = [
+    pub const BY_STEPS: [Fault; 13] = [
         Fault::GrowEarly,
         Fault::PlayTwice,
         Fault::CheckpointNoEviction,
         Fault::OffForgetsEvicted,
         Fault::OffForgetsDropped,
         Fault::GrowWhileDirty,
-    ];
-
-    /// Those that nothing catches so far.
-    pub const UNSEEN: [Fault; 33] = [
         Fault::SkipVoidFill,
         Fault::SplitCountsEarly,
-        Fault::SummaryTailLater,
-        Fault::SealEarly,
-        Fault::MoveOverNewer,
-        Fault::OldestZerosForgotten,
         Fault::ForgetEvictedCopies,
+        Fault::SkipRelogZeros,
+        Fault::OldestZerosForgotten,
+        Fault::CacheUnguarded,
+        Fault::IgnoreFlashFlushError,
+    ];
+
+    /// Those that nothing catches so far, in some hundred worlds of the likeliest kind. That is a debt of the
+    /// worlds, not a merit of the engine: most need what worlds do not have or hardly ever do (several
+    /// intent regions to a disk, a rescue of a starved log, a disk at its maximum while it is written, a
+    /// crash between two batches of records). A few may turn out to break nothing: what is being destaged
+    /// is dirty as well ([`Fault::WritePastDestaging`]), a cancelled fill is voided when it arrives
+    /// ([`Fault::ForgetCancelledFills`], but for a crash before that).
+    pub const UNSEEN: [Fault; 25] = [
+        Fault::SummaryTailLater,
+        Fault::MoveOverNewer,
         Fault::ForgetCancelledFills,
         Fault::WritePastDestaging,
-        Fault::SkipRelogZeros,
         Fault::RelogUnawaited,
         Fault::FreeBeforeCloses,
         Fault::FreePinned,
         Fault::DropBehindNewer,
         Fault::ZerosToldSuperseded,
-        Fault::IgnoreFlashFlushError,
         Fault::IntentOneRegion,
         Fault::AnyTail,
         Fault::ReplayPastGap,
@@ -304,7 +307,6 @@ impl Fault {
         Fault::RescueUndurable,
         Fault::NoCleanFloor,
         Fault::RescueOneCopy,
-        Fault::CacheUnguarded,
         Fault::TrustUnknownOrigin,
         Fault::SealUnflushed,
         Fault::SkipWipe,
@@ -325,6 +327,14 @@ impl Fault {
 pub struct Faults(#[cfg(feature = "faults")] pub Option<Fault>);
 
 impl Faults {
+    /// Nothing is broken.
+    pub const fn none() -> Faults {
+        Faults(
+            #[cfg(feature = "faults")]
+            None,
+        )
+    }
+
     /// Is this rule to be broken? Always false without the feature, so the branch costs nothing.
     #[inline]
     pub fn has(&self, fault: Fault) -> bool {

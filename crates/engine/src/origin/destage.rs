@@ -316,7 +316,9 @@ impl Core {
         {
             return Some(l.end);
         }
-        // A client's read of the origin is under way: it must not see half of our write.
+        // A client's read of the origin is under way: it should not see half of our write. It began before
+        // the write that we carry out, so it may return either, and is not cached; a disk does not promise
+        // that it returns one of them whole. This is a courtesy, and no test can miss it.
         d.tickets
             .iter()
             .find(|t| t.reading && (t.start..t.end).contains(&block))
