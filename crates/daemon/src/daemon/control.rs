@@ -619,16 +619,12 @@ impl Control for Arc<Daemon> {
         let place = opened.device().beneath().cloned();
         self.check_still_apart(&disk.origin, place.as_ref())?;
         self.check_chain_names(&disk.name, &spec, &record.chain, disk.read_only)?;
-        let id = lock(&self.pool)
-            .registry()
-            .clone()
-            .take_disk_id()
-            .ok_or_else(|| {
-                Error::conflict(
-                    "the pool has as many disks as it can have",
-                    "remove one first",
-                )
-            })?;
+        let id = lock(&self.pool).registry().free_disk_id().ok_or_else(|| {
+            Error::conflict(
+                "the pool has as many disks as it can have",
+                "remove one first",
+            )
+        })?;
         record = DiskRecord {
             id,
             origin: disk.origin,
