@@ -124,6 +124,8 @@ fn attach(engine: &Engine, id: DiskId) -> Result<()> {
 /// One thread that drives the engine.
 struct Driver<'a> {
     engine: &'a Engine,
+    /// Which data thread it is.
+    owner: u32,
     now: u64,
     tick_at: u64,
     buf: Buf,
@@ -136,8 +138,13 @@ struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     fn new(engine: &'a Engine) -> Driver<'a> {
+        Driver::of(engine, 0)
+    }
+
+    fn of(engine: &'a Engine, owner: u32) -> Driver<'a> {
         Driver {
             engine,
+            owner,
             now: 1_000_000_000,
             tick_at: 0,
             buf: Buf::zeroed(BLOCK as usize),
@@ -149,7 +156,8 @@ impl<'a> Driver<'a> {
     }
 
     fn read(&mut self, disk: DiskId, block: u64) {
-        let r = Request::read(0, disk, block * BLOCK, BLOCK, &self.buf, self.now);
+        let mut r = Request::read(0, disk, block * BLOCK, BLOCK, &self.buf, self.now);
+        r.owner = self.owner;
         self.reqs.push(r);
     }
 
@@ -239,7 +247,7 @@ fn hits(engine: &Engine, threads: u64, budget: u64) -> Result<f64> {
     let barrier = Barrier::new(threads as usize);
     let run = Duration::from_nanos(budget);
     let thread = |seed: u64| -> Result<f64> {
-        let mut driver = Driver::new(engine);
+        let mut driver = Driver::of(engine, seed as u32);
         let (mut state, mut requests) = (seed, 0u64);
         barrier.wait();
         let start = Instant::now();
@@ -266,6 +274,32 @@ fn hits(engine: &Engine, threads: u64, budget: u64) -> Result<f64> {
             .collect::<Result<Vec<f64>>>()
     })?;
     Ok(rates.iter().sum())
+}
+
+/// How long the engine's lock is held for a hit: what the core takes over from a lane, some hits at a time.
+fn folded(engine: &Engine, budget: u64) -> Result<f64> {
+    let mut driver = Driver::new(engine);
+    driver.tick_at = u64::MAX;
+    let (mut state, mut took, mut hits, mut held) = (1u64, 0, 0, 0);
+    while took < budget {
+        let start = cpu_ns();
+        // Fewer than make the lane come by itself.
+        for _ in 0..BATCH * 7 {
+            state = hearth_policy::spread(state);
+            driver.read(1, state % WORKING_SET);
+            driver.submit();
+            hits += driver.rest()?;
+        }
+        let before = cpu_ns();
+        engine.tick(driver.now, &mut driver.fx);
+        let with = cpu_ns();
+        engine.tick(driver.now, &mut driver.fx);
+        let without = cpu_ns();
+        // The difference is the hits'; both have the clock's own time in them.
+        held += (with - before) as i64 - (without - with) as i64;
+        took += without - start;
+    }
+    Ok(held as f64 / hits as f64)
 }
 
 /// CPU of a hit, one at a time, beside `dirty` disks with something dirty.
@@ -382,6 +416,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         Driver::new(&engine).fill(1, WORKING_SET)?;
         let one = hits(&engine, 1, budget)?;
         let two = hits(&engine, 2, budget)?;
+        let held = folded(&engine, budget)?;
         drop(engine);
         rows.tell(
             "hits of one thread, batches of 16",
@@ -396,6 +431,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
             Wanted::Shown,
         );
         rows.tell("two threads / one", two / one, "", Wanted::Shown);
+        rows.tell(
+            "the engine's lock held for a hit",
+            held,
+            "ns",
+            Wanted::Shown,
+        );
 
         let mut by_disks = HashMap::new();
         for dirty in DIRTY_DISKS {

@@ -14,6 +14,7 @@ use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, FlashFault, Noted};
 use crate::flash::log::Log;
 use crate::flash::rescue::Rescue;
+use crate::lanes::{Shared, Use};
 use crate::origin::destage::DestageJob;
 use crate::request::read::Miss;
 use crate::stats::PoolCounters;
@@ -23,7 +24,10 @@ use hearth_policy::{Budget, Policy, Rules};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
+/// How often lanes are looked through for disks that are quiet.
+const SWEEP_NS: u64 = 1_000_000_000;
 /// Requests with this owner are the engine's own; their tag is the parent request.
 pub(crate) const INTERNAL: u32 = u32::MAX;
 /// Already answered (only by a deliberate fault).
@@ -162,6 +166,34 @@ pub(crate) struct Req {
     pub waits_for_runs: bool,
 }
 
+impl Req {
+    pub fn new(r: Request) -> Req {
+        Req {
+            r,
+            phase: Phase::Reading,
+            pending: 0,
+            failed: None,
+            flush_again: false,
+            hit: false,
+            missed: false,
+            waited: false,
+            seeks: false,
+            bypassed: false,
+            locked: false,
+            behind: 0,
+            turn: 0,
+            regions: None,
+            waits_for_runs: false,
+            retries: 0,
+            fills_appended: false,
+            appended: 0,
+            edges: SmallVec::new(),
+            through: false,
+            merged: false,
+        }
+    }
+}
+
 /// What to do when an operation ends.
 #[derive(Debug)]
 pub(crate) enum OpCtx {
@@ -219,6 +251,12 @@ pub(crate) struct Core {
     pub layout: Layout,
     pub pool_tag: u64,
     pub index: Index,
+    /// What data threads do without the lock.
+    pub shared: Arc<Shared>,
+    /// Notes of uses being folded; kept for its memory.
+    pub uses: Vec<Use>,
+    /// When lanes were last looked through for disks that are quiet.
+    pub swept_ns: u64,
     pub policy: Policy,
     pub stage: Stage,
     pub ahead: Ahead,
@@ -276,6 +314,8 @@ pub(crate) struct Core {
     /// Bytes of batches on flash that no flush started so far covers.
     pub unflushed_bytes: u64,
     pub foreground: u64,
+    /// Hits in flight in lanes when the destager last looked.
+    pub lane_hits: u64,
     pub last_foreground_ns: u64,
     pub quiescing: bool,
     pub probe: u32,
@@ -407,29 +447,7 @@ impl Core {
         if let Some(d) = self.disk_mut(r.disk) {
             d.in_flight += 1;
         }
-        let id = self.reqs.insert(Req {
-            r,
-            phase: Phase::Reading,
-            pending: 0,
-            failed: None,
-            flush_again: false,
-            hit: false,
-            missed: false,
-            waited: false,
-            seeks: false,
-            bypassed: false,
-            locked: false,
-            behind: 0,
-            turn: 0,
-            regions: None,
-            waits_for_runs: false,
-            retries: 0,
-            fills_appended: false,
-            appended: 0,
-            edges: SmallVec::new(),
-            through: false,
-            merged: false,
-        });
+        let id = self.reqs.insert(Req::new(r));
         match op {
             ReqOp::Read => self.start_read(id, now, fx),
             ReqOp::Prefetch => self.start_prefetch(id, now, fx),
@@ -609,7 +627,7 @@ impl Core {
         }
     }
 
-    fn account(&mut self, done: &IoDone) {
+    pub fn account(&mut self, done: &IoDone) {
         let ns = done.latency_ns;
         match (done.op.target, done.op.kind) {
             (Target::Flash(_), OpKind::Read) => {
@@ -650,11 +668,17 @@ impl Core {
         self.wake_stalled(now, fx);
         self.destage_step(now, fx);
         self.pump(now, fx);
+        self.publish_pool(now);
     }
 
     /// Periodic work; returns when to be called again.
     pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
         self.policy.tick(now / 1000);
+        self.fold_all(now, fx);
+        if now.saturating_sub(self.swept_ns) > SWEEP_NS {
+            self.swept_ns = now;
+            self.sweep_lanes();
+        }
         self.close_idle_intents(now, fx);
         self.sync_draining(now, fx);
         self.trim_own_overuse(now);

@@ -1,7 +1,7 @@
 //! The engine as the rest of the daemon sees it: one per pool, shared by all threads.
 //!
-//! All state is in one [`Core`] behind one short lock. A hit takes it twice, for some hundred
-//! nanoseconds each; checksums, copies and system calls happen outside.
+//! All state is in one [`Core`] behind one short lock, which plain read hits do without
+//! ([`crate::lanes`]); checksums, copies and system calls happen outside.
 
 use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use crate::cache::ahead::{Ahead, UNUSED_SHARE};
@@ -10,13 +10,13 @@ use crate::cache::stage::Stage;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::disk::grow::resize;
-use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FlashFault, Noted};
 use crate::flash::log::{Log, SegState, Segment};
 use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
 use crate::flash::rescue::Rescue;
+use crate::lanes::{After, Shared};
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
@@ -26,7 +26,7 @@ use hearth_policy::{Config, Policy};
 use serde::Serialize;
 use slab::Slab;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A disk the registry knows, told to the engine before it reads the log.
 #[derive(Clone, Copy, Debug)]
@@ -148,13 +148,17 @@ impl DiskStatus {
 }
 
 /// The cache engine of one pool.
-pub struct Engine(Mutex<Core>);
+pub struct Engine {
+    core: Mutex<Core>,
+    /// Also in the core: what hits need.
+    shared: Arc<Shared>,
+}
 
 impl Engine {
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         // A panic inside the core is a bug that must not take the other disks along silently;
         // the state is still the best there is.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
@@ -177,9 +181,13 @@ impl Engine {
             summary_capacity: layout.summary_capacity(),
             ..Log::default()
         };
+        let index = Index::new(slots, opts.hash_seed);
         let mut core = Core {
             pool_tag: sb.pool_tag(),
-            index: Index::new(slots, opts.hash_seed),
+            shared: Arc::new(Shared::new(index.lookup(), &layout, opts.faults)),
+            index,
+            uses: Vec::new(),
+            swept_ns: 0,
             policy: Policy::new(Config {
                 ram: stage,
                 flash: slots as usize,
@@ -225,6 +233,7 @@ impl Engine {
             last_flash_flush_ns: 0,
             unflushed_bytes: 0,
             foreground: 0,
+            lane_hits: 0,
             last_foreground_ns: 0,
             quiescing: false,
             probe: 0,
@@ -293,18 +302,13 @@ impl Engine {
         if !loaded {
             Self::recover(&mut core, media, &since, &mut report)?;
         }
-        if !core.opts.faults.has(Fault::StayClean) {
-            core.sb.state = PoolState::Open;
-            core.sb.store(media)?;
-        }
+        core.sb.state = PoolState::Open;
+        core.sb.store(media)?;
         // Segment numbers never repeat: the superblock's generation is in their upper half.
         core.log.next_segment_seq = core
             .log
             .next_segment_seq
-            .max(match core.opts.faults.has(Fault::RepeatNumbers) {
-                true => 0,
-                false => core.sb.generation << 32,
-            })
+            .max(core.sb.generation << 32)
             .max(1);
         report.cached_blocks = core.index.len() as u64;
         report.dirty = core
@@ -314,7 +318,12 @@ impl Engine {
             .filter(|d| d.is_dirty())
             .map(|d| (d.cfg.id, d.dirty.len(), d.zero.len()))
             .collect();
-        Ok((Engine(Mutex::new(core)), report))
+        core.publish_pool(0);
+        let engine = Engine {
+            shared: core.shared.clone(),
+            core: Mutex::new(core),
+        };
+        Ok((engine, report))
     }
 
     fn recover(
@@ -333,15 +342,12 @@ impl Engine {
         core.log.applied_seq = found.last_batch;
         core.log.next_segment_seq = found.max_segment_seq + 1;
         // First what was accepted becomes durable; only then may anything on flash claim so.
-        if !core.opts.faults.has(Fault::SealUnflushed) {
-            media.flush()?;
-        }
+        media.flush()?;
         core.log.durable_seq = found.last_batch;
         let zeros = vec![0u8; BLOCK as usize];
         // The numbers of what was not accepted are used again: if the summary that follows should ever be
         // unreadable, a walk must not find it behind what was.
-        let cuts = !core.opts.faults.has(Fault::SkipCut);
-        for (seg, at) in found.cut.into_iter().filter(|_| cuts) {
+        for (seg, at) in found.cut {
             let offset = core.layout.segment_offset(seg) + u64::from(at) * BLOCK;
             media.write_at(offset, &zeros)?;
         }
@@ -358,8 +364,7 @@ impl Engine {
             media.write_at(core.layout.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
-        let wiped = !core.opts.faults.has(Fault::SkipWipe);
-        for seg in found.wipe.into_iter().filter(|_| wiped) {
+        for seg in found.wipe {
             media.write_at(core.layout.segment_offset(seg), &zeros)?;
             media.write_at(core.layout.summary_offset(seg), &zeros)?;
         }
@@ -386,10 +391,6 @@ impl Engine {
                 place(&mut core, disk);
             }
         }
-        let origin = match core.opts.faults.has(Fault::TrustUnknownOrigin) {
-            true => OriginState::Flushed,
-            false => origin,
-        };
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         resize(d, cfg.size);
         d.cfg = cfg;
@@ -406,15 +407,18 @@ impl Engine {
             // Nothing is written to an origin that is not attached: that flush covers all.
             OriginState::Flushed => d.sync.durable = d.sync.completed,
         }
+        core.publish(id);
         Ok(())
     }
 
     /// Stops serving a disk; what is cached stays.
     pub fn detach(&self, id: DiskId) -> Result<(), ControlError> {
         let mut core = self.core();
+        let hits = core.shared.shut(id);
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         let io = !d.destage.busy.is_empty() || !d.tickets.is_empty() || d.sync.inflight.is_some();
-        if d.in_flight > 0 || io || !d.destage.written.is_empty() {
+        if d.in_flight + hits > 0 || io || !d.destage.written.is_empty() {
+            core.publish(id);
             return Err(ControlError::Busy);
         }
         d.attached = false;
@@ -433,8 +437,9 @@ impl Engine {
                 .batches
                 .iter()
                 .all(|b| b.items.iter().all(|i| i.disk != id));
+        let hits = core.shared.shut(id);
         let d = core.disk(id).ok_or(ControlError::NoDisk)?;
-        if d.in_flight > 0
+        if d.in_flight + hits > 0
             || !d.tickets.is_empty()
             || !d.destage.busy.is_empty()
             || !d.destage.written.is_empty()
@@ -442,6 +447,7 @@ impl Engine {
             || !quiet
         {
             core.log.urgent = true;
+            core.publish(id);
             return Err(ControlError::Busy);
         }
         let blocks = d.blocks.max(1 << 36);
@@ -458,9 +464,8 @@ impl Engine {
             d.intents.clear();
         }
         core.count_zero_runs();
-        if !core.opts.faults.has(Fault::ForgetInHead) {
-            core.roll(fx);
-        }
+        core.roll(fx);
+        core.publish(id);
         Ok(core.log.next_segment_seq)
     }
 
@@ -474,7 +479,9 @@ impl Engine {
         if d.is_dirty() || d.cached > 0 {
             return Err(ControlError::Dirty);
         }
+        core.gather(id);
         core.disks[id as usize] = None;
+        core.publish(id);
         core.count_zero_runs();
         Ok(())
     }
@@ -483,6 +490,7 @@ impl Engine {
     pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
         let mut core = self.core();
         core.disk_mut(id).ok_or(ControlError::NoDisk)?.cfg.mode = mode;
+        core.publish(id);
         if mode == Mode::Off {
             core.stage_forget(id, 0, u64::MAX);
         }
@@ -579,7 +587,7 @@ impl Engine {
                 && d.lost.len() == d.dirty.len()
                 && d.zero.is_empty()
                 && settled,
-            in_flight: d.in_flight,
+            in_flight: d.in_flight + core.shared.in_flight(id),
             lost_ranges: d
                 .lost
                 .runs()
@@ -595,6 +603,7 @@ impl Engine {
     /// A disk's statistics. Data left dirty by an earlier run counts as dirty since the first call.
     pub fn stats(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
         let mut core = self.core();
+        core.gather(id);
         let d = core.disk_mut(id)?;
         if d.is_dirty() && d.dirty_since_ns == 0 {
             d.dirty_since_ns = now_ns;
@@ -618,7 +627,8 @@ impl Engine {
 
     /// A disk's latencies so far, to be compared with later ones.
     pub fn latencies(&self, id: DiskId) -> Option<Latencies> {
-        let core = self.core();
+        let mut core = self.core();
+        core.gather(id);
         let d = core.disk(id)?;
         Some(Latencies {
             read_hit: d.hit_latency.tally(),
@@ -630,7 +640,8 @@ impl Engine {
 
     /// The pool's statistics.
     pub fn pool_stats(&self) -> PoolStats {
-        let core = self.core();
+        let mut core = self.core();
+        core.fold_all_reads();
         PoolStats {
             counters: core.counters,
             capacity_blocks: core.capacity_blocks(),
@@ -754,7 +765,10 @@ impl Engine {
 
     /// Takes no more requests (or takes them again) and brings everything to rest.
     pub fn quiesce(&self, on: bool) {
-        self.core().quiescing = on;
+        let mut core = self.core();
+        core.quiescing = on;
+        // The rest is as it was when the core last looked.
+        core.shared.open(false);
     }
 
     /// Nothing is in flight, everything is durable: [`close`](Self::close) may be called.
@@ -766,6 +780,7 @@ impl Engine {
                 || !d.destage.written.is_empty()
         });
         core.reqs.is_empty()
+            && core.shared.all_in_flight() == 0
             && core.ops.is_empty()
             && core.jobs.is_empty()
             && core.log.quiet()
@@ -776,7 +791,8 @@ impl Engine {
     /// Writes the checkpoint and marks the pool clean. Needs [`idle`](Self::idle).
     pub fn close(&self, media: &mut dyn Media) -> Result<(), OpenError> {
         let mut core = self.core();
-        if !core.reqs.is_empty() || !core.ops.is_empty() || !core.log.quiet() {
+        let hits = core.shared.all_in_flight();
+        if hits > 0 || !core.reqs.is_empty() || !core.ops.is_empty() || !core.log.quiet() {
             return Err(OpenError::Busy);
         }
         if core.flash_failed {
@@ -863,9 +879,10 @@ impl Engine {
             .front()
             .map(|s| core.log.segments[*s as usize]);
         format!(
-            "requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {} and {}; \
+            "hits {}; requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {} and {}; \
              segments {states:?}; oldest {front:?}; evict {:?}; jobs {}; dirty {}; ord next {} applied {} durable {}; \
              flush in flight {}; waiters {}; disks {:?}",
+            core.shared.all_in_flight(),
             core.reqs.len(),
             core.ops.len(),
             core.log.queue.len(),
@@ -901,9 +918,16 @@ impl Engine {
         )
     }
 
-    /// Takes requests; `now_ns` is monotonic. Drains `reqs`.
+    /// Takes requests, all of one thread; `now_ns` is monotonic. Drains `reqs`.
     pub fn submit(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
-        let mut core = self.core();
+        let lane = Shared::lane(reqs);
+        let mut after = self.shared.take(lane, now_ns, reqs, fx);
+        if !reqs.is_empty() {
+            after.must = true;
+        }
+        let Some(mut core) = self.visit(Some(lane), after, now_ns, fx) else {
+            return;
+        };
         for r in reqs.drain(..) {
             core.submit(r, now_ns, fx);
         }
@@ -912,11 +936,47 @@ impl Engine {
 
     /// Takes finished operations. Drains `dones`.
     pub fn io_done(&self, now_ns: u64, dones: &mut Vec<IoDone>, fx: &mut Effects) {
-        let mut core = self.core();
+        let (lane, mut after) = self.shared.done(now_ns, dones, fx);
+        if !dones.is_empty() {
+            after.must = true;
+        }
+        let Some(mut core) = self.visit(lane, after, now_ns, fx) else {
+            return;
+        };
         for d in dones.drain(..) {
             core.done(d, now_ns, fx);
         }
         core.settle(now_ns, fx);
+    }
+
+    /// The core, if a thread has to go there after it was in its lane; what that has noted is folded. What
+    /// only ought to be done is done if nobody else is there.
+    fn visit(
+        &self,
+        lane: Option<usize>,
+        after: After,
+        now_ns: u64,
+        fx: &mut Effects,
+    ) -> Option<MutexGuard<'_, Core>> {
+        let mut core = if after.must {
+            self.core()
+        } else if after.settle || after.fold {
+            match self.core.try_lock() {
+                Ok(core) => core,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            }
+        } else {
+            return None;
+        };
+        if let Some(lane) = lane {
+            core.fold(lane, now_ns, fx);
+        }
+        if !after.must && !after.settle {
+            core.publish_pool(now_ns);
+            return None;
+        }
+        Some(core)
     }
 
     /// Background work; returns when to be called again at the latest.

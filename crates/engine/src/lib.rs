@@ -10,6 +10,7 @@ mod disk;
 mod engine;
 pub mod faults;
 mod flash;
+mod lanes;
 mod origin;
 mod request;
 pub mod stats;

@@ -176,6 +176,31 @@ impl Latency {
         }
     }
 
+    /// Takes over all samples of another one.
+    pub fn absorb(&mut self, other: &mut Latency) {
+        let mut take = |us: u64, mut n: u64| {
+            while n > 0 {
+                let some = n.min(u64::from(u32::MAX)) as u32;
+                self.record_n(us.saturating_mul(1000), some);
+                n -= u64::from(some);
+            }
+        };
+        match &mut other.0 {
+            Counts::Few(few) => {
+                for v in few.iter_recorded() {
+                    take(v.value_iterated_to(), v.count_at_value().into());
+                }
+                few.reset();
+            }
+            Counts::Many(many) => {
+                for v in many.iter_recorded() {
+                    take(v.value_iterated_to(), v.count_at_value());
+                }
+                many.reset();
+            }
+        }
+    }
+
     /// The counts in few bytes, to compare with later ones.
     pub fn tally(&self) -> Tally {
         match &self.0 {

@@ -1,10 +1,16 @@
-//! Atomics: those of the standard library, or those of the model checker, which tries every order in
-//! which threads may see them (feature `model`, see the tests in `model.rs`).
+//! Atomics and locks: those of the standard library, or those of the model checker, which tries every
+//! order in which threads may see them (feature `model`, see `lanes/model.rs`).
 
 #[cfg(feature = "model")]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64},
+};
 #[cfg(not(feature = "model"))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64},
+};
 
 /// Words that are zero, in memory that the system only gives once it is used.
 #[cfg(not(feature = "model"))]

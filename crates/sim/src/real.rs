@@ -22,7 +22,7 @@ pub const IGNORE_SINCE: &str = "IgnoreSinceSeq";
 
 /// Names of the deliberate faults.
 pub fn fault_names() -> Vec<String> {
-    let engine = Fault::all().map(|f| format!("{f:?}"));
+    let engine = Fault::ALL.iter().map(|f| format!("{f:?}"));
     engine.chain([IGNORE_SINCE.to_string()]).collect()
 }
 
@@ -35,7 +35,8 @@ impl Real {
                 ..Real::default()
             });
         }
-        let fault = Fault::all()
+        let fault = Fault::ALL
+            .into_iter()
             .find(|f| format!("{f:?}").eq_ignore_ascii_case(name))
             .ok_or_else(|| format!("there is no mutation {name:?}; --list names them"))?;
         Real::with(fault)
@@ -186,6 +187,10 @@ impl Subject for RealSubject {
         self.engine.close(media).map_err(text)
     }
     fn submit(&self, now_ns: u64, requests: &mut Vec<Request>, effects: &mut Effects) {
+        // As if several data threads served them.
+        for r in requests.iter_mut() {
+            r.owner = (r.tag % 3) as u32;
+        }
         self.engine.submit(now_ns, requests, effects);
     }
     fn io_done(&self, now_ns: u64, done: &mut Vec<IoDone>, effects: &mut Effects) {

@@ -260,8 +260,7 @@ impl Daemon {
             return Ok(());
         }
         let mark = self
-            .attaching
-            .take(id)
+            .mark(id)
             .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
         drop(ops);
         self.attach_marked(mark, record, None, Take::Free)

@@ -40,7 +40,6 @@ use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
 use crate::exports::{DiskExport, ExportTable};
-use crate::marks::Marks;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
 use crate::progress::Progress;
@@ -275,7 +274,9 @@ pub struct Daemon {
     /// Disks that were removed and that the engine could not forget yet.
     leftovers: Mutex<Vec<DiskId>>,
     /// Disks whose origin is being opened right now, however long that takes.
-    attaching: Arc<Marks>,
+    attaching: Mutex<BTreeSet<DiskId>>,
+    /// Told when one of them is done.
+    attached: Condvar,
     /// Awaited disks that are being looked for.
     looking: Mutex<BTreeSet<DiskId>>,
     /// What the disks' origins lie on, as last looked at.
@@ -392,7 +393,8 @@ impl Daemon {
             flash: flash::FlashWatch::new(degraded, place),
             voided: Mutex::default(),
             leftovers: Mutex::default(),
-            attaching: Arc::default(),
+            attaching: Mutex::default(),
+            attached: Condvar::new(),
             looking: Mutex::default(),
             places: Mutex::default(),
             images: options.images.clone(),

@@ -20,37 +20,10 @@ impl Engine {
     /// later: the copy of an odd last block is not void on flash yet, or the block is in use.
     pub fn set_size(&self, id: DiskId, size: u64) -> Result<(), ControlError> {
         let mut core = self.core();
-        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
-        if size < d.cfg.size || size > DISK_MAX {
-            return Err(ControlError::Size);
-        }
-        let (old, blocks) = (d.cfg.size, d.blocks);
-        let odd = old % BLOCK != 0 && size != old;
-        // A fill or read ahead under way carries the padding, too, and belongs to no request.
-        let filling = d.tickets.iter().any(|t| t.end >= blocks);
-        let destaged = d.destage.written.iter().any(|w| match *w {
-            Written::Data { block, .. } => block + 1 == blocks,
-            Written::Zero { block, count } => block + count == blocks,
-        });
-        let dirty = d.range_dirty(blocks - 1, blocks);
-        let busy = d.in_flight > 0 || filling || d.destaging(blocks - 1, blocks);
-        let waits = !core.opts.faults.has(Fault::GrowWhileDirty);
-        if odd && waits && (dirty || destaged || busy) {
-            // Its padding must not be written over what the origin grew by.
-            if let Some(d) = core.disk_mut(id).filter(|_| dirty) {
-                d.destage.urgent.insert(blocks - 1);
-            }
-            return Err(ControlError::Busy);
-        }
-        if odd {
-            core.stage_forget(id, blocks - 1, blocks);
-            if !core.padding_is_void(id) && !core.opts.faults.has(Fault::GrowEarly) {
-                return Err(ControlError::Busy);
-            }
-        }
-        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        resize(d, size);
-        Ok(())
+        let hits = core.shared.shut(id);
+        let result = core.set_size(id, size, hits);
+        core.publish(id);
+        result
     }
 
     /// Before a disk that is not attached is stored with a new size: makes the clean copy of an odd last
@@ -68,6 +41,39 @@ impl Engine {
 }
 
 impl Core {
+    fn set_size(&mut self, id: DiskId, size: u64, hits: u64) -> Result<(), ControlError> {
+        let d = self.disk(id).ok_or(ControlError::NoDisk)?;
+        if size < d.cfg.size || size > DISK_MAX {
+            return Err(ControlError::Size);
+        }
+        let (old, blocks) = (d.cfg.size, d.blocks);
+        let odd = old % BLOCK != 0 && size != old;
+        // A fill or read ahead under way carries the padding, too, and belongs to no request.
+        let filling = d.tickets.iter().any(|t| t.end >= blocks);
+        let destaged = d.destage.written.iter().any(|w| match *w {
+            Written::Data { block, .. } => block + 1 == blocks,
+            Written::Zero { block, count } => block + count == blocks,
+        });
+        let dirty = d.range_dirty(blocks - 1, blocks);
+        let busy = d.in_flight + hits > 0 || filling || d.destaging(blocks - 1, blocks);
+        if odd && (dirty || destaged || busy) {
+            // Its padding must not be written over what the origin grew by.
+            if let Some(d) = self.disk_mut(id).filter(|_| dirty) {
+                d.destage.urgent.insert(blocks - 1);
+            }
+            return Err(ControlError::Busy);
+        }
+        if odd {
+            self.stage_forget(id, blocks - 1, blocks);
+            if !self.padding_is_void(id) && !self.opts.faults.has(Fault::GrowEarly) {
+                return Err(ControlError::Busy);
+            }
+        }
+        let d = self.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        resize(d, size);
+        Ok(())
+    }
+
     /// Is every copy of the odd last block void, whatever happens? If not, makes it so, from now on.
     fn padding_is_void(&mut self, id: DiskId) -> bool {
         let Some(d) = self.disk(id) else { return true };

@@ -135,7 +135,6 @@ impl Core {
         now: u64,
     ) -> bool {
         let sound = !self.flash_failed;
-        let hasty = self.opts.faults.has(Fault::LoseTooSoon);
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
@@ -149,7 +148,7 @@ impl Core {
                 refused.not_before_ns = now + (REFUSAL_PAUSE_NS << refused.count);
                 refused.count += 1;
             }
-            if refused.count >= REFUSALS_MAX || hasty {
+            if refused.count >= REFUSALS_MAX {
                 self.lose(disk, block, slot);
             }
             return false;
@@ -221,9 +220,7 @@ impl Core {
         self.opts.trim = false;
         let items = unsent(&mut self.log);
         self.log.requeue(items);
-        if !self.opts.faults.has(Fault::ResendRenumbered) {
-            self.log.next_batch_seq = seq;
-        }
+        self.log.next_batch_seq = seq;
         self.pump(now, fx);
     }
 

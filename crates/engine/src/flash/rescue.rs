@@ -95,9 +95,7 @@ impl Core {
         if !evicted || self.log.order.is_empty() {
             return false;
         }
-        if self.log.durable_seq < self.log.applied_seq
-            && !self.opts.faults.has(Fault::RescueUndurable)
-        {
+        if self.log.durable_seq < self.log.applied_seq {
             self.start_flash_flush(now, fx);
             return true;
         }
@@ -115,9 +113,7 @@ impl Core {
         if !any && !self.closes_intents_of(u64::MAX) {
             return;
         }
-        if !self.opts.faults.has(Fault::NoCleanFloor) {
-            self.sb.clean_floor = self.log.next_segment_seq;
-        }
+        self.sb.clean_floor = self.log.next_segment_seq;
         self.cancel_fills();
         self.rescue.closing.clear();
         let mut again = Vec::new();
@@ -271,7 +267,7 @@ impl Core {
             }
             Step::Flush { last } => {
                 self.sb.copy = 1 - (self.sb.copy & 1);
-                if last || self.opts.faults.has(Fault::RescueOneCopy) {
+                if last {
                     self.rescue.failures = 0;
                     if !self.release_below_floor(fx) {
                         // The numbers on flash do not say what is oldest. It would be the same again.

@@ -37,6 +37,10 @@ impl Core {
         d.fenced = true;
         d.drain = false;
         d.destage.urgent.clear();
+        self.publish(disk);
+        // From here on no hit of it is answered.
+        self.shared.grace();
+        let Some(d) = self.disk_mut(disk) else { return };
         // Who waits for a range to become clean waits in vain.
         for id in std::mem::take(&mut d.clean_waiters) {
             self.reqs[id].failed = Some(crate::api::ReqError::Io);

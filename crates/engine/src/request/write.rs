@@ -460,9 +460,8 @@ impl Core {
             return false;
         };
         let mut held = log.order.front().into_iter().chain(&log.freeing);
-        (d.dropped_ord <= log.durable_ord || self.opts.faults.has(Fault::OffForgetsDropped))
-            && (held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
-                || self.opts.faults.has(Fault::OffForgetsEvicted))
+        d.dropped_ord <= log.durable_ord
+            && held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
     }
 
     /// Queues the record that says copies are void; returns its number.
@@ -722,13 +721,11 @@ impl Core {
             return false;
         }
         let durable = self.log.durable_ord;
-        let faults = self.opts.faults;
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
-        let dirty = d.range_dirty(start, end) && !faults.has(Fault::WritePastDirty)
-            || d.destaging(start, end) && !faults.has(Fault::WritePastDestaging);
-        if !dirty && (d.cleaned_ord <= durable || faults.has(Fault::WritePastUndurablyClean)) {
+        let dirty = d.range_dirty(start, end) || d.destaging(start, end);
+        if !dirty && d.cleaned_ord <= durable {
             return true;
         }
         let blocks: Vec<u64> = d.dirty.range(start, end).collect();
@@ -796,22 +793,17 @@ impl Core {
         let op = self.reqs[id].r.op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
-        let evicting = (self.evict.current.is_some() || !self.log.freeing.is_empty())
-            && !self.opts.faults.has(Fault::ForgetEvictedCopies);
+        let evicting = self.evict.current.is_some() || !self.log.freeing.is_empty();
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || !self.flash_failed;
-        let cached = replaced
-            && !self.opts.faults.has(Fault::KeepOverwritten)
-            && self.forget_range(disk, start, end, now);
+        let cached = replaced && self.forget_range(disk, start, end, now);
         if self.flash_failed
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
         {
             d.sync.superseded = written;
         }
-        let fills_appended =
-            self.reqs[id].fills_appended && !self.opts.faults.has(Fault::ForgetCancelledFills);
-        let had = cached || fills_appended || evicting && !unguarded;
+        let had = cached || self.reqs[id].fills_appended || evicting && !unguarded;
         if !replaced {
             self.doubt_written(disk, start, end);
         } else if self.disk(disk).is_some_and(|d| !d.zero.is_empty()) {
@@ -832,7 +824,7 @@ impl Core {
             ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
             _ => false,
         };
-        if ok && fua && !self.opts.faults.has(Fault::FuaLeavesOriginVolatile) {
+        if ok && fua {
             self.reqs[id].phase = Phase::WaitOrigin;
             self.wait_origin(disk, written, SyncWaiter::Request(id), now, fx);
         } else {

@@ -1,0 +1,190 @@
+//! What the core learns of hits.
+
+use super::{Counts, LANES, Reads, SLOW_NS, Use};
+use crate::api::{DiskId, Effects};
+use crate::cache::index::Key;
+use crate::cache::stage::policy_key;
+use crate::core::{Core, Req, ewma};
+use hearth_policy::Use as Used;
+
+/// Good reads of which the mean is weighed one by one, at most: the older ones weigh nothing then.
+const SAMPLES_MAX: u64 = 64;
+
+impl Core {
+    /// Tells hits whether there may be any, and how a disk is.
+    pub fn publish(&self, id: DiskId) {
+        self.shared.publish(id, self.disk(id));
+    }
+
+    /// Tells hits what holds for all of them. Whenever something of it may have changed.
+    pub fn publish_pool(&self, now: u64) {
+        let open = !self.quiescing && !self.flash_failed && self.flash_ewma_ns <= SLOW_NS;
+        self.shared.open(open);
+        if self.evict.current.is_none() {
+            self.shared.want(false);
+        }
+        let work = self.dirty_total > 0 || self.evict.current.is_some() || !self.log.quiet();
+        self.shared.settle_later(now, work);
+    }
+
+    /// Takes over what all lanes have noted.
+    pub fn fold_all(&mut self, now: u64, fx: &mut Effects) {
+        (0..LANES).for_each(|n| self.fold(n, now, fx));
+    }
+
+    /// Takes over what a lane has noted: hits that need the core, uses, how fast flash is.
+    pub fn fold(&mut self, n: usize, now: u64, fx: &mut Effects) {
+        if self.fold_notes(n, fx) {
+            self.take_over(n, now, fx);
+        }
+    }
+
+    /// Takes over only what says something of blocks and flash, of all lanes.
+    pub fn fold_all_notes(&mut self, fx: &mut Effects) {
+        for n in 0..LANES {
+            self.fold_notes(n, fx);
+        }
+    }
+
+    /// The same of one lane; true if it has hits that need the core.
+    fn fold_notes(&mut self, n: usize, fx: &mut Effects) -> bool {
+        let mut uses = std::mem::take(&mut self.uses);
+        let (reads, trouble) = {
+            let mut lane = self.shared.lanes().enter(n);
+            std::mem::swap(&mut lane.uses, &mut uses);
+            (std::mem::take(&mut lane.reads), !lane.trouble.is_empty())
+        };
+        self.fold_reads(reads);
+        self.fold_uses(uses, fx);
+        trouble
+    }
+
+    /// How flash answered.
+    fn fold_reads(&mut self, reads: Reads) {
+        self.counters.flash_read_bytes += reads.bytes;
+        if reads.count > 0 {
+            self.flash_read_errors.clear();
+            for _ in 0..reads.count.min(SAMPLES_MAX) {
+                self.flash_ewma_ns = ewma(self.flash_ewma_ns, reads.ns / reads.count);
+            }
+        }
+    }
+
+    /// The same of all lanes.
+    pub fn fold_all_reads(&mut self) {
+        for n in 0..LANES {
+            let reads = std::mem::take(&mut self.shared.lanes().enter(n).reads);
+            self.fold_reads(reads);
+        }
+    }
+
+    fn fold_uses(&mut self, mut uses: Vec<Use>, fx: &mut Effects) {
+        let mut wishes = std::mem::take(&mut self.ahead.wishes);
+        wishes.clear();
+        let mut last = (0, false);
+        for u in uses.drain(..) {
+            if last.0 != u.disk {
+                last = (u.disk, self.reads_ahead(u.disk));
+            }
+            if let Some((offset, len)) = u.request {
+                if let Some(d) = self.disk_mut(u.disk) {
+                    d.sequential.observe(offset, u64::from(len));
+                }
+                if last.1 {
+                    let blocks = (offset + u64::from(len)).div_ceil(4096) - u.block;
+                    let key = policy_key(u.disk, u.block);
+                    self.policy.read(key, blocks as u32, &mut wishes);
+                }
+            }
+            for i in 0..u.count {
+                let (slot, block) = (u.slot + i, u.block + u64::from(i));
+                self.policy
+                    .used(policy_key(u.disk, block), false, Used::Hit);
+                let key = Key::new(u.disk, block);
+                // It may hold something else by now.
+                if u.touch && self.index.slot(slot).is_some_and(|s| s.key == key) {
+                    self.index.touch(slot);
+                }
+            }
+        }
+        self.uses = uses;
+        if !wishes.is_empty() {
+            self.read_ahead(&wishes, fx);
+        }
+        self.ahead.wishes = wishes;
+    }
+
+    /// Goes on with hits that ended badly, as if they had been the core's own from the start.
+    fn take_over(&mut self, n: usize, now: u64, fx: &mut Effects) {
+        loop {
+            let shared = self.shared.clone();
+            let mut lane = shared.lanes().enter(n);
+            let Some(at) = lane.trouble.pop() else {
+                return;
+            };
+            let hit = lane.hits.remove(at);
+            lane.counts(hit.r.disk).in_flight -= 1;
+            for (op, _) in &hit.bad {
+                self.pin(op.slot);
+                shared.unpin(&mut lane, op.slot);
+            }
+            drop(lane);
+            if let Some(d) = self.disk_mut(hit.r.disk) {
+                d.in_flight += 1;
+            }
+            self.foreground += 1;
+            let mut req = Req::new(hit.r);
+            req.hit = true;
+            req.pending = hit.bad.len() as u32;
+            let id = self.reqs.insert(req);
+            for (op, done) in hit.bad {
+                self.flash_inflight += 1;
+                self.account(&done);
+                self.hit_read_done(id, op.block, op.slot, done, now, fx);
+            }
+        }
+    }
+
+    /// Adds to a disk's statistics what lanes have counted.
+    pub fn gather(&mut self, id: DiskId) {
+        for n in 0..LANES {
+            let shared = self.shared.clone();
+            let mut lane = shared.lanes().enter(n);
+            let counts = lane.counts.get_mut(id as usize);
+            if let Some(counts) = counts.and_then(Option::as_mut) {
+                self.add(id, counts);
+            }
+        }
+    }
+
+    fn add(&mut self, id: DiskId, counts: &mut Counts) {
+        let Some(d) = self.disk_mut(id) else { return };
+        d.counters.read_hits += std::mem::take(&mut counts.hits);
+        d.counters.read_hit_bytes += std::mem::take(&mut counts.hit_bytes);
+        d.counters.read_ns += std::mem::take(&mut counts.read_ns);
+        d.counters.errors += std::mem::take(&mut counts.errors);
+        d.hit_latency.absorb(&mut counts.latency);
+    }
+
+    /// Takes from lanes what they count of disks that have been quiet since the last call.
+    pub fn sweep_lanes(&mut self) {
+        let shared = self.shared.clone();
+        shared.lanes().each(|lane| {
+            let (all, mut counted) = (&mut lane.counts, std::mem::take(&mut lane.counted));
+            counted.retain(|id| {
+                let Some(counts) = all.get_mut(*id as usize) else {
+                    return false;
+                };
+                if let Some(c) = counts
+                    && !std::mem::take(&mut c.fresh)
+                    && c.in_flight == 0
+                {
+                    self.add(*id, c);
+                    *counts = None;
+                }
+                counts.is_some()
+            });
+            lane.counted = counted;
+        });
+    }
+}
