@@ -82,7 +82,7 @@ cargo build --locked -p hearth-sim -p hearth-bench
 "$(target_dir)/debug/hearth-sim" --seeds "${SEEDS:-10000}"
 
 step "Mutation check"
-cargo test --locked -p hearth-sim --features mutations --test mutations
+cargo test --locked -p hearth-sim --features mutations --test mutations --test ordering --test stale
 
 # Real clients meet what users run.
 step "Release build"

@@ -19,6 +19,9 @@ use crate::size::human;
 /// Bytes of a new flash file written at a time.
 const WRITE_OUT_BYTES: u64 = 4 << 20;
 
+/// Times a pool that is in use is looked at before what was found is believed to be damaged.
+const LOOKS: u32 = 3;
+
 /// How to make a pool.
 #[derive(Clone, Debug, Default)]
 pub struct CreateOptions {
@@ -383,13 +386,18 @@ impl Pool {
 
     /// Looks at a pool that somebody else may be using.
     pub fn look(path: &Path) -> Result<Pool> {
-        Pool::load(
-            path,
-            OpenMode {
-                read_only: true,
-                unlocked: true,
-            },
-        )
+        let mode = OpenMode {
+            read_only: true,
+            unlocked: true,
+        };
+        let mut again = LOOKS - 1;
+        loop {
+            match Pool::load(path, mode) {
+                // They may have been storing the registry just now.
+                Err(e) if e.kind == Kind::Refused && again > 0 => again -= 1,
+                other => return other,
+            }
+        }
     }
 
     fn load(path: &Path, mode: OpenMode) -> Result<Pool> {
@@ -726,225 +734,4 @@ pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Resu
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(size: u64) -> (tempfile::TempDir, std::path::PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("flash");
-        std::fs::File::create(&path).unwrap().set_len(size).unwrap();
-        (dir, path)
-    }
-
-    fn sized(size: u64) -> CreateOptions {
-        CreateOptions {
-            size: Some(size),
-            ..CreateOptions::default()
-        }
-    }
-
-    fn add_disk(pool: &mut Pool) -> Result<()> {
-        pool.change(|r| {
-            let id = r.take_disk_id().unwrap();
-            r.disks.push(DiskRecord {
-                id,
-                name: "d".into(),
-                origin: "/o".into(),
-                size: 1,
-                ..DiskRecord::default()
-            });
-            Ok(())
-        })
-    }
-
-    #[test]
-    fn created_and_found_again() {
-        let (_dir, path) = file(64 << 20);
-        let options = CreateOptions {
-            label: "lab".to_owned(),
-            ..CreateOptions::default()
-        };
-        let info = create(&path, &options).unwrap();
-        assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "new"));
-        // The RAM stage is at least 1 MiB, which only so small a pool notices.
-        assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 16);
-        let mut pool = Pool::open(&path).unwrap();
-        assert_eq!(pool.info().uuid, info.uuid);
-        add_disk(&mut pool).unwrap();
-        drop(pool);
-        assert_eq!(
-            Pool::look(&path).unwrap().info_with_origins().disks[0].name,
-            "d"
-        );
-    }
-
-    #[test]
-    fn a_failed_change_changes_nothing() {
-        let (_dir, path) = file(64 << 20);
-        create(&path, &CreateOptions::default()).unwrap();
-        let mut pool = Pool::open(&path).unwrap();
-        let refused: Result<()> = pool.change(|r| {
-            r.take_disk_id();
-            Err(Error::no_disk("x"))
-        });
-        assert!(refused.is_err());
-        assert_eq!(pool.registry().next_disk_id, 1);
-    }
-
-    #[test]
-    fn what_is_there_is_not_overwritten() {
-        let (_dir, path) = file(64 << 20);
-        create(&path, &CreateOptions::default()).unwrap();
-        let again = create(&path, &CreateOptions::default()).unwrap_err();
-        assert!(again.what.contains("a Hearth pool"), "{again}");
-        let new_file = create(&path, &sized(64 << 20)).unwrap_err();
-        assert!(new_file.what.contains("exists"), "{new_file}");
-        let open = Pool::open(&path).unwrap();
-        let force = CreateOptions {
-            force: true,
-            ..CreateOptions::default()
-        };
-        assert_eq!(create(&path, &force).unwrap_err().kind, Kind::Conflict);
-        drop(open);
-        create(&path, &force).unwrap();
-        create(
-            &path,
-            &CreateOptions {
-                force: true,
-                ..sized(80 << 20)
-            },
-        )
-        .unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 80 << 20);
-    }
-
-    #[test]
-    fn what_is_replaced_is_there_until_the_new_pool_is_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("flash");
-        let uuid = create(&path, &sized(64 << 20)).unwrap().uuid;
-        let forced = |size| CreateOptions {
-            force: true,
-            ..sized(size)
-        };
-        assert!(create(&path, &forced(1 << 20)).is_err());
-        assert!(create(&path, &forced(1 << 60)).is_err());
-        let stopped = create_with(&path, &forced(96 << 20), &mut |at, _| at == 0);
-        assert!(stopped.unwrap_err().what.contains("interrupted"));
-        assert_eq!(Pool::look(&path).unwrap().info().uuid, uuid);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        let new = dir.path().join("flash.new");
-        std::fs::write(&new, "somebody's").unwrap();
-        let taken = create(&path, &forced(96 << 20)).unwrap_err();
-        assert!(taken.what.contains("flash.new"), "{taken}");
-        assert_eq!(std::fs::read(&new).unwrap(), b"somebody's");
-        std::fs::remove_file(new).unwrap();
-        let made = create(&path, &forced(96 << 20)).unwrap();
-        assert_ne!(made.uuid, uuid);
-        assert_eq!(made.flash, [path.display().to_string()]);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_new_file_is_written_out_unless_told_otherwise() {
-        use std::os::unix::fs::MetadataExt;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("flash");
-        let mut calls = 0;
-        create_with(&path, &sized(64 << 20), &mut |done, total| {
-            assert!(done <= total && total == 64 << 20);
-            calls += 1;
-            true
-        })
-        .unwrap();
-        assert_eq!(calls, 17);
-        let stopped = dir.path().join("stopped");
-        let error = create_with(&stopped, &sized(64 << 20), &mut |done, _| done < 8 << 20);
-        assert!(error.unwrap_err().what.contains("interrupted"));
-        assert!(!stopped.exists());
-        let quick = CreateOptions {
-            quick: true,
-            ..sized(64 << 20)
-        };
-        let reserved = dir.path().join("reserved");
-        create_with(&reserved, &quick, &mut |_, _| false).unwrap();
-        assert_eq!(std::fs::metadata(&reserved).unwrap().size(), 64 << 20);
-    }
-
-    #[test]
-    fn too_small_leaves_nothing_behind() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("flash");
-        assert!(create(&path, &sized(1 << 20)).is_err());
-        assert!(!path.exists());
-        let missing = create(&path, &CreateOptions::default()).unwrap_err();
-        assert!(missing.remedy.contains("--size"), "{missing}");
-    }
-
-    #[test]
-    fn truncated_and_foreign_files_are_refused_with_their_names() {
-        let (_dir, path) = file(64 << 20);
-        let none = Pool::open(&path).map(drop).unwrap_err();
-        assert!(
-            none.what.contains("flash") && none.what.contains("no Hearth pool"),
-            "{none}"
-        );
-        create(&path, &CreateOptions::default()).unwrap();
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open(&path)
-            .unwrap()
-            .set_len(32 << 20)
-            .unwrap();
-        let short = Pool::open(&path).map(drop).unwrap_err();
-        assert!(
-            short.what.contains("truncated") && !short.remedy.is_empty(),
-            "{short}"
-        );
-    }
-
-    #[test]
-    fn a_stage_larger_than_the_memory_is_refused() {
-        let error = check_stage(Some(2 << 30), Some(1 << 30)).unwrap_err();
-        assert!(error.what.contains("--ram-stage 2 GiB"), "{error}");
-        assert!(check_stage(Some(1 << 30), Some(2 << 30)).is_ok());
-        assert!(check_stage(Some(1 << 30), None).is_ok());
-        assert!(check_stage(None, Some(1)).is_ok());
-    }
-
-    #[test]
-    fn one_device_for_now() {
-        assert!(only_flash(&["/a"]).is_ok());
-        assert!(
-            only_flash(&["/a", "/b"])
-                .unwrap_err()
-                .what
-                .contains("later version")
-        );
-        assert!(only_flash::<&str>(&[]).is_err());
-    }
-
-    /// Of the registry's two copies one may have been written: until it is overwritten, a crash would
-    /// bring the change about.
-    #[test]
-    fn a_change_that_failed_halfway_is_undone_by_the_next_store() {
-        use hearth_format::layout::{REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
-        use hearth_io::{BLOCK, FaultKind, FaultRule};
-        for area in REGISTRY_BLOCKS {
-            let (_dir, path) = file(64 << 20);
-            create(&path, &CreateOptions::default()).unwrap();
-            let mut pool = Pool::open(&path).unwrap();
-            pool.media.faults().arm(FaultRule {
-                offset: area * BLOCK,
-                len: REGISTRY_AREA_BLOCKS * BLOCK,
-                ..FaultRule::eio(FaultKind::Write)
-            });
-            let failed = add_disk(&mut pool);
-            assert!(failed.is_err());
-            pool.media.faults().clear();
-            pool.change(|_| Ok(())).unwrap();
-            drop(pool);
-            assert!(Pool::open(&path).unwrap().registry().disks.is_empty());
-        }
-    }
-}
+mod tests;

@@ -10,6 +10,7 @@ use crate::cache::stage::Stage;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::disk::grow::resize;
+use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FlashFault, Noted};
@@ -302,13 +303,18 @@ impl Engine {
         if !loaded {
             Self::recover(&mut core, media, &since, &mut report)?;
         }
-        core.sb.state = PoolState::Open;
-        core.sb.store(media)?;
+        if !core.opts.faults.has(Fault::StayClean) {
+            core.sb.state = PoolState::Open;
+            core.sb.store(media)?;
+        }
         // Segment numbers never repeat: the superblock's generation is in their upper half.
         core.log.next_segment_seq = core
             .log
             .next_segment_seq
-            .max(core.sb.generation << 32)
+            .max(match core.opts.faults.has(Fault::RepeatNumbers) {
+                true => 0,
+                false => core.sb.generation << 32,
+            })
             .max(1);
         report.cached_blocks = core.index.len() as u64;
         report.dirty = core
@@ -342,12 +348,15 @@ impl Engine {
         core.log.applied_seq = found.last_batch;
         core.log.next_segment_seq = found.max_segment_seq + 1;
         // First what was accepted becomes durable; only then may anything on flash claim so.
-        media.flush()?;
+        if !core.opts.faults.has(Fault::SealUnflushed) {
+            media.flush()?;
+        }
         core.log.durable_seq = found.last_batch;
         let zeros = vec![0u8; BLOCK as usize];
         // The numbers of what was not accepted are used again: if the summary that follows should ever be
         // unreadable, a walk must not find it behind what was.
-        for (seg, at) in found.cut {
+        let cuts = !core.opts.faults.has(Fault::SkipCut);
+        for (seg, at) in found.cut.into_iter().filter(|_| cuts) {
             let offset = core.layout.segment_offset(seg) + u64::from(at) * BLOCK;
             media.write_at(offset, &zeros)?;
         }
@@ -364,7 +373,8 @@ impl Engine {
             media.write_at(core.layout.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
-        for seg in found.wipe {
+        let wiped = !core.opts.faults.has(Fault::SkipWipe);
+        for seg in found.wipe.into_iter().filter(|_| wiped) {
             media.write_at(core.layout.segment_offset(seg), &zeros)?;
             media.write_at(core.layout.summary_offset(seg), &zeros)?;
         }
@@ -391,6 +401,10 @@ impl Engine {
                 place(&mut core, disk);
             }
         }
+        let origin = match core.opts.faults.has(Fault::TrustUnknownOrigin) {
+            true => OriginState::Flushed,
+            false => origin,
+        };
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         resize(d, cfg.size);
         d.cfg = cfg;
@@ -464,7 +478,9 @@ impl Engine {
             d.intents.clear();
         }
         core.count_zero_runs();
-        core.roll(fx);
+        if !core.opts.faults.has(Fault::ForgetInHead) {
+            core.roll(fx);
+        }
         core.publish(id);
         Ok(core.log.next_segment_seq)
     }

@@ -120,28 +120,29 @@ impl Registry {
         self.disks.iter().find(|disk| disk.id == id)
     }
 
-    /// A number no disk has, from `next_disk_id` on, wrapping past the end; advances
-    /// `next_disk_id`, so that a number is reused as late as possible. `None` if all are taken.
-    pub fn take_disk_id(&mut self) -> Option<u16> {
+    /// A number no disk has, from `next_disk_id` on, wrapping past the end, so that a number is
+    /// reused as late as possible. `None` if all are taken.
+    pub fn free_disk_id(&self) -> Option<u16> {
         let mut taken = vec![false; usize::from(DISK_ID_MAX) + 1];
         for disk in &self.disks {
             if let Some(taken) = taken.get_mut(usize::from(disk.id)) {
                 *taken = true;
             }
         }
-        let mut id = match self.next_disk_id {
+        let first = match self.next_disk_id {
             id @ 1..=DISK_ID_MAX => id,
             _ => 1,
         };
-        for _ in 1..=DISK_ID_MAX {
-            let next = if id == DISK_ID_MAX { 1 } else { id + 1 };
-            if taken.get(usize::from(id)) == Some(&false) {
-                self.next_disk_id = next;
-                return Some(id);
-            }
-            id = next;
-        }
-        None
+        (first..=DISK_ID_MAX)
+            .chain(1..first)
+            .find(|id| taken.get(usize::from(*id)) == Some(&false))
+    }
+
+    /// The same; advances `next_disk_id` past it.
+    pub fn take_disk_id(&mut self) -> Option<u16> {
+        let id = self.free_disk_id()?;
+        self.next_disk_id = if id == DISK_ID_MAX { 1 } else { id + 1 };
+        Some(id)
     }
 
     /// Checks the bounds and that numbers and names are unique.

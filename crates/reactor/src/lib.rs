@@ -12,6 +12,7 @@ pub mod engine;
 #[cfg(debug_assertions)]
 mod failpoint;
 mod inbox;
+mod mailbox;
 pub mod peer;
 mod polling;
 mod pulse;
@@ -19,6 +20,7 @@ pub mod queue;
 mod queues;
 pub mod reactors;
 pub mod session;
+mod sync;
 mod tags;
 pub mod watch;
 mod worker;

@@ -2,9 +2,12 @@
 
 use hearth_sim::profile::{MIXED, PROFILES};
 use hearth_sim::real::{Real, fault_names};
-use hearth_sim::runner::{first_failure, run_loud, run_many};
+use hearth_sim::runner::{catches, run_loud, run_many, run_seed};
 use std::process::ExitCode;
 use std::time::Instant;
+
+/// So many seeds that catch a mutation are looked for.
+const ENOUGH: usize = 5;
 
 const USAGE: &str = "\
 usage: hearth-sim [options]
@@ -152,19 +155,23 @@ fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
     }
 }
 
+/// Tells which seeds catch a mutation, the first [`ENOUGH`] of them, and how long that took.
 fn hunt(name: &str, options: &Options, maker: &Real) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
-    match first_failure(options.start, options.seeds, &options.profile, maker) {
-        Some(failure) => {
-            println!(
-                "mutation {name} caught after {} seeds by {failure}",
-                failure.seed - options.start + 1
-            );
-            ExitCode::SUCCESS
-        }
-        None => {
-            println!("mutation {name} NOT caught by {} seeds", options.seeds);
-            ExitCode::FAILURE
-        }
+    let (began, profile) = (Instant::now(), &options.profile);
+    let caught = catches(options.start, options.seeds, profile, maker);
+    let caught: Vec<u64> = caught.take(ENOUGH).collect();
+    let took = began.elapsed().as_secs_f64();
+    if caught.is_empty() {
+        println!(
+            "mutation {name} ({profile}) NOT caught by {} seeds in {took:.1} s",
+            options.seeds
+        );
+        return ExitCode::FAILURE;
     }
+    println!("mutation {name} ({profile}) caught by seeds {caught:?} in {took:.1} s");
+    if let Err(failure) = run_seed(caught[0], profile, maker) {
+        println!("{failure}");
+    }
+    ExitCode::SUCCESS
 }

@@ -22,7 +22,7 @@ pub const IGNORE_SINCE: &str = "IgnoreSinceSeq";
 
 /// Names of the deliberate faults.
 pub fn fault_names() -> Vec<String> {
-    let engine = Fault::ALL.iter().map(|f| format!("{f:?}"));
+    let engine = Fault::all().map(|f| format!("{f:?}"));
     engine.chain([IGNORE_SINCE.to_string()]).collect()
 }
 
@@ -35,8 +35,7 @@ impl Real {
                 ..Real::default()
             });
         }
-        let fault = Fault::ALL
-            .into_iter()
+        let fault = Fault::all()
             .find(|f| format!("{f:?}").eq_ignore_ascii_case(name))
             .ok_or_else(|| format!("there is no mutation {name:?}; --list names them"))?;
         Real::with(fault)

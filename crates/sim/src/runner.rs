@@ -171,3 +171,14 @@ pub fn run_many(
 pub fn first_failure(start: u64, most: u64, profile: &str, maker: &dyn Maker) -> Option<Failure> {
     (start..start + most).find_map(|seed| run_seed(seed, profile, maker).err())
 }
+
+/// The seeds that fail, without their traces. Proves that a broken subject is caught, and not by chance.
+pub fn catches<'a>(
+    start: u64,
+    count: u64,
+    profile: &'a str,
+    maker: &'a dyn Maker,
+) -> impl Iterator<Item = u64> + 'a {
+    let fails = move |seed: &u64| attempt(*seed, profile, maker, false, false).is_err();
+    (start..start + count).filter(fails)
+}

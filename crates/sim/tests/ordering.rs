@@ -586,3 +586,34 @@ fn a_write_begun_while_the_cache_was_off_leaves_no_copy_that_nothing_guards() {
         assert_eq!(j.read(1, 3), Ok(there), "seed {seed}");
     }
 }
+
+/// The tests above are what catches these faults: random worlds hardly ever meet such orders of events.
+#[cfg(feature = "mutations")]
+#[test]
+fn faults_that_need_a_certain_order_are_caught() {
+    use hearth_engine::faults::Fault;
+    let unnoticed = judge::unnoticed(&[
+        (Fault::PlayTwice, what_is_sent_again_is_not_played_twice),
+        (
+            Fault::CheckpointNoEviction,
+            a_stop_in_the_middle_of_an_eviction_brings_no_old_copy_back,
+        ),
+        (
+            Fault::OffForgetsEvicted,
+            a_disk_that_is_turned_off_waits_until_its_evicted_copies_cannot_return,
+        ),
+        (
+            Fault::OffForgetsDropped,
+            a_disk_that_is_turned_off_waits_for_what_says_that_its_copies_are_void,
+        ),
+        (
+            Fault::GrowWhileDirty,
+            a_disk_grows_only_when_its_odd_last_block_is_clean,
+        ),
+        (
+            Fault::IgnoreFlashFlushError,
+            that_flash_failed_outlives_a_power_cut,
+        ),
+    ]);
+    assert!(unnoticed.is_empty(), "{unnoticed:?}");
+}

@@ -26,6 +26,7 @@ use crate::compare;
 use crate::degraded::Dirty;
 use crate::error::{Error, Kind, Result};
 use crate::exports::DiskExport;
+use crate::marks::Mark;
 use crate::origin;
 use crate::pool::{Pool, mode_of};
 use crate::size::human;
@@ -121,20 +122,6 @@ impl Opened {
     }
 }
 
-/// The mark of a disk whose origin is being opened, which may take as long as the origin likes.
-/// Nobody else changes or removes the disk meanwhile, but operations on others go on.
-pub(super) struct Mark {
-    daemon: Arc<Daemon>,
-    id: DiskId,
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        lock(&self.daemon.attaching).remove(&self.id);
-        self.daemon.attached.notify_all();
-    }
-}
-
 /// Says that a disk's origin is being looked for, until dropped. Nobody waits for that: a disk whose
 /// origin hangs before it was found can still be changed and removed.
 pub(super) struct Looking {
@@ -224,7 +211,7 @@ impl Daemon {
         );
         let slot = Slot::new(id, Phase::Waiting(unanswered), self.now_s());
         lock(&self.disks).insert(name, slot);
-        let Some(mark) = self.mark(id) else {
+        let Some(mark) = self.attaching.take(id) else {
             return;
         };
         let daemon = self.clone();
@@ -233,14 +220,6 @@ impl Daemon {
             let _ = daemon.attach_marked(mark, record, None, Take::Free);
             drop(told);
         });
-    }
-
-    /// Marks a disk whose origin is about to be opened; `None` if it has the mark already.
-    pub(super) fn mark(self: &Arc<Daemon>, id: DiskId) -> Option<Mark> {
-        lock(&self.attaching).insert(id).then(|| Mark {
-            daemon: self.clone(),
-            id,
-        })
     }
 
     /// Opens a disk's origin, however long that takes, and attaches the disk, whatever comes of
@@ -256,7 +235,7 @@ impl Daemon {
         let ops = lock(&self.ops);
         self.not_stopping()?;
         let name = record.name;
-        let record = lock(&self.pool).record(mark.id).cloned();
+        let record = lock(&self.pool).record(mark.id()).cloned();
         let record = record.ok_or_else(|| Error::no_disk(&name))?;
         let (slot, rest) = self.attach_slot(record, trust, opened);
         lock(&self.disks).insert(name, slot);
@@ -284,9 +263,7 @@ impl Daemon {
     /// Tries a disk again on a thread of its own: one whose origin hangs keeps no other waiting.
     fn retry_aside(self: &Arc<Daemon>, name: String, id: DiskId, shrunk: bool) {
         let patience = lock(&self.patience).get(&id).copied();
-        if patience.is_some_and(|(next, _)| Instant::now() < next)
-            || lock(&self.attaching).contains(&id)
-        {
+        if patience.is_some_and(|(next, _)| Instant::now() < next) || self.attaching.contains(id) {
             return;
         }
         let Some(look) = self.begin_look(id) else {
@@ -359,7 +336,7 @@ impl Daemon {
             return;
         }
         let record = lock(&self.pool).record(id).cloned();
-        let (Some(record), Some(mark)) = (record, self.mark(id)) else {
+        let (Some(record), Some(mark)) = (record, self.attaching.take(id)) else {
             return;
         };
         drop(ops);

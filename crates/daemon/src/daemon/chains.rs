@@ -260,7 +260,8 @@ impl Daemon {
             return Ok(());
         }
         let mark = self
-            .mark(id)
+            .attaching
+            .take(id)
             .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
         drop(ops);
         self.attach_marked(mark, record, None, Take::Free)

@@ -243,22 +243,16 @@ impl Daemon {
             let ops = lock(&self.ops);
             self.not_stopping()?;
             let id = self.with_slot(name, |slot| Ok(slot.id))?;
-            let attaching = lock(&self.attaching);
-            if !attaching.contains(&id) {
+            let left = end.saturating_duration_since(Instant::now());
+            if let Some(ops) = self.attaching.free_or_wait(id, ops, left) {
                 return Ok(ops);
             }
-            drop(ops);
-            let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::conflict(
                     format!("the origin of disk {name} is being opened and does not answer"),
                     "see whether its device or network mount hangs",
                 ));
             }
-            let opened = self
-                .attached
-                .wait_timeout_while(attaching, left, |a| a.contains(&id));
-            drop(opened);
         }
     }
 
@@ -402,7 +396,8 @@ impl Daemon {
             .ok_or_else(|| Error::no_disk(name))?;
         // Nobody else has it: that was waited for.
         let mark = self
-            .mark(id)
+            .attaching
+            .take(id)
             .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
         drop(ops);
         self.attach_marked(mark, record, trust, take)?;
@@ -624,16 +619,12 @@ impl Control for Arc<Daemon> {
         let place = opened.device().beneath().cloned();
         self.check_still_apart(&disk.origin, place.as_ref())?;
         self.check_chain_names(&disk.name, &spec, &record.chain, disk.read_only)?;
-        let id = lock(&self.pool)
-            .registry()
-            .clone()
-            .take_disk_id()
-            .ok_or_else(|| {
-                Error::conflict(
-                    "the pool has as many disks as it can have",
-                    "remove one first",
-                )
-            })?;
+        let id = lock(&self.pool).registry().free_disk_id().ok_or_else(|| {
+            Error::conflict(
+                "the pool has as many disks as it can have",
+                "remove one first",
+            )
+        })?;
         record = DiskRecord {
             id,
             origin: disk.origin,

@@ -40,6 +40,7 @@ use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
 use crate::exports::{DiskExport, ExportTable};
+use crate::marks::Marks;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
 use crate::progress::Progress;
@@ -274,9 +275,7 @@ pub struct Daemon {
     /// Disks that were removed and that the engine could not forget yet.
     leftovers: Mutex<Vec<DiskId>>,
     /// Disks whose origin is being opened right now, however long that takes.
-    attaching: Mutex<BTreeSet<DiskId>>,
-    /// Told when one of them is done.
-    attached: Condvar,
+    attaching: Arc<Marks>,
     /// Awaited disks that are being looked for.
     looking: Mutex<BTreeSet<DiskId>>,
     /// What the disks' origins lie on, as last looked at.
@@ -393,8 +392,7 @@ impl Daemon {
             flash: flash::FlashWatch::new(degraded, place),
             voided: Mutex::default(),
             leftovers: Mutex::default(),
-            attaching: Mutex::default(),
-            attached: Condvar::new(),
+            attaching: Arc::default(),
             looking: Mutex::default(),
             places: Mutex::default(),
             images: options.images.clone(),

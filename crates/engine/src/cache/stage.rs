@@ -15,6 +15,7 @@
 
 use crate::api::{DiskId, Mode};
 use crate::core::Core;
+use crate::faults::Fault;
 use crate::request::read::FILLS_MAX;
 use hearth_io::{Buf, BufSlice};
 use hearth_policy::{Place, Policy, Stay, Use, spread};
@@ -344,7 +345,7 @@ impl Core {
             && !self.quiescing
             && d.attached
             && d.cfg.mode != Mode::Off
-            && d.sync.is_guarded()
+            && (d.sync.is_guarded() || self.opts.faults.has(Fault::CacheUnguarded))
             && d.tickets.len() < FILLS_MAX
     }
 

@@ -56,7 +56,8 @@ impl Core {
         });
         let dirty = d.range_dirty(blocks - 1, blocks);
         let busy = d.in_flight + hits > 0 || filling || d.destaging(blocks - 1, blocks);
-        if odd && (dirty || destaged || busy) {
+        let waits = !self.opts.faults.has(Fault::GrowWhileDirty);
+        if odd && waits && (dirty || destaged || busy) {
             // Its padding must not be written over what the origin grew by.
             if let Some(d) = self.disk_mut(id).filter(|_| dirty) {
                 d.destage.urgent.insert(blocks - 1);

@@ -107,8 +107,17 @@ impl Core {
     }
 
     fn send(&mut self, mut items: Vec<Item>, _now: u64, fx: &mut Effects) {
-        let tail_seq = self.log.tail_seq();
-        let (pool_tag, durable_seq, epoch) = (self.pool_tag, self.log.durable_seq, self.log.epoch);
+        let mut tail_seq = self.log.tail_seq();
+        if self.opts.faults.has(Fault::TailSkipsOne)
+            && let Some(seg) = self.log.order.get(1)
+        {
+            tail_seq = self.log.segments[*seg as usize].seq;
+        }
+        let (pool_tag, mut durable_seq, epoch) =
+            (self.pool_tag, self.log.durable_seq, self.log.epoch);
+        if self.opts.faults.has(Fault::ClaimUndurable) {
+            durable_seq = self.log.applied_seq;
+        }
         let segment_start = self.layout.segment_start;
         let segment_blocks = self.log.segment_blocks;
         let Some(head) = self.log.head.as_mut() else {
@@ -181,7 +190,8 @@ impl Core {
             (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
         // A split item's first part must not make its last part count as applied.
-        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord);
+        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord)
+            && !self.opts.faults.has(Fault::SplitCountsEarly);
         for item in &mut items {
             debug_assert!(
                 item.data
@@ -237,6 +247,16 @@ impl Core {
             self.note_refusal(e);
         }
         let mut bytes = 0;
+        if self.opts.faults.has(Fault::ApplyOutOfOrder)
+            && let Some(at) = self
+                .log
+                .batches
+                .iter()
+                .position(|b| b.state == BatchState::Written)
+            && let Some(batch) = self.log.batches.remove(at)
+        {
+            self.apply(batch, now, fx);
+        }
         while self
             .log
             .batches
@@ -321,7 +341,7 @@ impl Core {
                         let block = item.block + u64::from(i);
                         let still = self.index.get(Key::new(item.disk, block)) == Some(old + i)
                             && self.index.slot(old + i).is_some_and(|s| s.dirty == dirty);
-                        if still {
+                        if still || self.opts.faults.has(Fault::MoveOverNewer) {
                             let lost = self.index.slot(old + i).is_some_and(|s| s.lost);
                             let crc = item.crcs[i as usize];
                             self.map(
@@ -360,6 +380,9 @@ impl Core {
     /// the blocks about which something newer is in the log. A clean copy in the index is no
     /// such thing: it may be of another, earlier fill.
     fn void_fill(&mut self, disk: DiskId, block: u64, count: u64) {
+        if self.opts.faults.has(Fault::SkipVoidFill) {
+            return;
+        }
         let mut run = block;
         for b in block..=block + count {
             let newer = b == block + count
@@ -416,6 +439,7 @@ impl Core {
         }
         self.dirty_total += u64::from(dirty);
         self.dirty_total -= u64::from(old_dirty);
+        let keep_zeros = self.opts.faults.has(Fault::WriteKeepsZeros);
         let Some(d) = self.disk_mut(disk) else { return };
         d.cached += u64::from(old.is_none());
         if !d.refusals.is_empty() {
@@ -427,7 +451,7 @@ impl Core {
             }
             d.lost.remove(block);
             d.dirty.insert(block);
-            if d.zero.contains(block) {
+            if d.zero.contains(block) && !keep_zeros {
                 d.solid.remove(block);
                 self.change_zeros(disk, |zero| zero.remove(block));
             }
@@ -450,19 +474,28 @@ impl Core {
             return;
         }
         let end = block + u64::from(count);
-        self.forget_range(disk, block, end, now);
+        if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
+            self.forget_range(disk, block, end, now);
+        }
+        let newest = self.opts.faults.has(Fault::OldestZerosForgotten);
         if let Some(d) = self.disk_mut(disk) {
             if !d.is_dirty() {
                 d.dirty_since_ns = now;
             }
             let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
-            d.zero_seg_seq = Some(if d.zero.is_empty() { seg_seq } else { oldest });
+            d.zero_seg_seq = Some(if d.zero.is_empty() || newest {
+                seg_seq
+            } else {
+                oldest
+            });
             d.destage.void_zeros(block, end);
         }
         self.change_zeros(disk, |zero| zero.insert_range(block, end));
     }
 
-    /// Writes the summary of closed segments whose batches are all on flash.
+    /// Writes the summary of closed segments whose batches are all on flash. Not before: that would break
+    /// nothing, for a start looks at the batches themselves of a summary that reaches past what is durable,
+    /// but it would cost that look.
     pub fn write_summaries(&mut self, fx: &mut Effects) {
         while let Some(at) = self
             .log
@@ -492,13 +525,20 @@ impl Core {
 
     /// A summary as whole blocks.
     pub fn encode_summary(&self, s: &Sealing) -> Vec<u8> {
+        let claims_itself = self.opts.faults.has(Fault::SummaryClaimsItself);
         let header = SummaryHeader {
             pool_tag: self.pool_tag,
             segment_seq: s.seq,
             first_batch_seq: s.first_batch,
             last_batch_seq: s.last_batch,
-            tail_seq: s.tail_seq,
-            durable_seq: self.log.durable_seq,
+            tail_seq: match self.opts.faults.has(Fault::SummaryTailLater) {
+                true => self.log.tail_seq(),
+                false => s.tail_seq,
+            },
+            durable_seq: match claims_itself {
+                true => s.last_batch,
+                false => self.log.durable_seq,
+            },
             epoch: self.log.epoch,
             entry_count: s.entries.len() as u32,
         };
@@ -523,7 +563,12 @@ impl Core {
         let mut claim = None;
         for seg in self.log.freeing.clone() {
             match self.log.segments[seg as usize].state {
-                SegState::Freeing { ord, claimed: true } if ord <= durable => self.release(seg, fx),
+                SegState::Freeing { ord, claimed }
+                    if ord <= durable
+                        && (claimed || self.opts.faults.has(Fault::ReuseUnclaimed)) =>
+                {
+                    self.release(seg, fx)
+                }
                 SegState::Freeing {
                     ord,
                     claimed: false,

@@ -8,6 +8,7 @@
 use crate::api::DiskId;
 use crate::cache::index::Section as Part;
 use crate::core::Core;
+use crate::faults::Fault;
 use crate::flash::log::{Sealing, SegState};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
@@ -77,7 +78,9 @@ impl Core {
                     tail_seq: self.log.tail_seq(),
                 };
                 // Everything is on flash and about to be flushed: the summary may say so only after.
-                media.flush()?;
+                if !self.opts.faults.has(Fault::CloseUnflushedHead) {
+                    media.flush()?;
+                }
                 self.log.durable_seq = self.log.applied_seq;
                 let bytes = self.encode_summary(&sealing);
                 media.write_at(self.layout.summary_offset(head.seg), &bytes)?;
@@ -149,6 +152,7 @@ impl Core {
             .iter()
             .flatten()
             .filter(|d| !d.zero.is_empty())
+            .filter(|_| !self.opts.faults.has(Fault::CheckpointNoZeros))
             .collect();
         out.extend_from_slice(&(zero.len() as u32).to_le_bytes());
         for d in zero {
@@ -161,7 +165,11 @@ impl Core {
                 out.extend_from_slice(&count.to_le_bytes());
             }
         }
-        let evicting = self.evict.current.map_or(0, |seg| seg + 1);
+        let forgets = self.opts.faults.has(Fault::CheckpointNoEviction);
+        let evicting = match self.evict.current {
+            Some(seg) if !forgets => seg + 1,
+            _ => 0,
+        };
         out.extend_from_slice(&evicting.to_le_bytes());
         out
     }
@@ -404,5 +412,53 @@ impl Reader<'_> {
     }
     fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineOptions};
+    use hearth_format::{Layout, Superblock, Uuid};
+
+    /// Notes how far it was written.
+    struct Written(u64);
+
+    impl Media for Written {
+        fn len(&self) -> u64 {
+            u64::MAX
+        }
+        fn read_at(&mut self, _: u64, data: &mut [u8]) -> io::Result<()> {
+            data.fill(0);
+            Ok(())
+        }
+        fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.0 = self.0.max(offset + data.len() as u64);
+            Ok(())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The registry may have grown into the end of the area.
+    #[test]
+    fn a_checkpoint_fits_in_front_of_a_registry_that_has_grown_or_is_not_written_at_all() {
+        for (bytes, segment_blocks) in [(2u64 << 30, 1024), (4 << 30, 256), (4 << 30, 16_384)] {
+            let layout = Layout::for_device(bytes, segment_blocks).unwrap();
+            let (room, _) = layout.registry_room().expect("a registry can grow here");
+            let uuid = Uuid::from_u128(1);
+            let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+            let mut core = Engine::blank(sb, EngineOptions::default(), &[]);
+            let mut media = Written(0);
+            core.write_checkpoint(&mut media, 1).unwrap();
+            assert!((1..=room * BLOCK).contains(&media.0));
+            // As if it had more in it.
+            core.layout.checkpoint_blocks = media.0 / BLOCK - layout.checkpoint_start - 1;
+            media.0 = 0;
+            let error = core.write_checkpoint(&mut media, 2).unwrap_err();
+            assert!(matches!(error, CheckpointError::TooLarge { .. }), "{error}");
+            assert_eq!(media.0, 0);
+        }
     }
 }

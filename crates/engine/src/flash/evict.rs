@@ -148,7 +148,8 @@ impl Core {
             self.let_go_of_hung(seg, now);
         }
         let s = &self.log.segments[seg as usize];
-        if s.live > 0 || s.pins > 0 || s.batches > 0 || self.evict.moving > 0 {
+        let pinned = s.pins > 0 && !self.opts.faults.has(Fault::FreePinned);
+        if s.live > 0 || pinned || s.batches > 0 || self.evict.moving > 0 {
             return false;
         }
         let relogged = if self.starved() {
@@ -277,6 +278,10 @@ impl Core {
             if self.index.slot_mark(slot + n) || self.superseding(disk, block, block + 1) {
                 break;
             }
+            if info.dirty && self.opts.faults.has(Fault::EvictDirty) {
+                self.evict_block(disk, block, slot + n, now);
+                break;
+            }
             if info.dirty {
                 if !self.may_be_read(disk, block, n > 0, now) {
                     break;
@@ -297,7 +302,8 @@ impl Core {
                 let earned = verdict != Verdict::Drop
                     && self.evict.kept + n < keep_max
                     && self.disk(disk).is_none_or(|d| d.excess() == 0);
-                let may_differ = self.disk(disk).is_some_and(Disk::may_differ);
+                let may_differ = self.disk(disk).is_some_and(Disk::may_differ)
+                    && !self.opts.faults.has(Fault::CacheUnguarded);
                 if !earned && !within_min || may_differ {
                     self.evict_block(disk, block, slot + n, now);
                     break;
@@ -379,8 +385,13 @@ impl Core {
                 continue;
             };
             let (disk, block) = (info.key.disk(), info.key.block());
-            let superseding = self.superseding(disk, block, block + 1);
-            let (unread, bad) = (done.result.is_err(), done.bad_blocks.contains(&i));
+            let superseding = self.superseding(disk, block, block + 1)
+                && !self.opts.faults.has(Fault::MoveSuperseded);
+            let reseal = self.opts.faults.has(Fault::ResealRot);
+            let (unread, bad) = (
+                done.result.is_err(),
+                done.bad_blocks.contains(&i) && !reseal,
+            );
             // What is lost is lost whether the device says so or not.
             let rotten = info.dirty && (bad || unread && info.lost);
             if rotten && !superseding && !self.flash_failed {
@@ -419,6 +430,7 @@ impl Core {
             // all the same that the batch is whole (docs/format.md).
             let crc = match rotten {
                 true => !crc32c(data.bytes()),
+                false if reseal => crc32c(data.bytes()),
                 false => self.index.crc(slot + i),
             };
             let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
@@ -450,7 +462,7 @@ impl Core {
             return self.evict.relogged;
         }
         let seq = self.log.segments[seg as usize].seq;
-        if self.closes_intents_of(seq) {
+        if self.closes_intents_of(seq) && !self.opts.faults.has(Fault::FreeBeforeCloses) {
             // A batch that names the new tail before those records are in the log would leave a region
             // without its intent and with its old copies.
             self.log.urgent = true;
@@ -459,7 +471,9 @@ impl Core {
         let mut records: Vec<(Kind, DiskId, u64, u64)> = Vec::new();
         for d in self.disks.iter().flatten() {
             let (id, region_blocks) = (d.cfg.id, d.region_blocks);
-            for (region, _) in d.intents.iter().filter(|(_, i)| i.seg_seq <= seq) {
+            let skip = self.opts.faults.has(Fault::SkipRelogIntents);
+            let held = d.intents.iter().filter(|(_, i)| i.seg_seq <= seq);
+            for (region, _) in held.filter(|_| !skip) {
                 records.push((
                     Kind::Intent,
                     id,
@@ -467,7 +481,9 @@ impl Core {
                     region_blocks,
                 ));
             }
-            if d.zero_seg_seq.is_some_and(|z| z <= seq) {
+            if d.zero_seg_seq.is_some_and(|z| z <= seq)
+                && !self.opts.faults.has(Fault::SkipRelogZeros)
+            {
                 for (block, count) in d.zero.runs() {
                     if self.superseding(id, block, block + count) {
                         // The write will be through soon; ask again then.
@@ -512,7 +528,7 @@ impl Core {
         }
         self.evict.relog_sent = true;
         self.log.urgent = true;
-        false
+        self.opts.faults.has(Fault::RelogUnawaited)
     }
 
     /// Drops clean blocks of a disk that is at its maximum; true if `count` came free.
@@ -540,7 +556,9 @@ impl Core {
                 continue;
             }
             let block = info.key.block();
-            if self.superseding(disk, block, block + 1) {
+            if self.superseding(disk, block, block + 1)
+                && !self.opts.faults.has(Fault::DropBehindNewer)
+            {
                 // Our record would come after the newer one and void that.
                 continue;
             }

@@ -135,6 +135,7 @@ impl Core {
         now: u64,
     ) -> bool {
         let sound = !self.flash_failed;
+        let hasty = self.opts.faults.has(Fault::LoseTooSoon);
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
@@ -148,7 +149,7 @@ impl Core {
                 refused.not_before_ns = now + (REFUSAL_PAUSE_NS << refused.count);
                 refused.count += 1;
             }
-            if refused.count >= REFUSALS_MAX {
+            if refused.count >= REFUSALS_MAX || hasty {
                 self.lose(disk, block, slot);
             }
             return false;
@@ -220,7 +221,9 @@ impl Core {
         self.opts.trim = false;
         let items = unsent(&mut self.log);
         self.log.requeue(items);
-        self.log.next_batch_seq = seq;
+        if !self.opts.faults.has(Fault::ResendRenumbered) {
+            self.log.next_batch_seq = seq;
+        }
         self.pump(now, fx);
     }
 

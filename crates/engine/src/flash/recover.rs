@@ -110,16 +110,21 @@ impl Core {
                 f.claimed = claimed;
                 // The summary may have reached flash before the batches it tells of; what stands
                 // in their place then is of an earlier use of the segment.
-                if batches.iter().any(|b| b.header.segment_seq != f.seq) {
+                if batches.iter().any(|b| b.header.segment_seq != f.seq)
+                    && !self.opts.faults.has(Fault::KeepStrangers)
+                {
                     batches.clear();
                 }
                 f.content = Content::Walked(batches);
             }
         }
-        drop_first_attempts(&mut found);
+        if !self.opts.faults.has(Fault::PlayTwice) {
+            drop_first_attempts(&mut found);
+        }
+        let any_tail = self.opts.faults.has(Fault::AnyTail);
         let tail = found
             .iter()
-            .filter_map(|f| tail_within(f, durable))
+            .filter_map(|f| tail_within(f, if any_tail { u64::MAX } else { durable }))
             .max()
             .unwrap_or(0)
             .max(self.sb.log_floor);
@@ -136,7 +141,7 @@ impl Core {
             found.reverse();
         }
         for f in found {
-            if f.seq < tail {
+            if f.seq < tail && !self.opts.faults.has(Fault::ReplayBelowTail) {
                 continue;
             }
             let Found {
@@ -149,7 +154,8 @@ impl Core {
                 // Nothing is known to be durable, and what came before this is not there.
                 None => tail == 0 && names_older(&content, seq),
             };
-            if gap && !backwards || first == u64::MAX {
+            let past_gap = self.opts.faults.has(Fault::ReplayPastGap);
+            if gap && !backwards && !past_gap || first == u64::MAX {
                 out.wipe.push(seg);
                 out.discarded += 1;
                 continue;
@@ -229,7 +235,7 @@ impl Core {
 
     /// Copies that may have been voided by records that never reached the log ([`crate::flash::rescue`]).
     fn drop_below_clean_floor(&mut self) {
-        if self.sb.clean_floor == 0 {
+        if self.sb.clean_floor == 0 || self.opts.faults.has(Fault::IgnoreCleanFloor) {
             return;
         }
         for slot in 0..self.index.slots() {
@@ -292,6 +298,7 @@ impl Core {
             if !info.dirty
                 && intents.contains_key(&(disk, region))
                 && !self.opts.faults.has(Fault::DropIntent)
+                && !self.opts.faults.has(Fault::TrustIntentRegions)
             {
                 self.forget_block(disk, block, 0);
             }
@@ -321,7 +328,7 @@ impl Core {
             let keep: Vec<u64> = d.dirty.range(start, end).collect();
             let mut at = start;
             for block in keep.into_iter().chain([end]) {
-                if block > at {
+                if block > at && !self.opts.faults.has(Fault::SkipRestoredVoid) {
                     self.record_drop(disk, at, block - at);
                 }
                 at = block + 1;
@@ -382,7 +389,8 @@ impl Core {
                 .filter(|h| self.is_ours(h));
             match (sealed, head) {
                 (Some((h, entries)), head)
-                    if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq) =>
+                    if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq)
+                        || self.opts.faults.has(Fault::TrustOldSummary) =>
                 {
                     found.push(Found {
                         seg,
@@ -499,7 +507,7 @@ impl Core {
                     && b.header.batch_seq.checked_add(1) == Some(header.batch_seq)
             });
             if !self.is_ours(&header)
-                || !follows
+                || !follows && !self.opts.faults.has(Fault::WalkStrangers)
                 || header.check_slots(at, data_blocks, &entries).is_err()
             {
                 break;
@@ -581,7 +589,9 @@ impl Core {
                     self.map(e.disk, e.block, slot, e.word, e.kind == Kind::Dirty, 0, 0);
                 }
             }
+            Kind::CleanedRun if self.opts.faults.has(Fault::ReplayNoCleaned) => {}
             Kind::CleanedRun => self.replay_cleaned(e.disk, e.block, end),
+            Kind::DropRun if self.opts.faults.has(Fault::ReplayNoDrops) => {}
             Kind::DropRun => {
                 self.forget_range(e.disk, e.block, end, 0);
             }
@@ -592,6 +602,7 @@ impl Core {
                 }
                 self.change_zeros(e.disk, |zero| zero.insert_range(e.block, end));
             }
+            Kind::ZeroDoneRun if self.opts.faults.has(Fault::ReplayNoZerosTold) => {}
             Kind::ZeroDoneRun => self.zeros_told(e.disk, e.block, end.saturating_sub(e.block)),
             Kind::Intent => {
                 let open = intents.entry((e.disk, e.block)).or_default();
@@ -600,6 +611,9 @@ impl Core {
             // Regions grow with the disk, so one may have been recorded in other sizes: only what
             // is closed whole is closed.
             Kind::IntentClear => {
+                if self.opts.faults.has(Fault::CloseAllIntents) {
+                    intents.clear();
+                }
                 let range = (e.disk, e.block)..(e.disk, end);
                 let closed = intents.range(range).filter(|(_, (to, _))| *to <= end);
                 let closed: Vec<_> = closed.map(|(at, _)| *at).collect();

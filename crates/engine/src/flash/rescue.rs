@@ -95,7 +95,9 @@ impl Core {
         if !evicted || self.log.order.is_empty() {
             return false;
         }
-        if self.log.durable_seq < self.log.applied_seq {
+        if self.log.durable_seq < self.log.applied_seq
+            && !self.opts.faults.has(Fault::RescueUndurable)
+        {
             self.start_flash_flush(now, fx);
             return true;
         }
@@ -113,7 +115,9 @@ impl Core {
         if !any && !self.closes_intents_of(u64::MAX) {
             return;
         }
-        self.sb.clean_floor = self.log.next_segment_seq;
+        if !self.opts.faults.has(Fault::NoCleanFloor) {
+            self.sb.clean_floor = self.log.next_segment_seq;
+        }
         self.cancel_fills();
         self.rescue.closing.clear();
         let mut again = Vec::new();
@@ -267,7 +271,7 @@ impl Core {
             }
             Step::Flush { last } => {
                 self.sb.copy = 1 - (self.sb.copy & 1);
-                if last {
+                if last || self.opts.faults.has(Fault::RescueOneCopy) {
                     self.rescue.failures = 0;
                     if !self.release_below_floor(fx) {
                         // The numbers on flash do not say what is oldest. It would be the same again.

@@ -45,6 +45,7 @@ impl Core {
         let (guest, durable) = (d.sync.guest, d.sync.durable);
         if self.flash_failed && d.is_dirty() {
             match self.promise_of_left_flash(disk) {
+                Promise::None if self.opts.faults.has(Fault::PromiseBroken) => {}
                 Promise::None => {
                     self.reqs[id].failed = Some(ReqError::Io);
                     self.finish(id, now, fx);
@@ -62,7 +63,7 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
-        let origin = guest > durable;
+        let origin = guest > durable && !self.opts.faults.has(Fault::FlushSkipsOrigin);
         self.reqs[id].phase = Phase::WaitFlash;
         self.reqs[id].pending = u32::from(flash) + u32::from(origin);
         if !flash && !origin {
@@ -146,13 +147,17 @@ impl Core {
         fx: &mut Effects,
     ) {
         self.flash_flush_inflight = false;
-        if result.is_err() {
+        if result.is_err() && !self.opts.faults.has(Fault::IgnoreFlashFlushError) {
             // After a failed flush nobody knows what the device kept: it has failed.
             self.counters.flash_errors += 1;
             self.flash_full = false;
             self.fail_flash(now, fx);
             return;
         }
+        let (ord, seq) = match self.opts.faults.has(Fault::FlushCoversLater) {
+            true => (self.log.applied_ord, self.log.applied_seq),
+            false => (ord, seq),
+        };
         self.log.durable_ord = self.log.durable_ord.max(ord);
         self.log.durable_seq = self.log.durable_seq.max(seq);
         self.segments_durable(now, fx);
@@ -239,9 +244,14 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
+        let faults = self.opts.faults;
         let Some(d) = self.disk_mut(disk) else { return };
         d.sync.inflight = None;
-        let failed = result.is_err();
+        let covers = match faults.has(Fault::OriginFlushCoversLater) {
+            true => d.sync.completed,
+            false => covers,
+        };
+        let failed = result.is_err() && !faults.has(Fault::IgnoreOriginFlushError);
         d.sync.error = result.err();
         if failed {
             let wait = SYNC_BACKOFF_NS << d.sync.failures.min(SYNC_BACKOFF_DOUBLINGS);
@@ -322,14 +332,20 @@ impl Core {
         if self.leaves_flash_alone(disk) {
             return true;
         }
+        let faults = self.opts.faults;
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
+        let last = match faults.has(Fault::IntentOneRegion) {
+            true => start,
+            false => end - 1,
+        };
         let (from, to) = (
             (start / d.region_blocks) as u32,
-            ((end - 1) / d.region_blocks) as u32,
+            (last / d.region_blocks) as u32,
         );
         let mut ready = true;
+        let unawaited = faults.has(Fault::IntentUnawaited);
         let mut new = Vec::new();
         for region in from..=to {
             let intent = d.intents.entry(region).or_insert_with(|| {
@@ -341,7 +357,7 @@ impl Core {
             });
             intent.inflight += 1;
             intent.used_ns = now;
-            ready &= intent.active;
+            ready &= intent.active || unawaited;
         }
         self.reqs[id].regions = Some((from, to));
         for region in new {
@@ -432,6 +448,9 @@ impl Core {
         for disk in self.disk_ids() {
             let drain = self.disk(disk).is_some_and(|d| d.drain);
             let idle_ns = if drain { 0 } else { idle_ns };
+            if self.opts.faults.has(Fault::CloseUnflushed) {
+                self.clear_intents(disk, now);
+            }
             let Some(d) = self.disk_mut(disk).filter(|d| d.attached) else {
                 continue;
             };
@@ -469,16 +488,20 @@ impl Core {
         } else {
             self.opts.intent_idle_ns
         };
+        let faults = self.opts.faults;
         let Some(d) = self.disk_mut(disk) else { return };
         let idle_ns = if d.drain { 0 } else { idle_ns };
-        let durable = d.sync.durable;
+        let durable = match faults.has(Fault::CloseUnflushed) {
+            true => u64::MAX,
+            false => d.sync.durable,
+        };
         let region_blocks = d.region_blocks;
         let done: Vec<u32> = d
             .intents
             .iter()
             .filter(|(_, i)| {
                 i.active
-                    && i.inflight == 0
+                    && (i.inflight == 0 || faults.has(Fault::CloseInUse))
                     && i.written <= durable
                     && now.saturating_sub(i.used_ns) >= idle_ns
             })

@@ -220,6 +220,11 @@ impl Core {
             };
             let info = self.index.slot(slot);
             let dirty = info.is_some_and(|i| i.dirty);
+            if info.is_some_and(|i| i.lost) && self.opts.faults.has(Fault::ServeLost) {
+                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, now, fx);
+                b += 1;
+                continue;
+            }
             if info.is_some_and(|i| i.lost) {
                 self.reqs[id].failed = Some(ReqError::Io);
                 b += 1;
@@ -529,7 +534,9 @@ impl Core {
         fx: &mut Effects,
     ) {
         if self.index.get(Key::new(disk, block)) == Some(slot) {
-            if self.index.slot(slot).is_some_and(|s| s.dirty) {
+            if self.index.slot(slot).is_some_and(|s| s.dirty)
+                && !self.opts.faults.has(Fault::ForgetRotten)
+            {
                 let again = match eio {
                     Some(unread) => self.strike(disk, block, slot, unread, now),
                     None => {

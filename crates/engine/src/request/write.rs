@@ -460,8 +460,9 @@ impl Core {
             return false;
         };
         let mut held = log.order.front().into_iter().chain(&log.freeing);
-        d.dropped_ord <= log.durable_ord
-            && held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
+        (d.dropped_ord <= log.durable_ord || self.opts.faults.has(Fault::OffForgetsDropped))
+            && (held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
+                || self.opts.faults.has(Fault::OffForgetsEvicted))
     }
 
     /// Queues the record that says copies are void; returns its number.
@@ -721,11 +722,13 @@ impl Core {
             return false;
         }
         let durable = self.log.durable_ord;
+        let faults = self.opts.faults;
         let Some(d) = self.disk_mut(disk) else {
             return false;
         };
-        let dirty = d.range_dirty(start, end) || d.destaging(start, end);
-        if !dirty && d.cleaned_ord <= durable {
+        let dirty = d.range_dirty(start, end) && !faults.has(Fault::WritePastDirty)
+            || d.destaging(start, end) && !faults.has(Fault::WritePastDestaging);
+        if !dirty && (d.cleaned_ord <= durable || faults.has(Fault::WritePastUndurablyClean)) {
             return true;
         }
         let blocks: Vec<u64> = d.dirty.range(start, end).collect();
@@ -793,17 +796,22 @@ impl Core {
         let op = self.reqs[id].r.op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
-        let evicting = self.evict.current.is_some() || !self.log.freeing.is_empty();
+        let evicting = (self.evict.current.is_some() || !self.log.freeing.is_empty())
+            && !self.opts.faults.has(Fault::ForgetEvictedCopies);
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || !self.flash_failed;
-        let cached = replaced && self.forget_range(disk, start, end, now);
+        let cached = replaced
+            && !self.opts.faults.has(Fault::KeepOverwritten)
+            && self.forget_range(disk, start, end, now);
         if self.flash_failed
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
         {
             d.sync.superseded = written;
         }
-        let had = cached || self.reqs[id].fills_appended || evicting && !unguarded;
+        let fills_appended =
+            self.reqs[id].fills_appended && !self.opts.faults.has(Fault::ForgetCancelledFills);
+        let had = cached || fills_appended || evicting && !unguarded;
         if !replaced {
             self.doubt_written(disk, start, end);
         } else if self.disk(disk).is_some_and(|d| !d.zero.is_empty()) {
@@ -824,7 +832,7 @@ impl Core {
             ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
             _ => false,
         };
-        if ok && fua {
+        if ok && fua && !self.opts.faults.has(Fault::FuaLeavesOriginVolatile) {
             self.reqs[id].phase = Phase::WaitOrigin;
             self.wait_origin(disk, written, SyncWaiter::Request(id), now, fx);
         } else {

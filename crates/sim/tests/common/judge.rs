@@ -8,6 +8,7 @@ use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenReport};
 use hearth_io::{BLOCK, Buf, Class, IoError, IoOp, OpKind, Target};
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
 const FLASH_SIZE: u64 = 16 << 20;
@@ -60,6 +61,27 @@ pub struct Judged {
     faults: Faults,
 }
 
+thread_local! {
+    /// How every engine made from now on is broken on purpose.
+    static BROKEN: Cell<Faults> = const { Cell::new(Faults::none()) };
+}
+
+/// Which of these pairs of a fault and a test are such that the test does not fail with the fault?
+#[cfg(feature = "mutations")]
+pub fn unnoticed(pairs: &[(hearth_engine::faults::Fault, fn())]) -> Vec<String> {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut passed = Vec::new();
+    for (fault, test) in pairs {
+        BROKEN.set(Faults(Some(*fault)));
+        if std::panic::catch_unwind(test).is_ok() {
+            passed.push(format!("{fault:?}"));
+        }
+        BROKEN.set(Faults::none());
+    }
+    drop(std::panic::take_hook());
+    passed
+}
+
 fn options() -> EngineOptions {
     EngineOptions {
         idle_ns: u64::MAX,
@@ -108,7 +130,7 @@ impl Judged {
 
     /// The same, and how a power cut tears what is being written to flash.
     pub fn torn(disks: Vec<DiskConfig>, seed: u64, tear: Tear) -> Judged {
-        Judged::faulty(disks, seed, tear, Faults::default())
+        Judged::faulty(disks, seed, tear, BROKEN.get())
     }
 
     /// The same, of an engine that is broken on purpose.
