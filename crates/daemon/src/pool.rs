@@ -504,7 +504,10 @@ impl Pool {
     /// noted elsewhere, the change stays in RAM.
     pub fn change_or_keep(&mut self, change: impl Fn(&mut Registry) -> Result<()>) -> Result<()> {
         match self.change(&change) {
-            Err(_) if self.covered => change(&mut self.registry),
+            Err(_) if self.covered => {
+                self.places.begin_anew();
+                change(&mut self.registry)
+            }
             other => other,
         }
     }
@@ -551,6 +554,7 @@ impl Pool {
     /// As [`distrust_if_failed`](Self::distrust_if_failed), for this run only: what said so stays.
     pub(crate) fn distrust_in_ram_if_failed(&mut self) {
         if self.has_failed() {
+            self.places.begin_anew();
             for record in &mut self.registry.disks {
                 crate::origin::distrust(record);
             }

@@ -113,6 +113,11 @@ impl Places {
         self.sound
     }
 
+    /// What is called old from now on is not quite what is on flash: the next store is of everything.
+    pub fn begin_anew(&mut self) {
+        self.open_base = None;
+    }
+
     /// Reads both areas and returns the newest registry of `pool`.
     ///
     /// What is torn or damaged in one is taken from the other. Anything intact that needs a newer version

@@ -328,3 +328,78 @@ fn a_pool_takes_as_many_disks_as_there_are_numbers_if_it_is_large_enough() {
     assert!(error.remedy.contains("larger device"), "{error}");
     add_disk(&mut pool).unwrap();
 }
+
+/// What was changed in RAM alone is in no entry of the journal.
+#[test]
+fn what_was_kept_in_ram_goes_to_flash_with_the_next_change() {
+    let (_dir, path) = file(64 << 20);
+    create(&path, &CreateOptions::default()).unwrap();
+    let mut pool = Pool::open(&path).unwrap();
+    add_many(&mut pool);
+    pool.change(|r| {
+        for disk in &mut r.disks {
+            disk.clean_detach = true;
+            disk.origin_identity = Some(Default::default());
+        }
+        Ok(())
+    })
+    .unwrap();
+    pool.mark_failed().unwrap();
+    pool.distrust_in_ram_if_failed();
+    add_disk(&mut pool).unwrap();
+    assert_eq!(Pool::look(&path).unwrap().registry(), pool.registry());
+    pool.set_covered();
+    let breaks_a_rule = |r: &mut Registry| {
+        r.disks[7].size = 77;
+        match r.disks.iter_mut().find(|disk| disk.name == "d") {
+            Some(disk) => disk.max_bytes = 1,
+            None => return Err(Error::no_disk("d")),
+        }
+        r.disks[8].min_bytes = 2;
+        r.disks[8].max_bytes = 1;
+        Ok(())
+    };
+    pool.change_or_keep(breaks_a_rule).unwrap();
+    pool.change(|r| {
+        r.disks[8].max_bytes = 0;
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(pool.registry().disks[7].size, 77);
+    assert_eq!(Pool::look(&path).unwrap().registry(), pool.registry());
+}
+
+/// It then shares the checkpoint's area.
+#[test]
+fn a_registry_that_has_grown_and_a_checkpoint_leave_each_other_alone() {
+    let (_dir, path) = file(4 << 30);
+    create(&path, &CreateOptions::default()).unwrap();
+    let mut pool = Pool::open(&path).unwrap();
+    add_many(&mut pool);
+    pool.change(|r| {
+        for disk in &mut r.disks {
+            disk.unknown = vec![(500, vec![disk.id as u8; 1200])];
+        }
+        Ok(())
+    })
+    .unwrap();
+    drop(pool);
+    let options = hearth_engine::EngineOptions::default();
+    for round in 0..2 {
+        let mut pool = Pool::open(&path).unwrap();
+        let disks = pool.registry().disks.len();
+        assert_eq!(disks, 600 - round);
+        let started = crate::degraded::start(&mut pool, &options, "host", None).unwrap();
+        let from = match round {
+            0 => hearth_engine::OpenedFrom::Log,
+            _ => hearth_engine::OpenedFrom::Checkpoint,
+        };
+        assert_eq!(started.report.from, from);
+        pool.change(|r| {
+            r.disks.pop();
+            Ok(())
+        })
+        .unwrap();
+        started.engine.close(&mut pool.media.clone()).unwrap();
+    }
+}
