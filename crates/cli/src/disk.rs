@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hearth_daemon::api::types::{self, DiskInfo, DiskState};
+use hearth_daemon::api::types::{self, DiskInfo, DiskState, PoolInfo};
 use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
@@ -102,7 +102,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         human(info.size),
         info.mode.word()
     );
-    notices(&info);
+    warn(&notices(&info));
     let socket = hearth_daemon::rundir::nbd_socket(&global.dir());
     let socket = std::path::absolute(&socket).unwrap_or(socket);
     println!(
@@ -113,12 +113,19 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     Ok(())
 }
 
-fn notices(info: &DiskInfo) {
-    for notice in &info.notices {
-        println!("note: {}", plain(notice));
-    }
-    if let Some(reason) = &info.reason {
-        println!("{}: {}", info.state.word(), plain(reason));
+/// What somebody should know of a disk, besides what was asked for.
+fn notices(info: &DiskInfo) -> Vec<String> {
+    let notes = info.notices.iter().map(|n| format!("note: {}", plain(n)));
+    let reason = info.reason.iter();
+    notes
+        .chain(reason.map(|reason| format!("{}: {}", info.state.word(), plain(reason))))
+        .collect()
+}
+
+/// On standard error: on standard output is what was asked for, perhaps read by a program.
+fn warn(lines: &[String]) {
+    for line in lines {
+        eprintln!("{line}");
     }
 }
 
@@ -168,7 +175,7 @@ fn list(global: &Global, client: &Client) -> Outcome {
     print!("{}", table.render());
     for d in &disks {
         if let Some(reason) = &d.reason {
-            println!(
+            eprintln!(
                 "{} is {}: {}",
                 plain(&d.name),
                 d.state.word(),
@@ -176,10 +183,10 @@ fn list(global: &Global, client: &Client) -> Outcome {
             );
         }
         for notice in &d.notices {
-            println!("{}: {}", plain(&d.name), plain(notice));
+            eprintln!("{}: {}", plain(&d.name), plain(notice));
         }
         if !d.lost.is_empty() {
-            println!("{}: {}", plain(&d.name), lost_text(d));
+            eprintln!("{}: {}", plain(&d.name), lost_text(d));
         }
     }
     Ok(())
@@ -250,7 +257,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     if !d.lost.is_empty() {
         println!("{}", lost_text(d));
     }
-    notices(d);
+    for line in notices(d) {
+        println!("{line}");
+    }
     Ok(())
 }
 
@@ -294,7 +303,7 @@ fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
         return print_json(info);
     }
     println!("disk {}: {text}", plain(&info.name));
-    notices(info);
+    warn(&notices(info));
     Ok(())
 }
 
@@ -499,7 +508,10 @@ fn wait_for(
 
 fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
     match client.order::<DiskInfo>(&disk_path(name, "/cancel")) {
-        Ok(info) => Failure::Interrupted(called_off_text(&info)),
+        Ok(info) => {
+            let flash = client.get::<PoolInfo>("/v1/pool").map(|pool| pool.state);
+            Failure::Interrupted(called_off_text(&info, flash.as_deref().ok()))
+        }
         // It was done before we could call it off.
         Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => {
             Failure::Interrupted(format!("{name} was removed before it could be called off"))
@@ -508,8 +520,22 @@ fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
     }
 }
 
-/// What is so after a flush or a removal was called off.
-fn called_off_text(info: &DiskInfo) -> String {
+/// What threatens what waits on flash in this state.
+fn flash_threat(flash: Option<&str>) -> Option<&'static str> {
+    match flash {
+        None => Some("Hearth did not say whether the flash still works"),
+        Some("failed") => Some(
+            "the flash has failed, and only writing it back shows whether all of that can still be read: flush again",
+        ),
+        Some("leaving") => Some(
+            "the flash file was removed, and what is only there when Hearth ends is lost: flush again",
+        ),
+        Some(_) => None,
+    }
+}
+
+/// What is so after a flush or a removal was called off, with the flash in this state.
+fn called_off_text(info: &DiskInfo, flash: Option<&str>) -> String {
     let name = plain(&info.name);
     let lost: u64 = info.lost.iter().map(|r| r.length).sum();
     let kept = info.dirty.saturating_sub(lost);
@@ -522,6 +548,8 @@ fn called_off_text(info: &DiskInfo) -> String {
     };
     if lost > 0 {
         text.push_str(&format!("; {}", lost_text(info)));
+    } else if let Some(threat) = flash_threat(flash).filter(|_| kept > 0) {
+        text.push_str(&format!("; {threat}"));
     } else if let Some(trouble) = &info.cannot_write_back {
         text.push_str(&format!(
             ", nothing is lost, but the origin does not take it: {}",
@@ -570,5 +598,24 @@ mod tests {
         );
         assert_eq!(absolute_origin("nbd://h/x").unwrap(), "nbd://h/x");
         assert!(absolute_origin("model-hdd:").is_err());
+    }
+
+    #[test]
+    fn nothing_is_promised_of_flash_that_has_failed() {
+        let disk = |dirty: u64| -> DiskInfo {
+            serde_json::from_value(serde_json::json!({
+                "id": 1, "name": "vm", "origin": "/o", "state": "attached", "mode": "write-back",
+                "size": 8192, "cached": 4096, "dirty": dirty, "block_size": 4096, "min": 0, "max": 0,
+                "seq_cutoff": 0, "read_only": false, "connections": 0,
+            }))
+            .unwrap()
+        };
+        let said = |dirty, flash| called_off_text(&disk(dirty), flash);
+        assert!(said(4096, Some("serving")).ends_with("only on flash, nothing is lost"));
+        assert!(said(0, Some("failed")).ends_with("nothing is lost"));
+        for flash in [Some("failed"), Some("leaving"), None] {
+            let said = said(4096, flash);
+            assert!(!said.contains("nothing is lost"), "{said}");
+        }
     }
 }

@@ -70,7 +70,7 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         return print_json(&info);
     }
     for notice in &info.notices {
-        println!("note: {}", plain(notice));
+        eprintln!("note: {}", plain(notice));
     }
     println!("pool {} created on {}", info.uuid, path.display());
     println!(

@@ -226,6 +226,14 @@ impl Hearth {
             .with_context(|| format!("hearth {}\ndaemon's log:\n{}", args.join(" "), self.log()))
     }
 
+    /// All that the command line says, which must succeed: what was asked for, and what somebody
+    /// should know besides.
+    pub fn said(&self, args: &[&str]) -> Result<String> {
+        let out = self.hearth(args)?;
+        let words = String::from_utf8_lossy(&out.stderr).into_owned();
+        Ok(ok(out)? + &words)
+    }
+
     /// Runs the command line, which must fail with a plain sentence; that sentence.
     pub fn refused(&self, args: &[&str]) -> Result<String> {
         let out = self.hearth(args)?;
