@@ -9,7 +9,7 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_io::OriginSpec;
 
-use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Switch};
+use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Switch, Users};
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
 use crate::table::{Table, plain};
@@ -62,8 +62,8 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
 }
 
 /// A takeover wants to be meant.
-fn check_takeover(takeover: bool, yes: bool) -> Result<(), Error> {
-    if takeover && !yes {
+fn check_takeover(users: &Users) -> Result<(), Error> {
+    if users.takeover && !users.yes {
         return Err(Error::refused(
             "--takeover gives up what the origin's owner has on its flash and has not written back: \
              writes that its guests were told are safe may be missing, and a guest that still runs \
@@ -75,7 +75,7 @@ fn check_takeover(takeover: bool, yes: bool) -> Result<(), Error> {
 }
 
 fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
-    check_takeover(args.takeover, args.yes)?;
+    check_takeover(&args.users)?;
     let body = types::DiskAdd {
         origin: absolute_origin(&args.origin)?,
         name: args.name,
@@ -86,10 +86,10 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         read_only: args.read_only,
         origin_timeout: args.origin_timeout,
-        clients: args.clients,
+        clients: args.users.clients,
         auto: args.auto,
-        sole_user: args.sole_user,
-        takeover: args.takeover,
+        sole_user: args.users.sole_user,
+        takeover: args.users.takeover,
         allow_backing: args.allow_backing,
     };
     let info: DiskInfo = client.post("/v1/disks", &body)?;
@@ -308,7 +308,7 @@ fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
 }
 
 fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
-    check_takeover(args.takeover, args.yes)?;
+    check_takeover(&args.users)?;
     let body = types::DiskSet {
         mode: args.mode.map(Into::into),
         block_size: args.block_size.map(|s| s.0),
@@ -317,12 +317,12 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         seq_cutoff: args.seq_cutoff.map(|s| s.0),
         auto: args.auto.map(|s| s == Switch::On),
         origin_timeout: args.origin_timeout,
-        clients: args.clients,
+        clients: args.users.clients,
         size_from_origin: args.size_from_origin,
         allow_backing: args.allow_backing,
         trust: args.trust.map(Into::into),
-        sole_user: args.sole_user,
-        takeover: args.takeover,
+        sole_user: args.users.sole_user,
+        takeover: args.users.takeover,
     };
     let before = match args.size_from_origin {
         true => Some(client.get::<DiskInfo>(&disk_path(&args.name, ""))?.size),

@@ -5,7 +5,6 @@
 
 mod advise;
 mod args;
-mod args_sockets;
 mod attach;
 mod bench;
 mod disk;

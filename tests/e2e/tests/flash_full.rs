@@ -118,6 +118,21 @@ fn same(client: &mut Client, model: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Writes until there is no room on flash for it; no request fails. How soon that is depends on how much
+/// of its room the flash file has already.
+fn until_off(hearth: &Hearth, model: &mut [u8], rng: &mut Rng) -> Result<Client> {
+    let mut client = hearth.connect("vm")?;
+    for _ in 0..100 {
+        if pool(hearth)?["state"] == "cache-off" {
+            break;
+        }
+        write(&mut client, model, rng, 20)?;
+    }
+    wait_for_state(hearth, "cache-off")?;
+    same(&mut client, model)?;
+    Ok(client)
+}
+
 /// A pool on a sparse file in a file system with little room, served, with one disk.
 fn serving(hearth: &mut Hearth, fs: &SmallFs) -> Result<Vec<u8>> {
     let flash = fs.at.join("flash.img");
@@ -148,13 +163,8 @@ fn a_full_file_system_under_the_flash_takes_no_disk_down() -> Result<()> {
 
     // While it runs: no request fails, and the reason is named.
     fs.fill()?;
-    for _ in 0..50 {
-        write(&mut client, &mut model, &mut rng, 20)?;
-        if pool(&hearth)?["state"] == "cache-off" {
-            break;
-        }
-    }
-    wait_for_state(&hearth, "cache-off")?;
+    drop(client);
+    let client = until_off(&hearth, &mut model, &mut rng)?;
     let said = hearth.ok(&["pool", "show"])?;
     ensure!(
         said.contains("file system that holds") && said.contains("is full"),
@@ -166,7 +176,6 @@ fn a_full_file_system_under_the_flash_takes_no_disk_down() -> Result<()> {
     wait::until("it is logged", LIMIT, || {
         hearth.log().contains("cache is off").then_some(())
     })?;
-    same(&mut client, &model)?;
     drop(client);
     // Everything gets to the origin, so this is an end like any other.
     hearth.stop()?;
@@ -178,9 +187,7 @@ fn a_full_file_system_under_the_flash_takes_no_disk_down() -> Result<()> {
     // A start on the full file system, and one after a crash there.
     for crash in [true, false] {
         hearth.start()?;
-        ensure!(pool(&hearth)?["state"] == "cache-off", "{}", hearth.log());
-        let mut client = hearth.connect("vm")?;
-        same(&mut client, &model)?;
+        let mut client = until_off(&hearth, &mut model, &mut rng)?;
         write(&mut client, &mut model, &mut rng, 100)?;
         same(&mut client, &model)?;
         if crash {

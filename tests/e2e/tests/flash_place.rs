@@ -94,7 +94,7 @@ fn a_sparse_file_is_warned_of_and_a_live_pool_is_not_overwritten() -> Result<()>
     let mut hearth = Hearth::bare()?;
     std::fs::File::create(hearth.flash())?.set_len(64 << 20)?;
     let flash = hearth.flash().to_owned();
-    let said = hearth.ok(&["pool", "create", "--flash", path(&flash)])?;
+    let said = hearth.said(&["pool", "create", "--flash", path(&flash)])?;
     ensure!(said.contains("is sparse"), "{said}");
     hearth.start()?;
     ensure!(hearth.log().contains("is sparse"));

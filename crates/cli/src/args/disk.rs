@@ -1,0 +1,221 @@
+//! The grammar of `hearth disk`.
+
+use clap::{Args, Subcommand, ValueEnum};
+use hearth_daemon::api::types::{CacheMode, Trust};
+use hearth_daemon::origin::ORIGIN_TIMEOUT;
+
+use super::{Size, parse_size};
+
+/// Seconds to wait for an origin. JSON has no infinity, so the daemon would not see one.
+fn parse_timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(n) if ORIGIN_TIMEOUT.contains(&n) => Ok(n),
+        _ => Err(format!(
+            "give seconds from {} to {}, such as 30",
+            ORIGIN_TIMEOUT.start(),
+            ORIGIN_TIMEOUT.end()
+        )),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Writes complete on flash and reach the origin later
+    WriteBack,
+    /// Writes complete on the origin; the flash copy is renewed
+    WriteThrough,
+    /// Reads are cached; writes go to the origin
+    WriteAround,
+    /// Pass-through
+    Off,
+}
+
+impl From<Mode> for CacheMode {
+    fn from(mode: Mode) -> CacheMode {
+        match mode {
+            Mode::WriteBack => CacheMode::WriteBack,
+            Mode::WriteThrough => CacheMode::WriteThrough,
+            Mode::WriteAround => CacheMode::WriteAround,
+            Mode::Off => CacheMode::Off,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// The dirty blocks on flash are written over the origin
+    Flash,
+    /// The dirty blocks are thrown away
+    Origin,
+}
+
+impl From<Side> for Trust {
+    fn from(side: Side) -> Trust {
+        match side {
+            Side::Flash => Trust::Flash,
+            Side::Origin => Trust::Origin,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Disk {
+    /// Put a disk behind the cache; its data stays as it is
+    #[command(
+        after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
+        hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
+        hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
+        hearth disk add clone --origin qcow2:/srv/clone.qcow2 --allow-backing\n  \
+        hearth disk add mail --origin nbd://storage1/mail --sole-user --origin-timeout 60"
+    )]
+    Add(DiskAdd),
+    /// List the disks
+    #[command(after_help = "Example:\n  hearth disk list")]
+    List,
+    /// Show one disk
+    #[command(after_help = "Example:\n  hearth disk show vm1")]
+    Show(DiskName),
+    /// Change settings while the disk is in use
+    #[command(
+        after_help = "Example:\n  hearth disk set vm1 --mode write-through\n  \
+        hearth disk set vm1 --size-from-origin\n  hearth disk set vm1 --trust flash"
+    )]
+    Set(DiskSet),
+    /// Write everything dirty to the origin; Ctrl-C calls it off
+    #[command(after_help = "Example:\n  hearth disk flush vm1")]
+    Flush(DiskName),
+    /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
+    #[command(after_help = "Example:\n  hearth disk remove vm1\n  hearth disk remove vm1 --yes")]
+    Remove(DiskRemove),
+    /// Give up ranges whose only copy was lost with the flash
+    #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
+    AcceptLoss(DiskName),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskName {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskAdd {
+    /// Name of the disk, and of its NBD export
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Where the disk's data is: a file, a block device, an image as FORMAT:PATH or an NBD export (docs/origins.md)
+    #[arg(long, value_name = "ORIGIN")]
+    pub origin: String,
+    /// Cache mode
+    #[arg(long, value_enum, default_value = "write-back")]
+    pub mode: Mode,
+    /// Unit in which misses are filled, 4K to 1M [default: 4K]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub block_size: Option<Size>,
+    /// Flash kept for this disk [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub min: Option<Size>,
+    /// Most flash it may use [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub max: Option<Size>,
+    /// Sequential reads longer than this are not cached; 0 caches all [default: 1M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub seq_cutoff: Option<Size>,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Let the flash kept for it follow the advice, between --min and --max
+    #[arg(long)]
+    pub auto: bool,
+    /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
+    pub origin_timeout: Option<f64>,
+    #[command(flatten)]
+    pub users: Users,
+    /// The image may name other files of this host (a backing file, a data file, extents), as far as
+    /// they lie beside it or in a --backing-dir of the daemon
+    #[arg(long)]
+    pub allow_backing: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
+    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "clients", "size_from_origin",
+        "allow_backing", "trust", "sole_user", "takeover"]))]
+pub struct DiskSet {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Cache mode
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// Unit in which misses are filled, 4K to 1M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub block_size: Option<Size>,
+    /// Flash kept for this disk
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub min: Option<Size>,
+    /// Most flash it may use; 0 for no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub max: Option<Size>,
+    /// Sequential reads longer than this are not cached; 0 caches all
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub seq_cutoff: Option<Size>,
+    /// Let the flash kept for it follow the advice, between --min and --max
+    #[arg(long, value_enum)]
+    pub auto: Option<Switch>,
+    /// Seconds that requests wait for an origin's server that is gone before they fail
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
+    pub origin_timeout: Option<f64>,
+    /// The origin has grown: take over its size
+    #[arg(long)]
+    pub size_from_origin: bool,
+    /// The image may name the other files of this host that it names now
+    #[arg(long)]
+    pub allow_backing: bool,
+    /// The origin was changed while dirty blocks waited: which side wins
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub trust: Option<Side>,
+    #[command(flatten)]
+    pub users: Users,
+}
+
+/// Who uses a disk and its origin.
+#[derive(Clone, Debug, Args)]
+pub struct Users {
+    /// Most clients at a time: processes, not connections; over TCP, hosts. 1 keeps a second virtual
+    /// machine out, and live migration [default: 0, any number]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub clients: Option<u32>,
+    /// Nobody but this pool writes the origin: for origins where that cannot be seen (nbd, iscsi, ssh, nfs://)
+    #[arg(long)]
+    pub sole_user: bool,
+    /// Take the origin from the pool that owns it, if that shows no sign of life; needs --yes
+    #[arg(long)]
+    pub takeover: bool,
+    /// Yes, what that pool had not written back may be missing
+    #[arg(long, requires = "takeover")]
+    pub yes: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskRemove {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Throw dirty blocks away instead of writing them to the origin; needs --yes
+    #[arg(long, visible_alias = "force")]
+    pub discard_dirty: bool,
+    /// Yes, cut off clients that are connected; with --discard-dirty, lose the newest writes
+    #[arg(long)]
+    pub yes: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}

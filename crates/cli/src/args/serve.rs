@@ -1,0 +1,158 @@
+//! The grammar of `hearth serve`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use hearth_daemon::daemon::Endurance;
+use hearth_daemon::size;
+
+use super::{Size, parse_size};
+
+fn parse_endurance(text: &str) -> Result<Endurance, String> {
+    if let Some(number) = text.strip_suffix("dwpd") {
+        let thousandths = number.trim().parse::<f64>().ok().map(|n| n * 1000.0);
+        return match thousandths {
+            Some(n) if (1.0..=1e6).contains(&n) => {
+                Ok(Endurance::DriveWritesPerDay(n.round() as u64))
+            }
+            _ => Err("drive writes per day are from 0.001dwpd to 1000dwpd".to_owned()),
+        };
+    }
+    match text.strip_suffix("/s").map(size::parse) {
+        Some(Ok(bytes)) if bytes > 0 => Ok(Endurance::BytesPerSecond(bytes)),
+        Some(Err(e)) => Err(e.to_string()),
+        _ => Err("give drive writes per day (0.3dwpd) or a rate (5M/s)".to_owned()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tls {
+    /// No encryption
+    Off,
+    /// A client may encrypt
+    Allowed,
+    /// A client must encrypt
+    Required,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth serve --flash /dev/nvme0n1p4\n  \
+    hearth serve --flash ./flash --run-dir ./run --nbd-listen 127.0.0.1:10809\n\n\
+    SIGTERM or Ctrl-C stops it cleanly; a second one at once (what was flushed is safe either way).")]
+pub struct Serve {
+    /// Block device or file of the pool
+    #[arg(long, required = true, value_name = "PATH")]
+    pub flash: Vec<PathBuf>,
+    /// Serve NBD on this TCP address as well
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub nbd_listen: Option<SocketAddr>,
+    /// Allow --nbd-listen to be reachable from other hosts
+    #[arg(long, requires = "nbd_listen")]
+    pub allow_remote: bool,
+    /// Encryption of TCP connections [default: required with --tls-dir, else off]
+    #[arg(long, value_enum)]
+    pub tls: Option<Tls>,
+    /// Directory with server-cert.pem, server-key.pem and, to verify clients, ca-cert.pem
+    #[arg(long, value_name = "DIR")]
+    pub tls_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub sockets: Sockets,
+    /// Data threads [default: one per CPU, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
+    pub threads: Option<u16>,
+    /// Look for work up to so many microseconds before sleeping, while work keeps coming that
+    /// soon: lower latency for more CPU time [default: 0, off]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub poll: Option<u64>,
+    /// Write dirty data to the origins at no more than so many bytes a second while nobody waits
+    /// for it [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub destage_rate: Option<Size>,
+    /// RAM for blocks read only once so far; what is read again meanwhile never had to be written
+    /// to flash [default: 1 byte for each block of the pool, at least 1 MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub ram_stage: Option<Size>,
+    /// Do not read ahead of guests what they will ask for next. By default it is done for origins
+    /// that take longer than 0.5 ms for a scattered read
+    #[arg(long)]
+    pub no_prefetch: bool,
+    /// What may be written to flash in the long run, in drive writes a day (0.3dwpd) or bytes a
+    /// second (5M/s): as it is used up, fewer reads are cached; writes are never refused
+    /// [default: no limit]
+    #[arg(long, value_name = "RATE", value_parser = parse_endurance)]
+    pub endurance: Option<Endurance>,
+    /// Refuse to start if the index would need more RAM than this [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<Size>,
+    /// Directory in which the files below images may lie that --allow-backing lets through; may be
+    /// given several times [default: the image's own]
+    #[arg(long, value_name = "DIR")]
+    pub backing_dir: Vec<PathBuf>,
+    /// RAM for all NBD clients together: their connections, requests and replies
+    /// [default: a sixteenth of the machine's, at least 128M, at most 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub nbd_memory: Option<Size>,
+    /// Open a pool of whose log parts cannot be read, with what can be
+    #[arg(long)]
+    pub accept_damage: bool,
+    /// Use the flash again, which Hearth leaves alone after it aborted three times within ten minutes
+    #[arg(long)]
+    pub release_brake: bool,
+    /// Form of the log on standard error
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// What to log: error, warn, info, debug, trace, or a filter such as hearth_engine=debug
+    /// [default: info] [env: HEARTH_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl Serve {
+    /// The log's filter, given or default.
+    pub fn log_filter(&self) -> String {
+        let env = || std::env::var("HEARTH_LOG").ok();
+        self.log
+            .clone()
+            .or_else(env)
+            .unwrap_or_else(|| "info".to_owned())
+    }
+}
+
+/// Who may use the sockets.
+#[derive(Clone, Debug, Args)]
+pub struct Sockets {
+    /// Group that may use the disks: the NBD and vhost-user sockets [default for root: kvm, where
+    /// there is such a group]
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+    /// Group that may control the daemon: add and remove disks, read statistics [default: nobody
+    /// but root and the user who runs it]
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endurance_is_a_share_or_a_rate() {
+        let rate = |text| parse_endurance(text);
+        assert_eq!(rate("0.3dwpd"), Ok(Endurance::DriveWritesPerDay(300)));
+        assert_eq!(rate("5M/s"), Ok(Endurance::BytesPerSecond(5 << 20)));
+        for bad in [
+            "", "5M", "0/s", "dwpd", "-1dwpd", "NaNdwpd", "x/s", "1e9dwpd",
+        ] {
+            assert!(rate(bad).is_err(), "{bad:?}");
+        }
+    }
+}
