@@ -228,6 +228,7 @@ mod tests {
             "hearth pool import --flash /a",
             "hearth pool export",
             "hearth serve --flash /a --run-dir /r",
+            "hearth serve --flash /a --exit-when-room 5m",
             "hearth serve --flash /a --nbd-listen 127.0.0.1:10809 --tls-dir /t --tls required --threads 2 --memory 1G",
             "hearth serve --flash /a --nbd-listen 0.0.0.0:10809 --allow-remote --log-format json",
             "hearth --run-dir /r disk add vm --origin /o --mode write-around --block-size 64K --min 1G --max 2G",

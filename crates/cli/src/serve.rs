@@ -61,6 +61,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
                 .map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone()))
                 .collect(),
             brake: None,
+            exit_when_room: args.exit_when_room.map(Duration::from_secs_f64),
         },
         run_dir: global.dir(),
         socket_group: args.sockets.socket_group,

@@ -42,6 +42,8 @@ pub struct Degraded {
     pub why: String,
     /// What becomes of disks with something dirty.
     pub dirty: Dirty,
+    /// All it takes to have the cache back is room on a file system, and a start.
+    pub for_room: bool,
 }
 
 /// What becomes of disks with something dirty while the cache is off.
@@ -59,6 +61,7 @@ impl Degraded {
         Degraded {
             why: why.into(),
             dirty: Dirty::Destage,
+            for_room: false,
         }
     }
 
@@ -67,19 +70,33 @@ impl Degraded {
         Degraded {
             why: why.into(),
             dirty: Dirty::Refuse,
+            for_room: false,
         }
     }
 }
 
-/// Why a write was refused, in words.
-pub(crate) fn refusal(path: &Path, error: &std::io::Error) -> String {
+/// Why flash refused a write.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    /// In words.
+    why: String,
+    /// For want of room on a file system.
+    for_room: bool,
+}
+
+/// Why a write was refused.
+pub(crate) fn refusal(path: &Path, error: &std::io::Error) -> Refusal {
     use std::io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let path = path.display();
-    match error.kind() {
+    let why = match error.kind() {
         StorageFull => format!("the file system that holds {path} is full"),
         QuotaExceeded => format!("the disk quota for {path} is used up"),
         ReadOnlyFilesystem => format!("{path} is read-only"),
         _ => format!("{path} cannot be written ({error})"),
+    };
+    Refusal {
+        why,
+        for_room: error.kind() == StorageFull,
     }
 }
 
@@ -110,7 +127,10 @@ pub(crate) fn start(
                 });
             }
             Err((e, None)) => return Err(e),
-            Err((_, Some(why))) => Degraded::unwritable(why),
+            Err((_, Some(refusal))) => Degraded {
+                for_room: refusal.for_room,
+                ..Degraded::unwritable(refusal.why)
+            },
         },
     };
     let (engine, report) = open_unwritten(pool, options)?;
@@ -127,14 +147,14 @@ fn open(
     pool: &mut Pool,
     options: &EngineOptions,
     host: &str,
-) -> std::result::Result<(Engine, OpenReport), (Error, Option<String>)> {
+) -> std::result::Result<(Engine, OpenReport), (Error, Option<Refusal>)> {
     let prepared = pool
         .note_host(host)
         .and_then(|()| pool.settle())
         // Before the mark of failure is overwritten by opening the pool.
         .and_then(|()| pool.distrust_if_failed());
     if let Err(e) = prepared {
-        return Err((e, pool.refusal().map(str::to_owned)));
+        return Err((e, pool.refusal().cloned()));
     }
     let mut media = pool.media().clone();
     Engine::open(&mut media, options.clone(), &known(pool)).map_err(|e| {

@@ -12,6 +12,7 @@ use hearth_io::file::sync_names;
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
+use crate::degraded::Refusal;
 use crate::error::{Error, Kind, Result};
 use crate::inspect;
 use crate::size::human;
@@ -46,7 +47,7 @@ pub struct Pool {
     /// A change was not stored, or in one place only: which one counts, the next store decides.
     unsettled: bool,
     /// Why flash refused the last write of ours, if it did.
-    refusal: Option<String>,
+    refusal: Option<Refusal>,
     /// The superblock or a marker says durably that nothing on flash is to be trusted, so what else the
     /// registry says of it may stay in RAM.
     covered: bool,
@@ -521,8 +522,8 @@ impl Pool {
     }
 
     /// Why flash refused the last write of the registry or the superblock that failed.
-    pub(crate) fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+    pub(crate) fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_ref()
     }
 
     /// What the registry says of caches need not be stored any more: nothing is trusted anyway.

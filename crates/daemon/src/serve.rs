@@ -110,7 +110,14 @@ pub fn run(options: &ServeOptions) -> Result<()> {
             tracing::error!("{e}");
         }
     }
-    outcome
+    match outcome? {
+        StopReason::Signal | StopReason::Export => Ok(()),
+        // A failure, as supervisors see it, so that they start it again.
+        StopReason::Room => Err(Error::unavailable(
+            "stopped because there is room for all of the flash file again",
+            "start the daemon again to have the cache back; a supervisor does so by itself",
+        )),
+    }
 }
 
 fn serve(
@@ -121,7 +128,7 @@ fn serve(
     notify: &Notify,
     signalled: &Signals,
     begin: Instant,
-) -> Result<()> {
+) -> Result<StopReason> {
     let dir = run_dir.path().to_owned();
     let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
     let api = Api::start(Arc::new(daemon.clone()), socket)?;
@@ -151,7 +158,7 @@ fn serve(
     if outcome.is_ok() {
         tracing::info!("stopped");
     }
-    outcome
+    outcome.map(|()| reason)
 }
 
 /// The protocols disks are served over. A new one is a line here, and a crate

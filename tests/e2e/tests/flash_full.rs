@@ -134,13 +134,13 @@ fn until_off(hearth: &Hearth, model: &mut [u8], rng: &mut Rng) -> Result<Client>
 }
 
 /// A pool on a sparse file in a file system with little room, served, with one disk.
-fn serving(hearth: &mut Hearth, fs: &SmallFs) -> Result<Vec<u8>> {
+fn serving(hearth: &mut Hearth, fs: &SmallFs, bytes: u64) -> Result<Vec<u8>> {
     let flash = fs.at.join("flash.img");
     OpenOptions::new()
         .write(true)
         .create_new(true)
         .open(&flash)?
-        .set_len(128 * MIB)?;
+        .set_len(bytes)?;
     hearth.set_flash(flash.clone());
     hearth.ok(&["pool", "create", "--flash", path(&flash)])?;
     hearth.start()?;
@@ -155,7 +155,7 @@ fn a_full_file_system_under_the_flash_takes_no_disk_down() -> Result<()> {
     let Some(fs) = SmallFs::new(hearth.dir(), 96 * MIB)? else {
         return Ok(());
     };
-    let mut model = serving(&mut hearth, &fs)?;
+    let mut model = serving(&mut hearth, &fs, 128 * MIB)?;
     let mut rng = Rng::new(11);
     let mut client = hearth.connect("vm")?;
     write(&mut client, &mut model, &mut rng, 100)?;
@@ -215,7 +215,7 @@ fn what_is_dirty_on_a_full_file_system_is_served_and_destaged() -> Result<()> {
     let Some(fs) = SmallFs::new(hearth.dir(), 96 * MIB)? else {
         return Ok(());
     };
-    let mut model = serving(&mut hearth, &fs)?;
+    let mut model = serving(&mut hearth, &fs, 128 * MIB)?;
     let mut client = hearth.connect("vm")?;
     write(&mut client, &mut model, &mut Rng::new(12), 100)?;
     // The log's last segment has no summary, which is what a start has to write.
@@ -239,6 +239,53 @@ fn what_is_dirty_on_a_full_file_system_is_served_and_destaged() -> Result<()> {
     fs.free()?;
     hearth.start()?;
     let mut client = hearth.connect("vm")?;
+    same(&mut client, &model)?;
+    hearth.stop()?;
+    Ok(())
+}
+
+/// Makes room, and the cache comes back: at the next start, or by itself under a supervisor.
+#[test]
+fn room_that_is_there_again_is_told_and_used() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let Some(fs) = SmallFs::new(hearth.dir(), 96 * MIB)? else {
+        return Ok(());
+    };
+    let mut model = serving(&mut hearth, &fs, 48 * MIB)?;
+    let mut rng = Rng::new(14);
+    let told = "there is room for all of the flash file again";
+    fs.fill()?;
+    until_off(&hearth, &mut model, &mut rng)?;
+    wait::until("how much room lacks", LIMIT, || {
+        let said = hearth.ok(&["pool", "show"]).ok()?;
+        said.contains("the file system lacks").then_some(())
+    })?;
+    ensure!(!hearth.said(&["disk", "list"])?.contains(told));
+    fs.free()?;
+    wait::until("it is said", LIMIT, || {
+        let said = hearth.ok(&["pool", "show"]).ok()?;
+        said.contains(told).then_some(())
+    })?;
+    ensure!(hearth.said(&["disk", "list"])?.contains(told));
+    wait::until("it is logged", LIMIT, || {
+        hearth.log().contains(told).then_some(())
+    })?;
+    hearth.stop()?;
+
+    // It stays while it lacks room, and ends for the supervisor to start it once there is some.
+    fs.fill()?;
+    hearth.serve_args = vec!["--exit-when-room".to_owned(), "1s".to_owned()];
+    hearth.start()?;
+    until_off(&hearth, &mut model, &mut rng)?;
+    fs.free()?;
+    let status = hearth.ended()?;
+    ensure!(status.code() == Some(1), "ended with {status}");
+    ensure!(hearth.log().contains("stopped because"), "{}", hearth.log());
+    hearth.start()?;
+    wait_for_state(&hearth, "serving")?;
+    let mut client = hearth.connect("vm")?;
+    same(&mut client, &model)?;
+    write(&mut client, &mut model, &mut rng, 20)?;
     same(&mut client, &model)?;
     hearth.stop()?;
     Ok(())

@@ -9,6 +9,7 @@ use hearth_rig::pattern::BLOCK;
 use hearth_rig::{Hearth, wait};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -65,6 +66,26 @@ fn keep_busy(mut client: Client) {
     std::thread::spawn(move || while client.read(0, BLOCK as u32).is_ok() {});
 }
 
+/// Makes the daemon fail `at` a place after so many milliseconds of writes to the disk `d`; how it ended.
+fn fails_under_load(
+    hearth: &mut Hearth,
+    writer: &mut Writer,
+    at: &str,
+    millis: u64,
+) -> Result<ExitStatus> {
+    let mut client = hearth.connect("d")?;
+    let other = hearth.connect("d")?;
+    let mut status = None;
+    let fail = || {
+        hearth.fail_at(at)?;
+        keep_busy(other);
+        status = Some(hearth.ended()?);
+        Ok(())
+    };
+    writer.load(&mut client, Duration::from_millis(millis), fail)?;
+    status.context("it has ended")
+}
+
 /// A data thread panics under load: the process ends at once, nothing acknowledged is lost, and after
 /// the third time the flash is left alone: what is clean is served, what is dirty is refused by name.
 #[test]
@@ -80,17 +101,7 @@ fn a_panic_ends_the_process_and_the_third_takes_the_flash_away() -> Result<()> {
     hearth.add("c", path(&clean), &["--mode", "write-through"])?;
     let mut writer = Writer::new(7);
     for cycle in 0..3 {
-        let mut client = hearth.connect("d")?;
-        let other = hearth.connect("d")?;
-        let mut status = None;
-        let abort = || {
-            hearth.fail_at("panic")?;
-            keep_busy(other);
-            status = Some(hearth.ended()?);
-            Ok(())
-        };
-        writer.load(&mut client, Duration::from_millis(200), abort)?;
-        let status = status.context("it has ended")?;
+        let status = fails_under_load(&mut hearth, &mut writer, "panic", 200)?;
         ensure!(
             status.signal() == Some(libc::SIGABRT),
             "ended with {status}"
@@ -148,17 +159,7 @@ fn a_driver_that_fails_ends_the_process() -> Result<()> {
     hearth.add("d", path(&origin), &[])?;
     let mut writer = Writer::new(11);
     for _ in 0..4 {
-        let mut client = hearth.connect("d")?;
-        let other = hearth.connect("d")?;
-        let mut status = None;
-        let fail = || {
-            hearth.fail_at("driver")?;
-            keep_busy(other);
-            status = Some(hearth.ended()?);
-            Ok(())
-        };
-        writer.load(&mut client, Duration::from_millis(100), fail)?;
-        let status = status.context("it has ended")?;
+        let status = fails_under_load(&mut hearth, &mut writer, "driver", 100)?;
         ensure!(status.code() == Some(DRIVER_FAILED), "ended with {status}");
         let log = hearth.log();
         ensure!(

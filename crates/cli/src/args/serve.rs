@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use hearth_daemon::daemon::Endurance;
 use hearth_daemon::size;
 
+use super::trace::parse_duration;
 use super::{Size, parse_size};
 
 fn parse_endurance(text: &str) -> Result<Endurance, String> {
@@ -107,6 +108,11 @@ pub struct Serve {
     /// Use the flash again, which Hearth leaves alone after it aborted three times within ten minutes
     #[arg(long)]
     pub release_brake: bool,
+    /// If the cache is off because the file system under the flash file was full: end, with status 1, when
+    /// there has been room for all of the file for so long (30s, 5m), so that a supervisor starts the
+    /// daemon anew, with its cache [default: go on without it]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub exit_when_room: Option<f64>,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,

@@ -56,7 +56,7 @@ fn parse_output(text: &str) -> Result<hearth_trace::Format, String> {
 }
 
 /// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
-fn parse_duration(text: &str) -> Result<f64, String> {
+pub(super) fn parse_duration(text: &str) -> Result<f64, String> {
     let (number, unit) = match text.chars().last() {
         Some('s') => (&text[..text.len() - 1], 1.0),
         Some('m') => (&text[..text.len() - 1], 60.0),

@@ -16,7 +16,7 @@ use hearth_engine::api::{DiskId, Effects};
 use hearth_io::BLOCK;
 use hearth_io::file::{NameLeadsTo, Standing};
 
-use super::{Daemon, lock};
+use super::{Daemon, StopReason, lock};
 use crate::degraded::Degraded;
 use crate::error::Error;
 use crate::notify::Notify;
@@ -28,6 +28,8 @@ const LOOK_TIME: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 /// ... up to this.
 const TELL_AGAIN_MAX: Duration = Duration::from_secs(3600);
+/// Room that is there for so long is worth a word, which comes no more often than `TELL_AGAIN`.
+const ROOM_TIME: Duration = Duration::from_secs(2);
 /// Longest wait until the engine has been told.
 const GIVE_UP_TIME: Duration = Duration::from_secs(5);
 /// How often is looked whether disks have nothing left on flash that is given up.
@@ -44,6 +46,8 @@ pub(super) struct FlashWatch {
     degraded: Option<Degraded>,
     /// What is to be said of where it lies.
     place: Vec<String>,
+    /// How long there must have been room for the cache that is off until the daemon ends for it.
+    exit_when_room: Option<Duration>,
     state: Mutex<State>,
 }
 
@@ -53,6 +57,10 @@ struct State {
     gone: Option<String>,
     /// Bytes that the file system lacks for all of the flash file.
     lacks: Option<u64>,
+    /// Since when there is room for all of the flash file, while the cache is off for want of it.
+    room_since: Option<Instant>,
+    /// When that was last said.
+    room_told_at: Option<Instant>,
     /// The flash file is sound, but its name leads elsewhere.
     moved: Option<String>,
     /// Disks of which the registry says that nothing on flash counts.
@@ -75,13 +83,18 @@ struct Told {
 }
 
 impl FlashWatch {
-    pub(super) fn new(degraded: Option<Degraded>, place: Vec<String>) -> FlashWatch {
+    pub(super) fn new(
+        degraded: Option<Degraded>,
+        place: Vec<String>,
+        exit_when_room: Option<Duration>,
+    ) -> FlashWatch {
         for notice in &place {
             tracing::warn!("{notice}");
         }
         FlashWatch {
             degraded,
             place,
+            exit_when_room,
             state: Mutex::default(),
         }
     }
@@ -94,6 +107,11 @@ impl FlashWatch {
     /// Why the cache is off since the start, if it is.
     pub(super) fn degraded(&self) -> Option<&Degraded> {
         self.degraded.as_ref()
+    }
+
+    /// Whether a cache that flash refuses to be written for is off for want of room only.
+    fn for_room(&self) -> bool {
+        self.degraded.as_ref().is_none_or(|d| d.for_room)
     }
 }
 
@@ -160,12 +178,63 @@ impl Daemon {
         let mut state = lock(&self.flash.state);
         state.moved = misplaced(file.path(), &now);
         state.lacks = lacks;
+        // A start finds the pool by its name.
+        if lacks == Some(0) && state.moved.is_none() && self.off_for_room() {
+            state.room_since.get_or_insert_with(Instant::now);
+        } else {
+            state.room_since = None;
+        }
         // What was removed may be truncated as well, which is worse.
         let news = gone.filter(|(how, _)| state.gone.as_ref() != Some(how));
         let Some((how, fault)) = news else { return };
         state.gone = Some(how);
         drop(state);
         self.give_flash_up(fault);
+    }
+
+    /// The cache is off, and with room on the file system a start would bring it back.
+    fn off_for_room(&self) -> bool {
+        self.engine.pool_stats().flash_fault == Some(FlashFault::Unwritable)
+            && self.flash.for_room()
+    }
+
+    /// Says that there is room for the cache again, and ends the daemon for it if that is wanted: an
+    /// engine that gave its flash up does not take it back, a start does.
+    fn room_round(&self) {
+        let mut state = lock(&self.flash.state);
+        let Some(since) = state.room_since else {
+            return;
+        };
+        let told = state.room_told_at;
+        let again = told.is_none_or(|at| at < since && at.elapsed() >= TELL_AGAIN);
+        if again && since.elapsed() >= ROOM_TIME {
+            state.room_told_at = Some(Instant::now());
+            tracing::warn!("{}", self.room_words());
+        }
+        drop(state);
+        // What is dirty is written back first: a stop that has to wait for that would be a long one.
+        let wanted = self.flash.exit_when_room;
+        if wanted.is_some_and(|time| since.elapsed() >= time) && self.dirty_bytes() == 0 {
+            self.request_stop(StopReason::Room);
+        }
+    }
+
+    /// That a start would bring the cache back now, as far as room goes.
+    pub(super) fn room_again(&self) -> Option<&'static str> {
+        let enough = lock(&self.flash.state).lacks == Some(0);
+        (enough && self.off_for_room()).then(|| self.room_words())
+    }
+
+    fn room_words(&self) -> &'static str {
+        match self.flash.exit_when_room {
+            None => {
+                "there is room for all of the flash file again: restart the daemon to have the cache back"
+            }
+            Some(_) => {
+                "there is room for all of the flash file again: the daemon ends when it has stayed so, \
+                 to be started with its cache"
+            }
+        }
     }
 
     fn give_flash_up(&self, fault: FlashFault) {
@@ -255,9 +324,9 @@ impl Daemon {
     /// Whether a restart would bring the cache back, as far as room goes. Not among the notices that are
     /// logged again when they change: this changes with every file on the file system.
     pub(super) fn room_notice(&self) -> Option<String> {
-        let full = self.engine.pool_stats().flash_fault == Some(FlashFault::Unwritable);
+        let full = self.off_for_room();
         match lock(&self.flash.state).lacks.filter(|_| full)? {
-            0 => Some("there is room for all of the flash file now".to_owned()),
+            0 => Some(self.room_words().to_owned()),
             short => Some(format!(
                 "the file system lacks {} for all of the flash file",
                 human(short)
@@ -269,6 +338,7 @@ impl Daemon {
     pub(super) fn flash_round(self: &Arc<Daemon>) {
         self.tell_flash();
         if self.cache_is_off() {
+            self.room_round();
             self.note_beside_flash();
             let now = Instant::now();
             let mut state = lock(&self.flash.state);

@@ -104,6 +104,9 @@ pub struct Options {
     pub backing_dirs: Vec<PathBuf>,
     /// Leave it off after several aborts.
     pub brake: Option<Brake>,
+    /// If the cache is off for want of room: stop when there has been room for so long, to be started
+    /// again.
+    pub exit_when_room: Option<Duration>,
 }
 
 /// The engine, as the data threads call it.
@@ -389,7 +392,7 @@ impl Daemon {
             ops: Mutex::default(),
             started: begin,
             recovery,
-            flash: flash::FlashWatch::new(degraded, place),
+            flash: flash::FlashWatch::new(degraded, place, options.exit_when_room),
             voided: Mutex::default(),
             leftovers: Mutex::default(),
             attaching: Arc::default(),

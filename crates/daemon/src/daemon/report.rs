@@ -132,6 +132,7 @@ impl Daemon {
                     owed => format!("{} are still only on flash", crate::size::human(owed)),
                 }
             ));
+            notices.extend(self.room_again().map(str::to_owned));
         }
         if let Some(now) = slot.short {
             notices.push(super::attach::shrank(record.size, now));
@@ -239,7 +240,10 @@ impl Daemon {
         let flash = FlashCounters::from(&stats.counters);
         let mut pool = PoolReport::new(
             &stats,
-            self.flash_notices(),
+            self.flash_notices()
+                .into_iter()
+                .chain(self.room_notice())
+                .collect(),
             self.dirty_bytes(),
             flash_spans(now, now, &flash, &windows.flash),
             disk_spans(now, now, &total, &windows.disks),

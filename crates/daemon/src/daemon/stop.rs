@@ -36,6 +36,8 @@ pub enum StopReason {
     Signal,
     /// The pool is being exported: nothing may stay dirty.
     Export,
+    /// There is room for the cache again, which the next start brings back.
+    Room,
 }
 
 impl Daemon {
