@@ -25,6 +25,7 @@ pub mod progress;
 pub mod rights;
 pub mod rundir;
 pub mod serve;
+pub mod settings;
 pub mod sign;
 pub mod size;
 mod sync;

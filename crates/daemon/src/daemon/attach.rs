@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hearth_engine::api::{DiskConfig, DiskId, Mode, OriginState};
+use hearth_engine::api::{DiskId, OriginState};
 use hearth_format::{DiskRecord, OriginIdentity, Registry};
 use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
 use hearth_origin::Backing;
@@ -28,7 +28,7 @@ use crate::error::{Error, Kind, Result};
 use crate::exports::DiskExport;
 use crate::marks::Mark;
 use crate::origin;
-use crate::pool::{Pool, mode_of};
+use crate::pool::Pool;
 use crate::size::human;
 
 /// Origins opened side by side at start.
@@ -46,9 +46,6 @@ const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Longest wait for its being closed, which on a mount that hangs never ends. A process that opens
 /// an image is given 25 s to end.
 const CLOSE_TIME: Duration = Duration::from_secs(30);
-
-/// Cache block size of a disk that leaves it to us.
-const BLOCK_SIZE_AUTO: u32 = 4096;
 
 /// What looking at an origin has shown.
 #[derive(Debug, Default)]
@@ -151,25 +148,6 @@ pub(super) fn shrank(size: u64, now: u64) -> String {
         "the origin shrank from {size} to {now} bytes while attached; what lies beyond can neither \
          be read nor written back until you give it its size back"
     )
-}
-
-/// What the engine is told of a disk.
-pub(super) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
-    DiskConfig {
-        id: record.id,
-        size: record.size,
-        origin_align: device.align(),
-        mode: Mode::from(mode_of(record.mode)),
-        block_size: if record.block_size == 0 {
-            BLOCK_SIZE_AUTO
-        } else {
-            record.block_size
-        },
-        min_bytes: record.min_bytes,
-        max_bytes: record.max_bytes,
-        seq_cutoff: record.seq_cutoff,
-        read_only: record.read_only,
-    }
 }
 
 /// Does on a thread of its own what an origin may hold up.
@@ -666,7 +644,7 @@ impl Daemon {
         };
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
-        if let Err(e) = self.engine.attach(config(&record, &device), state) {
+        if let Err(e) = self.engine.attach(crate::settings::config(&record, &device), state) {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }

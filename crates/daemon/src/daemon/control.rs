@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hearth_engine::DiskStatus;
-use hearth_engine::api::{DISK_MAX, Mode, OriginState};
+use hearth_engine::api::{DISK_MAX, OriginState};
 use hearth_format::{DiskRecord, Uuid, check_name};
 use hearth_io::{BLOCK, OriginSpec};
 use hearth_origin::owner::Take;
@@ -24,13 +24,11 @@ use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::clients::sentence;
 use crate::error::{Error, Result};
 use crate::origin;
-use crate::pool::mode_to;
 use crate::progress::Progress;
 use crate::rundir::nbd_socket;
+use crate::settings;
 use crate::size::human;
 
-/// Sequential bypass of a disk whose owner does not say: 1 MiB, as Open CAS has it.
-const SEQ_CUTOFF: u64 = 1 << 20;
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
 /// Most damaged ranges that are named one by one.
@@ -89,67 +87,6 @@ fn unused(name: &str, slot: &Slot) -> Result<()> {
         format!("disk {name} is in use by {who}"),
         "stop the virtual machine or program first, or cut it off with --yes",
     ))
-}
-
-fn block_size(bytes: Option<u64>) -> Result<u32> {
-    let Some(bytes) = bytes else { return Ok(0) };
-    match u32::try_from(bytes) {
-        Ok(n) if n.is_power_of_two() && (4096..=1 << 20).contains(&n) => Ok(n),
-        _ => Err(Error::invalid(
-            format!("the cache block size {bytes} is no power of two from 4K to 1M"),
-            "choose 4K, 8K, 16K, 32K, 64K, 128K, 256K, 512K or 1M",
-        )),
-    }
-}
-
-/// Milliseconds for the registry of a limit in seconds; 0 for the default.
-fn timeout(seconds: Option<f64>) -> Result<u32> {
-    match seconds {
-        None => Ok(0),
-        Some(s) if origin::ORIGIN_TIMEOUT.contains(&s) => Ok((s * 1000.0) as u32),
-        Some(s) => Err(Error::invalid(
-            format!(
-                "the origin timeout of {s} s is not between {} and {} s",
-                origin::ORIGIN_TIMEOUT.start(),
-                origin::ORIGIN_TIMEOUT.end()
-            ),
-            "30 s outlast the restart of most servers",
-        )),
-    }
-}
-
-/// Flash is given in blocks: less than one would be no flash kept, and no limit.
-fn check_limits(min: u64, max: u64) -> Result<()> {
-    for (bytes, what, remedy) in [
-        (
-            min,
-            "flash kept for the disk",
-            "give --min 4K or more, or 0 to keep none",
-        ),
-        (
-            max,
-            "flash the disk may use",
-            "give --max 4K or more, or 0 for no limit",
-        ),
-    ] {
-        if (1..BLOCK).contains(&bytes) {
-            return Err(Error::invalid(
-                format!("the {what} ({}) is less than a block, 4 KiB", human(bytes)),
-                remedy,
-            ));
-        }
-    }
-    if max != 0 && min > max {
-        return Err(Error::invalid(
-            format!(
-                "the flash kept for the disk ({}) is more than its limit ({})",
-                human(min),
-                human(max)
-            ),
-            "lower --min or raise --max",
-        ));
-    }
-    Ok(())
 }
 
 impl Daemon {
@@ -281,7 +218,7 @@ impl Daemon {
         let failed = |e| control_error(&format!("add {name}"), e);
         self.engine
             .attach(
-                super::attach::config(&record, opened.device()),
+                settings::config(&record, opened.device()),
                 OriginState::Unknown,
             )
             .map_err(failed)?;
@@ -447,54 +384,28 @@ impl Daemon {
             .record(id)
             .cloned()
             .ok_or_else(|| Error::no_disk(name))?;
-        let block = set.block_size.map(|b| block_size(Some(b))).transpose()?;
-        let timeout_ms = match set.origin_timeout {
-            None => record.origin_timeout_ms,
-            set => timeout(set)?,
-        };
-        let min = set.min.unwrap_or(record.min_bytes);
-        let max = set.max.unwrap_or(record.max_bytes);
-        // Who changes something else need not mend what an older version took.
-        if set.min.is_some() || set.max.is_some() {
-            check_limits(min, max)?;
+        let mut wanted = record.clone();
+        let changed = settings::change(&mut wanted, set)?;
+        if wanted.min_bytes > record.min_bytes {
+            self.check_share(name, wanted.min_bytes)?;
         }
-        if min > record.min_bytes {
-            self.check_share(name, min)?;
-        }
-        lock(&self.pool).change(|registry| {
+        let record = lock(&self.pool).change(|registry| {
             let record = registry
                 .disks
                 .iter_mut()
                 .find(|r| r.id == id)
                 .ok_or_else(|| Error::no_disk(name))?;
-            record.mode = set.mode.map_or(record.mode, mode_to);
-            record.block_size = block.unwrap_or(record.block_size);
-            record.min_bytes = min;
-            record.max_bytes = max;
-            record.seq_cutoff = set.seq_cutoff.unwrap_or(record.seq_cutoff);
-            record.auto = set.auto.unwrap_or(record.auto);
-            record.origin_timeout_ms = timeout_ms;
-            record.clients = set.clients.unwrap_or(record.clients);
+            settings::change(record, set)?;
             record.sole_user |= set.sole_user;
+            Ok(record.clone())
+        })?;
+        self.with_slot(name, |slot| {
+            let (export, device) = (slot.export(), slot.device());
+            for setting in &changed {
+                setting.tell(export.map(|e| &**e), device.map(|d| &**d), &record);
+            }
             Ok(())
         })?;
-        if let Some(limit) = set.clients {
-            self.with_slot(name, |slot| {
-                if let Some(export) = slot.export() {
-                    export.clients().set_limit(limit);
-                }
-                Ok(())
-            })?;
-        }
-        if set.origin_timeout.is_some() {
-            let time = Duration::from_millis(timeout_ms.into());
-            self.with_slot(name, |slot| {
-                if let Some(remote) = slot.device().and_then(|d| d.as_remote()) {
-                    remote.set_timeout(time);
-                }
-                Ok(())
-            })?;
-        }
         if self.with_slot(name, |slot| {
             Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_)))
         })? {
@@ -502,14 +413,8 @@ impl Daemon {
             return Ok(());
         }
         let failed = |e| control_error(&format!("change {name}"), e);
-        if let Some(mode) = set.mode {
-            self.engine.set_mode(id, Mode::from(mode)).map_err(failed)?;
-        }
-        if let Some(bytes) = block {
-            self.engine.set_block_size(id, bytes).map_err(failed)?;
-        }
-        if let Some(bytes) = set.seq_cutoff {
-            self.engine.set_seq_cutoff(id, bytes).map_err(failed)?;
+        for setting in &changed {
+            setting.tell_engine(&self.engine, &record).map_err(failed)?;
         }
         match set.auto {
             Some(true) => drop(self.apply_shares(Some(name))?),
@@ -578,9 +483,9 @@ impl Control for Arc<Daemon> {
                 "use letters, digits, '.', '_' and '-', at most 64, not starting with '.' or '-'",
             )
         })?;
-        check_limits(disk.min, disk.max)?;
+        let mut record = settings::defaults();
+        settings::change(&mut record, &disk)?;
         let spec = origin::parse(&disk.origin)?;
-        let block_size = block_size(disk.block_size)?;
         origin::check_writable(&spec, disk.read_only)?;
         self.check_new(&disk, &spec)?;
         self.check_unused(&disk.origin, &spec)?;
@@ -588,16 +493,13 @@ impl Control for Arc<Daemon> {
         origin::check_plain(&spec, &flash)?;
         let chain = self.new_chain(&spec, disk.allow_backing)?;
         self.check_chain(&disk.name, &spec, &chain, disk.read_only)?;
-        let mut record = DiskRecord {
+        record = DiskRecord {
             name: disk.name.clone(),
-            read_only: disk.read_only,
-            clients: disk.clients.unwrap_or(0),
             rules: RULES,
             sole_user: disk.sole_user,
-            origin_timeout_ms: timeout(disk.origin_timeout)?,
             allow_backing: disk.allow_backing,
             chain,
-            ..DiskRecord::default()
+            ..record
         };
         let take = take(disk.takeover);
         let ownership = self.owners.claim(&spec, &record, take);
@@ -629,12 +531,6 @@ impl Control for Arc<Daemon> {
             id,
             origin: disk.origin,
             size,
-            mode: mode_to(disk.mode),
-            block_size,
-            min_bytes: disk.min,
-            max_bytes: disk.max,
-            seq_cutoff: disk.seq_cutoff.unwrap_or(SEQ_CUTOFF),
-            auto: disk.auto,
             serial: Uuid::new_v4(),
             ..record
         };
@@ -822,30 +718,6 @@ impl Control for Arc<Daemon> {
 mod tests {
     use super::super::testing;
     use super::*;
-
-    #[test]
-    fn block_sizes() {
-        assert_eq!(block_size(None).unwrap(), 0);
-        assert_eq!(block_size(Some(65536)).unwrap(), 65536);
-        for bad in [0, 512, 5000, 2 << 20, u64::MAX] {
-            assert!(block_size(Some(bad)).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn limits() {
-        const K: u64 = 1 << 10;
-        assert!(check_limits(0, 0).is_ok());
-        assert!(check_limits(10 * K, 0).is_ok());
-        assert!(check_limits(10 * K, 10 * K).is_ok());
-        assert!(check_limits(11 * K, 10 * K).is_err());
-        assert!(check_limits(4 * K, 4 * K).is_ok());
-        let refused = |min, max| check_limits(min, max).unwrap_err().to_string();
-        for few in [1, 512, 4 * K - 1] {
-            assert!(refused(0, few).contains("--max 4K"), "{few}");
-            assert!(refused(few, 0).contains("--min 4K"), "{few}");
-        }
-    }
 
     #[test]
     fn a_limit_an_older_version_took_is_in_nobodys_way() {
