@@ -4,6 +4,7 @@ mod bench;
 mod disk;
 mod pool;
 mod serve;
+mod settings;
 mod simulate;
 mod trace;
 
@@ -15,6 +16,7 @@ pub use disk::{Disk, DiskAdd, DiskRemove, DiskSet, Mode, Switch, Users};
 use hearth_daemon::size;
 pub use pool::{Pool, PoolAt, PoolCreate, PoolExport};
 pub use serve::{LogFormat, Serve, Tls};
+pub use settings::Settings;
 pub use simulate::{Simulate, WriteTo};
 pub use trace::{Trace, TraceConvert, TraceInfo, TraceRecord, TraceReplay};
 

@@ -8,8 +8,9 @@ use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_io::OriginSpec;
+use serde_json::json;
 
-use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Switch, Users};
+use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Users};
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
 use crate::table::{Table, plain};
@@ -76,22 +77,13 @@ fn check_takeover(users: &Users) -> Result<(), Error> {
 
 fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     check_takeover(&args.users)?;
-    let body = types::DiskAdd {
-        origin: absolute_origin(&args.origin)?,
-        name: args.name,
-        mode: args.mode.into(),
-        block_size: args.block_size.map(|s| s.0),
-        min: args.min.map_or(0, |s| s.0),
-        max: args.max.map_or(0, |s| s.0),
-        seq_cutoff: args.seq_cutoff.map(|s| s.0),
-        read_only: args.read_only,
-        origin_timeout: args.origin_timeout,
-        clients: args.users.clients,
-        auto: args.auto,
-        sole_user: args.users.sole_user,
-        takeover: args.users.takeover,
-        allow_backing: args.allow_backing,
-    };
+    let body: types::DiskAdd = args.settings.body(json!({
+        "name": args.name,
+        "origin": absolute_origin(&args.origin)?,
+        "sole_user": args.users.sole_user,
+        "takeover": args.users.takeover,
+        "allow_backing": args.allow_backing,
+    }))?;
     let info: DiskInfo = client.post("/v1/disks", &body)?;
     if global.json {
         return print_json(&info);
@@ -310,19 +302,12 @@ fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
 fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
     check_takeover(&args.users)?;
     let body = types::DiskSet {
-        mode: args.mode.map(Into::into),
-        block_size: args.block_size.map(|s| s.0),
-        min: args.min.map(|s| s.0),
-        max: args.max.map(|s| s.0),
-        seq_cutoff: args.seq_cutoff.map(|s| s.0),
-        auto: args.auto.map(|s| s == Switch::On),
-        origin_timeout: args.origin_timeout,
-        clients: args.users.clients,
         size_from_origin: args.size_from_origin,
         allow_backing: args.allow_backing,
         trust: args.trust.map(Into::into),
         sole_user: args.users.sole_user,
         takeover: args.users.takeover,
+        ..args.settings.clone().body(json!({}))?
     };
     let before = match args.size_from_origin {
         true => Some(client.get::<DiskInfo>(&disk_path(&args.name, ""))?.size),

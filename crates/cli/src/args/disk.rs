@@ -2,21 +2,8 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use hearth_daemon::api::types::{CacheMode, Trust};
-use hearth_daemon::origin::ORIGIN_TIMEOUT;
 
-use super::{Size, parse_size};
-
-/// Seconds to wait for an origin. JSON has no infinity, so the daemon would not see one.
-fn parse_timeout(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(n) if ORIGIN_TIMEOUT.contains(&n) => Ok(n),
-        _ => Err(format!(
-            "give seconds from {} to {}, such as 30",
-            ORIGIN_TIMEOUT.start(),
-            ORIGIN_TIMEOUT.end()
-        )),
-    }
-}
+use super::Settings;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -107,30 +94,8 @@ pub struct DiskAdd {
     /// Where the disk's data is: a file, a block device, an image as FORMAT:PATH or an NBD export (docs/origins.md)
     #[arg(long, value_name = "ORIGIN")]
     pub origin: String,
-    /// Cache mode
-    #[arg(long, value_enum, default_value = "write-back")]
-    pub mode: Mode,
-    /// Unit in which misses are filled, 4K to 1M [default: 4K]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub block_size: Option<Size>,
-    /// Flash kept for this disk [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub min: Option<Size>,
-    /// Most flash it may use [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub max: Option<Size>,
-    /// Sequential reads longer than this are not cached; 0 caches all [default: 1M]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub seq_cutoff: Option<Size>,
-    /// Refuse writes
-    #[arg(long)]
-    pub read_only: bool,
-    /// Let the flash kept for it follow the advice, between --min and --max
-    #[arg(long)]
-    pub auto: bool,
-    /// Seconds that requests wait for an origin's server that is gone before they fail [default: 30]
-    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
-    pub origin_timeout: Option<f64>,
+    #[command(flatten)]
+    pub settings: Settings<true>,
     #[command(flatten)]
     pub users: Users,
     /// The image may name other files of this host (a backing file, a data file, extents), as far as
@@ -140,42 +105,21 @@ pub struct DiskAdd {
 }
 
 #[derive(Clone, Debug, Args)]
-#[command(group = clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["mode", "block_size", "min", "max", "seq_cutoff", "auto", "origin_timeout", "clients", "size_from_origin",
-        "allow_backing", "trust", "sole_user", "takeover"]))]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct DiskSet {
     /// The disk
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Cache mode
-    #[arg(long, value_enum)]
-    pub mode: Option<Mode>,
-    /// Unit in which misses are filled, 4K to 1M
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub block_size: Option<Size>,
-    /// Flash kept for this disk
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub min: Option<Size>,
-    /// Most flash it may use; 0 for no limit
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub max: Option<Size>,
-    /// Sequential reads longer than this are not cached; 0 caches all
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub seq_cutoff: Option<Size>,
-    /// Let the flash kept for it follow the advice, between --min and --max
-    #[arg(long, value_enum)]
-    pub auto: Option<Switch>,
-    /// Seconds that requests wait for an origin's server that is gone before they fail
-    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
-    pub origin_timeout: Option<f64>,
+    #[command(flatten)]
+    pub settings: Settings<false>,
     /// The origin has grown: take over its size
-    #[arg(long)]
+    #[arg(long, group = "change")]
     pub size_from_origin: bool,
     /// The image may name the other files of this host that it names now
-    #[arg(long)]
+    #[arg(long, group = "change")]
     pub allow_backing: bool,
     /// The origin was changed while dirty blocks waited: which side wins
-    #[arg(long, value_enum, value_name = "SIDE")]
+    #[arg(long, group = "change", value_enum, value_name = "SIDE")]
     pub trust: Option<Side>,
     #[command(flatten)]
     pub users: Users,
@@ -184,15 +128,11 @@ pub struct DiskSet {
 /// Who uses a disk and its origin.
 #[derive(Clone, Debug, Args)]
 pub struct Users {
-    /// Most clients at a time: processes, not connections; over TCP, hosts. 1 keeps a second virtual
-    /// machine out, and live migration [default: 0, any number]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
-    pub clients: Option<u32>,
     /// Nobody but this pool writes the origin: for origins where that cannot be seen (nbd, iscsi, ssh, nfs://)
-    #[arg(long)]
+    #[arg(long, group = "change")]
     pub sole_user: bool,
     /// Take the origin from the pool that owns it, if that shows no sign of life; needs --yes
-    #[arg(long)]
+    #[arg(long, group = "change")]
     pub takeover: bool,
     /// Yes, what that pool had not written back may be missing
     #[arg(long, requires = "takeover")]

@@ -644,7 +644,10 @@ impl Daemon {
         };
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
-        if let Err(e) = self.engine.attach(crate::settings::config(&record, &device), state) {
+        if let Err(e) = self
+            .engine
+            .attach(crate::settings::config(&record, &device), state)
+        {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }

@@ -289,7 +289,10 @@ impl Daemon {
             let record = lock(&self.pool).record(id).cloned();
             if let Some(record) = record {
                 self.engine
-                    .attach(crate::settings::config(&record, origin), OriginState::Unknown)
+                    .attach(
+                        crate::settings::config(&record, origin),
+                        OriginState::Unknown,
+                    )
                     .map_err(|e| control_error(&format!("attach {name}"), e))?;
             }
         }
