@@ -86,7 +86,9 @@ pub struct DiskName {
     pub name: String,
 }
 
+// The group is that of `Users`: as many of it as one likes, or none.
 #[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").multiple(true))]
 pub struct DiskAdd {
     /// Name of the disk, and of its NBD export
     #[arg(value_name = "NAME")]

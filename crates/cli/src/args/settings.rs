@@ -83,7 +83,7 @@ impl<const ADD: bool> Settings<ADD> {
             Takes::Switch if !ADD => matches
                 .get_one::<Switch>(name)
                 .map(|switch| json!(*switch == Switch::On)),
-            Takes::Switch | Takes::Flag => matches.get_flag(name).then(|| json!(true)),
+            Takes::Switch | Takes::Flag => matches.get_flag(name).then_some(json!(true)),
         }
     }
 }
@@ -156,5 +156,17 @@ mod tests {
             }
         }
         assert_eq!(given::<false>(&[]).len(), 0);
+    }
+    #[test]
+    fn what_is_decided_beside_settings_goes_together() {
+        use clap::Parser;
+        let parsed = |line: &str| crate::args::Cli::try_parse_from(line.split(' ')).is_ok();
+        assert!(parsed(
+            "hearth disk add d --origin /d --sole-user --takeover --yes --clients 1"
+        ));
+        assert!(parsed(
+            "hearth disk set d --sole-user --takeover --yes --clients 1"
+        ));
+        assert!(!parsed("hearth disk set d"));
     }
 }
