@@ -5,3 +5,41 @@ pub(crate) mod ahead;
 pub mod index;
 pub(crate) mod sample;
 pub(crate) mod stage;
+
+use crate::cache::ahead::Ahead;
+use crate::cache::index::Index;
+use crate::cache::stage::Stage;
+use crate::lanes::Use;
+use hearth_policy::Policy;
+
+/// What the pool caches, and what it thinks of it.
+pub(crate) struct Cache {
+    pub index: Index,
+    /// Notes of uses being folded; kept for its memory.
+    pub uses: Vec<Use>,
+    /// When lanes were last looked through for disks that are quiet.
+    pub swept_ns: u64,
+    pub policy: Policy,
+    pub stage: Stage,
+    pub ahead: Ahead,
+    /// Where in which segment the next victim was last looked for.
+    pub rival_at: (u64, u32),
+    /// Newcomers that victim has turned away.
+    pub rival_losses: u32,
+}
+
+impl Cache {
+    /// An empty one.
+    pub fn new(index: Index, policy: Policy, stage: Stage) -> Cache {
+        Cache {
+            index,
+            uses: Vec::new(),
+            swept_ns: 0,
+            policy,
+            stage,
+            ahead: Ahead::default(),
+            rival_at: (0, 0),
+            rival_losses: 0,
+        }
+    }
+}

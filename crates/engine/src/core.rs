@@ -5,25 +5,20 @@
 //! `request`, `flash`, `origin`, `cache`, `disk`.
 
 use crate::api::{Completion, DiskId, Effects, REQUEST_MAX, ReqError, ReqOp, Request};
-use crate::cache::ahead::Ahead;
-use crate::cache::index::{Index, Key, SlotNo};
-use crate::cache::stage::Stage;
+use crate::cache::Cache;
+use crate::cache::index::{Key, SlotNo};
 use crate::disk::{Disk, REGION_BLOCKS_MIN};
 use crate::faults::Faults;
-use crate::flash::evict::Evict;
-use crate::flash::fail::{FailMark, FlashFault, Noted};
-use crate::flash::log::Log;
-use crate::flash::rescue::Rescue;
-use crate::lanes::{Shared, Use};
-use crate::origin::destage::DestageJob;
+use crate::flash::device::FlashDevice;
+use crate::lanes::Shared;
+use crate::origin::Destaging;
+use crate::request::Requests;
 use crate::request::read::Miss;
 use crate::stats::PoolCounters;
-use hearth_format::{Layout, Superblock};
-use hearth_io::{BLOCK, BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
-use hearth_policy::{Budget, Policy, Rules};
+use hearth_io::{BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
+use hearth_policy::{Budget, Rules};
 use slab::Slab;
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// How often lanes are looked through for disks that are quiet.
@@ -247,76 +242,19 @@ pub(crate) enum OpCtx {
 /// The whole state.
 pub(crate) struct Core {
     pub opts: EngineOptions,
-    pub sb: Superblock,
-    pub layout: Layout,
-    pub pool_tag: u64,
-    pub index: Index,
+    pub flash: FlashDevice,
+    pub cache: Cache,
+    pub disks: Vec<Option<Box<Disk>>>,
+    pub reqs: Requests,
+    pub destaging: Destaging,
     /// What data threads do without the lock.
     pub shared: Arc<Shared>,
-    /// Notes of uses being folded; kept for its memory.
-    pub uses: Vec<Use>,
-    /// When lanes were last looked through for disks that are quiet.
-    pub swept_ns: u64,
-    pub policy: Policy,
-    pub stage: Stage,
-    pub ahead: Ahead,
-    /// Where in which segment the next victim was last looked for.
-    pub rival_at: (u64, u32),
-    /// Newcomers that victim has turned away.
-    pub rival_losses: u32,
-    pub log: Log,
-    pub disks: Vec<Option<Box<Disk>>>,
-    pub reqs: Slab<Req>,
     pub ops: Slab<OpCtx>,
     pub next_ticket: u64,
-    /// Requests that had to wait for their range so far.
-    pub next_turn: u64,
-    /// Write-back requests waiting for room.
-    pub stalled: VecDeque<usize>,
-    /// One of `stalled` waits for the log itself: who comes now waits behind it.
-    pub log_full: bool,
     /// Runs of zeros of all disks; see [`crate::request::zero`].
     pub zero_runs: u64,
-    /// Requests past the cache waiting for room for their records.
-    pub stalled_through: VecDeque<usize>,
-    pub flash_flush_inflight: bool,
-    /// Who waits for the flash to be durable up to an ord.
-    pub flash_waiters: Vec<(u64, FlashWaiter)>,
-    pub evict: Evict,
-    pub rescue: Rescue,
-    pub jobs: Slab<DestageJob>,
-    pub destage_next_disk: usize,
-    pub destage_tokens: i64,
-    /// While clients are active, background destaging rests until this time.
-    pub destage_pause_ns: u64,
-    pub destage_refill_ns: u64,
     pub dirty_total: u64,
     pub counters: PoolCounters,
-    pub flash_failed: bool,
-    /// Why, if so.
-    pub flash_fault: Option<FlashFault>,
-    /// It refused the last write that failed for want of room.
-    pub flash_full: bool,
-    /// Flushes of guests that wait until nothing of their disks is left on flash.
-    pub leaving_flushes: Vec<usize>,
-    /// That it failed is being noted on it.
-    pub mark: Option<FailMark>,
-    /// Where that is noted.
-    pub flash_noted: Noted,
-    /// Writes past the cache that wait for that.
-    pub mark_waiters: Vec<usize>,
-    /// Places where reads of flash failed since one succeeded. Places, because one that is read again
-    /// and again says nothing about the rest.
-    pub flash_read_errors: BTreeSet<u64>,
-    pub flash_ewma_ns: u64,
-    pub flash_inflight: u32,
-    pub last_flash_flush_ns: u64,
-    /// Bytes of batches on flash that no flush started so far covers.
-    pub unflushed_bytes: u64,
-    pub foreground: u64,
-    /// Hits in flight in lanes when the destager last looked.
-    pub lane_hits: u64,
-    pub last_foreground_ns: u64,
     pub quiescing: bool,
     pub probe: u32,
 }
@@ -349,7 +287,7 @@ impl Core {
     }
 
     pub fn slot_offset(&self, slot: SlotNo) -> u64 {
-        (self.layout.segment_start + u64::from(slot)) * BLOCK
+        self.flash.slot_offset(slot)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -368,7 +306,7 @@ impl Core {
         let id = self.ops.insert(ctx) as u64;
         match (target, kind) {
             (Target::Flash(_), OpKind::Read) => {
-                self.flash_inflight += 1;
+                self.flash.inflight += 1;
                 self.counters.flash_read_bytes += len;
             }
             (Target::Flash(_), OpKind::Write) => self.counters.flash_write_bytes += len,
@@ -433,8 +371,8 @@ impl Core {
             });
             return;
         }
-        self.last_foreground_ns = now;
-        self.foreground += 1;
+        self.reqs.last_foreground_ns = now;
+        self.reqs.foreground += 1;
         if let Some(d) = self.disk_mut(r.disk) {
             d.last_request_ns = now;
         }
@@ -562,7 +500,7 @@ impl Core {
         if r.owner == INTERNAL {
             self.internal_done(r, result, now, fx);
         } else {
-            self.foreground -= 1;
+            self.reqs.foreground -= 1;
             if r.owner != ANSWERED {
                 fx.completions.push(Completion {
                     owner: r.owner,
@@ -631,15 +569,15 @@ impl Core {
         let ns = done.latency_ns;
         match (done.op.target, done.op.kind) {
             (Target::Flash(_), OpKind::Read) => {
-                self.flash_inflight -= 1;
-                self.flash_ewma_ns = ewma(self.flash_ewma_ns, ns);
+                self.flash.inflight -= 1;
+                self.flash.ewma_ns = ewma(self.flash.ewma_ns, ns);
                 if done.is_memory_gone() {
                     // Says nothing about the device.
                 } else if done.result.is_err() {
                     self.counters.flash_errors += 1;
-                    self.flash_read_errors.insert(done.op.offset);
+                    self.flash.read_errors.insert(done.op.offset);
                 } else {
-                    self.flash_read_errors.clear();
+                    self.flash.read_errors.clear();
                 }
             }
             (Target::Origin(d), kind) => {
@@ -673,10 +611,10 @@ impl Core {
 
     /// Periodic work; returns when to be called again.
     pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
-        self.policy.tick(now / 1000);
+        self.cache.policy.tick(now / 1000);
         self.fold_all(now, fx);
-        if now.saturating_sub(self.swept_ns) > SWEEP_NS {
-            self.swept_ns = now;
+        if now.saturating_sub(self.cache.swept_ns) > SWEEP_NS {
+            self.cache.swept_ns = now;
             self.sweep_lanes();
         }
         self.close_idle_intents(now, fx);
@@ -685,21 +623,21 @@ impl Core {
         self.end_late_mark(now, fx);
         self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);
-        if self.log.applied_ord > self.log.durable_ord
-            && now.saturating_sub(self.last_flash_flush_ns) > 1_000_000_000
+        if self.flash.log.applied_ord > self.flash.log.durable_ord
+            && now.saturating_sub(self.flash.last_flush_ns) > 1_000_000_000
         {
             self.start_flash_flush(now, fx);
         }
         if self.quiescing {
-            self.log.urgent = true;
+            self.flash.log.urgent = true;
         }
         self.settle(now, fx);
         let busy = self.quiescing
-            || !self.log.quiet()
-            || !self.stalled.is_empty()
-            || !self.stalled_through.is_empty()
-            || !self.mark_waiters.is_empty()
-            || !self.leaving_flushes.is_empty()
+            || !self.flash.log.quiet()
+            || !self.reqs.stalled.is_empty()
+            || !self.reqs.stalled_through.is_empty()
+            || !self.reqs.mark_waiters.is_empty()
+            || !self.reqs.leaving_flushes.is_empty()
             || self.jobs_active()
             || self
                 .disks
@@ -721,23 +659,23 @@ impl Core {
     }
 
     pub fn pin(&mut self, slot: SlotNo) {
-        let seg = self.log.segment_of(slot);
-        self.log.segments[seg].pins += 1;
+        let seg = self.flash.log.segment_of(slot);
+        self.flash.log.segments[seg].pins += 1;
     }
 
     pub fn unpin_slot(&mut self, slot: SlotNo) {
-        self.unpin(self.log.segment_of(slot) as u32);
+        self.unpin(self.flash.log.segment_of(slot) as u32);
     }
 
     pub fn unpin(&mut self, seg: u32) {
-        let s = &mut self.log.segments[seg as usize];
+        let s = &mut self.flash.log.segments[seg as usize];
         s.pins = s.pins.saturating_sub(1);
     }
 
     /// The index lost (or moved) what was in `slot`: adjust the counts.
     pub fn slot_emptied(&mut self, slot: SlotNo, dirty: bool) {
-        let seg = self.log.segment_of(slot);
-        let s = &mut self.log.segments[seg];
+        let seg = self.flash.log.segment_of(slot);
+        let s = &mut self.flash.log.segments[seg];
         s.live -= 1;
         if dirty {
             s.dirty -= 1;
@@ -747,11 +685,11 @@ impl Core {
     /// Takes a block out of the index; true if it was there.
     pub fn forget_block(&mut self, disk: DiskId, block: u64, now: u64) -> bool {
         let key = Key::new(disk, block);
-        let Some(slot) = self.index.get(key) else {
+        let Some(slot) = self.cache.index.get(key) else {
             return false;
         };
-        let dirty = self.index.slot(slot).is_some_and(|s| s.dirty);
-        self.index.remove(key);
+        let dirty = self.cache.index.slot(slot).is_some_and(|s| s.dirty);
+        self.cache.index.remove(key);
         self.slot_emptied(slot, dirty);
         if let Some(d) = self.disk_mut(disk) {
             d.cached -= 1;
@@ -769,14 +707,14 @@ impl Core {
     /// Takes every cached block of a range out of the index; true if there was one.
     pub fn forget_range(&mut self, disk: DiskId, start: u64, end: u64, now: u64) -> bool {
         let mut any = false;
-        if end - start <= u64::from(self.index.slots()) {
+        if end - start <= u64::from(self.cache.index.slots()) {
             for block in start..end {
                 any |= self.forget_block(disk, block, now);
             }
         } else {
             // A huge range: cheaper to look at every slot than at every block.
-            for slot in 0..self.index.slots() {
-                if let Some(info) = self.index.slot(slot)
+            for slot in 0..self.cache.index.slots() {
+                if let Some(info) = self.cache.index.slot(slot)
                     && info.key.disk() == disk
                     && (start..end).contains(&info.key.block())
                 {

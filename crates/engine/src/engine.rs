@@ -4,7 +4,8 @@
 //! ([`crate::lanes`]); checksums, copies and system calls happen outside.
 
 use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
-use crate::cache::ahead::{Ahead, UNUSED_SHARE};
+use crate::cache::Cache;
+use crate::cache::ahead::UNUSED_SHARE;
 use crate::cache::index::{Index, Key};
 use crate::cache::stage::Stage;
 use crate::core::{Core, EngineOptions};
@@ -12,21 +13,21 @@ use crate::disk::Disk;
 use crate::disk::grow::resize;
 use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
-use crate::flash::evict::Evict;
+use crate::flash::device::FlashDevice;
 use crate::flash::fail::{FlashFault, Noted};
-use crate::flash::log::{Log, SegState, Segment};
 use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
-use crate::flash::rescue::Rescue;
 use crate::lanes::{After, Shared};
+use crate::origin::Destaging;
 use crate::origin::trouble::Trouble;
+use crate::request::Requests;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
-use hearth_format::{FormatError, Layout, Superblock};
+use hearth_format::{FormatError, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
 use hearth_policy::{Config, Policy};
 use serde::Serialize;
 use slab::Slab;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A disk the registry knows, told to the engine before it reads the log.
@@ -163,83 +164,32 @@ impl Engine {
     }
 
     pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
-        let layout: Layout = sb.layout;
-        let slots = layout.slots();
+        let flash = FlashDevice::new(sb);
+        let slots = flash.layout.slots();
         let stage = (opts.ram_stage).unwrap_or_else(|| Config::stage_of(slots as usize));
-        let segment = Segment {
-            state: SegState::Free,
-            seq: 0,
-            live: 0,
-            dirty: 0,
-            pins: 0,
-            batches: 0,
-        };
-        let log = Log {
-            segments: vec![segment; layout.segment_count as usize],
-            next_batch_seq: 1,
-            segment_blocks: layout.segment_blocks,
-            data_blocks: layout.data_blocks(),
-            summary_capacity: layout.summary_capacity(),
-            ..Log::default()
-        };
         let index = Index::new(slots, opts.hash_seed);
+        let shared = Arc::new(Shared::new(index.lookup(), &flash.layout, opts.faults));
+        let policy = Policy::new(Config {
+            ram: stage,
+            flash: slots as usize,
+            prefetch: opts.prefetch,
+            rules: opts.rules,
+            budget: opts.endurance.clone(),
+        });
         let mut core = Core {
-            pool_tag: sb.pool_tag(),
-            shared: Arc::new(Shared::new(index.lookup(), &layout, opts.faults)),
-            index,
-            uses: Vec::new(),
-            swept_ns: 0,
-            policy: Policy::new(Config {
-                ram: stage,
-                flash: slots as usize,
-                prefetch: opts.prefetch,
-                rules: opts.rules,
-                budget: opts.endurance.clone(),
-            }),
-            stage: Stage::new(stage, opts.hash_seed),
-            ahead: Ahead::default(),
-            rival_at: (0, 0),
-            rival_losses: 0,
-            log,
+            flash,
+            cache: Cache::new(index, policy, Stage::new(stage, opts.hash_seed)),
             disks: Vec::new(),
-            reqs: Slab::new(),
+            reqs: Requests::default(),
+            destaging: Destaging::default(),
+            shared,
             ops: Slab::new(),
             next_ticket: 0,
-            next_turn: 0,
-            stalled: VecDeque::new(),
-            log_full: false,
             zero_runs: 0,
-            stalled_through: VecDeque::new(),
-            flash_flush_inflight: false,
-            flash_waiters: Vec::new(),
-            evict: Evict::default(),
-            rescue: Rescue::default(),
-            jobs: Slab::new(),
-            destage_next_disk: 0,
-            destage_tokens: 0,
-            destage_pause_ns: 0,
-            destage_refill_ns: 0,
             dirty_total: 0,
             counters: PoolCounters::default(),
-            flash_failed: false,
-            flash_fault: None,
-            flash_noted: Default::default(),
-            flash_full: false,
-            leaving_flushes: Vec::new(),
-            mark: None,
-            mark_waiters: Vec::new(),
-            flash_read_errors: Default::default(),
-            flash_ewma_ns: 0,
-            flash_inflight: 0,
-            last_flash_flush_ns: 0,
-            unflushed_bytes: 0,
-            foreground: 0,
-            lane_hits: 0,
-            last_foreground_ns: 0,
             quiescing: false,
             probe: 0,
-            sb,
-            layout,
             opts,
         };
         for k in known {
@@ -295,7 +245,7 @@ impl Engine {
                 .unwrap_or(false);
             if loaded {
                 report.from = OpenedFrom::Checkpoint;
-                report.segments = core.log.order.len() as u32;
+                report.segments = core.flash.log.order.len() as u32;
             } else {
                 core = Self::blank(sb, opts, known);
             }
@@ -304,19 +254,20 @@ impl Engine {
             Self::recover(&mut core, media, &since, &mut report)?;
         }
         if !core.opts.faults.has(Fault::StayClean) {
-            core.sb.state = PoolState::Open;
-            core.sb.store(media)?;
+            core.flash.sb.state = PoolState::Open;
+            core.flash.sb.store(media)?;
         }
         // Segment numbers never repeat: the superblock's generation is in their upper half.
-        core.log.next_segment_seq = core
+        core.flash.log.next_segment_seq = core
+            .flash
             .log
             .next_segment_seq
             .max(match core.opts.faults.has(Fault::RepeatNumbers) {
                 true => 0,
-                false => core.sb.generation << 32,
+                false => core.flash.sb.generation << 32,
             })
             .max(1);
-        report.cached_blocks = core.index.len() as u64;
+        report.cached_blocks = core.cache.index.len() as u64;
         report.dirty = core
             .disks
             .iter()
@@ -344,20 +295,20 @@ impl Engine {
         })?;
         report.segments = found.segments;
         report.discarded = found.discarded;
-        core.log.next_batch_seq = found.last_batch + 1;
-        core.log.applied_seq = found.last_batch;
-        core.log.next_segment_seq = found.max_segment_seq + 1;
+        core.flash.log.next_batch_seq = found.last_batch + 1;
+        core.flash.log.applied_seq = found.last_batch;
+        core.flash.log.next_segment_seq = found.max_segment_seq + 1;
         // First what was accepted becomes durable; only then may anything on flash claim so.
         if !core.opts.faults.has(Fault::SealUnflushed) {
             media.flush()?;
         }
-        core.log.durable_seq = found.last_batch;
+        core.flash.log.durable_seq = found.last_batch;
         let zeros = vec![0u8; BLOCK as usize];
         // The numbers of what was not accepted are used again: if the summary that follows should ever be
         // unreadable, a walk must not find it behind what was.
         let cuts = !core.opts.faults.has(Fault::SkipCut);
         for (seg, at) in found.cut.into_iter().filter(|_| cuts) {
-            let offset = core.layout.segment_offset(seg) + u64::from(at) * BLOCK;
+            let offset = core.flash.layout.segment_offset(seg) + u64::from(at) * BLOCK;
             media.write_at(offset, &zeros)?;
         }
         for (seg, seq, first_batch, last_batch, tail_seq, entries) in found.seal {
@@ -370,13 +321,13 @@ impl Engine {
                 tail_seq,
             };
             let bytes = core.encode_summary(&sealing);
-            media.write_at(core.layout.summary_offset(seg), &bytes)?;
+            media.write_at(core.flash.layout.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
         let wiped = !core.opts.faults.has(Fault::SkipWipe);
         for seg in found.wipe.into_iter().filter(|_| wiped) {
-            media.write_at(core.layout.segment_offset(seg), &zeros)?;
-            media.write_at(core.layout.summary_offset(seg), &zeros)?;
+            media.write_at(core.flash.layout.segment_offset(seg), &zeros)?;
+            media.write_at(core.flash.layout.summary_offset(seg), &zeros)?;
         }
         Ok(())
     }
@@ -445,8 +396,9 @@ impl Engine {
     /// disk is used again; only then is the drop durable.
     pub fn forget(&self, id: DiskId, fx: &mut Effects) -> Result<u64, ControlError> {
         let mut core = self.core();
-        let quiet = core.log.queue.iter().all(|i| i.disk != id)
+        let quiet = core.flash.log.queue.iter().all(|i| i.disk != id)
             && core
+                .flash
                 .log
                 .batches
                 .iter()
@@ -460,7 +412,7 @@ impl Engine {
             || d.sync.inflight.is_some()
             || !quiet
         {
-            core.log.urgent = true;
+            core.flash.log.urgent = true;
             core.publish(id);
             return Err(ControlError::Busy);
         }
@@ -482,7 +434,7 @@ impl Engine {
             core.roll(fx);
         }
         core.publish(id);
-        Ok(core.log.next_segment_seq)
+        Ok(core.flash.log.next_segment_seq)
     }
 
     /// Forgets that the disk exists. It must be detached and hold nothing dirty.
@@ -570,7 +522,7 @@ impl Engine {
                 continue;
             }
             core.forget_block(id, *block, 0);
-            if core.flash_failed {
+            if core.flash.failed {
                 continue;
             }
             let ord = core.record_drop(id, *block, 1);
@@ -589,10 +541,10 @@ impl Engine {
         let d = core.disk(id)?;
         let unfinished = !d.destage.busy.is_empty()
             || !d.destage.written.is_empty()
-            || (!d.intents.is_empty() && !core.flash_failed);
+            || (!d.intents.is_empty() && !core.flash.failed);
         let settled = !unfinished
             && d.sync.durable >= d.sync.completed
-            && (core.flash_failed || d.cleaned_ord <= core.log.applied_ord);
+            && (core.flash.failed || d.cleaned_ord <= core.flash.log.applied_ord);
         Some(DiskStatus {
             attached: d.attached,
             cached_blocks: d.cached,
@@ -661,21 +613,21 @@ impl Engine {
         PoolStats {
             counters: core.counters,
             capacity_blocks: core.capacity_blocks(),
-            cached_blocks: core.index.len() as u64,
+            cached_blocks: core.cache.index.len() as u64,
             dirty_blocks: core.dirty_total,
-            free_segments: core.log.free.len() as u64,
-            segments: core.log.segments.len() as u64,
-            footprint_bytes: Index::footprint(core.index.slots())
-                + core.policy.footprint() as u64
-                + Self::stage_footprint(core.stage.capacity(), core.opts.prefetch),
-            stage_blocks: core.stage.len() as u64,
-            gate: core.policy.rules().gate,
-            rule_switches: core.policy.switches(),
-            endurance_pressure: core.policy.pressure(),
-            flash_failed: core.flash_failed,
-            flash_fault: core.flash_fault,
-            flash_unnoted: core.flash_noted == Noted::Nowhere,
-            flash_read_ns: core.flash_ewma_ns,
+            free_segments: core.flash.log.free.len() as u64,
+            segments: core.flash.log.segments.len() as u64,
+            footprint_bytes: Index::footprint(core.cache.index.slots())
+                + core.cache.policy.footprint() as u64
+                + Self::stage_footprint(core.cache.stage.capacity(), core.opts.prefetch),
+            stage_blocks: core.cache.stage.len() as u64,
+            gate: core.cache.policy.rules().gate,
+            rule_switches: core.cache.policy.switches(),
+            endurance_pressure: core.cache.policy.pressure(),
+            flash_failed: core.flash.failed,
+            flash_fault: core.flash.fault,
+            flash_unnoted: core.flash.noted == Noted::Nowhere,
+            flash_read_ns: core.flash.ewma_ns,
         }
     }
 
@@ -711,19 +663,19 @@ impl Engine {
             if block >= 1 << 36 {
                 continue;
             }
-            if let Some(slot) = core.index.get(Key::new(id, block))
-                && core.index.slot(slot).is_some_and(|s| !s.dirty)
+            if let Some(slot) = core.cache.index.get(Key::new(id, block))
+                && core.cache.index.slot(slot).is_some_and(|s| !s.dirty)
             {
-                sample.insert(block, core.index.crc(slot));
+                sample.insert(block, core.cache.index.crc(slot));
             }
         }
-        let slots = core.index.slots();
+        let slots = core.cache.index.slots();
         let step = (slots / (n as u32 * 16).max(1)).max(1);
         let mut hot: Vec<(u64, u64, u32)> = (0..slots)
             .step_by(step as usize)
-            .filter_map(|slot| core.index.slot(slot).map(|s| (slot, s)))
+            .filter_map(|slot| core.cache.index.slot(slot).map(|s| (slot, s)))
             .filter(|(_, s)| s.key.disk() == id && !s.dirty)
-            .map(|(slot, s)| (s.freq, s.key.block(), core.index.crc(slot)))
+            .map(|(slot, s)| (s.freq, s.key.block(), core.cache.index.crc(slot)))
             .collect();
         hot.sort_unstable_by(|a, b| b.cmp(a));
         sample.extend(hot.into_iter().take(n).map(|(_, block, crc)| (block, crc)));
@@ -751,9 +703,10 @@ impl Engine {
             let state = if d.zero.contains(block) {
                 ExtentState::Zero
             } else if core
+                .cache
                 .index
                 .get(Key::new(id, block))
-                .and_then(|s| core.index.slot(s))
+                .and_then(|s| core.cache.index.slot(s))
                 .is_some_and(|s| s.dirty)
             {
                 ExtentState::Data
@@ -790,7 +743,7 @@ impl Engine {
     /// Nothing is in flight, everything is durable: [`close`](Self::close) may be called.
     pub fn idle(&self) -> bool {
         let core = self.core();
-        let busy_evict = core.evict.moving > 0;
+        let busy_evict = core.flash.evict.moving > 0;
         let intents = core.disks.iter().flatten().any(|d| {
             d.attached && (!d.intents.is_empty() || d.sync.inflight.is_some())
                 || !d.destage.written.is_empty()
@@ -798,23 +751,23 @@ impl Engine {
         core.reqs.is_empty()
             && core.shared.all_in_flight() == 0
             && core.ops.is_empty()
-            && core.jobs.is_empty()
-            && core.log.quiet()
+            && core.destaging.jobs.is_empty()
+            && core.flash.log.quiet()
             && !busy_evict
-            && (!intents || core.flash_failed)
+            && (!intents || core.flash.failed)
     }
 
     /// Writes the checkpoint and marks the pool clean. Needs [`idle`](Self::idle).
     pub fn close(&self, media: &mut dyn Media) -> Result<(), OpenError> {
         let mut core = self.core();
         let hits = core.shared.all_in_flight();
-        if hits > 0 || !core.reqs.is_empty() || !core.ops.is_empty() || !core.log.quiet() {
+        if hits > 0 || !core.reqs.is_empty() || !core.ops.is_empty() || !core.flash.log.quiet() {
             return Err(OpenError::Busy);
         }
-        if core.flash_failed {
+        if core.flash.failed {
             // Once more: perhaps it answers again, and then nothing on it may be believed.
-            if core.sb.state == PoolState::Failed {
-                core.sb.store(media)?;
+            if core.flash.sb.state == PoolState::Failed {
+                core.flash.sb.store(media)?;
             }
             return Ok(());
         }
@@ -823,19 +776,24 @@ impl Engine {
         let stale = disks.any(|d| !d.intents.is_empty() || d.may_differ());
         // No summary will say that what carries the new tail is durable, and the segments in front of
         // it would count as free.
-        let headless = core.log.head.as_ref().is_none_or(|h| h.entries.is_empty());
-        if stale || headless && !core.log.freeing.is_empty() {
+        let headless = core
+            .flash
+            .log
+            .head
+            .as_ref()
+            .is_none_or(|h| h.entries.is_empty());
+        if stale || headless && !core.flash.log.freeing.is_empty() {
             // The log remembers; the next start reads it.
             media.flush()?;
             return Ok(());
         }
-        let id = core.sb.generation + 1;
+        let id = core.flash.sb.generation + 1;
         let checkpoint_bytes = core.write_checkpoint(media, id)?;
-        core.sb.state = PoolState::Clean {
+        core.flash.sb.state = PoolState::Clean {
             checkpoint_id: id,
             checkpoint_bytes,
         };
-        core.sb.store(media)?;
+        core.flash.sb.store(media)?;
         Ok(())
     }
 
@@ -861,18 +819,18 @@ impl Engine {
     /// without being brought to rest. `None` if the disk has something dirty or flash is in use.
     pub fn void_seq(&self, id: DiskId) -> Option<u64> {
         let core = self.core();
-        let quiet = core.log.batches.is_empty() && core.log.queue.is_empty();
+        let quiet = core.flash.log.batches.is_empty() && core.flash.log.queue.is_empty();
         let d = core.disk(id)?;
         let safe =
             !d.is_dirty() && d.destage.written.is_empty() && d.sync.durable >= d.sync.superseded;
-        (core.flash_failed && quiet && safe).then_some(core.log.next_segment_seq)
+        (core.flash.failed && quiet && safe).then_some(core.flash.log.next_segment_seq)
     }
 
     /// The engine's inner state in words, for diagnosis of a stall.
     pub fn explain(&self) -> String {
         let core = self.core();
         let mut states = BTreeMap::new();
-        for s in &core.log.segments {
+        for s in &core.flash.log.segments {
             *states
                 .entry(
                     format!("{:?}", s.state)
@@ -890,10 +848,11 @@ impl Engine {
             .map(|(id, r)| format!("{id}:{:?}/{}", r.phase, r.pending))
             .collect();
         let front = core
+            .flash
             .log
             .order
             .front()
-            .map(|s| core.log.segments[*s as usize]);
+            .map(|s| core.flash.log.segments[*s as usize]);
         format!(
             "hits {}; requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {} and {}; \
              segments {states:?}; oldest {front:?}; evict {:?}; jobs {}; dirty {}; ord next {} applied {} durable {}; \
@@ -901,20 +860,20 @@ impl Engine {
             core.shared.all_in_flight(),
             core.reqs.len(),
             core.ops.len(),
-            core.log.queue.len(),
-            core.log.queued_blocks,
-            core.log.batches.len(),
-            core.log.sealing.len(),
-            core.stalled.len(),
-            core.stalled_through.len(),
-            core.evict,
-            core.jobs.len(),
+            core.flash.log.queue.len(),
+            core.flash.log.queued_blocks,
+            core.flash.log.batches.len(),
+            core.flash.log.sealing.len(),
+            core.reqs.stalled.len(),
+            core.reqs.stalled_through.len(),
+            core.flash.evict,
+            core.destaging.jobs.len(),
             core.dirty_total,
-            core.log.next_ord,
-            core.log.applied_ord,
-            core.log.durable_ord,
-            core.flash_flush_inflight,
-            core.flash_waiters.len(),
+            core.flash.log.next_ord,
+            core.flash.log.applied_ord,
+            core.flash.log.durable_ord,
+            core.flash.flush_inflight,
+            core.flash.waiters.len(),
             core.disks
                 .iter()
                 .flatten()

@@ -3,6 +3,7 @@
 
 pub(crate) mod append;
 pub(crate) mod checkpoint;
+pub(crate) mod device;
 pub(crate) mod evict;
 pub(crate) mod fail;
 pub(crate) mod log;

@@ -99,8 +99,8 @@ impl Core {
     /// Is reading ahead worth it for this disk: is it cached, is its origin slow?
     pub fn reads_ahead(&self, disk: DiskId) -> bool {
         self.opts.prefetch
-            && self.stage.capacity() > 0
-            && !self.flash_failed
+            && self.cache.stage.capacity() > 0
+            && !self.flash.failed
             && !self.quiescing
             && self.disk(disk).is_some_and(|d| {
                 d.attached
@@ -111,20 +111,20 @@ impl Core {
 
     /// Queues what policy wishes for and sends what may be sent.
     pub fn read_ahead(&mut self, wishes: &[(Range, Source)], fx: &mut Effects) {
-        let room = QUEUE_MAX.saturating_sub(self.ahead.queue.len());
-        self.ahead.queue.extend(wishes.iter().take(room));
+        let room = QUEUE_MAX.saturating_sub(self.cache.ahead.queue.len());
+        self.cache.ahead.queue.extend(wishes.iter().take(room));
         self.pump_ahead(fx);
     }
 
     fn pump_ahead(&mut self, fx: &mut Effects) {
         let mut at = 0;
-        while self.ahead.reads.len() < READS_MAX {
-            let Some((range, source)) = self.ahead.queue.get(at).copied() else {
+        while self.cache.ahead.reads.len() < READS_MAX {
+            let Some((range, source)) = self.cache.ahead.queue.get(at).copied() else {
                 return;
             };
             let (disk, block) = disk_and_block(range.key);
             if !self.reads_ahead(disk) {
-                self.ahead.queue.remove(at);
+                self.cache.ahead.queue.remove(at);
                 continue;
             }
             if self.ahead_is_busy(disk) {
@@ -134,13 +134,13 @@ impl Core {
             let end = block + u64::from(range.count);
             match self.send_ahead(disk, block, end, source, fx) {
                 Some(rest) if rest < end => {
-                    if let Some((range, _)) = self.ahead.queue.get_mut(at) {
+                    if let Some((range, _)) = self.cache.ahead.queue.get_mut(at) {
                         range.key = policy_key(disk, rest);
                         range.count = (end - rest) as u32;
                     }
                 }
                 _ => {
-                    self.ahead.queue.remove(at);
+                    self.cache.ahead.queue.remove(at);
                 }
             }
         }
@@ -148,7 +148,12 @@ impl Core {
 
     /// Has the disk as many reads ahead as it may?
     fn ahead_is_busy(&self, disk: DiskId) -> bool {
-        let ours = self.ahead.reads.iter().filter(|(_, r)| r.disk == disk);
+        let ours = self
+            .cache
+            .ahead
+            .reads
+            .iter()
+            .filter(|(_, r)| r.disk == disk);
         let ours = ours.count();
         let Some(d) = self.disk(disk) else {
             return true;
@@ -174,8 +179,8 @@ impl Core {
     ) -> Option<u64> {
         let d = self.disk(disk)?;
         let end = end.min(d.blocks);
-        let unused = self.stage.unused() + self.ahead.blocks;
-        let room = (self.stage.capacity() / UNUSED_SHARE).saturating_sub(unused) as u64;
+        let unused = self.cache.stage.unused() + self.cache.ahead.blocks;
+        let room = (self.cache.stage.capacity() / UNUSED_SHARE).saturating_sub(unused) as u64;
         let mut from = block;
         // What others hold or read: begin behind it, end before it. Each turn leaves one behind.
         let held = |at: u64| {
@@ -213,8 +218,8 @@ impl Core {
         let bytes = (count * 4096) as usize;
         let data = Buf::zeroed(bytes).slice(0, bytes);
         let piece = data.sub(0, len as usize);
-        self.ahead.blocks += count as usize;
-        let read = self.ahead.reads.insert(AheadRead {
+        self.cache.ahead.blocks += count as usize;
+        let read = self.cache.ahead.reads.insert(AheadRead {
             disk,
             block: from,
             count,
@@ -243,7 +248,7 @@ impl Core {
     pub fn join_ahead(&mut self, req: usize, disk: DiskId, block: u64, max: u64) -> (u64, u64) {
         let mut next = u64::MAX;
         let mut found = None;
-        for (at, r) in &self.ahead.reads {
+        for (at, r) in &self.cache.ahead.reads {
             if r.disk != disk || r.end() <= block {
                 continue;
             }
@@ -259,7 +264,7 @@ impl Core {
             }
             next = next.min(r.block);
         }
-        let Some(r) = found.map(|at| &mut self.ahead.reads[at]) else {
+        let Some(r) = found.map(|at| &mut self.cache.ahead.reads[at]) else {
             return (0, next);
         };
         let count = max.min(r.end() - block);
@@ -273,7 +278,9 @@ impl Core {
                 Use::Late(source)
             };
             r.used[i as usize / 64] |= 1 << (i % 64);
-            self.policy.used(policy_key(disk, r.block + i), false, how);
+            self.cache
+                .policy
+                .used(policy_key(disk, r.block + i), false, how);
         }
         if let Some(d) = self.disk_mut(disk) {
             d.counters.prefetch_used += first;
@@ -283,12 +290,12 @@ impl Core {
     }
 
     pub fn ahead_done(&mut self, read: usize, done: IoDone, now: u64, fx: &mut Effects) {
-        let Some(mut r) = self.ahead.reads.try_remove(read) else {
+        let Some(mut r) = self.cache.ahead.reads.try_remove(read) else {
             return;
         };
-        self.ahead.blocks -= r.count as usize;
+        self.cache.ahead.blocks -= r.count as usize;
         let raced = self.opts.faults.has(Fault::KeepRacedPrefetch);
-        let failed = self.flash_failed;
+        let failed = self.flash.failed;
         let (mut valid, mut staged) = (false, false);
         if let Some(d) = self.disk_mut(r.disk) {
             let cancelled = d.ticket(r.ticket).is_none_or(|t| t.is_cancelled()) && !raced;
@@ -339,7 +346,7 @@ impl Core {
             unused: Some(source),
         };
         for _ in 0..count {
-            self.policy.leave(stay, true);
+            self.cache.policy.leave(stay, true);
         }
         if let Some(d) = self.disk_mut(disk) {
             d.counters.prefetch_wasted += count;

@@ -22,14 +22,15 @@ impl Engine {
     pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> (Sample, Sample) {
         let core = self.core();
         let clean = |slot: u32| {
-            let info = core.index.slot(slot)?;
+            let info = core.cache.index.slot(slot)?;
             let mine = info.key.disk() == id && !info.dirty;
-            mine.then(|| (info.key.block(), core.index.crc(slot)))
+            mine.then(|| (info.key.block(), core.cache.index.crc(slot)))
         };
-        let slots = core.index.slots();
-        let blocks = core.log.segment_blocks;
-        let mut newest: Vec<(u64, u32)> =
-            (core.log.segments.iter().map(|s| s.seq)).zip(0..).collect();
+        let slots = core.cache.index.slots();
+        let blocks = core.flash.log.segment_blocks;
+        let mut newest: Vec<(u64, u32)> = (core.flash.log.segments.iter().map(|s| s.seq))
+            .zip(0..)
+            .collect();
         newest.sort_unstable_by(|a, b| b.cmp(a));
         let segments = newest
             .into_iter()
@@ -66,14 +67,14 @@ impl Engine {
         let mut from = 0;
         loop {
             let core = self.core();
-            let slots = core.index.slots();
+            let slots = core.cache.index.slots();
             let to = from + LOOK_MAX.min(slots - from);
             for slot in from..to {
-                if let Some(info) = core.index.slot(slot)
+                if let Some(info) = core.cache.index.slot(slot)
                     && info.key.disk() == id
                     && !info.dirty
                 {
-                    found.push((info.key.block(), core.index.crc(slot)));
+                    found.push((info.key.block(), core.cache.index.crc(slot)));
                 }
             }
             if found.len() > most {

@@ -264,7 +264,7 @@ impl Core {
     /// While flash fills for the first time everything is welcome.
     pub fn filling(&self) -> bool {
         // Eviction keeps as many ready and no more.
-        self.opts.first_fill && self.log.free.len() > self.free_target()
+        self.opts.first_fill && self.flash.log.free.len() > self.free_target()
     }
 
     /// Keeps a copy of a run in RAM, with what `stay` says of each block (by its place in the
@@ -280,31 +280,31 @@ impl Core {
     ) {
         for (i, bytes) in (0..).zip(data.bytes().chunks_exact(BYTES)) {
             let key = policy_key(disk, block + i);
-            if self.stage.contains(key) {
+            if self.cache.stage.contains(key) {
                 continue;
             }
             self.unstage_oldest(now);
-            self.stage.put(key, bytes, stay(i));
+            self.cache.stage.put(key, bytes, stay(i));
         }
     }
 
     /// Empties the oldest place of the stage; its block goes to flash or is dropped.
     fn unstage_oldest(&mut self, now: u64) {
         let full = !self.filling();
-        let Some((key, stay)) = self.stage.take_oldest() else {
+        let Some((key, stay)) = self.cache.stage.take_oldest() else {
             return;
         };
         let (disk, block) = disk_and_block(key);
-        let freq = match self.policy.leave(stay, full) {
+        let freq = match self.cache.policy.leave(stay, full) {
             Place::Drop => None,
             Place::Put(freq) => Some(freq),
-            Place::Compete => self.wins(key).then(|| self.policy.credit(stay)),
+            Place::Compete => self.wins(key).then(|| self.cache.policy.credit(stay)),
         };
         if let Some(freq) = freq
             && self.has_fill_room(disk, 1)
             && self.own_room(disk, 1, now)
         {
-            let data = one_block(self.stage.oldest_data());
+            let data = one_block(self.cache.stage.oldest_data());
             self.fill(disk, block, data, freq);
         } else if let Some(d) = self.disk_mut(disk) {
             if stay.unused.is_some() {
@@ -340,8 +340,8 @@ impl Core {
         let Some(d) = self.disk(disk) else {
             return false;
         };
-        u64::from(self.log.room()) >= count * 2
-            && !self.flash_failed
+        u64::from(self.flash.log.room()) >= count * 2
+            && !self.flash.failed
             && !self.quiescing
             && d.attached
             && d.cfg.mode != Mode::Off
@@ -372,7 +372,7 @@ impl Core {
             covered: false,
             unused: None,
         };
-        match self.policy.leave(stay, !asked && !self.filling()) {
+        match self.cache.policy.leave(stay, !asked && !self.filling()) {
             Place::Drop => false,
             Place::Put(_) => true,
             Place::Compete => self.wins(policy_key(disk, block)),
@@ -384,11 +384,11 @@ impl Core {
     /// stays where it is while nobody gets in.
     fn wins(&mut self, key: u64) -> bool {
         let rival = self.rival();
-        let wins = rival.is_none_or(|rival| self.policy.displaces(key, rival));
-        self.rival_losses += 1;
-        if wins || self.rival_losses >= RIVAL_TRIES {
-            self.rival_at.1 += 1;
-            self.rival_losses = 0;
+        let wins = rival.is_none_or(|rival| self.cache.policy.displaces(key, rival));
+        self.cache.rival_losses += 1;
+        if wins || self.cache.rival_losses >= RIVAL_TRIES {
+            self.cache.rival_at.1 += 1;
+            self.cache.rival_losses = 0;
         }
         wins
     }
@@ -397,30 +397,32 @@ impl Core {
     /// nothing, or all nearby was used since it was written: then the log must go on, or nothing would
     /// ever leave it.
     fn rival(&mut self) -> Option<u64> {
-        let log = &self.log;
+        let log = &self.flash.log;
         // Segments are in the order of their numbers.
         let mut place = log
             .order
-            .partition_point(|s| log.segments[*s as usize].seq < self.rival_at.0);
+            .partition_point(|s| log.segments[*s as usize].seq < self.cache.rival_at.0);
         for _ in 0..RIVAL_SCAN {
             let Some(seg) = log.order.get(place).copied() else {
-                self.rival_at = (0, 0);
+                self.cache.rival_at = (0, 0);
                 return None;
             };
             let number = log.segments[seg as usize].seq;
-            if self.rival_at.0 != number {
-                self.rival_at = (number, 0);
+            if self.cache.rival_at.0 != number {
+                self.cache.rival_at = (number, 0);
             }
-            let at = &mut self.rival_at.1;
-            if self.evict.current == Some(seg) {
-                *at = self.evict.at.max(*at);
+            let at = &mut self.cache.rival_at.1;
+            if self.flash.evict.current == Some(seg) {
+                *at = self.flash.evict.at.max(*at);
             }
             if *at >= log.data_blocks {
                 place += 1;
                 continue;
             }
-            let info = self.index.slot(seg * log.segment_blocks + *at)?;
-            if !info.dirty && self.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop {
+            let info = self.cache.index.slot(seg * log.segment_blocks + *at)?;
+            if !info.dirty
+                && self.cache.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop
+            {
                 return Some(policy_key(info.key.disk(), info.key.block()));
             }
             *at += 1;
@@ -430,9 +432,9 @@ impl Core {
 
     /// Forgets what is staged of a range that is about to change or to be hidden.
     pub fn stage_forget(&mut self, disk: DiskId, start: u64, end: u64) {
-        let before = self.stage.unused();
-        self.stage.forget(disk, start, end);
-        let wasted = before - self.stage.unused();
+        let before = self.cache.stage.unused();
+        self.cache.stage.forget(disk, start, end);
+        let wasted = before - self.cache.stage.unused();
         if wasted > 0
             && let Some(d) = self.disk_mut(disk)
         {

@@ -80,22 +80,22 @@ impl Core {
         let Some(d) = self.disk(id) else { return true };
         let (last, voiding) = (d.blocks.saturating_sub(1), d.voiding);
         let cached = self.forget_block(id, last, 0);
-        if self.flash_failed {
+        if self.flash.failed {
             // Nothing clean on it is believed again.
             return true;
         }
         match voiding.filter(|_| !cached) {
-            Some(ord) if ord <= self.log.durable_ord => return true,
+            Some(ord) if ord <= self.flash.log.durable_ord => return true,
             Some(_) => {}
             None => {
                 let ord = self.record_drop(id, last, 1);
                 if let Some(d) = self.disk_mut(id) {
                     d.voiding = Some(ord);
                 }
-                self.flash_waiters.push((ord, FlashWaiter::Nobody));
+                self.flash.waiters.push((ord, FlashWaiter::Nobody));
             }
         }
-        self.log.urgent = true;
+        self.flash.log.urgent = true;
         false
     }
 
@@ -104,14 +104,14 @@ impl Core {
     pub fn drop_padding(&mut self, id: DiskId, size: u64) {
         let Some(d) = self.disk(id) else { return };
         let (old, last) = (d.cfg.size, d.blocks.saturating_sub(1));
-        let slot = self.index.get(Key::new(id, last));
+        let slot = self.cache.index.get(Key::new(id, last));
         let clean = slot
-            .and_then(|s| self.index.slot(s))
+            .and_then(|s| self.cache.index.slot(s))
             .is_some_and(|s| !s.dirty);
         if old % BLOCK != 0 && size > old && clean {
             self.forget_block(id, last, 0);
             self.record_drop(id, last, 1);
-            self.log.urgent = true;
+            self.flash.log.urgent = true;
         }
     }
 }

@@ -14,22 +14,23 @@ use crate::flash::log::{
     SegState, Then,
 };
 use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
-use hearth_io::{BLOCK, Buf, BufSlice, Class, IoError, OpKind, Target};
+use hearth_io::{BLOCK, Buf, BufSlice, Class, IoError, OpKind};
 use smallvec::{SmallVec, smallvec};
 
 impl Core {
     /// Sends what may be sent.
     pub fn pump(&mut self, now: u64, fx: &mut Effects) {
         loop {
-            if self.flash_failed {
+            if self.flash.failed {
                 // Only notes about what became clean still come; there is nowhere to put them.
-                self.log.clear_queue();
+                self.flash.log.clear_queue();
             }
-            if self.log.queue.is_empty() {
-                self.log.urgent = false;
+            if self.flash.log.queue.is_empty() {
+                self.flash.log.urgent = false;
                 return;
             }
             if self
+                .flash
                 .log
                 .batches
                 .iter()
@@ -38,18 +39,18 @@ impl Core {
                 // Order must hold: wait for the rest, then send all again (`retry_failed`).
                 return;
             }
-            if self.log.may_gather(now) {
+            if self.flash.log.may_gather(now) {
                 return;
             }
-            let inflight = self.log.batches.len();
-            let small = self.log.queued_blocks < BATCH_MIN_BLOCKS && !self.log.urgent;
+            let inflight = self.flash.log.batches.len();
+            let small = self.flash.log.queued_blocks < BATCH_MIN_BLOCKS && !self.flash.log.urgent;
             if inflight >= BATCHES_IN_FLIGHT || (inflight > 0 && small) {
                 return;
             }
-            if self.log.head.is_none() && !self.open_head() {
+            if self.flash.log.head.is_none() && !self.open_head() {
                 return;
             }
-            match self.log.take_batch() {
+            match self.flash.log.take_batch() {
                 Some(items) => self.send(items, now, fx),
                 None => self.roll(fx),
             }
@@ -58,18 +59,18 @@ impl Core {
 
     /// Takes a free segment as the head.
     pub fn open_head(&mut self) -> bool {
-        let Some(seg) = self.log.free.pop_front() else {
+        let Some(seg) = self.flash.log.free.pop_front() else {
             return false;
         };
-        let seq = self.log.next_segment_seq;
-        self.log.next_segment_seq += 1;
-        let s = &mut self.log.segments[seg as usize];
+        let seq = self.flash.log.next_segment_seq;
+        self.flash.log.next_segment_seq += 1;
+        let s = &mut self.flash.log.segments[seg as usize];
         s.state = SegState::Open;
         s.seq = seq;
         debug_assert!(s.live == 0 && s.pins == 0);
         debug_assert!(!self.shared.pinned(seg), "a hit reads a free segment");
-        let first_batch = self.log.next_batch_seq;
-        self.log.head = Some(Head {
+        let first_batch = self.flash.log.next_batch_seq;
+        self.flash.log.head = Some(Head {
             seg,
             seq,
             next: 0,
@@ -81,50 +82,53 @@ impl Core {
 
     /// Closes the head: it gets its summary once its last batch is on flash.
     pub fn roll(&mut self, fx: &mut Effects) {
-        let Some(head) = self.log.head.take() else {
+        let Some(head) = self.flash.log.head.take() else {
             return;
         };
-        self.log.segments[head.seg as usize].state = SegState::Closed;
-        self.log.order.push_back(head.seg);
+        self.flash.log.segments[head.seg as usize].state = SegState::Closed;
+        self.flash.log.order.push_back(head.seg);
         self.counters.segments_sealed += 1;
         // On failed flash its last batches may never have been applied.
-        if head.entries.is_empty() || self.flash_failed {
+        if head.entries.is_empty() || self.flash.failed {
             return;
         }
         // The summary is an operation on the segment: keep it from being freed before.
-        self.log.segments[head.seg as usize].pins += 1;
+        self.flash.log.segments[head.seg as usize].pins += 1;
         // The tail as of now rests only on batches up to `last_batch`; a later one might not.
-        let tail_seq = self.log.tail_seq();
-        self.log.sealing.push(Sealing {
+        let tail_seq = self.flash.log.tail_seq();
+        self.flash.log.sealing.push(Sealing {
             tail_seq,
             seg: head.seg,
             seq: head.seq,
             entries: head.entries,
             first_batch: head.first_batch,
-            last_batch: self.log.next_batch_seq - 1,
+            last_batch: self.flash.log.next_batch_seq - 1,
         });
         self.write_summaries(fx);
     }
 
     fn send(&mut self, mut items: Vec<Item>, _now: u64, fx: &mut Effects) {
-        let mut tail_seq = self.log.tail_seq();
+        let mut tail_seq = self.flash.log.tail_seq();
         if self.opts.faults.has(Fault::TailSkipsOne)
-            && let Some(seg) = self.log.order.get(1)
+            && let Some(seg) = self.flash.log.order.get(1)
         {
-            tail_seq = self.log.segments[*seg as usize].seq;
+            tail_seq = self.flash.log.segments[*seg as usize].seq;
         }
-        let (pool_tag, mut durable_seq, epoch) =
-            (self.pool_tag, self.log.durable_seq, self.log.epoch);
+        let (pool_tag, mut durable_seq, epoch) = (
+            self.flash.pool_tag,
+            self.flash.log.durable_seq,
+            self.flash.log.epoch,
+        );
         if self.opts.faults.has(Fault::ClaimUndurable) {
-            durable_seq = self.log.applied_seq;
+            durable_seq = self.flash.log.applied_seq;
         }
-        let segment_start = self.layout.segment_start;
-        let segment_blocks = self.log.segment_blocks;
-        let Some(head) = self.log.head.as_mut() else {
+        let segment_start = self.flash.layout.segment_start;
+        let segment_blocks = self.flash.log.segment_blocks;
+        let Some(head) = self.flash.log.head.as_mut() else {
             return;
         };
-        let seq = self.log.next_batch_seq;
-        self.log.next_batch_seq += 1;
+        let seq = self.flash.log.next_batch_seq;
+        self.flash.log.next_batch_seq += 1;
         let mut entries: SmallVec<[Entry; 32]> = SmallVec::new();
         let mut bufs: SmallVec<[BufSlice; 2]> = SmallVec::new();
         let descriptor = Buf::zeroed(BLOCK as usize);
@@ -190,7 +194,12 @@ impl Core {
             (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
         // A split item's first part must not make its last part count as applied.
-        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord)
+        let partial = self
+            .flash
+            .log
+            .queue
+            .front()
+            .is_some_and(|f| f.ord == last_ord)
             && !self.opts.faults.has(Fault::SplitCountsEarly);
         for item in &mut items {
             debug_assert!(
@@ -199,8 +208,8 @@ impl Core {
                     .is_none_or(|d| d.len() == item.count as usize * 4096)
             );
         }
-        self.log.segments[seg as usize].batches += 1;
-        self.log.batches.push_back(Batch {
+        self.flash.log.segments[seg as usize].batches += 1;
+        self.flash.log.batches.push_back(Batch {
             seq,
             seg,
             seg_seq,
@@ -209,7 +218,7 @@ impl Core {
             state: BatchState::InFlight,
             last_ord: if partial { last_ord - 1 } else { last_ord },
         });
-        self.policy.wrote(u64::from(1 + blocks));
+        self.cache.policy.wrote(u64::from(1 + blocks));
         self.counters.batches += 1;
         self.counters.flash_payload_bytes += payload * BLOCK;
         self.counters.flash_reinsert_bytes += moved * BLOCK;
@@ -217,7 +226,7 @@ impl Core {
         self.io(
             fx,
             OpCtx::Batch { seq },
-            Target::Flash(0),
+            self.flash.target(),
             OpKind::Write,
             offset,
             len,
@@ -234,7 +243,7 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let Some(batch) = self.log.batches.iter_mut().find(|b| b.seq == seq) else {
+        let Some(batch) = self.flash.log.batches.iter_mut().find(|b| b.seq == seq) else {
             return;
         };
         batch.state = if result.is_ok() {
@@ -249,26 +258,29 @@ impl Core {
         let mut bytes = 0;
         if self.opts.faults.has(Fault::ApplyOutOfOrder)
             && let Some(at) = self
+                .flash
                 .log
                 .batches
                 .iter()
                 .position(|b| b.state == BatchState::Written)
-            && let Some(batch) = self.log.batches.remove(at)
+            && let Some(batch) = self.flash.log.batches.remove(at)
         {
             self.apply(batch, now, fx);
         }
         while self
+            .flash
             .log
             .batches
             .front()
             .is_some_and(|b| b.state == BatchState::Written)
         {
-            if let Some(batch) = self.log.batches.pop_front() {
+            if let Some(batch) = self.flash.log.batches.pop_front() {
                 bytes += batch.bytes;
                 self.apply(batch, now, fx);
             }
         }
         if self
+            .flash
             .log
             .batches
             .iter()
@@ -277,7 +289,7 @@ impl Core {
             self.retry_failed(now, fx);
         }
         self.write_summaries(fx);
-        if !self.flash_waiters.is_empty() {
+        if !self.flash.waiters.is_empty() {
             self.start_flash_flush(now, fx);
         }
         self.flush_if_much(bytes, now, fx);
@@ -285,19 +297,19 @@ impl Core {
 
     /// Maps a batch and tells who waited for it.
     fn apply(&mut self, batch: Batch, now: u64, fx: &mut Effects) {
-        self.log.failures = 0;
-        self.flash_full = false;
-        self.log.segments[batch.seg as usize].batches -= 1;
-        self.log.applied_seq = batch.seq;
-        self.log.applied_ord = self.log.applied_ord.max(batch.last_ord);
+        self.flash.log.failures = 0;
+        self.flash.full = false;
+        self.flash.log.segments[batch.seg as usize].batches -= 1;
+        self.flash.log.applied_seq = batch.seq;
+        self.flash.log.applied_ord = self.flash.log.applied_ord.max(batch.last_ord);
         for item in batch.items {
             match item.apply {
                 Apply::Dirty => {
                     for i in 0..item.count {
                         let block = item.block + u64::from(i);
                         // A block that is written again is in use.
-                        let old = self.index.get(Key::new(item.disk, block));
-                        let old = old.and_then(|slot| self.index.slot(slot));
+                        let old = self.cache.index.get(Key::new(item.disk, block));
+                        let old = old.and_then(|slot| self.cache.index.slot(slot));
                         self.map(
                             item.disk,
                             block,
@@ -339,10 +351,15 @@ impl Core {
                 Apply::Move { old, dirty, freq } => {
                     for i in 0..item.count {
                         let block = item.block + u64::from(i);
-                        let still = self.index.get(Key::new(item.disk, block)) == Some(old + i)
-                            && self.index.slot(old + i).is_some_and(|s| s.dirty == dirty);
+                        let still = self.cache.index.get(Key::new(item.disk, block))
+                            == Some(old + i)
+                            && self
+                                .cache
+                                .index
+                                .slot(old + i)
+                                .is_some_and(|s| s.dirty == dirty);
                         if still || self.opts.faults.has(Fault::MoveOverNewer) {
-                            let lost = self.index.slot(old + i).is_some_and(|s| s.lost);
+                            let lost = self.cache.index.slot(old + i).is_some_and(|s| s.lost);
                             let crc = item.crcs[i as usize];
                             self.map(
                                 item.disk,
@@ -357,7 +374,7 @@ impl Core {
                                 self.lose(item.disk, block, item.slot + i);
                             }
                         } else {
-                            self.index.set_mark(old + i, false);
+                            self.cache.index.set_mark(old + i, false);
                         }
                     }
                 }
@@ -409,8 +426,8 @@ impl Core {
                 }
             }
             Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
-            Then::Relogged => self.evict.relogged = true,
-            Then::Moved => self.evict.moving = self.evict.moving.saturating_sub(1),
+            Then::Relogged => self.flash.evict.relogged = true,
+            Then::Moved => self.flash.evict.moving = self.flash.evict.moving.saturating_sub(1),
         }
     }
 
@@ -427,11 +444,12 @@ impl Core {
         now: u64,
     ) {
         let old = self
+            .cache
             .index
             .set(Key::new(disk, block), slot, crc, dirty, freq);
         let old_dirty = old.is_some_and(|(_, d)| d);
-        let seg = self.log.segment_of(slot);
-        let s = &mut self.log.segments[seg];
+        let seg = self.flash.log.segment_of(slot);
+        let s = &mut self.flash.log.segments[seg];
         s.live += 1;
         s.dirty += u32::from(dirty);
         if let Some((old, was_dirty)) = old {
@@ -498,21 +516,22 @@ impl Core {
     /// but it would cost that look.
     pub fn write_summaries(&mut self, fx: &mut Effects) {
         while let Some(at) = self
+            .flash
             .log
             .sealing
             .iter()
-            .position(|s| s.last_batch <= self.log.applied_seq)
+            .position(|s| s.last_batch <= self.flash.log.applied_seq)
         {
-            let s = self.log.sealing.swap_remove(at);
+            let s = self.flash.log.sealing.swap_remove(at);
             let bytes = self.encode_summary(&s);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
-            let offset = self.layout.summary_offset(s.seg);
+            let offset = self.flash.layout.summary_offset(s.seg);
             let len = bytes.len() as u64;
             self.io(
                 fx,
                 OpCtx::Summary { seg: s.seg },
-                Target::Flash(0),
+                self.flash.target(),
                 OpKind::Write,
                 offset,
                 len,
@@ -527,19 +546,19 @@ impl Core {
     pub fn encode_summary(&self, s: &Sealing) -> Vec<u8> {
         let claims_itself = self.opts.faults.has(Fault::SummaryClaimsItself);
         let header = SummaryHeader {
-            pool_tag: self.pool_tag,
+            pool_tag: self.flash.pool_tag,
             segment_seq: s.seq,
             first_batch_seq: s.first_batch,
             last_batch_seq: s.last_batch,
             tail_seq: match self.opts.faults.has(Fault::SummaryTailLater) {
-                true => self.log.tail_seq(),
+                true => self.flash.log.tail_seq(),
                 false => s.tail_seq,
             },
             durable_seq: match claims_itself {
                 true => s.last_batch,
-                false => self.log.durable_seq,
+                false => self.flash.log.durable_seq,
             },
-            epoch: self.log.epoch,
+            epoch: self.flash.log.epoch,
             entry_count: s.entries.len() as u32,
         };
         let mut bytes = Vec::new();
@@ -559,10 +578,10 @@ impl Core {
 
     /// The log is durable further than before: segments freed before that may be reused.
     pub fn segments_durable(&mut self, _now: u64, fx: &mut Effects) {
-        let durable = self.log.durable_ord;
+        let durable = self.flash.log.durable_ord;
         let mut claim = None;
-        for seg in self.log.freeing.clone() {
-            match self.log.segments[seg as usize].state {
+        for seg in self.flash.log.freeing.clone() {
+            match self.flash.log.segments[seg as usize].state {
                 SegState::Freeing { ord, claimed }
                     if ord <= durable
                         && (claimed || self.opts.faults.has(Fault::ReuseUnclaimed)) =>
@@ -576,11 +595,11 @@ impl Core {
                     // Recovery believes the new tail only if a batch on flash claims that the
                     // one naming it is durable: such a batch must be durable too.
                     let claim = *claim.get_or_insert_with(|| self.note_tail());
-                    self.log.segments[seg as usize].state = SegState::Freeing {
+                    self.flash.log.segments[seg as usize].state = SegState::Freeing {
                         ord: claim,
                         claimed: true,
                     };
-                    self.log.urgent = true;
+                    self.flash.log.urgent = true;
                 }
                 _ => {}
             }
@@ -594,13 +613,13 @@ impl Core {
             self.trim_done(seg);
             return;
         }
-        self.log.segments[seg as usize].state = SegState::Trimming;
-        let bytes = u64::from(self.log.segment_blocks) * BLOCK;
-        let offset = self.layout.segment_start * BLOCK + u64::from(seg) * bytes;
+        self.flash.log.segments[seg as usize].state = SegState::Trimming;
+        let bytes = u64::from(self.flash.log.segment_blocks) * BLOCK;
+        let offset = self.flash.layout.segment_start * BLOCK + u64::from(seg) * bytes;
         self.io(
             fx,
             OpCtx::Trim { seg },
-            Target::Flash(0),
+            self.flash.target(),
             OpKind::Discard,
             offset,
             bytes,
@@ -612,9 +631,9 @@ impl Core {
 
     /// A trim ended; failing is no harm.
     pub fn trim_done(&mut self, seg: u32) {
-        self.log.freeing.retain(|s| *s != seg);
-        self.log.segments[seg as usize].state = SegState::Free;
-        self.log.free.push_back(seg);
+        self.flash.log.freeing.retain(|s| *s != seg);
+        self.flash.log.segments[seg as usize].state = SegState::Free;
+        self.flash.log.free.push_back(seg);
     }
 }
 

@@ -62,40 +62,40 @@ impl Core {
         media: &mut dyn Media,
         id: u64,
     ) -> Result<u64, CheckpointError> {
-        if let Some(head) = self.log.head.take() {
-            self.log.segments[head.seg as usize].state = SegState::Closed;
+        if let Some(head) = self.flash.log.head.take() {
+            self.flash.log.segments[head.seg as usize].state = SegState::Closed;
             if head.entries.is_empty() {
-                self.log.segments[head.seg as usize].state = SegState::Free;
-                self.log.free.push_back(head.seg);
+                self.flash.log.segments[head.seg as usize].state = SegState::Free;
+                self.flash.log.free.push_back(head.seg);
             } else {
-                self.log.order.push_back(head.seg);
+                self.flash.log.order.push_back(head.seg);
                 let sealing = Sealing {
                     seg: head.seg,
                     seq: head.seq,
                     entries: head.entries,
                     first_batch: head.first_batch,
-                    last_batch: self.log.next_batch_seq - 1,
-                    tail_seq: self.log.tail_seq(),
+                    last_batch: self.flash.log.next_batch_seq - 1,
+                    tail_seq: self.flash.log.tail_seq(),
                 };
                 // Everything is on flash and about to be flushed: the summary may say so only after.
                 if !self.opts.faults.has(Fault::CloseUnflushedHead) {
                     media.flush()?;
                 }
-                self.log.durable_seq = self.log.applied_seq;
+                self.flash.log.durable_seq = self.flash.log.applied_seq;
                 let bytes = self.encode_summary(&sealing);
-                media.write_at(self.layout.summary_offset(head.seg), &bytes)?;
+                media.write_at(self.flash.layout.summary_offset(head.seg), &bytes)?;
             }
         }
-        let area = self.layout.checkpoint_offset();
+        let area = self.flash.layout.checkpoint_offset();
         let mut at = BLOCK;
         let mut sections = Vec::new();
         let state = self.encode_state();
         let mut parts = Vec::from(PARTS.map(|(kind, part)| {
-            let len = self.index.section_len(part);
+            let len = self.cache.index.section_len(part);
             (kind, len, Some(part))
         }));
         parts.push((STATE, state.len(), None));
-        let room = self.layout.checkpoint_room();
+        let room = self.flash.layout.checkpoint_room();
         // What lies behind is another's, so whether it fits is known before anything is written.
         let blocks = parts.iter().map(|(_, len, _)| *len as u64);
         let needed = BLOCK + blocks.map(|len| len.next_multiple_of(BLOCK)).sum::<u64>();
@@ -108,7 +108,7 @@ impl Core {
             for from in (0..len).step_by(CHUNK) {
                 let n = CHUNK.min(len - from);
                 match part {
-                    Some(part) => self.index.section(part, from, &mut block[..n]),
+                    Some(part) => self.cache.index.section(part, from, &mut block[..n]),
                     None => block[..n].copy_from_slice(&state[from..from + n]),
                 }
                 crc.update(&block[..n]);
@@ -125,11 +125,11 @@ impl Core {
             at += (len as u64).next_multiple_of(BLOCK);
         }
         let header = CheckpointHeader {
-            pool_tag: self.pool_tag,
+            pool_tag: self.flash.pool_tag,
             id,
-            next_batch_seq: self.log.next_batch_seq,
-            next_segment_seq: self.log.next_segment_seq,
-            tail_seq: self.log.tail_seq(),
+            next_batch_seq: self.flash.log.next_batch_seq,
+            next_segment_seq: self.flash.log.next_segment_seq,
+            tail_seq: self.flash.log.tail_seq(),
             sections,
         };
         let block = header.encode(room)?;
@@ -140,9 +140,9 @@ impl Core {
 
     fn encode_state(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        out.extend_from_slice(&self.index.seed().to_le_bytes());
-        out.extend_from_slice(&(self.log.segments.len() as u32).to_le_bytes());
-        for s in &self.log.segments {
+        out.extend_from_slice(&self.cache.index.seed().to_le_bytes());
+        out.extend_from_slice(&(self.flash.log.segments.len() as u32).to_le_bytes());
+        for s in &self.flash.log.segments {
             // Everything is durable now, so a segment is either part of the log or free.
             out.push(u8::from(s.state == SegState::Closed));
             out.extend_from_slice(&s.seq.to_le_bytes());
@@ -166,7 +166,7 @@ impl Core {
             }
         }
         let forgets = self.opts.faults.has(Fault::CheckpointNoEviction);
-        let evicting = match self.evict.current {
+        let evicting = match self.flash.evict.current {
             Some(seg) if !forgets => seg + 1,
             _ => 0,
         };
@@ -182,10 +182,10 @@ impl Core {
         since: &BTreeMap<DiskId, u64>,
     ) -> io::Result<bool> {
         let mut block = vec![0u8; BLOCK as usize];
-        media.read_at(self.layout.checkpoint_offset(), &mut block)?;
-        let header = match CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()) {
+        media.read_at(self.flash.layout.checkpoint_offset(), &mut block)?;
+        let header = match CheckpointHeader::decode(&block, self.flash.layout.checkpoint_bytes()) {
             Ok(h)
-                if h.pool_tag == self.pool_tag
+                if h.pool_tag == self.flash.pool_tag
                     && h.id == id
                     && [h.next_batch_seq, h.next_segment_seq, h.tail_seq]
                         .iter()
@@ -195,7 +195,7 @@ impl Core {
             }
             _ => return Ok(false),
         };
-        let area = self.layout.checkpoint_offset();
+        let area = self.flash.layout.checkpoint_offset();
         let part = |kind: u32, len: usize| {
             header
                 .sections
@@ -214,7 +214,7 @@ impl Core {
             return Ok(false);
         }
         for (kind, what) in PARTS {
-            let Some(section) = part(kind, self.index.section_len(what)) else {
+            let Some(section) = part(kind, self.cache.index.section_len(what)) else {
                 return Ok(false);
             };
             if !self.load_part(media, area, section, what)? {
@@ -245,7 +245,7 @@ impl Core {
             media.read_many(&mut reads)?;
             for (i, chunk) in bytes[..n].chunks(CHUNK).enumerate() {
                 crc.update(chunk);
-                self.index.set_section(what, from + i * CHUNK, chunk);
+                self.cache.index.set_section(what, from + i * CHUNK, chunk);
             }
         }
         Ok(crc.finish() == section.crc)
@@ -259,13 +259,13 @@ impl Core {
     ) -> Option<()> {
         let mut r = Reader(state);
         let seed = r.u64()?;
-        if !self.index.adopt(seed) || r.u32()? as usize != self.log.segments.len() {
+        if !self.cache.index.adopt(seed) || r.u32()? as usize != self.flash.log.segments.len() {
             return None;
         }
         let mut order: Vec<(u64, u32)> = Vec::new();
-        for seg in 0..self.log.segments.len() {
+        for seg in 0..self.flash.log.segments.len() {
             let closed = r.u8()? == 1;
-            let s = &mut self.log.segments[seg];
+            let s = &mut self.flash.log.segments[seg];
             s.seq = r.u64().filter(|seq| *seq < NUMBERS_END)?;
             if closed {
                 s.state = SegState::Closed;
@@ -283,10 +283,11 @@ impl Core {
         {
             return None;
         }
-        self.log.next_segment_seq = self.log.next_segment_seq.max(header.next_segment_seq);
-        self.log.order = order.iter().map(|(_, seg)| *seg).collect();
-        self.log.free = (0..self.log.segments.len() as u32)
-            .filter(|s| self.log.segments[*s as usize].state == SegState::Free)
+        self.flash.log.next_segment_seq =
+            self.flash.log.next_segment_seq.max(header.next_segment_seq);
+        self.flash.log.order = order.iter().map(|(_, seg)| *seg).collect();
+        self.flash.log.free = (0..self.flash.log.segments.len() as u32)
+            .filter(|s| self.flash.log.segments[*s as usize].state == SegState::Free)
             .collect();
         for _ in 0..r.u32()? {
             let id = r.u16()?;
@@ -304,45 +305,45 @@ impl Core {
             }
         }
         // Copies of this segment may be gone that the log still has.
-        let oldest = self.log.order.front().copied();
-        self.evict.current = match r.u32() {
+        let oldest = self.flash.log.order.front().copied();
+        self.flash.evict.current = match r.u32() {
             Some(evicting) => oldest.filter(|seg| seg + 1 == evicting),
             // Written before this was noted: it may be so.
             None => oldest,
         };
-        if let Some(seg) = self.evict.current {
-            let seq = self.log.segments[seg as usize].seq;
+        if let Some(seg) = self.flash.evict.current {
+            let seq = self.flash.log.segments[seg as usize].seq;
             for d in self.disks.iter_mut().flatten() {
                 d.evicted_seq = seq;
             }
         }
-        self.log.next_batch_seq = header.next_batch_seq.max(1);
-        self.log.applied_seq = self.log.next_batch_seq - 1;
-        self.log.durable_seq = self.log.applied_seq;
+        self.flash.log.next_batch_seq = header.next_batch_seq.max(1);
+        self.flash.log.applied_seq = self.flash.log.next_batch_seq - 1;
+        self.flash.log.durable_seq = self.flash.log.applied_seq;
         self.recount(since)
     }
 
     /// Counts what the slots say, and drops what belongs to no disk.
     fn recount(&mut self, since: &BTreeMap<DiskId, u64>) -> Option<()> {
         let mut foreign = Vec::new();
-        let segment_blocks = self.log.segment_blocks;
-        for seg in 0..self.log.segments.len() {
+        let segment_blocks = self.flash.log.segment_blocks;
+        for seg in 0..self.flash.log.segments.len() {
             let base = seg as u32 * segment_blocks;
             let (closed, seq) = (
-                self.log.segments[seg].state == SegState::Closed,
-                self.log.segments[seg].seq,
+                self.flash.log.segments[seg].state == SegState::Closed,
+                self.flash.log.segments[seg].seq,
             );
             for slot in base..base + segment_blocks {
-                let Some(info) = self.index.slot(slot) else {
+                let Some(info) = self.cache.index.slot(slot) else {
                     continue;
                 };
                 // A log that is walked takes nothing there, and of what is dirty nothing may be left that
                 // nobody finds: it would stay dirty for ever. Clean ones are looked at when they go.
-                let found = !info.dirty || self.index.get(info.key) == Some(slot);
-                if !closed || slot - base >= self.log.data_blocks || !found {
+                let found = !info.dirty || self.cache.index.get(info.key) == Some(slot);
+                if !closed || slot - base >= self.flash.log.data_blocks || !found {
                     return None;
                 }
-                let s = &mut self.log.segments[seg];
+                let s = &mut self.flash.log.segments[seg];
                 s.live += 1;
                 s.dirty += u32::from(info.dirty);
                 self.dirty_total += u64::from(info.dirty);
@@ -364,8 +365,8 @@ impl Core {
         }
         for (slot, key, dirty) in foreign {
             // Another slot may claim to hold the same block.
-            if !self.index.remove_orphan(slot) {
-                self.index.remove(key);
+            if !self.cache.index.remove_orphan(slot) {
+                self.cache.index.remove(key);
             }
             self.slot_emptied(slot, dirty);
             self.dirty_total -= u64::from(dirty);
@@ -454,7 +455,7 @@ mod tests {
             core.write_checkpoint(&mut media, 1).unwrap();
             assert!((1..=room * BLOCK).contains(&media.0));
             // As if it had more in it.
-            core.layout.checkpoint_blocks = media.0 / BLOCK - layout.checkpoint_start - 1;
+            core.flash.layout.checkpoint_blocks = media.0 / BLOCK - layout.checkpoint_start - 1;
             media.0 = 0;
             let error = core.write_checkpoint(&mut media, 2).unwrap_err();
             assert!(matches!(error, CheckpointError::TooLarge { .. }), "{error}");

@@ -15,7 +15,7 @@ use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
-use hearth_io::{Buf, Class, IoDone, OpKind, Target};
+use hearth_io::{Buf, Class, IoDone, OpKind};
 use hearth_policy::Verdict;
 use smallvec::{SmallVec, smallvec};
 
@@ -64,7 +64,7 @@ pub(crate) struct Evict {
 impl Core {
     /// Free segments to keep ready.
     pub fn free_target(&self) -> usize {
-        self.log.reserve() + (self.log.segments.len() / 64).clamp(2, 16)
+        self.flash.log.reserve() + (self.flash.log.segments.len() / 64).clamp(2, 16)
     }
 
     /// Has a write for any of these blocks put a newer record into the append queue? Then
@@ -94,27 +94,37 @@ impl Core {
             return;
         }
         for _ in 0..4 {
-            if self.flash_failed {
+            if self.flash.failed {
                 return;
             }
-            let coming = self.log.freeing.len();
-            if self.log.free.len() + coming >= self.free_target() && self.evict.current.is_none() {
-                self.evict.wants_clean = false;
+            let coming = self.flash.log.freeing.len();
+            if self.flash.log.free.len() + coming >= self.free_target()
+                && self.flash.evict.current.is_none()
+            {
+                self.flash.evict.wants_clean = false;
                 break;
             }
-            let Some(seg) = self.evict.current.or(self.log.order.front().copied()) else {
+            let Some(seg) = self
+                .flash
+                .evict
+                .current
+                .or(self.flash.log.order.front().copied())
+            else {
                 break;
             };
             // What was evicted is free only after two more batches and flushes, and moving a segment
             // may take one. Were the last segments spent before those batches are written, nothing
             // could ever be appended again; and a crash closes the head, however empty it is.
-            if self.evict.current.is_none() && coming > 0 && self.log.free.len() < FREE_MIN {
+            if self.flash.evict.current.is_none()
+                && coming > 0
+                && self.flash.log.free.len() < FREE_MIN
+            {
                 break;
             }
-            if self.evict.current.is_none() {
-                self.evict = Evict {
+            if self.flash.evict.current.is_none() {
+                self.flash.evict = Evict {
                     current: Some(seg),
-                    moving: self.evict.moving,
+                    moving: self.flash.evict.moving,
                     ..Evict::default()
                 };
                 // What is in use shall be known.
@@ -124,13 +134,13 @@ impl Core {
                 break;
             }
         }
-        let durable = self.log.durable_ord;
-        let applied = self.log.applied_ord;
-        let waiting = self.log.freeing.iter().any(|seg| {
-            let state = self.log.segments[*seg as usize].state;
+        let durable = self.flash.log.durable_ord;
+        let applied = self.flash.log.applied_ord;
+        let waiting = self.flash.log.freeing.iter().any(|seg| {
+            let state = self.flash.log.segments[*seg as usize].state;
             matches!(state, SegState::Freeing { ord, .. } if ord > durable && ord <= applied)
         });
-        if waiting && self.log.free.len() < self.free_target() {
+        if waiting && self.flash.log.free.len() < self.free_target() {
             self.start_flash_flush(now, fx);
         }
         self.rescue_step(now, fx);
@@ -138,22 +148,22 @@ impl Core {
 
     /// Works on the oldest segment; true if it was freed.
     fn evict_segment(&mut self, seg: u32, now: u64, fx: &mut Effects) -> bool {
-        if self.log.segments[seg as usize].live > 0 {
+        if self.flash.log.segments[seg as usize].live > 0 {
             self.scan(seg, now, fx);
         }
-        if self.log.segments[seg as usize].pins > 0
-            && now.saturating_sub(self.evict.hung_ns) >= RESCAN_NS
+        if self.flash.log.segments[seg as usize].pins > 0
+            && now.saturating_sub(self.flash.evict.hung_ns) >= RESCAN_NS
         {
-            self.evict.hung_ns = now;
+            self.flash.evict.hung_ns = now;
             self.let_go_of_hung(seg, now);
         }
-        let s = &self.log.segments[seg as usize];
+        let s = &self.flash.log.segments[seg as usize];
         let pinned = s.pins > 0 && !self.opts.faults.has(Fault::FreePinned);
-        if s.live > 0 || pinned || s.batches > 0 || self.evict.moving > 0 {
+        if s.live > 0 || pinned || s.batches > 0 || self.flash.evict.moving > 0 {
             return false;
         }
         let relogged = if self.starved() {
-            self.log.order.len() > 1 && self.needs_no_relog(seg)
+            self.flash.log.order.len() > 1 && self.needs_no_relog(seg)
         } else {
             self.relog(seg)
         };
@@ -161,19 +171,20 @@ impl Core {
         if !relogged || self.shared.pinned(seg) {
             return false;
         }
-        self.log.order.retain(|s| *s != seg);
-        self.evict.current = None;
-        self.evict.wants_clean = false;
+        self.flash.log.order.retain(|s| *s != seg);
+        self.flash.evict.current = None;
+        self.flash.evict.wants_clean = false;
         // Carries the new tail to flash even if nobody writes.
         let ord = self
+            .flash
             .log
             .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing);
-        self.log.segments[seg as usize].state = SegState::Freeing {
+        self.flash.log.segments[seg as usize].state = SegState::Freeing {
             ord,
             claimed: false,
         };
-        self.log.freeing.push(seg);
-        self.log.urgent = true;
+        self.flash.log.freeing.push(seg);
+        self.flash.log.urgent = true;
         if self.opts.faults.has(Fault::ReuseEarly) {
             self.release(seg, fx);
         }
@@ -182,39 +193,42 @@ impl Core {
 
     /// Appends a record that only carries a batch header with tail and durable numbers.
     pub fn note_tail(&mut self) -> u64 {
-        self.log.urgent = true;
-        self.log
+        self.flash.log.urgent = true;
+        self.flash
+            .log
             .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing)
     }
 
     fn scan(&mut self, seg: u32, now: u64, fx: &mut Effects) {
-        let base = seg * self.log.segment_blocks;
-        let data_blocks = self.log.data_blocks;
-        if self.evict.at >= data_blocks {
-            if self.evict.moving > 0 || now.saturating_sub(self.evict.scanned_ns) < RESCAN_NS {
+        let base = seg * self.flash.log.segment_blocks;
+        let data_blocks = self.flash.log.data_blocks;
+        if self.flash.evict.at >= data_blocks {
+            if self.flash.evict.moving > 0
+                || now.saturating_sub(self.flash.evict.scanned_ns) < RESCAN_NS
+            {
                 return;
             }
-            self.evict.at = 0;
+            self.flash.evict.at = 0;
         }
-        let s = self.log.segments[seg as usize];
+        let s = self.flash.log.segments[seg as usize];
         // Reinserting a segment that is nearly all dirty would only move it in a circle.
         let mostly_dirty = s.dirty * 4 > data_blocks * 3;
         // What is moved now would take the room of the records that free what was evicted.
-        let short = self.log.free.is_empty();
+        let short = self.flash.log.free.is_empty();
         let starved = self.starved();
         let dirty_stays = mostly_dirty || short;
-        self.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
+        self.flash.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
         let keep_max = if short {
             0
         } else {
             data_blocks - data_blocks / DROP_SHARE
         };
         let kept_share = self.kept_share();
-        while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
-            let slot = base + self.evict.at;
+        while self.flash.evict.at < data_blocks && self.flash.evict.moving < MOVES_MAX {
+            let slot = base + self.flash.evict.at;
             if starved {
                 self.drop_clean(slot, now);
-                self.evict.at += 1;
+                self.flash.evict.at += 1;
                 continue;
             }
             let n = self.movable_run(
@@ -226,23 +240,23 @@ impl Core {
                 now,
             );
             if n == 0 {
-                self.evict.at += 1;
+                self.flash.evict.at += 1;
                 continue;
             }
-            self.evict.at += n;
-            self.evict.kept += n;
+            self.flash.evict.at += n;
+            self.flash.evict.kept += n;
             self.read_for_move(slot, n, fx);
         }
-        if self.evict.at >= data_blocks {
-            self.evict.scanned_ns = now;
+        if self.flash.evict.at >= data_blocks {
+            self.flash.evict.scanned_ns = now;
         }
     }
 
     /// The part of disks' minimums that is kept, as a fraction: all of it, unless they add up to more
     /// than leaves eviction something to drop. Then it would only move what is kept around.
     fn kept_share(&self) -> (u64, u64) {
-        let blocks = u64::from(self.log.data_blocks);
-        let segments = self.log.segments.len();
+        let blocks = u64::from(self.flash.log.data_blocks);
+        let segments = self.flash.log.segments.len();
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
         let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
         let most = full.min(segments as u64 * blocks / 8 * 7);
@@ -268,14 +282,14 @@ impl Core {
     ) -> u32 {
         let mut n = 0;
         while n < MOVE_RUN && slot + n < end {
-            let Some(info) = self.index.slot(slot + n) else {
+            let Some(info) = self.cache.index.slot(slot + n) else {
                 break;
             };
             let (disk, block) = (info.key.disk(), info.key.block());
             if !info.dirty && self.drop_orphan(slot + n) {
                 break;
             }
-            if self.index.slot_mark(slot + n) || self.superseding(disk, block, block + 1) {
+            if self.cache.index.slot_mark(slot + n) || self.superseding(disk, block, block + 1) {
                 break;
             }
             if info.dirty && self.opts.faults.has(Fault::EvictDirty) {
@@ -298,9 +312,9 @@ impl Core {
                         let min = u128::from(d.cfg.min_bytes / 4096) * u128::from(kept);
                         u128::from(d.cached) * u128::from(of) <= min
                     });
-                let verdict = self.policy.evict(info.freq as u8);
+                let verdict = self.cache.policy.evict(info.freq as u8);
                 let earned = verdict != Verdict::Drop
-                    && self.evict.kept + n < keep_max
+                    && self.flash.evict.kept + n < keep_max
                     && self.disk(disk).is_none_or(|d| d.excess() == 0);
                 let may_differ = self.disk(disk).is_some_and(Disk::may_differ)
                     && !self.opts.faults.has(Fault::CacheUnguarded);
@@ -319,8 +333,8 @@ impl Core {
 
     /// Gives up a clean copy that the index does not lead to; false if it does.
     pub fn drop_orphan(&mut self, slot: SlotNo) -> bool {
-        let disk = self.index.slot(slot).map(|info| info.key.disk());
-        if !self.index.remove_orphan(slot) {
+        let disk = self.cache.index.slot(slot).map(|info| info.key.disk());
+        if !self.cache.index.remove_orphan(slot) {
             return false;
         }
         self.slot_emptied(slot, false);
@@ -341,7 +355,7 @@ impl Core {
 
     /// Drops a copy of the oldest segment without a record: the segment goes as a whole.
     pub fn evict_block(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
-        let seq = self.log.segments[self.log.segment_of(slot)].seq;
+        let seq = self.flash.log.segments[self.flash.log.segment_of(slot)].seq;
         self.forget_block(disk, block, now);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.evictions += 1;
@@ -352,18 +366,18 @@ impl Core {
     fn read_for_move(&mut self, slot: SlotNo, n: u32, fx: &mut Effects) {
         let mut crcs: SmallVec<[u32; 4]> = SmallVec::new();
         for i in 0..n {
-            crcs.push(self.index.crc(slot + i));
-            self.index.set_mark(slot + i, true);
+            crcs.push(self.cache.index.crc(slot + i));
+            self.cache.index.set_mark(slot + i, true);
         }
         self.pin(slot);
-        self.evict.moving += n;
+        self.flash.evict.moving += n;
         let len = n as usize * 4096;
         let buf = Buf::zeroed(len).slice(0, len);
         let offset = self.slot_offset(slot);
         self.io(
             fx,
             OpCtx::EvictRead { slot },
-            Target::Flash(0),
+            self.flash.target(),
             OpKind::Read,
             offset,
             len as u64,
@@ -376,12 +390,12 @@ impl Core {
     pub fn evict_read_done(&mut self, slot: SlotNo, done: IoDone, now: u64) {
         self.unpin_slot(slot);
         let n = (done.op.len / 4096) as u32;
-        self.evict.moving = self.evict.moving.saturating_sub(n);
+        self.flash.evict.moving = self.flash.evict.moving.saturating_sub(n);
         let Some(data) = done.op.bufs.first() else {
             return;
         };
         for i in 0..n {
-            let Some(info) = self.index.slot(slot + i) else {
+            let Some(info) = self.cache.index.slot(slot + i) else {
                 continue;
             };
             let (disk, block) = (info.key.disk(), info.key.block());
@@ -394,15 +408,15 @@ impl Core {
             );
             // What is lost is lost whether the device says so or not.
             let rotten = info.dirty && (bad || unread && info.lost);
-            if rotten && !superseding && !self.flash_failed {
+            if rotten && !superseding && !self.flash.failed {
                 self.lose(disk, block, slot + i);
             } else if bad
                 || unread
-                || self.flash_failed
+                || self.flash.failed
                 || superseding
                 || !info.dirty && self.disk(disk).is_some_and(Disk::may_differ)
             {
-                self.index.set_mark(slot + i, false);
+                self.cache.index.set_mark(slot + i, false);
                 if unread && info.dirty && !superseding {
                     self.strike(disk, block, slot + i, Unread { alone: n == 1 }, now);
                 }
@@ -415,11 +429,11 @@ impl Core {
                 }
                 continue;
             }
-            self.evict.moving += 1;
+            self.flash.evict.moving += 1;
             if let Some(d) = self.disk_mut(disk) {
                 d.counters.reinsertions += 1;
             }
-            let freq = match self.policy.evict(info.freq as u8) {
+            let freq = match self.cache.policy.evict(info.freq as u8) {
                 // It will be judged when it is clean.
                 _ if info.dirty => info.freq as u8,
                 Verdict::Keep { freq } => freq,
@@ -431,10 +445,10 @@ impl Core {
             let crc = match rotten {
                 true => !crc32c(data.bytes()),
                 false if reseal => crc32c(data.bytes()),
-                false => self.index.crc(slot + i),
+                false => self.cache.index.crc(slot + i),
             };
             let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
-            self.log.push(Item {
+            self.flash.log.push(Item {
                 kind,
                 disk,
                 block,
@@ -452,20 +466,20 @@ impl Core {
             });
         }
         // Else they may gather: every batch costs a block of flash.
-        let waited_for = !self.stalled.is_empty() || !self.stalled_through.is_empty();
-        self.log.urgent |= waited_for || self.log.free.len() < self.log.reserve();
+        let waited_for = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
+        self.flash.log.urgent |= waited_for || self.flash.log.free.len() < self.flash.log.reserve();
     }
 
     /// Logs again what the segment says that still holds. True when nothing is left to wait for.
     fn relog(&mut self, seg: u32) -> bool {
-        if self.evict.relog_sent {
-            return self.evict.relogged;
+        if self.flash.evict.relog_sent {
+            return self.flash.evict.relogged;
         }
-        let seq = self.log.segments[seg as usize].seq;
+        let seq = self.flash.log.segments[seg as usize].seq;
         if self.closes_intents_of(seq) && !self.opts.faults.has(Fault::FreeBeforeCloses) {
             // A batch that names the new tail before those records are in the log would leave a region
             // without its intent and with its old copies.
-            self.log.urgent = true;
+            self.flash.log.urgent = true;
             return false;
         }
         let mut records: Vec<(Kind, DiskId, u64, u64)> = Vec::new();
@@ -496,19 +510,19 @@ impl Core {
         if records.is_empty() {
             return true;
         }
-        let segment = self.log.summary_capacity;
-        let head = self.log.head.as_ref();
+        let segment = self.flash.log.summary_capacity;
+        let head = self.flash.log.head.as_ref();
         let head = head.map_or(0, |h| segment.saturating_sub(h.entries.len()));
-        let free = self.log.free.len();
+        let free = self.flash.log.free.len();
         if free > 0 && records.len() > head + free * segment {
             // A pool of an earlier version may have more runs of zeros than fit. What origins are told
             // is not logged again; those that are away are waited for. With nothing free it is the
             // rescue that helps, once the head is gone.
-            self.evict.wants_clean = true;
+            self.flash.evict.wants_clean = true;
             return false;
         }
-        let next = self.log.next_segment_seq;
-        let here = self.log.head.as_ref().map_or(next, |h| h.seq);
+        let next = self.flash.log.next_segment_seq;
+        let here = self.flash.log.head.as_ref().map_or(next, |h| h.seq);
         let last = records.len() - 1;
         for (i, (kind, disk, block, count)) in records.into_iter().enumerate() {
             let then = if i == last {
@@ -516,7 +530,7 @@ impl Core {
             } else {
                 Then::Nothing
             };
-            self.log.record_again(kind, disk, block, count, then);
+            self.flash.log.record_again(kind, disk, block, count, then);
             let Some(d) = self.disk_mut(disk) else {
                 continue;
             };
@@ -526,14 +540,14 @@ impl Core {
                 i.seg_seq = here;
             }
         }
-        self.evict.relog_sent = true;
-        self.log.urgent = true;
+        self.flash.evict.relog_sent = true;
+        self.flash.log.urgent = true;
         self.opts.faults.has(Fault::RelogUnawaited)
     }
 
     /// Drops clean blocks of a disk that is at its maximum; true if `count` came free.
     pub fn make_own_room(&mut self, disk: DiskId, count: u64, now: u64) -> bool {
-        let slots = self.index.slots();
+        let slots = self.cache.index.slots();
         let Some(mut hand) = self.disk(disk).map(|d| d.own_hand) else {
             return false;
         };
@@ -545,14 +559,14 @@ impl Core {
                 break;
             }
             hand = (hand + 1) % slots;
-            let Some(info) = self.index.slot(hand) else {
+            let Some(info) = self.cache.index.slot(hand) else {
                 continue;
             };
-            if info.key.disk() != disk || info.dirty || self.index.slot_mark(hand) {
+            if info.key.disk() != disk || info.dirty || self.cache.index.slot_mark(hand) {
                 continue;
             }
             if info.freq > 0 {
-                self.index.untouch(hand);
+                self.cache.index.untouch(hand);
                 continue;
             }
             let block = info.key.block();
@@ -591,12 +605,12 @@ impl Core {
     /// what others have out of the log, so that one gives way as the log turns over: its fills each take
     /// the place of two, and nothing of it is moved on.
     pub fn trim_own_overuse(&mut self, now: u64) {
-        let records = self.log.segments.len() as u64 * self.log.summary_capacity as u64;
+        let records = self.flash.log.segments.len() as u64 * self.flash.log.summary_capacity as u64;
         let most = records / TRIM_SHARE;
         for disk in self.disk_ids() {
             let excess = self.disk(disk).map_or(0, Disk::excess);
             if (1..=most).contains(&excess) {
-                let room = u64::from(self.log.room() / 4);
+                let room = u64::from(self.flash.log.room() / 4);
                 self.make_own_room(disk, excess.min(TRIM_STEP).min(room), now);
             }
         }

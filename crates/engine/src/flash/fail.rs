@@ -24,7 +24,7 @@ use crate::flash::append::unsent;
 use crate::flash::log::{Apply, BatchState, SegState, Then};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
-use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};
+use hearth_io::{BLOCK, Buf, Class, IoError, OpKind};
 use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
@@ -117,8 +117,8 @@ impl Refusals {
 impl Core {
     /// A read of flash failed. One alone says little; many without a success between them do.
     pub fn flash_read_failed(&mut self, now: u64, fx: &mut Effects) {
-        if self.flash_read_errors.len() > READ_ERRORS_MAX {
-            self.flash_full = false;
+        if self.flash.read_errors.len() > READ_ERRORS_MAX {
+            self.flash.full = false;
             self.fail_flash(now, fx);
         }
     }
@@ -134,7 +134,7 @@ impl Core {
         unread: Unread,
         now: u64,
     ) -> bool {
-        let sound = !self.flash_failed;
+        let sound = !self.flash.failed;
         let hasty = self.opts.faults.has(Fault::LoseTooSoon);
         let Some(d) = self.disk_mut(disk) else {
             return false;
@@ -158,7 +158,7 @@ impl Core {
             return true;
         }
         if self.opts.faults.has(Fault::HideUnreadable) {
-            self.index.set_lost(slot);
+            self.cache.index.set_lost(slot);
             return false;
         }
         self.lose(disk, block, slot);
@@ -168,6 +168,7 @@ impl Core {
     /// A batch failed. Once all in flight have ended, sends them again elsewhere.
     pub fn retry_failed(&mut self, now: u64, fx: &mut Effects) {
         if self
+            .flash
             .log
             .batches
             .iter()
@@ -175,38 +176,38 @@ impl Core {
         {
             return;
         }
-        let Some(first) = self.log.batches.front() else {
+        let Some(first) = self.flash.log.batches.front() else {
             return;
         };
         let seq = first.seq;
-        self.log.failures += 1;
-        if self.log.failures > SEGMENT_TRIES || self.log.free.is_empty() {
+        self.flash.log.failures += 1;
+        if self.flash.log.failures > SEGMENT_TRIES || self.flash.log.free.is_empty() {
             self.fail_flash(now, fx);
             return;
         }
-        for batch in &self.log.batches {
-            let s = &mut self.log.segments[batch.seg as usize];
+        for batch in &self.flash.log.batches {
+            let s = &mut self.flash.log.segments[batch.seg as usize];
             s.batches -= 1;
         }
         // The head (and a segment being sealed) with failed batches get no summary: recovery
         // walks them and finds the batches again, with the same numbers, in a later segment.
-        let sealing = std::mem::take(&mut self.log.sealing);
+        let sealing = std::mem::take(&mut self.flash.log.sealing);
         for s in sealing {
             if s.last_batch >= seq {
                 self.unpin(s.seg);
                 if s.first_batch >= seq {
                     // Nothing of it is on flash, and a tail must not be looked for there.
-                    self.log.order.retain(|seg| *seg != s.seg);
-                    self.log.segments[s.seg as usize].state = SegState::Bad;
-                    self.evict.current = self.evict.current.filter(|seg| *seg != s.seg);
+                    self.flash.log.order.retain(|seg| *seg != s.seg);
+                    self.flash.log.segments[s.seg as usize].state = SegState::Bad;
+                    self.flash.evict.current = self.flash.evict.current.filter(|seg| *seg != s.seg);
                 }
             } else {
-                self.log.sealing.push(s);
+                self.flash.log.sealing.push(s);
             }
         }
-        if let Some(head) = self.log.head.take() {
+        if let Some(head) = self.flash.log.head.take() {
             let unused = head.first_batch >= seq;
-            let s = &mut self.log.segments[head.seg as usize];
+            let s = &mut self.flash.log.segments[head.seg as usize];
             // A segment that never took a batch is left alone for this run.
             s.state = if unused {
                 SegState::Bad
@@ -214,27 +215,27 @@ impl Core {
                 SegState::Closed
             };
             if !unused {
-                self.log.order.push_back(head.seg);
+                self.flash.log.order.push_back(head.seg);
             }
         }
         // Trimming gives space away that a full file system will not give back.
         self.opts.trim = false;
-        let items = unsent(&mut self.log);
-        self.log.requeue(items);
+        let items = unsent(&mut self.flash.log);
+        self.flash.log.requeue(items);
         if !self.opts.faults.has(Fault::ResendRenumbered) {
-            self.log.next_batch_seq = seq;
+            self.flash.log.next_batch_seq = seq;
         }
         self.pump(now, fx);
     }
 
     /// Remembers whether flash refuses writes for want of room only.
     pub fn note_refusal(&mut self, error: &IoError) {
-        self.flash_full = error.is_no_space();
+        self.flash.full = error.is_no_space();
     }
 
     /// The flash device has failed: from here on the origins carry the disks.
     pub fn fail_flash(&mut self, now: u64, fx: &mut Effects) {
-        let fault = if self.flash_full {
+        let fault = if self.flash.full {
             FlashFault::Unwritable
         } else {
             FlashFault::Broken
@@ -244,27 +245,27 @@ impl Core {
 
     /// From here on the origins carry the disks. With `mark`, flash itself is told.
     pub fn give_flash_up(&mut self, fault: FlashFault, mark: bool, now: u64, fx: &mut Effects) {
-        if self.flash_failed {
+        if self.flash.failed {
             // It may get worse, never better.
-            if self.flash_fault == Some(FlashFault::Unwritable) || fault == FlashFault::Broken {
-                self.flash_fault = Some(fault);
+            if self.flash.fault == Some(FlashFault::Unwritable) || fault == FlashFault::Broken {
+                self.flash.fault = Some(fault);
             }
             return;
         }
-        self.flash_failed = true;
-        self.flash_fault = Some(fault);
+        self.flash.failed = true;
+        self.flash.fault = Some(fault);
         if mark {
             self.mark_failed(now, fx);
         }
-        self.log.sealing.clear();
-        let items = unsent(&mut self.log);
-        self.log.clear_queue();
+        self.flash.log.sealing.clear();
+        let items = unsent(&mut self.flash.log);
+        self.flash.log.clear_queue();
         let mut requests = Vec::new();
         for item in items {
             if let Apply::Move { old, .. } = item.apply {
                 // Not moved after all: the destager may have it.
                 for i in 0..item.count {
-                    self.index.set_mark(old + i, false);
+                    self.cache.index.set_mark(old + i, false);
                 }
             }
             match item.then {
@@ -274,12 +275,12 @@ impl Core {
                         d.drop_ticket(ticket);
                     }
                 }
-                Then::Moved => self.evict.moving = self.evict.moving.saturating_sub(1),
+                Then::Moved => self.flash.evict.moving = self.flash.evict.moving.saturating_sub(1),
                 _ => {}
             }
         }
-        requests.extend(self.stalled.drain(..));
-        requests.extend(self.stalled_through.drain(..));
+        requests.extend(self.reqs.stalled.drain(..));
+        requests.extend(self.reqs.stalled_through.drain(..));
         requests.sort_unstable();
         requests.dedup();
         self.fail_flash_waiters(now, fx);
@@ -304,13 +305,15 @@ impl Core {
         if self.disk(disk).is_none_or(|d| !d.lost.is_empty()) {
             return Promise::None;
         }
-        match self.flash_fault {
+        match self.flash.fault {
             Some(FlashFault::Leaving) => Promise::Later,
-            Some(FlashFault::Unwritable) if self.log.durable_ord >= self.log.applied_ord => {
+            Some(FlashFault::Unwritable)
+                if self.flash.log.durable_ord >= self.flash.log.applied_ord =>
+            {
                 Promise::Durable
             }
             // Its flush covers the log.
-            Some(FlashFault::Unwritable) if self.mark.as_ref().is_some_and(|m| !m.late) => {
+            Some(FlashFault::Unwritable) if self.flash.mark.as_ref().is_some_and(|m| !m.late) => {
                 Promise::Later
             }
             _ => Promise::None,
@@ -319,7 +322,7 @@ impl Core {
 
     /// Asks again for flushes that had to wait.
     pub fn retry_leaving_flushes(&mut self, now: u64, fx: &mut Effects) {
-        for id in std::mem::take(&mut self.leaving_flushes) {
+        for id in std::mem::take(&mut self.reqs.leaving_flushes) {
             self.start_flush(id, now, fx);
         }
     }
@@ -331,11 +334,11 @@ impl Core {
     /// One copy of the superblock after the other, each with a flush behind it, and the one that is not
     /// known to be good first: a power cut in between leaves a whole one.
     fn mark_failed(&mut self, now: u64, fx: &mut Effects) {
-        self.flash_noted = Noted::Asked;
-        self.sb.state = PoolState::Failed;
-        self.sb.generation += 1;
-        let copy = 1 - (self.sb.copy & 1);
-        self.mark = Some(FailMark {
+        self.flash.noted = Noted::Asked;
+        self.flash.sb.state = PoolState::Failed;
+        self.flash.sb.generation += 1;
+        let copy = 1 - (self.flash.sb.copy & 1);
+        self.flash.mark = Some(FailMark {
             copy,
             sound: true,
             first: true,
@@ -346,14 +349,14 @@ impl Core {
     }
 
     fn write_mark(&mut self, copy: u8, fx: &mut Effects) {
-        let mut sb = self.sb.clone();
+        let mut sb = self.flash.sb.clone();
         sb.copy = copy;
         let mut buf = Buf::zeroed(BLOCK as usize).all();
         buf.bytes_mut().copy_from_slice(&sb.encode()[..]);
         self.io(
             fx,
             OpCtx::FailMark,
-            Target::Flash(0),
+            self.flash.target(),
             OpKind::Write,
             SUPERBLOCK_BLOCKS[usize::from(copy & 1)] * BLOCK,
             BLOCK,
@@ -368,27 +371,27 @@ impl Core {
     /// that is no better, whoever runs the engine has until the deadline to note it elsewhere
     /// ([`noted_elsewhere`](Self::noted_elsewhere)) before the disks go on.
     pub fn mark_stored(&mut self, kind: OpKind, ok: bool, now: u64, fx: &mut Effects) {
-        let Some(mark) = self.mark.as_mut() else {
+        let Some(mark) = self.flash.mark.as_mut() else {
             return;
         };
         mark.sound &= ok;
         if kind != OpKind::Flush {
-            return self.io_flush(fx, OpCtx::FailMark, Target::Flash(0));
+            return self.io_flush(fx, OpCtx::FailMark, self.flash.target());
         }
         if ok {
             // It covers the log as well, and nothing is appended any more.
-            self.log.durable_ord = self.log.applied_ord;
-            self.log.durable_seq = self.log.applied_seq;
+            self.flash.log.durable_ord = self.flash.log.applied_ord;
+            self.flash.log.durable_seq = self.flash.log.applied_seq;
         } else {
-            self.flash_fault = Some(FlashFault::Broken);
+            self.flash.fault = Some(FlashFault::Broken);
         }
         if mark.sound {
-            self.sb.copy = mark.copy;
-            self.flash_noted = Noted::Stored;
+            self.flash.sb.copy = mark.copy;
+            self.flash.noted = Noted::Stored;
         }
         if !mark.first {
-            if self.flash_noted != Noted::Stored {
-                self.flash_noted = Noted::Nowhere;
+            if self.flash.noted != Noted::Stored {
+                self.flash.noted = Noted::Nowhere;
                 if !mark.late {
                     return;
                 }
@@ -402,10 +405,15 @@ impl Core {
 
     /// Does not wait for ever: a device may hang.
     pub fn end_late_mark(&mut self, now: u64, fx: &mut Effects) {
-        if let Some(m) = self.mark.as_mut().filter(|m| !m.late && now >= m.until_ns) {
+        if let Some(m) = self
+            .flash
+            .mark
+            .as_mut()
+            .filter(|m| !m.late && now >= m.until_ns)
+        {
             m.late = true;
-            if self.flash_noted != Noted::Stored {
-                self.flash_noted = Noted::Nowhere;
+            if self.flash.noted != Noted::Stored {
+                self.flash.noted = Noted::Nowhere;
             }
             self.wake_mark_waiters(now, fx);
         }
@@ -413,19 +421,19 @@ impl Core {
 
     /// A later start will see in another place that flash was given up.
     pub fn noted_elsewhere(&mut self, now: u64, fx: &mut Effects) {
-        if self.flash_noted == Noted::Nowhere {
-            self.flash_noted = Noted::Stored;
+        if self.flash.noted == Noted::Nowhere {
+            self.flash.noted = Noted::Stored;
             self.end_mark(now, fx);
         }
     }
 
     fn end_mark(&mut self, now: u64, fx: &mut Effects) {
-        self.mark = None;
+        self.flash.mark = None;
         self.wake_mark_waiters(now, fx);
     }
 
     fn wake_mark_waiters(&mut self, now: u64, fx: &mut Effects) {
-        for id in std::mem::take(&mut self.mark_waiters) {
+        for id in std::mem::take(&mut self.reqs.mark_waiters) {
             self.go_through(id, now, fx);
         }
     }

@@ -127,7 +127,7 @@ impl Core {
             .filter_map(|f| tail_within(f, if any_tail { u64::MAX } else { durable }))
             .max()
             .unwrap_or(0)
-            .max(self.sb.log_floor);
+            .max(self.flash.sb.log_floor);
         if tail > 0 && !found.iter().any(|f| f.seq == tail) && !self.opts.accept_damage {
             return Err(RecoverError::Damaged(format!(
                 "segment number {tail}, the oldest that counts, is missing"
@@ -177,7 +177,7 @@ impl Core {
                         Some(e) => e,
                         None => self.summary_again(media, seg, &h)?,
                     };
-                    self.log.segments[seg as usize].seq = seq;
+                    self.flash.log.segments[seg as usize].seq = seq;
                     self.replay(seg, seq, &entries, since, &mut intents);
                     expected = Some(h.last_batch_seq + 1);
                     tail_end = tail_end.max(h.tail_seq);
@@ -189,7 +189,7 @@ impl Core {
                     let mut seg_tail = 0;
                     let all = batches.len();
                     let mut used = 0;
-                    self.log.segments[seg as usize].seq = seq;
+                    self.flash.log.segments[seg as usize].seq = seq;
                     for b in batches {
                         let trusted = b.header.batch_seq <= durable
                             || self.opts.faults.has(Fault::TrustUnverifiedTail);
@@ -208,7 +208,7 @@ impl Core {
                         continue;
                     }
                     out.discarded += u64::from(kept.len() < all);
-                    if used < self.log.data_blocks {
+                    if used < self.flash.log.data_blocks {
                         out.cut.push((seg, used));
                     }
                     expected = Some(last + 1);
@@ -235,15 +235,15 @@ impl Core {
 
     /// Copies that may have been voided by records that never reached the log ([`crate::flash::rescue`]).
     fn drop_below_clean_floor(&mut self) {
-        if self.sb.clean_floor == 0 || self.opts.faults.has(Fault::IgnoreCleanFloor) {
+        if self.flash.sb.clean_floor == 0 || self.opts.faults.has(Fault::IgnoreCleanFloor) {
             return;
         }
-        for slot in 0..self.index.slots() {
-            let Some(info) = self.index.slot(slot) else {
+        for slot in 0..self.cache.index.slots() {
+            let Some(info) = self.cache.index.slot(slot) else {
                 continue;
             };
-            let seq = self.log.segments[self.log.segment_of(slot)].seq;
-            if !info.dirty && seq < self.sb.clean_floor {
+            let seq = self.flash.log.segments[self.flash.log.segment_of(slot)].seq;
+            if !info.dirty && seq < self.flash.sb.clean_floor {
                 self.forget_block(info.key.disk(), info.key.block(), 0);
             }
         }
@@ -252,18 +252,18 @@ impl Core {
     /// Accepted segments become the log; those before the tail are empty.
     fn adopt_segments(&mut self, accepted: &[(u32, u64)], tail: u64, out: &mut Recovered) {
         for (seg, seq) in accepted {
-            let s = &mut self.log.segments[*seg as usize];
+            let s = &mut self.flash.log.segments[*seg as usize];
             if *seq < tail && s.live == 0 {
                 out.seal.retain(|x| x.0 != *seg);
                 continue;
             }
             s.state = SegState::Closed;
-            self.log.order.push_back(*seg);
+            self.flash.log.order.push_back(*seg);
             out.segments += 1;
         }
-        for seg in 0..self.log.segments.len() as u32 {
-            if self.log.segments[seg as usize].state == SegState::Free {
-                self.log.free.push_back(seg);
+        for seg in 0..self.flash.log.segments.len() as u32 {
+            if self.flash.log.segments[seg as usize].state == SegState::Free {
+                self.flash.log.free.push_back(seg);
             }
         }
     }
@@ -288,8 +288,8 @@ impl Core {
         if intents.is_empty() {
             return;
         }
-        for slot in 0..self.index.slots() {
-            let Some(info) = self.index.slot(slot) else {
+        for slot in 0..self.cache.index.slots() {
+            let Some(info) = self.cache.index.slot(slot) else {
                 continue;
             };
             let (disk, block) = (info.key.disk(), info.key.block());
@@ -342,7 +342,7 @@ impl Core {
     fn survey(&mut self, media: &mut dyn Media) -> Result<Vec<Found>, RecoverError> {
         let mut found = Vec::new();
         let mut unsealed = Vec::new();
-        let layout = self.layout;
+        let layout = self.flash.layout;
         let stride = BLOCK_BYTES + layout.summary_bytes();
         let at_once = (READ_AHEAD_BYTES / stride).clamp(1, READ_AHEAD as usize) as u32;
         let total = layout.segment_count;
@@ -380,7 +380,7 @@ impl Core {
         found: &mut Vec<Found>,
         unsealed: &mut Vec<(u32, u64, bool)>,
     ) {
-        let keep = self.index.slots() <= self.opts.recovery_keep_blocks;
+        let keep = self.cache.index.slots() <= self.opts.recovery_keep_blocks;
         for (seg, (both, blind)) in ends {
             let (start, end) = both.split_at(BLOCK_BYTES);
             let sealed = self.decode_summary(end);
@@ -422,7 +422,7 @@ impl Core {
             h.durable_seq,
             h.epoch,
         ];
-        h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
+        h.pool_tag == self.flash.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
     }
 
     fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Vec<Entry>)> {
@@ -437,9 +437,9 @@ impl Core {
                     h.durable_seq,
                     h.epoch,
                 ];
-                h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
+                h.pool_tag == self.flash.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
             })?;
-        let data_blocks = self.log.data_blocks;
+        let data_blocks = self.flash.log.data_blocks;
         let inside = entries
             .iter()
             .all(|e| !e.kind.is_data() || u32::from(e.slot) < data_blocks);
@@ -454,9 +454,9 @@ impl Core {
         seg: u32,
         header: &SummaryHeader,
     ) -> Result<Vec<Entry>, RecoverError> {
-        let mut bytes = vec![0u8; self.layout.summary_bytes()];
+        let mut bytes = vec![0u8; self.flash.layout.summary_bytes()];
         if media
-            .read_at(self.layout.summary_offset(seg), &mut bytes)
+            .read_at(self.flash.layout.summary_offset(seg), &mut bytes)
             .is_ok()
             && let Some((h, entries)) = self.decode_summary(&bytes)
             && h.segment_seq == header.segment_seq
@@ -491,9 +491,9 @@ impl Core {
     /// Reads a segment batch by batch, as far as descriptors are whole and in order. If one cannot
     /// be read, also returns the highest batch number those behind it say is durable.
     fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
-        let data_blocks = self.log.data_blocks;
+        let data_blocks = self.flash.log.data_blocks;
         let mut bytes = vec![0u8; data_blocks as usize * BLOCK_BYTES];
-        let unread = read_what_can_be(media, self.layout.segment_offset(seg), &mut bytes);
+        let unread = read_what_can_be(media, self.flash.layout.segment_offset(seg), &mut bytes);
         let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
         let mut batches: Vec<WalkedBatch> = Vec::new();
         let mut at = 0u32;
@@ -547,13 +547,13 @@ impl Core {
         since: &BTreeMap<DiskId, u64>,
         intents: &mut Intents,
     ) {
-        let base = seg * self.log.segment_blocks;
+        let base = seg * self.flash.log.segment_blocks;
         let mut last = (0, false);
         for (i, e) in entries.iter().enumerate() {
             let soon = entries.get(i + FETCH_AHEAD).filter(|e| e.kind.is_data());
             if let Some(e) = soon.filter(|e| e.disk <= hearth_format::DISK_ID_MAX) {
                 let key = Key::new(e.disk, e.block & ((1 << 36) - 1));
-                self.index.prefetch(key);
+                self.cache.index.prefetch(key);
             }
             if last.0 != e.disk {
                 let counts = since.get(&e.disk).is_some_and(|s| seg_seq >= *s)
@@ -585,7 +585,7 @@ impl Core {
         match e.kind {
             Kind::Clean | Kind::Dirty => {
                 let slot = base + u32::from(e.slot);
-                if self.index.slot(slot).is_none() {
+                if self.cache.index.slot(slot).is_none() {
                     self.map(e.disk, e.block, slot, e.word, e.kind == Kind::Dirty, 0, 0);
                 }
             }
@@ -628,12 +628,12 @@ impl Core {
         let Some(d) = self.disk(disk) else { return };
         let blocks: Vec<u64> = d.dirty.range(start, end).collect();
         for block in blocks {
-            let Some(slot) = self.index.get(Key::new(disk, block)) else {
+            let Some(slot) = self.cache.index.get(Key::new(disk, block)) else {
                 continue;
             };
-            self.index.set_dirty(slot, false);
-            let seg = self.log.segment_of(slot);
-            self.log.segments[seg].dirty -= 1;
+            self.cache.index.set_dirty(slot, false);
+            let seg = self.flash.log.segment_of(slot);
+            self.flash.log.segments[seg].dirty -= 1;
             self.dirty_total -= 1;
             if let Some(d) = self.disk_mut(disk) {
                 d.dirty.remove(block);
@@ -849,7 +849,7 @@ mod tests {
                 flags: 0,
             }];
             let header = BatchHeader {
-                pool_tag: core.pool_tag,
+                pool_tag: core.flash.pool_tag,
                 segment_seq: number,
                 batch_seq: number,
                 data_blocks: 1,
@@ -862,7 +862,7 @@ mod tests {
             media.write_at(at + BLOCK, &data).unwrap();
             if seg != unsealed {
                 let header = SummaryHeader {
-                    pool_tag: core.pool_tag,
+                    pool_tag: core.flash.pool_tag,
                     segment_seq: number,
                     first_batch_seq: number,
                     last_batch_seq: number,
@@ -912,7 +912,7 @@ mod tests {
                 bad: u64::MAX,
             };
             let header = SummaryHeader {
-                pool_tag: core.pool_tag,
+                pool_tag: core.flash.pool_tag,
                 segment_seq: 5,
                 first_batch_seq: 1,
                 last_batch_seq: 1,

@@ -23,7 +23,7 @@ use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
 use crate::flash::log::{Apply, SegState, Then};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
-use hearth_io::{BLOCK, Buf, Class, IoError, OpKind, Target};
+use hearth_io::{BLOCK, Buf, Class, IoError, OpKind};
 use smallvec::{SmallVec, smallvec};
 
 /// Writes of the superblock that may fail in a row before the device counts as failed: as many as
@@ -60,11 +60,11 @@ pub(crate) struct Rescue {
 impl Core {
     /// Nothing can be appended, and nothing that is under way will change that.
     pub fn starved(&self) -> bool {
-        let log = &self.log;
+        let log = &self.flash.log;
         log.free.is_empty()
             && log.head.is_none()
             && log.batches.is_empty()
-            && !self.flash_failed
+            && !self.flash.failed
             && !log
                 .freeing
                 .iter()
@@ -78,32 +78,32 @@ impl Core {
     /// Raises the floor if the log is starved and something would come free. True while eviction
     /// should wait for that.
     pub fn rescue_step(&mut self, now: u64, fx: &mut Effects) -> bool {
-        if self.rescue.step.is_some() {
+        if self.flash.rescue.step.is_some() {
             return true;
         }
         if !self.starved() || self.opts.faults.has(Fault::StarveForever) {
             return false;
         }
         self.cancel_moves();
-        self.evict.wants_clean = true;
-        let evicted = self.log.freeing.iter().any(|s| {
+        self.flash.evict.wants_clean = true;
+        let evicted = self.flash.log.freeing.iter().any(|s| {
             matches!(
-                self.log.segments[*s as usize].state,
+                self.flash.log.segments[*s as usize].state,
                 SegState::Freeing { .. }
             )
         });
-        if !evicted || self.log.order.is_empty() {
+        if !evicted || self.flash.log.order.is_empty() {
             return false;
         }
-        if self.log.durable_seq < self.log.applied_seq
+        if self.flash.log.durable_seq < self.flash.log.applied_seq
             && !self.opts.faults.has(Fault::RescueUndurable)
         {
             self.start_flash_flush(now, fx);
             return true;
         }
-        self.sb.log_floor = self.sb.log_floor.max(self.log.tail_seq());
+        self.flash.sb.log_floor = self.flash.sb.log_floor.max(self.flash.log.tail_seq());
         self.give_up_intents();
-        self.sb.generation += 1;
+        self.flash.sb.generation += 1;
         self.store_copy(false, fx);
         true
     }
@@ -116,10 +116,10 @@ impl Core {
             return;
         }
         if !self.opts.faults.has(Fault::NoCleanFloor) {
-            self.sb.clean_floor = self.log.next_segment_seq;
+            self.flash.sb.clean_floor = self.flash.log.next_segment_seq;
         }
         self.cancel_fills();
-        self.rescue.closing.clear();
+        self.flash.rescue.closing.clear();
         let mut again = Vec::new();
         for d in self.disks.iter_mut().flatten() {
             d.intents.retain(|_, i| !i.active || i.inflight > 0);
@@ -138,18 +138,18 @@ impl Core {
 
     /// Are intents of segments up to number `seq` closed by records that are not in the log yet?
     pub fn closes_intents_of(&self, seq: u64) -> bool {
-        let applied = self.log.applied_ord;
-        let mut closing = self.rescue.closing.iter();
+        let applied = self.flash.log.applied_ord;
+        let mut closing = self.flash.rescue.closing.iter();
         closing.any(|c| c.seg_seq <= seq && c.ord > applied)
     }
 
     /// What was to be moved stays where it is: there is no place for it.
     fn cancel_moves(&mut self) {
-        if self.evict.moving == 0 {
+        if self.flash.evict.moving == 0 {
             return;
         }
         let mut moves: Vec<(SlotNo, u32, bool)> = Vec::new();
-        self.log.queue.retain(|item| {
+        self.flash.log.queue.retain(|item| {
             let Apply::Move { old, .. } = item.apply else {
                 return true;
             };
@@ -157,19 +157,19 @@ impl Core {
             false
         });
         for (old, count, counts) in moves {
-            self.evict.moving -= u32::from(counts);
+            self.flash.evict.moving -= u32::from(counts);
             for slot in old..old + count {
-                self.index.set_mark(slot, false);
+                self.cache.index.set_mark(slot, false);
             }
         }
-        self.log.requeue(Vec::new());
+        self.flash.log.requeue(Vec::new());
     }
 
     /// Copies that wait to be appended would lie above the floor, and the intents that may say they
     /// are void in front of it. What they replace is below it and needs no other record.
     fn cancel_fills(&mut self) {
         let mut tickets = Vec::new();
-        self.log.queue.retain(|item| match item.then {
+        self.flash.log.queue.retain(|item| match item.then {
             Then::Ticket { disk, ticket } => {
                 tickets.push((disk, ticket));
                 false
@@ -181,17 +181,17 @@ impl Core {
                 d.drop_ticket(ticket);
             }
         }
-        self.log.requeue(Vec::new());
+        self.flash.log.requeue(Vec::new());
     }
 
     /// Drops the block in a slot of the oldest segment if the origin has it. Without a record: the
     /// segment goes as a whole. That a write to the block is queued is no obstacle, it does
     /// not need the old content.
     pub fn drop_clean(&mut self, slot: SlotNo, now: u64) {
-        let Some(info) = self.index.slot(slot) else {
+        let Some(info) = self.cache.index.slot(slot) else {
             return;
         };
-        if info.dirty || self.index.slot_mark(slot) {
+        if info.dirty || self.cache.index.slot_mark(slot) {
             return;
         }
         if self.drop_orphan(slot) {
@@ -204,9 +204,9 @@ impl Core {
     /// The origin has a block of the oldest segment durably, and a newer write to it is queued: it
     /// cannot be called clean in the log, but dropped with its segment.
     pub fn let_go(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
-        let oldest = self.log.order.front().copied();
-        let here = self.index.get(Key::new(disk, block)) == Some(slot);
-        if here && oldest == Some(self.log.segment_of(slot) as u32) {
+        let oldest = self.flash.log.order.front().copied();
+        let here = self.cache.index.get(Key::new(disk, block)) == Some(slot);
+        if here && oldest == Some(self.flash.log.segment_of(slot) as u32) {
             self.evict_block(disk, block, slot, now);
         }
     }
@@ -214,10 +214,10 @@ impl Core {
     /// Does nothing in the segment need to be logged again? Zeros are destaged until that is so;
     /// intents are given up.
     pub fn needs_no_relog(&self, seg: u32) -> bool {
-        let seq = self.log.segments[seg as usize].seq;
+        let seq = self.flash.log.segments[seg as usize].seq;
         // Where a record lies is noted when it is queued, so if that is as far as it got, nobody
         // knows what still lies here.
-        let unsure = self.evict.relog_sent && !self.evict.relogged;
+        let unsure = self.flash.evict.relog_sent && !self.flash.evict.relogged;
         self.disks.iter().flatten().all(|d| match d.zero_seg_seq {
             _ if unsure => d.zero.is_empty(),
             z => d.zero.is_empty() || z.is_none_or(|z| z > seq),
@@ -226,17 +226,17 @@ impl Core {
 
     /// Writes the copy of the superblock that is not known to be good, or is the older one.
     fn store_copy(&mut self, last: bool, fx: &mut Effects) {
-        let copy = 1 - (self.sb.copy & 1);
-        let mut next = self.sb.clone();
+        let copy = 1 - (self.flash.sb.copy & 1);
+        let mut next = self.flash.sb.clone();
         next.copy = copy;
         let bytes = next.encode();
         let mut buf = Buf::zeroed(BLOCK as usize).all();
         buf.bytes_mut().copy_from_slice(&bytes[..]);
-        self.rescue.step = Some(Step::Write { last });
+        self.flash.rescue.step = Some(Step::Write { last });
         self.io(
             fx,
             OpCtx::Floor,
-            Target::Flash(0),
+            self.flash.target(),
             OpKind::Write,
             SUPERBLOCK_BLOCKS[usize::from(copy)] * BLOCK,
             BLOCK,
@@ -248,31 +248,31 @@ impl Core {
 
     /// One step of storing the floor ended.
     pub fn floor_stored(&mut self, result: Result<(), IoError>, now: u64, fx: &mut Effects) {
-        let Some(step) = self.rescue.step.take() else {
+        let Some(step) = self.flash.rescue.step.take() else {
             return;
         };
-        if self.flash_failed {
+        if self.flash.failed {
             return;
         }
         if let Err(e) = &result {
             self.counters.flash_errors += 1;
             self.note_refusal(e);
-            self.rescue.failures += 1;
+            self.flash.rescue.failures += 1;
             let flush = matches!(step, Step::Flush { .. });
-            if flush || self.rescue.failures > STORE_TRIES {
+            if flush || self.flash.rescue.failures > STORE_TRIES {
                 self.fail_flash(now, fx);
             }
             return;
         }
         match step {
             Step::Write { last } => {
-                self.rescue.step = Some(Step::Flush { last });
-                self.io_flush(fx, OpCtx::Floor, Target::Flash(0));
+                self.flash.rescue.step = Some(Step::Flush { last });
+                self.io_flush(fx, OpCtx::Floor, self.flash.target());
             }
             Step::Flush { last } => {
-                self.sb.copy = 1 - (self.sb.copy & 1);
+                self.flash.sb.copy = 1 - (self.flash.sb.copy & 1);
                 if last || self.opts.faults.has(Fault::RescueOneCopy) {
-                    self.rescue.failures = 0;
+                    self.flash.rescue.failures = 0;
                     if !self.release_below_floor(fx) {
                         // The numbers on flash do not say what is oldest. It would be the same again.
                         self.fail_flash(now, fx);
@@ -287,9 +287,9 @@ impl Core {
     /// False if nothing came free.
     fn release_below_floor(&mut self, fx: &mut Effects) -> bool {
         let mut any = false;
-        for seg in self.log.freeing.clone() {
-            let s = self.log.segments[seg as usize];
-            if s.seq < self.sb.log_floor && matches!(s.state, SegState::Freeing { .. }) {
+        for seg in self.flash.log.freeing.clone() {
+            let s = self.flash.log.segments[seg as usize];
+            if s.seq < self.flash.sb.log_floor && matches!(s.state, SegState::Freeing { .. }) {
                 self.release(seg, fx);
                 any = true;
             }
@@ -312,20 +312,20 @@ mod tests {
         let uuid = Uuid::from_u128(1);
         let sb = Superblock::new(layout, uuid, uuid, "test", 0);
         let mut core = Engine::blank(sb, EngineOptions::default(), &[]);
-        core.log.free.clear();
-        for (seg, s) in core.log.segments.iter_mut().enumerate() {
+        core.flash.log.free.clear();
+        for (seg, s) in core.flash.log.segments.iter_mut().enumerate() {
             s.seq = 10 + seg as u64;
             s.state = SegState::Closed;
-            core.log.order.push_back(seg as u32);
+            core.flash.log.order.push_back(seg as u32);
         }
-        core.log.order.pop_front();
-        core.log.segments[0].seq = freed;
+        core.flash.log.order.pop_front();
+        core.flash.log.segments[0].seq = freed;
         let ord = core.note_tail();
-        core.log.segments[0].state = SegState::Freeing {
+        core.flash.log.segments[0].state = SegState::Freeing {
             ord,
             claimed: false,
         };
-        core.log.freeing.push(0);
+        core.flash.log.freeing.push(0);
         let mut fx = Effects::default();
         // Two copies, each with a flush behind it.
         for _ in 0..4 {
@@ -340,10 +340,10 @@ mod tests {
     #[test]
     fn a_floor_below_which_nothing_lies_is_not_raised_for_ever() {
         let core = rescued(10);
-        assert!(!core.flash_failed && !core.starved());
-        assert_eq!(core.log.segments[0].state, SegState::Trimming);
+        assert!(!core.flash.failed && !core.starved());
+        assert_eq!(core.flash.log.segments[0].state, SegState::Trimming);
         // The next one has that number too.
         let core = rescued(11);
-        assert!(core.flash_failed);
+        assert!(core.flash.failed);
     }
 }

@@ -18,12 +18,13 @@ impl Core {
 
     /// Tells hits what holds for all of them. Whenever something of it may have changed.
     pub fn publish_pool(&self, now: u64) {
-        let open = !self.quiescing && !self.flash_failed && self.flash_ewma_ns <= SLOW_NS;
+        let open = !self.quiescing && !self.flash.failed && self.flash.ewma_ns <= SLOW_NS;
         self.shared.open(open);
-        if self.evict.current.is_none() {
+        if self.flash.evict.current.is_none() {
             self.shared.want(false);
         }
-        let work = self.dirty_total > 0 || self.evict.current.is_some() || !self.log.quiet();
+        let work =
+            self.dirty_total > 0 || self.flash.evict.current.is_some() || !self.flash.log.quiet();
         self.shared.settle_later(now, work);
     }
 
@@ -48,7 +49,7 @@ impl Core {
 
     /// The same of one lane; true if it has hits that need the core.
     fn fold_notes(&mut self, n: usize, fx: &mut Effects) -> bool {
-        let mut uses = std::mem::take(&mut self.uses);
+        let mut uses = std::mem::take(&mut self.cache.uses);
         let (reads, trouble) = {
             let mut lane = self.shared.lanes().enter(n);
             std::mem::swap(&mut lane.uses, &mut uses);
@@ -63,9 +64,9 @@ impl Core {
     fn fold_reads(&mut self, reads: Reads) {
         self.counters.flash_read_bytes += reads.bytes;
         if reads.count > 0 {
-            self.flash_read_errors.clear();
+            self.flash.read_errors.clear();
             for _ in 0..reads.count.min(SAMPLES_MAX) {
-                self.flash_ewma_ns = ewma(self.flash_ewma_ns, reads.ns / reads.count);
+                self.flash.ewma_ns = ewma(self.flash.ewma_ns, reads.ns / reads.count);
             }
         }
     }
@@ -79,7 +80,7 @@ impl Core {
     }
 
     fn fold_uses(&mut self, mut uses: Vec<Use>, fx: &mut Effects) {
-        let mut wishes = std::mem::take(&mut self.ahead.wishes);
+        let mut wishes = std::mem::take(&mut self.cache.ahead.wishes);
         wishes.clear();
         let mut last = (0, false);
         for u in uses.drain(..) {
@@ -93,25 +94,26 @@ impl Core {
                 if last.1 {
                     let blocks = (offset + u64::from(len)).div_ceil(4096) - u.block;
                     let key = policy_key(u.disk, u.block);
-                    self.policy.read(key, blocks as u32, &mut wishes);
+                    self.cache.policy.read(key, blocks as u32, &mut wishes);
                 }
             }
             for i in 0..u.count {
                 let (slot, block) = (u.slot + i, u.block + u64::from(i));
-                self.policy
+                self.cache
+                    .policy
                     .used(policy_key(u.disk, block), false, Used::Hit);
                 let key = Key::new(u.disk, block);
                 // It may hold something else by now.
-                if u.touch && self.index.slot(slot).is_some_and(|s| s.key == key) {
-                    self.index.touch(slot);
+                if u.touch && self.cache.index.slot(slot).is_some_and(|s| s.key == key) {
+                    self.cache.index.touch(slot);
                 }
             }
         }
-        self.uses = uses;
+        self.cache.uses = uses;
         if !wishes.is_empty() {
             self.read_ahead(&wishes, fx);
         }
-        self.ahead.wishes = wishes;
+        self.cache.ahead.wishes = wishes;
     }
 
     /// Goes on with hits that ended badly, as if they had been the core's own from the start.
@@ -132,13 +134,13 @@ impl Core {
             if let Some(d) = self.disk_mut(hit.r.disk) {
                 d.in_flight += 1;
             }
-            self.foreground += 1;
+            self.reqs.foreground += 1;
             let mut req = Req::new(hit.r);
             req.hit = true;
             req.pending = hit.bad.len() as u32;
             let id = self.reqs.insert(req);
             for (op, done) in hit.bad {
-                self.flash_inflight += 1;
+                self.flash.inflight += 1;
                 self.account(&done);
                 self.hit_read_done(id, op.block, op.slot, done, now, fx);
             }

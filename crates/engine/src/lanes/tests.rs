@@ -217,7 +217,7 @@ fn a_segment_that_a_hit_reads_is_pinned_and_who_waits_for_it_is_told() {
     let mut rig = Rig::new();
     let op = rig.hit(7);
     let shared = rig.engine.core().shared.clone();
-    let first = rig.engine.core().layout.segment_offset(0);
+    let first = rig.engine.core().flash.layout.segment_offset(0);
     let seg = ((op.offset - first) / BLOCK) as u32 / shared.segment_blocks;
     assert!(shared.pinned(seg));
     assert!(!shared.pinned(seg + 1));
@@ -283,8 +283,16 @@ fn uses_reach_the_policy_and_the_slots() {
     }
     rig.engine.tick(rig.now, &mut rig.fx);
     let core = rig.engine.core();
-    let slot = core.index.get(crate::index::Key::new(DISK, 3)).unwrap();
-    assert_eq!(core.index.slot(slot).unwrap().freq, 2);
-    let other = core.index.get(crate::index::Key::new(DISK, 4)).unwrap();
-    assert_eq!(core.index.slot(other).unwrap().freq, 0);
+    let slot = core
+        .cache
+        .index
+        .get(crate::index::Key::new(DISK, 3))
+        .unwrap();
+    assert_eq!(core.cache.index.slot(slot).unwrap().freq, 2);
+    let other = core
+        .cache
+        .index
+        .get(crate::index::Key::new(DISK, 4))
+        .unwrap();
+    assert_eq!(core.cache.index.slot(other).unwrap().freq, 0);
 }

@@ -80,13 +80,17 @@ enum Need {
 
 impl Core {
     pub fn jobs_active(&self) -> bool {
-        !self.jobs.is_empty()
+        !self.destaging.jobs.is_empty()
     }
 
     /// Since when the origin has owed the destager its oldest answer.
     pub fn destage_unanswered(&self, d: &Disk) -> Option<u64> {
         // With its memory gone it is the origin's turn.
-        let writes = d.destage.busy.iter().map(|(_, _, job)| &self.jobs[*job]);
+        let writes = d
+            .destage
+            .busy
+            .iter()
+            .map(|(_, _, job)| &self.destaging.jobs[*job]);
         let writes = writes.filter(|job| job.buf.is_none());
         let flush = (d.destage.covered > 0).then_some(d.destage.covered_ns);
         writes.map(|job| job.started_ns).chain(flush).min()
@@ -105,12 +109,12 @@ impl Core {
         {
             return Need::None;
         }
-        if self.quiescing && !self.flash_failed {
+        if self.quiescing && !self.flash.failed {
             // A stop keeps what is dirty on flash. Were it destaged, one run would follow the other
             // and the engine would not come to rest.
             let awaited = !d.clean_waiters.is_empty()
-                || !self.stalled.is_empty()
-                || !self.stalled_through.is_empty()
+                || !self.reqs.stalled.is_empty()
+                || !self.reqs.stalled_through.is_empty()
                 || self.starved();
             return if awaited { Need::Urgent } else { Need::None };
         }
@@ -128,10 +132,10 @@ impl Core {
             || !d.clean_waiters.is_empty()
             || !d.destage.urgent.is_empty()
             || d.cfg.mode != Mode::WriteBack
-            || !self.stalled.is_empty()
-            || self.flash_failed
+            || !self.reqs.stalled.is_empty()
+            || self.flash.failed
             || over(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT))
-            || self.evict.wants_clean
+            || self.flash.evict.wants_clean
             || !d.zero.is_empty() && self.zero_runs * 2 > self.zero_runs_max()
         {
             return Need::Urgent;
@@ -139,8 +143,8 @@ impl Core {
         if over(self.opts.dirty_low_percent) {
             return Need::Background;
         }
-        if self.foreground + self.lane_hits == 0
-            && now.saturating_sub(self.last_foreground_ns) > self.opts.idle_ns
+        if self.reqs.foreground + self.destaging.lane_hits == 0
+            && now.saturating_sub(self.reqs.last_foreground_ns) > self.opts.idle_ns
         {
             return Need::Idle;
         }
@@ -159,19 +163,19 @@ impl Core {
             return;
         }
         let (hits, last) = self.shared.pulse();
-        self.lane_hits = hits;
-        self.last_foreground_ns = self.last_foreground_ns.max(last);
+        self.destaging.lane_hits = hits;
+        self.reqs.last_foreground_ns = self.reqs.last_foreground_ns.max(last);
         self.refill_tokens(now);
         let ids = self.disk_ids();
         let n = ids.len();
         for i in 0..n {
-            let disk = ids[(self.destage_next_disk + i) % n];
+            let disk = ids[(self.destaging.next_disk + i) % n];
             let need = self.need(disk, now);
             let paced = self.paced(now);
             let limit = match need {
                 Need::None => 0,
                 Need::Urgent => JOBS_BUSY,
-                Need::Background if paced && self.destage_pause_ns > now => 0,
+                Need::Background if paced && self.destaging.pause_ns > now => 0,
                 Need::Background if paced => 1,
                 // Misses of clients go first: the origin has one arm.
                 Need::Background if self.disk(disk).is_some_and(|d| !d.tickets.is_empty()) => 1,
@@ -183,7 +187,7 @@ impl Core {
             {
                 if need != Need::Urgent
                     && self.opts.destage_bytes_per_s > 0
-                    && self.destage_tokens <= 0
+                    && self.destaging.tokens <= 0
                 {
                     break;
                 }
@@ -201,13 +205,13 @@ impl Core {
             }
             self.destage_flush_if_due(disk, now, fx);
         }
-        self.destage_next_disk = self.destage_next_disk.wrapping_add(1) % n.max(1);
+        self.destaging.next_disk = self.destaging.next_disk.wrapping_add(1) % n.max(1);
     }
 
     /// Clients are active: what nobody waits for stands back.
     fn paced(&self, now: u64) -> bool {
-        self.foreground + self.lane_hits > 0
-            || now.saturating_sub(self.last_foreground_ns) < ACTIVE_NS
+        self.reqs.foreground + self.destaging.lane_hits > 0
+            || now.saturating_sub(self.reqs.last_foreground_ns) < ACTIVE_NS
     }
 
     /// After a background run: how long to leave the devices to clients. The nearer the dirty
@@ -222,17 +226,17 @@ impl Core {
             .min(haste - low.min(haste));
         let span = haste.saturating_sub(low).max(1);
         let pause = u128::from(took) * u128::from(PAUSE_MAX * left) / u128::from(span);
-        self.destage_pause_ns = now + pause.min(u128::from(BACKOFF_NS)) as u64;
+        self.destaging.pause_ns = now + pause.min(u128::from(BACKOFF_NS)) as u64;
     }
 
     fn refill_tokens(&mut self, now: u64) {
         let rate = self.opts.destage_bytes_per_s;
         let elapsed = now
-            .saturating_sub(self.destage_refill_ns)
+            .saturating_sub(self.destaging.refill_ns)
             .min(1_000_000_000);
-        self.destage_refill_ns = now;
+        self.destaging.refill_ns = now;
         let add = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as i64;
-        self.destage_tokens = (self.destage_tokens + add).min(rate as i64 / 4 + 1);
+        self.destaging.tokens = (self.destaging.tokens + add).min(rate as i64 / 4 + 1);
     }
 
     /// Starts the next run of a disk; false if there is none to start.
@@ -309,7 +313,7 @@ impl Core {
         {
             return Some(*end);
         }
-        let refused = !self.flash_failed && d.is_refused(block, now);
+        let refused = !self.flash.failed && d.is_refused(block, now);
         if d.lost.contains(block) {
             return Some(block + d.lost.run_len(block, u64::MAX));
         }
@@ -317,7 +321,7 @@ impl Core {
             return Some(block + 1);
         }
         // After flash failed, writes go to the origin past what is dirty: theirs is newer.
-        if self.flash_failed
+        if self.flash.failed
             && let Some(l) = d.locks.meeting(block, block + 1).next()
         {
             return Some(l.end);
@@ -333,10 +337,10 @@ impl Core {
 
     /// The block was written to the origin as it is and waits for the flush.
     fn written_already(&self, disk: DiskId, block: u64) -> bool {
-        let Some(slot) = self.index.get(Key::new(disk, block)) else {
+        let Some(slot) = self.cache.index.get(Key::new(disk, block)) else {
             return false;
         };
-        self.index.slot_mark(slot)
+        self.cache.index.slot_mark(slot)
     }
 
     /// The block is read alone, to tell whether it is the one that cannot be read.
@@ -361,8 +365,14 @@ impl Core {
             {
                 break;
             }
-            match self.index.get(Key::new(disk, block)) {
-                Some(slot) if self.index.slot(slot).is_some_and(|s| s.dirty && !s.lost) => {
+            match self.cache.index.get(Key::new(disk, block)) {
+                Some(slot)
+                    if self
+                        .cache
+                        .index
+                        .slot(slot)
+                        .is_some_and(|s| s.dirty && !s.lost) =>
+                {
                     slots.push(slot)
                 }
                 _ => break,
@@ -373,8 +383,8 @@ impl Core {
         }
         let count = slots.len() as u64;
         let buf = Buf::zeroed((count * 4096) as usize);
-        let batch = self.log.applied_seq;
-        let job = self.jobs.insert(DestageJob {
+        let batch = self.flash.log.applied_seq;
+        let job = self.destaging.jobs.insert(DestageJob {
             disk,
             start,
             count,
@@ -389,7 +399,7 @@ impl Core {
             started_ns: now,
             batch,
         });
-        self.destage_tokens -= (count * 4096) as i64;
+        self.destaging.tokens -= (count * 4096) as i64;
         if let Some(d) = self.disk_mut(disk) {
             d.destage.busy.push((start, start + count, job));
             d.destage.cursor = start + count;
@@ -400,13 +410,15 @@ impl Core {
             while i + n < slots.len() && slots[i + n] == slots[i] + n as u32 {
                 n += 1;
             }
-            let crcs: SmallVec<[u32; 4]> =
-                slots[i..i + n].iter().map(|s| self.index.crc(*s)).collect();
+            let crcs: SmallVec<[u32; 4]> = slots[i..i + n]
+                .iter()
+                .map(|s| self.cache.index.crc(*s))
+                .collect();
             for slot in &slots[i..i + n] {
                 self.pin(*slot);
-                self.index.set_mark(*slot, true);
+                self.cache.index.set_mark(*slot, true);
             }
-            self.jobs[job].reads += 1;
+            self.destaging.jobs[job].reads += 1;
             let offset = self.slot_offset(slots[i]);
             self.io(
                 fx,
@@ -414,7 +426,7 @@ impl Core {
                     job,
                     slot: slots[i],
                 },
-                Target::Flash(0),
+                self.flash.target(),
                 OpKind::Read,
                 offset,
                 n as u64 * 4096,
@@ -435,8 +447,8 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let (disk, start) = (self.jobs[id].disk, self.jobs[id].start);
-        let at = self.jobs[id]
+        let (disk, start) = (self.destaging.jobs[id].disk, self.destaging.jobs[id].start);
+        let at = self.destaging.jobs[id]
             .slots
             .iter()
             .position(|s| *s == slot)
@@ -444,7 +456,7 @@ impl Core {
         let rot = self.opts.faults.has(Fault::DestageRot);
         for i in done.bad_blocks.iter().filter(|_| !rot) {
             let block = start + at as u64 + u64::from(*i);
-            if self.index.get(Key::new(disk, block)) == Some(slot + i) {
+            if self.cache.index.get(Key::new(disk, block)) == Some(slot + i) {
                 self.lose(disk, block, slot + i);
             }
         }
@@ -452,7 +464,7 @@ impl Core {
             self.flash_read_failed(now, fx);
             self.destage_unread(id, at, (done.op.len / 4096) as usize, now);
         }
-        let job = &mut self.jobs[id];
+        let job = &mut self.destaging.jobs[id];
         job.failed |= done.result.is_err();
         job.rotten |= !done.bad_blocks.is_empty() && !rot;
         job.reads -= 1;
@@ -474,14 +486,14 @@ impl Core {
 
     /// One read of a run, `count` blocks from its `at`th, ended with an error.
     fn destage_unread(&mut self, id: usize, at: usize, count: usize, now: u64) {
-        let job = &mut self.jobs[id];
+        let job = &mut self.destaging.jobs[id];
         job.struck = true;
         let (disk, start) = (job.disk, job.start);
         let slots = job.slots[at..at + count].to_vec();
         let unread = Unread { alone: count == 1 };
         for (block, slot) in (start + at as u64..).zip(slots) {
-            if self.index.get(Key::new(disk, block)) == Some(slot)
-                && self.index.slot(slot).is_some_and(|s| s.dirty)
+            if self.cache.index.get(Key::new(disk, block)) == Some(slot)
+                && self.cache.index.slot(slot).is_some_and(|s| s.dirty)
             {
                 self.strike(disk, block, slot, unread, now);
             }
@@ -491,8 +503,8 @@ impl Core {
     /// Step 2. If the log were not durable up to the run, a crash could bring an older clean copy
     /// back while the origin has the run's data.
     fn destage_durable(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        if self.log.durable_seq < self.jobs[id].batch
-            && !self.flash_failed
+        if self.flash.log.durable_seq < self.destaging.jobs[id].batch
+            && !self.flash.failed
             && !self.opts.faults.has(Fault::DestageUndurable)
         {
             self.wait_flash(0, FlashWaiter::Destage(id), now, fx);
@@ -503,7 +515,7 @@ impl Core {
 
     /// Writes the origin.
     pub fn destage_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let job = &mut self.jobs[id];
+        let job = &mut self.destaging.jobs[id];
         let (disk, start, count, zero, buf) =
             (job.disk, job.start, job.count, job.zero, job.buf.take());
         let solid = job.solid;
@@ -558,7 +570,7 @@ impl Core {
                 .map(|(s, _, _)| *s)
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
                 // As in `destage_obstacle`.
-                .chain(d.locks.next_start(block).filter(|_| self.flash_failed))
+                .chain(d.locks.next_start(block).filter(|_| self.flash.failed))
                 .filter(|s| *s > block)
                 .min()
                 .unwrap_or(u64::MAX);
@@ -573,8 +585,8 @@ impl Core {
                         .map_or(count, |s| s - block),
                 )
             };
-            let batch = self.log.applied_seq;
-            let job = self.jobs.insert(DestageJob {
+            let batch = self.flash.log.applied_seq;
+            let job = self.destaging.jobs.insert(DestageJob {
                 disk,
                 start: block,
                 count,
@@ -611,7 +623,7 @@ impl Core {
             self.destage_failed(id, Some(e), now, fx);
             return;
         }
-        let job = self.jobs.remove(id);
+        let job = self.destaging.jobs.remove(id);
         let Some(d) = self.disk_mut(job.disk) else {
             return;
         };
@@ -637,7 +649,7 @@ impl Core {
             self.mark_clean(job.disk, n, now, fx);
             return;
         }
-        if self.flash_failed {
+        if self.flash.failed {
             self.wake_clean_waiters(job.disk, now, fx);
         }
         self.pause_destaging(job.started_ns, now);
@@ -656,7 +668,7 @@ impl Core {
 
     /// Ends a run that has changed nothing.
     fn destage_give_back(&mut self, id: usize) -> DestageJob {
-        let mut job = self.jobs.remove(id);
+        let mut job = self.destaging.jobs.remove(id);
         job.slots.retain(|slot| *slot != NOWHERE);
         self.let_go_of(&job.slots);
         if let Some(d) = self.disk_mut(job.disk) {
@@ -667,7 +679,7 @@ impl Core {
 
     /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
     fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        let flash_failed = self.flash_failed;
+        let flash_failed = self.flash.failed;
         let Some(d) = self.disk_mut(disk) else { return };
         d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
         d.destage.failures += 1;
@@ -707,7 +719,7 @@ impl Core {
                 match w {
                     Written::Data { slot, .. } => {
                         self.unpin_slot(slot);
-                        self.index.set_mark(slot, false);
+                        self.cache.index.set_mark(slot, false);
                     }
                     Written::Zero { .. } => {}
                 }
@@ -737,7 +749,7 @@ impl Core {
             match w {
                 Written::Data { block, slot } => {
                     self.unpin_slot(slot);
-                    self.index.set_mark(slot, false);
+                    self.cache.index.set_mark(slot, false);
                     if self.clean_block(disk, block, slot) {
                         push_run(&mut runs, Kind::CleanedRun, block, 1);
                     } else if stuck {
@@ -766,7 +778,10 @@ impl Core {
             }
         }
         for (kind, block, count) in runs {
-            let ord = self.log.record(kind, disk, block, count, Then::Nothing);
+            let ord = self
+                .flash
+                .log
+                .record(kind, disk, block, count, Then::Nothing);
             if kind == Kind::ZeroDoneRun {
                 self.zeros_told(disk, block, count);
             }
@@ -785,14 +800,14 @@ impl Core {
     pub fn let_go_of_hung(&mut self, seg: u32, now: u64) {
         let hangs = |since: u64| now.saturating_sub(since) > HANGS_NS;
         let here = |slot: SlotNo, segment_blocks: u32| slot / segment_blocks == seg;
-        let blocks = self.log.segment_blocks;
+        let blocks = self.flash.log.segment_blocks;
         for disk in self.disk_ids() {
             let Some(d) = self.disk(disk) else { continue };
             let busy: Vec<usize> = d.destage.busy.iter().map(|(_, _, job)| *job).collect();
             let mut hung = d.destage.covered > 0 && hangs(d.destage.covered_ns);
             let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
             for id in busy {
-                let job = &mut self.jobs[id];
+                let job = &mut self.destaging.jobs[id];
                 // With its memory gone it is the origin's turn.
                 if job.buf.is_none() && hangs(job.started_ns) {
                     hung = true;
@@ -838,7 +853,7 @@ impl Core {
     fn let_go_of(&mut self, slots: &[SlotNo]) {
         for slot in slots {
             self.unpin_slot(*slot);
-            self.index.set_mark(*slot, false);
+            self.cache.index.set_mark(*slot, false);
         }
     }
 
@@ -857,12 +872,12 @@ impl Core {
 
     /// Marks one block clean if it is still the one that was destaged.
     fn clean_block(&mut self, disk: DiskId, block: u64, slot: SlotNo) -> bool {
-        let now_at = self.index.get(Key::new(disk, block));
+        let now_at = self.cache.index.get(Key::new(disk, block));
         let slot = match now_at {
             Some(there) if self.opts.faults.has(Fault::CleanMoved) => there,
             _ => slot,
         };
-        if now_at != Some(slot) || !self.index.slot(slot).is_some_and(|s| s.dirty) {
+        if now_at != Some(slot) || !self.cache.index.slot(slot).is_some_and(|s| s.dirty) {
             return false;
         }
         if self.superseding(disk, block, block + 1) && !self.opts.faults.has(Fault::CleanSuperseded)
@@ -873,9 +888,9 @@ impl Core {
             return false;
         };
         d.no_longer_dirty(block);
-        self.index.set_dirty(slot, false);
-        let seg = self.log.segment_of(slot);
-        self.log.segments[seg].dirty -= 1;
+        self.cache.index.set_dirty(slot, false);
+        let seg = self.flash.log.segment_of(slot);
+        self.flash.log.segments[seg].dirty -= 1;
         self.dirty_total -= 1;
         true
     }

@@ -47,26 +47,7 @@ impl Core {
             self.finish(id, now, fx);
         }
         // And who waits for room: nothing of the disk is destaged any more, so none ever comes.
-        let mut waiting = Vec::new();
-        for queue in [&mut self.stalled, &mut self.stalled_through] {
-            queue.retain(|&id| {
-                let is_its = self.reqs[id].r.disk == disk;
-                if is_its {
-                    waiting.push(id);
-                }
-                !is_its
-            });
-        }
-        for id in waiting {
-            self.give_up(id, now, fx);
-        }
-        let flushes = std::mem::take(&mut self.leaving_flushes);
-        let (its, others) = flushes
-            .into_iter()
-            .partition(|&id| self.reqs[id].r.disk == disk);
-        self.leaving_flushes = others;
-        let its: Vec<usize> = its;
-        for id in its {
+        for id in self.reqs.take_waiting_for_room(disk) {
             self.give_up(id, now, fx);
         }
     }

@@ -25,8 +25,8 @@ pub const FLUSH_AFTER_BYTES: u64 = 64 << 20;
 impl Core {
     /// Batches of `bytes` are on flash: bounds what a crash leaves to be read.
     pub fn flush_if_much(&mut self, bytes: u64, now: u64, fx: &mut Effects) {
-        self.unflushed_bytes += bytes;
-        if self.unflushed_bytes >= FLUSH_AFTER_BYTES {
+        self.flash.unflushed_bytes += bytes;
+        if self.flash.unflushed_bytes >= FLUSH_AFTER_BYTES {
             self.start_flash_flush(now, fx);
         }
     }
@@ -34,16 +34,16 @@ impl Core {
     /// A client's flush: whatever it covers is durable on flash, or on the origin, or both.
     pub fn start_flush(&mut self, id: usize, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
-        let applied = self.log.applied_ord;
+        let applied = self.flash.log.applied_ord;
         if self.fenced(disk) {
             self.reqs[id].failed = Some(ReqError::Io);
             self.finish(id, now, fx);
             return;
         }
         let Some(d) = self.disk(disk) else { return };
-        let flash = d.is_dirty() && self.log.durable_ord < applied;
+        let flash = d.is_dirty() && self.flash.log.durable_ord < applied;
         let (guest, durable) = (d.sync.guest, d.sync.durable);
-        if self.flash_failed && d.is_dirty() {
+        if self.flash.failed && d.is_dirty() {
             match self.promise_of_left_flash(disk) {
                 Promise::None if self.opts.faults.has(Fault::PromiseBroken) => {}
                 Promise::None => {
@@ -53,7 +53,7 @@ impl Core {
                 }
                 Promise::Later => {
                     self.reqs[id].phase = Phase::WaitClean;
-                    self.leaving_flushes.push(id);
+                    self.reqs.leaving_flushes.push(id);
                     return;
                 }
                 Promise::Durable => {}
@@ -100,7 +100,7 @@ impl Core {
     fn request_flushed(&mut self, id: usize, failed: bool, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].r.disk;
         let again =
-            failed && self.flash_failed && self.promise_of_left_flash(disk) != Promise::None;
+            failed && self.flash.failed && self.promise_of_left_flash(disk) != Promise::None;
         self.reqs[id].flush_again |= again;
         // What it wrote can only be destaged, which it waits for now, once its range is free.
         if again && std::mem::take(&mut self.reqs[id].locked) {
@@ -112,30 +112,32 @@ impl Core {
 
     /// Waits until the log is durable up to `ord`.
     pub fn wait_flash(&mut self, ord: u64, who: FlashWaiter, now: u64, fx: &mut Effects) {
-        self.flash_waiters.push((ord, who));
+        self.flash.waiters.push((ord, who));
         self.start_flash_flush(now, fx);
     }
 
     /// Starts a device flush unless one is in flight; waiters it does not cover start the next.
     pub fn start_flash_flush(&mut self, now: u64, fx: &mut Effects) {
-        if self.flash_flush_inflight || self.flash_failed {
+        if self.flash.flush_inflight || self.flash.failed {
             return;
         }
-        if self.log.applied_seq <= self.log.durable_seq && !self.flash_waiters.is_empty() {
+        if self.flash.log.applied_seq <= self.flash.log.durable_seq
+            && !self.flash.waiters.is_empty()
+        {
             // Nothing new is on flash yet; what is waited for is still queued.
-            self.log.urgent = true;
+            self.flash.log.urgent = true;
             return;
         }
-        self.flash_flush_inflight = true;
-        self.last_flash_flush_ns = now;
-        self.unflushed_bytes = 0;
-        self.log.epoch += 1;
+        self.flash.flush_inflight = true;
+        self.flash.last_flush_ns = now;
+        self.flash.unflushed_bytes = 0;
+        self.flash.log.epoch += 1;
         self.counters.flash_flushes += 1;
         let ctx = OpCtx::FlashFlush {
-            ord: self.log.applied_ord,
-            seq: self.log.applied_seq,
+            ord: self.flash.log.applied_ord,
+            seq: self.flash.log.applied_seq,
         };
-        self.io_flush(fx, ctx, Target::Flash(0));
+        self.io_flush(fx, ctx, self.flash.target());
     }
 
     pub fn flash_flush_done(
@@ -146,30 +148,30 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        self.flash_flush_inflight = false;
+        self.flash.flush_inflight = false;
         if result.is_err() && !self.opts.faults.has(Fault::IgnoreFlashFlushError) {
             // After a failed flush nobody knows what the device kept: it has failed.
             self.counters.flash_errors += 1;
-            self.flash_full = false;
+            self.flash.full = false;
             self.fail_flash(now, fx);
             return;
         }
         let (ord, seq) = match self.opts.faults.has(Fault::FlushCoversLater) {
-            true => (self.log.applied_ord, self.log.applied_seq),
+            true => (self.flash.log.applied_ord, self.flash.log.applied_seq),
             false => (ord, seq),
         };
-        self.log.durable_ord = self.log.durable_ord.max(ord);
-        self.log.durable_seq = self.log.durable_seq.max(seq);
+        self.flash.log.durable_ord = self.flash.log.durable_ord.max(ord);
+        self.flash.log.durable_seq = self.flash.log.durable_seq.max(seq);
         self.segments_durable(now, fx);
-        let durable = self.log.durable_ord;
-        let waiters = std::mem::take(&mut self.flash_waiters);
-        let durable_seq = self.log.durable_seq;
+        let durable = self.flash.log.durable_ord;
+        let waiters = std::mem::take(&mut self.flash.waiters);
+        let durable_seq = self.flash.log.durable_seq;
         let (ready, wait): (Vec<_>, Vec<_>) =
             waiters.into_iter().partition(|(ord, who)| match who {
-                FlashWaiter::Destage(job) => self.jobs[*job].batch <= durable_seq,
+                FlashWaiter::Destage(job) => self.destaging.jobs[*job].batch <= durable_seq,
                 _ => *ord <= durable,
             });
-        self.flash_waiters = wait;
+        self.flash.waiters = wait;
         for (_, who) in ready {
             self.flash_waited(who, false, now, fx);
         }
@@ -178,7 +180,7 @@ impl Core {
                 self.wake_clean_waiters(disk, now, fx);
             }
         }
-        if !self.flash_waiters.is_empty() {
+        if !self.flash.waiters.is_empty() {
             self.start_flash_flush(now, fx);
         }
         self.flush_if_much(0, now, fx);
@@ -312,9 +314,9 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) -> bool {
-        let seg_hint = self.log.next_segment_seq;
+        let seg_hint = self.flash.log.next_segment_seq;
         if self.reqs[id].regions.is_some()
-            || self.flash_failed
+            || self.flash.failed
             || self.opts.faults.has(Fault::DropIntent)
         {
             let waiting = self.reqs[id].regions.is_some_and(|(from, to)| {
@@ -322,7 +324,7 @@ impl Core {
                     (from..=to).any(|r| d.intents.get(&r).is_some_and(|i| !i.active))
                 })
             });
-            if waiting && !self.flash_failed {
+            if waiting && !self.flash.failed {
                 // It may have waited for something else before.
                 self.reqs[id].phase = Phase::WaitIntent;
                 return false;
@@ -377,13 +379,17 @@ impl Core {
         };
         let then = Then::Intent { disk, region };
         let start = u64::from(region) * count;
-        let ord = self.log.record(Kind::Intent, disk, start, count, then);
+        let ord = self
+            .flash
+            .log
+            .record(Kind::Intent, disk, start, count, then);
         if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
             i.ord = ord;
         }
-        self.flash_waiters
+        self.flash
+            .waiters
             .push((ord, FlashWaiter::Intent { disk, region }));
-        self.log.urgent = true;
+        self.flash.log.urgent = true;
     }
 
     /// The record of an intent is on flash (not yet durable): remember where.
@@ -510,13 +516,14 @@ impl Core {
         for region in done {
             let intent = self.disk_mut(disk).and_then(|d| d.intents.remove(&region));
             let block = u64::from(region) * region_blocks;
-            let ord = self
-                .log
-                .record(Kind::IntentClear, disk, block, region_blocks, Then::Nothing);
+            let ord =
+                self.flash
+                    .log
+                    .record(Kind::IntentClear, disk, block, region_blocks, Then::Nothing);
             if let Some(intent) = intent {
-                let applied = self.log.applied_ord;
-                self.rescue.closing.retain(|c| c.ord > applied);
-                self.rescue.closing.push(Closing {
+                let applied = self.flash.log.applied_ord;
+                self.flash.rescue.closing.retain(|c| c.ord > applied);
+                self.flash.rescue.closing.push(Closing {
                     seg_seq: intent.seg_seq,
                     ord,
                 });
@@ -526,7 +533,7 @@ impl Core {
 
     /// Fails every request that waits for an origin flush or for flash; used when flash fails.
     pub fn fail_flash_waiters(&mut self, now: u64, fx: &mut Effects) {
-        for (_, who) in std::mem::take(&mut self.flash_waiters) {
+        for (_, who) in std::mem::take(&mut self.flash.waiters) {
             self.flash_waited(who, true, now, fx);
         }
     }

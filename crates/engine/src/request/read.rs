@@ -88,18 +88,18 @@ impl Core {
         if owner == INTERNAL || !self.reads_ahead(disk) {
             self.read_range(id, start, end, fill, now, fx);
         } else {
-            let mut wishes = std::mem::take(&mut self.ahead.wishes);
+            let mut wishes = std::mem::take(&mut self.cache.ahead.wishes);
             wishes.clear();
             let (key, count) = (policy_key(disk, start), (end - start) as u32);
-            let in_stream = self.policy.read(key, count, &mut wishes);
+            let in_stream = self.cache.policy.read(key, count, &mut wishes);
             self.read_range(id, start, end, fill, now, fx);
             if self.reqs[id].waited {
-                self.policy.waited(key, count, in_stream, &mut wishes);
+                self.cache.policy.waited(key, count, in_stream, &mut wishes);
             }
             if !wishes.is_empty() {
                 self.read_ahead(&wishes, fx);
             }
-            self.ahead.wishes = wishes;
+            self.cache.ahead.wishes = wishes;
         }
         self.read_part_done(id, now, fx);
     }
@@ -133,8 +133,10 @@ impl Core {
             self.reqs[id].failed = Some(ReqError::NoDisk);
             return;
         };
-        let empty =
-            d.cached == 0 && d.zero.is_empty() && self.stage.len() == 0 && self.ahead.is_idle();
+        let empty = d.cached == 0
+            && d.zero.is_empty()
+            && self.cache.stage.len() == 0
+            && self.cache.ahead.is_idle();
         let mode = d.cfg.mode;
         let counts = owner != INTERNAL && fill != Fill::Cached && mode != Mode::Off;
         let piece = |from: u64, count: u64| {
@@ -172,14 +174,14 @@ impl Core {
                 b += zeros;
                 continue;
             }
-            let Some(slot) = self.index.get(Key::new(disk, b)) else {
+            let Some(slot) = self.cache.index.get(Key::new(disk, b)) else {
                 let key = policy_key(disk, b);
                 if mode != Mode::Off
-                    && let Some(how) = self.stage.read(key, &mut piece(b, 1))
+                    && let Some(how) = self.cache.stage.read(key, &mut piece(b, 1))
                 {
                     self.reqs[id].hit = true;
                     if counts || how != Use::Hit {
-                        self.policy.used(key, false, how);
+                        self.cache.policy.used(key, false, how);
                     }
                     self.reqs[id].waited |= how != Use::Hit;
                     if let Some(d) = self.disk_mut(disk) {
@@ -196,7 +198,7 @@ impl Core {
                     continue;
                 }
                 let mut left = left;
-                if counts && !self.ahead.is_idle() {
+                if counts && !self.cache.ahead.is_idle() {
                     let (joined, next) = self.join_ahead(id, disk, b, left);
                     if joined > 0 {
                         self.reqs[id].missed = true;
@@ -218,7 +220,7 @@ impl Core {
                 b += n;
                 continue;
             };
-            let info = self.index.slot(slot);
+            let info = self.cache.index.slot(slot);
             let dirty = info.is_some_and(|i| i.dirty);
             if info.is_some_and(|i| i.lost) && self.opts.faults.has(Fault::ServeLost) {
                 self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, now, fx);
@@ -236,18 +238,18 @@ impl Core {
                 continue;
             }
             let mut n = 1u64;
-            let mut crcs: SmallVec<[u32; 4]> = smallvec![self.index.crc(slot)];
-            self.index.touch(slot);
+            let mut crcs: SmallVec<[u32; 4]> = smallvec![self.cache.index.crc(slot)];
+            self.cache.index.touch(slot);
             while n < left {
                 let next = slot + n as u32;
-                let follows = self.index.slot(next).is_some_and(|i| {
+                let follows = self.cache.index.slot(next).is_some_and(|i| {
                     i.key.disk() == disk && i.key.block() == b + n && i.dirty == dirty && !i.lost
                 });
                 if !follows {
                     break;
                 }
-                self.index.touch(next);
-                crcs.push(self.index.crc(next));
+                self.cache.index.touch(next);
+                crcs.push(self.cache.index.crc(next));
                 n += 1;
             }
             if counts {
@@ -269,7 +271,7 @@ impl Core {
                     block: b,
                     slot,
                 },
-                Target::Flash(0),
+                self.flash.target(),
                 OpKind::Read,
                 offset,
                 n * 4096,
@@ -284,28 +286,28 @@ impl Core {
     /// Tells policy that a client used blocks.
     fn count_uses(&mut self, disk: u16, start: u64, end: u64, how: Use) {
         for block in start..end {
-            self.policy.used(policy_key(disk, block), false, how);
+            self.cache.policy.used(policy_key(disk, block), false, how);
         }
     }
 
     /// Is a block on flash, in the RAM stage, or known to be zero?
     pub fn present(&self, disk: u16, block: u64) -> bool {
-        self.index.get(Key::new(disk, block)).is_some()
-            || self.stage.contains(policy_key(disk, block))
+        self.cache.index.get(Key::new(disk, block)).is_some()
+            || self.cache.stage.contains(policy_key(disk, block))
             || self.disk(disk).is_some_and(|d| d.zero.contains(block))
     }
 
     /// Should a clean hit go to the origin: the cache is off, flash failed, or flash is slower
     /// than this disk's own origin just now? One in sixteen still asks flash, to notice when it recovers.
     fn avoid_flash(&mut self, disk: u16, mode: Mode) -> bool {
-        if mode == Mode::Off || self.flash_failed {
+        if mode == Mode::Off || self.flash.failed {
             return true;
         }
         let origin = self.disk(disk).map_or(0, |d| d.origin_ewma_ns);
         let congested = origin > 0
-            && self.flash_ewma_ns > origin.saturating_mul(2)
-            && self.flash_ewma_ns > 1_000_000
-            && self.flash_inflight > 0;
+            && self.flash.ewma_ns > origin.saturating_mul(2)
+            && self.flash.ewma_ns > 1_000_000
+            && self.flash.inflight > 0;
         if !congested {
             return false;
         }
@@ -342,14 +344,15 @@ impl Core {
         let seek = std::mem::take(&mut self.reqs[id].seeks) && owner != INTERNAL;
         let cacheable = fill == Fill::Allowed
             && mode != Mode::Off
-            && !self.flash_failed
+            && !self.flash.failed
             && (owner != INTERNAL || prefetch)
             && count <= RUN_MAX
             && self.disk(disk).is_some_and(|d| {
                 let padded = d.voiding.is_some() && block + count >= d.blocks;
                 d.tickets.len() < FILLS_MAX && !padded
             });
-        let stage = cacheable && !prefetch && !self.filling() && count <= self.stage.run_max();
+        let stage =
+            cacheable && !prefetch && !self.filling() && count <= self.cache.stage.run_max();
         let admit = stage || cacheable && self.admit(disk, block, count, prefetch, now);
         let asked = count;
         let (mut block, mut count, mut data, mut copy) = (block, count, data, false);
@@ -500,7 +503,7 @@ impl Core {
         self.io(
             fx,
             ctx,
-            Target::Flash(0),
+            self.flash.target(),
             OpKind::Read,
             offset,
             4096,
@@ -533,8 +536,8 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        if self.index.get(Key::new(disk, block)) == Some(slot) {
-            if self.index.slot(slot).is_some_and(|s| s.dirty)
+        if self.cache.index.get(Key::new(disk, block)) == Some(slot) {
+            if self.cache.index.slot(slot).is_some_and(|s| s.dirty)
                 && !self.opts.faults.has(Fault::ForgetRotten)
             {
                 let again = match eio {
@@ -577,7 +580,7 @@ impl Core {
 
     /// Notes that the only copy of a dirty block is bad.
     pub fn lose(&mut self, disk: u16, block: u64, slot: SlotNo) {
-        self.index.set_lost(slot);
+        self.cache.index.set_lost(slot);
         if let Some(d) = self.disk_mut(disk)
             && d.lost.insert(block)
         {
@@ -606,8 +609,8 @@ impl Core {
             self.copy_out(id, &miss);
         }
         let ignore = self.opts.faults.has(Fault::CacheRacedMiss);
-        let failed = self.flash_failed;
-        let room = u64::from(self.log.room()) >= miss.count;
+        let failed = self.flash.failed;
+        let room = u64::from(self.flash.log.room()) >= miss.count;
         let Some(d) = self.disk_mut(miss.disk) else {
             return;
         };
@@ -658,7 +661,7 @@ impl Core {
     /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
     pub fn append_clean(&mut self, disk: u16, block: u64, data: BufSlice, ticket: u64, freq: u8) {
         let crcs = data.bytes().chunks(4096).map(crc32c).collect();
-        self.log.push(Item {
+        self.flash.log.push(Item {
             kind: Kind::Clean,
             disk,
             block,

@@ -77,8 +77,8 @@ impl Core {
         if behind == 0 {
             return self.acquire(id, now, fx);
         }
-        self.next_turn += 1;
-        let turn = self.next_turn;
+        self.reqs.next_turn += 1;
+        let turn = self.reqs.next_turn;
         let req = &mut self.reqs[id];
         (req.phase, req.behind, req.turn) = (Phase::WaitLock, behind, turn);
         if let Some(d) = self.disk_mut(disk) {
@@ -156,7 +156,7 @@ impl Core {
         let r = &self.reqs[id].r;
         let (disk, offset, len) = (r.disk, r.offset, r.len);
         let Some(d) = self.disk(disk) else { return };
-        let through = self.flash_failed || !d.writes_to_flash();
+        let through = self.flash.failed || !d.writes_to_flash();
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].through = through;
         if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
@@ -180,14 +180,14 @@ impl Core {
     fn count_write(&mut self, id: usize, disk: DiskId) {
         let (start, end) = self.blocks_of(id);
         if end - start >= FETCH_BLOCKS {
-            (start..end).for_each(|b| self.index.prefetch(Key::new(disk, b)));
+            (start..end).for_each(|b| self.cache.index.prefetch(Key::new(disk, b)));
         }
         let mut cached = 0;
         for block in start..end {
-            let hit = self.index.get(Key::new(disk, block)).is_some();
+            let hit = self.cache.index.get(Key::new(disk, block)).is_some();
             cached += u64::from(hit);
             let how = if hit { Use::Hit } else { Use::Miss };
-            self.policy.used(policy_key(disk, block), true, how);
+            self.cache.policy.used(policy_key(disk, block), true, how);
         }
         self.reqs[id].missed = cached < end - start;
         if let Some(d) = self.disk_mut(disk) {
@@ -272,7 +272,7 @@ impl Core {
         } else {
             self.reqs[id].r.crcs.clear();
             // Whole blocks from here on.
-            if self.reqs[id].through || self.flash_failed {
+            if self.reqs[id].through || self.flash.failed {
                 self.go_through(id, now, fx);
             } else {
                 self.append_or_stall(id, now, fx);
@@ -288,13 +288,13 @@ impl Core {
         let disk = self.reqs[id].r.disk;
         // Behind its like; past another disk's dirty blocks and what adds runs of zeros, but not past who
         // waits for the log.
-        let queues = self.log_full
-            || self.stalled.iter().any(|&other| {
+        let queues = self.reqs.log_full
+            || self.reqs.stalled.iter().any(|&other| {
                 let other = &self.reqs[other];
                 other.r.disk == disk && !other.waits_for_runs
             });
         if queues || self.append_some(id, now, fx) != Appended::All {
-            self.stalled.push_back(id);
+            self.reqs.stalled.push_back(id);
         }
     }
 
@@ -302,7 +302,7 @@ impl Core {
     fn append_some(&mut self, id: usize, now: u64, fx: &mut Effects) -> Appended {
         let disk = self.reqs[id].r.disk;
         let (start, end) = self.blocks_of(id);
-        if self.flash_failed {
+        if self.flash.failed {
             self.reqs[id].through = true;
             if self.reqs[id].pending == 0 {
                 self.divert(id, now, fx);
@@ -329,8 +329,8 @@ impl Core {
             if n == 0 {
                 return Appended::TooDirty;
             }
-            if u64::from(self.log.room()) < n + 1 {
-                self.log_full = true;
+            if u64::from(self.flash.log.room()) < n + 1 {
+                self.reqs.log_full = true;
                 return Appended::NoRoom;
             }
             let req = &mut self.reqs[id];
@@ -361,8 +361,14 @@ impl Core {
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
         let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
-        let coming = u64::from(self.log.queued_blocks)
-            + self.log.batches.iter().map(|b| b.bytes / 4096).sum::<u64>();
+        let coming = u64::from(self.flash.log.queued_blocks)
+            + self
+                .flash
+                .log
+                .batches
+                .iter()
+                .map(|b| b.bytes / 4096)
+                .sum::<u64>();
         let left = limit.saturating_sub(self.dirty_total + coming);
         let kept = limit / OWN_SHARE;
         if left >= want + kept {
@@ -391,7 +397,7 @@ impl Core {
         crcs: SmallVec<[u32; 4]>,
         id: usize,
     ) {
-        self.log.push(Item {
+        self.flash.log.push(Item {
             kind: Kind::Dirty,
             disk,
             block,
@@ -407,32 +413,32 @@ impl Core {
 
     /// Blocks of flash that can hold data.
     pub fn capacity_blocks(&self) -> u64 {
-        self.log.segments.len() as u64 * u64::from(self.log.data_blocks)
+        self.flash.log.segments.len() as u64 * u64::from(self.flash.log.data_blocks)
     }
 
     /// Room may have come free: go on with writes that waited for it, in order but for those whose
     /// disk is too dirty.
     pub fn wake_stalled(&mut self, now: u64, fx: &mut Effects) {
         self.wake_stalled_through(now, fx);
-        self.log_full = false;
+        self.reqs.log_full = false;
         let mut too_dirty: SmallVec<[DiskId; 4]> = SmallVec::new();
         let mut at = 0;
-        while let Some(id) = self.stalled.get(at).copied() {
+        while let Some(id) = self.reqs.stalled.get(at).copied() {
             let disk = self.reqs[id].r.disk;
             if too_dirty.contains(&disk) {
                 at += 1;
                 continue;
             }
             // It may end at once and let others in, who look through the queue.
-            self.stalled.remove(at);
+            self.reqs.stalled.remove(at);
             match self.append_some(id, now, fx) {
                 Appended::All => {}
                 Appended::TooManyRuns => {
-                    self.stalled.insert(at, id);
+                    self.reqs.stalled.insert(at, id);
                     at += 1;
                 }
                 Appended::TooDirty => {
-                    self.stalled.insert(at, id);
+                    self.reqs.stalled.insert(at, id);
                     if self.disks.iter().flatten().nth(1).is_none() {
                         return;
                     }
@@ -440,7 +446,7 @@ impl Core {
                     at += 1;
                 }
                 Appended::NoRoom => {
-                    self.stalled.insert(at, id);
+                    self.reqs.stalled.insert(at, id);
                     return;
                 }
             }
@@ -449,13 +455,13 @@ impl Core {
 
     /// May a write past the cache add a record to the log? One that cannot leave any may.
     fn has_record_room(&self, disk: DiskId) -> bool {
-        self.leaves_flash_alone(disk) || self.log.room() >= crate::request::zero::ROOM_MIN
+        self.leaves_flash_alone(disk) || self.flash.log.room() >= crate::request::zero::ROOM_MIN
     }
 
     /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:
     /// nothing can become stale.
     pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
-        let log = &self.log;
+        let log = &self.flash.log;
         let Some(d) = self.disk(disk).filter(|d| d.is_off_without_copies()) else {
             return false;
         };
@@ -468,6 +474,7 @@ impl Core {
     /// Queues the record that says copies are void; returns its number.
     pub fn record_drop(&mut self, disk: DiskId, block: u64, count: u64) -> u64 {
         let ord = self
+            .flash
             .log
             .record(Kind::DropRun, disk, block, count, Then::Nothing);
         if let Some(d) = self.disk_mut(disk) {
@@ -479,12 +486,12 @@ impl Core {
     /// The same for writes past the cache.
     fn wake_stalled_through(&mut self, now: u64, fx: &mut Effects) {
         // Each pass admits one or ends; `go_through` may put one back only for want of room.
-        while let Some(id) = self.stalled_through.front().copied() {
+        while let Some(id) = self.reqs.stalled_through.front().copied() {
             let disk = self.reqs[id].r.disk;
-            if !self.flash_failed && !self.has_record_room(disk) {
+            if !self.flash.failed && !self.has_record_room(disk) {
                 return;
             }
-            self.stalled_through.pop_front();
+            self.reqs.stalled_through.pop_front();
             self.go_through(id, now, fx);
         }
     }
@@ -496,7 +503,7 @@ impl Core {
         if req.pending > 0 || req.phase == Phase::WaitSpace {
             return;
         }
-        if req.through && self.flash_failed {
+        if req.through && self.flash.failed {
             self.divert(id, now, fx);
             return;
         }
@@ -506,7 +513,7 @@ impl Core {
         };
         if fua && !self.opts.faults.has(Fault::IgnoreFua) {
             req.phase = Phase::WaitFlash;
-            let ord = self.log.applied_ord;
+            let ord = self.flash.log.applied_ord;
             self.wait_flash(ord, crate::core::FlashWaiter::Request(id), now, fx);
         } else {
             self.finish(id, now, fx);
@@ -552,12 +559,12 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
-        if self.mark.as_ref().is_some_and(|m| !m.late) {
+        if self.flash.mark.as_ref().is_some_and(|m| !m.late) {
             self.reqs[id].phase = Phase::WaitClean;
-            self.mark_waiters.push(id);
+            self.reqs.mark_waiters.push(id);
             return;
         }
-        if !self.flash_failed
+        if !self.flash.failed
             && self
                 .disk(disk)
                 .is_some_and(|d| d.lost.range(start, end).next().is_some())
@@ -568,12 +575,12 @@ impl Core {
         if !self.clean_or_wait(id, disk, start, end, now, fx) {
             return;
         }
-        let admitted = self.reqs[id].regions.is_some() || self.flash_failed;
+        let admitted = self.reqs[id].regions.is_some() || self.flash.failed;
         if !admitted && !self.has_record_room(disk) {
             // What it leaves behind is at least a record, and a flood of records would eat the
             // reserve without which eviction cannot make room.
             self.reqs[id].phase = Phase::WaitSpace;
-            self.stalled_through.push_back(id);
+            self.reqs.stalled_through.push_back(id);
             return;
         }
         if !self.intent_or_wait(id, disk, start, end, now, fx) {
@@ -584,7 +591,7 @@ impl Core {
         let Some(d) = self.disk(disk) else { return };
         let partial =
             offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
-        if self.flash_failed && partial && !self.reqs[id].merged {
+        if self.flash.failed && partial && !self.reqs[id].merged {
             // The rest of the block may be newer on flash than on the origin, and what is on
             // flash is forgotten once the origin has been written.
             self.merge_edges(id, now, fx);
@@ -712,7 +719,7 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) -> bool {
-        if self.flash_failed {
+        if self.flash.failed {
             // Nothing on flash counts any more, but a run on its way must not land after us.
             let Some(d) = self.disk_mut(disk).filter(|d| d.destaging(start, end)) else {
                 return true;
@@ -721,7 +728,7 @@ impl Core {
             self.reqs[id].phase = Phase::WaitClean;
             return false;
         }
-        let durable = self.log.durable_ord;
+        let durable = self.flash.log.durable_ord;
         let faults = self.opts.faults;
         let Some(d) = self.disk_mut(disk) else {
             return false;
@@ -739,7 +746,7 @@ impl Core {
         d.clean_waiters.push(id);
         self.reqs[id].phase = Phase::WaitClean;
         if !dirty {
-            self.log.urgent = true;
+            self.flash.log.urgent = true;
             self.wait_flash(cleaned, crate::core::FlashWaiter::Nobody, now, fx);
         }
         false
@@ -796,14 +803,14 @@ impl Core {
         let op = self.reqs[id].r.op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
-        let evicting = (self.evict.current.is_some() || !self.log.freeing.is_empty())
+        let evicting = (self.flash.evict.current.is_some() || !self.flash.log.freeing.is_empty())
             && !self.opts.faults.has(Fault::ForgetEvictedCopies);
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
-        let replaced = ok || !self.flash_failed;
+        let replaced = ok || !self.flash.failed;
         let cached = replaced
             && !self.opts.faults.has(Fault::KeepOverwritten)
             && self.forget_range(disk, start, end, now);
-        if self.flash_failed
+        if self.flash.failed
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
         {
@@ -825,7 +832,7 @@ impl Core {
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
             && self.renew(id, disk, start, end, read, &done, now);
-        if had && !renewed && !self.flash_failed && !self.opts.faults.has(Fault::SkipDropRecord) {
+        if had && !renewed && !self.flash.failed && !self.opts.faults.has(Fault::SkipDropRecord) {
             self.record_drop(disk, start, end - start);
         }
         let fua = match op {
@@ -862,7 +869,7 @@ impl Core {
         let Some(buf) = self.reqs[id].r.buf.as_ref().filter(|b| !b.is_shared()) else {
             return false;
         };
-        if !whole || self.flash_failed {
+        if !whole || self.flash.failed {
             return false;
         }
         // While flash fills, there is nothing to compete with. Of an origin as fast as flash, a block
@@ -876,7 +883,7 @@ impl Core {
         }
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
-        if !self.filling() && count <= self.stage.run_max() {
+        if !self.filling() && count <= self.cache.stage.run_max() {
             let stay = Stay {
                 freq: u8::from(read),
                 covered: false,
@@ -885,7 +892,7 @@ impl Core {
             self.stage_put(disk, start, &data, |_| stay, now);
             return false;
         }
-        let room = u64::from(self.log.room()) >= count * 2;
+        let room = u64::from(self.flash.log.room()) >= count * 2;
         if !room || !(read || self.deserves(disk, start, false)) {
             return false;
         }

@@ -55,7 +55,8 @@ impl Core {
     /// Most runs of zeros: half of what fits into the segments that are free whenever eviction is at
     /// work, but for one, which what it moves may take.
     pub fn zero_runs_max(&self) -> u64 {
-        let room = (self.log.reserve() as u64 - 1) * self.log.summary_capacity as u64 / 2;
+        let room =
+            (self.flash.log.reserve() as u64 - 1) * self.flash.log.summary_capacity as u64 / 2;
         room.min(self.opts.zero_runs_max)
     }
 
@@ -64,8 +65,8 @@ impl Core {
         let max = self.zero_runs_max();
         let kept = max / OWN_SHARE;
         // Each item on its way may add one.
-        let batches = self.log.batches.iter().map(|b| b.items.len());
-        let coming = self.log.queue.len() + batches.sum::<usize>();
+        let batches = self.flash.log.batches.iter().map(|b| b.items.len());
+        let coming = self.flash.log.queue.len() + batches.sum::<usize>();
         if self.zero_runs + coming as u64 + kept < max {
             return true;
         }
@@ -126,7 +127,7 @@ impl Core {
 
     /// Appends the zero run and, for partial edges, the merged blocks.
     pub fn zero_with_edges(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        if self.flash_failed || self.reqs[id].through {
+        if self.flash.failed || self.reqs[id].through {
             self.reqs[id].through = true;
             self.go_through(id, now, fx);
             return;
@@ -142,7 +143,7 @@ impl Core {
         }
         if self.append_zeros(id) != Appended::All {
             self.reqs[id].phase = Phase::WaitSpace;
-            self.stalled.push_back(id);
+            self.reqs.stalled.push_back(id);
         }
     }
 
@@ -153,9 +154,9 @@ impl Core {
         if self.waits_for_runs(id, first, last, true) {
             return Appended::TooManyRuns;
         }
-        if self.log.room() < ROOM_MIN {
+        if self.flash.log.room() < ROOM_MIN {
             // Records take room too; a flood of them must not eat eviction's reserve.
-            self.log_full = true;
+            self.reqs.log_full = true;
             return Appended::NoRoom;
         }
         let edges = std::mem::take(&mut self.reqs[id].edges);
@@ -174,7 +175,8 @@ impl Core {
                     d.solid.remove_range(first, last);
                 }
             }
-            self.log
+            self.flash
+                .log
                 .record(Kind::ZeroRun, disk, first, last - first, Then::Request(id));
         }
         Appended::All
