@@ -12,9 +12,10 @@ use hearth_daemon::error::Error;
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_daemon::windows::Since;
+use hearth_policy::Percentiles;
 use hearth_replay::{
-    FileTarget, GRACE_NS, Latencies, NbdTarget, Options, Outcome, Pace, Plan, Progress,
-    ReplayError, SECTOR, Select, Source, Target, run as play, scan,
+    FileTarget, GRACE_NS, NbdTarget, Options, Outcome, Pace, Plan, Progress, ReplayError, SECTOR,
+    Select, Source, Target, run as play, scan,
 };
 use hearth_trace::sparkline;
 
@@ -276,7 +277,7 @@ fn text(report: &Report) -> String {
         );
     }
     out.push('\n');
-    let line = |name, l: &Latencies| {
+    let line = |name, l: &Percentiles| {
         let values = [l.mean_us, l.p50_us, l.p90_us, l.p99_us, l.p999_us, l.max_us];
         (name, l.count, values)
     };

@@ -6,6 +6,7 @@
 use crate::flash::fail::FlashFault;
 use crate::tally::Tally;
 use hdrhistogram::{Counter, Histogram};
+use hearth_policy::Percentiles;
 use serde::{Deserialize, Serialize};
 
 /// Counters of one disk. Requests are client requests; bytes are client bytes unless said.
@@ -114,25 +115,6 @@ pub struct PoolCounters {
     pub flash_errors: u64,
 }
 
-/// Latency percentiles in microseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Percentiles {
-    /// Samples.
-    pub count: u64,
-    /// Mean.
-    pub mean_us: f64,
-    /// Median.
-    pub p50_us: f64,
-    /// 90th percentile.
-    pub p90_us: f64,
-    /// 99th percentile.
-    pub p99_us: f64,
-    /// 99.9th percentile.
-    pub p999_us: f64,
-    /// Largest.
-    pub max_us: f64,
-}
-
 /// A latency histogram in nanoseconds, 1 µs to 1000 s, two significant digits.
 #[derive(Clone, Debug)]
 pub struct Latency(Counts);
@@ -224,16 +206,9 @@ fn tally<T: Counter>(h: &Histogram<T>) -> Tally {
 }
 
 fn percentiles<T: Counter>(h: &Histogram<T>) -> Percentiles {
-    let q = |q| h.value_at_quantile(q) as f64;
-    Percentiles {
-        count: h.len(),
-        mean_us: h.mean(),
-        p50_us: q(0.5),
-        p90_us: q(0.9),
-        p99_us: q(0.99),
-        p999_us: q(0.999),
-        max_us: h.max() as f64,
-    }
+    Percentiles::of(h.len(), h.mean(), h.max() as f64, |share| {
+        h.value_at_quantile(share) as f64
+    })
 }
 
 /// A disk's latencies so far.

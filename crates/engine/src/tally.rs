@@ -3,7 +3,7 @@
 //! A full histogram takes 12 KiB or more. Eight buckets per doubling, of which only those in use are
 //! stored, take a few hundred bytes and still give percentiles to within 13 %.
 
-use crate::stats::Percentiles;
+use hearth_policy::{Percentiles, quantile};
 
 /// log2 of the buckets per doubling.
 const SUB_BITS: u32 = 3;
@@ -86,31 +86,15 @@ impl Tally {
     /// The usual figures; each is the upper end of a bucket, the mean that of the buckets' middles.
     pub fn percentiles(&self) -> Percentiles {
         let count: u64 = self.0.iter().map(|e| e.count()).sum();
-        if count == 0 {
-            return Percentiles::default();
-        }
-        let at = |quantile: f64| {
-            let rank = ((count as f64 * quantile).ceil() as u64).max(1);
-            let mut seen = 0;
-            let found = self.0.iter().find(|e| {
-                seen += e.count();
-                seen >= rank
-            });
-            found.map_or(0, |e| upper(e.bucket())) as f64
+        let at = |share: f64| {
+            let buckets = self.0.iter().map(|e| (e.count(), e.bucket()));
+            quantile(buckets, count, share).map_or(0, upper) as f64
         };
         let lower = |b: u8| b.checked_sub(1).map_or(0, |b| upper(b) + 1);
         let middle = |b: u8| (lower(b) + upper(b)) as f64 / 2.0;
         let sums = self.0.iter().map(|e| middle(e.bucket()) * e.count() as f64);
         let sum: f64 = sums.sum();
-        Percentiles {
-            count,
-            mean_us: sum / count as f64,
-            p50_us: at(0.5),
-            p90_us: at(0.9),
-            p99_us: at(0.99),
-            p999_us: at(0.999),
-            max_us: at(1.0),
-        }
+        Percentiles::of(count, sum / count as f64, at(1.0), at)
     }
 }
 

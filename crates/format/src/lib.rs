@@ -10,6 +10,7 @@
 
 pub mod batch;
 pub mod checkpoint;
+mod copies;
 pub mod disk;
 pub mod entry;
 pub mod error;

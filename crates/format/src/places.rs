@@ -10,12 +10,12 @@
 //! after an error, the next change writes a new base, with a generation nothing on flash has had. So all
 //! entries behind a base are from one run, each durable before the next was written.
 
-use crate::BLOCK_BYTES;
 use crate::disk::DiskRecord;
 use crate::error::FormatError;
 use crate::journal::{Change, JournalEntry, replay};
 use crate::layout::{Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
 use crate::registry::{DISKS_MAX, Front, Moved, Registry, WHAT, too_large};
+use crate::{BLOCK_BYTES, copies};
 use hearth_io::Media;
 use uuid::Uuid;
 
@@ -353,21 +353,7 @@ fn front(
 
 /// Which of two fronts counts.
 fn newest(fronts: &Fronts) -> Result<usize, FormatError> {
-    for front in fronts {
-        if let Err(FormatError::Newer { what, feature }) = front {
-            return Err(FormatError::Newer {
-                what,
-                feature: feature.clone(),
-            });
-        }
-    }
-    Ok(match fronts {
-        [Ok(a), Ok(b)] if b.generation() > a.generation() => 1,
-        [Ok(_), _] => 0,
-        [Err(_), Ok(_)] => 1,
-        // The one that says more.
-        [Err(a), Err(_)] => usize::from(a.is_absent()),
-    })
+    copies::newest(fronts, Front::generation)
 }
 
 /// What stands behind a base of `blocks` blocks; zeros where the device gives nothing back.

@@ -7,7 +7,7 @@
 use crate::error::FormatError;
 use crate::layout::{Layout, SUPERBLOCK_BLOCKS};
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
-use crate::{BLOCK_BYTES, pool_tag};
+use crate::{BLOCK_BYTES, copies, pool_tag};
 use hearth_io::Media;
 use uuid::Uuid;
 
@@ -267,29 +267,9 @@ impl Superblock {
     /// version; with `TruncatedDevice` if the device is shorter than recorded; with `Damaged`
     /// if a superblock was there but no copy is intact; else with `NotAPool`.
     pub fn load(media: &mut dyn Media) -> Result<Superblock, FormatError> {
-        let mut best: Option<Superblock> = None;
-        let mut failure: Option<FormatError> = None;
-        for copy in 0..SUPERBLOCK_BLOCKS.len() {
-            match read_copy(media, copy) {
-                Ok(found) => {
-                    if best
-                        .as_ref()
-                        .is_none_or(|b| found.generation > b.generation)
-                    {
-                        best = Some(found);
-                    }
-                }
-                Err(newer @ FormatError::Newer { .. }) => return Err(newer),
-                Err(other) => {
-                    if failure.as_ref().is_none_or(FormatError::is_absent) {
-                        failure = Some(other);
-                    }
-                }
-            }
-        }
-        let Some(best) = best else {
-            return Err(failure.unwrap_or(FormatError::NotAPool));
-        };
+        let mut copies = [read_copy(media, 0), read_copy(media, 1)];
+        let newest = copies::newest(&copies, |copy| copy.generation)?;
+        let best = std::mem::replace(&mut copies[newest], Err(FormatError::NotAPool))?;
         let recorded = best.layout.device_blocks * BLOCK;
         if media.len() < recorded {
             return Err(FormatError::TruncatedDevice {

@@ -9,7 +9,7 @@
 //! Everything below 100 µs is two of its buckets, too coarse for flash: [`Fine`] has latencies in
 //! eight buckets per doubling beside them.
 
-use crate::loglinear;
+use crate::{loglinear, quantile};
 
 /// Limits of request lengths, bytes. 4095/4096 and the like give exact sizes their own bucket.
 pub const LENGTH: &[i64] = &[
@@ -254,15 +254,8 @@ impl Fine {
 
     /// The latency below which this share of all is, to the end of its bucket; 0 if there is none.
     pub fn quantile_ns(&self, share: f64) -> u64 {
-        let want = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
-        let mut sum = 0;
-        for (count, _, to) in self.buckets() {
-            sum += count;
-            if sum >= want {
-                return to.min(self.max_ns);
-            }
-        }
-        self.max_ns
+        let ends = self.buckets().map(|(count, _, to)| (count, to));
+        quantile(ends, self.count, share).map_or(self.max_ns, |to| to.min(self.max_ns))
     }
 
     /// (count, from, to) in nanoseconds of every bucket that holds any; `to` is not in it.

@@ -11,6 +11,7 @@ pub mod histogram;
 mod loglinear;
 mod mini;
 pub mod mrc;
+mod percentiles;
 mod policy;
 pub mod prefetch;
 pub mod reference;
@@ -20,6 +21,7 @@ mod sketch;
 mod tuner;
 
 pub use budget::Budget;
+pub use percentiles::{Percentiles, quantile};
 pub use policy::{Config, Place, Policy, Stay, Use};
 pub use rules::{FREQ_MAX, Rules, Verdict};
 pub use sequential::Sequential;

@@ -21,7 +21,7 @@ mod verify;
 pub use error::ReplayError;
 pub use file::FileTarget;
 pub use nbd::NbdTarget;
-pub use outcome::{Latencies, Mismatch, Outcome, Slot, Verified};
+pub use outcome::{Mismatch, Outcome, Slot, Verified};
 pub use run::{GRACE_NS, Options, Pace, Progress, SPEED_MIN, run};
 pub use source::{Plan, Select, Source, scan};
 pub use target::{Done, Job, Kind, SECTOR, Target};

@@ -1,31 +1,13 @@
 //! What came out of a replay.
 
 use hdrhistogram::Histogram;
+use hearth_policy::Percentiles;
 use serde::Serialize;
 
 /// Intervals of the timeline; when they are used up, two become one.
 const SLOTS: usize = 120;
 
-/// Latencies of one kind of request, microseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Latencies {
-    /// Requests.
-    pub count: u64,
-    /// Mean.
-    pub mean_us: f64,
-    /// Median.
-    pub p50_us: f64,
-    /// 90th percentile.
-    pub p90_us: f64,
-    /// 99th percentile.
-    pub p99_us: f64,
-    /// 99.9th percentile.
-    pub p999_us: f64,
-    /// Longest.
-    pub max_us: f64,
-}
-
-/// Latencies being measured: 1 µs to 1 h, three digits.
+/// Percentiles being measured: 1 µs to 1 h, three digits.
 pub(crate) struct Measured(Histogram<u64>);
 
 impl Measured {
@@ -41,20 +23,11 @@ impl Measured {
         self.0.saturating_record(ns.max(1));
     }
 
-    pub(crate) fn sum(&self) -> Latencies {
-        let q = |q| self.0.value_at_quantile(q) as f64 / 1000.0;
-        if self.0.is_empty() {
-            return Latencies::default();
-        }
-        Latencies {
-            count: self.0.len(),
-            mean_us: self.0.mean() / 1000.0,
-            p50_us: q(0.5),
-            p90_us: q(0.9),
-            p99_us: q(0.99),
-            p999_us: q(0.999),
-            max_us: self.0.max() as f64 / 1000.0,
-        }
+    pub(crate) fn sum(&self) -> Percentiles {
+        let (h, us) = (&self.0, |ns: f64| ns / 1000.0);
+        Percentiles::of(h.len(), us(h.mean()), us(h.max() as f64), |share| {
+            us(h.value_at_quantile(share) as f64)
+        })
     }
 }
 
@@ -172,12 +145,12 @@ pub struct Outcome {
     /// Seconds the trace took when it was recorded, as far as it was played.
     pub trace_seconds: f64,
     /// From sending to the answer: reads.
-    pub reads: Latencies,
+    pub reads: Percentiles,
     /// From sending to the answer: writes.
-    pub writes: Latencies,
+    pub writes: Percentiles,
     /// From when it was due to the answer, all requests; only with the original timing.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub response: Option<Latencies>,
+    pub response: Option<Percentiles>,
     /// Requests sent more than a millisecond after they were due.
     pub late: u64,
     /// Longest such delay, seconds.
@@ -213,6 +186,6 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_no_number() {
-        assert_eq!(Measured::new().sum(), Latencies::default());
+        assert_eq!(Measured::new().sum(), Percentiles::default());
     }
 }

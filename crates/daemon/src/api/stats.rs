@@ -2,10 +2,9 @@
 //! whether the cache helps. Every name is defined in `docs/statistics.md`; a test compares.
 
 use hearth_engine::FlashFault;
-use hearth_engine::stats::{
-    DiskCounters, DiskStats, Latencies, Percentiles, PoolCounters, PoolStats,
-};
+use hearth_engine::stats::{DiskCounters, DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_engine::tally::Tally;
+use hearth_policy::Percentiles;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;

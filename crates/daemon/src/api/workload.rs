@@ -1,6 +1,7 @@
 //! What guests do to a disk, as reported: vscsiStats' histograms, fine latencies, recordings.
 
 use hearth_observe::{Counted, RecordingStatus};
+use hearth_policy::Percentiles;
 use hearth_policy::histogram::{Fine, Histogram};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -83,14 +84,18 @@ pub struct FineLatency {
 impl From<&Fine> for FineLatency {
     fn from(fine: &Fine) -> FineLatency {
         let us = |ns: u64| ns as f64 / 1000.0;
+        let mean = fine.mean_ns().unwrap_or(0.0) / 1000.0;
+        let of = Percentiles::of(fine.count(), mean, us(fine.max_ns()), |share| {
+            us(fine.quantile_ns(share))
+        });
         FineLatency {
-            count: fine.count(),
-            mean_us: fine.mean_ns().unwrap_or(0.0) / 1000.0,
-            p50_us: us(fine.quantile_ns(0.5)),
-            p90_us: us(fine.quantile_ns(0.9)),
-            p99_us: us(fine.quantile_ns(0.99)),
-            p999_us: us(fine.quantile_ns(0.999)),
-            max_us: us(fine.max_ns()),
+            count: of.count,
+            mean_us: of.mean_us,
+            p50_us: of.p50_us,
+            p90_us: of.p90_us,
+            p99_us: of.p99_us,
+            p999_us: of.p999_us,
+            max_us: of.max_us,
             buckets: fine
                 .buckets()
                 .map(|(count, from, to)| FineBucket {
