@@ -4,12 +4,13 @@
 //! leaves what should happen in [`Effects`]. Its duties are folders, each with its `impl Core`:
 //! `request`, `flash`, `origin`, `cache`, `disk`.
 
-use crate::api::{Completion, DiskId, Effects, REQUEST_MAX, ReqError, ReqOp, Request};
+use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
 use crate::cache::index::{Key, SlotNo};
 use crate::disk::{Disk, REGION_BLOCKS_MIN};
 use crate::faults::Faults;
 use crate::flash::device::FlashDevice;
+use crate::ids::ReqId;
 use crate::lanes::Shared;
 use crate::origin::Destaging;
 use crate::request::Requests;
@@ -23,10 +24,6 @@ use std::sync::Arc;
 
 /// How often lanes are looked through for disks that are quiet.
 const SWEEP_NS: u64 = 1_000_000_000;
-/// Requests with this owner are the engine's own; their tag is the parent request.
-pub(crate) const INTERNAL: u32 = u32::MAX;
-/// Already answered (only by a deliberate fault).
-pub(crate) const ANSWERED: u32 = u32::MAX - 1;
 
 /// Settings of an engine.
 #[derive(Clone, Debug)]
@@ -95,113 +92,19 @@ impl Default for EngineOptions {
     }
 }
 
-/// Where a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Reads in flight.
-    Reading,
-    /// Waits for the range.
-    WaitLock,
-    /// Reads the rest of partial blocks.
-    Merging,
-    /// Waits for room on flash.
-    WaitSpace,
-    /// Waits for its batches.
-    Appending,
-    /// Waits for the flash device flush.
-    WaitFlash,
-    /// Waits for its range to be destaged.
-    WaitClean,
-    /// Waits for the intent to be durable.
-    WaitIntent,
-    /// Writes the origin.
-    Origin,
-    /// Waits for the origin's flush.
-    WaitOrigin,
-}
-
-/// A request the engine has taken.
-#[derive(Debug)]
-pub(crate) struct Req {
-    pub r: Request,
-    pub phase: Phase,
-    /// Operations (or items) it still waits for.
-    pub pending: u32,
-    pub failed: Option<ReqError>,
-    /// What it waited for flash to make durable has to be asked for anew.
-    pub flush_again: bool,
-    /// Touched flash / touched the origin.
-    pub hit: bool,
-    pub missed: bool,
-    /// Needed the origin, or would have without prefetch.
-    pub waited: bool,
-    /// Continues no stream, and none of its reads of the origin has been sent.
-    pub seeks: bool,
-    /// Counts as one that passed the cache because it belongs to a stream.
-    pub bypassed: bool,
-    /// Holds its range.
-    pub locked: bool,
-    /// While it waits for its range: for how many others, and when it came.
-    pub behind: usize,
-    pub turn: u64,
-    /// Counts in these intent regions.
-    pub regions: Option<(u32, u32)>,
-    pub retries: u64,
-    /// A fill of its range may be in the log already.
-    pub fills_appended: bool,
-    /// Blocks put into the append queue so far.
-    pub appended: u64,
-    /// Buffers of partial edge blocks of a zeroing (head, tail).
-    pub edges: SmallVec<[(u64, BufSlice); 2]>,
-    /// Goes to the origin directly.
-    pub through: bool,
-    /// Its partial blocks at the ends have been read: it covers whole blocks now.
-    pub merged: bool,
-    /// Stalled because of the run of zeros it would add.
-    pub waits_for_runs: bool,
-}
-
-impl Req {
-    pub fn new(r: Request) -> Req {
-        Req {
-            r,
-            phase: Phase::Reading,
-            pending: 0,
-            failed: None,
-            flush_again: false,
-            hit: false,
-            missed: false,
-            waited: false,
-            seeks: false,
-            bypassed: false,
-            locked: false,
-            behind: 0,
-            turn: 0,
-            regions: None,
-            waits_for_runs: false,
-            retries: 0,
-            fills_appended: false,
-            appended: 0,
-            edges: SmallVec::new(),
-            through: false,
-            merged: false,
-        }
-    }
-}
-
 /// What to do when an operation ends.
 #[derive(Debug)]
 pub(crate) enum OpCtx {
     /// Blocks of a request read from flash; `at` is the first block's index in the request.
     HitRead {
-        req: usize,
+        req: ReqId,
         block: u64,
         slot: SlotNo,
     },
     /// A run of a request read from the origin.
     MissRead(Miss),
     OriginWrite {
-        req: usize,
+        req: ReqId,
     },
     Batch {
         seq: u64,
@@ -262,7 +165,7 @@ pub(crate) struct Core {
 /// Who waits for the flash device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FlashWaiter {
-    Request(usize),
+    Request(ReqId),
     Intent {
         disk: DiskId,
         region: u32,
@@ -279,6 +182,12 @@ impl Core {
 
     pub fn disk_mut(&mut self, id: DiskId) -> Option<&mut Disk> {
         self.disks.get_mut(id as usize)?.as_deref_mut()
+    }
+
+    /// A disk that has something in flight, and so cannot go before that ends.
+    pub fn busy_disk_mut(&mut self, id: DiskId) -> &mut Disk {
+        self.disk_mut(id)
+            .expect("a disk does not go while something of it is in flight")
     }
 
     /// Disks there are, by id.
@@ -354,181 +263,6 @@ impl Core {
             SmallVec::new(),
             Class::Foreground,
         );
-    }
-
-    /// Takes a client's request.
-    pub fn submit(&mut self, r: Request, now: u64, fx: &mut Effects) {
-        let refusal = self.refusal(&r);
-        if let Some(error) = refusal {
-            if let Some(d) = self.disk_mut(r.disk) {
-                d.counters.errors += 1;
-            }
-            fx.completions.push(Completion {
-                owner: r.owner,
-                tag: r.tag,
-                result: Err(error),
-                buf: r.buf,
-            });
-            return;
-        }
-        self.reqs.last_foreground_ns = now;
-        self.reqs.foreground += 1;
-        if let Some(d) = self.disk_mut(r.disk) {
-            d.last_request_ns = now;
-        }
-        self.start(r, now, fx);
-    }
-
-    /// Takes a valid request, a client's or an internal one.
-    pub fn start(&mut self, r: Request, now: u64, fx: &mut Effects) {
-        let op = r.op;
-        if let Some(d) = self.disk_mut(r.disk) {
-            d.in_flight += 1;
-        }
-        let id = self.reqs.insert(Req::new(r));
-        match op {
-            ReqOp::Read => self.start_read(id, now, fx),
-            ReqOp::Prefetch => self.start_prefetch(id, now, fx),
-            ReqOp::Flush => self.start_flush(id, now, fx),
-            ReqOp::Write { .. } | ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
-                self.lock_or_wait(id, now, fx)
-            }
-        }
-    }
-
-    fn refusal(&self, r: &Request) -> Option<ReqError> {
-        let Some(d) = self.disk(r.disk).filter(|d| d.attached) else {
-            return Some(ReqError::NoDisk);
-        };
-        if d.fenced {
-            return Some(ReqError::Io);
-        }
-        if self.quiescing {
-            return Some(ReqError::Shutdown);
-        }
-        let Some(end) = r.offset.checked_add(r.len) else {
-            return Some(ReqError::Invalid);
-        };
-        if end > d.cfg.size {
-            return Some(ReqError::Invalid);
-        }
-        match r.op {
-            ReqOp::Flush => None,
-            ReqOp::Read | ReqOp::Write { .. } => {
-                if matches!(r.op, ReqOp::Write { .. }) && d.cfg.read_only {
-                    return Some(ReqError::ReadOnly);
-                }
-                let fits = r
-                    .buf
-                    .as_ref()
-                    .is_some_and(|b| b.len() as u64 == Request::buffer_len(r.offset, r.len));
-                (r.len == 0 || r.len > REQUEST_MAX || !fits).then_some(ReqError::Invalid)
-            }
-            ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } if d.cfg.read_only => {
-                Some(ReqError::ReadOnly)
-            }
-            _ => (r.len == 0).then_some(ReqError::Invalid),
-        }
-    }
-
-    /// Ends a request: gives back what it holds, answers, wakes who waited for its range.
-    pub fn finish(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        if self.reqs[id].locked {
-            self.unlock(id);
-        }
-        let req = self.reqs.remove(id);
-        let (disk, r) = (req.r.disk, req.r);
-        let result = match req.failed {
-            Some(e) => Err(e),
-            // What is answered now, whoever goes on with the origin does not have.
-            None if self.fenced(disk) => Err(ReqError::Io),
-            None => Ok(()),
-        };
-        if let Some((from, to)) = req.regions
-            && let Some(d) = self.disk_mut(disk)
-        {
-            for region in from..=to {
-                if let Some(i) = d.intents.get_mut(&region) {
-                    i.inflight -= 1;
-                    i.used_ns = now;
-                }
-            }
-        }
-        if let Some(d) = self.disk_mut(disk) {
-            d.in_flight -= 1;
-            if r.owner != INTERNAL {
-                let ns = now.saturating_sub(r.start_ns);
-                let c = &mut d.counters;
-                if result.is_err() {
-                    c.errors += 1;
-                }
-                match r.op {
-                    // However it failed, that says nothing about what the cache is good for.
-                    ReqOp::Read if result.is_err() => {}
-                    ReqOp::Read => {
-                        c.read_ns += ns;
-                        if req.missed {
-                            if req.hit {
-                                c.read_partial_hits += 1
-                            } else {
-                                c.read_misses += 1
-                            }
-                            d.miss_latency.record(ns);
-                        } else {
-                            c.read_hits += 1;
-                            d.hit_latency.record(ns);
-                        }
-                    }
-                    ReqOp::Write { .. } => {
-                        c.write_bytes += r.len;
-                        c.write_ns += ns;
-                        if req.missed {
-                            d.write_miss_latency.record(ns);
-                        } else {
-                            d.write_hit_latency.record(ns);
-                        }
-                    }
-                    ReqOp::Flush => c.flushes += 1,
-                    ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
-                        c.discards += 1;
-                        c.discard_bytes += r.len;
-                    }
-                    ReqOp::Prefetch => {}
-                }
-            }
-        }
-        if r.owner == INTERNAL {
-            self.internal_done(r, result, now, fx);
-        } else {
-            self.reqs.foreground -= 1;
-            if r.owner != ANSWERED {
-                fx.completions.push(Completion {
-                    owner: r.owner,
-                    tag: r.tag,
-                    result,
-                    buf: r.buf,
-                });
-            }
-        }
-        if req.locked {
-            self.wake_locks(disk, now, fx);
-        }
-    }
-
-    /// An internal read ended: it belongs to a partial write or a prefetch.
-    fn internal_done(
-        &mut self,
-        r: Request,
-        result: Result<(), ReqError>,
-        now: u64,
-        fx: &mut Effects,
-    ) {
-        let parent = r.tag as usize;
-        match self.reqs.get(parent).map(|p| p.r.op) {
-            Some(ReqOp::Prefetch) => self.prefetch_step(parent, result, now, fx),
-            Some(_) => self.merged(parent, r, result, now, fx),
-            None => {}
-        }
     }
 
     /// Takes a finished operation.

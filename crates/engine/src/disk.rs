@@ -10,6 +10,7 @@ use crate::disk::blockset::BlockSet;
 use crate::disk::runset::RunSet;
 use crate::disk::spans::Spans;
 use crate::flash::fail::Refusals;
+use crate::ids::ReqId;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
 use hearth_io::IoError;
@@ -102,7 +103,7 @@ impl OriginSync {
 /// Who waits for an origin flush.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SyncWaiter {
-    Request(usize),
+    Request(ReqId),
     Destage,
     Intents,
     Nobody,
@@ -158,7 +159,7 @@ pub(crate) struct Disk {
     /// Those that wait for one who came before.
     pub lock_queue: Spans,
     /// Of these, those that wait for nobody any more, by when they came.
-    pub unlocked: BTreeSet<(u64, usize)>,
+    pub unlocked: BTreeSet<(u64, ReqId)>,
     pub tickets: Vec<Ticket>,
     pub dirty: BlockSet,
     /// Blocks that are zeros, which the origin has not been told.
@@ -192,7 +193,7 @@ pub(crate) struct Disk {
     pub sync: OriginSync,
     pub destage: Destage,
     /// Requests that wait until their range is clean.
-    pub clean_waiters: Vec<usize>,
+    pub clean_waiters: Vec<ReqId>,
     /// Requests that waited for a range are being let in.
     pub waking_locks: bool,
     /// Ord of the last record that calls something clean.

@@ -10,6 +10,7 @@ mod disk;
 mod engine;
 pub mod faults;
 mod flash;
+mod ids;
 mod lanes;
 mod origin;
 mod request;

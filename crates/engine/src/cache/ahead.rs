@@ -16,6 +16,7 @@ use crate::cache::stage::{disk_and_block, policy_key};
 use crate::core::{Core, OpCtx};
 use crate::disk::Ticket;
 use crate::faults::Fault;
+use crate::ids::ReqId;
 use crate::request::read::{FILLS_MAX, Fill, RUN_MAX};
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
 use hearth_policy::prefetch::Source;
@@ -39,7 +40,7 @@ pub(crate) const UNUSED_SHARE: usize = 2;
 /// A client's read that waits for a read ahead.
 #[derive(Debug)]
 struct Joined {
-    req: usize,
+    req: ReqId,
     block: u64,
     count: u64,
 }
@@ -245,7 +246,7 @@ impl Core {
 
     /// How many blocks from `block` a client's read may leave to a read ahead, which it then
     /// waits for, and where the next read ahead begins if that is none.
-    pub fn join_ahead(&mut self, req: usize, disk: DiskId, block: u64, max: u64) -> (u64, u64) {
+    pub fn join_ahead(&mut self, req: ReqId, disk: DiskId, block: u64, max: u64) -> (u64, u64) {
         let mut next = u64::MAX;
         let mut found = None;
         for (at, r) in &self.cache.ahead.reads {

@@ -5,6 +5,7 @@
 //! thousands. A few are looked through, which is what costs least; many are kept in order of where they
 //! begin, those of like length together, so that a question looks only at what may reach its blocks.
 
+use crate::ids::ReqId;
 use std::collections::BTreeMap;
 
 /// So many are looked through one by one.
@@ -19,7 +20,7 @@ const CLASSES: usize = 64;
 pub(crate) struct Span {
     pub start: u64,
     pub end: u64,
-    pub req: usize,
+    pub req: ReqId,
 }
 
 impl Span {
@@ -31,7 +32,7 @@ impl Span {
         (self.end - self.start).max(1).next_power_of_two().ilog2() as u8
     }
 
-    fn key(&self) -> (u8, u64, usize) {
+    fn key(&self) -> (u8, u64, ReqId) {
         (self.class(), self.start, self.req)
     }
 }
@@ -47,7 +48,7 @@ pub(crate) struct Spans {
 #[derive(Debug)]
 struct Many {
     /// By class, start and request: the end.
-    ends: BTreeMap<(u8, u64, usize), u64>,
+    ends: BTreeMap<(u8, u64, ReqId), u64>,
     /// How many there are of each class.
     counts: [u32; CLASSES],
 }
@@ -66,7 +67,7 @@ impl Many {
     }
 
     fn spans(&self, class: u8, from: u64, to: u64) -> impl Iterator<Item = Span> {
-        let range = (class, from, 0)..(class, to, 0);
+        let range = (class, from, ReqId::FIRST)..(class, to, ReqId::FIRST);
         let found = self.ends.range(range);
         found.map(|(&(_, start, req), &end)| Span { start, end, req })
     }
@@ -205,12 +206,12 @@ mod tests {
             for (req, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert(start, len) => {
-                        let span = Span { start, end: start + len, req };
+                        let span = Span { start, end: start + len, req: ReqId::new(req, 0) };
                         spans.insert(span);
                         naive.0.push(span);
                     }
                     Step::Remove(n) if naive.0.is_empty() => {
-                        let missing = Span { start: n as u64 % 600, end: 601, req };
+                        let missing = Span { start: n as u64 % 600, end: 601, req: ReqId::new(req, 0) };
                         prop_assert!(!spans.remove(missing));
                     }
                     Step::Remove(n) => {
@@ -241,13 +242,13 @@ mod tests {
             spans.insert(Span {
                 start,
                 end: start + 1,
-                req: req as usize,
+                req: ReqId::new(req as usize, 0),
             });
         }
         let whole = Span {
             start: 0,
             end: 1 << 36,
-            req: 1000,
+            req: ReqId::new(1000, 0),
         };
         spans.insert(whole);
         assert_eq!(
@@ -265,7 +266,7 @@ mod tests {
         let span = |req: usize| Span {
             start: 2 * req as u64,
             end: 2 * req as u64 + 2,
-            req,
+            req: ReqId::new(req, 0),
         };
         (0..40).for_each(|req| spans.insert(span(req)));
         assert!(spans.many.is_some());

@@ -8,11 +8,12 @@
 
 use crate::api::{DiskId, Effects};
 use crate::cache::index::SlotNo;
-use crate::core::{Core, OpCtx, Phase};
+use crate::core::{Core, OpCtx};
 use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
+use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, Class, IoDone, OpKind};
@@ -74,9 +75,7 @@ impl Core {
             return false;
         };
         d.locks.meeting(start, end).any(|l| {
-            let Some(req) = self.reqs.get(l.req) else {
-                return false;
-            };
+            let req = &self.reqs[l.req];
             let to = match req.phase {
                 Phase::Appending | Phase::WaitFlash => l.end,
                 // All it has appended is on flash and mapped. If that could not become clean, a write

@@ -18,10 +18,11 @@
 
 use crate::api::{DiskId, Effects};
 use crate::cache::index::SlotNo;
-use crate::core::{Core, OpCtx, Phase};
+use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
 use crate::flash::append::unsent;
 use crate::flash::log::{Apply, BatchState, SegState, Then};
+use crate::request::req::Phase;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, Class, IoError, OpKind};
@@ -285,13 +286,13 @@ impl Core {
         requests.dedup();
         self.fail_flash_waiters(now, fx);
         for id in requests {
-            if self
-                .reqs
-                .get(id)
-                .is_some_and(|r| matches!(r.phase, Phase::Appending | Phase::WaitSpace))
-            {
-                self.divert(id, now, fx);
-            }
+            let phase = self.reqs[id].phase;
+            // They held their ranges, and nobody else ends what waits for room or for its batches.
+            assert!(
+                matches!(phase, Phase::Appending | Phase::WaitSpace),
+                "{id:?} was on its way to flash and is {phase:?}"
+            );
+            self.divert(id, now, fx);
         }
         for disk in self.disk_ids() {
             self.wake_clean_waiters(disk, now, fx);

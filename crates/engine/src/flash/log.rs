@@ -7,6 +7,7 @@
 //! place in that order, so "durable up to ord n" says all there is to say about durability.
 
 use crate::cache::index::SlotNo;
+use crate::ids::ReqId;
 use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind};
 use hearth_io::BufSlice;
 use smallvec::SmallVec;
@@ -48,7 +49,7 @@ pub(crate) enum Apply {
 pub(crate) enum Then {
     Nothing,
     /// A request counts down.
-    Request(usize),
+    Request(ReqId),
     /// A fill ends: its ticket is given back.
     Ticket {
         disk: u16,

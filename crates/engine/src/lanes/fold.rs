@@ -4,7 +4,8 @@ use super::{Counts, LANES, Reads, SLOW_NS, Use};
 use crate::api::{DiskId, Effects};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
-use crate::core::{Core, Req, ewma};
+use crate::core::{Core, ewma};
+use crate::request::answer::Asker;
 use hearth_policy::Use as Used;
 
 /// Good reads of which the mean is weighed one by one, at most: the older ones weigh nothing then.
@@ -134,11 +135,11 @@ impl Core {
             if let Some(d) = self.disk_mut(hit.r.disk) {
                 d.in_flight += 1;
             }
-            self.reqs.foreground += 1;
-            let mut req = Req::new(hit.r);
+            let asker = Asker::client(&hit.r);
+            let id = self.reqs.insert(hit.r, asker);
+            let req = &mut self.reqs[id];
             req.hit = true;
             req.pending = hit.bad.len() as u32;
-            let id = self.reqs.insert(req);
             for (op, done) in hit.bad {
                 self.flash.inflight += 1;
                 self.account(&done);

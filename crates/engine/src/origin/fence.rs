@@ -10,8 +10,10 @@
 //! asked.
 
 use crate::api::{DiskId, Effects};
-use crate::core::{Core, Phase};
+use crate::core::Core;
 use crate::engine::{ControlError, Engine};
+use crate::ids::ReqId;
+use crate::request::req::Phase;
 use hearth_io::{BLOCK, IoDone, IoError, Target};
 
 impl Core {
@@ -53,7 +55,7 @@ impl Core {
     }
 
     /// Fails a write of a stopped disk that waits for room, as soon as none of its parts is on its way.
-    pub fn give_up(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn give_up(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let req = &mut self.reqs[id];
         req.failed = Some(crate::api::ReqError::Io);
         if req.pending == 0 {

@@ -2,12 +2,14 @@
 //! protect clean copies while an origin changes.
 
 use crate::api::{DiskId, Effects, Mode, ReqError};
-use crate::core::{Core, FlashWaiter, OpCtx, Phase};
+use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::disk::{Intent, SyncWaiter};
 use crate::faults::Fault;
 use crate::flash::fail::Promise;
 use crate::flash::log::Then;
 use crate::flash::rescue::Closing;
+use crate::ids::ReqId;
+use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::{IoError, Target};
 
@@ -32,8 +34,8 @@ impl Core {
     }
 
     /// A client's flush: whatever it covers is durable on flash, or on the origin, or both.
-    pub fn start_flush(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
+    pub fn start_flush(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].disk;
         let applied = self.flash.log.applied_ord;
         if self.fenced(disk) {
             self.reqs[id].failed = Some(ReqError::Io);
@@ -79,7 +81,7 @@ impl Core {
     }
 
     /// A device flush a request waited for has ended.
-    fn request_durable(&mut self, id: usize, failed: bool, now: u64, fx: &mut Effects) {
+    fn request_durable(&mut self, id: ReqId, failed: bool, now: u64, fx: &mut Effects) {
         let req = &mut self.reqs[id];
         if failed {
             req.failed = Some(ReqError::Io);
@@ -97,8 +99,8 @@ impl Core {
 
     /// The flush of flash that a request waited for has ended, or will never. If flash was given up in
     /// between and may still promise something, the request waits with those that come a moment later.
-    fn request_flushed(&mut self, id: usize, failed: bool, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
+    fn request_flushed(&mut self, id: ReqId, failed: bool, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].disk;
         let again =
             failed && self.flash.failed && self.promise_of_left_flash(disk) != Promise::None;
         self.reqs[id].flush_again |= again;
@@ -307,7 +309,7 @@ impl Core {
     /// Step 3 of a write past the cache. False: the request waits for its intent.
     pub fn intent_or_wait(
         &mut self,
-        id: usize,
+        id: ReqId,
         disk: DiskId,
         start: u64,
         end: u64,
@@ -401,28 +403,13 @@ impl Core {
 
     /// An intent became durable: requests that waited for it go on.
     pub fn wake_intent(&mut self, disk: DiskId, region: u32, now: u64, fx: &mut Effects) {
-        let waiting: Vec<usize> = self
-            .disk(disk)
-            .into_iter()
-            .flat_map(|d| {
-                let start = u64::from(region) * d.region_blocks;
-                d.locks.meeting(start, start + d.region_blocks)
-            })
-            .map(|l| l.req)
-            .filter(|id| {
-                self.reqs
-                    .get(*id)
-                    .is_some_and(|r| r.phase == Phase::WaitIntent)
-            })
-            .collect();
+        let Some(d) = self.disk(disk) else { return };
+        let start = u64::from(region) * d.region_blocks;
+        let holders = d.locks.meeting(start, start + d.region_blocks);
+        let waits = |id: &ReqId| self.reqs[*id].phase == Phase::WaitIntent;
+        let waiting: Vec<ReqId> = holders.map(|l| l.req).filter(waits).collect();
         for id in waiting {
-            if self
-                .reqs
-                .get(id)
-                .is_some_and(|r| r.phase == Phase::WaitIntent)
-            {
-                self.go_through(id, now, fx);
-            }
+            self.go_through(id, now, fx);
         }
     }
 

@@ -8,11 +8,14 @@
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::{Key, SlotNo};
 use crate::cache::stage::policy_key;
-use crate::core::{Core, INTERNAL, OpCtx, Phase, ewma, req_error};
+use crate::core::{Core, OpCtx, ewma, req_error};
 use crate::disk::Ticket;
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, Then};
+use crate::ids::ReqId;
+use crate::request::answer::Asker;
+use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
@@ -46,7 +49,7 @@ pub(crate) enum Fill {
 /// A run of blocks being read from the origin.
 #[derive(Debug)]
 pub(crate) struct Miss {
-    pub req: usize,
+    pub req: ReqId,
     pub disk: u16,
     pub block: u64,
     pub count: u64,
@@ -63,17 +66,17 @@ pub(crate) struct Miss {
 }
 
 impl Core {
-    pub fn start_read(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let (offset, len, owner) = {
-            let r = &self.reqs[id].r;
-            (r.offset, r.len, r.owner)
+    pub fn start_read(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let (offset, len, client) = {
+            let r = &self.reqs[id];
+            (r.offset, r.len, r.is_clients())
         };
-        let stream = match self.disk_mut(self.reqs[id].r.disk) {
-            Some(d) if owner != INTERNAL => d.sequential.observe(offset, len),
+        let stream = match self.disk_mut(self.reqs[id].disk) {
+            Some(d) if client => d.sequential.observe(offset, len),
             _ => 0,
         };
         let long = self
-            .disk(self.reqs[id].r.disk)
+            .disk(self.reqs[id].disk)
             .is_some_and(|d| d.cfg.seq_cutoff > 0 && stream > d.cfg.seq_cutoff);
         let fill = if long {
             Fill::Sequential
@@ -83,9 +86,9 @@ impl Core {
         // Guards against completing while pieces are still being issued.
         self.reqs[id].pending = 1;
         self.reqs[id].seeks = stream <= len;
-        let (disk, start) = (self.reqs[id].r.disk, offset / 4096);
+        let (disk, start) = (self.reqs[id].disk, offset / 4096);
         let end = (offset + len).div_ceil(4096);
-        if owner == INTERNAL || !self.reads_ahead(disk) {
+        if !client || !self.reads_ahead(disk) {
             self.read_range(id, start, end, fill, now, fx);
         } else {
             let mut wishes = std::mem::take(&mut self.cache.ahead.wishes);
@@ -104,7 +107,7 @@ impl Core {
         self.read_part_done(id, now, fx);
     }
 
-    pub fn read_part_done(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn read_part_done(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         self.reqs[id].pending -= 1;
         if self.reqs[id].pending == 0 {
             self.finish(id, now, fx);
@@ -114,18 +117,18 @@ impl Core {
     /// Issues what brings blocks `start..end` into the request's buffer.
     pub fn read_range(
         &mut self,
-        id: usize,
+        id: ReqId,
         start: u64,
         end: u64,
         fill: Fill,
         now: u64,
         fx: &mut Effects,
     ) {
-        let (disk, owner, base) = {
-            let r = &self.reqs[id].r;
-            (r.disk, r.owner, r.offset / 4096)
+        let (disk, client, base) = {
+            let r = &self.reqs[id];
+            (r.disk, r.is_clients(), r.offset / 4096)
         };
-        let Some(buf) = self.reqs[id].r.buf.clone() else {
+        let Some(buf) = self.reqs[id].buf.clone() else {
             self.reqs[id].failed = Some(ReqError::Invalid);
             return;
         };
@@ -138,7 +141,7 @@ impl Core {
             && self.cache.stage.len() == 0
             && self.cache.ahead.is_idle();
         let mode = d.cfg.mode;
-        let counts = owner != INTERNAL && fill != Fill::Cached && mode != Mode::Off;
+        let counts = client && fill != Fill::Cached && mode != Mode::Off;
         let piece = |from: u64, count: u64| {
             buf.sub(((from - base) * 4096) as usize, (count * 4096) as usize)
         };
@@ -186,7 +189,7 @@ impl Core {
                     self.reqs[id].waited |= how != Use::Hit;
                     if let Some(d) = self.disk_mut(disk) {
                         d.counters.prefetch_used += u64::from(how != Use::Hit);
-                        if owner != INTERNAL {
+                        if client {
                             d.counters.read_hit_bytes += 4096;
                             d.counters.stage_hit_bytes += 4096;
                         }
@@ -255,9 +258,7 @@ impl Core {
             if counts {
                 self.count_uses(disk, b, b + n, Use::Hit);
             }
-            if owner != INTERNAL
-                && let Some(d) = self.disk_mut(disk)
-            {
+            if client && let Some(d) = self.disk_mut(disk) {
                 d.counters.read_hit_bytes += n * 4096;
             }
             self.reqs[id].hit = true;
@@ -325,7 +326,7 @@ impl Core {
     #[allow(clippy::too_many_arguments)]
     fn miss(
         &mut self,
-        id: usize,
+        id: ReqId,
         block: u64,
         count: u64,
         data: BufSlice,
@@ -334,18 +335,18 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let (disk, owner) = {
-            let r = &self.reqs[id].r;
-            (r.disk, r.owner)
+        let (disk, client) = {
+            let r = &self.reqs[id];
+            (r.disk, r.is_clients())
         };
         let prefetch = self.is_prefetch(id);
         self.reqs[id].missed = true;
         self.reqs[id].waited = true;
-        let seek = std::mem::take(&mut self.reqs[id].seeks) && owner != INTERNAL;
+        let seek = std::mem::take(&mut self.reqs[id].seeks) && client;
         let cacheable = fill == Fill::Allowed
             && mode != Mode::Off
             && !self.flash.failed
-            && (owner != INTERNAL || prefetch)
+            && (client || prefetch)
             && count <= RUN_MAX
             && self.disk(disk).is_some_and(|d| {
                 let padded = d.voiding.is_some() && block + count >= d.blocks;
@@ -370,12 +371,12 @@ impl Core {
         // A request may miss in several places.
         let bypassed = sequential && !std::mem::replace(&mut self.reqs[id].bypassed, true);
         let Some(d) = self.disk_mut(disk) else { return };
-        if fill != Fill::Allowed && owner != INTERNAL {
+        if fill != Fill::Allowed && client {
             d.counters.bypassed_sequential += u64::from(bypassed);
-        } else if !admit && owner != INTERNAL {
+        } else if !admit && client {
             d.counters.fills_rejected += asked;
         }
-        if owner != INTERNAL {
+        if client {
             d.counters.read_miss_bytes += asked * 4096;
             d.destage.near = block + count;
         }
@@ -436,7 +437,7 @@ impl Core {
 
     pub fn hit_read_done(
         &mut self,
-        id: usize,
+        id: ReqId,
         block: u64,
         slot: SlotNo,
         done: IoDone,
@@ -463,7 +464,7 @@ impl Core {
         let count = (done.op.len / 4096) as u32;
         let failed = done.result.is_err();
         if failed || (!again && !done.bad_blocks.is_empty() && !unchecked) {
-            let disk = self.reqs[id].r.disk;
+            let disk = self.reqs[id].disk;
             for i in 0..count {
                 if failed || done.bad_blocks.contains(&i) {
                     let eio = failed.then_some(Unread { alone: count == 1 });
@@ -485,7 +486,7 @@ impl Core {
     /// memory its owner may write at any moment says nothing about flash.
     fn read_privately(
         &mut self,
-        id: usize,
+        id: ReqId,
         block: u64,
         slot: SlotNo,
         crc: Option<u32>,
@@ -514,8 +515,8 @@ impl Core {
     }
 
     /// Gives a shared request what was read for it with [`Self::read_privately`].
-    fn copy_private(&mut self, id: usize, block: u64, data: &BufSlice) {
-        let r = &self.reqs[id].r;
+    fn copy_private(&mut self, id: ReqId, block: u64, data: &BufSlice) {
+        let r = &self.reqs[id];
         let at = ((block - r.offset / 4096) * 4096) as usize;
         if let Some(buf) = r.buf.as_ref().filter(|b| b.is_shared()) {
             buf.sub(at, data.len())
@@ -528,7 +529,7 @@ impl Core {
     #[allow(clippy::too_many_arguments)]
     fn bad_block(
         &mut self,
-        id: usize,
+        id: ReqId,
         disk: u16,
         block: u64,
         slot: SlotNo,
@@ -568,7 +569,7 @@ impl Core {
     }
 
     /// Looks again for one block of a read, wherever it is by now.
-    fn read_again(&mut self, id: usize, block: u64, now: u64, fx: &mut Effects) {
+    fn read_again(&mut self, id: ReqId, block: u64, now: u64, fx: &mut Effects) {
         self.reqs[id].retries += 1;
         let (start, end) = self.blocks_of(id);
         if self.reqs[id].retries > RETRIES_MAX * (end - start) {
@@ -676,15 +677,15 @@ impl Core {
     }
 
     /// Copies what the request asked for out of a wider read.
-    fn copy_out(&mut self, id: usize, miss: &Miss) {
+    fn copy_out(&mut self, id: ReqId, miss: &Miss) {
         let (start, end) = self.blocks_of(id);
         let range = miss.block.max(start)..(miss.block + miss.count).min(end);
         self.copy_blocks(id, range, &miss.data, miss.block);
     }
 
     /// Copies blocks of a request into its buffer; `data` begins with block `first`.
-    pub fn copy_blocks(&mut self, id: usize, blocks: Range<u64>, data: &BufSlice, first: u64) {
-        let r = &mut self.reqs[id].r;
+    pub fn copy_blocks(&mut self, id: ReqId, blocks: Range<u64>, data: &BufSlice, first: u64) {
+        let r = &mut self.reqs[id];
         let base = r.offset / 4096;
         let Some(buf) = r.buf.as_mut().filter(|_| !blocks.is_empty()) else {
             return;
@@ -696,22 +697,21 @@ impl Core {
     }
 
     /// Is it a piece of a client's request to cache?
-    fn is_prefetch(&self, id: usize) -> bool {
-        let r = &self.reqs[id].r;
-        let parent = self.reqs.get(r.tag as usize).map(|p| p.r.op);
-        r.owner == INTERNAL && matches!(parent, Some(ReqOp::Prefetch))
+    fn is_prefetch(&self, id: ReqId) -> bool {
+        let parent = self.reqs[id].answer.request();
+        parent.is_some_and(|parent| self.reqs[parent].op == ReqOp::Prefetch)
     }
 
     /// NBD_CMD_CACHE: reads the range piece by piece and always admits.
-    pub fn start_prefetch(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let r = &mut self.reqs[id].r;
+    pub fn start_prefetch(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let r = &mut self.reqs[id];
         r.len = r.len.min(PREFETCH_MAX);
         self.prefetch_step(id, Ok(()), now, fx);
     }
 
     pub fn prefetch_step(
         &mut self,
-        id: usize,
+        id: ReqId,
         result: Result<(), ReqError>,
         now: u64,
         fx: &mut Effects,
@@ -720,7 +720,7 @@ impl Core {
             self.reqs[id].failed = Some(e);
         }
         let (disk, offset, len) = {
-            let r = &self.reqs[id].r;
+            let r = &self.reqs[id];
             (r.disk, r.offset, r.len)
         };
         if len == 0 || self.reqs[id].failed.is_some() || self.quiescing {
@@ -729,12 +729,11 @@ impl Core {
         }
         let step = PREFETCH_STEP.min(len);
         let buf = Buf::zeroed(Request::buffer_len(offset, step) as usize);
-        let mut r = Request::read(id as u64, disk, offset, step, &buf, now);
-        r.owner = INTERNAL;
         let req = &mut self.reqs[id];
         req.phase = Phase::Reading;
-        req.r.offset += step;
-        req.r.len -= step;
-        self.start(r, now, fx);
+        req.offset += step;
+        req.len -= step;
+        let r = Request::read(0, disk, offset, step, &buf, now);
+        self.start(r, Asker::Request(id), now, fx);
     }
 }

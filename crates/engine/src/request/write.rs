@@ -15,11 +15,14 @@
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
-use crate::core::{ANSWERED, Core, INTERNAL, OpCtx, Phase, req_error};
+use crate::core::{Core, OpCtx, req_error};
 use crate::disk::spans::Span;
 use crate::disk::{Disk, SyncWaiter};
 use crate::faults::Fault;
 use crate::flash::log::{Apply, Item, Then};
+use crate::ids::ReqId;
+use crate::request::answer::{Answer, Asker};
+use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
@@ -53,20 +56,19 @@ const QUEUED_WRITES: u64 = 4;
 
 impl Core {
     /// Blocks a request touches.
-    pub fn blocks_of(&self, id: usize) -> (u64, u64) {
-        let r = &self.reqs[id].r;
-        (r.offset / 4096, (r.offset + r.len).div_ceil(4096))
+    pub fn blocks_of(&self, id: ReqId) -> (u64, u64) {
+        self.reqs[id].blocks()
     }
 
     /// The blocks a request touches, as its own.
-    fn span_of(&self, req: usize) -> Span {
+    fn span_of(&self, req: ReqId) -> Span {
         let (start, end) = self.blocks_of(req);
         Span { start, end, req }
     }
 
     /// Takes the request's range or queues behind whoever has it, or waits for it longer.
-    pub fn lock_or_wait(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
+    pub fn lock_or_wait(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].disk;
         let span = self.span_of(id);
         let unheld = self.opts.faults.has(Fault::SkipRangeLock);
         let behind = self.disk(disk).filter(|_| !unheld).map_or(0, |d| {
@@ -86,8 +88,8 @@ impl Core {
         }
     }
 
-    fn acquire(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
+    fn acquire(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].disk;
         let span = self.span_of(id);
         let (start, end) = (span.start, span.end);
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
@@ -106,9 +108,9 @@ impl Core {
 
     /// Gives a range back. Who waited for nobody else may take its own:
     /// [`wake_locks`](Self::wake_locks) lets it in.
-    pub fn unlock(&mut self, id: usize) {
+    pub fn unlock(&mut self, id: ReqId) {
         let span = self.span_of(id);
-        let disk = self.reqs[id].r.disk;
+        let disk = self.reqs[id].disk;
         let Some(d) = self
             .disks
             .get_mut(disk as usize)
@@ -145,21 +147,21 @@ impl Core {
     }
 
     /// Takes the first request out of the queue whose range is free.
-    fn next_unlocked(&mut self, disk: DiskId) -> Option<usize> {
+    fn next_unlocked(&mut self, disk: DiskId) -> Option<ReqId> {
         let (_, id) = self.disk_mut(disk)?.unlocked.pop_first()?;
         let span = self.span_of(id);
         self.disk_mut(disk)?.lock_queue.remove(span);
         Some(id)
     }
 
-    fn begin_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let r = &self.reqs[id].r;
+    fn begin_write(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let r = &self.reqs[id];
         let (disk, offset, len) = (r.disk, r.offset, r.len);
         let Some(d) = self.disk(disk) else { return };
         let through = self.flash.failed || !d.writes_to_flash();
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].through = through;
-        if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+        if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
             self.begin_zero(id, now, fx);
             return;
         }
@@ -177,7 +179,7 @@ impl Core {
         }
     }
 
-    fn count_write(&mut self, id: usize, disk: DiskId) {
+    fn count_write(&mut self, id: ReqId, disk: DiskId) {
         let (start, end) = self.blocks_of(id);
         if end - start >= FETCH_BLOCKS {
             (start..end).for_each(|b| self.cache.index.prefetch(Key::new(disk, b)));
@@ -200,8 +202,8 @@ impl Core {
     }
 
     /// Reads the blocks a write covers only partly; [`merged`](Self::merged) goes on.
-    pub fn merge_edges(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let r = &self.reqs[id].r;
+    pub fn merge_edges(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let r = &self.reqs[id];
         let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
         let Some(size) = self.disk(disk).map(|d| d.cfg.size) else {
             return;
@@ -220,31 +222,29 @@ impl Core {
         }
         for block in edges {
             let len = (size - block * 4096).min(4096);
-            let mut r = Request::read(id as u64, disk, block * 4096, len, &Buf::zeroed(4096), now);
-            r.owner = INTERNAL;
-            self.start(r, now, fx);
+            let r = Request::read(0, disk, block * 4096, len, &Buf::zeroed(4096), now);
+            self.start(r, Asker::Request(id), now, fx);
         }
     }
 
     /// One edge block has been read.
     pub fn merged(
         &mut self,
-        id: usize,
-        edge: Request,
+        id: ReqId,
+        (block, old): (u64, Option<BufSlice>),
         result: Result<(), ReqError>,
         now: u64,
         fx: &mut Effects,
     ) {
         let req = &mut self.reqs[id];
         req.pending -= 1;
-        match (result, edge.buf) {
+        match (result, old) {
             (Ok(()), Some(old)) => {
-                let block = edge.offset / 4096;
-                let (start, end) = (req.r.offset, req.r.offset + req.r.len);
+                let (start, end) = (req.offset, req.offset + req.len);
                 // Bytes of the edge block the write covers.
                 let from = start.saturating_sub(block * 4096).min(4096) as usize;
                 let to = (end - block * 4096).min(4096) as usize;
-                if let Some(buf) = req.r.buf.as_mut() {
+                if let Some(buf) = req.buf.as_mut() {
                     let at = ((block - start / 4096) * 4096) as usize;
                     let bytes = &mut buf.bytes_mut()[at..at + 4096];
                     bytes[..from].copy_from_slice(&old.bytes()[..from]);
@@ -263,14 +263,14 @@ impl Core {
         }
     }
 
-    fn merge_complete(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    fn merge_complete(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         self.reqs[id].merged = true;
         if self.reqs[id].failed.is_some() {
             self.finish(id, now, fx);
-        } else if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+        } else if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
             self.zero_with_edges(id, now, fx);
         } else {
-            self.reqs[id].r.crcs.clear();
+            self.reqs[id].crcs.clear();
             // Whole blocks from here on.
             if self.reqs[id].through || self.flash.failed {
                 self.go_through(id, now, fx);
@@ -280,18 +280,18 @@ impl Core {
         }
     }
 
-    pub fn append_or_stall(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        if self.fenced(self.reqs[id].r.disk) {
+    pub fn append_or_stall(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        if self.fenced(self.reqs[id].disk) {
             return self.give_up(id, now, fx);
         }
         self.reqs[id].phase = Phase::WaitSpace;
-        let disk = self.reqs[id].r.disk;
+        let disk = self.reqs[id].disk;
         // Behind its like; past another disk's dirty blocks and what adds runs of zeros, but not past who
         // waits for the log.
         let queues = self.reqs.log_full
             || self.reqs.stalled.iter().any(|&other| {
                 let other = &self.reqs[other];
-                other.r.disk == disk && !other.waits_for_runs
+                other.disk == disk && !other.waits_for_runs
             });
         if queues || self.append_some(id, now, fx) != Appended::All {
             self.reqs.stalled.push_back(id);
@@ -299,8 +299,8 @@ impl Core {
     }
 
     /// Appends as much of a write-back request as there is room for.
-    fn append_some(&mut self, id: usize, now: u64, fx: &mut Effects) -> Appended {
-        let disk = self.reqs[id].r.disk;
+    fn append_some(&mut self, id: ReqId, now: u64, fx: &mut Effects) -> Appended {
+        let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
         if self.flash.failed {
             self.reqs[id].through = true;
@@ -309,7 +309,7 @@ impl Core {
             }
             return Appended::All;
         }
-        if !matches!(self.reqs[id].r.op, ReqOp::Write { .. }) {
+        if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
             return self.append_zeros(id);
         }
         if self.waits_for_runs(id, start, end, false) {
@@ -334,12 +334,11 @@ impl Core {
                 return Appended::NoRoom;
             }
             let req = &mut self.reqs[id];
-            let Some(buf) = req.r.buf.as_ref() else {
+            let Some(buf) = req.buf.as_ref() else {
                 return Appended::All;
             };
             let mut data = buf.sub((done * 4096) as usize, (n * 4096) as usize);
             let mut crcs: SmallVec<[u32; 4]> = req
-                .r
                 .crcs
                 .get(done as usize..(done + n) as usize)
                 .map(SmallVec::from_slice)
@@ -395,7 +394,7 @@ impl Core {
         block: u64,
         data: BufSlice,
         crcs: SmallVec<[u32; 4]>,
-        id: usize,
+        id: ReqId,
     ) {
         self.flash.log.push(Item {
             kind: Kind::Dirty,
@@ -424,7 +423,7 @@ impl Core {
         let mut too_dirty: SmallVec<[DiskId; 4]> = SmallVec::new();
         let mut at = 0;
         while let Some(id) = self.reqs.stalled.get(at).copied() {
-            let disk = self.reqs[id].r.disk;
+            let disk = self.reqs[id].disk;
             if too_dirty.contains(&disk) {
                 at += 1;
                 continue;
@@ -487,7 +486,7 @@ impl Core {
     fn wake_stalled_through(&mut self, now: u64, fx: &mut Effects) {
         // Each pass admits one or ends; `go_through` may put one back only for want of room.
         while let Some(id) = self.reqs.stalled_through.front().copied() {
-            let disk = self.reqs[id].r.disk;
+            let disk = self.reqs[id].disk;
             if !self.flash.failed && !self.has_record_room(disk) {
                 return;
             }
@@ -497,7 +496,7 @@ impl Core {
     }
 
     /// An item of a request is on flash and mapped.
-    pub fn request_applied(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn request_applied(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let req = &mut self.reqs[id];
         req.pending -= 1;
         if req.pending > 0 || req.phase == Phase::WaitSpace {
@@ -507,7 +506,7 @@ impl Core {
             self.divert(id, now, fx);
             return;
         }
-        let fua = match req.r.op {
+        let fua = match req.op {
             ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
             _ => false,
         };
@@ -521,24 +520,17 @@ impl Core {
     }
 
     /// The deliberate fault: answers although nothing is on flash yet.
-    fn ack_early(&mut self, id: usize, fx: &mut Effects) {
-        let r = &mut self.reqs[id].r;
-        if r.owner < ANSWERED {
-            fx.completions.push(crate::api::Completion {
-                owner: r.owner,
-                tag: r.tag,
-                result: Ok(()),
-                buf: None,
-            });
-            r.owner = ANSWERED;
-        }
+    fn ack_early(&mut self, id: ReqId, fx: &mut Effects) {
+        let told = Answer::to(Asker::Told);
+        let answer = std::mem::replace(&mut self.reqs[id].answer, told);
+        answer.client(Ok(()), None, fx);
     }
 
     /// Flash failed under a write-back request: the origin takes it.
-    pub fn divert(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn divert(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         self.reqs[id].through = true;
         self.reqs[id].pending = 0;
-        let zero = !matches!(self.reqs[id].r.op, ReqOp::Write { .. });
+        let zero = !matches!(self.reqs[id].op, ReqOp::Write { .. });
         if zero {
             // Its edges went into the log that failed. They are read again, or the rest of those
             // blocks would be forgotten with the copies on flash.
@@ -551,8 +543,8 @@ impl Core {
     }
 
     /// Past the cache, from step 2 of the module's list. Entered again after every wait.
-    pub fn go_through(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
+    pub fn go_through(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
         if self.fenced(disk) {
             self.reqs[id].failed = Some(ReqError::Io);
@@ -586,7 +578,7 @@ impl Core {
         if !self.intent_or_wait(id, disk, start, end, now, fx) {
             return;
         }
-        let r = &self.reqs[id].r;
+        let r = &self.reqs[id];
         let (offset, len) = (r.offset, r.len);
         let Some(d) = self.disk(disk) else { return };
         let partial =
@@ -603,7 +595,7 @@ impl Core {
             d.clip(start, end - start),
         );
         self.reqs[id].phase = Phase::Origin;
-        match self.reqs[id].r.op {
+        match self.reqs[id].op {
             ReqOp::Write { .. } => {
                 let exact = !self.reqs[id].merged
                     && offset % align == 0
@@ -613,7 +605,7 @@ impl Core {
                 } else {
                     (start * 4096, whole)
                 };
-                let Some(buf) = self.reqs[id].r.buf.as_ref() else {
+                let Some(buf) = self.reqs[id].buf.as_ref() else {
                     return;
                 };
                 let piece = buf.sub((from - start * 4096) as usize, bytes as usize);
@@ -637,9 +629,9 @@ impl Core {
     /// A dirty block in the range is lost, so it never becomes clean, and until this write is through
     /// it must go on failing, also after a crash. So the write takes its place on flash, whatever the mode, and
     /// is destaged like what a mode before this one left dirty.
-    fn supersede_lost(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    fn supersede_lost(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         self.reqs[id].through = false;
-        let r = &self.reqs[id].r;
+        let r = &self.reqs[id];
         let (offset, end) = (r.offset, r.offset + r.len);
         let size = self.disk(r.disk).map_or(0, |d| d.cfg.size);
         let partial = offset % 4096 != 0 || (end % 4096 != 0 && end != size);
@@ -658,7 +650,7 @@ impl Core {
     #[allow(clippy::too_many_arguments)]
     fn zero_through(
         &mut self,
-        id: usize,
+        id: ReqId,
         disk: DiskId,
         op: ReqOp,
         align: u64,
@@ -666,7 +658,7 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let r = &self.reqs[id].r;
+        let r = &self.reqs[id];
         let (offset, end) = (r.offset, r.offset + r.len);
         let edges = self.reqs[id].edges.clone();
         // With merged edges the zeros begin at whole blocks; a discard only shrinks.
@@ -712,7 +704,7 @@ impl Core {
     /// Step 2. False: the request waits.
     fn clean_or_wait(
         &mut self,
-        id: usize,
+        id: ReqId,
         disk: DiskId,
         start: u64,
         end: u64,
@@ -772,8 +764,8 @@ impl Core {
         }
     }
 
-    pub fn origin_write_done(&mut self, id: usize, done: IoDone, now: u64, fx: &mut Effects) {
-        let disk = self.reqs[id].r.disk;
+    pub fn origin_write_done(&mut self, id: ReqId, done: IoDone, now: u64, fx: &mut Effects) {
+        let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
         if let Err(e) = done.result {
             self.reqs[id].failed = Some(req_error(e));
@@ -800,7 +792,7 @@ impl Core {
                 }
             }
         }
-        let op = self.reqs[id].r.op;
+        let op = self.reqs[id].op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
         let evicting = (self.flash.evict.current.is_some() || !self.flash.log.freeing.is_empty())
@@ -852,7 +844,7 @@ impl Core {
     #[allow(clippy::too_many_arguments)]
     fn renew(
         &mut self,
-        id: usize,
+        id: ReqId,
         disk: DiskId,
         start: u64,
         end: u64,
@@ -866,7 +858,7 @@ impl Core {
         let (offset, bytes) = (done.op.offset, done.op.len);
         let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
         let count = end - start;
-        let Some(buf) = self.reqs[id].r.buf.as_ref().filter(|b| !b.is_shared()) else {
+        let Some(buf) = self.reqs[id].buf.as_ref().filter(|b| !b.is_shared()) else {
             return false;
         };
         if !whole || self.flash.failed {

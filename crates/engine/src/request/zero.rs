@@ -10,9 +10,11 @@
 //! make one more waits for the destager as a write does while too much is dirty.
 
 use crate::api::{DiskId, Effects, ReqOp};
-use crate::core::{Core, Phase};
+use crate::core::Core;
 use crate::disk::runset::RunSet;
 use crate::flash::log::Then;
+use crate::ids::ReqId;
+use crate::request::req::Phase;
 use crate::request::write::Appended;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -79,8 +81,8 @@ impl Core {
 
     /// Has a request to wait because its write of these blocks, or their becoming `zero`, would add a
     /// run that may not be?
-    pub fn waits_for_runs(&mut self, id: usize, start: u64, end: u64, zero: bool) -> bool {
-        let disk = self.reqs[id].r.disk;
+    pub fn waits_for_runs(&mut self, id: ReqId, start: u64, end: u64, zero: bool) -> bool {
+        let disk = self.reqs[id].disk;
         let adds = self.disk(disk).is_some_and(|d| {
             end > start
                 && if zero {
@@ -94,8 +96,8 @@ impl Core {
         waits
     }
 
-    pub fn begin_zero(&mut self, id: usize, now: u64, fx: &mut Effects) {
-        let r = &self.reqs[id].r;
+    pub fn begin_zero(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        let r = &self.reqs[id];
         let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
         let Some(d) = self.disk(disk) else { return };
         let size = d.cfg.size;
@@ -105,7 +107,7 @@ impl Core {
             4096
         };
         let partial = offset % unit != 0 || (end % unit != 0 && end != size);
-        if partial && matches!(self.reqs[id].r.op, ReqOp::WriteZeroes { .. }) {
+        if partial && matches!(self.reqs[id].op, ReqOp::WriteZeroes { .. }) {
             self.merge_edges(id, now, fx);
         } else {
             self.zero_with_edges(id, now, fx);
@@ -113,8 +115,8 @@ impl Core {
     }
 
     /// The whole blocks a request zeroes.
-    pub fn zeros_of(&self, id: usize) -> (u64, u64) {
-        let r = &self.reqs[id].r;
+    pub fn zeros_of(&self, id: ReqId) -> (u64, u64) {
+        let r = &self.reqs[id];
         let (offset, end) = (r.offset, r.offset + r.len);
         let size = self.disk(r.disk).map_or(0, |d| d.cfg.size);
         let last = if end == size {
@@ -126,7 +128,7 @@ impl Core {
     }
 
     /// Appends the zero run and, for partial edges, the merged blocks.
-    pub fn zero_with_edges(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn zero_with_edges(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         if self.flash.failed || self.reqs[id].through {
             self.reqs[id].through = true;
             self.go_through(id, now, fx);
@@ -138,7 +140,7 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
-        if self.fenced(self.reqs[id].r.disk) {
+        if self.fenced(self.reqs[id].disk) {
             return self.give_up(id, now, fx);
         }
         if self.append_zeros(id) != Appended::All {
@@ -148,8 +150,8 @@ impl Core {
     }
 
     /// The same, if there is room for it.
-    pub fn append_zeros(&mut self, id: usize) -> Appended {
-        let disk = self.reqs[id].r.disk;
+    pub fn append_zeros(&mut self, id: ReqId) -> Appended {
+        let disk = self.reqs[id].disk;
         let (first, last) = self.zeros_of(id);
         if self.waits_for_runs(id, first, last, true) {
             return Appended::TooManyRuns;
@@ -167,7 +169,7 @@ impl Core {
             self.push_dirty(disk, block, data.sub(0, 4096), crcs, id);
         }
         if last > first {
-            let solid = matches!(self.reqs[id].r.op, ReqOp::WriteZeroes { punch: false, .. });
+            let solid = matches!(self.reqs[id].op, ReqOp::WriteZeroes { punch: false, .. });
             if let Some(d) = self.disk_mut(disk) {
                 if solid {
                     d.solid.insert_range(first, last);
