@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::Hearth;
+use hearth_rig::child::bound_to_us;
 use hearth_rig::clients::run_ok;
 use hearth_rig::load::{BLOCKS, Writer};
 use hearth_rig::pattern::BLOCK;
@@ -183,6 +184,50 @@ fn one_image_has_one_owner() -> Result<()> {
     a.ok(&["disk", "set", "d", "--trust", "origin"])?;
     is(&a, "attached")?;
     ensure!(a.connect("d")?.read(1 << 20, 4096)? == [9; 4096]);
+    Ok(())
+}
+
+/// A virtual machine that was started on the image, on the very host of its owner, while Hearth was down.
+#[test]
+fn a_guest_on_the_owners_host_is_waited_for() -> Result<()> {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    let Some(_lab) = lab("ceph: a guest on the owner's host") else {
+        return Ok(());
+    };
+    let origin = image("beside", "64M")?;
+    let mut a = host("a")?;
+    a.add("d", &origin, &[])?;
+    a.stop()?;
+    wait::until("its watch ends", LIMIT, || {
+        watchers("beside").ok()?.is_empty().then_some(())
+    })?;
+    let mut command = Command::new("ip");
+    command
+        .args(["netns", "exec", "hearth-a", "qemu-io", "-f", "raw"])
+        .arg("rbd:rbd/beside:id=hearth")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
+    let mut guest = bound_to_us(&mut command).spawn()?;
+    let mut says = guest.stdin.take().context("no pipe")?;
+    says.write_all(b"write -P 3 0 4096\nflush\n")?;
+    wait::until("it has the image open", LIMIT, || {
+        (!watchers("beside").ok()?.is_empty()).then_some(())
+    })?;
+    a.start()?;
+    is(&a, "waiting")?;
+    let shown = show(&a)?;
+    ensure!(
+        shown["reason"]
+            .as_str()
+            .is_some_and(|why| why.contains("10.99.0.2")),
+        "{shown}"
+    );
+    // It ends when nothing more is said.
+    drop(says);
+    guest.wait()?;
+    is(&a, "attached")?;
+    ensure!(a.connect("d")?.read(0, 4096)? == [3; 4096]);
     Ok(())
 }
 

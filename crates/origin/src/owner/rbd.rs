@@ -109,6 +109,19 @@ fn host(address: &str) -> &str {
     address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
+/// Of those who have an image open that is ours, the ones that are not we.
+///
+/// Our own watch of an earlier run, on this host, goes by itself, and is not waited for. It must have
+/// been noted: a virtual machine of this host that was started on the image meanwhile has the same
+/// host's address. A watch that ended before it was noted is taken for somebody else's until it goes.
+fn others(watchers: Vec<String>, holder: &str, noted: &str) -> Vec<String> {
+    let is_ours =
+        |w: &String| host(w) == host(holder) && noted.split_whitespace().any(|noted| noted == w);
+    let mut watchers = watchers;
+    watchers.retain(|w| !is_ours(w));
+    watchers
+}
+
 impl RbdImage {
     /// Of QEMU's description of a block device, if its driver is rbd.
     pub(super) fn new(node: &Value, name: &str) -> Option<RbdImage> {
@@ -227,11 +240,8 @@ impl RbdImage {
         if let Some(holder) = &before {
             let (origin, owner) = (origin.to_owned(), Box::new(holder.owner.clone()));
             if holder.cookie == me.pool {
-                // Our own watch of an earlier run, on this host, goes by itself.
-                let others: Vec<String> = watchers
-                    .into_iter()
-                    .filter(|w| host(w) != host(&holder.address))
-                    .collect();
+                let noted = self.noted(&object);
+                let others = others(watchers, &holder.address, &noted);
                 return match others.as_slice() {
                     [] => Ok(false),
                     others => Err(in_use(others)),
@@ -296,11 +306,15 @@ impl RbdImage {
             .map(|holder| taken_over(&holder.owner)))
     }
 
+    /// The addresses the owner has noted of its own clients; none if there are none.
+    fn noted(&self, object: &str) -> String {
+        self.rados(&["getxattr", object, CLIENTS])
+            .unwrap_or_default()
+    }
+
     /// Has the cluster refuse what the last owner may still send.
     fn shut_out(&self, object: &str) {
-        let known = self
-            .rados(&["getxattr", object, CLIENTS])
-            .unwrap_or_default();
+        let known = self.noted(object);
         for address in known.split_whitespace().take(CLIENTS_MAX) {
             let mut args = self.access();
             args.extend(["osd", "blocklist", "add", address]);
@@ -379,6 +393,14 @@ mod tests {
         let image = RbdImage::new(&node, "rbd:p/i").unwrap();
         assert_eq!(image.access, ["--id", "u", "-c", "/c"]);
         assert!(RbdImage::new(&serde_json::json!({"driver": "ssh"}), "x").is_none());
+    }
+
+    #[test]
+    fn a_guest_on_our_own_host_is_not_we() {
+        let all = ["10.0.0.1:0/7", "10.0.0.1:0/8", "10.0.0.2:0/7"].map(str::to_owned);
+        let others = |noted: &str| others(all.to_vec(), "10.0.0.1:0/1", noted);
+        assert_eq!(others("10.0.0.1:0/6 10.0.0.1:0/7 10.0.0.2:0/7\n"), all[1..]);
+        assert_eq!(others(""), all);
     }
 
     #[test]

@@ -9,6 +9,10 @@
 //! An owner that comes back touches its record as well, before it changes or removes it, and looks
 //! whether what it touched still stands there. So whoever is about to take over finds it touched, and
 //! puts it back; or the owner finds it gone.
+//!
+//! A pool whose record names another host was moved here with its flash. Or its flash was copied, and
+//! it is served there as well: so that record must stand still, too, before it is renewed, and an owner
+//! that finds another host in its record stops.
 
 use super::{ClaimError, Owner, RECORD_MAX, Take, Watch, taken_over};
 use std::fs::{File, OpenOptions};
@@ -195,6 +199,13 @@ pub(super) fn claim(
             });
         };
         if owner.pool == me.pool {
+            // Moved here with its flash, or this is a copy of the flash and the pool is served there, too.
+            if owner.host != me.host && !stands_still(place, &seen).map_err(failed)? {
+                return Err(ClaimError::InUse {
+                    origin: origin.to_owned(),
+                    who: format!("this same pool on host {}, which is at work", owner.host),
+                });
+            }
             if renew(place, me, &seen).map_err(failed)? {
                 return Ok(false);
             }
@@ -317,7 +328,7 @@ pub(super) fn watcher(place: &Path, me: &Owner) -> Watch {
         };
         told = false;
         match seen.map(|seen| (seen.inode, seen.owner)) {
-            Some((_, Some(owner))) if owner.pool != me.pool => {
+            Some((_, Some(owner))) if (&owner.pool, &owner.host) != (&me.pool, &me.host) => {
                 return Some(taken_over(&owner));
             }
             // Half a record: somebody is about to write it.
@@ -408,6 +419,41 @@ mod tests {
         assert_ne!(before, theirs);
         assert!((watch.look)().unwrap().contains("host-of-b"));
         assert_eq!(read(&place).unwrap(), theirs);
+    }
+
+    /// A copy of the flash is the same pool; what it has is not the same data for long.
+    #[test]
+    fn one_pool_on_two_hosts_is_seen_by_both() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(".d.hearth-owner");
+        let a = owner("a", "1");
+        let copy = Owner {
+            host: "elsewhere".to_owned(),
+            ..owner("a", "2")
+        };
+        claim(&place, "d", &a, Take::Free).unwrap();
+        let mut watch = watcher(&place, &a);
+        let over = AtomicBool::new(false);
+        let refused = std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    assert_eq!((watch.look)(), None);
+                    std::thread::yield_now();
+                }
+            });
+            let refused = claim(&place, "d", &copy, Take::Free);
+            over.store(true, Ordering::Relaxed);
+            refused.unwrap_err().to_string()
+        });
+        assert!(
+            refused.contains("this same pool on host host-of-a"),
+            "{refused}"
+        );
+        // Where it came from is silent for long enough: it was moved.
+        assert!(!claim(&place, "d", &copy, Take::Free).unwrap());
+        assert!((watch.look)().unwrap().contains("elsewhere"));
+        assert_eq!(read(&place).unwrap().unwrap().owner, Some(copy));
     }
 
     /// Somebody takes over between the owner's look and what it does then.
