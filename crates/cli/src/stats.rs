@@ -330,7 +330,7 @@ fn all(report: &StatsReport) -> String {
     for d in &report.disks {
         trouble(&mut out, d);
     }
-    out.push_str("\nall disks, those removed since the start included\n");
+    out.push_str("\nall disks\n");
     out.push_str(&spans(&report.pool.disks));
     out.push('\n');
     let mut table = Table::new(&[

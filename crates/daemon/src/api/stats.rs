@@ -10,7 +10,7 @@ use std::sync::Arc;
 use utoipa::ToSchema;
 
 use super::types::WriteBackTrouble;
-use crate::windows::{Since, Windows};
+use crate::windows::{SPANS, Since, Windows};
 
 /// Operations on the origin below which their mean latency is no base for an estimate.
 const ESTIMATE_MIN_OPS: u64 = 16;
@@ -429,7 +429,8 @@ pub struct PoolReport {
     pub stuck: Vec<StuckThread>,
     /// Flash: the total, then the windows from short to long.
     pub spans: Vec<FlashSpan>,
-    /// All disks together: the total, then the windows.
+    /// The pool's disks together, as they are listed: the total, then the windows. What was counted for a
+    /// disk goes with it.
     pub disks: Vec<DiskSpan>,
 }
 
@@ -444,7 +445,7 @@ pub struct StatsReport {
     pub disks: Vec<DiskReport>,
 }
 
-/// The spans of a disk (or of all disks): total and windows.
+/// The spans of a disk: total and windows.
 pub fn disk_spans(
     uptime: u64,
     now: u64,
@@ -464,6 +465,28 @@ pub fn disk_spans(
         ratios: w.value.ratios(counters),
     });
     std::iter::once(total).chain(windows).collect()
+}
+
+/// The spans of all these disks together, the longest that one of them covers.
+pub fn all_spans(uptime: u64, disks: &[DiskReport]) -> Vec<DiskSpan> {
+    let names = std::iter::once("total").chain(SPANS.iter().map(|span| span.name));
+    let mut all = Vec::new();
+    for (at, name) in names.enumerate() {
+        let mut counters = Counters::default();
+        let mut seconds = 0;
+        for span in disks.iter().filter_map(|disk| disk.spans.get(at)) {
+            counters.add(&span.counters);
+            seconds = seconds.max(span.seconds);
+        }
+        let total = all.first().map_or(counters, |t: &DiskSpan| t.counters);
+        all.push(DiskSpan {
+            span: name.to_owned(),
+            seconds: if at == 0 { uptime } else { seconds },
+            counters,
+            ratios: counters.ratios(&total),
+        });
+    }
+    all
 }
 
 /// The spans of the pool's flash.
@@ -576,6 +599,25 @@ mod tests {
         assert_eq!(r.uncached_read_us, Some(8000.0));
         let speedup = r.speedup.unwrap();
         assert!((speedup - 800.0 / 168.0).abs() < 1e-9, "{speedup}");
+    }
+
+    #[test]
+    fn all_disks_are_those_that_are_listed() {
+        let disk = |seconds: u64, counters: &Counters| {
+            let windows = Windows::new(100 - seconds, Counters::default());
+            let spans = disk_spans(100, 100, counters, &windows);
+            DiskReport::new("d", false, &DiskStats::default(), spans, Vec::new())
+        };
+        let mut twice = busy();
+        twice.add(&busy());
+        let all = all_spans(100, &[disk(10, &busy()), disk(50, &busy())]);
+        let names: Vec<&str> = all.iter().map(|s| s.span.as_str()).collect();
+        assert_eq!(names, ["total", "5min", "1h", "1d"]);
+        assert!(all.iter().all(|s| s.counters == twice));
+        assert_eq!((all[0].seconds, all[1].seconds), (100, 50));
+        assert_eq!(all[1].ratios, busy().ratios(&busy()));
+        let none = all_spans(100, &[]);
+        assert_eq!((none.len(), none[3].counters), (4, Counters::default()));
     }
 
     #[test]

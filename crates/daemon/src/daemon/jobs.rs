@@ -67,19 +67,14 @@ impl Daemon {
         let now = self.now_s();
         let mut disks = lock(&self.disks);
         let mut windows = lock(&self.windows);
-        if !windows.flash.due(now)
-            && !windows.disks.due(now)
-            && disks.values().all(|s| !s.windows.due(now))
-        {
+        if !windows.due(now) && disks.values().all(|s| !s.windows.due(now)) {
             return;
         }
-        let mut total = windows.retired;
         for slot in disks.values_mut() {
             let Some(stats) = self.engine.stats(slot.id, hearth_io::now_ns()) else {
                 continue;
             };
             let counters = Counters::from(&stats.counters);
-            total.add(&counters);
             slot.windows.sample(now, &counters);
             if slot.latencies.due(now)
                 && let Some(latencies) = self.engine.latencies(slot.id)
@@ -90,8 +85,7 @@ impl Daemon {
                 slot.latencies.sample(now, &latencies);
             }
         }
-        windows.disks.sample(now, &total);
-        windows.flash.sample(
+        windows.sample(
             now,
             &FlashCounters::from(&self.engine.pool_stats().counters),
         );
@@ -274,7 +268,6 @@ impl Daemon {
             }
             _ => return Ok(()),
         };
-        let stats = self.engine.stats(id, hearth_io::now_ns());
         if origin.is_some() {
             match self.engine.detach(id) {
                 // The next round tries again.
@@ -326,11 +319,6 @@ impl Daemon {
         }
         if let Some(record) = record {
             self.owners.give_up(&record);
-        }
-        if let Some(stats) = stats {
-            lock(&self.windows)
-                .retired
-                .add(&Counters::from(&stats.counters));
         }
         lock(&self.disks).remove(name);
         // What was kept for it is the others' now.

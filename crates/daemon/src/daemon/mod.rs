@@ -249,14 +249,6 @@ impl Slot {
     }
 }
 
-/// Windows of the pool.
-struct PoolWindows {
-    flash: Windows<FlashCounters>,
-    disks: Windows<Counters>,
-    /// Counters of disks that are gone, so that the total never shrinks.
-    retired: Counters,
-}
-
 /// A pool being served.
 pub struct Daemon {
     pool: Arc<Mutex<Pool>>,
@@ -268,7 +260,8 @@ pub struct Daemon {
     /// Connections of all disks' clients.
     crowd: Arc<Crowd>,
     disks: Mutex<BTreeMap<String, Slot>>,
-    windows: Mutex<PoolWindows>,
+    /// Of the flash; those of a disk are in its slot.
+    windows: Mutex<Windows<FlashCounters>>,
     ops: Mutex<()>,
     started: Instant,
     recovery: Recovery,
@@ -384,11 +377,7 @@ impl Daemon {
             exports: Arc::default(),
             crowd: Arc::new(Crowd::new(nbd.connections as u64)),
             disks: Mutex::default(),
-            windows: Mutex::new(PoolWindows {
-                flash: Windows::new(0, FlashCounters::default()),
-                disks: Windows::new(0, Counters::default()),
-                retired: Counters::default(),
-            }),
+            windows: Mutex::new(Windows::new(0, FlashCounters::default())),
             ops: Mutex::default(),
             started: begin,
             recovery,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::{Daemon, Job, Phase, Slot, lock, trouble};
 use crate::api::stats::{
-    Counters, DiskReport, FlashCounters, PoolReport, StatsReport, disk_spans, flash_spans,
-    latency_spans,
+    Counters, DiskReport, FlashCounters, PoolReport, StatsReport, all_spans, disk_spans,
+    flash_spans, latency_spans,
 };
 use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, OriginLink, PoolInfo};
 use crate::error::{Error, Result};
@@ -197,7 +197,7 @@ impl Daemon {
         }
     }
 
-    fn disk_stats_of(&self, name: &str, slot: &Slot, now: u64) -> (DiskReport, Counters) {
+    fn disk_stats_of(&self, name: &str, slot: &Slot, now: u64) -> DiskReport {
         let stats: DiskStats = self
             .engine
             .stats(slot.id, hearth_io::now_ns())
@@ -216,26 +216,23 @@ impl Daemon {
             latency_spans(now, &latencies, &slot.latencies),
         );
         report.cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
-        (report, counters)
+        report
     }
 
     pub(super) fn disk_report(&self, name: &str) -> Result<DiskReport> {
         let disks = lock(&self.disks);
         let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
-        Ok(self.disk_stats_of(name, slot, self.now_s()).0)
+        Ok(self.disk_stats_of(name, slot, self.now_s()))
     }
 
     pub(super) fn stats_report(&self) -> StatsReport {
         let now = self.now_s();
         let disks = lock(&self.disks);
         let windows = lock(&self.windows);
-        let mut total = windows.retired;
-        let mut reports = Vec::with_capacity(disks.len());
-        for (name, slot) in disks.iter() {
-            let (report, counters) = self.disk_stats_of(name, slot, now);
-            total.add(&counters);
-            reports.push(report);
-        }
+        let reports: Vec<DiskReport> = disks
+            .iter()
+            .map(|(name, slot)| self.disk_stats_of(name, slot, now))
+            .collect();
         let stats = self.engine.pool_stats();
         let flash = FlashCounters::from(&stats.counters);
         let mut pool = PoolReport::new(
@@ -245,8 +242,8 @@ impl Daemon {
                 .chain(self.room_notice())
                 .collect(),
             self.dirty_bytes(),
-            flash_spans(now, now, &flash, &windows.flash),
-            disk_spans(now, now, &total, &windows.disks),
+            flash_spans(now, now, &flash, &windows),
+            all_spans(now, &reports),
         );
         pool.stuck = lock(&self.stuck).clone();
         StatsReport {
