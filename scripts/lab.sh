@@ -17,7 +17,7 @@ cd "$ROOT"
 SEEDS=${SEEDS:-100000}
 CYCLES=${CYCLES:-60}
 MINUTES=${MINUTES:-1}
-PARTS=(sim fuzz kill9 guest-lab remote-lab ceph-lab docs-lab)
+PARTS=(sim fuzz kill9 many-disks old-builds guest-lab remote-lab ceph-lab docs-lab)
 PAGE=docs/lab.md
 
 command_of() {
@@ -25,6 +25,7 @@ command_of() {
         sim) echo "scripts/sim.sh $SEEDS" ;;
         fuzz) echo "scripts/fuzz.sh $MINUTES" ;;
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
+        many-disks | old-builds) echo "scripts/$1.sh" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
         remote-lab | ceph-lab | docs-lab) echo "scripts/$1.sh" ;;
         *) return 1 ;;
@@ -92,5 +93,5 @@ for part in "${PARTS[@]}"; do
 done
 
 say "The lab on $(git rev-parse --short=12 HEAD)"
-for i in "${!PARTS[@]}"; do note "$(printf '%-11s %s' "${PARTS[i]}" "${outcome[i]}")"; done
+for i in "${!PARTS[@]}"; do note "$(printf '%-12s %s' "${PARTS[i]}" "${outcome[i]}")"; done
 exit "$failed"

@@ -2,8 +2,8 @@
 
 use crate::load::{Job, Sample};
 use crate::peers::{At, Contender};
-use crate::process::cpu_us;
 use anyhow::{Context, Result, ensure};
+use hearth_rig::process::cpu_us;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 

@@ -12,7 +12,6 @@ pub mod host;
 pub mod load;
 pub mod made;
 pub mod peers;
-pub mod process;
 pub mod report;
 pub mod rows;
 pub mod vm;

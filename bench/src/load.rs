@@ -4,9 +4,9 @@
 //! sockets (and, where they are compared with a file, the file by the same loop).
 
 use crate::peers::{At, Contender};
-use crate::process::cpu_us;
 use anyhow::{Result, ensure};
 use hearth_rig::blk::{Disk, Kind, Load};
+use hearth_rig::process::cpu_us;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

@@ -2,11 +2,11 @@
 
 use crate::args::Args;
 use crate::fixture;
-use crate::process::settled;
 use crate::report::{Comparison, Outcome, Wanted};
 use anyhow::{Context, Result};
 use hearth_rig::Hearth;
 use hearth_rig::daemon::path;
+use hearth_rig::process::settled;
 
 const GIB: u64 = 1 << 30;
 

@@ -1,5 +1,6 @@
 //! A pool and a daemon of their own for every test, driven through the real command line.
 
+use crate::api::Api;
 use crate::nbd::Client;
 use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
@@ -178,6 +179,32 @@ impl Hearth {
         &self.flash
     }
 
+    /// Names another binary, before it is started.
+    pub fn set_binary(&mut self, bin: PathBuf) {
+        self.bin = bin;
+    }
+
+    /// From now on the daemon's writes beyond `end` of any file fail (setrlimit(2), RLIMIT_FSIZE). The signal
+    /// that comes with it would end the daemon: whoever starts it ignores it.
+    pub fn refuse_writes(&self, end: u64) -> Result<()> {
+        let pid = self.pid().context("not running")?;
+        let limit = libc::rlimit {
+            rlim_cur: end,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        // SAFETY: a pointer to a limit that lives across the call, and none to be filled in.
+        let rc = unsafe {
+            libc::prlimit(
+                pid as libc::pid_t,
+                libc::RLIMIT_FSIZE,
+                &limit,
+                std::ptr::null_mut(),
+            )
+        };
+        ensure!(rc == 0, "prlimit: {}", std::io::Error::last_os_error());
+        Ok(())
+    }
+
     /// Names another flash file, before the pool is created.
     pub fn set_flash(&mut self, path: PathBuf) {
         self.flash = path;
@@ -197,6 +224,11 @@ impl Hearth {
     /// The vhost-user socket of disk `name`.
     pub fn vhost_socket(&self, name: &str) -> PathBuf {
         self.run_dir().join("vhost").join(format!("{name}.sock"))
+    }
+
+    /// The control API.
+    pub fn api(&self) -> Api {
+        Api::at(self.run_dir().join("api.sock"))
     }
 
     /// Where a client finds disk `name`.

@@ -4,6 +4,7 @@
 //! The NBD client here is written from the protocol document and shares no code with the
 //! exporter, so that a mistake in one is not hidden by the same mistake in the other.
 
+pub mod api;
 pub mod blk;
 pub mod child;
 pub mod clients;
@@ -13,6 +14,7 @@ pub mod load;
 pub mod machine;
 pub mod nbd;
 pub mod pattern;
+pub mod process;
 pub mod qmp;
 pub mod rng;
 pub mod servers;

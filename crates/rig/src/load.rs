@@ -7,10 +7,11 @@ use crate::pattern::{BLOCK, fill, version_of};
 use crate::rng::Rng;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Blocks of the disk: 64 MiB.
+/// Blocks of the disk, if nothing else is said: 64 MiB.
 pub const BLOCKS: u64 = 16 << 10;
 /// Requests in flight.
 const DEPTH: usize = 32;
@@ -57,11 +58,20 @@ enum Flight {
 impl Writer {
     /// A writer of a disk full of zeros, that will do the same again with the same seed.
     pub fn new(seed: u64) -> Writer {
+        Writer::of(BLOCKS, seed)
+    }
+
+    /// The same for a disk of so many blocks.
+    pub fn of(blocks: u64, seed: u64) -> Writer {
         Writer {
-            known: vec![Known::default(); BLOCKS as usize],
+            known: vec![Known::default(); blocks as usize],
             rng: Rng::new(seed),
             version: 0,
         }
+    }
+
+    fn blocks(&self) -> u64 {
+        self.known.len() as u64
     }
 
     /// A number below `n`, of the load's own dice.
@@ -77,23 +87,22 @@ impl Writer {
         life: Duration,
         end: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut flights: HashMap<u64, Flight> = HashMap::new();
         let until = Instant::now() + life;
-        let mut buffer = Vec::new();
-        while Instant::now() < until {
-            while flights.len() < DEPTH {
-                let (cookie, flight) = self.send(client, &mut buffer)?;
-                flights.insert(cookie, flight);
-            }
-            let reply = client.receive()?;
-            ensure!(
-                reply.error == 0,
-                "request failed with error {}",
-                reply.error
-            );
-            if let Some(flight) = flights.remove(&reply.cookie) {
-                self.answered(flight, &reply.data)?;
-            }
+        self.load_while(client, || Instant::now() < until, end)
+    }
+
+    /// The same for as long as `going`. When that has become false while an answer was waited for, it need not
+    /// come any more: whoever ends the load may kill the daemon at once.
+    pub fn load_while(
+        &mut self,
+        client: &mut Client,
+        going: impl Fn() -> bool,
+        end: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut flights: HashMap<u64, Flight> = HashMap::new();
+        let connection = self.keep_busy(client, &mut flights, &going)?;
+        if going() {
+            connection?;
         }
         end()?;
         // Answers that were on their way count: the client has them.
@@ -108,7 +117,38 @@ impl Writer {
         Ok(())
     }
 
-    fn send(&mut self, client: &mut Client, buffer: &mut Vec<u8>) -> Result<(u64, Flight)> {
+    /// The outer result is the judgement of what was read; the inner one says how the connection fared.
+    fn keep_busy(
+        &mut self,
+        client: &mut Client,
+        flights: &mut HashMap<u64, Flight>,
+        going: &impl Fn() -> bool,
+    ) -> Result<io::Result<()>> {
+        let mut buffer = Vec::new();
+        while going() {
+            while flights.len() < DEPTH {
+                match self.send(client, &mut buffer) {
+                    Ok((cookie, flight)) => flights.insert(cookie, flight),
+                    Err(e) => return Ok(Err(e)),
+                };
+            }
+            let reply = match client.receive() {
+                Ok(reply) => reply,
+                Err(e) => return Ok(Err(e)),
+            };
+            ensure!(
+                reply.error == 0,
+                "request failed with error {}",
+                reply.error
+            );
+            if let Some(flight) = flights.remove(&reply.cookie) {
+                self.answered(flight, &reply.data)?;
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn send(&mut self, client: &mut Client, buffer: &mut Vec<u8>) -> io::Result<(u64, Flight)> {
         let dice = self.rng.below(100);
         if dice < 3 {
             let covered = self.known.iter().map(|k| k.answered).collect();
@@ -123,10 +163,11 @@ impl Writer {
             1
         };
         // A hot tenth gets half of the load: overwrites of dirty blocks matter.
+        let blocks = self.blocks();
         let span = if self.rng.below(2) == 0 {
-            BLOCKS / 10
+            blocks / 10
         } else {
-            BLOCKS
+            blocks
         };
         let first = self.rng.below(span);
         let free = self.known[first as usize..]
@@ -136,7 +177,7 @@ impl Writer {
             .count() as u64;
         let at = first * BLOCK as u64;
         if free == 0 || dice < 25 {
-            let count = wanted.min(BLOCKS - first);
+            let count = wanted.min(blocks - first);
             let at_least = self.known[first as usize..][..count as usize]
                 .iter()
                 .map(|k| k.answered)
@@ -218,7 +259,7 @@ impl Writer {
     /// After a restart: every block holds its safe version or a later one; that one is it now.
     pub fn check(&mut self, client: &mut Client) -> Result<()> {
         let mut wrong = Vec::new();
-        for (at, found) in read_all(client)?.into_iter().enumerate() {
+        for (at, found) in read_all(client, self.blocks())?.into_iter().enumerate() {
             let known = &mut self.known[at];
             match found {
                 Ok(found) if (known.safe..=known.sent).contains(&found) => {
@@ -239,7 +280,7 @@ impl Writer {
         }
         ensure!(
             wrong.is_empty(),
-            "{} blocks are wrong after kill -9:\n{}",
+            "{} blocks are wrong after a restart:\n{}",
             wrong.len(),
             wrong[..wrong.len().min(10)].join("\n")
         );
@@ -248,7 +289,7 @@ impl Writer {
 
     /// The same answer again: no flip without a write.
     pub fn check_stable(&self, client: &mut Client) -> Result<()> {
-        for (at, found) in read_all(client)?.into_iter().enumerate() {
+        for (at, found) in read_all(client, self.blocks())?.into_iter().enumerate() {
             if found != Ok(self.known[at].safe) {
                 bail!(
                     "block {at} flipped from version {} to {found:?} without a write",
@@ -281,11 +322,12 @@ impl Writer {
     }
 }
 
-fn read_all(client: &mut Client) -> Result<Vec<Result<u64, String>>> {
+fn read_all(client: &mut Client, blocks: u64) -> Result<Vec<Result<u64, String>>> {
     const PIECE: u64 = 256;
-    let mut versions = Vec::with_capacity(BLOCKS as usize);
-    for first in (0..BLOCKS).step_by(PIECE as usize) {
-        let data = client.read(first * BLOCK as u64, (PIECE as usize * BLOCK) as u32)?;
+    let mut versions = Vec::with_capacity(blocks as usize);
+    for first in (0..blocks).step_by(PIECE as usize) {
+        let count = PIECE.min(blocks - first) as usize;
+        let data = client.read(first * BLOCK as u64, (count * BLOCK) as u32)?;
         versions.extend(
             data.chunks(BLOCK)
                 .enumerate()

@@ -23,26 +23,6 @@ const SIZE: u64 = 16 * MIB;
 /// Requests on the write-through disk, before and after the failure is noticed.
 const REQUESTS: u64 = 600;
 
-/// From now on the daemon's writes beyond `end` of any file fail (setrlimit(2), RLIMIT_FSIZE).
-fn refuse_writes(hearth: &Hearth, end: u64) -> Result<()> {
-    let pid = hearth.pid().context("not running")?;
-    let limit = libc::rlimit {
-        rlim_cur: end,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: a pointer to a limit that lives across the call, and none to be filled in.
-    let rc = unsafe {
-        libc::prlimit(
-            pid as libc::pid_t,
-            libc::RLIMIT_FSIZE,
-            &limit,
-            std::ptr::null_mut(),
-        )
-    };
-    ensure!(rc == 0, "prlimit: {}", std::io::Error::last_os_error());
-    Ok(())
-}
-
 fn state(hearth: &Hearth) -> Result<String> {
     let text = hearth.ok(&["pool", "show", "--json"])?;
     let pool: Value = serde_json::from_str(&text)?;
@@ -78,7 +58,7 @@ fn flash_fails_under_a_running_daemon() -> Result<()> {
     ensure!(state(&hearth)? == "serving");
 
     // The flash forgets everything beyond its first blocks, and takes no more.
-    refuse_writes(&hearth, SIZE)?;
+    hearth.refuse_writes(SIZE)?;
     let flash = OpenOptions::new().write(true).open(hearth.flash())?;
     let size = flash.metadata()?.len();
     flash.set_len(2 * MIB)?;
@@ -182,7 +162,7 @@ fn what_was_dirty_on_dead_flash_does_not_come_back_over_newer_writes() -> Result
     };
     ensure!(!there(0x11)?, "it is not only on flash");
 
-    refuse_writes(&hearth, 0)?;
+    hearth.refuse_writes(0)?;
     client.write(at, &[0x22; 4096])?;
     wait::until("the newest is in the origin", LIMIT, || {
         there(0x22).ok()?.then_some(())

@@ -49,6 +49,11 @@ pub fn resident(pid: u32) -> Result<Resident> {
     })
 }
 
+/// Entries of a directory of `/proc/PID`: threads are in `task`, open files in `fd`.
+pub fn count_of(pid: u32, what: &str) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{pid}/{what}"))?.count())
+}
+
 /// How long memory must not change to count as settled: the daemon gives back every ten seconds what it
 /// does not need, and its threads' buffers are free only after the first time.
 const SETTLED_FOR: Duration = Duration::from_secs(25);
