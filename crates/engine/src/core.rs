@@ -7,6 +7,7 @@
 use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
 use crate::cache::index::{Key, SlotNo};
+use crate::disk::ready::{Ready, Totals};
 use crate::disk::{Disk, REGION_BLOCKS_MIN};
 use crate::faults::Faults;
 use crate::flash::device::FlashDevice;
@@ -148,6 +149,10 @@ pub(crate) struct Core {
     pub flash: FlashDevice,
     pub cache: Cache,
     pub disks: Vec<Option<Box<Disk>>>,
+    /// Which of them have work.
+    pub ready: Ready,
+    /// Sums over them; kept by [`alter`](Core::alter).
+    pub totals: Totals,
     pub reqs: Requests,
     pub destaging: Destaging,
     /// What data threads do without the lock.
@@ -190,7 +195,19 @@ impl Core {
             .expect("a disk does not go while something of it is in flight")
     }
 
-    /// Disks there are, by id.
+    /// Changes what settings say of a disk, keeping the sums.
+    pub fn alter(&mut self, id: DiskId, change: impl FnOnce(&mut Disk)) {
+        let disk = self.disks.get_mut(usize::from(id));
+        let Some(d) = disk.and_then(Option::as_deref_mut) else {
+            return;
+        };
+        self.totals.take(Totals::of(d));
+        change(d);
+        self.totals.add(Totals::of(d));
+        self.ready.all(id);
+    }
+
+    /// Disks there are, by id. Not for what happens per event: there may be thousands.
     pub fn disk_ids(&self) -> Vec<DiskId> {
         self.disks.iter().flatten().map(|d| d.cfg.id).collect()
     }
@@ -351,9 +368,7 @@ impl Core {
             self.cache.swept_ns = now;
             self.sweep_lanes();
         }
-        self.close_idle_intents(now, fx);
-        self.sync_draining(now, fx);
-        self.trim_own_overuse(now);
+        self.go_round(now, fx);
         self.end_late_mark(now, fx);
         self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);
@@ -373,16 +388,9 @@ impl Core {
             || !self.reqs.mark_waiters.is_empty()
             || !self.reqs.leaving_flushes.is_empty()
             || self.jobs_active()
-            || self
-                .disks
-                .iter()
-                .flatten()
-                .any(|d| d.drain || !d.clean_waiters.is_empty());
-        let pending = self
-            .disks
-            .iter()
-            .flatten()
-            .any(|d| d.is_dirty() || !d.intents.is_empty());
+            || !self.ready.draining.is_empty()
+            || !self.ready.awaited.is_empty();
+        let pending = !self.ready.restless.is_empty();
         now + if busy {
             5_000_000
         } else if pending {

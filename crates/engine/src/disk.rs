@@ -2,6 +2,7 @@
 
 pub(crate) mod blockset;
 pub(crate) mod grow;
+pub(crate) mod ready;
 pub(crate) mod runset;
 pub(crate) mod spans;
 
@@ -241,6 +242,11 @@ impl Disk {
         self.attached && self.cached > self.dirty.len() && !self.sync.is_guarded()
     }
 
+    /// Does it cache, and wait for a flush that makes durable what was written without an intent?
+    pub fn waits_unguarded(&self) -> bool {
+        self.cfg.mode != Mode::Off && !self.sync.is_guarded()
+    }
+
     /// Sound flash has refused this dirty block, too lately to be asked again.
     pub fn is_refused(&self, block: u64, now: u64) -> bool {
         self.refusals.get(&block).is_some_and(|r| r.waits(now))
@@ -388,6 +394,41 @@ impl Disk {
     /// Anything the origin does not have?
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || !self.zero.is_empty()
+    }
+
+    /// Has it records that are logged again before their segment is freed?
+    pub fn is_noted(&self) -> bool {
+        !self.intents.is_empty() || !self.zero.is_empty()
+    }
+
+    /// May time bring it work?
+    pub fn is_restless(&self) -> bool {
+        let waits = !self.intents.is_empty() || self.waits_unguarded();
+        self.attached && (waits || self.is_dirty() || self.excess() > 0)
+    }
+
+    /// Has it something that the destager may have to bring to the origin?
+    pub fn owes_destager(&self) -> bool {
+        self.attached && !self.fenced && self.is_dirty()
+    }
+
+    /// The same, and nothing speaks against it now. What an origin that hangs is given only comes back to
+    /// be given again.
+    pub fn may_destage(&self, now: u64) -> bool {
+        let waits = self.destage.hangs || now < self.destage.not_before_ns;
+        self.owes_destager() && !waits
+    }
+
+    /// Was its origin given something that it has not answered?
+    pub fn is_given(&self) -> bool {
+        !self.destage.busy.is_empty() || self.destage.covered > 0
+    }
+
+    /// With `drain` or before a stop: is there something left to do?
+    pub fn is_draining(&self, stopping: bool) -> bool {
+        let owes = self.is_dirty() || !self.destage.written.is_empty();
+        let unflushed = !self.intents.is_empty() || self.sync.completed > self.sync.durable;
+        self.attached && (self.drain && (owes || unflushed) || stopping && unflushed)
     }
 
     /// Off, and the index knows no copy of this disk, and none is on its way.

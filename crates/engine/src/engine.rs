@@ -11,6 +11,8 @@ use crate::cache::stage::Stage;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::disk::grow::resize;
+use crate::disk::ready::{Ready, Totals};
+use crate::disk::runset::RunSet;
 use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
 use crate::flash::device::FlashDevice;
@@ -180,6 +182,8 @@ impl Engine {
             flash,
             cache: Cache::new(index, policy, Stage::new(stage, opts.hash_seed)),
             disks: Vec::new(),
+            ready: Ready::default(),
+            totals: Totals::default(),
             reqs: Requests::default(),
             destaging: Destaging::default(),
             shared,
@@ -356,11 +360,13 @@ impl Engine {
             true => OriginState::Flushed,
             false => origin,
         };
+        core.alter(id, |d| {
+            resize(d, cfg.size);
+            d.cfg = cfg;
+            d.attached = true;
+            d.fenced = false;
+        });
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        resize(d, cfg.size);
-        d.cfg = cfg;
-        d.attached = true;
-        d.fenced = false;
         match origin {
             OriginState::Unknown => {
                 // A daemon that died may have left writes the origin has not flushed: the first
@@ -386,7 +392,7 @@ impl Engine {
             core.publish(id);
             return Err(ControlError::Busy);
         }
-        d.attached = false;
+        core.alter(id, |d| d.attached = false);
         core.stage_forget(id, 0, u64::MAX);
         Ok(())
     }
@@ -419,8 +425,8 @@ impl Engine {
         let blocks = d.blocks.max(1 << 36);
         core.forget_range(id, 0, blocks, 0);
         core.stage_forget(id, 0, u64::MAX);
+        core.change_zeros(id, RunSet::clear);
         if let Some(d) = core.disk_mut(id) {
-            d.zero.clear();
             d.solid.clear();
             d.zero_seg_seq = None;
             d.lost.clear();
@@ -429,7 +435,6 @@ impl Engine {
             d.refusals.clear();
             d.intents.clear();
         }
-        core.count_zero_runs();
         if !core.opts.faults.has(Fault::ForgetInHead) {
             core.roll(fx);
         }
@@ -448,16 +453,18 @@ impl Engine {
             return Err(ControlError::Dirty);
         }
         core.gather(id);
-        core.disks[id as usize] = None;
+        if let Some(d) = core.disks[id as usize].take() {
+            core.totals.take(Totals::of(&d));
+        }
         core.publish(id);
-        core.count_zero_runs();
         Ok(())
     }
 
     /// Changes the cache mode; requests in flight end as they began.
     pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
         let mut core = self.core();
-        core.disk_mut(id).ok_or(ControlError::NoDisk)?.cfg.mode = mode;
+        core.disk(id).ok_or(ControlError::NoDisk)?;
+        core.alter(id, |d| d.cfg.mode = mode);
         core.publish(id);
         if mode == Mode::Off {
             core.stage_forget(id, 0, u64::MAX);
@@ -473,9 +480,11 @@ impl Engine {
         max_bytes: u64,
     ) -> Result<(), ControlError> {
         let mut core = self.core();
-        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        d.cfg.min_bytes = min_bytes;
-        d.cfg.max_bytes = max_bytes;
+        core.disk(id).ok_or(ControlError::NoDisk)?;
+        core.alter(id, |d| {
+            d.cfg.min_bytes = min_bytes;
+            d.cfg.max_bytes = max_bytes;
+        });
         Ok(())
     }
 
@@ -509,6 +518,7 @@ impl Engine {
             d.destage.not_before_ns = 0;
             d.sync.not_before_ns = 0;
         }
+        core.ready.all(id);
         Ok(())
     }
 
@@ -736,6 +746,7 @@ impl Engine {
     pub fn quiesce(&self, on: bool) {
         let mut core = self.core();
         core.quiescing = on;
+        core.everyone_is_ready();
         // The rest is as it was when the core last looked.
         core.shared.open(false);
     }
@@ -965,5 +976,7 @@ fn place(core: &mut Core, disk: Disk) {
     if core.disks.len() <= at {
         core.disks.resize_with(at + 1, || None);
     }
+    core.totals.add(Totals::of(&disk));
+    core.ready.all(disk.cfg.id);
     core.disks[at] = Some(Box::new(disk));
 }

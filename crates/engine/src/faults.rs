@@ -58,6 +58,8 @@ pub enum Fault {
     ZeroKeepsCopies,
     /// Leave a block in the set of zeros although it was written since.
     WriteKeepsZeros,
+    /// Put a disk on no list of those with work when it becomes dirty.
+    OverlookDirty,
     /// Remember the newest segment with a record of zeros instead of the oldest.
     OldestZerosForgotten,
     /// Reuse a segment before anything on flash says that the record which frees it is durable.
@@ -202,7 +204,7 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 59] = [
+    pub const BY_WORLDS: [Fault; 60] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -226,6 +228,7 @@ impl Fault {
         Fault::ClaimUndurable,
         Fault::EvictDirty,
         Fault::ZeroKeepsCopies,
+        Fault::OverlookDirty,
         Fault::WriteKeepsZeros,
         Fault::CleanMoved,
         Fault::DestageUndurable,

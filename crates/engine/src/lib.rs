@@ -14,6 +14,7 @@ mod ids;
 mod lanes;
 mod origin;
 mod request;
+mod rounds;
 pub mod stats;
 mod sync;
 pub mod tally;

@@ -7,11 +7,10 @@ pub(crate) mod trouble;
 use crate::origin::destage::DestageJob;
 use slab::Slab;
 
-/// Destaging of all disks: whose turn it is, and what it may take.
+/// Destaging of all disks: what is on its way, and what it may take.
 #[derive(Default)]
 pub(crate) struct Destaging {
     pub jobs: Slab<DestageJob>,
-    pub next_disk: usize,
     pub tokens: i64,
     /// While clients are active, background destaging rests until this time.
     pub pause_ns: u64,

@@ -116,23 +116,23 @@ pub struct PoolCounters {
 }
 
 /// A latency histogram in nanoseconds, 1 µs to 1000 s, two significant digits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Latency(Counts);
 
-/// Half the RAM, 12 KiB, does for a disk that never answers more than 2^32 requests of a kind.
-#[derive(Clone, Debug)]
+/// Half the RAM, 12 KiB, does for a disk that never answers more than 2^32 requests of a kind, and none
+/// for one that nobody has used yet.
+#[derive(Clone, Debug, Default)]
 enum Counts {
+    #[default]
+    None,
     Few(Histogram<u32>),
     Many(Histogram<u64>),
 }
 
-impl Default for Latency {
-    fn default() -> Self {
-        let mut h =
-            Histogram::new_with_bounds(1, 1_000_000_000, 2).expect("constant bounds are valid");
-        h.auto(false);
-        Latency(Counts::Few(h))
-    }
+fn histogram() -> Histogram<u32> {
+    let mut h = Histogram::new_with_bounds(1, 1_000_000_000, 2).expect("constant bounds are valid");
+    h.auto(false);
+    h
 }
 
 impl Latency {
@@ -153,6 +153,11 @@ impl Latency {
             self.0 = Counts::Many(many);
         }
         match &mut self.0 {
+            Counts::None => {
+                let mut few = histogram();
+                few.saturating_record_n(us, n);
+                self.0 = Counts::Few(few);
+            }
             Counts::Few(few) => few.saturating_record_n(us, n),
             Counts::Many(many) => many.saturating_record_n(us, n.into()),
         }
@@ -168,6 +173,7 @@ impl Latency {
             }
         };
         match &mut other.0 {
+            Counts::None => {}
             Counts::Few(few) => {
                 for v in few.iter_recorded() {
                     take(v.value_iterated_to(), v.count_at_value().into());
@@ -186,6 +192,7 @@ impl Latency {
     /// The counts in few bytes, to compare with later ones.
     pub fn tally(&self) -> Tally {
         match &self.0 {
+            Counts::None => Tally::default(),
             Counts::Few(few) => tally(few),
             Counts::Many(many) => tally(many),
         }
@@ -194,6 +201,7 @@ impl Latency {
     /// The usual figures.
     pub fn percentiles(&self) -> Percentiles {
         match &self.0 {
+            Counts::None => Percentiles::default(),
             Counts::Few(few) => percentiles(few),
             Counts::Many(many) => percentiles(many),
         }
@@ -298,6 +306,8 @@ mod tests {
     #[test]
     fn latencies_are_counted_beyond_32_bits() {
         let mut latency = Latency::default();
+        assert_eq!(latency.percentiles(), percentiles(&histogram()));
+        assert_eq!(latency.tally(), tally(&histogram()));
         latency.record(7_000_000);
         for _ in 0..3 {
             latency.record_n(5_000, u32::MAX);

@@ -196,7 +196,13 @@ impl Subject for RealSubject {
         self.engine.io_done(now_ns, done, effects);
     }
     fn tick(&self, now_ns: u64, effects: &mut Effects) -> Option<u64> {
-        self.engine.tick(now_ns, effects)
+        let next = self.engine.tick(now_ns, effects);
+        let overlooked = self.engine.overlooked(now_ns);
+        assert!(
+            overlooked.is_empty(),
+            "disks with work that are on no list: {overlooked:?}"
+        );
+        next
     }
     fn describe(&self) -> String {
         self.engine.explain()

@@ -304,6 +304,7 @@ impl Core {
             valid = done.result.is_ok() && !cancelled;
             staged = valid && !failed && d.attached && d.cfg.mode != Mode::Off;
         }
+        self.origin_was_read(r.disk);
         if valid {
             r.data.bytes_mut()[done.op.len as usize..].fill(0);
         }

@@ -61,6 +61,7 @@ impl Core {
             // Its padding must not be written over what the origin grew by.
             if let Some(d) = self.disk_mut(id).filter(|_| dirty) {
                 d.destage.urgent.insert(blocks - 1);
+                self.ready.touch(id);
             }
             return Err(ControlError::Busy);
         }

@@ -11,15 +11,17 @@
 //! | awaited | requests wait until a range of it is clean | when blocks became clean, and every tick |
 //! | draining | has to give the origin all it has | every tick |
 //! | restless | time may bring it work: dirty, open intents, too much flash, writes nobody flushed | in turn, so many per tick |
+//! | given | its origin was given something that it may not have answered | when flash is short of segments |
 //! | noted | has intents or zeros, whose records are logged again before their segment is freed | per segment evicted |
 //! | timers | the destager leaves it alone until some time | when it has come |
 //!
 //! All but the timers are emptied lazily: who finds a disk that does not belong on the list any more
-//! takes it off. So nothing is missed as long as it is put there.
+//! takes it off. So nothing is missed as long as it is put there, which the simulator looks after
+//! (`Engine::overlooked`).
 
 use crate::api::DiskId;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use crate::disk::Disk;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Disks in turn, each at most once.
 #[derive(Debug, Default)]
@@ -51,9 +53,17 @@ impl Turns {
 
     /// Takes all.
     pub fn take(&mut self) -> Vec<DiskId> {
-        let all = self.queue.drain(..).collect();
-        self.present.clear();
+        let all: Vec<DiskId> = self.queue.drain(..).collect();
+        // Not the whole of `present`: it is as long as there are disks.
+        for disk in &all {
+            self.present[usize::from(*disk) / 64] &= !(1u64 << (disk % 64));
+        }
         all
+    }
+
+    pub fn contains(&self, disk: DiskId) -> bool {
+        let word = self.present.get(usize::from(disk) / 64);
+        word.is_some_and(|word| word & (1u64 << (disk % 64)) != 0)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = DiskId> {
@@ -77,8 +87,10 @@ pub(crate) struct Ready {
     pub awaited: Turns,
     pub draining: Turns,
     pub restless: Turns,
+    pub given: Turns,
     pub noted: Turns,
-    pub timers: BinaryHeap<Reverse<(u64, DiskId)>>,
+    /// When the time has come, and whose.
+    pub timers: BTreeSet<(u64, DiskId)>,
 }
 
 impl Ready {
@@ -104,16 +116,18 @@ impl Ready {
     pub fn all(&mut self, disk: DiskId) {
         self.await_clean(disk);
         self.draining.add(disk);
+        self.given.add(disk);
         self.noted.add(disk);
     }
 
     /// A disk whose time has come.
     pub fn due(&mut self, now: u64) -> Option<DiskId> {
-        let Reverse((at, _)) = *self.timers.peek()?;
+        let (at, disk) = *self.timers.first()?;
         if at > now {
             return None;
         }
-        self.timers.pop().map(|Reverse((_, disk))| disk)
+        self.timers.pop_first();
+        Some(disk)
     }
 }
 
@@ -128,6 +142,32 @@ pub(crate) struct Totals {
     pub write_back: u64,
     /// Blocks of flash that disks keep whatever others want.
     pub min_blocks: u128,
+}
+
+impl Totals {
+    /// What one disk adds to them.
+    pub fn of(d: &Disk) -> Totals {
+        Totals {
+            known: 1,
+            attached: u64::from(d.attached),
+            write_back: u64::from(d.attached && d.writes_to_flash()),
+            min_blocks: u128::from(d.cfg.min_bytes / 4096),
+        }
+    }
+
+    pub fn add(&mut self, other: Totals) {
+        self.known += other.known;
+        self.attached += other.attached;
+        self.write_back += other.write_back;
+        self.min_blocks += other.min_blocks;
+    }
+
+    pub fn take(&mut self, other: Totals) {
+        self.known -= other.known;
+        self.attached -= other.attached;
+        self.write_back -= other.write_back;
+        self.min_blocks -= other.min_blocks;
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +187,7 @@ mod tests {
         assert_eq!(turns.take(), [700, 1, 3]);
         assert!(turns.is_empty() && turns.next().is_none());
         turns.add(700);
+        assert!(turns.contains(700) && !turns.contains(1) && !turns.contains(9000));
         assert_eq!(turns.next(), Some(700));
     }
 
@@ -154,10 +195,13 @@ mod tests {
     fn timers_come_in_the_order_of_their_time() {
         let mut ready = Ready::default();
         for timer in [(30, 1), (10, 2), (20, 3)] {
-            ready.timers.push(Reverse(timer));
+            ready.timers.insert(timer);
         }
         assert_eq!(ready.due(9), None);
-        assert_eq!([ready.due(20), ready.due(20), ready.due(20)], [Some(2), Some(3), None]);
+        assert_eq!(
+            [ready.due(20), ready.due(20), ready.due(20)],
+            [Some(2), Some(3), None]
+        );
         assert_eq!(ready.due(u64::MAX), Some(1));
     }
 }

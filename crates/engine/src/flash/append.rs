@@ -460,6 +460,7 @@ impl Core {
         let keep_zeros = self.opts.faults.has(Fault::WriteKeepsZeros);
         let Some(d) = self.disk_mut(disk) else { return };
         d.cached += u64::from(old.is_none());
+        let news = dirty || d.excess() > 0;
         if !d.refusals.is_empty() {
             d.refusals.remove(&block);
         }
@@ -476,6 +477,9 @@ impl Core {
         } else if old_dirty {
             d.dirty.remove(block);
             d.lost.remove(block);
+        }
+        if news && !self.opts.faults.has(Fault::OverlookDirty) {
+            self.ready.touch(disk);
         }
     }
 
@@ -509,6 +513,8 @@ impl Core {
             d.destage.void_zeros(block, end);
         }
         self.change_zeros(disk, |zero| zero.insert_range(block, end));
+        self.ready.touch(disk);
+        self.ready.note(disk);
     }
 
     /// Writes the summary of closed segments whose batches are all on flash. Not before: that would break

@@ -259,9 +259,7 @@ impl Core {
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
         let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
         let most = full.min(segments as u64 * blocks / 8 * 7);
-        let disks = self.disks.iter().flatten();
-        let wanted = disks.map(|d| d.cfg.min_bytes / 4096);
-        let wanted = wanted.fold(0, u64::saturating_add);
+        let wanted = u64::try_from(self.totals.min_blocks).unwrap_or(u64::MAX);
         if wanted <= most {
             (1, 1)
         } else {
@@ -416,6 +414,9 @@ impl Core {
                 || !info.dirty && self.disk(disk).is_some_and(Disk::may_differ)
             {
                 self.cache.index.set_mark(slot + i, false);
+                if info.dirty {
+                    self.ready.touch(disk);
+                }
                 if unread && info.dirty && !superseding {
                     self.strike(disk, block, slot + i, Unread { alone: n == 1 }, now);
                 }
@@ -482,7 +483,11 @@ impl Core {
             return false;
         }
         let mut records: Vec<(Kind, DiskId, u64, u64)> = Vec::new();
-        for d in self.disks.iter().flatten() {
+        let mut noted = self.ready.noted.take();
+        noted.retain(|disk| self.disk(*disk).is_some_and(Disk::is_noted));
+        noted.sort_unstable();
+        noted.iter().for_each(|disk| self.ready.noted.add(*disk));
+        for d in noted.iter().filter_map(|disk| self.disk(*disk)) {
             let (id, region_blocks) = (d.cfg.id, d.region_blocks);
             let skip = self.opts.faults.has(Fault::SkipRelogIntents);
             let held = d.intents.iter().filter(|(_, i)| i.seg_seq <= seq);
@@ -598,20 +603,18 @@ impl Core {
         freed >= count
     }
 
-    /// Brings disks above their maximum (after it was lowered) back below it.
+    /// Brings a disk above its maximum (after it was lowered) back below it.
     ///
     /// Every block dropped may take a record. Of a disk that is far above, the records would push
     /// what others have out of the log, so that one gives way as the log turns over: its fills each take
     /// the place of two, and nothing of it is moved on.
-    pub fn trim_own_overuse(&mut self, now: u64) {
+    pub fn trim_own_overuse(&mut self, disk: DiskId, now: u64) {
         let records = self.flash.log.segments.len() as u64 * self.flash.log.summary_capacity as u64;
         let most = records / TRIM_SHARE;
-        for disk in self.disk_ids() {
-            let excess = self.disk(disk).map_or(0, Disk::excess);
-            if (1..=most).contains(&excess) {
-                let room = u64::from(self.flash.log.room() / 4);
-                self.make_own_room(disk, excess.min(TRIM_STEP).min(room), now);
-            }
+        let excess = self.disk(disk).map_or(0, Disk::excess);
+        if (1..=most).contains(&excess) {
+            let room = u64::from(self.flash.log.room() / 4);
+            self.make_own_room(disk, excess.min(TRIM_STEP).min(room), now);
         }
     }
 }

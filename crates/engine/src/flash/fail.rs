@@ -297,6 +297,7 @@ impl Core {
         for disk in self.disk_ids() {
             self.wake_clean_waiters(disk, now, fx);
         }
+        self.everyone_is_ready();
     }
 
     /// What is dirty on flash that failed may or may not be there; on flash that is full it is as

@@ -134,6 +134,7 @@ impl Core {
         for (disk, region) in again {
             self.record_intent(disk, region);
         }
+        self.everyone_is_ready();
     }
 
     /// Are intents of segments up to number `seq` closed by records that are not in the log yet?
@@ -148,15 +149,17 @@ impl Core {
         if self.flash.evict.moving == 0 {
             return;
         }
-        let mut moves: Vec<(SlotNo, u32, bool)> = Vec::new();
+        let mut moves: Vec<(SlotNo, u32, bool, DiskId)> = Vec::new();
         self.flash.log.queue.retain(|item| {
             let Apply::Move { old, .. } = item.apply else {
                 return true;
             };
-            moves.push((old, item.count, matches!(item.then, Then::Moved)));
+            let counts = matches!(item.then, Then::Moved);
+            moves.push((old, item.count, counts, item.disk));
             false
         });
-        for (old, count, counts) in moves {
+        for (old, count, counts, disk) in moves {
+            self.ready.touch(disk);
             self.flash.evict.moving -= u32::from(counts);
             for slot in old..old + count {
                 self.cache.index.set_mark(slot, false);
@@ -179,6 +182,7 @@ impl Core {
         for (disk, ticket) in tickets {
             if let Some(d) = self.disk_mut(disk) {
                 d.drop_ticket(ticket);
+                self.ready.touch(disk);
             }
         }
         self.flash.log.requeue(Vec::new());
@@ -218,7 +222,8 @@ impl Core {
         // Where a record lies is noted when it is queued, so if that is as far as it got, nobody
         // knows what still lies here.
         let unsure = self.flash.evict.relog_sent && !self.flash.evict.relogged;
-        self.disks.iter().flatten().all(|d| match d.zero_seg_seq {
+        let mut noted = self.ready.noted.iter().filter_map(|disk| self.disk(disk));
+        noted.all(|d| match d.zero_seg_seq {
             _ if unsure => d.zero.is_empty(),
             z => d.zero.is_empty() || z.is_none_or(|z| z > seq),
         })

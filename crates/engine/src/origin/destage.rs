@@ -42,6 +42,10 @@ const BACKOFF_NS: u64 = 1_000_000_000;
 /// An origin that takes so long over a write or a flush of the destager hangs. Until it answers, what it
 /// was given is dirty like the rest, and eviction need not wait for it.
 const HANGS_NS: u64 = 10_000_000_000;
+/// Disks that wait for nothing but the pool's need, of which so many are looked at per event.
+const OWING_PER_STEP: usize = 8;
+/// A disk with a need of its own that may not start a run is looked at again after this time at least.
+const PAUSE_MIN_NS: u64 = 1_000_000;
 /// No slot: that of a block which the run holds no more.
 const NOWHERE: SlotNo = SlotNo::MAX;
 
@@ -97,46 +101,52 @@ impl Core {
     }
 
     fn need(&self, disk: DiskId, now: u64) -> Need {
-        let Some(d) = self.disk(disk) else {
+        let Some(d) = self.disk(disk).filter(|d| d.may_destage(now)) else {
             return Need::None;
         };
-        // What an origin that hangs is given only comes back to be given again.
-        if !d.attached
-            || d.fenced
-            || !d.is_dirty()
-            || d.destage.hangs
-            || now < d.destage.not_before_ns
-        {
-            return Need::None;
-        }
+        let pool = self.pool_need(now);
         if self.quiescing && !self.flash.failed {
-            // A stop keeps what is dirty on flash. Were it destaged, one run would follow the other
-            // and the engine would not come to rest.
-            let awaited = !d.clean_waiters.is_empty()
-                || !self.reqs.stalled.is_empty()
-                || !self.reqs.stalled_through.is_empty()
-                || self.starved();
-            return if awaited { Need::Urgent } else { Need::None };
+            return match d.clean_waiters.is_empty() {
+                true => pool,
+                false => Need::Urgent,
+            };
         }
-        let capacity = self.capacity_blocks();
         // A disk with a maximum has that much flash, however much the pool has.
         let own = match d.cfg.max_bytes / 4096 {
             0 => u64::MAX,
             own => own,
         };
-        let over = |percent: u32| {
-            let over = |dirty: u64, of: u64| dirty * 100 > of.saturating_mul(u64::from(percent));
-            over(self.dirty_total, capacity) || over(d.dirty.len(), own)
-        };
+        let over = |percent| is_over(d.dirty.len(), own, percent);
         if d.drain
             || !d.clean_waiters.is_empty()
             || !d.destage.urgent.is_empty()
             || d.cfg.mode != Mode::WriteBack
-            || !self.reqs.stalled.is_empty()
+            || over(self.haste_percent())
+            || !d.zero.is_empty() && self.too_many_runs()
+        {
+            return Need::Urgent;
+        }
+        if over(self.opts.dirty_low_percent) {
+            return pool.max(Need::Background);
+        }
+        pool
+    }
+
+    /// What of it is not the disk's own.
+    fn pool_need(&self, now: u64) -> Need {
+        if self.quiescing && !self.flash.failed {
+            // A stop keeps what is dirty on flash. Were it destaged, one run would follow the other
+            // and the engine would not come to rest.
+            let awaited = !self.reqs.stalled.is_empty()
+                || !self.reqs.stalled_through.is_empty()
+                || self.starved();
+            return if awaited { Need::Urgent } else { Need::None };
+        }
+        let over = |percent| is_over(self.dirty_total, self.capacity_blocks(), percent);
+        if !self.reqs.stalled.is_empty()
             || self.flash.failed
-            || over(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT))
+            || over(self.haste_percent())
             || self.flash.evict.wants_clean
-            || !d.zero.is_empty() && self.zero_runs * 2 > self.zero_runs_max()
         {
             return Need::Urgent;
         }
@@ -151,61 +161,113 @@ impl Core {
         Need::None
     }
 
-    /// Starts as many runs as are due.
+    fn haste_percent(&self) -> u32 {
+        self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT)
+    }
+
+    /// Runs of zeros near as many as may be: disks that have any tell their origins.
+    fn too_many_runs(&self) -> bool {
+        self.zero_runs * 2 > self.zero_runs_max()
+    }
+
+    /// Starts what runs are due: of the disks to which something happened, and of a few that only wait for
+    /// the pool's need.
     pub fn destage_step(&mut self, now: u64, fx: &mut Effects) {
-        if self.dirty_total == 0
-            && self
-                .disks
-                .iter()
-                .flatten()
-                .all(|d| d.zero.is_empty() && d.destage.written.is_empty())
-        {
+        while let Some(disk) = self.ready.due(now) {
+            self.ready.touch(disk);
+        }
+        if self.ready.touched.is_empty() && self.ready.owing.is_empty() {
             return;
         }
         let (hits, last) = self.shared.pulse();
         self.destaging.lane_hits = hits;
         self.reqs.last_foreground_ns = self.reqs.last_foreground_ns.max(last);
         self.refill_tokens(now);
-        let ids = self.disk_ids();
-        let n = ids.len();
-        for i in 0..n {
-            let disk = ids[(self.destaging.next_disk + i) % n];
-            let need = self.need(disk, now);
-            let paced = self.paced(now);
-            let limit = match need {
-                Need::None => 0,
-                Need::Urgent => JOBS_BUSY,
-                Need::Background if paced && self.destaging.pause_ns > now => 0,
-                Need::Background if paced => 1,
-                // Misses of clients go first: the origin has one arm.
-                Need::Background if self.disk(disk).is_some_and(|d| !d.tickets.is_empty()) => 1,
-                Need::Background | Need::Idle => JOBS_IDLE,
+        for _ in 0..self.ready.touched.len() {
+            let Some(disk) = self.ready.touched.next() else {
+                break;
             };
-            while self
-                .disk(disk)
-                .is_some_and(|d| d.destage.busy.len() < limit)
-            {
-                if need != Need::Urgent
-                    && self.opts.destage_bytes_per_s > 0
-                    && self.destaging.tokens <= 0
-                {
-                    break;
-                }
-                // Among reads that clients wait for, the way to the next run in the sweep and back
-                // would cost each of them a seek. When haste begins, the sweep takes them all.
-                if need == Need::Background
-                    && paced
-                    && let Some(d) = self.disk_mut(disk)
-                {
-                    d.destage.cursor = d.destage.near;
-                }
-                if !self.destage_one(disk, now, fx) {
-                    break;
-                }
-            }
-            self.destage_flush_if_due(disk, now, fx);
+            self.destage_disk(disk, now, fx);
         }
-        self.destaging.next_disk = self.destaging.next_disk.wrapping_add(1) % n.max(1);
+        for _ in 0..self.ready.owing.len().min(OWING_PER_STEP) {
+            if !self.too_many_runs() && self.may_start(self.pool_need(now), now) == 0 {
+                return;
+            }
+            let Some(disk) = self.ready.owing.next() else {
+                return;
+            };
+            self.destage_disk(disk, now, fx);
+        }
+    }
+
+    /// How many runs of a disk in such need may be on their way at a time, and whether its tokens let one
+    /// more begin: 0 if not.
+    fn may_start(&self, need: Need, now: u64) -> usize {
+        let paced = self.paced(now);
+        let spent = self.opts.destage_bytes_per_s > 0 && self.destaging.tokens <= 0;
+        match need {
+            Need::None => 0,
+            Need::Urgent => JOBS_BUSY,
+            Need::Background | Need::Idle if spent => 0,
+            Need::Background if paced && self.destaging.pause_ns > now => 0,
+            Need::Background if paced => 1,
+            Need::Background | Need::Idle => JOBS_IDLE,
+        }
+    }
+
+    /// Starts as many runs of a disk as are due, and puts it on the list where it belongs then.
+    fn destage_disk(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let need = self.need(disk, now);
+        let mut blocked = false;
+        loop {
+            let mut limit = self.may_start(need, now);
+            let Some(d) = self.disk_mut(disk) else { return };
+            if need == Need::Background && !d.tickets.is_empty() {
+                // Misses of clients go first: the origin has one arm.
+                limit = limit.min(1);
+            }
+            if d.destage.busy.len() >= limit {
+                break;
+            }
+            // Among reads that clients wait for, the way to the next run in the sweep and back
+            // would cost each of them a seek. When haste begins, the sweep takes them all.
+            if need == Need::Background && self.paced(now) {
+                let Some(d) = self.disk_mut(disk) else { return };
+                d.destage.cursor = d.destage.near;
+            }
+            if !self.destage_one(disk, now, fx) {
+                blocked = true;
+                break;
+            }
+        }
+        self.destage_flush_if_due(disk, now, fx);
+        self.line_up(disk, need, blocked, now);
+    }
+
+    /// Puts a disk that was looked at where it will be looked at again, if nothing of its own calls for it
+    /// before.
+    fn line_up(&mut self, disk: DiskId, need: Need, blocked: bool, now: u64) {
+        let stopping = self.quiescing;
+        let Some(d) = self.disk(disk) else { return };
+        let (draining, not_before_ns) = (d.is_draining(stopping), d.destage.not_before_ns);
+        let (waits, may) = (d.owes_destager(), d.may_destage(now));
+        let full = d.destage.busy.len() >= JOBS_BUSY;
+        if draining {
+            self.ready.draining.add(disk);
+        }
+        if !waits {
+            return;
+        }
+        if not_before_ns > now {
+            self.ready.timers.insert((not_before_ns, disk));
+        } else if may && !blocked && !full {
+            self.ready.owing.add(disk);
+            if need > self.pool_need(now) {
+                // A pause, or the limit on bandwidth, which end without an event.
+                let at = self.destaging.pause_ns.max(now + PAUSE_MIN_NS);
+                self.ready.timers.insert((at, disk));
+            }
+        }
     }
 
     /// Clients are active: what nobody waits for stands back.
@@ -219,7 +281,7 @@ impl Core {
     fn pause_destaging(&mut self, started_ns: u64, now: u64) {
         let took = now.saturating_sub(started_ns);
         let percent = |p: u32| self.capacity_blocks() * u64::from(p) / 100;
-        let haste = percent(self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT));
+        let haste = percent(self.haste_percent());
         let low = percent(self.opts.dirty_low_percent);
         let left = haste
             .saturating_sub(self.dirty_total)
@@ -244,40 +306,53 @@ impl Core {
         if self.destage_urgent(disk, now, fx) {
             return true;
         }
-        let Some(d) = self.disk(disk) else {
-            return false;
-        };
-        if !d.zero.is_empty() && self.destage_zero(disk, now, fx) {
+        let zeros = self.disk(disk).and_then(|d| self.next_zeros(d, now));
+        if let Some((block, past)) = zeros {
+            self.destage_zero(disk, block, past, now, fx);
             return true;
         }
-        let Some(d) = self.disk(disk) else {
-            return false;
-        };
+        match self.disk(disk).and_then(|d| self.next_run(d, now)) {
+            Some((block, left)) => self.destage_run(disk, block, left, now, fx),
+            None => false,
+        }
+    }
+
+    /// The next dirty block of a disk's sweep that nothing keeps from the origin, and how many may go with
+    /// it at most.
+    fn next_run(&self, d: &Disk, now: u64) -> Option<(u64, u64)> {
         // One sweep over the disk, wrapping once.
-        let cursor = d.destage.cursor;
+        let (disk, cursor) = (d.cfg.id, d.destage.cursor);
         for (from, to) in [(cursor, u64::MAX), (0, cursor)] {
             let mut at = from;
             // Bounded: every step passes a busy range, a waiting read, or lost or written blocks.
             for _ in 0..64 {
-                let Some(d) = self.disk(disk) else {
-                    return false;
-                };
                 let Some(block) = d.dirty.first_in(at, to) else {
                     break;
                 };
-                match self.destage_obstacle(disk, block, now) {
-                    Some(past) => at = past,
-                    None => {
-                        let left = d.dirty.run_len(block, RUN_MAX.min(to - block));
-                        if self.destage_run(disk, block, left, now, fx) {
-                            return true;
-                        }
-                        at = block + 1;
-                    }
-                }
+                at = match self.destage_obstacle(disk, block, now) {
+                    Some(past) => past,
+                    None if self.dirty_slot(disk, block).is_none() => block + 1,
+                    None => return Some((block, d.dirty.run_len(block, RUN_MAX.min(to - block)))),
+                };
             }
         }
-        false
+        None
+    }
+
+    /// Where a dirty block lies that flash is not known to have lost.
+    fn dirty_slot(&self, disk: DiskId, block: u64) -> Option<SlotNo> {
+        let slot = self.cache.index.get(Key::new(disk, block))?;
+        let info = self.cache.index.slot(slot)?;
+        (info.dirty && !info.lost).then_some(slot)
+    }
+
+    /// Would the destager find something of the disk to start, if the need were there? Not what flash has
+    /// refused: that may be asked for again as time passes.
+    pub fn could_destage(&self, d: &Disk, now: u64) -> bool {
+        d.may_destage(now)
+            && d.destage.busy.len() < JOBS_BUSY
+            && d.refusals.is_empty()
+            && (self.next_run(d, now).is_some() || self.next_zeros(d, now).is_some())
     }
 
     /// Starts a run that somebody waits for. Those with an obstacle stay for the sweep, which comes
@@ -365,17 +440,9 @@ impl Core {
             {
                 break;
             }
-            match self.cache.index.get(Key::new(disk, block)) {
-                Some(slot)
-                    if self
-                        .cache
-                        .index
-                        .slot(slot)
-                        .is_some_and(|s| s.dirty && !s.lost) =>
-                {
-                    slots.push(slot)
-                }
-                _ => break,
+            match self.dirty_slot(disk, block) {
+                Some(slot) => slots.push(slot),
+                None => break,
             }
         }
         if slots.is_empty() {
@@ -404,6 +471,7 @@ impl Core {
             d.destage.busy.push((start, start + count, job));
             d.destage.cursor = start + count;
         }
+        self.ready.given.add(disk);
         let mut i = 0usize;
         while i < slots.len() {
             let mut n = 1;
@@ -542,27 +610,22 @@ impl Core {
         );
     }
 
-    /// Tells the origin of a run of zeros; false if none can be told now.
-    fn destage_zero(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
-        let Some(d) = self.disk(disk) else {
-            return false;
-        };
+    /// The next zeros of a disk that nothing keeps from the origin: where they begin, and what they must
+    /// not reach.
+    fn next_zeros(&self, d: &Disk, now: u64) -> Option<(u64, u64)> {
         let mut at = 0;
         for _ in 0..64 {
-            let Some(block) = d.zero.first_in(at, u64::MAX) else {
-                return false;
-            };
+            let block = d.zero.first_in(at, u64::MAX)?;
             let waits = d.destage.written.iter().find_map(|w| match w {
                 Written::Zero { block: b, count } if (*b..*b + *count).contains(&block) => {
                     Some(*b + *count)
                 }
                 _ => None,
             });
-            if let Some(past) = waits.or_else(|| self.destage_obstacle(disk, block, now)) {
+            if let Some(past) = waits.or_else(|| self.destage_obstacle(d.cfg.id, block, now)) {
                 at = past;
                 continue;
             }
-            let mut count = d.zero.run_len(block, ZERO_RUN_MAX);
             let limit = d
                 .destage
                 .busy
@@ -572,42 +635,44 @@ impl Core {
                 // As in `destage_obstacle`.
                 .chain(d.locks.next_start(block).filter(|_| self.flash.failed))
                 .filter(|s| *s > block)
-                .min()
-                .unwrap_or(u64::MAX);
-            count = count.min(limit - block);
-            let solid = d.solid.contains(block);
-            count = if solid {
-                d.solid.run_len(block, count)
-            } else {
-                count.min(
-                    d.solid
-                        .first_in(block, u64::MAX)
-                        .map_or(count, |s| s - block),
-                )
-            };
-            let batch = self.flash.log.applied_seq;
-            let job = self.destaging.jobs.insert(DestageJob {
-                disk,
-                start: block,
-                count,
-                buf: None,
-                slots: Vec::new(),
-                reads: 0,
-                failed: false,
-                struck: false,
-                rotten: false,
-                zero: true,
-                solid,
-                started_ns: now,
-                batch,
-            });
-            if let Some(d) = self.disk_mut(disk) {
-                d.destage.busy.push((block, block + count, job));
-            }
-            self.destage_durable(job, now, fx);
-            return true;
+                .min();
+            return Some((block, limit.unwrap_or(u64::MAX)));
         }
-        false
+        None
+    }
+
+    /// Tells the origin of the run of zeros that begins with `block` and ends in front of `limit`.
+    fn destage_zero(&mut self, disk: DiskId, block: u64, limit: u64, now: u64, fx: &mut Effects) {
+        let batch = self.flash.log.applied_seq;
+        let Some(d) = self.disk(disk) else { return };
+        let mut count = d.zero.run_len(block, ZERO_RUN_MAX).min(limit - block);
+        let solid = d.solid.contains(block);
+        count = if solid {
+            d.solid.run_len(block, count)
+        } else {
+            let next = d.solid.first_in(block, u64::MAX);
+            count.min(next.map_or(count, |s| s - block))
+        };
+        let job = self.destaging.jobs.insert(DestageJob {
+            disk,
+            start: block,
+            count,
+            buf: None,
+            slots: Vec::new(),
+            reads: 0,
+            failed: false,
+            struck: false,
+            rotten: false,
+            zero: true,
+            solid,
+            started_ns: now,
+            batch,
+        });
+        if let Some(d) = self.disk_mut(disk) {
+            d.destage.busy.push((block, block + count, job));
+        }
+        self.ready.given.add(disk);
+        self.destage_durable(job, now, fx);
     }
 
     pub fn destage_write_done(
@@ -653,6 +718,7 @@ impl Core {
             self.wake_clean_waiters(job.disk, now, fx);
         }
         self.pause_destaging(job.started_ns, now);
+        self.ready.touch(job.disk);
         self.destage_step(now, fx);
         self.destage_flush_if_due(job.disk, now, fx);
     }
@@ -674,12 +740,14 @@ impl Core {
         if let Some(d) = self.disk_mut(job.disk) {
             d.destage.busy.retain(|(_, _, j)| *j != id);
         }
+        self.ready.touch(job.disk);
         job
     }
 
     /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
     fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let flash_failed = self.flash.failed;
+        self.ready.touch(disk);
         let Some(d) = self.disk_mut(disk) else { return };
         d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
         d.destage.failures += 1;
@@ -707,10 +775,12 @@ impl Core {
         ds.covered = ds.written.len();
         ds.covered_ns = now;
         let target = d.sync.completed;
+        self.ready.given.add(disk);
         self.wait_origin(disk, target, SyncWaiter::Destage, now, fx);
     }
 
     pub fn destage_flushed(&mut self, disk: DiskId, failed: bool, now: u64, fx: &mut Effects) {
+        self.ready.touch(disk);
         let Some(d) = self.disk_mut(disk) else { return };
         let n = std::mem::take(&mut d.destage.covered);
         d.destage.hangs = false;
@@ -742,6 +812,7 @@ impl Core {
     fn mark_clean(&mut self, disk: DiskId, n: usize, now: u64, fx: &mut Effects) {
         // The newer record cannot come before there is room, and that may need this block gone.
         let stuck = self.starved();
+        self.ready.touch(disk);
         let Some(d) = self.disk_mut(disk) else { return };
         let written: Vec<Written> = d.destage.written.drain(..n).collect();
         let mut runs: Vec<(Kind, u64, u64)> = Vec::new();
@@ -801,8 +872,16 @@ impl Core {
         let hangs = |since: u64| now.saturating_sub(since) > HANGS_NS;
         let here = |slot: SlotNo, segment_blocks: u32| slot / segment_blocks == seg;
         let blocks = self.flash.log.segment_blocks;
-        for disk in self.disk_ids() {
-            let Some(d) = self.disk(disk) else { continue };
+        let mut given = self.ready.given.take();
+        given.sort_unstable();
+        for disk in given {
+            let Some(d) = self.disks[usize::from(disk)].as_deref() else {
+                continue;
+            };
+            if !d.is_given() {
+                continue;
+            }
+            self.ready.given.add(disk);
             let busy: Vec<usize> = d.destage.busy.iter().map(|(_, _, job)| *job).collect();
             let mut hung = d.destage.covered > 0 && hangs(d.destage.covered_ns);
             let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
@@ -835,6 +914,7 @@ impl Core {
 
     /// Of the blocks that wait for the flush, those that `which` picks do not count.
     fn doubt(&mut self, disk: DiskId, which: impl Fn(u64, SlotNo) -> bool) {
+        self.ready.touch(disk);
         let Some(d) = self.disk_mut(disk) else { return };
         let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
         for w in &mut d.destage.written {
@@ -894,6 +974,10 @@ impl Core {
         self.dirty_total -= 1;
         true
     }
+}
+
+fn is_over(dirty: u64, of: u64, percent: u32) -> bool {
+    dirty * 100 > of.saturating_mul(u64::from(percent))
 }
 
 fn push_run(runs: &mut Vec<(Kind, u64, u64)>, kind: Kind, block: u64, count: u64) {

@@ -1,7 +1,7 @@
 //! Durability: flushes of flash and origins, shared by all who wait, and the intents that
 //! protect clean copies while an origin changes.
 
-use crate::api::{DiskId, Effects, Mode, ReqError};
+use crate::api::{DiskId, Effects, ReqError};
 use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::disk::{Intent, SyncWaiter};
 use crate::faults::Fault;
@@ -177,10 +177,9 @@ impl Core {
         for (_, who) in ready {
             self.flash_waited(who, false, now, fx);
         }
-        for disk in self.disk_ids() {
-            if self.disk(disk).is_some_and(|d| !d.clean_waiters.is_empty()) {
-                self.wake_clean_waiters(disk, now, fx);
-            }
+        // Who has to wait on lines up again.
+        for disk in self.ready.awaited.take() {
+            self.wake_clean_waiters(disk, now, fx);
         }
         if !self.flash.waiters.is_empty() {
             self.start_flash_flush(now, fx);
@@ -364,6 +363,7 @@ impl Core {
             ready &= intent.active || unawaited;
         }
         self.reqs[id].regions = Some((from, to));
+        self.ready.note(disk);
         for region in new {
             self.record_intent(disk, region);
         }
@@ -415,61 +415,55 @@ impl Core {
 
     /// A disk that is being drained is not done before the origin has everything durably, what
     /// an earlier run of the daemon wrote included.
-    pub fn sync_draining(&mut self, now: u64, fx: &mut Effects) {
-        for disk in self.disk_ids() {
-            let Some(d) = self.disk(disk) else { continue };
-            let target = d.sync.completed;
-            if (d.drain || self.quiescing)
-                && d.attached
-                && target > d.sync.durable
-                && d.sync.inflight.is_none()
-                && !d.sync.backing_off(now)
-            {
-                self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
-            }
+    pub fn sync_draining(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let Some(d) = self.disk(disk) else { return };
+        let target = d.sync.completed;
+        if (d.drain || self.quiescing)
+            && d.attached
+            && target > d.sync.durable
+            && d.sync.inflight.is_none()
+            && !d.sync.backing_off(now)
+        {
+            self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
         }
     }
 
-    /// Asks for an origin flush where intents have been idle, so that they can be closed. Those of
-    /// a disk whose origin is missing wait until it is there.
-    pub fn close_idle_intents(&mut self, now: u64, fx: &mut Effects) {
+    /// Asks for an origin flush where intents of a disk have been idle, so that they can be closed. Those
+    /// of a disk whose origin is missing wait until it is there.
+    pub fn close_idle_intents(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let idle_ns = if self.quiescing {
             0
         } else {
             self.opts.intent_idle_ns
         };
-        for disk in self.disk_ids() {
-            let drain = self.disk(disk).is_some_and(|d| d.drain);
-            let idle_ns = if drain { 0 } else { idle_ns };
-            if self.opts.faults.has(Fault::CloseUnflushed) {
-                self.clear_intents(disk, now);
-            }
-            let Some(d) = self.disk_mut(disk).filter(|d| d.attached) else {
-                continue;
-            };
-            let idle = |i: &Intent| {
-                i.active && i.inflight == 0 && now.saturating_sub(i.used_ns) >= idle_ns
-            };
-            let unguarded = d.sync.unguarded;
-            let waits = d.cfg.mode != Mode::Off && d.sync.durable < unguarded;
-            let Some(target) = d
-                .intents
-                .values()
-                .filter(|i| idle(i))
-                .map(|i| i.written)
-                .chain(waits.then_some(unguarded))
-                .max()
-            else {
-                continue;
-            };
-            let asked = d
-                .sync
-                .waiters
-                .iter()
-                .any(|(_, w)| matches!(w, SyncWaiter::Intents));
-            if !asked && !d.sync.backing_off(now) {
-                self.wait_origin(disk, target, SyncWaiter::Intents, now, fx);
-            }
+        let drain = self.disk(disk).is_some_and(|d| d.drain);
+        let idle_ns = if drain { 0 } else { idle_ns };
+        if self.opts.faults.has(Fault::CloseUnflushed) {
+            self.clear_intents(disk, now);
+        }
+        let Some(d) = self.disk_mut(disk).filter(|d| d.attached) else {
+            return;
+        };
+        let idle =
+            |i: &Intent| i.active && i.inflight == 0 && now.saturating_sub(i.used_ns) >= idle_ns;
+        let unguarded = d.sync.unguarded;
+        let Some(target) = d
+            .intents
+            .values()
+            .filter(|i| idle(i))
+            .map(|i| i.written)
+            .chain(d.waits_unguarded().then_some(unguarded))
+            .max()
+        else {
+            return;
+        };
+        let asked = d
+            .sync
+            .waiters
+            .iter()
+            .any(|(_, w)| matches!(w, SyncWaiter::Intents));
+        if !asked && !d.sync.backing_off(now) {
+            self.wait_origin(disk, target, SyncWaiter::Intents, now, fx);
         }
     }
 

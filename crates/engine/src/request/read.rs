@@ -9,7 +9,7 @@ use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::{Key, SlotNo};
 use crate::cache::stage::policy_key;
 use crate::core::{Core, OpCtx, ewma, req_error};
-use crate::disk::Ticket;
+use crate::disk::{Disk, Ticket};
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, Then};
@@ -595,6 +595,7 @@ impl Core {
             self.reqs[id].failed = Some(req_error(e));
             if let Some(d) = self.disk_mut(miss.disk) {
                 d.drop_ticket(miss.ticket);
+                self.origin_was_read(miss.disk);
             }
             self.read_part_done(id, now, fx);
             return;
@@ -622,9 +623,11 @@ impl Core {
                 t.reading = false;
             }
             d.counters.fills += miss.count;
+            self.origin_was_read(miss.disk);
             self.append_clean(miss.disk, miss.block, miss.data, miss.ticket, 0);
         } else {
             d.drop_ticket(miss.ticket);
+            self.origin_was_read(miss.disk);
             if miss.stage && cached {
                 let stay = Stay {
                     freq: 0,
@@ -635,6 +638,13 @@ impl Core {
             }
         }
         self.read_part_done(id, now, fx);
+    }
+
+    /// A read of the origin has ended that may have kept the destager from writing there.
+    pub fn origin_was_read(&mut self, disk: DiskId) {
+        if self.disk(disk).is_some_and(Disk::is_dirty) {
+            self.ready.touch(disk);
+        }
     }
 
     /// Announces a copy of the origin; see [`Ticket`].

@@ -16,8 +16,8 @@ use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
 use crate::core::{Core, OpCtx, req_error};
+use crate::disk::SyncWaiter;
 use crate::disk::spans::Span;
-use crate::disk::{Disk, SyncWaiter};
 use crate::faults::Fault;
 use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
@@ -119,6 +119,10 @@ impl Core {
             return;
         };
         d.locks.remove(span);
+        if self.flash.failed {
+            // What it held may be destaged now.
+            self.ready.touch(disk);
+        }
         // All of them came after: who came before and had not ended would have kept this one waiting.
         for waiting in d.lock_queue.meeting(span.start, span.end) {
             let req = &mut self.reqs[waiting.req];
@@ -373,9 +377,7 @@ impl Core {
         if left >= want + kept {
             return want;
         }
-        let write_back = |d: &Disk| d.attached && d.writes_to_flash();
-        let disks = self.disks.iter().flatten().filter(|d| write_back(d));
-        let disks = disks.count() as u64;
+        let disks = self.totals.write_back;
         if disks <= 1 {
             return if left >= want { want } else { 0 };
         }
@@ -438,7 +440,7 @@ impl Core {
                 }
                 Appended::TooDirty => {
                     self.reqs.stalled.insert(at, id);
-                    if self.disks.iter().flatten().nth(1).is_none() {
+                    if self.totals.known <= 1 {
                         return;
                     }
                     too_dirty.push(disk);
@@ -718,6 +720,7 @@ impl Core {
             };
             d.clean_waiters.push(id);
             self.reqs[id].phase = Phase::WaitClean;
+            self.ready.await_clean(disk);
             return false;
         }
         let durable = self.flash.log.durable_ord;
@@ -737,6 +740,7 @@ impl Core {
         let cleaned = d.cleaned_ord;
         d.clean_waiters.push(id);
         self.reqs[id].phase = Phase::WaitClean;
+        self.ready.await_clean(disk);
         if !dirty {
             self.flash.log.urgent = true;
             self.wait_flash(cleaned, crate::core::FlashWaiter::Nobody, now, fx);
@@ -756,9 +760,13 @@ impl Core {
     /// A block somebody waits for turned out to be lost: it never becomes clean, and the write takes
     /// its place instead ([`supersede_lost`](Self::supersede_lost)).
     pub fn wake_waiters_for_lost(&mut self, now: u64, fx: &mut Effects) {
-        for disk in self.disk_ids() {
-            let waits = |d: &Disk| !d.clean_waiters.is_empty() && !d.lost.is_empty();
-            if self.disk(disk).is_some_and(waits) {
+        for disk in self.ready.awaited.take() {
+            let Some(d) = self.disk(disk).filter(|d| !d.clean_waiters.is_empty()) else {
+                continue;
+            };
+            let lost = !d.lost.is_empty();
+            self.ready.await_clean(disk);
+            if lost {
                 self.wake_clean_waiters(disk, now, fx);
             }
         }
@@ -775,6 +783,7 @@ impl Core {
             return;
         }
         let unguarded = self.reqs[id].regions.is_none();
+        self.ready.touch(disk);
         let Some(d) = self.disk_mut(disk) else { return };
         d.sync.completed += 1;
         d.sync.guest = d.sync.completed;

@@ -48,12 +48,6 @@ impl Core {
         }
     }
 
-    /// Counts the runs anew, once disks were opened or have gone.
-    pub fn count_zero_runs(&mut self) {
-        let disks = self.disks.iter().flatten();
-        self.zero_runs = disks.map(|d| d.zero.run_count()).sum();
-    }
-
     /// Most runs of zeros: half of what fits into the segments that are free whenever eviction is at
     /// work, but for one, which what it moves may take.
     pub fn zero_runs_max(&self) -> u64 {
@@ -73,8 +67,7 @@ impl Core {
             return true;
         }
         // Whatever the others have: all these shares are no more than what was kept for them.
-        let disks = self.disks.iter().flatten().filter(|d| d.attached);
-        let own = kept / (disks.count() as u64).max(1);
+        let own = kept / self.totals.attached.max(1);
         let has = self.disk(disk).map_or(0, |d| d.zero.run_count());
         has < own.max(1)
     }
