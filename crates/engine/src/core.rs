@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::cache::index::{Key, SlotNo};
 use crate::disk::ready::{Ready, Totals};
 use crate::disk::{Disk, REGION_BLOCKS_MIN};
-use crate::faults::Faults;
+use crate::faults::{Fault, Faults};
 use crate::flash::device::FlashDevice;
 use crate::ids::ReqId;
 use crate::lanes::Shared;
@@ -137,6 +137,7 @@ pub(crate) enum OpCtx {
     },
     EvictRead {
         slot: SlotNo,
+        count: u32,
     },
     FailMark,
     /// A step of storing the log's floor.
@@ -310,7 +311,7 @@ impl Core {
             OpCtx::Trim { seg } => self.trim_done(seg),
             OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
-            OpCtx::EvictRead { slot } => self.evict_read_done(slot, done, now),
+            OpCtx::EvictRead { slot, .. } => self.evict_read_done(slot, done, now),
             OpCtx::FailMark => self.mark_stored(done.op.kind, done.result.is_ok(), now, fx),
             OpCtx::Floor => self.floor_stored(done.result, now, fx),
         }
@@ -416,10 +417,11 @@ impl Core {
 
     /// The index lost (or moved) what was in `slot`: adjust the counts.
     pub fn slot_emptied(&mut self, slot: SlotNo, dirty: bool) {
+        let stays = self.opts.faults.has(Fault::DirtyStaysCounted);
         let seg = self.flash.log.segment_of(slot);
         let s = &mut self.flash.log.segments[seg];
         s.live -= 1;
-        if dirty {
+        if dirty && !stays {
             s.dirty -= 1;
         }
     }
@@ -433,8 +435,9 @@ impl Core {
         let dirty = self.cache.index.slot(slot).is_some_and(|s| s.dirty);
         self.cache.index.remove(key);
         self.slot_emptied(slot, dirty);
+        let stays = self.opts.faults.has(Fault::CachedStaysCounted);
         if let Some(d) = self.disk_mut(disk) {
-            d.cached -= 1;
+            d.cached -= u64::from(!stays);
             if dirty {
                 d.no_longer_dirty(block);
             }

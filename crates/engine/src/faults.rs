@@ -200,6 +200,12 @@ pub enum Fault {
     CheckpointNoEviction,
     /// Say in the last summary before the checkpoint that all is durable, before it is.
     CloseUnflushedHead,
+    /// Leave a dirty block that goes among those its segment counts.
+    DirtyStaysCounted,
+    /// Leave a block that is dropped among those its disk counts.
+    CachedStaysCounted,
+    /// Leave segments whose summaries are never written pinned when flash is given up.
+    GivenUpStaysPinned,
 }
 
 impl Fault {
@@ -284,6 +290,13 @@ impl Fault {
         Fault::IgnoreFlashFlushError,
     ];
 
+    /// Those that only counting again catches: nothing a guest sees depends on them, or not for long.
+    pub const BY_COUNTS: [Fault; 3] = [
+        Fault::DirtyStaysCounted,
+        Fault::CachedStaysCounted,
+        Fault::GivenUpStaysPinned,
+    ];
+
     /// Those that nothing catches so far, in some hundred worlds of the likeliest kind. That is a debt of the
     /// worlds, not a merit of the engine: most need what worlds do not have or hardly ever do (several
     /// intent regions to a disk, a rescue of a starved log, a disk at its maximum while it is written, a
@@ -320,7 +333,12 @@ impl Fault {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Fault> {
-        let lists: [&[Fault]; 3] = [&Self::BY_WORLDS, &Self::BY_STEPS, &Self::UNSEEN];
+        let lists: [&[Fault]; 4] = [
+            &Self::BY_WORLDS,
+            &Self::BY_STEPS,
+            &Self::BY_COUNTS,
+            &Self::UNSEEN,
+        ];
         lists.into_iter().flatten().copied()
     }
 }

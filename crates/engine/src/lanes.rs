@@ -19,6 +19,8 @@
 //!
 //! Lock order: the core, then a lane. Whoever has a lane never waits for the core.
 
+#[cfg(any(test, feature = "check"))]
+mod check;
 mod fold;
 mod hit;
 #[cfg(all(test, feature = "model"))]

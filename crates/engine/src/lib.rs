@@ -5,6 +5,8 @@
 
 pub mod api;
 mod cache;
+#[cfg(any(test, feature = "check"))]
+mod check;
 mod core;
 mod disk;
 mod engine;

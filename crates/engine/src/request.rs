@@ -90,6 +90,14 @@ impl Requests {
         taken
     }
 
+    /// Those that wait in a queue of this table.
+    #[cfg(any(test, feature = "check"))]
+    pub fn queued(&self) -> impl Iterator<Item = ReqId> {
+        let stalled = self.stalled.iter().chain(&self.stalled_through);
+        let others = self.leaving_flushes.iter().chain(&self.mark_waiters);
+        stalled.chain(others).copied()
+    }
+
     pub fn len(&self) -> usize {
         self.all.len()
     }

@@ -534,7 +534,7 @@ impl World<'_> {
         } else if self.given_up {
             self.accept_losses()?;
         }
-        Ok(())
+        self.count_again()
     }
 
     /// The flash device is gone for good. What only it held must be listed, all of it and nothing

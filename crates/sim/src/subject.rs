@@ -78,6 +78,10 @@ pub trait Subject {
     fn gave_up_flash(&self) -> bool {
         false
     }
+    /// Counts again whatever it keeps count of: how many requests are in flight, or what it has counted wrongly.
+    fn check(&self, open: u64) -> Result<u64, String> {
+        Ok(open)
+    }
     /// Internal state worth seeing when something went wrong.
     fn describe(&self) -> String {
         String::new()

@@ -36,6 +36,9 @@ const SOUND_REFUSALS: u32 = 4;
 const FLUSH_NS: [u64; 5] = [0, 0, 2_000_000, 2_000_000, 40_000_000];
 /// Up to here an origin's first content is stamped, also where it has not grown to yet.
 const ORIGIN_GROWS_TO: u64 = 1 << 40;
+/// While things are in flight, what the subject counts is counted again once in so many steps: each time
+/// every slot of its index is looked at.
+const STEPS_PER_COUNT: u32 = 64;
 /// Lines of the trace that are kept.
 const TRACE_MAX: usize = 60;
 
@@ -118,6 +121,10 @@ pub struct World<'a> {
     pub(crate) effects: Effects,
     next_tick: Option<u64>,
     idle_ticks: u32,
+    /// Steps since the subject's counts were checked.
+    uncounted: u32,
+    /// Something was in flight since then.
+    stirred: bool,
     /// Requests completed and I/O done, for the report.
     pub(crate) done_requests: u64,
     pub(crate) done_ios: u64,
@@ -194,6 +201,8 @@ impl<'a> World<'a> {
             effects: Effects::default(),
             next_tick: None,
             idle_ticks: 0,
+            uncounted: 0,
+            stirred: false,
             done_requests: 0,
             done_ios: 0,
             tracing,
@@ -529,6 +538,31 @@ impl<'a> World<'a> {
 
     /// One step of time: the next ends of I/O, or a tick. `Ok(false)`: nothing can happen any more.
     pub(crate) fn pump(&mut self) -> Result<bool, String> {
+        let more = self.step()?;
+        self.uncounted += 1;
+        let rests = self.events.is_empty() && self.hung.is_empty() && self.requests.is_empty();
+        // Not again at rest as long as only time passes.
+        if self.uncounted >= STEPS_PER_COUNT || rests && self.stirred {
+            self.count_again()?;
+        }
+        Ok(more)
+    }
+
+    /// Whatever the subject keeps count of is as it says, and it has as many requests in flight as were made
+    /// and not answered.
+    pub(crate) fn count_again(&mut self) -> Outcome {
+        (self.uncounted, self.stirred) = (0, false);
+        let open = self.requests.len() as u64;
+        let counted = self.subject()?.check(open);
+        match counted.map_err(|e| format!("counted again: {e}"))? {
+            same if same == open => Ok(()),
+            other => Err(format!(
+                "{open} requests are not answered, and the subject knows of {other}"
+            )),
+        }
+    }
+
+    fn step(&mut self) -> Result<bool, String> {
         let due = self.events.first_key_value().map(|((at, _), _)| *at);
         let tick_first = match (self.next_tick, due) {
             (Some(t), Some(d)) => t <= d || self.rng.chance(1, 8),
@@ -608,6 +642,7 @@ impl<'a> World<'a> {
             return Err(format!("driver contract broken: {violation}"));
         }
         self.done_ios += 1;
+        self.stirred = true;
         let done = finished.done;
         self.clock.note(done.op.id ^ done.bad_blocks.len() as u64);
         if finished.injected {

@@ -105,3 +105,31 @@ fn every_fault_is_caught() {
         "caught by fewer than {ENOUGH} of {SEEDS_MAX} seeds: {missed:?}"
     );
 }
+
+/// What is counted wrongly harms nobody at once, so the oracle does not see it.
+#[test]
+fn a_wrong_count_is_caught_by_counting_again_and_by_nothing_else() {
+    for fault in Fault::BY_COUNTS {
+        let profile = match fault {
+            Fault::GivenUpStaysPinned => "flash-death",
+            _ => "write-back",
+        };
+        let broken = Real::with(fault).expect("it is built in");
+        let caught: Vec<u64> = catches(0, SEEDS_MAX, profile, &broken)
+            .take(ENOUGH)
+            .collect();
+        assert!(
+            caught.len() == ENOUGH,
+            "{fault:?} is caught by {caught:?} only"
+        );
+        for seed in caught {
+            let found = run_seed(seed, profile, &broken).expect_err("it was caught");
+            assert!(found.what.contains("counted again"), "{fault:?}: {found}");
+            let unseen = run_seed(seed, profile, &broken.uncounted());
+            assert!(
+                unseen.is_ok(),
+                "{fault:?} is caught without counting: {unseen:?}"
+            );
+        }
+    }
+}

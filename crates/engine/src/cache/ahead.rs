@@ -96,6 +96,20 @@ impl Ahead {
     }
 }
 
+#[cfg(any(test, feature = "check"))]
+impl Ahead {
+    /// Requests that wait for reads ahead, once for each read.
+    pub fn waiting(&self) -> impl Iterator<Item = ReqId> {
+        let joined = self.reads.iter().flat_map(|(_, r)| &r.joined);
+        joined.map(|j| j.req)
+    }
+
+    /// Tickets of reads ahead.
+    pub fn tickets(&self) -> impl Iterator<Item = (DiskId, u64)> {
+        self.reads.iter().map(|(_, r)| (r.disk, r.ticket))
+    }
+}
+
 impl Core {
     /// Is reading ahead worth it for this disk: is it cached, is its origin slow?
     pub fn reads_ahead(&self, disk: DiskId) -> bool {

@@ -645,7 +645,11 @@ impl Core {
 
 /// Items of batches in flight and of the queue, oldest first, to be sent again.
 pub(crate) fn unsent(log: &mut Log) -> Vec<Item> {
-    let mut items: Vec<Item> = log.batches.drain(..).flat_map(|b| b.items).collect();
+    let mut items = Vec::new();
+    for batch in log.batches.drain(..) {
+        log.segments[batch.seg as usize].batches -= 1;
+        items.extend(batch.items);
+    }
     items.extend(log.queue.drain(..));
     items
 }

@@ -373,7 +373,7 @@ impl Core {
         let offset = self.slot_offset(slot);
         self.io(
             fx,
-            OpCtx::EvictRead { slot },
+            OpCtx::EvictRead { slot, count: n },
             self.flash.target(),
             OpKind::Read,
             offset,

@@ -186,10 +186,6 @@ impl Core {
             self.fail_flash(now, fx);
             return;
         }
-        for batch in &self.flash.log.batches {
-            let s = &mut self.flash.log.segments[batch.seg as usize];
-            s.batches -= 1;
-        }
         // The head (and a segment being sealed) with failed batches get no summary: recovery
         // walks them and finds the batches again, with the same numbers, in a later segment.
         let sealing = std::mem::take(&mut self.flash.log.sealing);
@@ -258,7 +254,11 @@ impl Core {
         if mark {
             self.mark_failed(now, fx);
         }
-        self.flash.log.sealing.clear();
+        for s in std::mem::take(&mut self.flash.log.sealing) {
+            if !self.opts.faults.has(Fault::GivenUpStaysPinned) {
+                self.unpin(s.seg);
+            }
+        }
         let items = unsent(&mut self.flash.log);
         self.flash.log.clear_queue();
         let mut requests = Vec::new();

@@ -47,7 +47,7 @@ const OWING_PER_STEP: usize = 8;
 /// A disk with a need of its own that may not start a run is looked at again after this time at least.
 const PAUSE_MIN_NS: u64 = 1_000_000;
 /// No slot: that of a block which the run holds no more.
-const NOWHERE: SlotNo = SlotNo::MAX;
+pub(crate) const NOWHERE: SlotNo = SlotNo::MAX;
 
 /// One run being destaged.
 #[derive(Debug)]

@@ -86,7 +86,7 @@ impl Core {
         if failed {
             req.failed = Some(ReqError::Io);
         }
-        req.pending = req.pending.saturating_sub(1);
+        req.pending -= 1;
         if req.pending > 0 {
             return;
         }

@@ -122,6 +122,18 @@ impl Req {
         !self.answer.is_to_request()
     }
 
+    /// How many ends of something it waits for, places in queues included.
+    #[cfg(any(test, feature = "check"))]
+    pub fn waits_for(&self) -> u64 {
+        let queues = match self.phase {
+            Phase::WaitLock | Phase::WaitSpace | Phase::WaitClean | Phase::WaitIntent => 1,
+            // Its one read for the part it is at.
+            Phase::Reading => u64::from(self.op == ReqOp::Prefetch),
+            _ => 0,
+        };
+        queues + u64::from(self.pending)
+    }
+
     /// The blocks it touches.
     pub fn blocks(&self) -> (u64, u64) {
         (self.offset / 4096, (self.offset + self.len).div_ceil(4096))

@@ -514,6 +514,7 @@ impl Core {
         };
         if fua && !self.opts.faults.has(Fault::IgnoreFua) {
             req.phase = Phase::WaitFlash;
+            req.pending = 1;
             let ord = self.flash.log.applied_ord;
             self.wait_flash(ord, crate::core::FlashWaiter::Request(id), now, fx);
         } else {
@@ -842,6 +843,7 @@ impl Core {
         };
         if ok && fua && !self.opts.faults.has(Fault::FuaLeavesOriginVolatile) {
             self.reqs[id].phase = Phase::WaitOrigin;
+            self.reqs[id].pending = 1;
             self.wait_origin(disk, written, SyncWaiter::Request(id), now, fx);
         } else {
             self.finish(id, now, fx);

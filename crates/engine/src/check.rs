@@ -1,0 +1,349 @@
+//! What the engine keeps count of, counted again.
+//!
+//! Most numbers the engine goes by (blocks cached, dirty or read just now; requests in flight) are kept by
+//! adding and taking away. One that was forgotten once shows late if ever: a segment that never comes
+//! free, one that is overwritten while it is read, a disk that is never left alone. Here each of them
+//! is counted again from the things it is a number of. For tests only: it looks at every slot.
+
+use crate::api::DiskId;
+use crate::core::{Core, FlashWaiter, OpCtx};
+use crate::disk::{SyncWaiter, Written};
+use crate::engine::Engine;
+use crate::flash::log::{Item, Then};
+use crate::ids::ReqId;
+use crate::origin::destage::NOWHERE;
+use crate::request::req::Phase;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+/// What was found to be different first.
+type Checked = Result<(), String>;
+
+fn same(what: impl Display, kept: u64, counted: u64) -> Checked {
+    if kept == counted {
+        return Ok(());
+    }
+    Err(format!(
+        "{what}: {kept} by the engine's count, {counted} in fact"
+    ))
+}
+
+/// What slots say of a segment or of a disk.
+#[derive(Clone, Copy, Default)]
+struct Blocks {
+    live: u64,
+    dirty: u64,
+    lost: u64,
+}
+
+impl Engine {
+    /// Counts again what is kept by counting, at any time between two calls: how many requests of clients are
+    /// in flight, or the first difference in words.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<u64, String> {
+        let core = self.core();
+        core.check()?;
+        Ok(core.reqs.foreground + core.shared.check()?)
+    }
+}
+
+impl Core {
+    fn check(&self) -> Checked {
+        self.check_slots()?;
+        self.check_pins()?;
+        self.check_log()?;
+        self.check_requests()?;
+        self.check_waits()?;
+        self.check_tickets()
+    }
+
+    /// What the index holds: of each segment, of each disk, and in all.
+    fn check_slots(&self) -> Checked {
+        let mut segments = vec![Blocks::default(); self.flash.log.segments.len()];
+        let mut disks: BTreeMap<DiskId, Blocks> = BTreeMap::new();
+        for slot in 0..self.cache.index.slots() {
+            let Some(info) = self.cache.index.slot(slot) else {
+                continue;
+            };
+            let (disk, block) = (info.key.disk(), info.key.block());
+            let Some(d) = self.disk(disk) else {
+                return Err(format!(
+                    "slot {slot} holds block {block} of disk {disk}, which is not there"
+                ));
+            };
+            if info.dirty != d.dirty.contains(block) {
+                return Err(format!(
+                    "block {block} of disk {disk} is dirty in the index: {}, in the disk's list: {}",
+                    info.dirty, !info.dirty
+                ));
+            }
+            if d.zero.contains(block) {
+                return Err(format!(
+                    "block {block} of disk {disk} is zeros, and is cached"
+                ));
+            }
+            let segment = self.flash.log.segment_of(slot);
+            for count in [&mut segments[segment], disks.entry(disk).or_default()] {
+                count.live += 1;
+                count.dirty += u64::from(info.dirty);
+                count.lost += u64::from(info.lost);
+            }
+        }
+        for (n, (kept, counted)) in self.flash.log.segments.iter().zip(&segments).enumerate() {
+            same(
+                format!("blocks in segment {n}"),
+                kept.live.into(),
+                counted.live,
+            )?;
+            same(
+                format!("dirty blocks in segment {n}"),
+                kept.dirty.into(),
+                counted.dirty,
+            )?;
+        }
+        let mut dirty = 0;
+        let mut zero_runs = 0;
+        for d in self.disks.iter().flatten() {
+            let (id, counted) = (d.cfg.id, disks.remove(&d.cfg.id).unwrap_or_default());
+            same(
+                format!("cached blocks of disk {id}"),
+                d.cached,
+                counted.live,
+            )?;
+            same(
+                format!("dirty blocks of disk {id}"),
+                d.dirty.len(),
+                counted.dirty,
+            )?;
+            same(
+                format!("lost blocks of disk {id}"),
+                d.lost.len(),
+                counted.lost,
+            )?;
+            dirty += counted.dirty;
+            zero_runs += d.zero.run_count();
+        }
+        same("dirty blocks of all disks", self.dirty_total, dirty)?;
+        same("runs of zeros of all disks", self.zero_runs, zero_runs)
+    }
+
+    /// Who reads a segment, or still writes its summary, and reads of flash in flight.
+    fn check_pins(&self) -> Checked {
+        let log = &self.flash.log;
+        let mut pins = vec![0u64; log.segments.len()];
+        let mut reads = 0;
+        for (_, op) in &self.ops {
+            match op {
+                OpCtx::HitRead { slot, .. } | OpCtx::EvictRead { slot, .. } => {
+                    reads += 1;
+                    pins[log.segment_of(*slot)] += 1;
+                }
+                OpCtx::DestageRead { .. } => reads += 1,
+                OpCtx::Summary { seg } => pins[*seg as usize] += 1,
+                _ => {}
+            }
+        }
+        for sealing in &log.sealing {
+            pins[sealing.seg as usize] += 1;
+        }
+        let held = self.destaging.jobs.iter().flat_map(|(_, job)| &job.slots);
+        let disks = self.disks.iter().flatten();
+        let written = disks.flat_map(|d| &d.destage.written);
+        let written = written.filter_map(|w| match w {
+            Written::Data { slot, .. } => Some(slot),
+            Written::Zero { .. } => None,
+        });
+        for slot in held.chain(written).filter(|slot| **slot != NOWHERE) {
+            pins[log.segment_of(*slot)] += 1;
+        }
+        for (n, (s, counted)) in log.segments.iter().zip(pins).enumerate() {
+            same(format!("pins of segment {n}"), s.pins.into(), counted)?;
+        }
+        same("reads of flash", self.flash.inflight.into(), reads)
+    }
+
+    /// What is on its way to the log.
+    fn check_log(&self) -> Checked {
+        let log = &self.flash.log;
+        let data = log.queue.iter().filter(|i| i.kind.is_data());
+        let blocks: u64 = data.clone().map(|i| u64::from(i.count)).sum();
+        same("blocks in the queue", log.queued_blocks.into(), blocks)?;
+        let records = log.queue.len() - data.count();
+        same(
+            "records in the queue",
+            log.queued_records.into(),
+            records as u64,
+        )?;
+        for (n, s) in log.segments.iter().enumerate() {
+            let batches = log.batches.iter().filter(|b| b.seg as usize == n);
+            same(
+                format!("batches for segment {n}"),
+                s.batches.into(),
+                batches.count() as u64,
+            )?;
+        }
+        let mut moving: u64 = 0;
+        for item in self.items() {
+            moving += u64::from(matches!(item.then, Then::Moved));
+        }
+        for (_, op) in &self.ops {
+            if let OpCtx::EvictRead { count, .. } = op {
+                moving += u64::from(*count);
+            }
+        }
+        same("blocks being moved", self.flash.evict.moving.into(), moving)
+    }
+
+    /// Requests there are, of clients and of each disk, and what they hold.
+    fn check_requests(&self) -> Checked {
+        let mut clients = 0;
+        let mut of: BTreeMap<DiskId, u64> = BTreeMap::new();
+        let mut writes: BTreeMap<(DiskId, u32), u64> = BTreeMap::new();
+        let mut holds: BTreeMap<DiskId, u64> = BTreeMap::new();
+        let mut queues: BTreeMap<DiskId, u64> = BTreeMap::new();
+        for (_, req) in self.reqs.iter() {
+            clients += u64::from(req.is_clients());
+            *of.entry(req.disk).or_default() += 1;
+            *holds.entry(req.disk).or_default() += u64::from(req.locked);
+            *queues.entry(req.disk).or_default() += u64::from(req.phase == Phase::WaitLock);
+            for region in req.regions.into_iter().flat_map(|(from, to)| from..=to) {
+                *writes.entry((req.disk, region)).or_default() += 1;
+            }
+        }
+        same("requests of clients", self.reqs.foreground, clients)?;
+        for d in self.disks.iter().flatten() {
+            let id = d.cfg.id;
+            let count = |of: &BTreeMap<DiskId, u64>| of.get(&id).copied().unwrap_or(0);
+            same(format!("requests of disk {id}"), d.in_flight, count(&of))?;
+            same(
+                format!("ranges held of disk {id}"),
+                d.locks.len() as u64,
+                count(&holds),
+            )?;
+            same(
+                format!("requests waiting for a range of disk {id}"),
+                d.lock_queue.len() as u64,
+                count(&queues),
+            )?;
+            for (region, intent) in &d.intents {
+                let counted = writes.remove(&(id, *region)).unwrap_or(0);
+                same(
+                    format!("writes in region {region} of disk {id}"),
+                    intent.inflight.into(),
+                    counted,
+                )?;
+            }
+        }
+        match writes.first_key_value() {
+            Some(((disk, region), _)) => Err(format!(
+                "region {region} of disk {disk} is written without its intent"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Each request waits for as many things as there are that will tell it that they ended.
+    fn check_waits(&self) -> Checked {
+        let mut comes: BTreeMap<ReqId, u64> = BTreeMap::new();
+        let mut coming = |id: ReqId| *comes.entry(id).or_default() += 1;
+        for (_, op) in &self.ops {
+            match op {
+                OpCtx::HitRead { req, .. } | OpCtx::OriginWrite { req } => coming(*req),
+                OpCtx::MissRead(miss) => coming(miss.req),
+                _ => {}
+            }
+        }
+        self.cache.ahead.waiting().for_each(&mut coming);
+        for item in self.items() {
+            if let Then::Request(id) = item.then {
+                coming(id);
+            }
+        }
+        for (_, who) in &self.flash.waiters {
+            if let FlashWaiter::Request(id) = who {
+                coming(*id);
+            }
+        }
+        for (_, who) in self.disks.iter().flatten().flat_map(|d| &d.sync.waiters) {
+            if let SyncWaiter::Request(id) = who {
+                coming(*id);
+            }
+        }
+        for (_, req) in self.reqs.iter() {
+            req.answer.request().into_iter().for_each(&mut coming);
+        }
+        // And those that somebody will look at again.
+        for id in self.reqs.queued() {
+            coming(id);
+        }
+        for d in self.disks.iter().flatten() {
+            d.clean_waiters.iter().copied().for_each(&mut coming);
+            d.lock_queue.iter().for_each(|span| coming(span.req));
+            for span in d.locks.iter() {
+                if self.reqs[span.req].phase == Phase::WaitIntent {
+                    coming(span.req);
+                }
+            }
+        }
+        for (_, req) in self.reqs.iter() {
+            let counted = comes.remove(&req.id).unwrap_or(0);
+            same(
+                format!(
+                    "what {:?} waits for ({:?}, {:?})",
+                    req.id, req.op, req.phase
+                ),
+                req.waits_for(),
+                counted,
+            )?;
+        }
+        match comes.first_key_value() {
+            Some((id, _)) => Err(format!("{id:?} is waited for, and was answered")),
+            None => Ok(()),
+        }
+    }
+
+    /// Every copy of an origin that is on its way to flash has its ticket, and every ticket such a copy.
+    fn check_tickets(&self) -> Checked {
+        let mut copies: BTreeMap<(DiskId, u64), u64> = BTreeMap::new();
+        let mut copy = |disk: DiskId, ticket: u64| *copies.entry((disk, ticket)).or_default() += 1;
+        for (_, op) in &self.ops {
+            if let OpCtx::MissRead(miss) = op {
+                copy(miss.disk, miss.ticket);
+            }
+        }
+        self.cache
+            .ahead
+            .tickets()
+            .for_each(|(disk, ticket)| copy(disk, ticket));
+        for item in self.items() {
+            if let Then::Ticket { disk, ticket } = item.then {
+                copy(disk, ticket);
+            }
+        }
+        for d in self.disks.iter().flatten() {
+            for t in &d.tickets {
+                let counted = copies.remove(&(d.cfg.id, t.id)).unwrap_or(0);
+                same(
+                    format!(
+                        "copies with the ticket for {}..{} of disk {}",
+                        t.start, t.end, d.cfg.id
+                    ),
+                    1,
+                    counted,
+                )?;
+            }
+        }
+        match copies.first_key_value() {
+            Some(((disk, _), _)) => Err(format!(
+                "a copy of disk {disk} is on its way without a ticket"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// All that is on its way to the log.
+    fn items(&self) -> impl Iterator<Item = &Item> {
+        let log = &self.flash.log;
+        log.batches.iter().flat_map(|b| &b.items).chain(&log.queue)
+    }
+}
