@@ -21,6 +21,7 @@ use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
 use crate::lanes::{After, Shared};
 use crate::origin::Destaging;
 use crate::origin::trouble::Trouble;
+use crate::paths::{Path, took};
 use crate::request::Requests;
 use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
 use hearth_format::superblock::PoolState;
@@ -248,6 +249,7 @@ impl Engine {
                 .read_checkpoint(media, checkpoint_id, &since)
                 .unwrap_or(false);
             if loaded {
+                took(Path::CheckpointRead);
                 report.from = OpenedFrom::Checkpoint;
                 report.segments = core.flash.log.order.len() as u32;
             } else {
@@ -348,6 +350,7 @@ impl Engine {
         match core.disk(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
             Some(_) => {
+                took(Path::Reattached);
                 core.drop_padding(id, cfg.size);
                 core.drop_beyond(id, cfg.size.div_ceil(BLOCK));
             }
@@ -392,6 +395,7 @@ impl Engine {
             core.publish(id);
             return Err(ControlError::Busy);
         }
+        took(Path::Detached);
         core.alter(id, |d| d.attached = false);
         core.stage_forget(id, 0, u64::MAX);
         Ok(())
@@ -452,6 +456,7 @@ impl Engine {
         if d.is_dirty() || d.cached > 0 {
             return Err(ControlError::Dirty);
         }
+        took(Path::Removed);
         core.gather(id);
         if let Some(d) = core.disks[id as usize].take() {
             core.totals.take(Totals::of(&d));
@@ -529,12 +534,15 @@ impl Engine {
         let lost: Vec<u64> = d.lost.range(0, u64::MAX).collect();
         for block in &lost {
             if core.superseding(id, *block, *block + 1) {
+                took(Path::LossAcceptedBehindWrite);
                 continue;
             }
             core.forget_block(id, *block, 0);
             if core.flash.failed {
+                took(Path::LossAcceptedFailed);
                 continue;
             }
+            took(Path::LossAcceptedSound);
             let ord = core.record_drop(id, *block, 1);
             if let Some(d) = core.disk_mut(id) {
                 // A write past the cache must find the drop durable, or after a crash what it wrote
@@ -793,6 +801,9 @@ impl Engine {
             .head
             .as_ref()
             .is_none_or(|h| h.entries.is_empty());
+        if stale {
+            took(Path::CheckpointLeftOut);
+        }
         if stale || headless && !core.flash.log.freeing.is_empty() {
             // The log remembers; the next start reads it.
             media.flush()?;

@@ -15,6 +15,7 @@ mod flash;
 mod ids;
 mod lanes;
 mod origin;
+pub mod paths;
 mod request;
 mod rounds;
 pub mod stats;

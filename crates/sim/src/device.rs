@@ -78,12 +78,18 @@ pub struct Faults {
     pub hang: u32,
     /// Byte ranges that cannot be read.
     pub bad_ranges: Vec<Range<u64>>,
+    /// Byte ranges that cannot be written.
+    pub bad_places: Vec<Range<u64>>,
+    /// The file system under a sparse file is full: what has no place in it yet cannot be written.
+    pub full: bool,
     /// The operation with this number (counting from 0) fails with EIO, whatever it is.
     pub fail_op: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Cell {
+    /// Discarded since it was written: it has no place in a sparse file.
+    hole: bool,
     durable: Option<Arc<Block>>,
     /// Volatile contents, oldest first, with the moment their write completed.
     pending: Vec<(u64, Arc<Block>)>,
@@ -184,6 +190,11 @@ impl SimDevice {
         self.dead = true;
     }
 
+    /// The device answers again, with what it has.
+    pub fn revive(&mut self) {
+        self.dead = false;
+    }
+
     /// True after [`kill`](Self::kill).
     pub fn is_dead(&self) -> bool {
         self.dead
@@ -230,6 +241,11 @@ impl SimDevice {
         self.durable_block(index)
     }
 
+    /// Blocks that a power cut may change.
+    pub fn volatile_blocks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.volatile.iter().map(|index| u64::from(*index))
+    }
+
     /// Blocks of the device.
     pub fn blocks(&self) -> usize {
         self.cells.len()
@@ -239,6 +255,11 @@ impl SimDevice {
     pub fn touched(&self, index: usize) -> bool {
         let cell = &self.cells[index];
         cell.durable.is_some() || !cell.pending.is_empty()
+    }
+
+    /// True if a sparse file has a place for the block.
+    fn has_place(&self, index: usize) -> bool {
+        self.touched(index) && !self.cells[index].hole
     }
 
     pub(crate) fn push(&mut self, index: usize, mark: u64, block: Block) {
@@ -410,11 +431,18 @@ impl SimDevice {
                 .bad_ranges
                 .iter()
                 .any(|r| r.start < range.end && range.start < r.end);
-        let full =
-            op.kind == OpKind::Write && self.rng.chance(u64::from(self.faults.no_space), 10_000);
+        let bad_place = op.kind == OpKind::Write
+            && self
+                .faults
+                .bad_places
+                .iter()
+                .any(|r| r.start < range.end && range.start < r.end);
+        let full = op.kind == OpKind::Write
+            && (self.faults.full && blocks_of(&op).any(|i| !self.has_place(i))
+                || self.rng.chance(u64::from(self.faults.no_space), 10_000));
         let fails =
             self.rng.chance(u64::from(chance), 10_000) || self.faults.fail_op == Some(number);
-        let result = if self.dead || fails || bad_range {
+        let result = if self.dead || fails || bad_range || bad_place {
             if !self.dead {
                 self.apply_some(&op);
             }
@@ -456,12 +484,18 @@ impl SimDevice {
     fn apply_block(&mut self, op: &IoOp, index: usize, mark: u64) {
         let mut block = self.visible_block(index);
         match (op.kind, self.target) {
-            (OpKind::Discard, Target::Flash(_)) => match self.rng.below(3) {
-                0 => return,
-                1 => block.fill(0),
-                _ => block.fill(self.rng.next_u64() as u8),
-            },
-            _ => overlay(op, index, &mut block),
+            (OpKind::Discard, Target::Flash(_)) => {
+                self.cells[index].hole = true;
+                match self.rng.below(3) {
+                    0 => return,
+                    1 => block.fill(0),
+                    _ => block.fill(self.rng.next_u64() as u8),
+                }
+            }
+            _ => {
+                self.cells[index].hole = false;
+                overlay(op, index, &mut block);
+            }
         }
         self.push(index, mark, block);
     }
@@ -475,7 +509,8 @@ impl SimDevice {
         let all = self.rng.below(3);
         for index in blocks_of(op) {
             let inside = (index + 1) * BLOCK <= (self.size as usize).next_multiple_of(BLOCK);
-            if inside && (all == 2 || (all == 1 && self.rng.chance(1, 2))) {
+            let room = !self.faults.full || self.has_place(index);
+            if inside && room && (all == 2 || (all == 1 && self.rng.chance(1, 2))) {
                 self.apply_block(op, index, completed);
             }
         }

@@ -7,7 +7,7 @@
 //! seed fails again each time it is run.
 //!
 //! [`device`] is the hardware, [`workload`] the guests, [`model`] the oracle, [`world`] moves
-//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds. [`tamper`] is apart:
+//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds, [`paths`] counts where they came. [`tamper`] is apart:
 //! an engine over pools that somebody changed.
 
 pub mod content;
@@ -15,6 +15,7 @@ pub mod device;
 pub mod life;
 pub mod media;
 pub mod model;
+pub mod paths;
 pub mod prng;
 pub mod profile;
 pub mod real;

@@ -5,9 +5,10 @@
 //! every request is answered, everything dirty reaches the origins, and the origins alone hold
 //! what the oracle says.
 
+use crate::content::SECTOR;
 use crate::device::Faults;
 use crate::model::End;
-use crate::subject::Known;
+use crate::paths::Event;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
 use hearth_engine::api::{Mode, OriginState, ReqOp};
@@ -18,6 +19,12 @@ const LIFE_STEPS_MAX: u64 = 60_000;
 const GROW_TRIES: u32 = 2000;
 /// Steps an operation hangs on average.
 const HANG_STEPS: u64 = 300;
+/// Time that passes at once while an operation hangs: long enough to be taken for hanging.
+const LONG_NS: u64 = 11_000_000_000;
+/// Most steps until a disk that was left out comes.
+const LATE_STEPS: u64 = 1500;
+/// Most steps that a stop in trouble is waited for.
+const STOP_STEPS: u64 = 3000;
 /// Steps to settle after the hurting ends.
 const SETTLE_STEPS_MAX: u64 = 300_000;
 /// Virtual time to settle: everything dirty fits in a few seconds of the slowest origin.
@@ -33,6 +40,7 @@ impl World<'_> {
         self.create()?;
         let lives = self.rng.between(self.profile.lives.0, self.profile.lives.1);
         for life in 1..=lives {
+            self.cut_short = false;
             self.hurt(true);
             let short = lives > 1 && self.rng.chance(1, 6);
             let requests = if short {
@@ -42,23 +50,40 @@ impl World<'_> {
                     .between(self.profile.requests.0, self.profile.requests.1)
             };
             self.live(requests)?;
-            self.hurt(false);
-            if life == lives || self.given_up {
+            if life == lives {
                 break;
             }
-            if self.rng.chance(self.profile.crash, 100) {
+            let returns = self.rng.chance(self.profile.revival, 100);
+            if self.flash.is_dead() && !returns {
+                break;
+            }
+            if self.rng.chance(self.profile.call_off, 100) {
+                self.stop_called_off()?;
+            }
+            let trouble = self.rng.chance(self.profile.trouble, 100);
+            if self.cut_short || self.rng.chance(self.profile.crash, 100) {
+                self.hurt(false);
                 self.crash();
+            } else if trouble {
+                self.stop_in_trouble()?;
+                self.hurt(false);
             } else {
+                self.hurt(false);
                 self.stop()?;
+            }
+            if self.flash.is_dead() {
+                trace!(self, "FLASH IS BACK");
+                self.paths.note(Event::FlashBack);
+                self.flash.revive();
+                self.lose(true, false);
+                self.model.crash(End::SomePower);
             }
             self.reopen()?;
             if self.rng.chance(1, 3) {
                 self.verify()?;
             }
-            if self.given_up {
-                break;
-            }
         }
+        self.hurt(false);
         self.finale()
     }
 
@@ -97,6 +122,7 @@ impl World<'_> {
             no_space: p.flash_write_eio / 2,
             slow: p.slow,
             hang: p.slow / 10,
+            bad_places: self.bad_places.clone(),
             ..Faults::default()
         };
         for disk in &mut self.disks {
@@ -115,9 +141,10 @@ impl World<'_> {
                 flush_eio: p.origin_eio * 4,
                 no_space: p.origin_eio / 3,
                 slow: p.slow,
-                hang: p.slow / 10,
+                hang: p.slow / 10 + p.hang,
                 bad_ranges,
                 fail_op,
+                ..Faults::default()
             };
         }
     }
@@ -130,20 +157,35 @@ impl World<'_> {
             .profile
             .flash_death
             .then(|| self.rng.between(1, requests.max(2)));
+        let full = self.rng.chance(self.profile.full, 100);
+        let full = full.then(|| self.rng.between(1, requests.max(2)));
         for _ in 0..LIFE_STEPS_MAX {
-            if left == 0 {
+            if left == 0 || self.cut_short {
                 return Ok(());
             }
+            self.late_comers()?;
             if self.wants_more() && self.rng.chance(eager, 10) {
                 let index = self.rng.below(self.disks.len() as u64) as usize;
                 if !self.disks[index].resting {
                     let disk = &mut self.disks[index];
-                    let wish = disk.habits.next(&mut self.rng, disk.config.size);
+                    let mut wish = disk.habits.next(&mut self.rng, disk.config.size);
+                    if wish.op != ReqOp::Flush && self.rng.chance(self.profile.refusals, 1000) {
+                        // Across the end, or behind it.
+                        let beyond = self.rng.below(wish.len.div_ceil(SECTOR)) * SECTOR;
+                        wish.offset = disk.config.size.next_multiple_of(SECTOR)
+                            - beyond.min(disk.config.size / SECTOR * SECTOR);
+                        wish.len = wish.len.next_multiple_of(SECTOR);
+                    }
                     self.submit(index, wish)?;
                     left -= 1;
                 }
-                if Some(left) == death {
+                if Some(left) == death && !self.flash.is_dead() {
                     self.flash_dies();
+                }
+                if Some(left) == full {
+                    trace!(self, "THE FILE SYSTEM UNDER FLASH IS FULL");
+                    self.paths.note(Event::FlashFull);
+                    self.flash.faults.full = true;
                 }
             } else if !self.pump()? {
                 if self.hung() > 0 {
@@ -153,9 +195,7 @@ impl World<'_> {
                         .stuck("requests wait but no I/O is in flight and no tick is wanted");
                 }
             }
-            if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
-                self.release_hung();
-            }
+            self.hang_on()?;
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;
             }
@@ -164,6 +204,38 @@ impl World<'_> {
             }
         }
         self.stuck("a life took too many steps")
+    }
+
+    /// What hangs goes on in the end; in between time may pass.
+    fn hang_on(&mut self) -> Outcome {
+        if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
+            self.release_hung();
+        }
+        if self.hung() > 0 && self.profile.hang > 0 && self.rng.chance(1, HANG_STEPS) {
+            // As if the process had slept, too.
+            self.paths.note(Event::TimePassed);
+            self.clock.advance_to(self.clock.now() + LONG_NS);
+            return self.tick();
+        }
+        Ok(())
+    }
+
+    /// Disks that were left out, or taken out, are attached when their time has come.
+    pub(crate) fn late_comers(&mut self) -> Outcome {
+        if self.stopping || self.subject.is_none() {
+            return Ok(());
+        }
+        for index in 0..self.disks.len() {
+            match &mut self.disks[index].late {
+                None => {}
+                Some(0) => {
+                    self.paths.note(Event::CameLater);
+                    self.attach(index)?;
+                }
+                Some(steps) => *steps -= 1,
+            }
+        }
+        Ok(())
     }
 
     fn stuck(&self, what: &str) -> Outcome {
@@ -212,9 +284,22 @@ impl World<'_> {
         let index = self.rng.below(self.disks.len() as u64) as usize;
         let id = self.disks[index].config.id;
         if self.disks[index].resting {
-            return self.replace(index);
+            return if self.rng.chance(1, 2) {
+                self.replace(index)
+            } else {
+                self.take_out(index)
+            };
         }
-        match self.rng.below(12) {
+        if !self.disks[index].attached() {
+            // Somebody may tire of waiting for it.
+            return if self.rng.chance(1, 4) {
+                self.paths.note(Event::RemovedWhileOut);
+                self.replace(index)
+            } else {
+                Ok(())
+            };
+        }
+        match self.rng.below(13) {
             0..=3 => {
                 let mode = *self.rng.pick(&[
                     Mode::WriteBack,
@@ -227,6 +312,10 @@ impl World<'_> {
                 self.disks[index].config.mode = mode;
                 self.disks[index].dirty_once |= mode == Mode::WriteBack;
                 self.subject()?.set_mode(id, mode)?;
+                if self.profile.crash > 0 && self.rng.chance(1, 10) {
+                    self.paths.note(Event::CrashAfterModeSwitch);
+                    self.cut_short = true;
+                }
             }
             4 | 5 => {
                 let max = *self.rng.pick(&[0, 64 << 10, 1 << 20, 6 << 20]);
@@ -249,6 +338,7 @@ impl World<'_> {
             }
             8 | 9 => self.grow(index)?,
             10 => self.disks[index].resting = true,
+            11 => self.accept_losses_of(index)?,
             _ => self.tick()?,
         }
         Ok(())
@@ -299,21 +389,62 @@ impl World<'_> {
             self,
             "disk {} is attached, its origin {origin:?}", config.id
         );
-        self.subject()?.attach(config, origin)
+        self.subject()?.attach(config, origin)?;
+        self.disks[index].late = None;
+        self.handle_effects()
     }
 
-    /// Removes a disk and creates another with the same id, once its requests have ended.
-    fn replace(&mut self, index: usize) -> Outcome {
+    /// Gives up what is listed as lost of a disk that is served.
+    fn accept_losses_of(&mut self, index: usize) -> Outcome {
+        let id = self.disks[index].config.id;
+        let lost = self.lost_of(index)?;
+        if lost.is_empty() {
+            return Ok(());
+        }
+        self.paths.note(Event::LossAccepted);
+        let now = self.model.now();
+        self.disks[index].accept(lost, now);
+        self.subject()?.accept_loss(id)
+    }
+
+    /// What is listed as lost, if flash ever had the only copy of it.
+    fn lost_of(&mut self, index: usize) -> Result<Vec<u64>, String> {
+        let (uid, id) = (self.disks[index].uid, self.disks[index].config.id);
+        let lost = self.subject()?.unsaved(id).lost;
+        trace!(self, "lost of #{uid}: {} blocks", lost.len());
+        match lost.iter().find(|b| !self.disks[index].hurt.contains(b)) {
+            Some(block) => Err(format!(
+                "block {block} of #{uid} is listed as lost, and flash never had its only copy"
+            )),
+            None => Ok(lost),
+        }
+    }
+
+    /// Takes a disk out of service, once its requests have ended, and leaves what is cached of it.
+    fn take_out(&mut self, index: usize) -> Outcome {
         if self.open_requests_of(index) > 0 {
             return Ok(());
         }
         let id = self.disks[index].config.id;
-        trace!(self, "disk {id} is removed");
+        trace!(self, "disk {id} is taken out");
         self.release_hung();
-        self.subject()?.drain(id, false)?;
         self.settle("detaching a disk", |w| {
             matches!(w.subject().and_then(|s| s.detach(id)), Ok(true))
         })?;
+        if self.disks[index].origin.busy() > 0 {
+            return Err(format!(
+                "disk {id} was detached with I/O of its origin in flight"
+            ));
+        }
+        self.paths.note(Event::TakenOut);
+        self.disks[index].resting = false;
+        self.disks[index].late = Some(self.rng.below(LATE_STEPS));
+        Ok(())
+    }
+
+    /// Drops all that is cached of a disk that is not attached; from now on its records are void.
+    fn forget(&mut self, index: usize) -> Outcome {
+        let id = self.disks[index].config.id;
         let mut since_seq = None;
         for _ in 0..LIFE_STEPS_MAX {
             let mut effects = std::mem::take(&mut self.effects);
@@ -332,15 +463,40 @@ impl World<'_> {
                 "disk {id} was forgotten with I/O of its origin in flight"
             ));
         }
+        let known = self.known.iter_mut().find(|k| k.id == id);
+        known.into_iter().for_each(|k| k.since_seq = since_seq);
+        Ok(())
+    }
+
+    /// Removes a disk and creates another with the same id, once its requests have ended.
+    fn replace(&mut self, index: usize) -> Outcome {
+        if self.open_requests_of(index) > 0 {
+            return Ok(());
+        }
+        let id = self.disks[index].config.id;
+        trace!(self, "disk {id} is removed");
+        if !self.disks[index].attached() {
+            self.disks[index].late = Some(u64::MAX);
+        }
+        self.release_hung();
+        self.subject()?.drain(id, false)?;
+        self.settle("detaching a disk", |w| {
+            matches!(w.subject().and_then(|s| s.detach(id)), Ok(true))
+        })?;
+        self.disks[index].late = Some(u64::MAX);
+        self.forget(index)?;
+        if self.rng.chance(1, 2) {
+            self.settle("removing a disk", |w| {
+                matches!(w.subject().and_then(|s| s.remove(id)), Ok(true))
+            })?;
+        }
         let disk = self.draw(id);
         self.disks[index] = disk;
-        self.known.retain(|k| k.id != id);
         let size = self.disks[index].config.size;
-        self.known.push(Known {
-            id,
-            size,
-            since_seq,
-        });
+        let known = self.known.iter_mut().find(|k| k.id == id);
+        known.into_iter().for_each(|k| k.size = size);
+        // It is new, so whoever waited for it waits no more; it comes below.
+        self.disks[index].late = Some(LATE_STEPS);
         if self.rng.chance(1, 2) {
             // Time passes between the removal and the creation.
             for _ in 0..self.rng.below(20) {
@@ -362,6 +518,9 @@ impl World<'_> {
             self,
             "CRASH (flash loses power: {flash}, origins: {origins})"
         );
+        if self.disks.iter().any(|d| !d.attached()) {
+            self.paths.note(Event::CrashWithoutDisk);
+        }
         self.forget_in_flight();
         self.lose(flash, origins);
         // A power cut of one side only leaves the other's contents volatile.
@@ -393,14 +552,77 @@ impl World<'_> {
         trace!(self, "STOP");
         self.release_hung();
         self.settle("before a clean stop", |w| w.open_requests() == 0)?;
-        self.subject()?.quiesce(true);
+        self.quiesce(true)?;
         self.settle("quiescing", |w| {
             w.subject.as_ref().is_some_and(|s| s.idle())
         })?;
+        self.close()
+    }
+
+    /// Takes no more requests, or takes them again.
+    fn quiesce(&mut self, on: bool) -> Outcome {
+        self.subject()?.quiesce(on);
+        self.stopping = on;
+        Ok(())
+    }
+
+    /// A stop that nobody goes through with.
+    fn stop_called_off(&mut self) -> Outcome {
+        trace!(self, "STOP, which is called off");
+        self.paths.note(Event::StopCalledOff);
+        self.quiesce(true)?;
+        for _ in 0..self.rng.below(200) {
+            self.stop_step()?;
+        }
+        trace!(self, "it is called off");
+        self.quiesce(false)?;
+        let requests = self.rng.below(20);
+        self.live(requests)
+    }
+
+    /// A stop while devices fail and hang; not all are waited for.
+    fn stop_in_trouble(&mut self) -> Outcome {
+        trace!(self, "STOP in trouble");
+        self.paths.note(Event::StopInTrouble);
+        self.quiesce(true)?;
+        for _ in 0..self.rng.below(STOP_STEPS) {
+            let idle = self.subject.as_ref().is_some_and(|s| s.idle());
+            if self.open_requests() == 0 && idle {
+                return self.close();
+            }
+            self.stop_step()?;
+        }
+        trace!(self, "it is not waited for");
+        self.paths.note(Event::StopNotWaited);
+        self.crash();
+        Ok(())
+    }
+
+    /// Something happens during a stop.
+    fn stop_step(&mut self) -> Outcome {
+        if self.rng.chance(1, 20) {
+            let index = self.rng.below(self.disks.len() as u64) as usize;
+            let disk = &mut self.disks[index];
+            let wish = disk.habits.next(&mut self.rng, disk.config.size);
+            self.submit(index, wish)?;
+        }
+        self.hang_on()?;
+        if !self.pump()? {
+            self.release_hung();
+        }
+        Ok(())
+    }
+
+    /// Closes the subject, which is at rest.
+    fn close(&mut self) -> Outcome {
+        if self.disks.iter().any(|d| !d.attached()) {
+            self.paths.note(Event::StopWithoutDisk);
+        }
         if self.flash.busy() > 0 || self.disks.iter().any(|d| d.origin.busy() > 0) {
             return Err("the subject says it is idle with I/O in flight".into());
         }
         let cut = self.rng.chance(1, 4).then(|| self.rng.below(5));
+        self.note_owed();
         let Some(subject) = self.subject.take() else {
             return Ok(());
         };
@@ -412,13 +634,16 @@ impl World<'_> {
             self,
             "closed after {used} writes, cut off: {tripped}, {result:?}"
         );
+        if tripped {
+            self.paths.note(Event::StopCutOff);
+        }
         if tripped || self.rng.chance(1, 4) {
             self.crash();
         }
         self.forget_in_flight();
         self.model.crash(End::Process);
         match result {
-            Err(e) if !tripped => Err(format!("close failed: {e}")),
+            Err(e) if !tripped && !self.flash.is_dead() => Err(format!("close failed: {e}")),
             _ => Ok(()),
         }
     }
@@ -427,6 +652,14 @@ impl World<'_> {
     fn reopen(&mut self) -> Outcome {
         for attempt in 0..=CUTS_MAX {
             let cut = (attempt < CUTS_MAX && self.rng.chance(1, 4)).then(|| self.rng.below(4));
+            let maker = self.maker;
+            if maker.was_given_up(&mut self.flash.media(None)) || self.marker {
+                // As the daemon does: it is in the registry before anything is changed on flash.
+                self.disks.iter_mut().for_each(|d| d.distrusted = true);
+                self.marker = false;
+            } else if self.given_up {
+                self.paths.note(Event::OpenedUntold);
+            }
             let (shape, known) = (self.shape, self.known.clone());
             let mut media = self.flash.media(cut);
             let opened = self.maker.open(&mut media, shape, &known);
@@ -439,17 +672,51 @@ impl World<'_> {
             );
             if tripped {
                 drop(opened);
+                self.paths.note(Event::StartCutOff);
                 self.crash();
                 continue;
             }
+            if self.given_up {
+                self.paths.note(Event::OpenedAfterGivenUp);
+            }
             self.subject = Some(opened.map_err(|e| format!("open failed: {e}"))?);
+            (self.given_up, self.flash_failed) = (false, 0);
             for index in 0..self.disks.len() {
+                self.disks[index].late = Some(LATE_STEPS);
+                self.drop_distrusted(index)?;
+                if self.rng.chance(self.profile.absent, 100) {
+                    trace!(self, "disk {} is left out", self.disks[index].config.id);
+                    self.paths.note(Event::LeftOut);
+                    self.disks[index].late = Some(self.rng.below(LATE_STEPS));
+                    continue;
+                }
                 self.attach(index)
                     .map_err(|e| format!("attach failed: {e}"))?;
             }
             return Ok(());
         }
         Err("a reopening that is never cut off was cut off".into())
+    }
+
+    /// What flash holds of a disk whose origin went on without it does not count. What its origin never
+    /// got is lost then, and nothing else.
+    fn drop_distrusted(&mut self, index: usize) -> Outcome {
+        if !std::mem::take(&mut self.disks[index].distrusted) {
+            return Ok(());
+        }
+        let found = self.subject()?.owed(self.disks[index].config.id);
+        let now = self.model.now();
+        let disk = &mut self.disks[index];
+        let owed = std::mem::take(&mut disk.owed);
+        let lost: Vec<u64> = found.into_iter().filter(|b| owed.contains(b)).collect();
+        disk.accept(lost.iter().copied(), now);
+        disk.hurt.clear();
+        disk.dirty_once = disk.config.mode == Mode::WriteBack;
+        trace!(
+            self,
+            "disk {} was passed by its origin; lost are {lost:?}", self.disks[index].config.id
+        );
+        self.forget(index)
     }
 
     /// Lets time pass until `done`.
@@ -459,6 +726,7 @@ impl World<'_> {
             if done(self) {
                 return Ok(());
             }
+            self.late_comers()?;
             if !self.pump()? {
                 return if done(self) {
                     Ok(())
@@ -480,6 +748,9 @@ impl World<'_> {
     fn verify(&mut self) -> Outcome {
         trace!(self, "VERIFY");
         for index in 0..self.disks.len() {
+            if !self.disks[index].attached() {
+                continue;
+            }
             let (uid, size) = (self.disks[index].uid, self.disks[index].config.size);
             let mut blocks = self.model.written_blocks(uid);
             blocks.extend((0..4).map(|_| self.rng.below(size.div_ceil(4096))));
@@ -517,10 +788,15 @@ impl World<'_> {
         trace!(self, "FINALE");
         self.hurt(false);
         self.settle("answering the last requests", |w| w.open_requests() == 0)?;
+        for index in 0..self.disks.len() {
+            if !self.disks[index].attached() {
+                self.attach(index)?;
+            }
+        }
         self.verify()?;
         if !self.flash.is_dead() {
             self.drain_and_compare()?;
-            if !self.given_up && self.rng.chance(1, 2) {
+            if self.rng.chance(1, 2) {
                 // What rotted in batches that no later one vouches for looks like a torn write after
                 // a power cut, so profiles that rot end with a stop.
                 if self.rng.chance(1, 2) && self.profile.rot == 0 {
@@ -554,14 +830,8 @@ impl World<'_> {
         })?;
         for index in 0..self.disks.len() {
             let (uid, id) = (self.disks[index].uid, self.disks[index].config.id);
-            let lost = self.subject()?.unsaved(id).lost;
-            trace!(self, "lost of #{uid}: {} blocks", lost.len());
-            if let Some(block) = lost.iter().find(|b| !self.disks[index].hurt.contains(b)) {
-                return Err(format!(
-                    "block {block} of #{uid} is listed as lost, and flash never had its only copy"
-                ));
-            }
-            self.disks[index].accepted.extend(&lost);
+            let (lost, now) = (self.lost_of(index)?, self.model.now());
+            self.disks[index].accept(lost.iter().copied(), now);
             let whole = |b: &&u64| (**b + 1) * 4096 <= self.disks[index].config.size;
             if let Some(block) = lost.iter().find(whole).copied() {
                 self.disks[index].accepted.remove(&block);
@@ -626,7 +896,7 @@ impl World<'_> {
     fn compare(&mut self, index: usize) -> Outcome {
         let uid = self.disks[index].uid;
         for block in self.model.written_blocks(uid) {
-            if self.disks[index].accepted.contains(&block) {
+            if self.disks[index].is_accepted(block, u64::MAX) {
                 continue;
             }
             let stored = self.disks[index].origin.stored_block(block as usize);

@@ -15,6 +15,8 @@ usage: hearth-sim [options]
   --start N        the first seed (default 0)
   --seed N         run only this seed
   --trace          print every event of it
+  --paths          tell in how many worlds each rare path was taken
+  --all-paths      the same, and fail if one was not taken at all
   --jobs N         threads (default 2)
   --profile NAME   the kind of hardship (default mixed, which lets the seed choose)
   --mutation NAME  break the engine on purpose; exits 0 if a seed catches it
@@ -25,6 +27,8 @@ struct Options {
     start: u64,
     seed: Option<u64>,
     trace: bool,
+    paths: bool,
+    all_paths: bool,
     jobs: usize,
     profile: String,
     mutation: Option<String>,
@@ -37,6 +41,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         start: 0,
         seed: None,
         trace: false,
+        paths: false,
+        all_paths: false,
         jobs: 2,
         profile: MIXED.to_string(),
         mutation: None,
@@ -57,6 +63,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--profile" => o.profile = args.next().ok_or("--profile needs a name")?,
             "--mutation" => o.mutation = Some(args.next().ok_or("--mutation needs a name")?),
             "--trace" => o.trace = true,
+            "--paths" => o.paths = true,
+            "--all-paths" => o.all_paths = true,
             "--list" => o.list = true,
             other => return Err(format!("unknown option {other:?}")),
         }
@@ -143,12 +151,26 @@ fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
         "{} requests and {} device operations in {took:.1} s; digest {:016x}",
         summary.totals.requests, summary.totals.ios, summary.totals.digest
     );
+    let paths = &summary.totals.paths;
+    if options.paths || options.all_paths {
+        println!("worlds in which");
+        for (name, worlds) in paths.all() {
+            println!("{worlds:>8} {name}");
+        }
+    }
+    let mut missing = 0;
+    if options.all_paths {
+        for name in paths.missing() {
+            println!("NOT TAKEN: {name}");
+            missing += 1;
+        }
+    }
     println!(
         "{} passed, {} failed",
         summary.passed,
         summary.failures.len()
     );
-    if summary.failures.is_empty() {
+    if summary.failures.is_empty() && missing == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -38,6 +38,22 @@ pub struct Profile {
     pub sector_origins: bool,
     /// Requests smaller than a block and disks of odd size.
     pub odd: bool,
+    /// In 10 000 operations of an origin: ones that hang for long.
+    pub hang: u32,
+    /// Of 100 known disks at a start, how many come later.
+    pub absent: u64,
+    /// In 1000 requests: ones that reach past the end of their disk.
+    pub refusals: u64,
+    /// Of 100 clean stops, how many happen while devices fail.
+    pub trouble: u64,
+    /// Of 100 ends of a life, how many are preceded by a stop that is called off.
+    pub call_off: u64,
+    /// Segments of flash that take no writes, at most.
+    pub bad_places: u64,
+    /// Of 100 lives, in how many the file system under flash is full at some time.
+    pub full: u64,
+    /// Of 100 times that flash is dead at the end of a life, how often it comes back.
+    pub revival: u64,
     /// Nanoseconds a flush of flash takes besides; then flash has as few segments as it may.
     pub flash_flush_ns: u64,
 }
@@ -58,11 +74,19 @@ const CALM: Profile = Profile {
     change: 0,
     sector_origins: false,
     odd: true,
+    hang: 0,
+    absent: 0,
+    refusals: 2,
+    trouble: 0,
+    call_off: 0,
+    bad_places: 0,
+    full: 0,
+    revival: 0,
     flash_flush_ns: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 12] = [
+pub const PROFILES: [Profile; 17] = [
     CALM,
     Profile {
         name: "restart",
@@ -70,6 +94,8 @@ pub const PROFILES: [Profile; 12] = [
         lives: (2, 5),
         requests: (40, 150),
         change: 4,
+        absent: 15,
+        call_off: 15,
         ..CALM
     },
     Profile {
@@ -78,6 +104,9 @@ pub const PROFILES: [Profile; 12] = [
         lives: (2, 6),
         requests: (20, 160),
         crash: 85,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
         ..CALM
     },
     Profile {
@@ -105,6 +134,9 @@ pub const PROFILES: [Profile; 12] = [
         requests: (40, 160),
         crash: 70,
         change: 40,
+        absent: 10,
+        trouble: 30,
+        call_off: 10,
         ..CALM
     },
     Profile {
@@ -114,6 +146,8 @@ pub const PROFILES: [Profile; 12] = [
         requests: (40, 200),
         crash: 0,
         rot: 15,
+        change: 6,
+        absent: 10,
         ..CALM
     },
     Profile {
@@ -124,6 +158,9 @@ pub const PROFILES: [Profile; 12] = [
         crash: 50,
         origin_eio: 150,
         slow: 60,
+        change: 4,
+        trouble: 60,
+        call_off: 20,
         ..CALM
     },
     Profile {
@@ -135,6 +172,8 @@ pub const PROFILES: [Profile; 12] = [
         flash_read_eio: 60,
         flash_write_eio: 60,
         slow: 60,
+        trouble: 60,
+        call_off: 20,
         ..CALM
     },
     Profile {
@@ -142,6 +181,10 @@ pub const PROFILES: [Profile; 12] = [
         about: "the flash device dies for good",
         requests: (100, 300),
         flash_death: true,
+        lives: (1, 3),
+        crash: 50,
+        trouble: 40,
+        revival: 60,
         ..CALM
     },
     Profile {
@@ -161,11 +204,78 @@ pub const PROFILES: [Profile; 12] = [
         requests: (1, 24),
         crash: 95,
         flash_flush_ns: 400_000_000,
+        absent: 5,
+        ..CALM
+    },
+    Profile {
+        name: "full-mixed",
+        about: "the file system under flash is full and gets room again, in any mode, with crashes",
+        modes: [4, 2, 2, 1],
+        lives: (2, 5),
+        requests: (40, 160),
+        crash: 50,
+        change: 10,
+        absent: 10,
+        trouble: 40,
+        call_off: 10,
+        full: 60,
+        ..CALM
+    },
+    Profile {
+        name: "bad-places",
+        about: "segments of flash take no writes, and crashes",
+        lives: (1, 4),
+        requests: (40, 160),
+        crash: 50,
+        change: 5,
+        absent: 5,
+        trouble: 30,
+        bad_places: 3,
+        ..CALM
+    },
+    Profile {
+        name: "death-and-refusals",
+        about: "the flash device dies and comes back, disks come and go, requests are refused",
+        lives: (1, 4),
+        requests: (40, 200),
+        crash: 40,
+        flash_death: true,
+        change: 15,
+        absent: 25,
+        refusals: 30,
+        trouble: 50,
+        call_off: 20,
+        revival: 70,
+        ..CALM
+    },
+    Profile {
+        name: "no-room",
+        about: "much is written to flash for which the file system under it has no room",
+        modes: [6, 1, 1, 0],
+        lives: (1, 3),
+        requests: (60, 240),
+        crash: 40,
+        full: 100,
+        trouble: 30,
+        ..CALM
+    },
+    Profile {
+        name: "hanging-origins",
+        about: "origins hang for long, and answer in the end",
+        lives: (1, 3),
+        requests: (40, 160),
+        crash: 30,
+        slow: 20,
+        change: 5,
+        hang: 30,
+        absent: 5,
+        trouble: 50,
+        call_off: 10,
         ..CALM
     },
 ];
 
-const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8];
+const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 5, 5, 4, 6];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

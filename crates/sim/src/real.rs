@@ -2,9 +2,10 @@
 
 use crate::prng::Prng;
 use crate::subject::{Known, Maker, Shape, Subject, Unsaved};
-use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, Request};
+use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
+use hearth_format::superblock::PoolState;
 use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{BLOCK, IoDone, Media};
 use hearth_policy::{Budget, EXPERTS};
@@ -112,6 +113,10 @@ impl Maker for Real {
             .map_err(|e| e.to_string())
     }
 
+    fn was_given_up(&self, media: &mut dyn Media) -> bool {
+        Superblock::load(media).is_ok_and(|sb| sb.state == PoolState::Failed)
+    }
+
     fn open(
         &self,
         media: &mut dyn Media,
@@ -161,6 +166,9 @@ impl Subject for RealSubject {
     fn forget(&self, id: DiskId, effects: &mut Effects) -> Result<Option<u64>, String> {
         retry(self.engine.forget(id, effects))
     }
+    fn remove(&self, id: DiskId) -> Result<bool, String> {
+        retry(self.engine.remove(id)).map(|done| done.is_some())
+    }
     fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String> {
         self.engine.set_mode(id, mode).map_err(text)
     }
@@ -184,6 +192,22 @@ impl Subject for RealSubject {
                 lost: s.lost_ranges.iter().flat_map(blocks).collect(),
             }
         })
+    }
+    fn owed(&self, id: DiskId) -> Vec<u64> {
+        let (mut owed, mut at, mut found) = (Vec::new(), 0, Vec::new());
+        loop {
+            found.clear();
+            self.engine.block_status(id, at, u64::MAX - at, &mut found);
+            if found.is_empty() {
+                return owed;
+            }
+            for (len, state) in &found {
+                if *state != ExtentState::Origin {
+                    owed.extend(at / BLOCK..(at + len).div_ceil(BLOCK));
+                }
+                at += len;
+            }
+        }
     }
     fn accept_loss(&self, id: DiskId) -> Result<(), String> {
         self.engine.accept_loss(id).map(drop).map_err(text)
@@ -227,5 +251,11 @@ impl Subject for RealSubject {
     }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed
+    }
+    fn failure_is_unnoted(&self) -> bool {
+        self.engine.pool_stats().flash_unnoted
+    }
+    fn failure_is_noted_elsewhere(&self, now_ns: u64, effects: &mut Effects) {
+        self.engine.flash_is_noted_elsewhere(now_ns, effects);
     }
 }

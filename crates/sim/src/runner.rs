@@ -1,5 +1,6 @@
 //! Runs seeds: one, many, or until a deliberate fault is caught.
 
+use crate::paths::{self, Taken};
 use crate::subject::Maker;
 use crate::world::World;
 use std::fmt;
@@ -16,6 +17,8 @@ pub struct Report {
     pub requests: u64,
     /// Device operations completed.
     pub ios: u64,
+    /// Rare paths that were taken.
+    pub paths: Taken,
 }
 
 /// A seed that broke a promise.
@@ -58,10 +61,13 @@ fn attempt(
     trace: bool,
     echo: bool,
 ) -> Result<Report, (String, Vec<String>)> {
+    paths::begin();
     let mut world = World::new(seed, profile, maker, trace, echo).map_err(|e| (e, Vec::new()))?;
     // A panic of the engine is a finding like any other, and must name its seed.
     let outcome = catch_unwind(AssertUnwindSafe(|| world.run()));
+    world.paths.gather();
     let report = Report {
+        paths: world.paths,
         digest: world.digest(),
         requests: world.done_requests,
         ios: world.done_ios,
@@ -111,7 +117,7 @@ pub struct Summary {
     pub passed: u64,
     /// Seeds that failed, in order.
     pub failures: Vec<Failure>,
-    /// Requests answered and operations completed by the passed.
+    /// Requests answered and operations completed by the passed; of paths, by how many of them.
     pub totals: Report,
 }
 
@@ -148,6 +154,7 @@ pub fn run_many(
                             s.totals.requests += report.requests;
                             s.totals.ios += report.ios;
                             s.totals.digest ^= report.digest;
+                            s.totals.paths.add_world(&report.paths);
                         }
                         Err(failure) => s.failures.push(failure),
                     }

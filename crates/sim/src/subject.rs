@@ -44,6 +44,10 @@ pub trait Subject {
     /// Drops everything cached of a detached disk and returns the new [`Known::since_seq`] for
     /// its id. `None`: busy, try again.
     fn forget(&self, id: DiskId, effects: &mut Effects) -> Result<Option<u64>, String>;
+    /// Forgets that a disk exists whose everything was dropped. False: busy, try again.
+    fn remove(&self, _id: DiskId) -> Result<bool, String> {
+        Ok(true)
+    }
     /// Changes the cache mode.
     fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String>;
     /// Changes the limits, in bytes of flash.
@@ -57,6 +61,10 @@ pub trait Subject {
     /// Dirty blocks, and those of them listed as lost.
     fn unsaved(&self, _id: DiskId) -> Unsaved {
         Unsaved::default()
+    }
+    /// Blocks the origin does not have yet, in ascending order.
+    fn owed(&self, _id: DiskId) -> Vec<u64> {
+        Vec::new()
     }
     /// Gives up what is listed as lost.
     fn accept_loss(&self, _id: DiskId) -> Result<(), String> {
@@ -82,6 +90,12 @@ pub trait Subject {
     fn check(&self, open: u64) -> Result<u64, String> {
         Ok(open)
     }
+    /// True once flash took no note of having been given up, so that somebody else has to take it.
+    fn failure_is_unnoted(&self) -> bool {
+        false
+    }
+    /// Says that the next start will know from elsewhere that flash was given up.
+    fn failure_is_noted_elsewhere(&self, _now_ns: u64, _effects: &mut Effects) {}
     /// Internal state worth seeing when something went wrong.
     fn describe(&self) -> String {
         String::new()
@@ -94,6 +108,10 @@ pub trait Maker: Sync {
     fn tune(&self, _config: &mut DiskConfig) {}
     /// Prepares an empty device.
     fn format(&self, media: &mut dyn Media, shape: Shape) -> Result<(), String>;
+    /// Says a formatted device that it was given up?
+    fn was_given_up(&self, _media: &mut dyn Media) -> bool {
+        false
+    }
     /// Opens a formatted one: after a clean stop, or a crash.
     fn open(
         &self,

@@ -31,6 +31,7 @@ enum Flaw {
     TouchBuffer,
     PastTheEnd,
     VolatileCacheOnFlash,
+    ServePastTheEnd,
 }
 
 struct Toy {
@@ -41,6 +42,7 @@ struct Toy {
 #[derive(Default)]
 struct State {
     disks: BTreeMap<DiskId, DiskConfig>,
+    quiescing: bool,
     next: u64,
     running: BTreeMap<u64, Running>,
     waiting: VecDeque<Request>,
@@ -59,6 +61,18 @@ fn overlaps(a: &Request, b: &Request) -> bool {
 }
 
 impl Toy {
+    fn refusal(&self, s: &State, request: &Request) -> Option<ReqError> {
+        let disk = s.disks.get(&request.disk);
+        if disk.is_none() {
+            return Some(ReqError::NoDisk);
+        }
+        if s.quiescing {
+            return Some(ReqError::Shutdown);
+        }
+        let past = disk.is_some_and(|d| request.offset + request.len > d.size);
+        (past && self.flaw != Flaw::ServePastTheEnd).then_some(ReqError::Invalid)
+    }
+
     fn start(&self, s: &mut State, request: Request, effects: &mut Effects) {
         let size = s.disks.get(&request.disk).map_or(0, |d| d.size);
         let writes = !matches!(request.op, ReqOp::Read | ReqOp::Flush | ReqOp::Prefetch);
@@ -207,7 +221,9 @@ impl Subject for Toy {
     fn clean(&self, _: DiskId) -> bool {
         true
     }
-    fn quiesce(&self, _: bool) {}
+    fn quiesce(&self, on: bool) {
+        self.state.borrow_mut().quiescing = on;
+    }
     fn idle(&self) -> bool {
         self.state.borrow().running.is_empty()
     }
@@ -216,7 +232,12 @@ impl Subject for Toy {
     }
     fn submit(&self, _: u64, requests: &mut Vec<Request>, effects: &mut Effects) {
         let s = &mut *self.state.borrow_mut();
-        s.waiting.extend(requests.drain(..));
+        for request in requests.drain(..) {
+            match self.refusal(s, &request) {
+                Some(error) => finish(effects, request, Err(error)),
+                None => s.waiting.push_back(request),
+            }
+        }
         self.next(s, effects);
     }
     fn io_done(&self, _: u64, done: &mut Vec<IoDone>, effects: &mut Effects) {
@@ -377,6 +398,7 @@ fn every_flaw_is_caught() {
         Flaw::TouchBuffer,
         Flaw::PastTheEnd,
         Flaw::VolatileCacheOnFlash,
+        Flaw::ServePastTheEnd,
     ];
     for flaw in flaws {
         let found = first_failure(0, 400, "mixed", &Factory(flaw));

@@ -6,6 +6,7 @@
 use crate::content::{BLOCK, SECTOR, Value, fill, recognise, stamp, unstamp};
 use crate::device::{Base, SimDevice, Tear};
 use crate::model::{Model, WriteId};
+use crate::paths::{Event, Taken};
 use crate::prng::{Clock, Prng};
 use crate::profile::Profile;
 use crate::subject::{Known, Maker, Shape, Subject};
@@ -53,8 +54,9 @@ pub(crate) struct Disk {
     pub dirty_once: bool,
     /// Blocks whose only copy may have been hurt: their reads may fail.
     pub hurt: BTreeSet<u64>,
-    /// Blocks accepted as lost: what they hold now, nobody has promised.
-    pub accepted: BTreeSet<u64>,
+    /// Blocks accepted as lost: what they hold nobody has promised, from when until when in the model's
+    /// time.
+    pub accepted: BTreeMap<u64, (u64, u64)>,
     /// Blocks whose flash read failed at this moment of the model's time.
     pub stung: BTreeMap<u64, u64>,
     /// How often flash refused a block when it was asked for nothing else.
@@ -63,6 +65,32 @@ pub(crate) struct Disk {
     pub origin_failed: u64,
     /// No new requests: about to be detached.
     pub resting: bool,
+    /// It is not attached: after so many steps it will be.
+    pub late: Option<u64>,
+    /// Whether what flash holds of it is older than its origin must be asked before it is attached.
+    pub distrusted: bool,
+    /// What its origin did not have when flash that was given up was used last.
+    pub owed: BTreeSet<u64>,
+}
+
+impl Disk {
+    pub fn attached(&self) -> bool {
+        self.late.is_none()
+    }
+
+    /// Nobody promises any more what these blocks hold.
+    pub fn accept(&mut self, blocks: impl IntoIterator<Item = u64>, now: u64) {
+        let blocks = blocks.into_iter();
+        self.accepted
+            .extend(blocks.map(|block| (block, (now, u64::MAX))));
+    }
+
+    /// Is a block accepted as lost, or was it after `since`?
+    pub fn is_accepted(&self, block: u64, since: u64) -> bool {
+        self.accepted
+            .get(&block)
+            .is_some_and(|(_, until)| *until >= since)
+    }
 }
 
 enum Pending {
@@ -81,6 +109,8 @@ enum Pending {
         mark: u64,
     },
     Prefetch,
+    /// It must be refused.
+    Refused(ReqError),
 }
 
 struct InFlight {
@@ -110,6 +140,16 @@ pub struct World<'a> {
     stung_unknown: u64,
     /// The subject stopped using flash.
     pub(crate) given_up: bool,
+    /// It stands beside flash that flash was given up.
+    pub(crate) marker: bool,
+    /// A stop is under way: requests are refused.
+    pub(crate) stopping: bool,
+    /// This life is to end at once.
+    pub(crate) cut_short: bool,
+    /// Places of flash that take no writes, in bytes.
+    pub(crate) bad_places: Vec<std::ops::Range<u64>>,
+    /// What happened.
+    pub paths: Taken,
     /// Whatever was lost has been accepted: no request may fail any more.
     pub(crate) all_accepted: bool,
     pub(crate) next_uid: u8,
@@ -191,6 +231,11 @@ impl<'a> World<'a> {
             flash_failed: 0,
             stung_unknown: 0,
             given_up: false,
+            marker: false,
+            stopping: false,
+            cut_short: false,
+            bad_places: Vec::new(),
+            paths: Taken::default(),
             all_accepted: false,
             next_uid: 1,
             events: BTreeMap::new(),
@@ -220,6 +265,13 @@ impl<'a> World<'a> {
                 size,
                 since_seq: 0,
             });
+        }
+        for _ in 0..world.rng.below(world.profile.bad_places + 1) {
+            let bytes = u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+            let end = flash_bytes / BLOCK as u64 * BLOCK as u64;
+            let at = end - (world.rng.below(segments) + 1) * bytes;
+            world.bad_places.push(at..at + bytes);
+            world.paths.note(Event::BadPlaces);
         }
         trace!(
             world,
@@ -265,11 +317,14 @@ impl<'a> World<'a> {
             origin,
             habits: Habits::draw(&mut self.rng, &self.profile),
             hurt: BTreeSet::new(),
-            accepted: BTreeSet::new(),
+            accepted: BTreeMap::new(),
             stung: BTreeMap::new(),
             stung_alone: BTreeMap::new(),
             origin_failed: 0,
             resting: false,
+            late: None,
+            distrusted: false,
+            owed: BTreeSet::new(),
         }
     }
 
@@ -337,6 +392,19 @@ impl<'a> World<'a> {
         let (first, count) = (wish.offset / SECTOR, wish.len.div_ceil(SECTOR));
         let room = Request::buffer_len(wish.offset, wish.len) as usize;
         let at = (wish.offset % BLOCK as u64) as usize;
+        if let Some(error) = self.refusal(disk, &wish) {
+            let request = match wish.op {
+                ReqOp::Read => {
+                    Request::read(tag, id, wish.offset, wish.len, &Buf::zeroed(room), now)
+                }
+                ReqOp::Write { fua } => {
+                    let buf = Buf::zeroed(room);
+                    Request::write(tag, id, wish.offset, wish.len, fua, &buf, now)
+                }
+                op => Request::new(tag, id, op, wish.offset, wish.len, None, now),
+            };
+            return self.hand_over(disk, wish, request, Pending::Refused(error), None);
+        }
         let (kind, request, buf) = match wish.op {
             ReqOp::Read => {
                 let mark = self.model.begin_read();
@@ -391,9 +459,23 @@ impl<'a> World<'a> {
                 None,
             ),
         };
+        self.hand_over(disk, wish, request, kind, buf)
+    }
+
+    /// Gives a request to the subject.
+    fn hand_over(
+        &mut self,
+        disk: usize,
+        wish: Wish,
+        request: Request,
+        kind: Pending,
+        buf: Option<Buf>,
+    ) -> Outcome {
+        let (now, tag, uid) = (self.clock.now(), request.tag, self.disks[disk].uid);
         let name = match &kind {
             Pending::Write { id } => format!(" as write {id}"),
             Pending::Discard { id: Some(id), .. } => format!(" as write {id}"),
+            Pending::Refused(error) => format!(" to be refused: {error}"),
             _ => String::new(),
         };
         trace!(
@@ -430,6 +512,22 @@ impl<'a> World<'a> {
             ));
         }
         self.handle_effects()
+    }
+
+    /// Why the subject must refuse a request, if it must.
+    fn refusal(&mut self, disk: usize, wish: &Wish) -> Option<ReqError> {
+        let d = &self.disks[disk];
+        let (event, error) = if !d.attached() {
+            (Event::RefusedNoDisk, ReqError::NoDisk)
+        } else if self.stopping {
+            (Event::RefusedStopping, ReqError::Shutdown)
+        } else if wish.offset + wish.len > d.config.size {
+            (Event::RefusedPastTheEnd, ReqError::Invalid)
+        } else {
+            return None;
+        };
+        self.paths.note(event);
+        Some(error)
     }
 
     /// A discard zeroes the whole blocks of its range; partial ones at its edges it may leave.
@@ -476,7 +574,19 @@ impl<'a> World<'a> {
 
     /// Has the subject given up flash, and had it a reason?
     fn note_flash(&mut self) -> Outcome {
-        if self.given_up || !self.subject.as_ref().is_some_and(|s| s.gave_up_flash()) {
+        let now = self.clock.now();
+        let Some(subject) = &self.subject else {
+            return Ok(());
+        };
+        let gave_up = subject.gave_up_flash();
+        if self.given_up && !self.marker && subject.failure_is_unnoted() {
+            // As the daemon does before anything goes on.
+            self.marker = true;
+            self.paths.note(Event::NotedElsewhere);
+            subject.failure_is_noted_elsewhere(now, &mut self.effects);
+            trace!(self, "it is noted elsewhere that flash was given up");
+        }
+        if self.given_up || !gave_up {
             return Ok(());
         }
         trace!(self, "the subject gives up flash");
@@ -742,6 +852,14 @@ impl<'a> World<'a> {
             buf,
         } = request;
         let uid = self.disks[disk].uid;
+        if let Pending::Refused(error) = kind {
+            return match completion.result {
+                Err(e) if e == error => Ok(()),
+                other => Err(format!(
+                    "request {tag} (#{uid} {wish:?}) should have been refused with \"{error}\" and ended with {other:?}"
+                )),
+            };
+        }
         if let Err(e) = completion.result
             && let Err(why) = self.justify(disk, &wish, since, e)
         {
@@ -751,7 +869,12 @@ impl<'a> World<'a> {
         }
         let ok = completion.result.is_ok();
         match kind {
-            Pending::Write { id } => self.model.end_write(id, ok),
+            Pending::Write { id } => {
+                self.model.end_write(id, ok);
+                if ok && matches!(wish.op, ReqOp::Write { fua: true }) {
+                    self.promise_again(disk, &wish, since);
+                }
+            }
             Pending::Discard { id, edges } => {
                 if let Some(id) = id {
                     self.model.end_write(id, ok);
@@ -763,7 +886,7 @@ impl<'a> World<'a> {
                     .for_each(|edge| self.model.end_write(edge, false));
             }
             Pending::Flush { mark } if ok => self.model.end_flush(uid, mark),
-            Pending::Read { mark } if ok && self.is_accepted(disk, &wish) => {
+            Pending::Read { mark } if ok && self.is_accepted(disk, &wish, since) => {
                 self.model.drop_read(mark);
             }
             Pending::Read { mark } if ok => {
@@ -783,15 +906,33 @@ impl<'a> World<'a> {
                 return verdict.map_err(|e| format!("request {tag} (read of #{uid}): {e}"));
             }
             Pending::Read { mark } => self.model.drop_read(mark),
-            Pending::Flush { .. } | Pending::Prefetch => {}
+            Pending::Flush { .. } | Pending::Prefetch | Pending::Refused(_) => {}
         }
         Ok(())
     }
 
-    /// Does the range hold a block that was accepted as lost?
-    fn is_accepted(&self, disk: usize, wish: &Wish) -> bool {
-        let blocks = wish.offset / BLOCK as u64..(wish.offset + wish.len).div_ceil(BLOCK as u64);
-        self.disks[disk].accepted.range(blocks).next().is_some()
+    /// Does the range hold a block that was accepted as lost, or was so after `since`?
+    fn is_accepted(&self, disk: usize, wish: &Wish, since: u64) -> bool {
+        let mut blocks =
+            wish.offset / BLOCK as u64..(wish.offset + wish.len).div_ceil(BLOCK as u64);
+        let disk = &self.disks[disk];
+        !disk.accepted.is_empty() && blocks.any(|block| disk.is_accepted(block, since))
+    }
+
+    /// Whole blocks that were written durably hold what was written, whatever was accepted before the
+    /// write began.
+    fn promise_again(&mut self, disk: usize, wish: &Wish, since: u64) {
+        let now = self.model.now();
+        let blocks = wish.offset.div_ceil(BLOCK as u64)..(wish.offset + wish.len) / BLOCK as u64;
+        if self.disks[disk].accepted.is_empty() || blocks.is_empty() {
+            return;
+        }
+        for (_, (from, until)) in self.disks[disk].accepted.range_mut(blocks) {
+            if *from < since && *until == u64::MAX {
+                *until = now;
+                self.paths.note(Event::WrittenAfterLoss);
+            }
+        }
     }
 
     /// Does any injected fault explain that this request failed?
@@ -833,8 +974,21 @@ impl<'a> World<'a> {
         }
     }
 
+    /// What the origins do not have, or may lose again in a power cut, should nothing on flash count from
+    /// now on.
+    pub(crate) fn note_owed(&mut self) {
+        if let Some(subject) = self.subject.as_ref().filter(|_| self.given_up) {
+            for disk in &mut self.disks {
+                disk.owed = subject.owed(disk.config.id).into_iter().collect();
+                disk.owed.extend(disk.origin.volatile_blocks());
+            }
+        }
+    }
+
     /// Everything in flight is given up: the process died.
     pub(crate) fn forget_in_flight(&mut self) {
+        self.note_owed();
+        self.stopping = false;
         self.requests.clear();
         self.events.clear();
         self.hung.clear();

@@ -221,3 +221,25 @@ fn a_log_without_a_free_segment_comes_free() {
     b.restart();
     b.check(written + 8);
 }
+
+/// A log goes round with a head, a reserve and one segment to evict.
+#[test]
+fn flash_of_which_too_little_takes_writes_is_given_up_before_writes_wait_for_ever() {
+    let mut b = Bench::new();
+    let segments = b.engine.pool_stats().segments;
+    let bytes = 256 * BLOCK;
+    let first = FLASH_SIZE / BLOCK * BLOCK - segments * bytes;
+    // Never so many in a row that this alone would be enough.
+    let sound = |segment: u64| segment % 4 == 0;
+    let bad = (0..segments).filter(|s| !sound(*s));
+    b.flash.faults.bad_places = bad
+        .map(|s| first + s * bytes..first + (s + 1) * bytes)
+        .collect();
+    assert!((0..segments).filter(|s| sound(*s)).count() < 4);
+    for at in 0..5 * 256 {
+        let what = b.engine.explain();
+        assert!(b.write(at % 255, |_| true), "write {at} waits: {what}");
+    }
+    assert!(b.engine.pool_stats().flash_failed);
+    b.check(255);
+}

@@ -13,6 +13,7 @@ use crate::flash::log::{
     Apply, BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing,
     SegState, Then,
 };
+use crate::paths::{Path, took};
 use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
 use hearth_io::{BLOCK, Buf, BufSlice, Class, IoError, OpKind};
 use smallvec::{SmallVec, smallvec};
@@ -201,6 +202,9 @@ impl Core {
             .front()
             .is_some_and(|f| f.ord == last_ord)
             && !self.opts.faults.has(Fault::SplitCountsEarly);
+        if partial {
+            took(Path::ItemSplit);
+        }
         for item in &mut items {
             debug_assert!(
                 item.data
@@ -409,6 +413,7 @@ impl Core {
                 || self.superseding(disk, b, b + 1);
             if newer {
                 if b > run {
+                    took(Path::FillVoided);
                     self.record_drop(disk, run, b - run);
                 }
                 run = b + 1;

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::faults::Fault;
 use crate::flash::log::{Sealing, SegState};
 use crate::flash::recover::NUMBERS_END;
+use crate::paths::{Path, took};
 use hearth_format::checkpoint::Section;
 use hearth_format::{CheckpointHeader, FormatError};
 use hearth_io::checksum::{Crc32c, crc32c};
@@ -85,6 +86,9 @@ impl Core {
                 let bytes = self.encode_summary(&sealing);
                 media.write_at(self.flash.layout.summary_offset(head.seg), &bytes)?;
             }
+        }
+        if self.disks.iter().flatten().any(|d| !d.lost.is_empty()) {
+            took(Path::LostInCheckpoint);
         }
         let area = self.flash.layout.checkpoint_offset();
         let mut at = BLOCK;
@@ -355,6 +359,7 @@ impl Core {
                         if info.dirty {
                             d.dirty.insert(info.key.block());
                             if info.lost {
+                                took(Path::LostFromCheckpoint);
                                 d.lost.insert(info.key.block());
                             }
                         }

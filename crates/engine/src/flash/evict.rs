@@ -13,6 +13,7 @@ use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
+use crate::paths::{Path, took};
 use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -303,6 +304,9 @@ impl Core {
                 if dirty_stays && !stuck {
                     break;
                 }
+                if self.disk(disk).is_some_and(|d| !d.attached) {
+                    took(Path::UnattachedKept);
+                }
             } else {
                 let within_min = keep_max > 0
                     && self.disk(disk).is_some_and(|d| {
@@ -406,6 +410,11 @@ impl Core {
             // What is lost is lost whether the device says so or not.
             let rotten = info.dirty && (bad || unread && info.lost);
             if rotten && !superseding && !self.flash.failed {
+                took(if info.lost {
+                    Path::LostMoved
+                } else {
+                    Path::RottenMoved
+                });
                 self.lose(disk, block, slot + i);
             } else if bad
                 || unread
@@ -477,6 +486,7 @@ impl Core {
         }
         let seq = self.flash.log.segments[seg as usize].seq;
         if self.closes_intents_of(seq) && !self.opts.faults.has(Fault::FreeBeforeCloses) {
+            took(Path::ClosingAwaited);
             // A batch that names the new tail before those records are in the log would leave a region
             // without its intent and with its old copies.
             self.flash.log.urgent = true;
@@ -504,6 +514,7 @@ impl Core {
             {
                 for (block, count) in d.zero.runs() {
                     if self.superseding(id, block, block + count) {
+                        took(Path::RelogWaitsForWrite);
                         // The write will be through soon; ask again then.
                         return false;
                     }
@@ -539,8 +550,10 @@ impl Core {
                 continue;
             };
             if kind == Kind::ZeroRun {
+                took(Path::ZerosLoggedAgain);
                 d.zero_seg_seq = Some(here);
             } else if let Some(i) = d.intents.get_mut(&((block / d.region_blocks) as u32)) {
+                took(Path::IntentLoggedAgain);
                 i.seg_seq = here;
             }
         }
@@ -580,6 +593,7 @@ impl Core {
                 // Our record would come after the newer one and void that.
                 continue;
             }
+            took(Path::OwnBlocksDropped);
             self.forget_block(disk, block, now);
             match &mut run {
                 Some((start, count)) if *start + *count == block => *count += 1,

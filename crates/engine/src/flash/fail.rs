@@ -22,6 +22,7 @@ use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
 use crate::flash::append::unsent;
 use crate::flash::log::{Apply, BatchState, SegState, Then};
+use crate::paths::{Path, took};
 use crate::request::req::Phase;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
@@ -151,6 +152,7 @@ impl Core {
                 refused.count += 1;
             }
             if refused.count >= REFUSALS_MAX || hasty {
+                took(Path::LostOnSoundFlash);
                 self.lose(disk, block, slot);
             }
             return false;
@@ -193,6 +195,7 @@ impl Core {
             if s.last_batch >= seq {
                 self.unpin(s.seg);
                 if s.first_batch >= seq {
+                    took(Path::SegmentBad);
                     // Nothing of it is on flash, and a tail must not be looked for there.
                     self.flash.log.order.retain(|seg| *seg != s.seg);
                     self.flash.log.segments[s.seg as usize].state = SegState::Bad;
@@ -207,6 +210,7 @@ impl Core {
             let s = &mut self.flash.log.segments[head.seg as usize];
             // A segment that never took a batch is left alone for this run.
             s.state = if unused {
+                took(Path::SegmentBad);
                 SegState::Bad
             } else {
                 SegState::Closed
@@ -215,6 +219,11 @@ impl Core {
                 self.flash.log.order.push_back(head.seg);
             }
         }
+        if self.too_few_segments() {
+            self.fail_flash(now, fx);
+            return;
+        }
+        took(Path::BatchSentAgain);
         // Trimming gives space away that a full file system will not give back.
         self.opts.trim = false;
         let items = unsent(&mut self.flash.log);
@@ -223,6 +232,14 @@ impl Core {
             self.flash.log.next_batch_seq = seq;
         }
         self.pump(now, fx);
+    }
+
+    /// So many segments refused writes that the log can go round no more: with the reserve and the head
+    /// there must be one to evict, or who waits for room would wait for ever.
+    fn too_few_segments(&self) -> bool {
+        let log = &self.flash.log;
+        let usable = log.segments.iter().filter(|s| s.state != SegState::Bad);
+        usable.count() < log.reserve() + 2
     }
 
     /// Remembers whether flash refuses writes for want of room only.
@@ -249,6 +266,10 @@ impl Core {
             }
             return;
         }
+        took(match fault {
+            FlashFault::Broken => Path::FlashBroken,
+            FlashFault::Unwritable | FlashFault::Leaving => Path::FlashUnwritable,
+        });
         self.flash.failed = true;
         self.flash.fault = Some(fault);
         if mark {
@@ -393,6 +414,7 @@ impl Core {
         }
         if !mark.first {
             if self.flash.noted != Noted::Stored {
+                took(Path::FailureUnnoted);
                 self.flash.noted = Noted::Nowhere;
                 if !mark.late {
                     return;

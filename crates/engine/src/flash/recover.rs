@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::disk::Intent;
 use crate::faults::Fault;
 use crate::flash::log::SegState;
+use crate::paths::{Path, took};
 use hearth_format::{BatchHeader, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
@@ -106,6 +107,7 @@ impl Core {
                 && h.last_batch_seq > durable
                 && !self.opts.faults.has(Fault::TrustUnverifiedTail)
             {
+                took(Path::SummaryDoubted);
                 let (mut batches, claimed) = self.walk(media, f.seg);
                 f.claimed = claimed;
                 // The summary may have reached flash before the batches it tells of; what stands
@@ -227,6 +229,9 @@ impl Core {
             )));
         }
         out.last_batch = last;
+        if out.discarded > 0 {
+            took(Path::SegmentDiscarded);
+        }
         self.drop_below_clean_floor();
         self.adopt_segments(&accepted, tail_end, &mut out);
         self.restore_intents(intents);
@@ -244,6 +249,7 @@ impl Core {
             };
             let seq = self.flash.log.segments[self.flash.log.segment_of(slot)].seq;
             if !info.dirty && seq < self.flash.sb.clean_floor {
+                took(Path::CleanFloorApplied);
                 self.forget_block(info.key.disk(), info.key.block(), 0);
             }
         }
@@ -307,6 +313,7 @@ impl Core {
             let Some(d) = self.disk_mut(disk) else {
                 continue;
             };
+            took(Path::IntentRestored);
             let region_blocks = d.region_blocks;
             // The record is on flash, so the intent holds until a flush of the origin; what it
             // covers is void, and must stay void after the intent is closed.
@@ -692,7 +699,11 @@ fn drop_first_attempts(found: &mut [Found]) {
     let mut again = u64::MAX;
     for f in found.iter_mut().rev() {
         if let Content::Walked(batches) = &mut f.content {
-            batches.retain(|b| b.header.batch_seq < again);
+            let first_attempt = |b: &WalkedBatch| b.header.batch_seq >= again;
+            if batches.iter().any(first_attempt) {
+                took(Path::ResentBatchFound);
+            }
+            batches.retain(|b| !first_attempt(b));
         }
         again = again.min(first_batch(&f.content));
     }

@@ -22,6 +22,7 @@ use crate::cache::index::{Key, SlotNo};
 use crate::core::{Core, OpCtx};
 use crate::faults::Fault;
 use crate::flash::log::{Apply, SegState, Then};
+use crate::paths::{Path, took};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_io::{BLOCK, Buf, Class, IoError, OpKind};
 use smallvec::{SmallVec, smallvec};
@@ -102,6 +103,7 @@ impl Core {
             return true;
         }
         self.flash.sb.log_floor = self.flash.sb.log_floor.max(self.flash.log.tail_seq());
+        took(Path::Rescue);
         self.give_up_intents();
         self.flash.sb.generation += 1;
         self.store_copy(false, fx);
@@ -115,6 +117,7 @@ impl Core {
         if !any && !self.closes_intents_of(u64::MAX) {
             return;
         }
+        took(Path::CleanFloorRaised);
         if !self.opts.faults.has(Fault::NoCleanFloor) {
             self.flash.sb.clean_floor = self.flash.log.next_segment_seq;
         }
@@ -122,6 +125,7 @@ impl Core {
         self.flash.rescue.closing.clear();
         let mut again = Vec::new();
         for d in self.disks.iter_mut().flatten() {
+            d.intents.values().for_each(|_| took(Path::IntentGivenUp));
             d.intents.retain(|_, i| !i.active || i.inflight > 0);
             // What is cached from now on has no intent that says whether the origin flushed it.
             d.sync.unguarded = d.sync.completed;

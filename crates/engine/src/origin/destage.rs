@@ -15,6 +15,7 @@ use crate::disk::{Disk, SyncWaiter, Written};
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::Then;
+use crate::paths::{Path, took};
 use hearth_format::Kind;
 use hearth_io::{Buf, Class, IoDone, IoError, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
@@ -525,6 +526,7 @@ impl Core {
         for i in done.bad_blocks.iter().filter(|_| !rot) {
             let block = start + at as u64 + u64::from(*i);
             if self.cache.index.get(Key::new(disk, block)) == Some(slot + i) {
+                took(Path::RottenDestaged);
                 self.lose(disk, block, slot + i);
             }
         }
@@ -634,6 +636,11 @@ impl Core {
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
                 // As in `destage_obstacle`.
                 .chain(d.locks.next_start(block).filter(|_| self.flash.failed))
+                // No two that wait for the flush overlap, or what is void in one would be so in both.
+                .chain(d.destage.written.iter().filter_map(|w| match w {
+                    Written::Zero { block, count } if *count > 0 => Some(*block),
+                    _ => None,
+                }))
                 .filter(|s| *s > block)
                 .min();
             return Some((block, limit.unwrap_or(u64::MAX)));
@@ -697,6 +704,9 @@ impl Core {
         d.destage.busy.retain(|(_, _, j)| *j != id);
         d.sync.completed += 1;
         if job.zero {
+            // Whatever was void there, it was so of what was told before.
+            let end = job.start + job.count;
+            d.destage.zero_void.remove_range(job.start, end);
             d.destage.written.push(Written::Zero {
                 block: job.start,
                 count: job.count,
@@ -824,6 +834,7 @@ impl Core {
                     if self.clean_block(disk, block, slot) {
                         push_run(&mut runs, Kind::CleanedRun, block, 1);
                     } else if stuck {
+                        took(Path::StuckLetGo);
                         self.let_go(disk, block, slot, now);
                     }
                 }
@@ -897,6 +908,7 @@ impl Core {
             }
             self.let_go_of(&slots);
             if hung && let Some(d) = self.disk_mut(disk) {
+                took(Path::HungLetGo);
                 d.destage.hangs = true;
                 self.doubt(disk, |_, slot| here(slot, blocks));
             }
@@ -920,6 +932,7 @@ impl Core {
         for w in &mut d.destage.written {
             match *w {
                 Written::Data { block, slot } if which(block, slot) => {
+                    took(Path::WrittenDoubted);
                     slots.push(slot);
                     // It keeps its place: the flush covers so many.
                     *w = Written::Zero { block, count: 0 };
@@ -962,6 +975,7 @@ impl Core {
         }
         if self.superseding(disk, block, block + 1) && !self.opts.faults.has(Fault::CleanSuperseded)
         {
+            took(Path::DestagedBehindWrite);
             return false;
         }
         let Some(d) = self.disk_mut(disk) else {
@@ -984,5 +998,50 @@ fn push_run(runs: &mut Vec<(Kind, u64, u64)>, kind: Kind, block: u64, count: u64
     match runs.last_mut() {
         Some((k, start, n)) if *k == kind && *start + *n == block => *n += count,
         _ => runs.push((kind, block, count)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineOptions, KnownDisk};
+    use hearth_format::{Layout, Superblock, Uuid};
+
+    #[test]
+    fn zeros_that_were_written_and_zeroed_again_become_clean_though_others_always_wait_for_the_flush()
+     {
+        let layout = Layout::for_device(16 << 20, 256).expect("it fits");
+        let uuid = Uuid::from_u128(1);
+        let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+        let known = KnownDisk {
+            id: 1,
+            size: 1 << 20,
+            since_seq: 0,
+        };
+        let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
+        let mut fx = Effects::default();
+        core.alter(1, |d| d.attached = true);
+        core.change_zeros(1, |zero| {
+            zero.insert_range(0, 4);
+            zero.insert_range(8, 12);
+        });
+        let tell = |core: &mut Core, fx: &mut Effects| {
+            let zeros = core.next_zeros(core.disk(1).unwrap(), 0);
+            let (block, limit) = zeros.expect("some are left");
+            core.destage_zero(1, block, limit, 0, fx);
+            let (_, _, job) = core.disk(1).unwrap().destage.busy[0];
+            core.destage_write_done(job, Ok(()), 0, fx);
+        };
+        tell(&mut core, &mut fx);
+        // Written and zeroed again: the first was told of the zeros before.
+        core.disk_mut(1).unwrap().destage.void_zeros(0, 4);
+        tell(&mut core, &mut fx);
+        core.mark_clean(1, 1, 0, &mut fx);
+        assert_eq!(core.disk(1).unwrap().zero.len(), 8);
+        tell(&mut core, &mut fx);
+        core.mark_clean(1, 1, 0, &mut fx);
+        assert_eq!(core.disk(1).unwrap().zero.len(), 4);
+        core.mark_clean(1, 1, 0, &mut fx);
+        assert!(core.disk(1).unwrap().zero.is_empty());
     }
 }

@@ -14,6 +14,7 @@ use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
+use crate::paths::{Path, took};
 use crate::request::answer::Asker;
 use crate::request::req::Phase;
 use hearth_format::Kind;
@@ -585,6 +586,7 @@ impl Core {
         if let Some(d) = self.disk_mut(disk)
             && d.lost.insert(block)
         {
+            took(Path::BlockLost);
             d.counters.bad_dirty_blocks += 1;
         }
     }

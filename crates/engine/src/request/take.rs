@@ -2,6 +2,7 @@
 
 use crate::api::{Effects, REQUEST_MAX, ReqError, ReqOp, Request};
 use crate::core::Core;
+use crate::paths::{Path, took};
 use crate::request::answer::{Answer, Asker};
 
 impl Core {
@@ -9,6 +10,7 @@ impl Core {
     pub fn submit(&mut self, r: Request, now: u64, fx: &mut Effects) {
         let refusal = self.refusal(&r);
         if let Some(error) = refusal {
+            took(Path::Refused);
             if let Some(d) = self.disk_mut(r.disk) {
                 d.counters.errors += 1;
             }

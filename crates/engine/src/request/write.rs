@@ -21,6 +21,7 @@ use crate::disk::spans::Span;
 use crate::faults::Fault;
 use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
+use crate::paths::{Path, took};
 use crate::request::answer::{Answer, Asker};
 use crate::request::req::Phase;
 use hearth_format::Kind;
@@ -531,6 +532,7 @@ impl Core {
 
     /// Flash failed under a write-back request: the origin takes it.
     pub fn divert(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        took(Path::WriteDiverted);
         self.reqs[id].through = true;
         self.reqs[id].pending = 0;
         let zero = !matches!(self.reqs[id].op, ReqOp::Write { .. });
@@ -633,6 +635,7 @@ impl Core {
     /// it must go on failing, also after a crash. So the write takes its place on flash, whatever the mode, and
     /// is destaged like what a mode before this one left dirty.
     fn supersede_lost(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        took(Path::LossSuperseded);
         self.reqs[id].through = false;
         let r = &self.reqs[id];
         let (offset, end) = (r.offset, r.offset + r.len);

@@ -14,6 +14,7 @@ use crate::core::Core;
 use crate::disk::runset::RunSet;
 use crate::flash::log::Then;
 use crate::ids::ReqId;
+use crate::paths::{Path, took};
 use crate::request::req::Phase;
 use crate::request::write::Appended;
 use hearth_format::Kind;
@@ -85,6 +86,9 @@ impl Core {
                 }
         });
         let waits = adds && !self.may_add_run(disk);
+        if waits {
+            took(Path::ZerosWait);
+        }
         self.reqs[id].waits_for_runs = waits;
         waits
     }

@@ -1,0 +1,100 @@
+//! Which of the rare ways through the engine were taken.
+//!
+//! A simulation that never gets somewhere proves nothing about that place, and from outside nobody sees
+//! whether it did. So places that are hard to reach are marked, and the simulation counts. The marks cost
+//! nothing without the `paths` feature, which only the simulation turns on.
+//!
+//! They are counted per thread, not per engine: a world runs on one thread, and a mark needs nothing
+//! at hand but its name.
+
+#[cfg(feature = "paths")]
+use std::cell::Cell;
+
+macro_rules! paths {
+    ($($path:ident: $name:literal,)*) => {
+        /// A place worth reaching.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Path {
+            $(#[doc = $name] $path,)*
+        }
+
+        impl Path {
+            /// All there are, in the order of their numbers.
+            pub const ALL: &'static [Path] = &[$(Path::$path,)*];
+
+            /// What happens there, in words.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Path::$path => $name,)*
+                }
+            }
+        }
+    };
+}
+
+paths! {
+    Rescue: "the floor is raised to free a segment of a starved log",
+    CleanFloorRaised: "clean copies below the floor are given up so that intents are needless",
+    CleanFloorApplied: "a start drops a clean copy because it lies below the floor",
+    IntentGivenUp: "an intent of a starved log is given up",
+    BatchSentAgain: "a batch that failed is sent again",
+    ResentBatchFound: "a start finds the first attempt of a batch that was sent again",
+    SegmentBad: "a segment that took no batch is left alone",
+    FlashBroken: "flash is given up because it failed",
+    FlashUnwritable: "flash is given up because it takes no more writes",
+    FailureUnnoted: "flash takes no note that it was given up",
+    WriteDiverted: "a write that flash was to take goes to the origin because flash was given up",
+    BlockLost: "a dirty block is listed as lost",
+    LostOnSoundFlash: "sound flash refused a dirty block so often that it is listed as lost",
+    LostMoved: "a lost block is moved with a checksum that no read accepts",
+    LostInCheckpoint: "a checkpoint holds lost blocks",
+    LostFromCheckpoint: "a start finds lost blocks in a checkpoint",
+    LossSuperseded: "a write past the cache takes the place of a lost block",
+    LossAcceptedSound: "losses are accepted while flash is sound",
+    LossAcceptedFailed: "losses are accepted after flash was given up",
+    LossAcceptedBehindWrite: "a loss is accepted while a newer write of the block is on its way",
+    RottenDestaged: "the destager meets a rotten block",
+    RottenMoved: "eviction meets a rotten dirty block",
+    WrittenDoubted: "what was destaged before is doubted, because the origin refused a write there or hangs",
+    HungLetGo: "eviction does not wait for an origin that hangs",
+    DestagedBehindWrite: "a destaged block does not become clean because a newer write is on its way",
+    StuckLetGo: "a destaged block of a starved log is dropped although a newer write is on its way",
+    FillVoided: "a fill that a write overtook is voided once it is on flash",
+    ItemSplit: "an item is cut in two between batches",
+    ZerosWait: "a request waits because there are too many runs of zeros",
+    ZerosLoggedAgain: "runs of zeros are logged again before their segment goes",
+    IntentLoggedAgain: "an intent is logged again before its segment goes",
+    RelogWaitsForWrite: "a segment stays because a write of zeros in it is on its way",
+    ClosingAwaited: "a segment stays until the closing of its intents is in the log",
+    UnattachedKept: "eviction moves dirty blocks of a disk that is not attached",
+    OwnBlocksDropped: "a disk at its maximum drops blocks of its own",
+    Refused: "a request is refused",
+    Reattached: "a known disk is attached",
+    Detached: "a disk is detached",
+    Removed: "a disk is removed",
+    CheckpointRead: "a start reads a checkpoint",
+    CheckpointLeftOut: "a clean stop writes no checkpoint because an origin may differ",
+    SegmentDiscarded: "a start discards a segment, or the end of one",
+    SummaryDoubted: "a start looks at batches one by one although they have a summary",
+    IntentRestored: "a start finds an open intent",
+}
+
+#[cfg(feature = "paths")]
+thread_local! {
+    static TAKEN: [Cell<u64>; Path::ALL.len()] = const { [const { Cell::new(0) }; Path::ALL.len()] };
+}
+
+/// Counts one.
+#[inline]
+pub(crate) fn took(path: Path) {
+    #[cfg(feature = "paths")]
+    TAKEN.with(|all| all[path as usize].set(all[path as usize].get() + 1));
+    #[cfg(not(feature = "paths"))]
+    let _ = path;
+}
+
+/// How often each was taken on this thread since this was last asked, in the order of [`Path::ALL`].
+#[cfg(feature = "paths")]
+pub fn taken() -> [u64; Path::ALL.len()] {
+    TAKEN.with(|all| std::array::from_fn(|i| all[i].take()))
+}

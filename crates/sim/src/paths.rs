@@ -1,0 +1,141 @@
+//! How often worlds came to places that are hard to reach.
+//!
+//! Worlds drawn at random may never get where a bug is, and pass. So the engine marks its rare ways
+//! ([`hearth_engine::paths`]), a world notes what happened to it, and a run of many seeds can ask that
+//! nothing of the list was left out.
+
+use hearth_engine::paths as engine;
+use std::fmt;
+
+macro_rules! events {
+    ($($event:ident: $name:literal,)*) => {
+        /// What can happen to a world.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Event {
+            $(#[doc = $name] $event,)*
+        }
+
+        const EVENTS: [(Event, &str); [$(Event::$event),*].len()] = [$((Event::$event, $name)),*];
+    };
+}
+
+events! {
+    StopInTrouble: "a clean stop while devices fail or hang",
+    StopNotWaited: "a stop that is not waited for",
+    StopCalledOff: "a stop that is called off",
+    StopCutOff: "the power fails while a stop writes",
+    StartCutOff: "the power fails while a start writes",
+    CrashAfterModeSwitch: "a crash soon after a change of mode",
+    CrashWithoutDisk: "a crash while a disk is not attached",
+    LeftOut: "a known disk is left out at a start",
+    StopWithoutDisk: "a clean stop while a disk is not attached",
+    CameLater: "a disk that was left out comes later",
+    TakenOut: "a disk is detached while others are served",
+    RemovedWhileOut: "a disk that is not attached is removed",
+    LossAccepted: "losses are accepted while requests run",
+    WrittenAfterLoss: "a block that was accepted as lost is durably written again",
+    RefusedNoDisk: "a request is refused because its disk is not attached",
+    RefusedPastTheEnd: "a request is refused because it reaches past the end",
+    RefusedStopping: "a request is refused because of a stop",
+    OpenedAfterGivenUp: "a pool whose flash was given up is opened again",
+    OpenedUntold: "it is opened again before anything says that it was given up",
+    NotedElsewhere: "that flash was given up is noted elsewhere",
+    FlashBack: "flash that did not answer comes back",
+    FlashFull: "the file system under flash is full",
+    BadPlaces: "segments of flash take no writes",
+    TimePassed: "an operation hangs for long",
+}
+
+/// How often each path was taken, by the engine and by worlds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    engine: [u64; engine::Path::ALL.len()],
+    world: [u64; EVENTS.len()],
+}
+
+impl Default for Taken {
+    fn default() -> Taken {
+        Taken {
+            engine: [0; engine::Path::ALL.len()],
+            world: [0; EVENTS.len()],
+        }
+    }
+}
+
+impl fmt::Debug for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.all().filter(|(_, n)| *n > 0))
+            .finish()
+    }
+}
+
+/// A world begins on this thread: forgets what the engine counted for another.
+pub fn begin() {
+    engine::taken();
+}
+
+impl Taken {
+    /// Notes what happened to the world.
+    pub fn note(&mut self, event: Event) {
+        self.world[event as usize] += 1;
+    }
+
+    /// Adds what the engine did on this thread.
+    pub fn gather(&mut self) {
+        for (sum, n) in self.engine.iter_mut().zip(engine::taken()) {
+            *sum += n;
+        }
+    }
+
+    /// Counts the worlds that were there, not how often each was.
+    pub fn add_world(&mut self, world: &Taken) {
+        let sums = self.engine.iter_mut().chain(&mut self.world);
+        for (sum, n) in sums.zip(world.engine.iter().chain(&world.world)) {
+            *sum += u64::from(*n > 0);
+        }
+    }
+
+    /// Every path in words, and how often it was taken.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let names = engine::Path::ALL.iter().map(|p| p.name());
+        let engine = names.zip(self.engine);
+        let names = EVENTS.iter().map(|(_, name)| *name);
+        engine.chain(names.zip(self.world))
+    }
+
+    /// The paths that were not taken and are not met too rarely to be asked for.
+    pub fn missing(&self) -> impl Iterator<Item = &'static str> + '_ {
+        let never = self.all().filter(|(_, n)| *n == 0).map(|(name, _)| name);
+        never.filter(|name| !RARE.iter().any(|(rare, _)| rare == name))
+    }
+}
+
+/// Paths that ten thousand worlds may miss, and why.
+pub const RARE: [(&str, &str); 0] = [];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_taken_is_named() {
+        let mut world = Taken::default();
+        world.note(Event::LeftOut);
+        world.note(Event::LeftOut);
+        let mut all = Taken::default();
+        all.add_world(&world);
+        all.add_world(&world);
+        let left_out = EVENTS[Event::LeftOut as usize].1;
+        assert!(all.all().any(|taken| taken == (left_out, 2)));
+        assert!(all.missing().all(|name| name != left_out));
+        assert_eq!(all.missing().count(), all.all().count() - RARE.len() - 1);
+    }
+
+    #[test]
+    fn only_paths_there_are_may_be_rare() {
+        for (rare, _) in RARE {
+            assert!(Taken::default().all().any(|(name, _)| name == rare));
+        }
+    }
+}
