@@ -240,3 +240,15 @@ pub enum ExtentState {
     /// Only the origin knows.
     Origin,
 }
+
+/// Why flash is written no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlashFault {
+    /// It failed. What it gives back is checked, and nothing about it is promised.
+    Broken,
+    /// It takes no writes (no room, or read-only). What it holds stays there, durably.
+    Unwritable,
+    /// It still gives back what it holds, but only as long as it is open: its file was removed.
+    Leaving,
+}

@@ -9,6 +9,7 @@ use crate::api::DiskId;
 use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::disk::{SyncWaiter, Written};
 use crate::engine::Engine;
+use crate::flash::device::FlashOp;
 use crate::flash::log::{Item, Then};
 use crate::ids::ReqId;
 use crate::origin::destage::NOWHERE;
@@ -139,7 +140,7 @@ impl Core {
                     pins[log.segment_of(*slot)] += 1;
                 }
                 OpCtx::DestageRead { .. } => reads += 1,
-                OpCtx::Summary { seg } => pins[*seg as usize] += 1,
+                OpCtx::Flash(FlashOp::Summary { seg }) => pins[*seg as usize] += 1,
                 _ => {}
             }
         }

@@ -7,20 +7,20 @@
 use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
 use crate::cache::index::{Key, SlotNo};
+use crate::ctx::Io;
 use crate::disk::ready::{Ready, Totals};
 use crate::disk::{Disk, REGION_BLOCKS_MIN};
 use crate::faults::{Fault, Faults};
-use crate::flash::device::FlashDevice;
+use crate::flash::device::{FlashDevice, FlashOp};
 use crate::ids::ReqId;
 use crate::lanes::Shared;
 use crate::origin::Destaging;
 use crate::request::Requests;
 use crate::request::read::Miss;
-use crate::stats::PoolCounters;
-use hearth_io::{BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
+use crate::stats::ewma;
+use hearth_io::{Class, IoDone, IoError, IoOp, OpKind, Target};
 use hearth_policy::{Budget, Rules};
 use slab::Slab;
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// How often lanes are looked through for disks that are quiet.
@@ -107,22 +107,11 @@ pub(crate) enum OpCtx {
     OriginWrite {
         req: ReqId,
     },
-    Batch {
-        seq: u64,
-    },
-    Summary {
-        seg: u32,
-    },
-    FlashFlush {
-        ord: u64,
-        seq: u64,
-    },
+    /// The flash device's own.
+    Flash(FlashOp),
     OriginFlush {
         disk: DiskId,
         covers: u64,
-    },
-    Trim {
-        seg: u32,
     },
     DestageRead {
         job: usize,
@@ -139,9 +128,12 @@ pub(crate) enum OpCtx {
         slot: SlotNo,
         count: u32,
     },
-    FailMark,
-    /// A step of storing the log's floor.
-    Floor,
+}
+
+impl From<FlashOp> for OpCtx {
+    fn from(op: FlashOp) -> OpCtx {
+        OpCtx::Flash(op)
+    }
 }
 
 /// The whole state.
@@ -163,7 +155,6 @@ pub(crate) struct Core {
     /// Runs of zeros of all disks; see [`crate::request::zero`].
     pub zero_runs: u64,
     pub dirty_total: u64,
-    pub counters: PoolCounters,
     pub quiescing: bool,
     pub probe: u32,
 }
@@ -213,74 +204,27 @@ impl Core {
         self.disks.iter().flatten().map(|d| d.cfg.id).collect()
     }
 
-    pub fn slot_offset(&self, slot: SlotNo) -> u64 {
-        self.flash.slot_offset(slot)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    pub fn io(
-        &mut self,
-        fx: &mut Effects,
-        ctx: OpCtx,
-        target: Target,
-        kind: OpKind,
-        offset: u64,
-        len: u64,
-        bufs: SmallVec<[BufSlice; 2]>,
-        crcs: SmallVec<[u32; 4]>,
-        class: Class,
-    ) {
-        let id = self.ops.insert(ctx) as u64;
-        match (target, kind) {
-            (Target::Flash(_), OpKind::Read) => {
-                self.flash.inflight += 1;
-                self.counters.flash_read_bytes += len;
-            }
-            (Target::Flash(_), OpKind::Write) => self.counters.flash_write_bytes += len,
-            (Target::Origin(d), OpKind::Read) => {
+    /// Has an operation done; `op` says what to do when it has ended.
+    pub fn io(&mut self, fx: &mut Effects, op: OpCtx, io: Io) {
+        let id = self.ops.insert(op) as u64;
+        match (io.target, io.kind) {
+            (Target::Flash(_), kind) => self.flash.note_sent(kind, io.len),
+            (Target::Origin(d), kind) => {
                 if let Some(d) = self.disk_mut(d) {
-                    d.counters.origin_reads += 1;
-                    d.counters.origin_read_bytes += len;
+                    d.counters.note_sent(kind, io.len);
                 }
             }
-            (Target::Origin(d), OpKind::Write) => {
-                if let Some(d) = self.disk_mut(d) {
-                    d.counters.origin_writes += 1;
-                    d.counters.origin_write_bytes += len;
-                }
-            }
-            (Target::Origin(d), OpKind::Flush) => {
-                if let Some(d) = self.disk_mut(d) {
-                    d.counters.origin_flushes += 1;
-                }
-            }
-            _ => {}
         }
         fx.ios.push(IoOp {
             id,
-            target,
-            kind,
-            offset,
-            len,
-            bufs,
-            crcs,
-            class,
+            target: io.target,
+            kind: io.kind,
+            offset: io.offset,
+            len: io.len,
+            bufs: io.bufs,
+            crcs: io.crcs,
+            class: io.class,
         });
-    }
-
-    /// Asks a device to make what it has durable.
-    pub fn io_flush(&mut self, fx: &mut Effects, ctx: OpCtx, target: Target) {
-        self.io(
-            fx,
-            ctx,
-            target,
-            OpKind::Flush,
-            0,
-            0,
-            SmallVec::new(),
-            SmallVec::new(),
-            Class::Foreground,
-        );
     }
 
     /// Takes a finished operation.
@@ -297,41 +241,37 @@ impl Core {
             OpCtx::MissRead(miss) => self.miss_read_done(miss, done, now, fx),
             OpCtx::Ahead { read } => self.ahead_done(read, done, now, fx),
             OpCtx::OriginWrite { req } => self.origin_write_done(req, done, now, fx),
-            OpCtx::Batch { seq } => self.batch_done(seq, done.result, now, fx),
-            OpCtx::Summary { seg } => {
-                self.unpin(seg);
-                if done.result.is_err() {
-                    self.counters.flash_errors += 1;
-                }
-            }
-            OpCtx::FlashFlush { ord, seq } => self.flash_flush_done(ord, seq, done.result, now, fx),
+            OpCtx::Flash(op) => self.flash_done(op, done, now, fx),
             OpCtx::OriginFlush { disk, covers } => {
                 self.origin_flush_done(disk, covers, done.result, now, fx)
             }
-            OpCtx::Trim { seg } => self.trim_done(seg),
             OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
-            OpCtx::EvictRead { slot, .. } => self.evict_read_done(slot, done, now),
-            OpCtx::FailMark => self.mark_stored(done.op.kind, done.result.is_ok(), now, fx),
-            OpCtx::Floor => self.floor_stored(done.result, now, fx),
+            OpCtx::EvictRead { slot, count } => self.evict_read_done(slot, count, done, now),
+        }
+    }
+
+    /// An operation of the flash device's own has ended.
+    fn flash_done(&mut self, op: FlashOp, done: IoDone, now: u64, fx: &mut Effects) {
+        match op {
+            FlashOp::Batch { seq } => self.batch_done(seq, done.result, now, fx),
+            FlashOp::Summary { seg } => {
+                self.unpin(seg);
+                if done.result.is_err() {
+                    self.flash.counters.flash_errors += 1;
+                }
+            }
+            FlashOp::Flush { ord, seq } => self.flash_flush_done(ord, seq, done.result, now, fx),
+            FlashOp::Trim { seg } => self.trim_done(seg),
+            FlashOp::Mark => self.mark_stored(done.op.kind, done.result.is_ok(), now, fx),
+            FlashOp::Floor => self.floor_stored(done.result, now, fx),
         }
     }
 
     pub fn account(&mut self, done: &IoDone) {
         let ns = done.latency_ns;
         match (done.op.target, done.op.kind) {
-            (Target::Flash(_), OpKind::Read) => {
-                self.flash.inflight -= 1;
-                self.flash.ewma_ns = ewma(self.flash.ewma_ns, ns);
-                if done.is_memory_gone() {
-                    // Says nothing about the device.
-                } else if done.result.is_err() {
-                    self.counters.flash_errors += 1;
-                    self.flash.read_errors.insert(done.op.offset);
-                } else {
-                    self.flash.read_errors.clear();
-                }
-            }
+            (Target::Flash(_), _) => self.flash.account(done),
             (Target::Origin(d), kind) => {
                 if let Some(d) = self.disk_mut(d) {
                     if kind == OpKind::Read && done.op.class == Class::Foreground {
@@ -347,7 +287,6 @@ impl Core {
                     }
                 }
             }
-            _ => {}
         }
     }
 
@@ -479,14 +418,6 @@ impl Core {
             d.dirty_since_ns = 0;
             d.destage.trouble = None;
         }
-    }
-}
-
-pub(crate) fn ewma(old: u64, sample: u64) -> u64 {
-    if old == 0 {
-        sample
-    } else {
-        (old * 15 + sample) / 16
     }
 }
 

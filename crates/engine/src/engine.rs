@@ -3,7 +3,9 @@
 //! All state is in one [`Core`] behind one short lock, which plain read hits do without
 //! ([`crate::lanes`]); checksums, copies and system calls happen outside.
 
-use crate::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
+use crate::api::{
+    DiskConfig, DiskId, Effects, ExtentState, FlashFault, Mode, OriginState, Request,
+};
 use crate::cache::Cache;
 use crate::cache::ahead::UNUSED_SHARE;
 use crate::cache::index::{Index, Key};
@@ -16,14 +18,14 @@ use crate::disk::runset::RunSet;
 use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
 use crate::flash::device::FlashDevice;
-use crate::flash::fail::{FlashFault, Noted};
+use crate::flash::fail::Noted;
 use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
 use crate::lanes::{After, Shared};
 use crate::origin::Destaging;
 use crate::origin::trouble::Trouble;
 use crate::paths::{Path, took};
 use crate::request::Requests;
-use crate::stats::{DiskStats, Latencies, PoolCounters, PoolStats};
+use crate::stats::{DiskStats, Latencies, PoolStats};
 use hearth_format::superblock::PoolState;
 use hearth_format::{FormatError, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
@@ -192,7 +194,6 @@ impl Engine {
             next_ticket: 0,
             zero_runs: 0,
             dirty_total: 0,
-            counters: PoolCounters::default(),
             quiescing: false,
             probe: 0,
             opts,
@@ -629,7 +630,7 @@ impl Engine {
         let mut core = self.core();
         core.fold_all_reads();
         PoolStats {
-            counters: core.counters,
+            counters: core.flash.counters,
             capacity_blocks: core.capacity_blocks(),
             cached_blocks: core.cache.index.len() as u64,
             dirty_blocks: core.dirty_total,

@@ -8,6 +8,7 @@ mod cache;
 #[cfg(any(test, feature = "check"))]
 mod check;
 mod core;
+mod ctx;
 mod disk;
 mod engine;
 pub mod faults;
@@ -22,13 +23,13 @@ pub mod stats;
 mod sync;
 pub mod tally;
 
+pub use api::FlashFault;
 /// For the benchmark that measures it at sizes no pool of a test has.
 #[doc(hidden)]
 pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use flash::checkpoint::CheckpointError;
-pub use flash::fail::FlashFault;
 pub use hearth_policy::{Budget, Rules};
 pub use origin::trouble::Trouble;
 pub use request::flush::FLUSH_AFTER_BYTES;

@@ -3,9 +3,10 @@
 //! Definitions are printed in `docs/statistics.md`. Counters only grow; windows (5 minutes,
 //! hour, day) are differences of snapshots and are made by the daemon.
 
-use crate::flash::fail::FlashFault;
+use crate::api::FlashFault;
 use crate::tally::Tally;
 use hdrhistogram::{Counter, Histogram};
+use hearth_io::OpKind;
 use hearth_policy::Percentiles;
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +114,33 @@ pub struct PoolCounters {
     pub segments_freed: u64,
     /// Failed flash operations.
     pub flash_errors: u64,
+}
+
+impl DiskCounters {
+    /// An operation on the disk's origin is on its way.
+    pub(crate) fn note_sent(&mut self, kind: OpKind, len: u64) {
+        match kind {
+            OpKind::Read => {
+                self.origin_reads += 1;
+                self.origin_read_bytes += len;
+            }
+            OpKind::Write => {
+                self.origin_writes += 1;
+                self.origin_write_bytes += len;
+            }
+            OpKind::Flush => self.origin_flushes += 1,
+            _ => {}
+        }
+    }
+}
+
+/// A mean in which the latest samples count most; 0: none yet.
+pub(crate) fn ewma(old: u64, sample: u64) -> u64 {
+    if old == 0 {
+        sample
+    } else {
+        (old * 15 + sample) / 16
+    }
 }
 
 /// A latency histogram in nanoseconds, 1 µs to 1000 s, two significant digits.

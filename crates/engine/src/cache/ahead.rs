@@ -14,15 +14,16 @@
 use crate::api::{DiskId, Effects, Mode};
 use crate::cache::stage::{disk_and_block, policy_key};
 use crate::core::{Core, OpCtx};
+use crate::ctx::Io;
 use crate::disk::Ticket;
 use crate::faults::Fault;
 use crate::ids::ReqId;
 use crate::request::read::{FILLS_MAX, Fill, RUN_MAX};
-use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use hearth_io::{Buf, BufSlice, IoDone, Target};
 use hearth_policy::prefetch::Source;
 use hearth_policy::{Range, Stay, Use};
 use slab::Slab;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// Reads ahead in flight in a pool: some for each of the disks that are busy at a time.
@@ -244,17 +245,8 @@ impl Core {
             used: Default::default(),
             joined: SmallVec::new(),
         });
-        self.io(
-            fx,
-            OpCtx::Ahead { read },
-            Target::Origin(disk),
-            OpKind::Read,
-            from * 4096,
-            len,
-            smallvec![piece],
-            SmallVec::new(),
-            Class::Background,
-        );
+        let io = Io::read(Target::Origin(disk), from * 4096, piece).in_background();
+        self.io(fx, OpCtx::Ahead { read }, io);
         Some(to)
     }
 

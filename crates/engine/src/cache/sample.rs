@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::Engine;
 use crate::api::DiskId;
+use crate::engine::Engine;
 
 /// Clean blocks by number in the order of the disk, with their checksums.
 type Sample = Vec<(u64, u32)>;

@@ -7,16 +7,18 @@
 
 use crate::api::{DiskId, Effects};
 use crate::cache::index::Key;
-use crate::core::{Core, OpCtx};
+use crate::core::Core;
+use crate::ctx::Io;
 use crate::faults::Fault;
+use crate::flash::device::FlashOp;
 use crate::flash::log::{
     Apply, BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing,
     SegState, Then,
 };
 use crate::paths::{Path, took};
 use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
-use hearth_io::{BLOCK, Buf, BufSlice, Class, IoError, OpKind};
-use smallvec::{SmallVec, smallvec};
+use hearth_io::{BLOCK, Buf, BufSlice, IoError, OpKind};
+use smallvec::SmallVec;
 
 impl Core {
     /// Sends what may be sent.
@@ -88,7 +90,7 @@ impl Core {
         };
         self.flash.log.segments[head.seg as usize].state = SegState::Closed;
         self.flash.log.order.push_back(head.seg);
-        self.counters.segments_sealed += 1;
+        self.flash.counters.segments_sealed += 1;
         // On failed flash its last batches may never have been applied.
         if head.entries.is_empty() || self.flash.failed {
             return;
@@ -223,21 +225,12 @@ impl Core {
             last_ord: if partial { last_ord - 1 } else { last_ord },
         });
         self.cache.policy.wrote(u64::from(1 + blocks));
-        self.counters.batches += 1;
-        self.counters.flash_payload_bytes += payload * BLOCK;
-        self.counters.flash_reinsert_bytes += moved * BLOCK;
-        let len = u64::from(1 + blocks) * BLOCK;
-        self.io(
-            fx,
-            OpCtx::Batch { seq },
-            self.flash.target(),
-            OpKind::Write,
-            offset,
-            len,
-            bufs,
-            SmallVec::new(),
-            Class::Foreground,
-        );
+        self.flash.counters.batches += 1;
+        self.flash.counters.flash_payload_bytes += payload * BLOCK;
+        self.flash.counters.flash_reinsert_bytes += moved * BLOCK;
+        let io = Io::write(self.flash.target(), offset, bufs);
+        debug_assert_eq!(io.len, u64::from(1 + blocks) * BLOCK);
+        self.io(fx, FlashOp::Batch { seq }.into(), io);
     }
 
     pub fn batch_done(
@@ -256,7 +249,7 @@ impl Core {
             BatchState::Failed
         };
         if let Err(e) = &result {
-            self.counters.flash_errors += 1;
+            self.flash.counters.flash_errors += 1;
             self.note_refusal(e);
         }
         let mut bytes = 0;
@@ -538,18 +531,8 @@ impl Core {
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
             let offset = self.flash.layout.summary_offset(s.seg);
-            let len = bytes.len() as u64;
-            self.io(
-                fx,
-                OpCtx::Summary { seg: s.seg },
-                self.flash.target(),
-                OpKind::Write,
-                offset,
-                len,
-                smallvec![buf],
-                SmallVec::new(),
-                Class::Background,
-            );
+            let io = Io::write(self.flash.target(), offset, [buf]).in_background();
+            self.io(fx, FlashOp::Summary { seg: s.seg }.into(), io);
         }
     }
 
@@ -619,7 +602,7 @@ impl Core {
 
     /// Gives a freed segment back, trimming it first if wanted.
     pub fn release(&mut self, seg: u32, fx: &mut Effects) {
-        self.counters.segments_freed += 1;
+        self.flash.counters.segments_freed += 1;
         if !self.opts.trim {
             self.trim_done(seg);
             return;
@@ -627,17 +610,8 @@ impl Core {
         self.flash.log.segments[seg as usize].state = SegState::Trimming;
         let bytes = u64::from(self.flash.log.segment_blocks) * BLOCK;
         let offset = self.flash.layout.segment_start * BLOCK + u64::from(seg) * bytes;
-        self.io(
-            fx,
-            OpCtx::Trim { seg },
-            self.flash.target(),
-            OpKind::Discard,
-            offset,
-            bytes,
-            SmallVec::new(),
-            SmallVec::new(),
-            Class::Background,
-        );
+        let io = Io::range(self.flash.target(), OpKind::Discard, offset, bytes);
+        self.io(fx, FlashOp::Trim { seg }.into(), io.in_background());
     }
 
     /// A trim ended; failing is no harm.

@@ -1,13 +1,19 @@
 //! One flash device: what is on it, what of that is durable, how it does, what is wrong with it.
 
+use crate::api::FlashFault;
 use crate::core::FlashWaiter;
+use crate::ctx::Io;
 use crate::flash::evict::Evict;
-use crate::flash::fail::{FailMark, FlashFault, Noted};
+use crate::flash::fail::{FailMark, Noted};
 use crate::flash::log::{Log, SegState, Segment};
 use crate::flash::rescue::Rescue;
+use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
-use hearth_io::{BLOCK, Target};
+use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
 use std::collections::BTreeSet;
+
+/// Good reads of which the mean is weighed one by one, at most: the older ones weigh nothing then.
+const SAMPLES_MAX: u64 = 64;
 
 /// A flash device of the pool.
 pub(crate) struct FlashDevice {
@@ -37,6 +43,24 @@ pub(crate) struct FlashDevice {
     pub last_flush_ns: u64,
     /// Bytes of batches on it that no flush started so far covers.
     pub unflushed_bytes: u64,
+    pub counters: PoolCounters,
+}
+
+/// What an operation of the device's own was for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FlashOp {
+    /// Writes a batch.
+    Batch { seq: u64 },
+    /// Writes the summary of a closed segment.
+    Summary { seg: u32 },
+    /// Makes durable what had been applied when it was sent.
+    Flush { ord: u64, seq: u64 },
+    /// Discards a freed segment.
+    Trim { seg: u32 },
+    /// A step of noting on the device that it was given up.
+    Mark,
+    /// A step of storing the log's floor.
+    Floor,
 }
 
 impl FlashDevice {
@@ -76,6 +100,7 @@ impl FlashDevice {
             inflight: 0,
             last_flush_ns: 0,
             unflushed_bytes: 0,
+            counters: PoolCounters::default(),
             sb,
             layout,
         }
@@ -89,5 +114,52 @@ impl FlashDevice {
     /// Where a slot lies on it, in bytes.
     pub fn slot_offset(&self, slot: u32) -> u64 {
         (self.layout.segment_start + u64::from(slot)) * BLOCK
+    }
+
+    /// Reads consecutive slots into a buffer of their length.
+    pub fn read_slots(&self, slot: u32, into: BufSlice) -> Io {
+        Io::read(self.target(), self.slot_offset(slot), into)
+    }
+
+    /// An operation on it, whoever wants it, is on its way.
+    pub fn note_sent(&mut self, kind: OpKind, len: u64) {
+        match kind {
+            OpKind::Read => {
+                self.inflight += 1;
+                self.counters.flash_read_bytes += len;
+            }
+            OpKind::Write => self.counters.flash_write_bytes += len,
+            _ => {}
+        }
+    }
+
+    /// An operation on it, whoever wanted it, has ended. What a failed write means is for those to say
+    /// who know what it was for.
+    pub fn account(&mut self, done: &IoDone) {
+        if done.op.kind != OpKind::Read {
+            return;
+        }
+        self.inflight -= 1;
+        self.ewma_ns = ewma(self.ewma_ns, done.latency_ns);
+        if done.is_memory_gone() {
+            // Says nothing about the device.
+        } else if done.result.is_err() {
+            self.counters.flash_errors += 1;
+            self.read_errors.insert(done.op.offset);
+        } else {
+            self.read_errors.clear();
+        }
+    }
+
+    /// Reads that went past the engine's lock have ended well.
+    pub fn account_good_reads(&mut self, count: u64, bytes: u64, ns: u64) {
+        self.counters.flash_read_bytes += bytes;
+        let Some(each) = ns.checked_div(count) else {
+            return;
+        };
+        self.read_errors.clear();
+        for _ in 0..count.min(SAMPLES_MAX) {
+            self.ewma_ns = ewma(self.ewma_ns, each);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::paths::{Path, took};
 use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
-use hearth_io::{Buf, Class, IoDone, OpKind};
+use hearth_io::{Buf, IoDone};
 use hearth_policy::Verdict;
 use smallvec::{SmallVec, smallvec};
 
@@ -374,23 +374,12 @@ impl Core {
         self.flash.evict.moving += n;
         let len = n as usize * 4096;
         let buf = Buf::zeroed(len).slice(0, len);
-        let offset = self.slot_offset(slot);
-        self.io(
-            fx,
-            OpCtx::EvictRead { slot, count: n },
-            self.flash.target(),
-            OpKind::Read,
-            offset,
-            len as u64,
-            smallvec![buf],
-            crcs,
-            Class::Background,
-        );
+        let io = self.flash.read_slots(slot, buf).checked(crcs);
+        self.io(fx, OpCtx::EvictRead { slot, count: n }, io.in_background());
     }
 
-    pub fn evict_read_done(&mut self, slot: SlotNo, done: IoDone, now: u64) {
+    pub fn evict_read_done(&mut self, slot: SlotNo, n: u32, done: IoDone, now: u64) {
         self.unpin_slot(slot);
-        let n = (done.op.len / 4096) as u32;
         self.flash.evict.moving = self.flash.evict.moving.saturating_sub(n);
         let Some(data) = done.op.bufs.first() else {
             return;

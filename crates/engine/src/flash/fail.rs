@@ -16,31 +16,19 @@
 //! it is full, or its file was removed under us. The disks then go on in the same way, and the
 //! destager empties it.
 
-use crate::api::{DiskId, Effects};
+use crate::api::{DiskId, Effects, FlashFault};
 use crate::cache::index::SlotNo;
-use crate::core::{Core, OpCtx};
+use crate::core::Core;
+use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::append::unsent;
+use crate::flash::device::FlashOp;
 use crate::flash::log::{Apply, BatchState, SegState, Then};
 use crate::paths::{Path, took};
 use crate::request::req::Phase;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
-use hearth_io::{BLOCK, Buf, Class, IoError, OpKind};
-use serde::{Deserialize, Serialize};
-use smallvec::{SmallVec, smallvec};
-
-/// Why flash is written no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FlashFault {
-    /// It failed. What it gives back is checked, and nothing about it is promised.
-    Broken,
-    /// It takes no writes (no room, or read-only). What it holds stays there, durably.
-    Unwritable,
-    /// It still gives back what it holds, but only as long as it is open: its file was removed.
-    Leaving,
-}
+use hearth_io::{BLOCK, Buf, IoError, OpKind};
 
 /// What a flush may say of a disk that has something dirty on flash which is written no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -376,17 +364,9 @@ impl Core {
         sb.copy = copy;
         let mut buf = Buf::zeroed(BLOCK as usize).all();
         buf.bytes_mut().copy_from_slice(&sb.encode()[..]);
-        self.io(
-            fx,
-            OpCtx::FailMark,
-            self.flash.target(),
-            OpKind::Write,
-            SUPERBLOCK_BLOCKS[usize::from(copy & 1)] * BLOCK,
-            BLOCK,
-            smallvec![buf],
-            SmallVec::new(),
-            Class::Background,
-        );
+        let offset = SUPERBLOCK_BLOCKS[usize::from(copy & 1)] * BLOCK;
+        let io = Io::write(self.flash.target(), offset, [buf]).in_background();
+        self.io(fx, FlashOp::Mark.into(), io);
     }
 
     /// A write of the note, or its flush, has ended, well or not: a device that does not take the
@@ -399,7 +379,7 @@ impl Core {
         };
         mark.sound &= ok;
         if kind != OpKind::Flush {
-            return self.io_flush(fx, OpCtx::FailMark, self.flash.target());
+            return self.io(fx, FlashOp::Mark.into(), Io::flush(self.flash.target()));
         }
         if ok {
             // It covers the log as well, and nothing is appended any more.

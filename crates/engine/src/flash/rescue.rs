@@ -19,13 +19,14 @@
 
 use crate::api::{DiskId, Effects};
 use crate::cache::index::{Key, SlotNo};
-use crate::core::{Core, OpCtx};
+use crate::core::Core;
+use crate::ctx::Io;
 use crate::faults::Fault;
+use crate::flash::device::FlashOp;
 use crate::flash::log::{Apply, SegState, Then};
 use crate::paths::{Path, took};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
-use hearth_io::{BLOCK, Buf, Class, IoError, OpKind};
-use smallvec::{SmallVec, smallvec};
+use hearth_io::{BLOCK, Buf, IoError};
 
 /// Writes of the superblock that may fail in a row before the device counts as failed: as many as
 /// segments are tried for a batch.
@@ -242,17 +243,9 @@ impl Core {
         let mut buf = Buf::zeroed(BLOCK as usize).all();
         buf.bytes_mut().copy_from_slice(&bytes[..]);
         self.flash.rescue.step = Some(Step::Write { last });
-        self.io(
-            fx,
-            OpCtx::Floor,
-            self.flash.target(),
-            OpKind::Write,
-            SUPERBLOCK_BLOCKS[usize::from(copy)] * BLOCK,
-            BLOCK,
-            smallvec![buf],
-            SmallVec::new(),
-            Class::Foreground,
-        );
+        let offset = SUPERBLOCK_BLOCKS[usize::from(copy)] * BLOCK;
+        let io = Io::write(self.flash.target(), offset, [buf]);
+        self.io(fx, FlashOp::Floor.into(), io);
     }
 
     /// One step of storing the floor ended.
@@ -264,7 +257,7 @@ impl Core {
             return;
         }
         if let Err(e) = &result {
-            self.counters.flash_errors += 1;
+            self.flash.counters.flash_errors += 1;
             self.note_refusal(e);
             self.flash.rescue.failures += 1;
             let flush = matches!(step, Step::Flush { .. });
@@ -276,7 +269,7 @@ impl Core {
         match step {
             Step::Write { last } => {
                 self.flash.rescue.step = Some(Step::Flush { last });
-                self.io_flush(fx, OpCtx::Floor, self.flash.target());
+                self.io(fx, FlashOp::Floor.into(), Io::flush(self.flash.target()));
             }
             Step::Flush { last } => {
                 self.flash.sb.copy = 1 - (self.flash.sb.copy & 1);

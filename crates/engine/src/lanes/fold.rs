@@ -4,12 +4,9 @@ use super::{Counts, LANES, Reads, SLOW_NS, Use};
 use crate::api::{DiskId, Effects};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
-use crate::core::{Core, ewma};
+use crate::core::Core;
 use crate::request::answer::Asker;
 use hearth_policy::Use as Used;
-
-/// Good reads of which the mean is weighed one by one, at most: the older ones weigh nothing then.
-const SAMPLES_MAX: u64 = 64;
 
 impl Core {
     /// Tells hits whether there may be any, and how a disk is.
@@ -63,13 +60,8 @@ impl Core {
 
     /// How flash answered.
     fn fold_reads(&mut self, reads: Reads) {
-        self.counters.flash_read_bytes += reads.bytes;
-        if reads.count > 0 {
-            self.flash.read_errors.clear();
-            for _ in 0..reads.count.min(SAMPLES_MAX) {
-                self.flash.ewma_ns = ewma(self.flash.ewma_ns, reads.ns / reads.count);
-            }
-        }
+        self.flash
+            .account_good_reads(reads.count, reads.bytes, reads.ns);
     }
 
     /// The same of all lanes.
@@ -142,7 +134,7 @@ impl Core {
             req.pending = hit.bad.len() as u32;
             for (op, done) in hit.bad {
                 self.flash.inflight += 1;
-                self.account(&done);
+                self.flash.account(&done);
                 self.hit_read_done(id, op.block, op.slot, done, now, fx);
             }
         }

@@ -11,14 +11,15 @@
 use crate::api::{DiskId, Effects, Mode};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::{Core, FlashWaiter, OpCtx};
+use crate::ctx::Io;
 use crate::disk::{Disk, SyncWaiter, Written};
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::Then;
 use crate::paths::{Path, took};
 use hearth_format::Kind;
-use hearth_io::{Buf, Class, IoDone, IoError, OpKind, Target};
-use smallvec::{SmallVec, smallvec};
+use hearth_io::{Buf, IoDone, IoError, OpKind, Target};
+use smallvec::SmallVec;
 
 /// Runs on their way to the origins while somebody waits for them: enough to let a hard disk
 /// reorder.
@@ -488,21 +489,10 @@ impl Core {
                 self.cache.index.set_mark(*slot, true);
             }
             self.destaging.jobs[job].reads += 1;
-            let offset = self.slot_offset(slots[i]);
-            self.io(
-                fx,
-                OpCtx::DestageRead {
-                    job,
-                    slot: slots[i],
-                },
-                self.flash.target(),
-                OpKind::Read,
-                offset,
-                n as u64 * 4096,
-                smallvec![buf.slice(i * 4096, n * 4096)],
-                crcs,
-                Class::Background,
-            );
+            let slot = slots[i];
+            let piece = buf.slice(i * 4096, n * 4096);
+            let io = self.flash.read_slots(slot, piece).checked(crcs);
+            self.io(fx, OpCtx::DestageRead { job, slot }, io.in_background());
             i += n;
         }
         true
@@ -594,22 +584,12 @@ impl Core {
             self.destage_failed(id, None, now, fx);
             return;
         }
-        let kind = if zero {
-            OpKind::WriteZeroes { punch: !solid }
-        } else {
-            OpKind::Write
+        let (target, offset) = (Target::Origin(disk), start * 4096);
+        let io = match buf {
+            Some(buf) if !zero => Io::write(target, offset, [buf.slice(0, len as usize)]),
+            _ => Io::range(target, OpKind::WriteZeroes { punch: !solid }, offset, len),
         };
-        self.io(
-            fx,
-            OpCtx::DestageWrite { job: id },
-            Target::Origin(disk),
-            kind,
-            start * 4096,
-            len,
-            buf.into_iter().map(|b| b.slice(0, len as usize)).collect(),
-            SmallVec::new(),
-            Class::Background,
-        );
+        self.io(fx, OpCtx::DestageWrite { job: id }, io.in_background());
     }
 
     /// The next zeros of a disk that nothing keeps from the origin: where they begin, and what they must

@@ -3,8 +3,10 @@
 
 use crate::api::{DiskId, Effects, ReqError};
 use crate::core::{Core, FlashWaiter, OpCtx};
+use crate::ctx::Io;
 use crate::disk::{Intent, SyncWaiter};
 use crate::faults::Fault;
+use crate::flash::device::FlashOp;
 use crate::flash::fail::Promise;
 use crate::flash::log::Then;
 use crate::flash::rescue::Closing;
@@ -134,12 +136,12 @@ impl Core {
         self.flash.last_flush_ns = now;
         self.flash.unflushed_bytes = 0;
         self.flash.log.epoch += 1;
-        self.counters.flash_flushes += 1;
-        let ctx = OpCtx::FlashFlush {
+        self.flash.counters.flash_flushes += 1;
+        let op = FlashOp::Flush {
             ord: self.flash.log.applied_ord,
             seq: self.flash.log.applied_seq,
         };
-        self.io_flush(fx, ctx, self.flash.target());
+        self.io(fx, op.into(), Io::flush(self.flash.target()));
     }
 
     pub fn flash_flush_done(
@@ -153,7 +155,7 @@ impl Core {
         self.flash.flush_inflight = false;
         if result.is_err() && !self.opts.faults.has(Fault::IgnoreFlashFlushError) {
             // After a failed flush nobody knows what the device kept: it has failed.
-            self.counters.flash_errors += 1;
+            self.flash.counters.flash_errors += 1;
             self.flash.full = false;
             self.fail_flash(now, fx);
             return;
@@ -232,11 +234,8 @@ impl Core {
         }
         let covers = d.sync.completed;
         d.sync.inflight = Some(covers);
-        self.io_flush(
-            fx,
-            OpCtx::OriginFlush { disk, covers },
-            Target::Origin(disk),
-        );
+        let io = Io::flush(Target::Origin(disk));
+        self.io(fx, OpCtx::OriginFlush { disk, covers }, io);
     }
 
     pub fn origin_flush_done(

@@ -8,7 +8,8 @@
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::{Key, SlotNo};
 use crate::cache::stage::policy_key;
-use crate::core::{Core, OpCtx, ewma, req_error};
+use crate::core::{Core, OpCtx, req_error};
+use crate::ctx::Io;
 use crate::disk::{Disk, Ticket};
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
@@ -17,9 +18,10 @@ use crate::ids::ReqId;
 use crate::paths::{Path, took};
 use crate::request::answer::Asker;
 use crate::request::req::Phase;
+use crate::stats::ewma;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
-use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use hearth_io::{Buf, BufSlice, IoDone, Target};
 use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -265,22 +267,13 @@ impl Core {
             self.reqs[id].hit = true;
             self.reqs[id].pending += 1;
             self.pin(slot);
-            let offset = self.slot_offset(slot);
-            self.io(
-                fx,
-                OpCtx::HitRead {
-                    req: id,
-                    block: b,
-                    slot,
-                },
-                self.flash.target(),
-                OpKind::Read,
-                offset,
-                n * 4096,
-                smallvec![piece(b, n)],
-                crcs,
-                Class::Foreground,
-            );
+            let io = self.flash.read_slots(slot, piece(b, n)).checked(crcs);
+            let op = OpCtx::HitRead {
+                req: id,
+                block: b,
+                slot,
+            };
+            self.io(fx, op, io);
             b += n;
         }
     }
@@ -396,17 +389,8 @@ impl Core {
             copy,
             seek,
         };
-        self.io(
-            fx,
-            OpCtx::MissRead(miss),
-            Target::Origin(disk),
-            OpKind::Read,
-            block * 4096,
-            len,
-            smallvec![piece],
-            SmallVec::new(),
-            Class::Foreground,
-        );
+        let io = Io::read(Target::Origin(disk), block * 4096, piece);
+        self.io(fx, OpCtx::MissRead(miss), io);
     }
 
     /// Decides whether a missed run goes on flash without waiting in RAM.
@@ -495,24 +479,13 @@ impl Core {
     ) {
         self.reqs[id].pending += 1;
         self.pin(slot);
-        let offset = self.slot_offset(slot);
-        let crcs = crc.into_iter().collect();
-        let ctx = OpCtx::HitRead {
+        let io = self.flash.read_slots(slot, Buf::zeroed(4096).all());
+        let op = OpCtx::HitRead {
             req: id,
             block,
             slot,
         };
-        self.io(
-            fx,
-            ctx,
-            self.flash.target(),
-            OpKind::Read,
-            offset,
-            4096,
-            smallvec![Buf::zeroed(4096).all()],
-            crcs,
-            Class::Foreground,
-        );
+        self.io(fx, op, io.checked(crc.into_iter().collect()));
     }
 
     /// Gives a shared request what was read for it with [`Self::read_privately`].

@@ -16,6 +16,7 @@ use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
 use crate::core::{Core, OpCtx, req_error};
+use crate::ctx::Io;
 use crate::disk::SyncWaiter;
 use crate::disk::spans::Span;
 use crate::faults::Fault;
@@ -26,9 +27,9 @@ use crate::request::answer::{Answer, Asker};
 use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
-use hearth_io::{Buf, BufSlice, Class, IoDone, OpKind, Target};
+use hearth_io::{Buf, BufSlice, IoDone, OpKind, Target};
 use hearth_policy::{Stay, Use};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 /// Blocks appended as one item at most, so that a large write fits a small pool piecewise.
 const APPEND_MAX: u64 = 128;
@@ -615,17 +616,8 @@ impl Core {
                 };
                 let piece = buf.sub((from - start * 4096) as usize, bytes as usize);
                 self.reqs[id].pending = 1;
-                self.io(
-                    fx,
-                    OpCtx::OriginWrite { req: id },
-                    Target::Origin(disk),
-                    OpKind::Write,
-                    from,
-                    bytes,
-                    smallvec![piece],
-                    SmallVec::new(),
-                    Class::Foreground,
-                );
+                let io = Io::write(Target::Origin(disk), from, [piece]);
+                self.io(fx, OpCtx::OriginWrite { req: id }, io);
             }
             op => self.zero_through(id, disk, op, align, size, now, fx),
         }
@@ -679,31 +671,15 @@ impl Core {
         }
         for (block, data) in edges {
             let len = (size - block * 4096).min(4096);
-            self.io(
-                fx,
-                OpCtx::OriginWrite { req: id },
-                Target::Origin(disk),
-                OpKind::Write,
-                block * 4096,
-                len,
-                smallvec![data.sub(0, len as usize)],
-                SmallVec::new(),
-                Class::Foreground,
-            );
+            let piece = data.sub(0, len as usize);
+            let io = Io::write(Target::Origin(disk), block * 4096, [piece]);
+            self.io(fx, OpCtx::OriginWrite { req: id }, io);
         }
         if middle {
             let punch = !matches!(op, ReqOp::WriteZeroes { punch: false, .. });
-            self.io(
-                fx,
-                OpCtx::OriginWrite { req: id },
-                Target::Origin(disk),
-                OpKind::WriteZeroes { punch },
-                from,
-                to - from,
-                SmallVec::new(),
-                SmallVec::new(),
-                Class::Foreground,
-            );
+            let kind = OpKind::WriteZeroes { punch };
+            let io = Io::range(Target::Origin(disk), kind, from, to - from);
+            self.io(fx, OpCtx::OriginWrite { req: id }, io);
         }
     }
 
