@@ -23,7 +23,7 @@ impl Interrupt {
         Interrupt(flag)
     }
 
-    /// Has the user pressed Ctrl-C?
+    /// True once the user has pressed Ctrl-C.
     pub fn hit(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -47,7 +47,7 @@ impl Marks {
         })
     }
 
-    /// Has the disk the mark?
+    /// True while the disk has the mark.
     pub(crate) fn contains(&self, id: DiskId) -> bool {
         self.lock().contains(&id)
     }

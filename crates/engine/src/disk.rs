@@ -38,7 +38,7 @@ impl Ticket {
         !self.cancelled.is_empty()
     }
 
-    /// Was this block written meanwhile?
+    /// True if this block was written while it was read for a fill.
     pub fn voids(&self, block: u64) -> bool {
         self.cancelled.iter().any(|&(s, e)| s <= block && block < e)
     }
@@ -90,7 +90,7 @@ pub(crate) struct OriginSync {
 }
 
 impl OriginSync {
-    /// Is all durable that was written without an intent?
+    /// True if everything that was written to the origin without an intent is durable there.
     pub fn is_guarded(&self) -> bool {
         self.durable >= self.unguarded
     }
@@ -242,7 +242,8 @@ impl Disk {
         self.attached && self.cached > self.dirty.len() && !self.sync.is_guarded()
     }
 
-    /// Does it cache, and wait for a flush that makes durable what was written without an intent?
+    /// True if the disk caches, and waits for a flush of its origin that makes durable what was written
+    /// without an intent.
     pub fn waits_unguarded(&self) -> bool {
         self.cfg.mode != Mode::Off && !self.sync.is_guarded()
     }
@@ -326,7 +327,7 @@ impl Disk {
         (self.cfg.size.saturating_sub(block * 4096)).min(count * 4096)
     }
 
-    /// Does a write hold any of `start..end`?
+    /// True if a write holds any block of `start..end`.
     pub fn locked(&self, start: u64, end: u64) -> bool {
         self.locks.meets(start, end)
     }
@@ -352,7 +353,7 @@ impl Disk {
         appended
     }
 
-    /// Waits a copy of this block to be appended that no write has voided?
+    /// True if a clean copy of this block is in the append queue and no write has made it void since.
     pub fn copy_queued(&self, block: u64) -> bool {
         let covers = |t: &Ticket| t.start <= block && block < t.end;
         self.tickets
@@ -370,12 +371,12 @@ impl Disk {
         }
     }
 
-    /// Is any block of the range newer than the origin?
+    /// True if any block of the range is newer on flash than on the origin.
     pub fn range_dirty(&self, start: u64, end: u64) -> bool {
         self.dirty.first_in(start, end).is_some() || self.zero.first_in(start, end).is_some()
     }
 
-    /// Does a destage write touch the range?
+    /// True if a run that is being destaged touches the range.
     pub fn destaging(&self, start: u64, end: u64) -> bool {
         self.destage
             .busy
@@ -396,18 +397,18 @@ impl Disk {
         !self.dirty.is_empty() || !self.zero.is_empty()
     }
 
-    /// Has it records that are logged again before their segment is freed?
+    /// True if the log has records of the disk that must be logged again before their segment is freed.
     pub fn is_noted(&self) -> bool {
         !self.intents.is_empty() || !self.zero.is_empty()
     }
 
-    /// May time bring it work?
+    /// True if the disk can have something to do without any event, only because time has passed.
     pub fn is_restless(&self) -> bool {
         let waits = !self.intents.is_empty() || self.waits_unguarded();
         self.attached && (waits || self.is_dirty() || self.excess() > 0)
     }
 
-    /// Has it something that the destager may have to bring to the origin?
+    /// True if the disk has something that the destager may have to bring to the origin.
     pub fn owes_destager(&self) -> bool {
         self.attached && !self.fenced && self.is_dirty()
     }
@@ -419,7 +420,7 @@ impl Disk {
         self.owes_destager() && !waits
     }
 
-    /// Was its origin given something that it has not answered?
+    /// True if its origin was given operations that it has not answered yet.
     pub fn is_given(&self) -> bool {
         !self.destage.busy.is_empty() || self.destage.covered > 0
     }

@@ -356,7 +356,7 @@ impl Faults {
         )
     }
 
-    /// Is this rule to be broken? Always false without the feature, so the branch costs nothing.
+    /// True if this rule is to be broken. Always false without the feature, so the branch costs nothing.
     #[inline]
     pub fn has(&self, fault: Fault) -> bool {
         #[cfg(feature = "faults")]

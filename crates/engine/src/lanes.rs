@@ -243,7 +243,7 @@ impl Shared {
         }
     }
 
-    /// May there be plain hits at all?
+    /// True if hits may be answered without the core at all.
     pub fn open(&self, on: bool) {
         if self.open.0.load(Relaxed) != on {
             self.open.0.store(on, Release);

@@ -66,7 +66,7 @@ pub struct IoOp {
     pub bufs: SmallVec<[BufSlice; 2]>,
     /// Flash reads: expected CRC32C per block, checked by [`IoOp::verify`].
     pub crcs: SmallVec<[u32; 4]>,
-    /// Does somebody wait?
+    /// Whether somebody waits for it.
     pub class: Class,
 }
 

@@ -91,7 +91,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// Is nothing on its way?
+    /// True if no read ahead is in flight.
     pub fn is_idle(&self) -> bool {
         self.reads.is_empty()
     }
@@ -112,7 +112,7 @@ impl Ahead {
 }
 
 impl Core {
-    /// Is reading ahead worth it for this disk: is it cached, is its origin slow?
+    /// True if reading ahead is worth it for this disk: it is cached and its origin is slow.
     pub fn reads_ahead(&self, disk: DiskId) -> bool {
         self.opts.prefetch
             && self.cache.stage.capacity() > 0
@@ -162,7 +162,7 @@ impl Core {
         }
     }
 
-    /// Has the disk as many reads ahead as it may?
+    /// True if the disk has as many reads ahead in flight as it may have.
     fn ahead_is_busy(&self, disk: DiskId) -> bool {
         let ours = self
             .cache

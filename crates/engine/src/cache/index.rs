@@ -592,7 +592,7 @@ impl Index {
         self.flag(slot, LOST, 0);
     }
 
-    /// Is the slot being copied elsewhere?
+    /// True while the slot is being copied elsewhere.
     pub fn slot_mark(&self, slot: SlotNo) -> bool {
         self.t.word(slot) & MARK != 0
     }

@@ -124,7 +124,7 @@ impl Stage {
         }
     }
 
-    /// Is the block here?
+    /// True if the block is in the RAM stage.
     pub fn contains(&self, key: u64) -> bool {
         self.find(key).is_some()
     }

@@ -76,7 +76,8 @@ impl Core {
         Ok(())
     }
 
-    /// Is every copy of the odd last block void, whatever happens? If not, makes it so, from now on.
+    /// True if every copy of the last, incomplete block is void and a crash cannot bring one back. If one could,
+    /// begins to make them void.
     fn padding_is_void(&mut self, id: DiskId) -> bool {
         let Some(d) = self.disk(id) else { return true };
         let (last, voiding) = (d.blocks.saturating_sub(1), d.voiding);

@@ -70,13 +70,13 @@ impl RunSet {
         run.map_or(0, |r| (r.end - start).min(max))
     }
 
-    /// Would the set have one run more without `start..end`?
+    /// True if taking `start..end` out would cut one run in two.
     pub fn is_cut_by(&self, start: u64, end: u64) -> bool {
         let run = self.0.get(&start);
         run.is_some_and(|r| r.start < start && end < r.end)
     }
 
-    /// Would the set have one run more with `start..end`?
+    /// True if `start..end` would be a new run of its own: it touches none that is there.
     pub fn stands_apart(&self, start: u64, end: u64) -> bool {
         self.parts(start.saturating_sub(1), end + 1)
             .next()

@@ -136,7 +136,7 @@ impl Spans {
         few.chain(many).filter(move |s| s.meets(start, end))
     }
 
-    /// Does anybody have any of the blocks?
+    /// True if any of the blocks is held by anybody.
     pub fn meets(&self, start: u64, end: u64) -> bool {
         self.meeting(start, end).next().is_some()
     }

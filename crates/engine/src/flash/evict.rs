@@ -354,7 +354,7 @@ impl Core {
         !(d.is_refused(block, now) || follows && d.doubtful.contains(block))
     }
 
-    /// Drops a copy of the oldest segment without a record: the segment goes as a whole.
+    /// Drops a copy in the oldest segment. It needs no record, because the whole segment is freed.
     pub fn evict_block(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
         let seq = self.flash.log.segments[self.flash.log.segment_of(slot)].seq;
         self.forget_block(disk, block, now);

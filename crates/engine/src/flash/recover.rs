@@ -420,7 +420,7 @@ impl Core {
         }
     }
 
-    /// Is the batch of this pool, and can its numbers be?
+    /// True if the batch is of this pool and its numbers are within what the pool can have.
     fn is_ours(&self, h: &BatchHeader) -> bool {
         let numbers = [
             h.segment_seq,

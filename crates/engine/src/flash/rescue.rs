@@ -142,7 +142,7 @@ impl Core {
         self.everyone_is_ready();
     }
 
-    /// Are intents of segments up to number `seq` closed by records that are not in the log yet?
+    /// True if intents in segments up to number `seq` were closed, and the records that say so are not in the log yet.
     pub fn closes_intents_of(&self, seq: u64) -> bool {
         let applied = self.flash.log.applied_ord;
         let mut closing = self.flash.rescue.closing.iter();

@@ -48,7 +48,7 @@ const HANGS_NS: u64 = 10_000_000_000;
 const OWING_PER_STEP: usize = 8;
 /// A disk with a need of its own that may not start a run is looked at again after this time at least.
 const PAUSE_MIN_NS: u64 = 1_000_000;
-/// No slot: that of a block which the run holds no more.
+/// In place of a slot: the run does not hold this block any more.
 pub(crate) const NOWHERE: SlotNo = SlotNo::MAX;
 
 /// One run being destaged.

@@ -285,7 +285,7 @@ impl Core {
         }
     }
 
-    /// Is a block on flash, in the RAM stage, or known to be zero?
+    /// True if the block is on flash, in the RAM stage, or known to be zero.
     pub fn present(&self, disk: u16, block: u64) -> bool {
         self.cache.index.get(Key::new(disk, block)).is_some()
             || self.cache.stage.contains(policy_key(disk, block))
@@ -681,7 +681,7 @@ impl Core {
         buf.bytes_mut()[at..at + bytes].copy_from_slice(src.bytes());
     }
 
-    /// Is it a piece of a client's request to cache?
+    /// True if it is a piece of a client's request to cache.
     fn is_prefetch(&self, id: ReqId) -> bool {
         let parent = self.reqs[id].answer.request();
         parent.is_some_and(|parent| self.reqs[parent].op == ReqOp::Prefetch)

@@ -57,7 +57,7 @@ impl Core {
         room.min(self.opts.zero_runs_max)
     }
 
-    /// May the disk have one more run?
+    /// True if the disk may have one more run of zeros.
     fn may_add_run(&self, disk: DiskId) -> bool {
         let max = self.zero_runs_max();
         let kept = max / OWN_SHARE;
