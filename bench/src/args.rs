@@ -17,6 +17,9 @@ hearth-bench: Hearth beside its peers
   --smoke           1 round of 1 s on 64 MiB disks: proves that it runs, measures nothing
   --large           also the rows with 16 GiB cached (needs 40 GiB of disk)
   --peers-only      leave Hearth out
+  --aab             the old build against itself, then against this one: is any row worse? At least
+                    11 rounds; rows are asked for by their names with --only
+  --old PATH        the old build's binary, for --aab
   --list            list the rows
 ";
 
@@ -43,6 +46,10 @@ pub struct Args {
     pub large: bool,
     /// No Hearth.
     pub peers_only: bool,
+    /// Compare with an old build instead ([`crate::aab`]).
+    pub aab: bool,
+    /// The old build.
+    pub old: Option<PathBuf>,
 }
 
 impl Args {
@@ -59,6 +66,8 @@ impl Args {
             smoke: false,
             large: false,
             peers_only: false,
+            aab: false,
+            old: None,
         };
         let mut words = words;
         while let Some(word) = words.next() {
@@ -82,6 +91,8 @@ impl Args {
                 }
                 "--large" => args.large = true,
                 "--peers-only" => args.peers_only = true,
+                "--aab" => args.aab = true,
+                "--old" => args.old = Some(value()?.into()),
                 "--list" => {
                     crate::rows::ALL
                         .iter()

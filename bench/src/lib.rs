@@ -5,6 +5,7 @@
 //! of the program `hearth-bench`; [`vm`] is `hearth bench`, which anybody may point at disks of
 //! their own. Both share the load generators ([`load`]), the fixtures and the arithmetic.
 
+pub mod aab;
 pub mod args;
 pub mod fio;
 pub mod fixture;

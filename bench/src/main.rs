@@ -2,8 +2,8 @@
 //! (vhost-user), one loop over libblkio for all contenders. Results go to a table, to Markdown
 //! and to JSON.
 
-use anyhow::Result;
-use hearth_bench::{args, host, report, rows};
+use anyhow::{Context, Result};
+use hearth_bench::{aab, args, host, report, rows};
 
 fn main() -> Result<()> {
     let Some(args) = args::Args::parse(std::env::args().skip(1))? else {
@@ -12,6 +12,13 @@ fn main() -> Result<()> {
     let host = host::describe(&args);
     for (what, value) in &host {
         eprintln!("{what:>12}: {value}");
+    }
+    if args.aab {
+        let old = args.old.as_deref();
+        return aab::compare(
+            &args,
+            old.context("--aab needs --old, the old build's binary")?,
+        );
     }
     let mut results = report::Results::new(host);
     for row in rows::ALL {
