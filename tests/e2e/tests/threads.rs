@@ -10,6 +10,7 @@ use hearth_rig::{Hearth, wait};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -73,8 +74,19 @@ fn fails_under_load(
     at: &str,
     millis: u64,
 ) -> Result<ExitStatus> {
-    let mut client = hearth.connect("d")?;
-    let other = hearth.connect("d")?;
+    fails_under_load_of(hearth, writer, "d", at, millis)
+}
+
+/// The same with another disk.
+fn fails_under_load_of(
+    hearth: &mut Hearth,
+    writer: &mut Writer,
+    disk: &str,
+    at: &str,
+    millis: u64,
+) -> Result<ExitStatus> {
+    let mut client = hearth.connect(disk)?;
+    let other = hearth.connect(disk)?;
     let mut status = None;
     let fail = || {
         hearth.fail_at(at)?;
@@ -144,6 +156,64 @@ fn a_panic_ends_the_process_and_the_third_takes_the_flash_away() -> Result<()> {
     drop(client);
     hearth.ok(&["disk", "flush", "d"])?;
     writer.check_file(&origin)
+}
+
+/// A data thread panics under a load of several disks, and somebody starts the daemon again: a client that
+/// reconnects sees a pause, no failed request and nothing lost; one that does not, finds all that was flushed. The
+/// client that reconnects is another Hearth, which has a disk of the first as its origin, cached nowhere else.
+#[test]
+fn a_panic_is_a_pause_for_clients_that_reconnect() -> Result<()> {
+    let Some(mut behind) = Hearth::breakable("160M")? else {
+        return Ok(());
+    };
+    behind.start()?;
+    let disks = ["far", "near"];
+    let origins = disks.map(|name| behind.dir().join(name));
+    for (name, origin) in disks.iter().zip(&origins) {
+        std::fs::write(origin, vec![0u8; BLOCKS as usize * BLOCK])?;
+        behind.add(name, path(origin), &[])?;
+    }
+    let front = Hearth::serving("64M")?;
+    let more = ["--sole-user", "--mode", "off"];
+    front.add("d", &behind.uri("far"), &more)?;
+    let (mut far, mut near) = (Writer::new(21), Writer::new(22));
+    for _ in 0..2 {
+        let going = AtomicBool::new(true);
+        let mut through = front.connect("d")?;
+        let writes = || front.counter("d", "origin_writes");
+        std::thread::scope(|scope| -> Result<()> {
+            let going = &going;
+            let far = &mut far;
+            let load = scope.spawn(move || {
+                far.load_while(&mut through, || going.load(Ordering::Relaxed), || Ok(()))
+            });
+            let outcome = fails_under_load_of(&mut behind, &mut near, "near", "panic", 100)
+                .and_then(|status| {
+                    ensure!(
+                        status.signal() == Some(libc::SIGABRT),
+                        "ended with {status}"
+                    );
+                    behind.start()?;
+                    // The load has gone on when more of it is answered than before.
+                    let before = writes()?;
+                    wait::until("the load goes on", LIMIT, || {
+                        (writes().ok()? > before + 1000).then_some(())
+                    })
+                });
+            going.store(false, Ordering::Relaxed);
+            load.join().ok().context("the load panicked")??;
+            outcome
+        })
+        .with_context(|| front.log())?;
+        far.check(&mut front.connect("d")?)?;
+        near.check(&mut behind.connect("near")?)?;
+    }
+    far.flush(&mut front.connect("d")?)?;
+    for name in disks {
+        behind.ok(&["disk", "flush", name])?;
+    }
+    far.check_file(&origins[0])?;
+    near.check_file(&origins[1])
 }
 
 /// The system refuses a data thread its I/O: the daemon ends and says so, and does not go on without
