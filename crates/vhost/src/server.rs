@@ -12,8 +12,9 @@ use crate::exporter::PROTOCOL;
 use crate::queue::Link;
 use hearth_reactor::{Caller, Reactors};
 use hearth_volume::{Visitor, Volume};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::mem::take;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -54,6 +55,9 @@ struct State {
     offers: BTreeMap<String, Offer>,
     next: u64,
     stopping: bool,
+    /// Listeners that came and went since the accepting thread last looked, in this order where one did both.
+    came: Vec<(String, Arc<UnixListener>)>,
+    went: Vec<Arc<UnixListener>>,
 }
 
 struct Shared {
@@ -104,14 +108,19 @@ impl Server {
         let name = disk.name().to_owned();
         let mut state = self.shared.lock();
         let clients = match state.offers.remove(&name) {
-            Some(old) => old.clients,
+            Some(old) => {
+                state.went.extend(old.listener);
+                old.clients
+            }
             None => Vec::new(),
         };
+        let listener = Arc::new(listener);
+        state.came.push((name.clone(), listener.clone()));
         state.offers.insert(
             name,
             Offer {
                 disk,
-                listener: Some(Arc::new(listener)),
+                listener: Some(listener),
                 path,
                 clients,
             },
@@ -128,15 +137,19 @@ impl Server {
 
     /// Takes no more clients for a disk; those that are connected stay.
     pub fn unlisten(&self, name: &str) {
-        if let Some(offer) = self.shared.lock().offers.get_mut(name) {
-            close(offer);
-        }
+        let mut state = self.shared.lock();
+        let State { offers, went, .. } = &mut *state;
+        went.extend(offers.get_mut(name).and_then(close));
+        drop(state);
         self.wake();
     }
 
     /// Takes no more clients for any disk.
     pub fn close(&self) {
-        self.shared.lock().offers.values_mut().for_each(close);
+        let mut state = self.shared.lock();
+        let State { offers, went, .. } = &mut *state;
+        went.extend(offers.values_mut().filter_map(close));
+        drop(state);
         self.wake();
     }
 
@@ -185,7 +198,8 @@ impl Server {
         let mut state = self.shared.lock();
         state.stopping = true;
         for offer in state.offers.values_mut() {
-            close(offer);
+            // The accepting thread ends, and with it what it waits for.
+            drop(close(offer));
             offer.clients.iter().for_each(|c| c.link.hang_up());
         }
         let end = Instant::now() + STOP_TIME;
@@ -225,10 +239,11 @@ impl Drop for Server {
     }
 }
 
-fn close(offer: &mut Offer) {
-    if offer.listener.take().is_some() {
-        let _ = std::fs::remove_file(&offer.path);
-    }
+/// Ends an offer; its listener, if it still had one, is yet to be waited for no more.
+fn close(offer: &mut Offer) -> Option<Arc<UnixListener>> {
+    let listener = offer.listener.take()?;
+    let _ = std::fs::remove_file(&offer.path);
+    Some(listener)
 }
 
 fn wait<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -261,50 +276,90 @@ impl PollToken for Token {
 }
 
 fn accept_loop(shared: &Arc<Shared>) {
-    loop {
-        let listeners: Vec<(String, Arc<UnixListener>)> = {
-            let state = shared.lock();
-            if state.stopping {
-                return;
-            }
-            let open = state.offers.iter();
-            open.filter_map(|(name, o)| Some((name.clone(), o.listener.clone()?)))
-                .collect()
-        };
-        if let Err(e) = accept_some(shared, &listeners) {
+    let mut waiting = Waiting::default();
+    while !shared.lock().stopping {
+        if let Err(e) = waiting.accept_some(shared) {
             tracing::warn!("cannot accept vhost-user clients: {e}; trying again shortly");
+            waiting = Waiting::default();
             std::thread::sleep(ACCEPT_RETRY);
         }
     }
 }
 
-/// Waits on these listeners until something changes. Seldom called, so building the set anew
-/// costs nothing that matters.
-fn accept_some(shared: &Arc<Shared>, listeners: &[(String, Arc<UnixListener>)]) -> io::Result<()> {
-    let poll: PollContext<Token> = PollContext::new()?;
-    poll.add(&shared.wake, Token::Wake)?;
-    for (i, (_, listener)) in listeners.iter().enumerate() {
-        poll.add(&**listener, Token::Listener(i as u32))?;
-    }
-    let events = poll.wait()?;
-    for event in events.iter_readable() {
-        match event.token() {
-            Token::Wake => {
-                // Another thread's write; that it is gone already is no concern.
-                let _ = shared.wake.read();
-            }
-            Token::Listener(i) => {
-                if let Some((name, listener)) = listeners.get(i as usize) {
-                    match listener.accept() {
-                        Ok((socket, _)) => admit(shared, name, socket),
-                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                        Err(e) => return Err(e),
+/// The listeners that are waited for. Kept from one time to the next: a disk that comes or goes costs a
+/// call for its own listener, not one for that of every disk.
+#[derive(Default)]
+struct Waiting {
+    poll: Option<PollContext<Token>>,
+    /// By their descriptors, which are their tokens.
+    listeners: HashMap<u32, (String, Arc<UnixListener>)>,
+}
+
+impl Waiting {
+    /// Waits until something changes, or clients come, and takes these. After an error it is not known what is
+    /// waited for.
+    fn accept_some(&mut self, shared: &Arc<Shared>) -> io::Result<()> {
+        self.follow(shared)?;
+        let Some(poll) = &self.poll else {
+            return Ok(());
+        };
+        for event in poll.wait()?.iter_readable() {
+            match event.token() {
+                Token::Wake => {
+                    // Another thread's write; that it is gone already is no concern.
+                    let _ = shared.wake.read();
+                }
+                Token::Listener(fd) => {
+                    if let Some((name, listener)) = self.listeners.get(&fd) {
+                        match listener.accept() {
+                            Ok((socket, _)) => admit(shared, name, socket),
+                            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                            Err(e) => return Err(e),
+                        }
                     }
                 }
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Takes up what came and went; at first, everything there is.
+    fn follow(&mut self, shared: &Shared) -> io::Result<()> {
+        let (came, went) = {
+            let mut state = shared.lock();
+            let (came, went) = (take(&mut state.came), take(&mut state.went));
+            if self.poll.is_some() {
+                (came, went)
+            } else {
+                let all = state.offers.iter();
+                let all = all.filter_map(|(name, o)| Some((name.clone(), o.listener.clone()?)));
+                (all.collect(), Vec::new())
+            }
+        };
+        let poll = match self.poll.take() {
+            Some(poll) => poll,
+            None => {
+                let poll = PollContext::new()?;
+                poll.add(&shared.wake, Token::Wake)?;
+                poll
+            }
+        };
+        for (name, listener) in came {
+            let fd = token(&listener);
+            poll.add(&*listener, Token::Listener(fd))?;
+            self.listeners.insert(fd, (name, listener));
+        }
+        for listener in went {
+            poll.delete(&*listener)?;
+            self.listeners.remove(&token(&listener));
+        }
+        self.poll = Some(poll);
+        Ok(())
+    }
+}
+
+fn token(listener: &UnixListener) -> u32 {
+    listener.as_raw_fd() as u32
 }
 
 /// Gives a client its thread.

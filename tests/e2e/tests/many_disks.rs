@@ -91,29 +91,43 @@ fn origin(dir: &Path, name: &str, blocks: u64, head: &[u8]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What each of many equal steps took, in the order they were done.
-#[derive(Default)]
-struct Steps(Vec<Duration>);
+/// What each of many equal steps took, and how much of the daemon's CPU time, in the order they were done.
+struct Steps {
+    daemon: u32,
+    took: Vec<[Duration; 2]>,
+}
 
 impl Steps {
+    fn new(daemon: u32) -> Steps {
+        Steps {
+            daemon,
+            took: Vec::new(),
+        }
+    }
+
     fn time<T>(&mut self, step: impl FnOnce() -> Result<T>) -> Result<T> {
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), cpu_us(self.daemon)?);
         let outcome = step()?;
-        self.0.push(start.elapsed());
+        let cpu = cpu_us(self.daemon)? - cpu;
+        let cpu = Duration::from_micros(cpu as u64);
+        self.took.push([start.elapsed(), cpu]);
         Ok(outcome)
     }
 
     /// The medians of the first and the last tenth.
     fn print(&self, what: &str) {
-        let tenth = self.0.len().div_ceil(10);
-        let median = |some: &[Duration]| {
-            let mut some = some.to_vec();
+        let tenth = self.took.len().div_ceil(10);
+        let median = |some: &[[Duration; 2]], which: usize| {
+            let mut some: Vec<Duration> = some.iter().map(|took| took[which]).collect();
             some.sort();
             some.get(some.len() / 2).copied().unwrap_or_default()
         };
-        let first = median(&self.0[..tenth]);
-        let last = median(&self.0[self.0.len() - tenth..]);
-        println!("{what}: {first:.2?} for the first, {last:.2?} for the last");
+        let ends = [&self.took[..tenth], &self.took[self.took.len() - tenth..]];
+        let [first, last] = ends.map(|some| [median(some, 0), median(some, 1)]);
+        println!(
+            "{what}: {:.2?} for the first, {:.2?} for the last; of the daemon's CPU {:.2?} and {:.2?}",
+            first[0], last[0], first[1], last[1]
+        );
     }
 }
 
@@ -174,8 +188,8 @@ fn start(hearth: &mut Hearth, sizes: &Sizes, what: &str) -> Result<()> {
 }
 
 /// Adds disks and removes them again while there is a load, and prints what that took.
-fn come_and_go(api: &Api, dir: &Path, sizes: &Sizes) -> Result<()> {
-    let (mut adding, mut removing) = (Steps::default(), Steps::default());
+fn come_and_go(api: &Api, daemon: u32, dir: &Path, sizes: &Sizes) -> Result<()> {
+    let (mut adding, mut removing) = (Steps::new(daemon), Steps::new(daemon));
     let name = |n| format!("guest-{n}");
     for n in 0..sizes.churn {
         let file = origin(dir, &name(n), IDLE_BLOCKS, &mark(n, PUT))?;
@@ -214,8 +228,9 @@ fn thousands_of_disks_on_one_daemon() -> Result<()> {
     let mut hearth = Hearth::serving(FLASH)?;
     let api = hearth.api();
     let dir = hearth.dir().to_owned();
-    let before = resident(hearth.pid().context("no daemon")?)?.anonymous;
-    let mut adding = Steps::default();
+    let daemon = hearth.pid().context("no daemon")?;
+    let before = resident(daemon)?.anonymous;
+    let mut adding = Steps::new(daemon);
     for n in 0..sizes.loaded {
         let file = origin(&dir, &loaded_name(n), LOADED_BLOCKS, &[])?;
         api.add(&loaded_name(n), path(&file))?;
@@ -247,7 +262,7 @@ fn thousands_of_disks_on_one_daemon() -> Result<()> {
         let running: Vec<_> = (writers.iter_mut().zip(clients))
             .map(|one| scope.spawn(move || load(one)))
             .collect();
-        let churned = come_and_go(&api, &dir, &sizes);
+        let churned = come_and_go(&api, daemon, &dir, &sizes);
         // The load's time, not a wait for anything.
         std::thread::sleep(LAST_LOAD);
         going.store(false, Ordering::Relaxed);
