@@ -99,9 +99,10 @@ pub struct Claim {
     own: Option<Beneath>,
     /// Marks on the files beneath.
     _below: Vec<Arc<Below>>,
-    /// A block device that another process writes for us, kept from everybody who asks the kernel
-    /// for a device of their own: mounts, volumes, other programs.
-    _whole: Option<File>,
+    /// Kept open for what it keeps away: of a block device that another process writes for us everybody
+    /// who asks the kernel for a device of their own (mounts, volumes, other programs); of a file that
+    /// another process reads for us those who would write it.
+    _kept: Option<File>,
 }
 
 impl Claim {
@@ -152,7 +153,19 @@ pub(crate) fn claim_for_other(path: &Path, how: Use) -> Result<Claim, Refusal> {
         return Err(in_use());
     }
     let mut claim = around(&meta, path, how)?;
-    claim._whole = (is_device && how == Use::Write).then_some(file);
+    claim._kept = (is_device && how == Use::Write).then_some(file);
+    Ok(claim)
+}
+
+/// As [`claim`], of something that another process only reads for us, and which it would let others
+/// write: that is forbidden here, for as long as the claim lasts.
+pub(crate) fn claim_unchanging(path: &Path) -> Result<Claim, Refusal> {
+    let file = look_at(path, 0)?;
+    if !lock::mark(&file, Use::Read)? {
+        return Err(Refusal::InUse(InUse::new(path)));
+    }
+    let mut claim = around(&file.metadata()?, path, Use::Read)?;
+    claim._kept = Some(file);
     Ok(claim)
 }
 
@@ -195,7 +208,7 @@ fn around(meta: &fs::Metadata, path: &Path, how: Use) -> Result<Claim, Refusal> 
     Ok(Claim {
         own: Some(own),
         _below: below,
-        _whole: None,
+        _kept: None,
     })
 }
 

@@ -203,6 +203,12 @@ pub fn claim_for_other(path: &Path, read_only: bool) -> Result<Claim, OpenError>
     wait_unused(|| claim::claim_for_other(path, how).map_err(|e| e.opening(path, !read_only)))
 }
 
+/// Claims a file or device that another process reads on our behalf: refused if somebody may write it, and
+/// as long as the claim lasts nobody who asks can. Waits as an open does.
+pub fn claim_unchanging(path: &Path) -> Result<Claim, OpenError> {
+    wait_unused(|| claim::claim_unchanging(path).map_err(|e| e.opening(path, false)))
+}
+
 /// Makes durable which names stand in the directory of `path`: what was made, renamed or removed there
 /// could else come undone in a power cut.
 pub fn sync_names(path: &Path) -> io::Result<()> {

@@ -35,6 +35,9 @@ pub struct Backing {
     pub dirs: Vec<PathBuf>,
     /// The chain as it was allowed; `None` to take it as it is found.
     pub known: Option<Vec<String>>,
+    /// Nobody may write a base meanwhile. Not where another disk of ours does, which is older than these
+    /// rules.
+    pub hold_bases: bool,
     /// The disk is older than these rules: where its files lie is its own business.
     pub unconfined: bool,
 }

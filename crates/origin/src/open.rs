@@ -3,7 +3,7 @@
 use crate::chain::{Backing, Chain, ChainError, files_of};
 use crate::image::{Image, ImageError};
 use crate::imaged::ImageOrigin;
-use hearth_io::file::claim_for_other;
+use hearth_io::file::{claim_for_other, claim_unchanging};
 use hearth_io::spec::OpenSpecError;
 use hearth_io::{BlockFile, Claim, Device, OpenMode, OriginSpec, Source};
 use hearth_nbd_client::{Address, NbdOrigin, Options, Uri, UriError};
@@ -152,12 +152,14 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 Image::Local { format, path } => Chain::resolve(format, path, rules)?,
                 Image::Remote { .. } => Chain::default(),
             };
-            // What it is written through below the image is written like the image. Bases are not.
-            for (path, _) in files_of(&chain.text())
-                .iter()
-                .filter(|(_, written)| *written)
-            {
-                claims.push(claim(path, how.read_only)?);
+            // What it is written through below the image is written like the image. Bases are not, but
+            // QEMU lets others write them.
+            for (path, written) in files_of(&chain.text()) {
+                if written {
+                    claims.push(claim(&path, how.read_only)?);
+                } else if rules.hold_bases {
+                    claims.push(claim_unchanging(&path).map_err(OpenSpecError::Open)?);
+                }
             }
             let origin = ImageOrigin::open(
                 &image,

@@ -1,6 +1,7 @@
 //! What an image may make Hearth open: nothing but itself, unless its owner has allowed it.
 
 use anyhow::{Context, Result, ensure};
+use hearth_rig::child::bound_to_us;
 use hearth_rig::clients::{have, run_ok};
 use hearth_rig::daemon::path;
 use hearth_rig::{Hearth, wait};
@@ -95,6 +96,55 @@ fn an_image_without_its_format_is_a_question() -> Result<()> {
     hearth.start()?;
     until_attached(&hearth, "plain")?;
     ensure!(hearth.connect("plain")?.read(0, 4096)? == head);
+    Ok(())
+}
+
+/// Who writes a base changes what lies on it. QEMU, which only reads it for us, would not mind.
+#[test]
+fn a_base_is_written_by_nobody() -> Result<()> {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    if !have("image files: a base is held", &TOOLS)
+        || !have("image files: a base is held", &["qemu-io"])
+    {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let base = hearth.origin("base.raw", 4 * MIB as u64)?;
+    let top = overlay(&hearth, "top.qcow2", path(&base))?;
+    let origin = format!("qcow2:{}", path(&top));
+    let mut command = Command::new("qemu-io");
+    command
+        .args(["-f", "raw", path(&base)])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
+    let mut writer = bound_to_us(&mut command).spawn()?;
+    let mut says = writer.stdin.take().context("no pipe")?;
+    says.write_all(b"write -P 3 1M 4k\nflush\n")?;
+    wait::until("it writes the base", LIMIT, || {
+        (std::fs::read(&base).ok()?[MIB] == 3).then_some(())
+    })?;
+    let words = refused(&hearth, &origin, &["--allow-backing"])?;
+    ensure!(
+        words.contains("base.raw") && words.contains("in use by qemu-io"),
+        "{words}"
+    );
+    // It ends when nothing more is said.
+    drop(says);
+    writer.wait()?;
+    add(&hearth, "d", &origin, &["--allow-backing"])?;
+    let write = ["-f", "raw", "-c", "write 0 4k", path(&base)];
+    let read = ["-r", "-f", "raw", "-c", "read 0 4k", path(&base)];
+    for _ in 0..2 {
+        ensure!(run_ok("qemu-io", &write, hearth.dir()).is_err());
+        run_ok("qemu-io", &read, hearth.dir())?;
+        hearth.stop()?;
+        hearth.start()?;
+        until_attached(&hearth, "d")?;
+    }
+    ensure!(hearth.connect("d")?.read(MIB as u64, 4096)? == [3; 4096]);
+    hearth.ok(&["disk", "remove", "d"])?;
+    run_ok("qemu-io", &write, hearth.dir())?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@
 //! ([`super::fence`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::mpsc::{channel, sync_channel};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -29,7 +29,7 @@ pub(super) const RULES: u8 = 2;
 pub(super) const FIRST_RULES: u8 = 1;
 
 /// Longest wait until a removed disk's origin is given up: storage may hang.
-const GIVE_UP_TIME: Duration = Duration::from_secs(5);
+pub(super) const GIVE_UP_TIME: Duration = Duration::from_secs(5);
 /// The same for all origins of a pool that is exported.
 const GIVE_UP_ALL_TIME: Duration = Duration::from_secs(30);
 /// Origins given up side by side.
@@ -195,12 +195,10 @@ impl Owners {
         claims.iter().filter_map(lost).collect()
     }
 
-    /// Gives up the origin of a disk that was removed, and waits for that, within bounds: who is told
-    /// that the disk is gone may add it elsewhere.
-    pub(super) fn give_up(&self, record: &DiskRecord) {
-        let Some(work) = self.parting(record) else {
-            return;
-        };
+    /// Gives up the origin of a disk that was removed, on a thread of its own. The other end of what is
+    /// returned is dropped when it is done: who is told that the disk is gone may add it elsewhere.
+    pub(super) fn begin_give_up(&self, record: &DiskRecord) -> Option<Receiver<()>> {
+        let work = self.parting(record)?;
         let (told, done) = sync_channel::<()>(1);
         let work = move || {
             work();
@@ -210,8 +208,21 @@ impl Owners {
         if let Err(e) = thread.spawn(work) {
             tracing::error!("cannot start a thread: {e}; the record of an origin's owner stays");
         }
-        // Ends when it is done.
-        let _ = done.recv_timeout(GIVE_UP_TIME);
+        Some(done)
+    }
+
+    /// Waits, within bounds, for origins that are still being given up: their disks are gone already.
+    pub(super) fn settle(&self) {
+        let all = lock(&self.leaving.origins);
+        let left = self
+            .leaving
+            .fewer
+            .wait_timeout_while(all, GIVE_UP_TIME, |all| !all.is_empty());
+        if left.is_ok_and(|(_, result)| result.timed_out()) {
+            tracing::warn!(
+                "the storage of a disk that was removed does not answer, so that it may still say that the disk is this pool's; another pool then takes it only with --takeover"
+            );
+        }
     }
 
     /// What gives up a disk's origin, also one that is not open.

@@ -45,7 +45,7 @@ const SIZE_TIME: Duration = Duration::from_secs(5);
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Longest wait for its being closed, which on a mount that hangs never ends. A process that opens
 /// an image is given 25 s to end.
-const CLOSE_TIME: Duration = Duration::from_secs(30);
+pub(super) const CLOSE_TIME: Duration = Duration::from_secs(30);
 
 /// What looking at an origin has shown.
 #[derive(Debug, Default)]
@@ -413,8 +413,10 @@ impl Daemon {
         let chain = origin::chain(&spec, &rules);
         self.note_chain(record.id, chain.is_err());
         let chain = chain?;
+        let clash = self.check_chain_names(&record.name, &spec, &chain, record.read_only);
         let backing = Backing {
             known: Some(chain.clone()),
+            hold_bases: clash.is_ok(),
             ..rules
         };
         let mut ownership = self.owners.claim(&spec, record, take).map_err(|e| {

@@ -121,6 +121,7 @@ impl Daemon {
                 allowed: true,
                 dirs,
                 known: None,
+                hold_bases: false,
                 unconfined: true,
             };
         }
@@ -128,6 +129,7 @@ impl Daemon {
             allowed: record.allow_backing,
             dirs,
             known: Some(record.chain.clone()),
+            hold_bases: true,
             unconfined: false,
         }
     }
@@ -154,6 +156,7 @@ impl Daemon {
             allowed,
             dirs: self.backing_dirs.clone(),
             known: None,
+            hold_bases: false,
             unconfined: false,
         };
         origin::chain(spec, &rules)
@@ -356,6 +359,8 @@ mod tests {
         };
         admit("overlay", format!("qcow2:{}", top.display()));
         admit("bytes", plain.display().to_string());
+        // Written beside the overlay on it. That is no good, and nothing new.
+        admit("live", base.display().to_string());
         let odd = dir.path().join("odd.qcow2");
         let address = format!(
             "json:{{\"driver\":\"raw\",\"file\":{{\"driver\":\"file\",\"filename\":\"{}\"}}}}",
@@ -382,6 +387,8 @@ mod tests {
                     .any(|n| n.contains("as before") || n.contains("as they were before"));
                 assert_eq!(noted, first, "{info:?}");
             }
+            let live = daemon.disk("live").unwrap();
+            assert_eq!(live.state, DiskState::Attached, "{live:?}");
             let info = daemon.disk("overlay").unwrap();
             assert_eq!((info.allow_backing, &*info.chain), (true, &chain[..]));
             daemon.shut_down(StopReason::Signal).unwrap();

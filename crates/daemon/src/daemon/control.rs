@@ -179,7 +179,13 @@ impl Daemon {
         loop {
             let ops = lock(&self.ops);
             self.not_stopping()?;
-            let id = self.with_slot(name, |slot| Ok(slot.id))?;
+            let id = self.with_slot(name, |slot| match slot.is_leaving() {
+                true => Err(Error::conflict(
+                    format!("disk {name} is being removed"),
+                    "wait until it is gone",
+                )),
+                false => Ok(slot.id),
+            })?;
             let left = end.saturating_duration_since(Instant::now());
             if let Some(ops) = self.attaching.free_or_wait(id, ops, left) {
                 return Ok(ops);

@@ -1,6 +1,7 @@
 //! What goes on besides serving: flushes, removals, windows, disks whose origin is missing.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
@@ -8,7 +9,9 @@ use hearth_engine::ControlError;
 use hearth_engine::api::OriginState;
 use hearth_io::BLOCK;
 
-use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock, trouble};
+use super::admission::GIVE_UP_TIME;
+use super::attach::CLOSE_TIME;
+use super::{Awaited, Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock, trouble};
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::DrainProgress;
 use crate::error::{Error, Result};
@@ -203,6 +206,13 @@ impl Daemon {
                     return self.finish_removal(name, discard);
                 }
             }
+            Some(Job::Remove {
+                discard,
+                stage: Stage::Last,
+            }) => {
+                drop(disks);
+                return self.finish_removal(name, discard);
+            }
             _ => {}
         }
         Ok(())
@@ -248,7 +258,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Nothing of the disk is in flight and nothing that counts is dirty: it goes.
+    /// Nothing of the disk is in flight and nothing that counts is dirty: it goes, in steps. What its
+    /// origin may hold up is waited for between them, as others may need housekeeping meanwhile: a disk
+    /// that is another host's now is to be stopped at once.
     fn finish_removal(self: &Arc<Daemon>, name: &str, discard: bool) -> Result<()> {
         // Nobody may call it off, or attach the disk again, between here and the end. Whoever
         // changes disks goes first, perhaps for long: housekeeping comes again.
@@ -257,6 +269,15 @@ impl Daemon {
             Err(TryLockError::Poisoned(ops)) => ops.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(()),
         };
+        let leaving = lock(&self.disks)
+            .get(name)
+            .filter(|slot| slot.is_leaving())
+            .map(|slot| (slot.id, slot.awaited.as_ref().is_some_and(Awaited::goes_on)));
+        match leaving {
+            Some((_, true)) => return Ok(()),
+            Some((id, false)) => return self.end_removal(name, id),
+            None => {}
+        }
         let closing = Job::Remove {
             discard,
             stage: Stage::Closing,
@@ -307,18 +328,37 @@ impl Daemon {
             slot.phase =
                 Phase::Waiting(Error::conflict(format!("disk {name} is being removed"), ""));
         }
-        self.release(id);
-        let record = lock(&self.pool).record(id).cloned();
-        if let Err(e) = self.erase(id) {
-            // It stays. Its origin is opened again by those who look for missing ones: that may
-            // take as long as the origin likes, and here nobody may wait for it.
-            if let Some(slot) = lock(&self.disks).get_mut(name) {
-                slot.phase = Phase::Waiting(e.clone());
-            }
-            return Err(e);
+        let closed = self.begin_release(id);
+        self.await_for(name, closed, CLOSE_TIME);
+        Ok(())
+    }
+
+    fn await_for(&self, name: &str, done: Option<Receiver<()>>, time: Duration) {
+        if let Some(slot) = lock(&self.disks).get_mut(name) {
+            slot.awaited = done.map(|done| Awaited::new(done, time));
         }
+    }
+
+    /// The origin is closed: the disk leaves the registry, then its origin is given up, then it is gone.
+    /// The caller has `ops`.
+    fn end_removal(self: &Arc<Daemon>, name: &str, id: u16) -> Result<()> {
+        let record = lock(&self.pool).record(id).cloned();
         if let Some(record) = record {
-            self.owners.give_up(&record);
+            if let Err(e) = self.erase(id) {
+                // It stays. Its origin is opened again by those who look for missing ones: that may
+                // take as long as the origin likes, and here nobody may wait for it.
+                if let Some(slot) = lock(&self.disks).get_mut(name) {
+                    slot.phase = Phase::Waiting(e.clone());
+                }
+                return Err(e);
+            }
+            if let Some(given_up) = self.owners.begin_give_up(&record) {
+                self.await_for(name, Some(given_up), GIVE_UP_TIME);
+                if let Some(slot) = lock(&self.disks).get_mut(name) {
+                    slot.erased = Some(record);
+                }
+                return Ok(());
+            }
         }
         lock(&self.disks).remove(name);
         // What was kept for it is the others' now.
@@ -369,6 +409,7 @@ mod tests {
     use super::super::testing;
     use super::*;
     use crate::api::server::Control;
+    use crate::api::types::DiskState;
     use crate::error::Kind;
 
     fn closing(daemon: &Daemon, name: &str) {
@@ -412,6 +453,37 @@ mod tests {
         closing(&daemon, "a");
         finish(&daemon, "a").unwrap();
         assert_eq!(daemon.disk("a").unwrap_err().kind, Kind::NotFound);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    /// Else the watchdog would end the daemon, and nobody would see that another disk was taken over.
+    #[test]
+    fn an_origin_that_hangs_when_it_is_closed_holds_up_its_own_removal_only() {
+        let (_dir, daemon) = testing::with_disk("a");
+        closing(&daemon, "a");
+        while is_attached(&daemon, "a") {
+            daemon.finish_removal("a", false).unwrap();
+        }
+        // As of one that hangs.
+        let (told, done) = std::sync::mpsc::sync_channel(1);
+        daemon.await_for("a", Some(done), Duration::from_secs(600));
+        daemon.finish_removal("a", false).unwrap();
+        drop(daemon.ops.try_lock().unwrap());
+        for refused in [
+            daemon.remove("a", Default::default()),
+            daemon.flush("a"),
+            daemon.set("a", Default::default()),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(refused.what.contains("being removed"), "{refused}");
+        }
+        assert_eq!(lock(&daemon.pool).registry().disks.len(), 1);
+        drop(told);
+        // Whoever is told that it is gone may add it elsewhere: not before its origin was given up.
+        daemon.finish_removal("a", false).unwrap();
+        assert!(lock(&daemon.pool).registry().disks.is_empty());
+        assert_eq!(daemon.disk("a").unwrap().state, DiskState::Removing);
+        finish(&daemon, "a").unwrap();
         daemon.shut_down(StopReason::Signal).unwrap();
     }
 

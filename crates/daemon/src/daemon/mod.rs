@@ -22,12 +22,14 @@ mod workload;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::stats::Latencies;
 use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
+use hearth_format::DiskRecord;
 use hearth_io::beneath::Beneath;
 use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
 use hearth_observe::Observer;
@@ -157,8 +159,30 @@ enum Stage {
     Draining,
     /// Clients are cut off; waiting for the rest.
     Closing,
-    /// The engine has let the disk go. There is no way back.
+    /// The engine has let the disk go. There is no way back. Waiting for its origin to be closed, then
+    /// for its owner's record to be gone.
     Last,
+}
+
+/// Something that goes on aside, and that is waited for within bounds.
+struct Awaited {
+    /// Its other end is dropped when it is done.
+    done: Receiver<()>,
+    until: Instant,
+}
+
+impl Awaited {
+    fn new(done: Receiver<()>, time: Duration) -> Awaited {
+        Awaited {
+            done,
+            until: Instant::now() + time,
+        }
+    }
+
+    /// It is neither done nor late.
+    fn goes_on(&self) -> bool {
+        self.done.try_recv() == Err(TryRecvError::Empty) && Instant::now() < self.until
+    }
 }
 
 /// A disk.
@@ -175,6 +199,10 @@ struct Slot {
     notices: Vec<String>,
     /// Why the last flush or removal ended before it was done.
     incomplete: Option<Error>,
+    /// What the last stage of a removal waits for.
+    awaited: Option<Awaited>,
+    /// Its record, when it has left the registry: it is there until its origin was given up.
+    erased: Option<DiskRecord>,
     /// Every clean cached block was found equal to the origin, so that it may stay once what is dirty
     /// has won.
     clean_fits: bool,
@@ -202,6 +230,8 @@ impl Slot {
             notices: Vec::new(),
             clean_fits: false,
             incomplete: None,
+            awaited: None,
+            erased: None,
             shrunk: false,
             short: None,
             windows: Windows::new(now, Counters::default()),

@@ -84,7 +84,10 @@ impl Daemon {
         let pool = lock(&self.pool);
         disks
             .iter()
-            .filter_map(|(name, slot)| Some(self.describe(name, slot, pool.record(slot.id)?)))
+            .filter_map(|(name, slot)| {
+                let record = pool.record(slot.id).or(slot.erased.as_ref())?;
+                Some(self.describe(name, slot, record))
+            })
             .collect()
     }
 
@@ -92,7 +95,8 @@ impl Daemon {
         let disks = lock(&self.disks);
         let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
         let pool = lock(&self.pool);
-        let record = pool.record(slot.id).ok_or_else(|| Error::no_disk(name))?;
+        let record = pool.record(slot.id).or(slot.erased.as_ref());
+        let record = record.ok_or_else(|| Error::no_disk(name))?;
         Ok(self.describe(name, slot, record))
     }
 

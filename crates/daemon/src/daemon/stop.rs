@@ -161,6 +161,7 @@ impl Daemon {
             Notify::from_env().stop_goes_on();
             self.owners.give_up_all(&records);
         }
+        self.owners.settle();
         outcome
     }
 
