@@ -181,10 +181,15 @@ impl Core {
         self.disks.get_mut(id as usize)?.as_deref_mut()
     }
 
-    /// A disk that has something in flight, and so cannot go before that ends.
-    pub fn busy_disk_mut(&mut self, id: DiskId) -> &mut Disk {
-        self.disk_mut(id)
-            .expect("a disk does not go while something of it is in flight")
+    /// A disk that cannot have gone: something of it is in flight or cached, or it was just found in the
+    /// list. For numbers of disks that come from outside, or were kept while the disk could be removed, there
+    /// is [`disk`](Self::disk).
+    pub fn known(&self, id: DiskId) -> &Disk {
+        self.disk(id).expect("a disk stays while anything of it does")
+    }
+
+    pub fn known_mut(&mut self, id: DiskId) -> &mut Disk {
+        self.disk_mut(id).expect("a disk stays while anything of it does")
     }
 
     /// Changes what settings say of a disk, keeping the sums.
@@ -229,9 +234,8 @@ impl Core {
 
     /// Takes a finished operation.
     pub fn done(&mut self, done: IoDone, now: u64, fx: &mut Effects) {
-        let Some(ctx) = self.ops.try_remove(done.op.id as usize) else {
-            return;
-        };
+        let ctx = self.ops.try_remove(done.op.id as usize);
+        let ctx = ctx.expect("what ends was sent, and ends once");
         self.account(&done);
         self.note_shut_out(&done, now, fx);
         match ctx {
@@ -351,7 +355,7 @@ impl Core {
 
     pub fn unpin(&mut self, seg: u32) {
         let s = &mut self.flash.log.segments[seg as usize];
-        s.pins = s.pins.saturating_sub(1);
+        s.pins -= 1;
     }
 
     /// The index lost (or moved) what was in `slot`: adjust the counts.

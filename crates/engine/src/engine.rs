@@ -327,7 +327,7 @@ impl Engine {
                 last_batch,
                 tail_seq,
             };
-            let bytes = core.encode_summary(&sealing);
+            let bytes = core.encode_summary(&sealing)?;
             media.write_at(core.flash.layout.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.

@@ -297,9 +297,7 @@ impl Core {
     }
 
     pub fn ahead_done(&mut self, read: usize, done: IoDone, now: u64, fx: &mut Effects) {
-        let Some(mut r) = self.cache.ahead.reads.try_remove(read) else {
-            return;
-        };
+        let mut r = self.cache.ahead.reads.remove(read);
         self.cache.ahead.blocks -= r.count as usize;
         let raced = self.opts.faults.has(Fault::KeepRacedPrefetch);
         let failed = self.flash.failed;

@@ -16,9 +16,12 @@ use crate::flash::log::{
     SegState, Then,
 };
 use crate::paths::{Path, took};
-use hearth_format::{BatchHeader, Entry, Kind, SummaryHeader};
+use hearth_format::{BatchHeader, Entry, FormatError, Kind, SummaryHeader};
 use hearth_io::{BLOCK, Buf, BufSlice, IoError, OpKind};
 use smallvec::SmallVec;
+
+/// Why a segment that was written here has room for its summary.
+pub(crate) const FITS: &str = "a head is closed before its summary is full";
 
 impl Core {
     /// Sends what may be sent.
@@ -85,6 +88,7 @@ impl Core {
 
     /// Closes the head: it gets its summary once its last batch is on flash.
     pub fn roll(&mut self, fx: &mut Effects) {
+        // Who voids what a disk has on flash closes the head, and there may be none.
         let Some(head) = self.flash.log.head.take() else {
             return;
         };
@@ -127,9 +131,8 @@ impl Core {
         }
         let segment_start = self.flash.layout.segment_start;
         let segment_blocks = self.flash.log.segment_blocks;
-        let Some(head) = self.flash.log.head.as_mut() else {
-            return;
-        };
+        let head = self.flash.log.head.as_mut();
+        let head = head.expect("what is sent was fitted into the head");
         let seq = self.flash.log.next_batch_seq;
         self.flash.log.next_batch_seq += 1;
         let mut entries: SmallVec<[Entry; 32]> = SmallVec::new();
@@ -185,10 +188,8 @@ impl Core {
             flags: 0,
         };
         let mut window = descriptor.all();
-        if header.encode(&entries, window.bytes_mut()).is_err() {
-            // Cannot happen: `take_batch` keeps the bounds. Losing a batch silently must not.
-            debug_assert!(false, "a batch outside its bounds");
-        }
+        let encoded = header.encode(&entries, window.bytes_mut());
+        encoded.expect("a batch is taken within its bounds");
         let at = head.next;
         head.next += 1 + blocks;
         head.entries.extend_from_slice(&entries);
@@ -240,7 +241,10 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let Some(batch) = self.flash.log.batches.iter_mut().find(|b| b.seq == seq) else {
+        let batch = self.flash.log.batches.iter_mut().find(|b| b.seq == seq);
+        let Some(batch) = batch else {
+            // What was in flight when flash was given up has gone other ways.
+            assert!(self.flash.failed, "batch {seq} ended, and was not in flight");
             return;
         };
         batch.state = if result.is_ok() {
@@ -419,13 +423,12 @@ impl Core {
             Then::Nothing => {}
             Then::Request(id) => self.request_applied(id, now, fx),
             Then::Ticket { disk, ticket } => {
-                if let Some(d) = self.disk_mut(disk) {
-                    d.drop_ticket(ticket);
-                }
+                let d = self.known_mut(disk);
+                d.drop_ticket(ticket);
             }
             Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
             Then::Relogged => self.flash.evict.relogged = true,
-            Then::Moved => self.flash.evict.moving = self.flash.evict.moving.saturating_sub(1),
+            Then::Moved => self.flash.evict.moving -= 1,
         }
     }
 
@@ -456,7 +459,7 @@ impl Core {
         self.dirty_total += u64::from(dirty);
         self.dirty_total -= u64::from(old_dirty);
         let keep_zeros = self.opts.faults.has(Fault::WriteKeepsZeros);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         d.cached += u64::from(old.is_none());
         let news = dirty || d.excess() > 0;
         if !d.refusals.is_empty() {
@@ -498,18 +501,17 @@ impl Core {
             self.forget_range(disk, block, end, now);
         }
         let newest = self.opts.faults.has(Fault::OldestZerosForgotten);
-        if let Some(d) = self.disk_mut(disk) {
-            if !d.is_dirty() {
-                d.dirty_since_ns = now;
-            }
-            let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
-            d.zero_seg_seq = Some(if d.zero.is_empty() || newest {
-                seg_seq
-            } else {
-                oldest
-            });
-            d.destage.void_zeros(block, end);
+        let d = self.known_mut(disk);
+        if !d.is_dirty() {
+            d.dirty_since_ns = now;
         }
+        let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
+        d.zero_seg_seq = Some(if d.zero.is_empty() || newest {
+            seg_seq
+        } else {
+            oldest
+        });
+        d.destage.void_zeros(block, end);
         self.change_zeros(disk, |zero| zero.insert_range(block, end));
         self.ready.touch(disk);
         self.ready.note(disk);
@@ -527,7 +529,7 @@ impl Core {
             .position(|s| s.last_batch <= self.flash.log.applied_seq)
         {
             let s = self.flash.log.sealing.swap_remove(at);
-            let bytes = self.encode_summary(&s);
+            let bytes = self.encode_summary(&s).expect(FITS);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
             let offset = self.flash.layout.summary_offset(s.seg);
@@ -536,8 +538,8 @@ impl Core {
         }
     }
 
-    /// A summary as whole blocks.
-    pub fn encode_summary(&self, s: &Sealing) -> Vec<u8> {
+    /// A summary as whole blocks. Fails only for one that is made of what was found on flash.
+    pub fn encode_summary(&self, s: &Sealing) -> Result<Vec<u8>, FormatError> {
         let claims_itself = self.opts.faults.has(Fault::SummaryClaimsItself);
         let header = SummaryHeader {
             pool_tag: self.flash.pool_tag,
@@ -556,10 +558,7 @@ impl Core {
             entry_count: s.entries.len() as u32,
         };
         let mut bytes = Vec::new();
-        if header.encode(&s.entries, &mut bytes).is_err() {
-            debug_assert!(false, "a summary outside its bounds");
-            bytes.clear();
-        }
+        header.encode(&s.entries, &mut bytes)?;
         bytes.resize(
             bytes
                 .len()
@@ -567,7 +566,7 @@ impl Core {
                 .max(BLOCK as usize),
             0,
         );
-        bytes
+        Ok(bytes)
     }
 
     /// The log is durable further than before: segments freed before that may be reused.

@@ -9,6 +9,7 @@ use crate::api::DiskId;
 use crate::cache::index::Section as Part;
 use crate::core::Core;
 use crate::faults::Fault;
+use crate::flash::append::FITS;
 use crate::flash::log::{Sealing, SegState};
 use crate::flash::recover::NUMBERS_END;
 use crate::paths::{Path, took};
@@ -83,7 +84,7 @@ impl Core {
                     media.flush()?;
                 }
                 self.flash.log.durable_seq = self.flash.log.applied_seq;
-                let bytes = self.encode_summary(&sealing);
+                let bytes = self.encode_summary(&sealing).expect(FITS);
                 media.write_at(self.flash.layout.summary_offset(head.seg), &bytes)?;
             }
         }

@@ -72,9 +72,7 @@ impl Core {
     /// Has a write for any of these blocks put a newer record into the append queue? Then
     /// nothing about the old content may be appended any more.
     pub fn superseding(&self, disk: DiskId, start: u64, end: u64) -> bool {
-        let Some(d) = self.disk(disk) else {
-            return false;
-        };
+        let d = self.known(disk);
         d.locks.meeting(start, end).any(|l| {
             let req = &self.reqs[l.req];
             let to = match req.phase {
@@ -334,23 +332,21 @@ impl Core {
 
     /// Gives up a clean copy that the index does not lead to; false if it does.
     pub fn drop_orphan(&mut self, slot: SlotNo) -> bool {
-        let disk = self.cache.index.slot(slot).map(|info| info.key.disk());
+        let Some(info) = self.cache.index.slot(slot) else {
+            return false;
+        };
         if !self.cache.index.remove_orphan(slot) {
             return false;
         }
         self.slot_emptied(slot, false);
-        if let Some(d) = disk.and_then(|disk| self.disk_mut(disk)) {
-            d.cached = d.cached.saturating_sub(1);
-        }
+        self.known_mut(info.key.disk()).cached -= 1;
         true
     }
 
     /// May a dirty block be read to be moved now, and not first in a run? What flash has refused is
     /// read alone, and not at once again.
     fn may_be_read(&self, disk: DiskId, block: u64, follows: bool, now: u64) -> bool {
-        let Some(d) = self.disk(disk) else {
-            return true;
-        };
+        let d = self.known(disk);
         !(d.is_refused(block, now) || follows && d.doubtful.contains(block))
     }
 
@@ -358,10 +354,9 @@ impl Core {
     pub fn evict_block(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
         let seq = self.flash.log.segments[self.flash.log.segment_of(slot)].seq;
         self.forget_block(disk, block, now);
-        if let Some(d) = self.disk_mut(disk) {
-            d.counters.evictions += 1;
-            d.evicted_seq = d.evicted_seq.max(seq);
-        }
+        let d = self.known_mut(disk);
+        d.counters.evictions += 1;
+        d.evicted_seq = d.evicted_seq.max(seq);
     }
 
     fn read_for_move(&mut self, slot: SlotNo, n: u32, fx: &mut Effects) {
@@ -380,11 +375,11 @@ impl Core {
 
     pub fn evict_read_done(&mut self, slot: SlotNo, n: u32, done: IoDone, now: u64) {
         self.unpin_slot(slot);
-        self.flash.evict.moving = self.flash.evict.moving.saturating_sub(n);
-        let Some(data) = done.op.bufs.first() else {
-            return;
-        };
+        self.flash.evict.moving -= n;
+        let data = done.op.bufs.first();
+        let data = data.expect("a read comes back with its memory");
         for i in 0..n {
+            // A write or a discard may have taken its place meanwhile.
             let Some(info) = self.cache.index.slot(slot + i) else {
                 continue;
             };
@@ -428,9 +423,8 @@ impl Core {
                 continue;
             }
             self.flash.evict.moving += 1;
-            if let Some(d) = self.disk_mut(disk) {
-                d.counters.reinsertions += 1;
-            }
+            let d = self.known_mut(disk);
+            d.counters.reinsertions += 1;
             let freq = match self.cache.policy.evict(info.freq as u8) {
                 // It will be judged when it is clean.
                 _ if info.dirty => info.freq as u8,
@@ -535,9 +529,7 @@ impl Core {
                 Then::Nothing
             };
             self.flash.log.record_again(kind, disk, block, count, then);
-            let Some(d) = self.disk_mut(disk) else {
-                continue;
-            };
+            let d = self.known_mut(disk);
             if kind == Kind::ZeroRun {
                 took(Path::ZerosLoggedAgain);
                 d.zero_seg_seq = Some(here);
@@ -592,17 +584,15 @@ impl Core {
                     }
                 }
             }
-            if let Some(d) = self.disk_mut(disk) {
-                d.counters.evictions += 1;
-            }
+            let d = self.known_mut(disk);
+            d.counters.evictions += 1;
             freed += 1;
         }
         if let Some((start, count)) = run {
             self.record_drop(disk, start, count);
         }
-        if let Some(d) = self.disk_mut(disk) {
-            d.own_hand = hand;
-        }
+        let d = self.known_mut(disk);
+        d.own_hand = hand;
         freed >= count
     }
 

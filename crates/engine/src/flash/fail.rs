@@ -126,9 +126,7 @@ impl Core {
     ) -> bool {
         let sound = !self.flash.failed;
         let hasty = self.opts.faults.has(Fault::LoseTooSoon);
-        let Some(d) = self.disk_mut(disk) else {
-            return false;
-        };
+        let d = self.known_mut(disk);
         d.doubtful.insert(block);
         if !unread.alone {
             return true;
@@ -167,10 +165,8 @@ impl Core {
         {
             return;
         }
-        let Some(first) = self.flash.log.batches.front() else {
-            return;
-        };
-        let seq = first.seq;
+        let first = self.flash.log.batches.front();
+        let seq = first.expect("a batch has failed").seq;
         self.flash.log.failures += 1;
         if self.flash.log.failures > SEGMENT_TRIES || self.flash.log.free.is_empty() {
             self.fail_flash(now, fx);
@@ -281,11 +277,10 @@ impl Core {
             match item.then {
                 Then::Request(id) => requests.push(id),
                 Then::Ticket { disk, ticket } => {
-                    if let Some(d) = self.disk_mut(disk) {
-                        d.drop_ticket(ticket);
-                    }
+                    let d = self.known_mut(disk);
+                    d.drop_ticket(ticket);
                 }
-                Then::Moved => self.flash.evict.moving = self.flash.evict.moving.saturating_sub(1),
+                Then::Moved => self.flash.evict.moving -= 1,
                 _ => {}
             }
         }
@@ -374,6 +369,7 @@ impl Core {
     /// that is no better, whoever runs the engine has until the deadline to note it elsewhere
     /// ([`noted_elsewhere`](Self::noted_elsewhere)) before the disks go on.
     pub fn mark_stored(&mut self, kind: OpKind, ok: bool, now: u64, fx: &mut Effects) {
+        // Noted elsewhere, with this still on its way: nobody waits for it.
         let Some(mark) = self.flash.mark.as_mut() else {
             return;
         };

@@ -185,10 +185,9 @@ impl Core {
             _ => true,
         });
         for (disk, ticket) in tickets {
-            if let Some(d) = self.disk_mut(disk) {
-                d.drop_ticket(ticket);
-                self.ready.touch(disk);
-            }
+            let d = self.known_mut(disk);
+            d.drop_ticket(ticket);
+            self.ready.touch(disk);
         }
         self.flash.log.requeue(Vec::new());
     }
@@ -250,9 +249,8 @@ impl Core {
 
     /// One step of storing the floor ended.
     pub fn floor_stored(&mut self, result: Result<(), IoError>, now: u64, fx: &mut Effects) {
-        let Some(step) = self.flash.rescue.step.take() else {
-            return;
-        };
+        let step = self.flash.rescue.step.take();
+        let step = step.expect("the floor is being stored");
         if self.flash.failed {
             return;
         }

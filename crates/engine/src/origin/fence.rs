@@ -42,7 +42,7 @@ impl Core {
         self.publish(disk);
         // From here on no hit of it is answered.
         self.shared.grace();
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         // Who waits for a range to become clean waits in vain.
         for id in std::mem::take(&mut d.clean_waiters) {
             self.reqs[id].failed = Some(crate::api::ReqError::Io);

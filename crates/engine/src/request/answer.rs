@@ -11,6 +11,9 @@ use crate::ids::ReqId;
 use crate::request::req::Req;
 use hearth_io::BufSlice;
 
+/// Why a region that is being written has its intent.
+pub(crate) const INTENT_STAYS: &str = "a region keeps its intent while it is written";
+
 /// Who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asker {
@@ -113,13 +116,12 @@ impl Core {
             None if self.fenced(disk) => Err(ReqError::Io),
             None => Ok(()),
         };
-        let d = self.busy_disk_mut(disk);
+        let d = self.known_mut(disk);
         if let Some((from, to)) = req.regions {
             for region in from..=to {
-                if let Some(i) = d.intents.get_mut(&region) {
-                    i.inflight -= 1;
-                    i.used_ns = now;
-                }
+                let i = d.intents.get_mut(&region).expect(INTENT_STAYS);
+                i.inflight -= 1;
+                i.used_ns = now;
             }
         }
         d.in_flight -= 1;

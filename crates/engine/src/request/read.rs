@@ -131,14 +131,9 @@ impl Core {
             let r = &self.reqs[id];
             (r.disk, r.is_clients(), r.offset / 4096)
         };
-        let Some(buf) = self.reqs[id].buf.clone() else {
-            self.reqs[id].failed = Some(ReqError::Invalid);
-            return;
-        };
-        let Some(d) = self.disk(disk) else {
-            self.reqs[id].failed = Some(ReqError::NoDisk);
-            return;
-        };
+        let buf = self.reqs[id].buf.clone();
+        let buf = buf.expect("a read came with memory to read into");
+        let d = self.known(disk);
         let empty = d.cached == 0
             && d.zero.is_empty()
             && self.cache.stage.len() == 0
@@ -190,12 +185,11 @@ impl Core {
                         self.cache.policy.used(key, false, how);
                     }
                     self.reqs[id].waited |= how != Use::Hit;
-                    if let Some(d) = self.disk_mut(disk) {
-                        d.counters.prefetch_used += u64::from(how != Use::Hit);
-                        if client {
-                            d.counters.read_hit_bytes += 4096;
-                            d.counters.stage_hit_bytes += 4096;
-                        }
+                    let d = self.known_mut(disk);
+                    d.counters.prefetch_used += u64::from(how != Use::Hit);
+                    if client {
+                        d.counters.read_hit_bytes += 4096;
+                        d.counters.stage_hit_bytes += 4096;
                     }
                     if fill == Fill::Allowed && self.is_prefetch(id) {
                         self.promote(disk, b, &piece(b, 1), now);
@@ -310,9 +304,8 @@ impl Core {
         if self.probe.is_multiple_of(16) {
             return false;
         }
-        if let Some(d) = self.disk_mut(disk) {
-            d.counters.bypassed_congested += 1;
-        }
+        let d = self.known_mut(disk);
+        d.counters.bypassed_congested += 1;
         true
     }
 
@@ -364,7 +357,7 @@ impl Core {
         let sequential = fill == Fill::Sequential && mode != Mode::Off;
         // A request may miss in several places.
         let bypassed = sequential && !std::mem::replace(&mut self.reqs[id].bypassed, true);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         if fill != Fill::Allowed && client {
             d.counters.bypassed_sequential += u64::from(bypassed);
         } else if !admit && client {
@@ -535,9 +528,8 @@ impl Core {
             if !self.superseding(disk, block, block + 1) {
                 self.record_drop(disk, block, 1);
             }
-            if let Some(d) = self.disk_mut(disk) {
-                d.counters.bad_clean_blocks += 1;
-            }
+            let d = self.known_mut(disk);
+            d.counters.bad_clean_blocks += 1;
         }
         self.read_again(id, block, now, fx);
     }
@@ -568,10 +560,9 @@ impl Core {
         let id = miss.req;
         if let Err(e) = done.result {
             self.reqs[id].failed = Some(req_error(e));
-            if let Some(d) = self.disk_mut(miss.disk) {
-                d.drop_ticket(miss.ticket);
-                self.origin_was_read(miss.disk);
-            }
+            let d = self.known_mut(miss.disk);
+            d.drop_ticket(miss.ticket);
+            self.origin_was_read(miss.disk);
             self.read_part_done(id, now, fx);
             return;
         }
@@ -588,9 +579,7 @@ impl Core {
         let ignore = self.opts.faults.has(Fault::CacheRacedMiss);
         let failed = self.flash.failed;
         let room = u64::from(self.flash.log.room()) >= miss.count;
-        let Some(d) = self.disk_mut(miss.disk) else {
-            return;
-        };
+        let d = self.known_mut(miss.disk);
         let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.is_cancelled()) && !ignore;
         let cached = !cancelled && !failed && d.attached && d.cfg.mode != Mode::Off;
         if miss.admit && !miss.stage && cached && room {
@@ -627,20 +616,19 @@ impl Core {
         self.next_ticket += 1;
         let id = self.next_ticket;
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
-        if let Some(d) = self.disk_mut(disk) {
-            // A write that is under way may reach the origin before or after this read.
-            let mut cancelled = SmallVec::new();
-            if reading && d.locked(start, end) && !raced {
-                cancelled.push((start, end));
-            }
-            d.tickets.push(Ticket {
-                id,
-                start,
-                end,
-                cancelled,
-                reading,
-            });
+        let d = self.known_mut(disk);
+        // A write that is under way may reach the origin before or after this read.
+        let mut cancelled = SmallVec::new();
+        if reading && d.locked(start, end) && !raced {
+            cancelled.push((start, end));
         }
+        d.tickets.push(Ticket {
+            id,
+            start,
+            end,
+            cancelled,
+            reading,
+        });
         id
     }
 
@@ -672,9 +660,12 @@ impl Core {
     pub fn copy_blocks(&mut self, id: ReqId, blocks: Range<u64>, data: &BufSlice, first: u64) {
         let r = &mut self.reqs[id];
         let base = r.offset / 4096;
-        let Some(buf) = r.buf.as_mut().filter(|_| !blocks.is_empty()) else {
+        if blocks.is_empty() {
+            // A read was widened, and the request goes on elsewhere.
             return;
-        };
+        }
+        let buf = r.buf.as_mut();
+        let buf = buf.expect("a read came with memory to read into");
         let bytes = ((blocks.end - blocks.start) * 4096) as usize;
         let src = data.sub(((blocks.start - first) * 4096) as usize, bytes);
         let at = ((blocks.start - base) * 4096) as usize;

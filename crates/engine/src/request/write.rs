@@ -23,7 +23,7 @@ use crate::faults::Fault;
 use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
-use crate::request::answer::{Answer, Asker};
+use crate::request::answer::{Answer, Asker, INTENT_STAYS};
 use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -56,6 +56,9 @@ pub(crate) enum Appended {
 /// A write of an origin nobody has read yet may have waited for so many others.
 const QUEUED_WRITES: u64 = 4;
 
+/// Why a write has memory: without it, it is refused.
+const HAS_DATA: &str = "a write came with its data";
+
 impl Core {
     /// Blocks a request touches.
     pub fn blocks_of(&self, id: ReqId) -> (u64, u64) {
@@ -85,9 +88,8 @@ impl Core {
         let turn = self.reqs.next_turn;
         let req = &mut self.reqs[id];
         (req.phase, req.behind, req.turn) = (Phase::WaitLock, behind, turn);
-        if let Some(d) = self.disk_mut(disk) {
-            d.lock_queue.insert(span);
-        }
+        let d = self.known_mut(disk);
+        d.lock_queue.insert(span);
     }
 
     fn acquire(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
@@ -98,13 +100,12 @@ impl Core {
         if !self.opts.faults.has(Fault::StageForgetsNot) {
             self.stage_forget(disk, start, end);
         }
-        if let Some(d) = self.disk_mut(disk) {
-            d.locks.insert(span);
-            let appended = !raced && d.cancel_fills(start, end);
-            let req = &mut self.reqs[id];
-            req.locked = true;
-            req.fills_appended = appended;
-        }
+        let d = self.known_mut(disk);
+        d.locks.insert(span);
+        let appended = !raced && d.cancel_fills(start, end);
+        let req = &mut self.reqs[id];
+        req.locked = true;
+        req.fills_appended = appended;
         self.begin_write(id, now, fx);
     }
 
@@ -113,14 +114,9 @@ impl Core {
     pub fn unlock(&mut self, id: ReqId) {
         let span = self.span_of(id);
         let disk = self.reqs[id].disk;
-        let Some(d) = self
-            .disks
-            .get_mut(disk as usize)
-            .and_then(|d| d.as_deref_mut())
-        else {
-            return;
-        };
-        d.locks.remove(span);
+        let d = self.disks[disk as usize].as_deref_mut();
+        let d = d.expect("a disk stays while a request holds a range of it");
+        assert!(d.locks.remove(span), "{id:?} did not hold its range");
         if self.flash.failed {
             // What it held may be destaged now.
             self.ready.touch(disk);
@@ -140,30 +136,29 @@ impl Core {
     /// What is let in may end at once and give its range back, which comes here again. Only the
     /// outermost call goes on, or thousands of queued requests would be as many stack frames.
     pub fn wake_locks(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        match self.disk_mut(disk) {
-            Some(d) if !d.waking_locks => d.waking_locks = true,
-            _ => return,
+        if std::mem::replace(&mut self.known_mut(disk).waking_locks, true) {
+            return;
         }
         while let Some(id) = self.next_unlocked(disk) {
             self.acquire(id, now, fx);
         }
-        if let Some(d) = self.disk_mut(disk) {
-            d.waking_locks = false;
-        }
+        let d = self.known_mut(disk);
+        d.waking_locks = false;
     }
 
     /// Takes the first request out of the queue whose range is free.
     fn next_unlocked(&mut self, disk: DiskId) -> Option<ReqId> {
-        let (_, id) = self.disk_mut(disk)?.unlocked.pop_first()?;
+        let (_, id) = self.known_mut(disk).unlocked.pop_first()?;
         let span = self.span_of(id);
-        self.disk_mut(disk)?.lock_queue.remove(span);
+        let waited = self.known_mut(disk).lock_queue.remove(span);
+        assert!(waited, "{id:?} is let in, and did not wait");
         Some(id)
     }
 
     fn begin_write(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let r = &self.reqs[id];
         let (disk, offset, len) = (r.disk, r.offset, r.len);
-        let Some(d) = self.disk(disk) else { return };
+        let d = self.known(disk);
         let through = self.flash.failed || !d.writes_to_flash();
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].through = through;
@@ -198,12 +193,11 @@ impl Core {
             self.cache.policy.used(policy_key(disk, block), true, how);
         }
         self.reqs[id].missed = cached < end - start;
-        if let Some(d) = self.disk_mut(disk) {
-            match cached {
-                0 => d.counters.write_misses += 1,
-                n if n == end - start => d.counters.write_hits += 1,
-                _ => d.counters.write_partial_hits += 1,
-            }
+        let d = self.known_mut(disk);
+        match cached {
+            0 => d.counters.write_misses += 1,
+            n if n == end - start => d.counters.write_hits += 1,
+            _ => d.counters.write_partial_hits += 1,
         }
     }
 
@@ -211,9 +205,7 @@ impl Core {
     pub fn merge_edges(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let r = &self.reqs[id];
         let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
-        let Some(size) = self.disk(disk).map(|d| d.cfg.size) else {
-            return;
-        };
+        let size = self.known(disk).cfg.size;
         let mut edges: SmallVec<[u64; 2]> = SmallVec::new();
         if offset % 4096 != 0 {
             edges.push(offset / 4096);
@@ -262,7 +254,7 @@ impl Core {
                 }
             }
             (Err(e), _) => req.failed = Some(e),
-            (Ok(()), None) => req.failed = Some(ReqError::Io),
+            (Ok(()), None) => unreachable!("a read comes back with its memory"),
         }
         if req.pending == 0 {
             self.merge_complete(id, now, fx);
@@ -340,9 +332,7 @@ impl Core {
                 return Appended::NoRoom;
             }
             let req = &mut self.reqs[id];
-            let Some(buf) = req.buf.as_ref() else {
-                return Appended::All;
-            };
+            let buf = req.buf.as_ref().expect(HAS_DATA);
             let mut data = buf.sub((done * 4096) as usize, (n * 4096) as usize);
             let mut crcs: SmallVec<[u32; 4]> = req
                 .crcs
@@ -352,7 +342,7 @@ impl Core {
             if crcs.is_empty() {
                 // Past the disk's end is nothing; the cache keeps zeros there.
                 let size = self.disks[disk as usize].as_ref().map_or(0, |d| d.cfg.size);
-                let inside = size.saturating_sub((start + done) * 4096).min(n * 4096) as usize;
+                let inside = (size - (start + done) * 4096).min(n * 4096) as usize;
                 data.bytes_mut()[inside..].fill(0);
                 crcs = data.bytes().chunks(4096).map(crc32c).collect();
             }
@@ -480,9 +470,8 @@ impl Core {
             .flash
             .log
             .record(Kind::DropRun, disk, block, count, Then::Nothing);
-        if let Some(d) = self.disk_mut(disk) {
-            d.dropped_ord = ord;
-        }
+        let d = self.known_mut(disk);
+        d.dropped_ord = ord;
         ord
     }
 
@@ -586,7 +575,7 @@ impl Core {
         }
         let r = &self.reqs[id];
         let (offset, len) = (r.offset, r.len);
-        let Some(d) = self.disk(disk) else { return };
+        let d = self.known(disk);
         let partial =
             offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
         if self.flash.failed && partial && !self.reqs[id].merged {
@@ -611,9 +600,7 @@ impl Core {
                 } else {
                     (start * 4096, whole)
                 };
-                let Some(buf) = self.reqs[id].buf.as_ref() else {
-                    return;
-                };
+                let buf = self.reqs[id].buf.as_ref().expect(HAS_DATA);
                 let piece = buf.sub((from - start * 4096) as usize, bytes as usize);
                 self.reqs[id].pending = 1;
                 let io = Io::write(Target::Origin(disk), from, [piece]);
@@ -705,9 +692,7 @@ impl Core {
         }
         let durable = self.flash.log.durable_ord;
         let faults = self.opts.faults;
-        let Some(d) = self.disk_mut(disk) else {
-            return false;
-        };
+        let d = self.known_mut(disk);
         let dirty = d.range_dirty(start, end) && !faults.has(Fault::WritePastDirty)
             || d.destaging(start, end) && !faults.has(Fault::WritePastDestaging);
         if !dirty && (d.cleaned_ord <= durable || faults.has(Fault::WritePastUndurablyClean)) {
@@ -730,7 +715,7 @@ impl Core {
 
     /// Blocks became clean, or the log durable: see who of the waiting writes can go on.
     pub fn wake_clean_waiters(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         let waiting = std::mem::take(&mut d.clean_waiters);
         for id in waiting {
             self.go_through(id, now, fx);
@@ -764,7 +749,7 @@ impl Core {
         }
         let unguarded = self.reqs[id].regions.is_none();
         self.ready.touch(disk);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         d.sync.completed += 1;
         d.sync.guest = d.sync.completed;
         if unguarded {
@@ -776,9 +761,7 @@ impl Core {
             && let Some(d) = self.disk_mut(disk)
         {
             for region in from..=to {
-                if let Some(i) = d.intents.get_mut(&region) {
-                    i.written = written;
-                }
+                d.intents.get_mut(&region).expect(INTENT_STAYS).written = written;
             }
         }
         let op = self.reqs[id].op;
@@ -842,16 +825,12 @@ impl Core {
         done: &IoDone,
         now: u64,
     ) -> bool {
-        let Some(d) = self.disk(disk) else {
-            return false;
-        };
+        let d = self.known(disk);
         let (offset, bytes) = (done.op.offset, done.op.len);
         let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
         let count = end - start;
-        let Some(buf) = self.reqs[id].buf.as_ref().filter(|b| !b.is_shared()) else {
-            return false;
-        };
-        if !whole || self.flash.failed {
+        let buf = self.reqs[id].buf.as_ref().expect(HAS_DATA);
+        if !whole || self.flash.failed || buf.is_shared() {
             return false;
         }
         // While flash fills, there is nothing to compete with. Of an origin as fast as flash, a block

@@ -31,7 +31,7 @@ const OWN_SHARE: u64 = 10;
 impl Core {
     /// Changes a disk's set of zeros, keeping count of the runs of all.
     pub fn change_zeros(&mut self, disk: DiskId, change: impl FnOnce(&mut RunSet)) {
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         let before = d.zero.run_count();
         change(&mut d.zero);
         let after = d.zero.run_count();
@@ -41,11 +41,10 @@ impl Core {
     /// The origin has zeros durably.
     pub fn zeros_told(&mut self, disk: DiskId, block: u64, count: u64) {
         self.change_zeros(disk, |zero| zero.remove_range(block, block + count));
-        if let Some(d) = self.disk_mut(disk) {
-            d.solid.remove_range(block, block + count);
-            if d.zero.is_empty() {
-                d.zero_seg_seq = None;
-            }
+        let d = self.known_mut(disk);
+        d.solid.remove_range(block, block + count);
+        if d.zero.is_empty() {
+            d.zero_seg_seq = None;
         }
     }
 
@@ -96,7 +95,7 @@ impl Core {
     pub fn begin_zero(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let r = &self.reqs[id];
         let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
-        let Some(d) = self.disk(disk) else { return };
+        let d = self.known(disk);
         let size = d.cfg.size;
         let unit = if self.reqs[id].through {
             u64::from(d.cfg.origin_align).clamp(1, 4096)
@@ -167,12 +166,11 @@ impl Core {
         }
         if last > first {
             let solid = matches!(self.reqs[id].op, ReqOp::WriteZeroes { punch: false, .. });
-            if let Some(d) = self.disk_mut(disk) {
-                if solid {
-                    d.solid.insert_range(first, last);
-                } else if !d.solid.is_empty() {
-                    d.solid.remove_range(first, last);
-                }
+            let d = self.known_mut(disk);
+            if solid {
+                d.solid.insert_range(first, last);
+            } else if !d.solid.is_empty() {
+                d.solid.remove_range(first, last);
             }
             self.flash
                 .log
