@@ -13,7 +13,7 @@ use crate::flash::device::FlashOp;
 use crate::flash::log::{Item, Then};
 use crate::ids::ReqId;
 use crate::origin::destage::NOWHERE;
-use crate::request::req::Phase;
+use crate::request::state::{State, Step};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
@@ -37,6 +37,10 @@ struct Blocks {
     lost: u64,
 }
 
+fn waits_for_range(state: &State) -> bool {
+    matches!(state, State::Write(write) if matches!(write.step, Step::WaitsForRange { .. }))
+}
+
 impl Engine {
     /// Counts again what is kept by counting, at any time between two calls: how many requests of clients are
     /// in flight, or the first difference in words.
@@ -49,7 +53,7 @@ impl Engine {
 }
 
 impl Core {
-    fn check(&self) -> Checked {
+    pub fn check(&self) -> Checked {
         self.check_slots()?;
         self.check_pins()?;
         self.check_log()?;
@@ -205,9 +209,9 @@ impl Core {
         for (_, req) in self.reqs.iter() {
             clients += u64::from(req.is_clients());
             *of.entry(req.disk).or_default() += 1;
-            *holds.entry(req.disk).or_default() += u64::from(req.locked);
-            *queues.entry(req.disk).or_default() += u64::from(req.phase == Phase::WaitLock);
-            for region in req.regions.into_iter().flat_map(|(from, to)| from..=to) {
+            *holds.entry(req.disk).or_default() += u64::from(req.holds_range());
+            *queues.entry(req.disk).or_default() += u64::from(waits_for_range(&req.state));
+            for region in req.regions().into_iter().flat_map(|(from, to)| from..=to) {
                 *writes.entry((req.disk, region)).or_default() += 1;
             }
         }
@@ -281,7 +285,7 @@ impl Core {
             d.clean_waiters.iter().copied().for_each(&mut coming);
             d.lock_queue.iter().for_each(|span| coming(span.req));
             for span in d.locks.iter() {
-                if self.reqs[span.req].phase == Phase::WaitIntent {
+                if self.reqs[span.req].write().step == Step::WaitsForIntent {
                     coming(span.req);
                 }
             }
@@ -291,9 +295,9 @@ impl Core {
             same(
                 format!(
                     "what {:?} waits for ({:?}, {:?})",
-                    req.id, req.op, req.phase
+                    req.id, req.op, req.state
                 ),
-                req.waits_for(),
+                req.state.waits_for(),
                 counted,
             )?;
         }

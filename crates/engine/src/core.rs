@@ -185,11 +185,13 @@ impl Core {
     /// list. For numbers of disks that come from outside, or were kept while the disk could be removed, there
     /// is [`disk`](Self::disk).
     pub fn known(&self, id: DiskId) -> &Disk {
-        self.disk(id).expect("a disk stays while anything of it does")
+        self.disk(id)
+            .expect("a disk stays while anything of it does")
     }
 
     pub fn known_mut(&mut self, id: DiskId) -> &mut Disk {
-        self.disk_mut(id).expect("a disk stays while anything of it does")
+        self.disk_mut(id)
+            .expect("a disk stays while anything of it does")
     }
 
     /// Changes what settings say of a disk, keeping the sums.

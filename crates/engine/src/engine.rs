@@ -868,7 +868,7 @@ impl Engine {
             .reqs
             .iter()
             .take(8)
-            .map(|(id, r)| format!("{id}:{:?}/{}", r.phase, r.pending))
+            .map(|(id, r)| format!("{id}:{:?}", r.state))
             .collect();
         let front = core
             .flash

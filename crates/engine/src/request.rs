@@ -4,7 +4,10 @@ pub(crate) mod answer;
 pub(crate) mod flush;
 pub(crate) mod read;
 pub(crate) mod req;
+pub(crate) mod state;
 pub(crate) mod take;
+#[cfg(test)]
+mod tests;
 pub(crate) mod write;
 pub(crate) mod zero;
 

@@ -244,7 +244,10 @@ impl Core {
         let batch = self.flash.log.batches.iter_mut().find(|b| b.seq == seq);
         let Some(batch) = batch else {
             // What was in flight when flash was given up has gone other ways.
-            assert!(self.flash.failed, "batch {seq} ended, and was not in flight");
+            assert!(
+                self.flash.failed,
+                "batch {seq} ended, and was not in flight"
+            );
             return;
         };
         batch.state = if result.is_ok() {

@@ -14,7 +14,6 @@ use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
 use crate::paths::{Path, took};
-use crate::request::req::Phase;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, IoDone};
@@ -74,14 +73,7 @@ impl Core {
     pub fn superseding(&self, disk: DiskId, start: u64, end: u64) -> bool {
         let d = self.known(disk);
         d.locks.meeting(start, end).any(|l| {
-            let req = &self.reqs[l.req];
-            let to = match req.phase {
-                Phase::Appending | Phase::WaitFlash => l.end,
-                // All it has appended is on flash and mapped. If that could not become clean, a write
-                // that waits for room might wait for itself.
-                Phase::WaitSpace if req.pending == 0 => l.start,
-                _ => (l.start + req.appended).min(l.end),
-            };
+            let to = self.reqs[l.req].write().superseded_to(l.start, l.end);
             l.start < end && start < to
         })
     }

@@ -129,9 +129,9 @@ impl Core {
             }
             let asker = Asker::client(&hit.r);
             let id = self.reqs.insert(hit.r, asker);
-            let req = &mut self.reqs[id];
-            req.hit = true;
-            req.pending = hit.bad.len() as u32;
+            let read = self.reqs[id].read_mut();
+            read.hit = true;
+            read.pending = hit.bad.len() as u32;
             for (op, done) in hit.bad {
                 self.flash.inflight += 1;
                 self.flash.account(&done);

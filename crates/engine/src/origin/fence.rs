@@ -13,7 +13,7 @@ use crate::api::{DiskId, Effects};
 use crate::core::Core;
 use crate::engine::{ControlError, Engine};
 use crate::ids::ReqId;
-use crate::request::req::Phase;
+use crate::request::state::State;
 use hearth_io::{BLOCK, IoDone, IoError, Target};
 
 impl Core {
@@ -58,11 +58,13 @@ impl Core {
     pub fn give_up(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let req = &mut self.reqs[id];
         req.failed = Some(crate::api::ReqError::Io);
-        if req.pending == 0 {
+        let ended = match &mut req.state {
+            State::Write(write) => write.stops_appending(),
+            _ => true,
+        };
+        // Else the last part to arrive ends it.
+        if ended {
             self.finish(id, now, fx);
-        } else {
-            // The last part to arrive ends it.
-            req.phase = Phase::Appending;
         }
     }
 }

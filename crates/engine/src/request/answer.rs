@@ -63,6 +63,11 @@ impl Answer {
         }
     }
 
+    #[cfg(test)]
+    pub fn is_to(&self, asker: Asker) -> bool {
+        self.to == asker
+    }
+
     pub fn is_to_request(&self) -> bool {
         self.request().is_some()
     }
@@ -105,11 +110,13 @@ impl Drop for Answer {
 impl Core {
     /// Ends a request: gives back what it holds, answers, wakes who waited for its range.
     pub fn finish(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
-        if self.reqs[id].locked {
+        let held = self.reqs[id].holds_range();
+        if held {
             self.unlock(id);
         }
+        self.leave_regions(id, now);
         let req = self.reqs.remove(id);
-        let (disk, locked) = (req.disk, req.locked);
+        let disk = req.disk;
         let result = match req.failed {
             Some(e) => Err(e),
             // What is answered now, whoever goes on with the origin does not have.
@@ -117,13 +124,6 @@ impl Core {
             None => Ok(()),
         };
         let d = self.known_mut(disk);
-        if let Some((from, to)) = req.regions {
-            for region in from..=to {
-                let i = d.intents.get_mut(&region).expect(INTENT_STAYS);
-                i.inflight -= 1;
-                i.used_ns = now;
-            }
-        }
         d.in_flight -= 1;
         match req.answer.request() {
             Some(parent) => self.read_for(parent, req, result, now, fx),
@@ -132,7 +132,7 @@ impl Core {
                 req.answer.client(result, req.buf, fx);
             }
         }
-        if locked {
+        if held {
             self.wake_locks(disk, now, fx);
         }
     }
@@ -171,7 +171,7 @@ fn count(d: &mut Disk, req: &Req, result: Result<(), ReqError>, now: u64) {
         ReqOp::Read => {
             c.read_ns += ns;
             if req.missed {
-                if req.hit {
+                if req.read().hit {
                     c.read_partial_hits += 1
                 } else {
                     c.read_misses += 1

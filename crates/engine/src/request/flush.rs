@@ -11,7 +11,8 @@ use crate::flash::fail::Promise;
 use crate::flash::log::Then;
 use crate::flash::rescue::Closing;
 use crate::ids::ReqId;
-use crate::request::req::Phase;
+use crate::request::answer::INTENT_STAYS;
+use crate::request::state::{Flush, State, Step};
 use hearth_format::Kind;
 use hearth_io::{IoError, Target};
 
@@ -56,7 +57,7 @@ impl Core {
                     return;
                 }
                 Promise::Later => {
-                    self.reqs[id].phase = Phase::WaitClean;
+                    self.reqs[id].state = State::Flush(Flush::Leaving);
                     self.reqs.leaving_flushes.push(id);
                     return;
                 }
@@ -68,8 +69,9 @@ impl Core {
             return;
         }
         let origin = guest > durable && !self.opts.faults.has(Fault::FlushSkipsOrigin);
-        self.reqs[id].phase = Phase::WaitFlash;
-        self.reqs[id].pending = u32::from(flash) + u32::from(origin);
+        let pending = u32::from(flash) + u32::from(origin);
+        let again = false;
+        self.reqs[id].state = State::Flush(Flush::Devices { pending, again });
         if !flash && !origin {
             self.finish(id, now, fx);
             return;
@@ -88,11 +90,22 @@ impl Core {
         if failed {
             req.failed = Some(ReqError::Io);
         }
-        req.pending -= 1;
-        if req.pending > 0 {
-            return;
-        }
-        if std::mem::take(&mut req.flush_again) && req.failed.is_none() {
+        let again = match &mut req.state {
+            State::Flush(Flush::Devices { pending, again }) => {
+                *pending -= 1;
+                if *pending > 0 {
+                    return;
+                }
+                *again
+            }
+            State::Write(write) => {
+                let waits = matches!(write.step, Step::WaitsForFlash | Step::WaitsForOrigin);
+                assert!(waits, "a write at {:?} waits for no flush", write.step);
+                false
+            }
+            other => unreachable!("a device was flushed for {other:?}"),
+        };
+        if again && req.failed.is_none() {
             self.start_flush(id, now, fx);
         } else {
             self.finish(id, now, fx);
@@ -105,13 +118,46 @@ impl Core {
         let disk = self.reqs[id].disk;
         let again =
             failed && self.flash.failed && self.promise_of_left_flash(disk) != Promise::None;
-        self.reqs[id].flush_again |= again;
-        // What it wrote can only be destaged, which it waits for now, once its range is free.
-        if again && std::mem::take(&mut self.reqs[id].locked) {
-            self.unlock(id);
-            self.wake_locks(disk, now, fx);
+        if again {
+            self.flush_again(id, now, fx);
         }
         self.request_durable(id, failed && !again, now, fx);
+    }
+
+    /// Has a request ask anew what is durable, once it has ended waiting for what it waits for.
+    fn flush_again(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        if let State::Flush(flush) = &mut self.reqs[id].state {
+            match flush {
+                Flush::Devices { again, .. } => *again = true,
+                other => unreachable!("flash was flushed for a flush at {other:?}"),
+            }
+            return;
+        }
+        // What it wrote can only be destaged, which it waits for from here like a flush, once its range
+        // is free.
+        self.unlock(id);
+        self.leave_regions(id, now);
+        self.reqs[id].state = State::Flush(Flush::Devices {
+            pending: 1,
+            again: true,
+        });
+        let disk = self.reqs[id].disk;
+        self.wake_locks(disk, now, fx);
+    }
+
+    /// A write has ended in the regions whose intents count it.
+    pub fn leave_regions(&mut self, id: ReqId, now: u64) {
+        let disk = self.reqs[id].disk;
+        let Some((from, to)) = self.reqs[id].regions() else {
+            return;
+        };
+        self.reqs[id].write_mut().regions = None;
+        let d = self.known_mut(disk);
+        for region in from..=to {
+            let i = d.intents.get_mut(&region).expect(INTENT_STAYS);
+            i.inflight -= 1;
+            i.used_ns = now;
+        }
     }
 
     /// Waits until the log is durable up to `ord`.
@@ -315,18 +361,18 @@ impl Core {
         fx: &mut Effects,
     ) -> bool {
         let seg_hint = self.flash.log.next_segment_seq;
-        if self.reqs[id].regions.is_some()
+        if self.reqs[id].regions().is_some()
             || self.flash.failed
             || self.opts.faults.has(Fault::DropIntent)
         {
-            let waiting = self.reqs[id].regions.is_some_and(|(from, to)| {
+            let waiting = self.reqs[id].regions().is_some_and(|(from, to)| {
                 self.disk(disk).is_some_and(|d| {
                     (from..=to).any(|r| d.intents.get(&r).is_some_and(|i| !i.active))
                 })
             });
             if waiting && !self.flash.failed {
                 // It may have waited for something else before.
-                self.reqs[id].phase = Phase::WaitIntent;
+                self.reqs[id].write_mut().step = Step::WaitsForIntent;
                 return false;
             }
             return true;
@@ -361,13 +407,13 @@ impl Core {
             intent.used_ns = now;
             ready &= intent.active || unawaited;
         }
-        self.reqs[id].regions = Some((from, to));
+        self.reqs[id].write_mut().regions = Some((from, to));
         self.ready.note(disk);
         for region in new {
             self.record_intent(disk, region);
         }
         if !ready {
-            self.reqs[id].phase = Phase::WaitIntent;
+            self.reqs[id].write_mut().step = Step::WaitsForIntent;
             self.start_flash_flush(now, fx);
         }
         ready
@@ -405,7 +451,7 @@ impl Core {
         let Some(d) = self.disk(disk) else { return };
         let start = u64::from(region) * d.region_blocks;
         let holders = d.locks.meeting(start, start + d.region_blocks);
-        let waits = |id: &ReqId| self.reqs[*id].phase == Phase::WaitIntent;
+        let waits = |id: &ReqId| self.reqs[*id].write().step == Step::WaitsForIntent;
         let waiting: Vec<ReqId> = holders.map(|l| l.req).filter(waits).collect();
         for id in waiting {
             self.go_through(id, now, fx);

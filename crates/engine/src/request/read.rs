@@ -5,7 +5,7 @@
 //! write that arrives while the ticket lives cancels it, so what the miss read is given to
 //! its reader but never cached (invariant 4).
 
-use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
+use crate::api::{DiskId, Effects, Mode, ReqError, Request};
 use crate::cache::index::{Key, SlotNo};
 use crate::cache::stage::policy_key;
 use crate::core::{Core, OpCtx, req_error};
@@ -17,7 +17,6 @@ use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
 use crate::request::answer::Asker;
-use crate::request::req::Phase;
 use crate::stats::ewma;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -87,8 +86,8 @@ impl Core {
             Fill::Allowed
         };
         // Guards against completing while pieces are still being issued.
-        self.reqs[id].pending = 1;
-        self.reqs[id].seeks = stream <= len;
+        self.reqs[id].read_mut().pending = 1;
+        self.reqs[id].read_mut().seeks = stream <= len;
         let (disk, start) = (self.reqs[id].disk, offset / 4096);
         let end = (offset + len).div_ceil(4096);
         if !client || !self.reads_ahead(disk) {
@@ -99,7 +98,7 @@ impl Core {
             let (key, count) = (policy_key(disk, start), (end - start) as u32);
             let in_stream = self.cache.policy.read(key, count, &mut wishes);
             self.read_range(id, start, end, fill, now, fx);
-            if self.reqs[id].waited {
+            if self.reqs[id].read().waited {
                 self.cache.policy.waited(key, count, in_stream, &mut wishes);
             }
             if !wishes.is_empty() {
@@ -111,8 +110,9 @@ impl Core {
     }
 
     pub fn read_part_done(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
-        self.reqs[id].pending -= 1;
-        if self.reqs[id].pending == 0 {
+        let read = self.reqs[id].read_mut();
+        read.pending -= 1;
+        if read.pending == 0 {
             self.finish(id, now, fx);
         }
     }
@@ -171,7 +171,7 @@ impl Core {
             });
             if zeros > 0 {
                 piece(b, zeros).bytes_mut().fill(0);
-                self.reqs[id].hit = true;
+                self.reqs[id].read_mut().hit = true;
                 b += zeros;
                 continue;
             }
@@ -180,11 +180,11 @@ impl Core {
                 if mode != Mode::Off
                     && let Some(how) = self.cache.stage.read(key, &mut piece(b, 1))
                 {
-                    self.reqs[id].hit = true;
+                    self.reqs[id].read_mut().hit = true;
                     if counts || how != Use::Hit {
                         self.cache.policy.used(key, false, how);
                     }
-                    self.reqs[id].waited |= how != Use::Hit;
+                    self.reqs[id].read_mut().waited |= how != Use::Hit;
                     let d = self.known_mut(disk);
                     d.counters.prefetch_used += u64::from(how != Use::Hit);
                     if client {
@@ -202,8 +202,8 @@ impl Core {
                     let (joined, next) = self.join_ahead(id, disk, b, left);
                     if joined > 0 {
                         self.reqs[id].missed = true;
-                        self.reqs[id].waited = true;
-                        self.reqs[id].pending += 1;
+                        self.reqs[id].read_mut().waited = true;
+                        self.reqs[id].read_mut().pending += 1;
                         b += joined;
                         continue;
                     }
@@ -258,8 +258,8 @@ impl Core {
             if client && let Some(d) = self.disk_mut(disk) {
                 d.counters.read_hit_bytes += n * 4096;
             }
-            self.reqs[id].hit = true;
-            self.reqs[id].pending += 1;
+            self.reqs[id].read_mut().hit = true;
+            self.reqs[id].read_mut().pending += 1;
             self.pin(slot);
             let io = self.flash.read_slots(slot, piece(b, n)).checked(crcs);
             let op = OpCtx::HitRead {
@@ -328,8 +328,8 @@ impl Core {
         };
         let prefetch = self.is_prefetch(id);
         self.reqs[id].missed = true;
-        self.reqs[id].waited = true;
-        let seek = std::mem::take(&mut self.reqs[id].seeks) && client;
+        self.reqs[id].read_mut().waited = true;
+        let seek = std::mem::take(&mut self.reqs[id].read_mut().seeks) && client;
         let cacheable = fill == Fill::Allowed
             && mode != Mode::Off
             && !self.flash.failed
@@ -356,7 +356,8 @@ impl Core {
         let ticket = self.take_ticket(disk, block, block + count, true);
         let sequential = fill == Fill::Sequential && mode != Mode::Off;
         // A request may miss in several places.
-        let bypassed = sequential && !std::mem::replace(&mut self.reqs[id].bypassed, true);
+        let bypassed =
+            sequential && !std::mem::replace(&mut self.reqs[id].read_mut().bypassed, true);
         let d = self.known_mut(disk);
         if fill != Fill::Allowed && client {
             d.counters.bypassed_sequential += u64::from(bypassed);
@@ -368,7 +369,7 @@ impl Core {
             d.destage.near = block + count;
         }
         let len = d.clip(block, count);
-        self.reqs[id].pending += 1;
+        self.reqs[id].read_mut().pending += 1;
         let piece = data.sub(0, len as usize);
         let miss = Miss {
             req: id,
@@ -470,7 +471,7 @@ impl Core {
         crc: Option<u32>,
         fx: &mut Effects,
     ) {
-        self.reqs[id].pending += 1;
+        self.reqs[id].read_mut().pending += 1;
         self.pin(slot);
         let io = self.flash.read_slots(slot, Buf::zeroed(4096).all());
         let op = OpCtx::HitRead {
@@ -536,9 +537,10 @@ impl Core {
 
     /// Looks again for one block of a read, wherever it is by now.
     fn read_again(&mut self, id: ReqId, block: u64, now: u64, fx: &mut Effects) {
-        self.reqs[id].retries += 1;
         let (start, end) = self.blocks_of(id);
-        if self.reqs[id].retries > RETRIES_MAX * (end - start) {
+        let read = self.reqs[id].read_mut();
+        read.retries += 1;
+        if read.retries > RETRIES_MAX * (end - start) {
             self.reqs[id].failed = Some(ReqError::Io);
             return;
         }
@@ -675,7 +677,7 @@ impl Core {
     /// True if it is a piece of a client's request to cache.
     fn is_prefetch(&self, id: ReqId) -> bool {
         let parent = self.reqs[id].answer.request();
-        parent.is_some_and(|parent| self.reqs[parent].op == ReqOp::Prefetch)
+        parent.is_some_and(|parent| self.reqs[parent].is_prefetch())
     }
 
     /// NBD_CMD_CACHE: reads the range piece by piece and always admits.
@@ -706,7 +708,6 @@ impl Core {
         let step = PREFETCH_STEP.min(len);
         let buf = Buf::zeroed(Request::buffer_len(offset, step) as usize);
         let req = &mut self.reqs[id];
-        req.phase = Phase::Reading;
         req.offset += step;
         req.len -= step;
         let r = Request::read(0, disk, offset, step, &buf, now);

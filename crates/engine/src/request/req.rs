@@ -3,33 +3,9 @@
 use crate::api::{DiskId, ReqError, ReqOp, Request};
 use crate::ids::ReqId;
 use crate::request::answer::Answer;
+use crate::request::state::{Read, State, Write};
 use hearth_io::BufSlice;
 use smallvec::SmallVec;
-
-/// Where a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Reads in flight.
-    Reading,
-    /// Waits for the range.
-    WaitLock,
-    /// Reads the rest of partial blocks.
-    Merging,
-    /// Waits for room on flash.
-    WaitSpace,
-    /// Waits for its batches.
-    Appending,
-    /// Waits for the flash device flush.
-    WaitFlash,
-    /// Waits for its range to be destaged.
-    WaitClean,
-    /// Waits for the intent to be durable.
-    WaitIntent,
-    /// Writes the origin.
-    Origin,
-    /// Waits for the origin's flush.
-    WaitOrigin,
-}
 
 /// A request the engine has taken.
 #[derive(Debug)]
@@ -46,41 +22,10 @@ pub(crate) struct Req {
     /// Checksums that came with it; empty if it does not cover whole blocks, or does no more.
     pub crcs: SmallVec<[u32; 4]>,
     pub start_ns: u64,
-    pub phase: Phase,
-    /// Operations (or items) it still waits for.
-    pub pending: u32,
     pub failed: Option<ReqError>,
-    /// What it waited for flash to make durable has to be asked for anew.
-    pub flush_again: bool,
-    /// Touched flash / touched the origin.
-    pub hit: bool,
+    /// Something of its range was not cached.
     pub missed: bool,
-    /// Needed the origin, or would have without prefetch.
-    pub waited: bool,
-    /// Continues no stream, and none of its reads of the origin has been sent.
-    pub seeks: bool,
-    /// Counts as one that passed the cache because it belongs to a stream.
-    pub bypassed: bool,
-    /// Holds its range.
-    pub locked: bool,
-    /// While it waits for its range: for how many others, and when it came.
-    pub behind: usize,
-    pub turn: u64,
-    /// Counts in these intent regions.
-    pub regions: Option<(u32, u32)>,
-    pub retries: u64,
-    /// A fill of its range may be in the log already.
-    pub fills_appended: bool,
-    /// Blocks put into the append queue so far.
-    pub appended: u64,
-    /// Buffers of partial edge blocks of a zeroing (head, tail).
-    pub edges: SmallVec<[(u64, BufSlice); 2]>,
-    /// Goes to the origin directly.
-    pub through: bool,
-    /// Its partial blocks at the ends have been read: it covers whole blocks now.
-    pub merged: bool,
-    /// Stalled because of the run of zeros it would add.
-    pub waits_for_runs: bool,
+    pub state: State,
 }
 
 impl Req {
@@ -95,43 +40,60 @@ impl Req {
             buf: r.buf,
             crcs: r.crcs,
             start_ns: r.start_ns,
-            phase: Phase::Reading,
-            pending: 0,
             failed: None,
-            flush_again: false,
-            hit: false,
             missed: false,
-            waited: false,
-            seeks: false,
-            bypassed: false,
-            locked: false,
-            behind: 0,
-            turn: 0,
-            regions: None,
-            waits_for_runs: false,
-            retries: 0,
-            fills_appended: false,
-            appended: 0,
-            edges: SmallVec::new(),
-            through: false,
-            merged: false,
+            state: State::new(r.op),
         }
     }
+
     /// Did a client ask, not another request?
     pub fn is_clients(&self) -> bool {
         !self.answer.is_to_request()
     }
 
-    /// How many ends of something it waits for, places in queues included.
-    #[cfg(any(test, feature = "check"))]
-    pub fn waits_for(&self) -> u64 {
-        let queues = match self.phase {
-            Phase::WaitLock | Phase::WaitSpace | Phase::WaitClean | Phase::WaitIntent => 1,
-            // Its one read for the part it is at.
-            Phase::Reading => u64::from(self.op == ReqOp::Prefetch),
-            _ => 0,
-        };
-        queues + u64::from(self.pending)
+    pub fn is_prefetch(&self) -> bool {
+        matches!(self.state, State::Prefetch)
+    }
+
+    pub fn read(&self) -> &Read {
+        match &self.state {
+            State::Read(read) => read,
+            other => unreachable!("{:?} is no read, but {other:?}", self.id),
+        }
+    }
+
+    pub fn read_mut(&mut self) -> &mut Read {
+        match &mut self.state {
+            State::Read(read) => read,
+            other => unreachable!("{:?} is no read, but {other:?}", self.id),
+        }
+    }
+
+    pub fn write(&self) -> &Write {
+        match &self.state {
+            State::Write(write) => write,
+            other => unreachable!("{:?} is no write, but {other:?}", self.id),
+        }
+    }
+
+    pub fn write_mut(&mut self) -> &mut Write {
+        match &mut self.state {
+            State::Write(write) => write,
+            other => unreachable!("{:?} is no write, but {other:?}", self.id),
+        }
+    }
+
+    /// Does it hold a range of its disk?
+    pub fn holds_range(&self) -> bool {
+        matches!(&self.state, State::Write(write) if write.holds_range())
+    }
+
+    /// The regions whose intents count it.
+    pub fn regions(&self) -> Option<(u32, u32)> {
+        match &self.state {
+            State::Write(write) => write.regions,
+            _ => None,
+        }
     }
 
     /// The blocks it touches.

@@ -24,7 +24,7 @@ use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
 use crate::request::answer::{Answer, Asker, INTENT_STAYS};
-use crate::request::req::Phase;
+use crate::request::state::Step;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, IoDone, OpKind, Target};
@@ -86,8 +86,7 @@ impl Core {
         }
         self.reqs.next_turn += 1;
         let turn = self.reqs.next_turn;
-        let req = &mut self.reqs[id];
-        (req.phase, req.behind, req.turn) = (Phase::WaitLock, behind, turn);
+        self.reqs[id].write_mut().step = Step::WaitsForRange { behind, turn };
         let d = self.known_mut(disk);
         d.lock_queue.insert(span);
     }
@@ -103,9 +102,9 @@ impl Core {
         let d = self.known_mut(disk);
         d.locks.insert(span);
         let appended = !raced && d.cancel_fills(start, end);
-        let req = &mut self.reqs[id];
-        req.locked = true;
-        req.fills_appended = appended;
+        let write = self.reqs[id].write_mut();
+        write.step = Step::Holds;
+        write.fills_appended = appended;
         self.begin_write(id, now, fx);
     }
 
@@ -123,10 +122,8 @@ impl Core {
         }
         // All of them came after: who came before and had not ended would have kept this one waiting.
         for waiting in d.lock_queue.meeting(span.start, span.end) {
-            let req = &mut self.reqs[waiting.req];
-            req.behind -= 1;
-            if req.behind == 0 {
-                d.unlocked.insert((req.turn, waiting.req));
+            if let Some(turn) = self.reqs[waiting.req].write_mut().one_less_in_front() {
+                d.unlocked.insert((turn, waiting.req));
             }
         }
     }
@@ -161,7 +158,7 @@ impl Core {
         let d = self.known(disk);
         let through = self.flash.failed || !d.writes_to_flash();
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
-        self.reqs[id].through = through;
+        self.reqs[id].write_mut().through = through;
         if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
             self.begin_zero(id, now, fx);
             return;
@@ -213,8 +210,8 @@ impl Core {
         if end % 4096 != 0 && end != size && edges.last() != Some(&(end / 4096)) {
             edges.push(end / 4096);
         }
-        self.reqs[id].phase = Phase::Merging;
-        self.reqs[id].pending = edges.len() as u32;
+        let pending = edges.len() as u32;
+        self.reqs[id].write_mut().step = Step::Merges { pending };
         if edges.is_empty() {
             self.merge_complete(id, now, fx);
         }
@@ -235,7 +232,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         let req = &mut self.reqs[id];
-        req.pending -= 1;
+        let complete = req.write_mut().edge_read();
         match (result, old) {
             (Ok(()), Some(old)) => {
                 let (start, end) = (req.offset, req.offset + req.len);
@@ -250,19 +247,19 @@ impl Core {
                 } else {
                     let mut whole = old;
                     whole.bytes_mut()[from..to].fill(0);
-                    req.edges.push((block, whole));
+                    req.write_mut().edges.push((block, whole));
                 }
             }
             (Err(e), _) => req.failed = Some(e),
             (Ok(()), None) => unreachable!("a read comes back with its memory"),
         }
-        if req.pending == 0 {
+        if complete {
             self.merge_complete(id, now, fx);
         }
     }
 
     fn merge_complete(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
-        self.reqs[id].merged = true;
+        self.reqs[id].write_mut().merged = true;
         if self.reqs[id].failed.is_some() {
             self.finish(id, now, fx);
         } else if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
@@ -270,7 +267,7 @@ impl Core {
         } else {
             self.reqs[id].crcs.clear();
             // Whole blocks from here on.
-            if self.reqs[id].through || self.flash.failed {
+            if self.reqs[id].write().through || self.flash.failed {
                 self.go_through(id, now, fx);
             } else {
                 self.append_or_stall(id, now, fx);
@@ -282,14 +279,18 @@ impl Core {
         if self.fenced(self.reqs[id].disk) {
             return self.give_up(id, now, fx);
         }
-        self.reqs[id].phase = Phase::WaitSpace;
+        self.reqs[id].write_mut().stalls(false);
         let disk = self.reqs[id].disk;
         // Behind its like; past another disk's dirty blocks and what adds runs of zeros, but not past who
         // waits for the log.
         let queues = self.reqs.log_full
             || self.reqs.stalled.iter().any(|&other| {
                 let other = &self.reqs[other];
-                other.disk == disk && !other.waits_for_runs
+                let for_runs = matches!(
+                    other.write().step,
+                    Step::WaitsForRoom { for_runs: true, .. }
+                );
+                other.disk == disk && !for_runs
             });
         if queues || self.append_some(id, now, fx) != Appended::All {
             self.reqs.stalled.push_back(id);
@@ -301,23 +302,23 @@ impl Core {
         let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
         if self.flash.failed {
-            self.reqs[id].through = true;
-            if self.reqs[id].pending == 0 {
-                self.divert(id, now, fx);
-            }
+            // What had waited when it failed has been diverted, and no part of this was sent since.
+            self.divert(id, now, fx);
             return Appended::All;
         }
         if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
             return self.append_zeros(id);
         }
-        if self.waits_for_runs(id, start, end, false) {
+        let for_runs = self.waits_for_runs(disk, start, end, false);
+        self.reqs[id].write_mut().stalls(for_runs);
+        if for_runs {
             return Appended::TooManyRuns;
         }
         loop {
-            let done = self.reqs[id].appended;
+            let done = self.reqs[id].write().appended;
             let left = end - start - done;
             if left == 0 {
-                self.reqs[id].phase = Phase::Appending;
+                self.reqs[id].write_mut().all_queued();
                 if self.opts.faults.has(Fault::AckEarly) {
                     self.ack_early(id, fx);
                 }
@@ -346,8 +347,7 @@ impl Core {
                 data.bytes_mut()[inside..].fill(0);
                 crcs = data.bytes().chunks(4096).map(crc32c).collect();
             }
-            req.appended += n;
-            req.pending += 1;
+            req.write_mut().queued(n);
             self.push_dirty(disk, start + done, data, crcs, id);
         }
     }
@@ -491,12 +491,7 @@ impl Core {
     /// An item of a request is on flash and mapped.
     pub fn request_applied(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let req = &mut self.reqs[id];
-        req.pending -= 1;
-        if req.pending > 0 || req.phase == Phase::WaitSpace {
-            return;
-        }
-        if req.through && self.flash.failed {
-            self.divert(id, now, fx);
+        if !req.write_mut().applied() {
             return;
         }
         let fua = match req.op {
@@ -504,8 +499,7 @@ impl Core {
             _ => false,
         };
         if fua && !self.opts.faults.has(Fault::IgnoreFua) {
-            req.phase = Phase::WaitFlash;
-            req.pending = 1;
+            req.write_mut().step = Step::WaitsForFlash;
             let ord = self.flash.log.applied_ord;
             self.wait_flash(ord, crate::core::FlashWaiter::Request(id), now, fx);
         } else {
@@ -523,14 +517,25 @@ impl Core {
     /// Flash failed under a write-back request: the origin takes it.
     pub fn divert(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         took(Path::WriteDiverted);
-        self.reqs[id].through = true;
-        self.reqs[id].pending = 0;
+        let write = self.reqs[id].write_mut();
+        let here = matches!(
+            write.step,
+            Step::WaitsForRoom { .. } | Step::Appends { .. } | Step::WaitsForRecordRoom
+        );
+        assert!(
+            here,
+            "a write at {:?} is not on its way to flash",
+            write.step
+        );
+        write.step = Step::Holds;
+        write.through = true;
         let zero = !matches!(self.reqs[id].op, ReqOp::Write { .. });
         if zero {
             // Its edges went into the log that failed. They are read again, or the rest of those
             // blocks would be forgotten with the copies on flash.
-            self.reqs[id].merged = false;
-            self.reqs[id].edges.clear();
+            let write = self.reqs[id].write_mut();
+            write.merged = false;
+            write.edges.clear();
             self.begin_zero(id, now, fx)
         } else {
             self.go_through(id, now, fx)
@@ -547,7 +552,7 @@ impl Core {
             return;
         }
         if self.flash.mark.as_ref().is_some_and(|m| !m.late) {
-            self.reqs[id].phase = Phase::WaitClean;
+            self.reqs[id].write_mut().step = Step::WaitsForClean;
             self.reqs.mark_waiters.push(id);
             return;
         }
@@ -562,11 +567,11 @@ impl Core {
         if !self.clean_or_wait(id, disk, start, end, now, fx) {
             return;
         }
-        let admitted = self.reqs[id].regions.is_some() || self.flash.failed;
+        let admitted = self.reqs[id].regions().is_some() || self.flash.failed;
         if !admitted && !self.has_record_room(disk) {
             // What it leaves behind is at least a record, and a flood of records would eat the
             // reserve without which eviction cannot make room.
-            self.reqs[id].phase = Phase::WaitSpace;
+            self.reqs[id].write_mut().step = Step::WaitsForRecordRoom;
             self.reqs.stalled_through.push_back(id);
             return;
         }
@@ -578,7 +583,7 @@ impl Core {
         let d = self.known(disk);
         let partial =
             offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
-        if self.flash.failed && partial && !self.reqs[id].merged {
+        if self.flash.failed && partial && !self.reqs[id].write().merged {
             // The rest of the block may be newer on flash than on the origin, and what is on
             // flash is forgotten once the origin has been written.
             self.merge_edges(id, now, fx);
@@ -589,10 +594,9 @@ impl Core {
             d.cfg.size,
             d.clip(start, end - start),
         );
-        self.reqs[id].phase = Phase::Origin;
         match self.reqs[id].op {
             ReqOp::Write { .. } => {
-                let exact = !self.reqs[id].merged
+                let exact = !self.reqs[id].write().merged
                     && offset % align == 0
                     && ((offset + len) % align == 0 || offset + len == size);
                 let (from, bytes) = if exact {
@@ -602,7 +606,7 @@ impl Core {
                 };
                 let buf = self.reqs[id].buf.as_ref().expect(HAS_DATA);
                 let piece = buf.sub((from - start * 4096) as usize, bytes as usize);
-                self.reqs[id].pending = 1;
+                self.reqs[id].write_mut().step = Step::WritesOrigin { pending: 1 };
                 let io = Io::write(Target::Origin(disk), from, [piece]);
                 self.io(fx, OpCtx::OriginWrite { req: id }, io);
             }
@@ -615,14 +619,14 @@ impl Core {
     /// is destaged like what a mode before this one left dirty.
     fn supersede_lost(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         took(Path::LossSuperseded);
-        self.reqs[id].through = false;
+        self.reqs[id].write_mut().through = false;
         let r = &self.reqs[id];
         let (offset, end) = (r.offset, r.offset + r.len);
         let size = self.disk(r.disk).map_or(0, |d| d.cfg.size);
         let partial = offset % 4096 != 0 || (end % 4096 != 0 && end != size);
         let write = matches!(r.op, ReqOp::Write { .. });
         let discard = matches!(r.op, ReqOp::Discard { .. });
-        if partial && !discard && !self.reqs[id].merged {
+        if partial && !discard && !self.reqs[id].write().merged {
             self.merge_edges(id, now, fx);
         } else if write {
             self.append_or_stall(id, now, fx);
@@ -645,17 +649,18 @@ impl Core {
     ) {
         let r = &self.reqs[id];
         let (offset, end) = (r.offset, r.offset + r.len);
-        let edges = self.reqs[id].edges.clone();
+        let edges = self.reqs[id].write().edges.clone();
         // With merged edges the zeros begin at whole blocks; a discard only shrinks.
         let unit = if edges.is_empty() { align } else { 4096 };
         let from = offset.next_multiple_of(unit);
         let to = if end == size { end } else { end / unit * unit };
         let middle = to > from;
-        self.reqs[id].pending = edges.len() as u32 + u32::from(middle);
-        if self.reqs[id].pending == 0 {
+        let pending = edges.len() as u32 + u32::from(middle);
+        if pending == 0 {
             self.finish(id, now, fx);
             return;
         }
+        self.reqs[id].write_mut().step = Step::WritesOrigin { pending };
         for (block, data) in edges {
             let len = (size - block * 4096).min(4096);
             let piece = data.sub(0, len as usize);
@@ -686,7 +691,7 @@ impl Core {
                 return true;
             };
             d.clean_waiters.push(id);
-            self.reqs[id].phase = Phase::WaitClean;
+            self.reqs[id].write_mut().step = Step::WaitsForClean;
             self.ready.await_clean(disk);
             return false;
         }
@@ -704,7 +709,7 @@ impl Core {
         }
         let cleaned = d.cleaned_ord;
         d.clean_waiters.push(id);
-        self.reqs[id].phase = Phase::WaitClean;
+        self.reqs[id].write_mut().step = Step::WaitsForClean;
         self.ready.await_clean(disk);
         if !dirty {
             self.flash.log.urgent = true;
@@ -715,7 +720,8 @@ impl Core {
 
     /// Blocks became clean, or the log durable: see who of the waiting writes can go on.
     pub fn wake_clean_waiters(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        let d = self.known_mut(disk);
+        // It may have been removed since it was put on the list.
+        let Some(d) = self.disk_mut(disk) else { return };
         let waiting = std::mem::take(&mut d.clean_waiters);
         for id in waiting {
             self.go_through(id, now, fx);
@@ -743,11 +749,10 @@ impl Core {
         if let Err(e) = done.result {
             self.reqs[id].failed = Some(req_error(e));
         }
-        self.reqs[id].pending -= 1;
-        if self.reqs[id].pending > 0 {
+        if !self.reqs[id].write_mut().origin_written() {
             return;
         }
-        let unguarded = self.reqs[id].regions.is_none();
+        let unguarded = self.reqs[id].regions().is_none();
         self.ready.touch(disk);
         let d = self.known_mut(disk);
         d.sync.completed += 1;
@@ -757,7 +762,7 @@ impl Core {
         }
         let written = d.sync.completed;
         let mode = d.cfg.mode;
-        if let Some((from, to)) = self.reqs[id].regions
+        if let Some((from, to)) = self.reqs[id].regions()
             && let Some(d) = self.disk_mut(disk)
         {
             for region in from..=to {
@@ -780,8 +785,8 @@ impl Core {
         {
             d.sync.superseded = written;
         }
-        let fills_appended =
-            self.reqs[id].fills_appended && !self.opts.faults.has(Fault::ForgetCancelledFills);
+        let fills_appended = self.reqs[id].write().fills_appended
+            && !self.opts.faults.has(Fault::ForgetCancelledFills);
         let had = cached || fills_appended || evicting && !unguarded;
         if !replaced {
             self.doubt_written(disk, start, end);
@@ -790,7 +795,7 @@ impl Core {
             self.change_zeros(disk, |zero| zero.remove_range(start, end));
         }
         // A copy that was still on its way to flash is one that was read.
-        let read = cached || self.reqs[id].fills_appended;
+        let read = cached || self.reqs[id].write().fills_appended;
         let renewed = ok
             && !unguarded
             && mode == Mode::WriteThrough
@@ -804,8 +809,7 @@ impl Core {
             _ => false,
         };
         if ok && fua && !self.opts.faults.has(Fault::FuaLeavesOriginVolatile) {
-            self.reqs[id].phase = Phase::WaitOrigin;
-            self.reqs[id].pending = 1;
+            self.reqs[id].write_mut().step = Step::WaitsForOrigin;
             self.wait_origin(disk, written, SyncWaiter::Request(id), now, fx);
         } else {
             self.finish(id, now, fx);

@@ -15,7 +15,7 @@ use crate::disk::runset::RunSet;
 use crate::flash::log::Then;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
-use crate::request::req::Phase;
+use crate::request::state::Step;
 use crate::request::write::Appended;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -74,8 +74,7 @@ impl Core {
 
     /// Has a request to wait because its write of these blocks, or their becoming `zero`, would add a
     /// run that may not be?
-    pub fn waits_for_runs(&mut self, id: ReqId, start: u64, end: u64, zero: bool) -> bool {
-        let disk = self.reqs[id].disk;
+    pub fn waits_for_runs(&self, disk: DiskId, start: u64, end: u64, zero: bool) -> bool {
         let adds = self.disk(disk).is_some_and(|d| {
             end > start
                 && if zero {
@@ -88,7 +87,6 @@ impl Core {
         if waits {
             took(Path::ZerosWait);
         }
-        self.reqs[id].waits_for_runs = waits;
         waits
     }
 
@@ -97,7 +95,7 @@ impl Core {
         let (disk, offset, end) = (r.disk, r.offset, r.offset + r.len);
         let d = self.known(disk);
         let size = d.cfg.size;
-        let unit = if self.reqs[id].through {
+        let unit = if self.reqs[id].write().through {
             u64::from(d.cfg.origin_align).clamp(1, 4096)
         } else {
             4096
@@ -125,13 +123,13 @@ impl Core {
 
     /// Appends the zero run and, for partial edges, the merged blocks.
     pub fn zero_with_edges(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
-        if self.flash.failed || self.reqs[id].through {
-            self.reqs[id].through = true;
+        if self.flash.failed || self.reqs[id].write().through {
+            self.reqs[id].write_mut().through = true;
             self.go_through(id, now, fx);
             return;
         }
         let (first, last) = self.zeros_of(id);
-        if last <= first && self.reqs[id].edges.is_empty() {
+        if last <= first && self.reqs[id].write().edges.is_empty() {
             // A discard of less than a block: nothing to do, which is allowed.
             self.finish(id, now, fx);
             return;
@@ -140,7 +138,6 @@ impl Core {
             return self.give_up(id, now, fx);
         }
         if self.append_zeros(id) != Appended::All {
-            self.reqs[id].phase = Phase::WaitSpace;
             self.reqs.stalled.push_back(id);
         }
     }
@@ -149,7 +146,9 @@ impl Core {
     pub fn append_zeros(&mut self, id: ReqId) -> Appended {
         let disk = self.reqs[id].disk;
         let (first, last) = self.zeros_of(id);
-        if self.waits_for_runs(id, first, last, true) {
+        let for_runs = self.waits_for_runs(disk, first, last, true);
+        self.reqs[id].write_mut().stalls(for_runs);
+        if for_runs {
             return Appended::TooManyRuns;
         }
         if self.flash.log.room() < ROOM_MIN {
@@ -157,9 +156,10 @@ impl Core {
             self.reqs.log_full = true;
             return Appended::NoRoom;
         }
-        let edges = std::mem::take(&mut self.reqs[id].edges);
-        self.reqs[id].phase = Phase::Appending;
-        self.reqs[id].pending = edges.len() as u32 + u32::from(last > first);
+        let write = self.reqs[id].write_mut();
+        let edges = std::mem::take(&mut write.edges);
+        let pending = edges.len() as u32 + u32::from(last > first);
+        write.step = Step::Appends { pending };
         for (block, data) in edges {
             let crcs = smallvec![crc32c(data.bytes())];
             self.push_dirty(disk, block, data.sub(0, 4096), crcs, id);
