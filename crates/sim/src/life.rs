@@ -5,7 +5,7 @@
 //! every request is answered, everything dirty reaches the origins, and the origins alone hold
 //! what the oracle says.
 
-use crate::content::SECTOR;
+use crate::content::{BLOCK, SECTOR};
 use crate::device::Faults;
 use crate::model::End;
 use crate::paths::Event;
@@ -23,8 +23,8 @@ const HANG_STEPS: u64 = 300;
 const LONG_NS: u64 = 11_000_000_000;
 /// Most steps until a disk that was left out comes.
 const LATE_STEPS: u64 = 1500;
-/// Most steps that a stop in trouble is waited for.
-const STOP_STEPS: u64 = 3000;
+/// Most steps that a stop in trouble is waited for: hardly, for some time, until all is well again.
+const STOP_STEPS: [u64; 3] = [20, 200, 3000];
 /// Steps to settle after the hurting ends.
 const SETTLE_STEPS_MAX: u64 = 300_000;
 /// Virtual time to settle: everything dirty fits in a few seconds of the slowest origin.
@@ -79,7 +79,7 @@ impl World<'_> {
                 self.model.crash(End::SomePower);
             }
             self.reopen()?;
-            if self.rng.chance(1, 3) {
+            if self.rng.chance(self.profile.verify, 100) {
                 self.verify()?;
             }
         }
@@ -202,6 +202,9 @@ impl World<'_> {
             if self.rng.chance(self.profile.rot, 1000) {
                 self.rot();
             }
+            if self.rng.chance(self.profile.bad_sectors, 1000) {
+                self.sector_goes_bad();
+            }
         }
         self.stuck("a life took too many steps")
     }
@@ -211,9 +214,12 @@ impl World<'_> {
         if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
             self.release_hung();
         }
-        if self.hung() > 0 && self.profile.hang > 0 && self.rng.chance(1, HANG_STEPS) {
-            // As if the process had slept, too.
+        let long = self.hung() > 0 && self.profile.hang > 0 && self.rng.chance(1, HANG_STEPS);
+        if long {
             self.paths.note(Event::TimePassed);
+        }
+        if long || self.rng.chance(self.profile.sleeps, 10_000) {
+            // As if the process had slept, too.
             self.clock.advance_to(self.clock.now() + LONG_NS);
             return self.tick();
         }
@@ -262,12 +268,28 @@ impl World<'_> {
         }
     }
 
-    fn rot(&mut self) {
+    /// A block of flash that holds a guest's: its index, and whose that is. Metadata is kept twice or
+    /// verified, and not hurt here.
+    fn some_guests_block(&mut self) -> Option<(usize, (usize, u64))> {
         let index = self.rng.below(self.flash.blocks() as u64) as usize;
-        // The next guest's block: metadata is kept twice or verified, and not rotted here.
-        let found =
-            (index..self.flash.blocks().min(index + 64)).find_map(|i| Some((i, self.owner_of(i)?)));
-        if let Some((index, (disk, block))) = found {
+        (index..self.flash.blocks().min(index + 64)).find_map(|i| Some((i, self.owner_of(i)?)))
+    }
+
+    /// As long as this life lasts.
+    fn sector_goes_bad(&mut self) {
+        if let Some((index, (disk, block))) = self.some_guests_block() {
+            trace!(
+                self,
+                "flash block {index} cannot be read any more, holding block {block} of #{}",
+                self.disks[disk].uid
+            );
+            let at = index as u64 * BLOCK as u64;
+            self.flash.faults.bad_ranges.push(at..at + BLOCK as u64);
+        }
+    }
+
+    fn rot(&mut self) {
+        if let Some((index, (disk, block))) = self.some_guests_block() {
             trace!(
                 self,
                 "ROT in flash block {index}, holding block {block} of #{}", self.disks[disk].uid
@@ -299,7 +321,10 @@ impl World<'_> {
                 Ok(())
             };
         }
-        match self.rng.below(13) {
+        if self.rng.chance(1, 2) && self.accept_losses_of(index)? {
+            return Ok(());
+        }
+        match self.rng.below(12) {
             0..=3 => {
                 let mode = *self.rng.pick(&[
                     Mode::WriteBack,
@@ -338,7 +363,6 @@ impl World<'_> {
             }
             8 | 9 => self.grow(index)?,
             10 => self.disks[index].resting = true,
-            11 => self.accept_losses_of(index)?,
             _ => self.tick()?,
         }
         Ok(())
@@ -394,17 +418,18 @@ impl World<'_> {
         self.handle_effects()
     }
 
-    /// Gives up what is listed as lost of a disk that is served.
-    fn accept_losses_of(&mut self, index: usize) -> Outcome {
+    /// Gives up what is listed as lost of a disk that is served; false if that is nothing.
+    fn accept_losses_of(&mut self, index: usize) -> Result<bool, String> {
         let id = self.disks[index].config.id;
         let lost = self.lost_of(index)?;
         if lost.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         self.paths.note(Event::LossAccepted);
         let now = self.model.now();
         self.disks[index].accept(lost, now);
-        self.subject()?.accept_loss(id)
+        self.subject()?.accept_loss(id)?;
+        Ok(true)
     }
 
     /// What is listed as lost, if flash ever had the only copy of it.
@@ -585,7 +610,8 @@ impl World<'_> {
         trace!(self, "STOP in trouble");
         self.paths.note(Event::StopInTrouble);
         self.quiesce(true)?;
-        for _ in 0..self.rng.below(STOP_STEPS) {
+        let patience = *self.rng.pick(&STOP_STEPS);
+        for _ in 0..self.rng.below(patience) {
             let idle = self.subject.as_ref().is_some_and(|s| s.idle());
             if self.open_requests() == 0 && idle {
                 return self.close();

@@ -40,6 +40,14 @@ pub struct Profile {
     pub odd: bool,
     /// In 10 000 operations of an origin: ones that hang for long.
     pub hang: u32,
+    /// Of 100 starts, after how many everything is read.
+    pub verify: u64,
+    /// In 10 000 steps: time passes at once, as for a machine that slept.
+    pub sleeps: u64,
+    /// In 1000 steps: a block of flash cannot be read any more.
+    pub bad_sectors: u64,
+    /// Of 100 disks, how many have guests that write much.
+    pub heavy: u64,
     /// Of 100 known disks at a start, how many come later.
     pub absent: u64,
     /// In 1000 requests: ones that reach past the end of their disk.
@@ -75,6 +83,10 @@ const CALM: Profile = Profile {
     sector_origins: false,
     odd: true,
     hang: 0,
+    verify: 33,
+    sleeps: 0,
+    bad_sectors: 0,
+    heavy: 0,
     absent: 0,
     refusals: 2,
     trouble: 0,
@@ -86,7 +98,7 @@ const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 17] = [
+pub const PROFILES: [Profile; 18] = [
     CALM,
     Profile {
         name: "restart",
@@ -145,8 +157,9 @@ pub const PROFILES: [Profile; 17] = [
         lives: (1, 4),
         requests: (40, 200),
         crash: 0,
-        rot: 15,
-        change: 6,
+        rot: 25,
+        change: 12,
+        heavy: 50,
         absent: 10,
         ..CALM
     },
@@ -227,7 +240,10 @@ pub const PROFILES: [Profile; 17] = [
         lives: (1, 4),
         requests: (40, 160),
         crash: 50,
-        change: 5,
+        change: 12,
+        sleeps: 100,
+        bad_sectors: 15,
+        heavy: 50,
         absent: 5,
         trouble: 30,
         bad_places: 3,
@@ -256,6 +272,7 @@ pub const PROFILES: [Profile; 17] = [
         requests: (60, 240),
         crash: 40,
         full: 100,
+        origin_eio: 80,
         trouble: 30,
         ..CALM
     },
@@ -263,19 +280,33 @@ pub const PROFILES: [Profile; 17] = [
         name: "hanging-origins",
         about: "origins hang for long, and answer in the end",
         lives: (1, 3),
-        requests: (40, 160),
+        modes: [6, 1, 1, 0],
+        requests: (100, 300),
         crash: 30,
         slow: 20,
         change: 5,
-        hang: 30,
+        hang: 40,
+        heavy: 80,
         absent: 5,
         trouble: 50,
         call_off: 10,
         ..CALM
     },
+    Profile {
+        name: "starved",
+        about: "one crash after the other of little flash, in modes that keep intents open",
+        modes: [2, 4, 1, 0],
+        lives: (15, 45),
+        requests: (1, 6),
+        crash: 100,
+        verify: 5,
+        heavy: 50,
+        flash_flush_ns: 400_000_000,
+        ..CALM
+    },
 ];
 
-const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 5, 5, 4, 6];
+const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 6];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

@@ -37,6 +37,18 @@ pub struct Habits {
 impl Habits {
     /// Habits drawn from the seed.
     pub fn draw(rng: &mut Prng, profile: &Profile) -> Habits {
+        if rng.chance(profile.heavy, 100) {
+            return Habits {
+                reads: rng.between(5, 20) as u32,
+                writes: rng.between(40, 80) as u32,
+                hot_share: rng.between(0, 60),
+                big: rng.between(8, 25) as u32,
+                fua: 5,
+                flushes: *rng.pick(&[0, 4]),
+                odd: profile.odd && rng.chance(1, 2),
+                cursor: 0,
+            };
+        }
         Habits {
             reads: rng.between(10, 60) as u32,
             writes: rng.between(10, 60) as u32,
