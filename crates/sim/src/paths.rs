@@ -112,7 +112,28 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 0] = [];
+pub const RARE: [(&str, &str); 5] = [
+    (
+        "clean copies below the floor are given up so that intents are needless",
+        "one world in some hundred starves its log, and few of those have intents then",
+    ),
+    (
+        "an intent of a starved log is given up",
+        "the same, and a write past the cache must not be under way",
+    ),
+    (
+        "a start drops a clean copy because it lies below the floor",
+        "the same, and a crash must follow at once",
+    ),
+    (
+        "a destaged block of a starved log is dropped although a newer write is on its way",
+        "the log must be starved between a write and its batch",
+    ),
+    (
+        "a loss is accepted while a newer write of the block is on its way",
+        "it is on its way for no longer than a batch is",
+    ),
+];
 
 #[cfg(test)]
 mod tests {

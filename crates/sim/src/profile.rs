@@ -306,7 +306,7 @@ pub const PROFILES: [Profile; 18] = [
     },
 ];
 
-const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 6];
+const WEIGHTS: [u32; PROFILES.len()] = [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

@@ -5,9 +5,9 @@ mod common;
 #[path = "common/judge.rs"]
 mod judge;
 
-use hearth_engine::api::{DiskConfig, Mode, ReqOp, Request};
+use hearth_engine::api::{DiskConfig, Mode, OriginState, ReqOp, Request};
 use hearth_io::{BLOCK, Class, IoOp, OpKind, Target};
-use judge::{Fate, Judged, disk, flushes_origin, writes_flash};
+use judge::{Fate, Judged, disk, flushes_origin, writes_flash, writes_origin};
 
 /// What decides how much of the unflushed a power cut leaves.
 const SEEDS: u64 = 8;
@@ -165,6 +165,180 @@ fn what_an_origin_may_lose_again_is_not_cached() {
     }
 }
 
+/// Everything dirty is on its origin, durably, and flash says so.
+fn destage_all(j: &mut Judged) {
+    j.engine.drain(1, true).expect("known");
+    close_intents(j);
+    assert!(j.engine.status(1).expect("known").drained);
+    j.engine.drain(1, false).expect("known");
+    close_intents(j);
+}
+
+fn become_around(j: &mut Judged) {
+    j.engine.set_mode(1, Mode::WriteAround).expect("known");
+    j.disks[0].mode = Mode::WriteAround;
+}
+
+/// What the daemon before this one wrote is not durable because a new one has opened the origin.
+#[test]
+fn an_origin_of_which_nobody_knows_is_flushed_when_a_guest_asks() {
+    for seed in 0..SEEDS {
+        let mut j = Judged::seeded(vec![around(1)], seed);
+        j.only(flushes_origin, Fate::Held);
+        j.write(1, 3, 1, 44).expect("written");
+        j.crash();
+        j.engine.detach(1).expect("at rest");
+        let attached = j.engine.attach(around(1), OriginState::Unknown);
+        attached.expect("detached");
+        j.flush(1).expect("flushed");
+        j.power_cut();
+        assert_eq!(j.read(1, 3), Ok(44), "seed {seed}");
+    }
+}
+
+#[test]
+fn zeros_that_the_origin_has_do_not_hide_what_was_written_past_them() {
+    let mut j = Judged::new(vec![disk(1)]);
+    let op = ReqOp::Discard { fua: true };
+    let tag = j.submit(|tag, now| Request::new(tag, 1, op, 3 * BLOCK, BLOCK, None, now));
+    j.wait(tag).expect("recorded");
+    destage_all(&mut j);
+    become_around(&mut j);
+    j.write(1, 3, 1, 44).expect("written");
+    close_intents(&mut j);
+    j.crash();
+    assert_eq!(j.read(1, 3), Ok(44));
+}
+
+/// A rotten copy costs something only where there is no other.
+#[test]
+fn what_became_clean_is_fetched_again_when_it_rots() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    destage_all(&mut j);
+    j.crash();
+    let at = j.find(33);
+    j.flash.rot(at);
+    assert_eq!(j.read(1, 3), Ok(33));
+}
+
+#[test]
+fn a_write_across_two_regions_leaves_no_old_copy_in_either() {
+    const BORDER: u64 = 4096;
+    let mut j = Judged::new(vec![around(1)]);
+    let old = j.read_run(1, BORDER - 1, 2).expect("read");
+    assert!(old[0] != 44 && old[BLOCK as usize] != 44);
+    j.settle();
+    assert_eq!(j.cached(1), 2);
+    // Answered, but that the copies are void is not on flash.
+    j.write(1, BORDER - 1, 2, 44).expect("written");
+    j.crash();
+    assert_eq!(j.read(1, BORDER - 1), Ok(44));
+    assert_eq!(j.read(1, BORDER), Ok(44));
+}
+
+/// The copy is on its way to flash when it is written past, and still is when the intent is closed. It and
+/// what closes the intent reach flash, and then the process dies.
+#[test]
+fn a_fill_that_was_written_past_is_void_before_its_intent_is_closed() {
+    for seed in 0..4 * SEEDS {
+        let mut j = Judged::seeded(vec![around(1)], seed);
+        // Nothing closes the intent.
+        j.only(flushes_origin, Fate::Refused);
+        j.write(1, 5, 1, 7).expect("written");
+        let old = j.read(1, 3).expect("read");
+        let mut batches = 0;
+        j.judge(move |op| {
+            batches += u32::from(is_batch(op));
+            if flushes_origin(op) {
+                Fate::Refused
+            } else if is_batch(op) && batches == 1 {
+                Fate::Held
+            } else {
+                Fate::Done
+            }
+        });
+        while j.holds() == 0 {
+            j.tick();
+            while j.step() {}
+        }
+        j.write(1, 3, 1, 44).expect("written");
+        let open = |j: &Judged| !j.engine.status(1).expect("known").drained;
+        assert!(open(&j));
+        j.judge(|_| Fate::Done);
+        for _ in 0..400 {
+            j.tick();
+            while j.step() {}
+        }
+        // Somebody waits for the next batch, which closes the intent.
+        j.send_write(1, 5000, 1, 7, false);
+        while j.step() {}
+        assert_eq!(j.holds(), 1);
+        j.crash();
+        assert!(old != 44 && j.read(1, 3) == Ok(44), "seed {seed}");
+    }
+}
+
+/// The block is rotten on flash and given up, but what was read of it before is still on its way to the
+/// origin.
+#[test]
+fn a_write_past_the_cache_waits_for_the_destager_though_nothing_is_dirty() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    j.only(writes_origin, Fate::Held);
+    j.engine.drain(1, true).expect("known");
+    while j.holds() == 0 {
+        j.tick();
+        while j.step() {}
+    }
+    let at = j.find(33);
+    j.flash.rot(at);
+    j.read(1, 3).expect_err("it is lost");
+    j.engine.accept_loss(1).expect("known");
+    become_around(&mut j);
+    j.done();
+    let tag = j.send_write(1, 3, 1, 44, false);
+    for _ in 0..20 {
+        j.tick();
+        while j.step() {}
+    }
+    j.release();
+    j.wait(tag).expect("written");
+    close_intents(&mut j);
+    assert_eq!(j.read(1, 3), Ok(44));
+    assert_eq!(j.origins[&1].visible_block(3)[0], 44);
+}
+
+/// Writes and flushes of a stop, or a start, that may be the last.
+const CUTS: u64 = 6;
+
+fn with_something_unflushed(seed: u64) -> Judged {
+    let mut j = Judged::seeded(vec![disk(1)], seed);
+    j.write_fua(1, 3, 33).expect("written");
+    j.write(1, 3, 1, 44).expect("written");
+    j
+}
+
+#[test]
+fn a_stop_that_is_cut_off_claims_nothing_that_is_not_durable() {
+    for (seed, cut) in (0..4 * SEEDS).flat_map(|seed| (0..CUTS).map(move |cut| (seed, cut))) {
+        let mut j = with_something_unflushed(seed);
+        j.stop_cut_off(cut);
+        let found = j.read(1, 3);
+        assert!([Ok(33), Ok(44)].contains(&found), "seed {seed}: {found:?}");
+    }
+}
+
+#[test]
+fn a_start_that_is_cut_off_claims_nothing_that_is_not_durable() {
+    for (seed, cut) in (0..4 * SEEDS).flat_map(|seed| (0..CUTS).map(move |cut| (seed, cut))) {
+        let mut j = with_something_unflushed(seed);
+        j.start_cut_off(cut);
+        let found = j.read(1, 3);
+        assert!([Ok(33), Ok(44)].contains(&found), "seed {seed}: {found:?}");
+    }
+}
+
 #[cfg(feature = "mutations")]
 #[test]
 fn the_mistakes_these_tests_are_about_are_caught() {
@@ -185,6 +359,38 @@ fn the_mistakes_these_tests_are_about_are_caught() {
         (
             Fault::SkipRelogZeros,
             zeros_outlive_the_segment_that_says_so,
+        ),
+        (
+            Fault::TrustUnknownOrigin,
+            an_origin_of_which_nobody_knows_is_flushed_when_a_guest_asks,
+        ),
+        (
+            Fault::ReplayNoZerosTold,
+            zeros_that_the_origin_has_do_not_hide_what_was_written_past_them,
+        ),
+        (
+            Fault::ReplayNoCleaned,
+            what_became_clean_is_fetched_again_when_it_rots,
+        ),
+        (
+            Fault::IntentOneRegion,
+            a_write_across_two_regions_leaves_no_old_copy_in_either,
+        ),
+        (
+            Fault::ForgetCancelledFills,
+            a_fill_that_was_written_past_is_void_before_its_intent_is_closed,
+        ),
+        (
+            Fault::WritePastDestaging,
+            a_write_past_the_cache_waits_for_the_destager_though_nothing_is_dirty,
+        ),
+        (
+            Fault::CloseUnflushedHead,
+            a_stop_that_is_cut_off_claims_nothing_that_is_not_durable,
+        ),
+        (
+            Fault::SealUnflushed,
+            a_start_that_is_cut_off_claims_nothing_that_is_not_durable,
         ),
     ]);
     assert!(unnoticed.is_empty(), "{unnoticed:?}");

@@ -188,6 +188,28 @@ impl Judged {
         self.reopen()
     }
 
+    /// The process is killed. Its next start is cut off after so many writes and flushes by a power cut, and
+    /// then there is another.
+    pub fn start_cut_off(&mut self, cut: u64) -> OpenReport {
+        self.forget();
+        self.flash.process_death();
+        let known: Vec<_> = self.disks.iter().map(known).collect();
+        let options = EngineOptions {
+            faults: self.faults,
+            ..options()
+        };
+        let _ = Engine::open(&mut self.flash.media(Some(cut)), options, &known);
+        self.power_cut()
+    }
+
+    /// As [`stop_at_once`](Self::stop_at_once), but what the engine writes then is cut off after so many writes
+    /// and flushes by a power cut, and it starts again.
+    pub fn stop_cut_off(&mut self, cut: u64) -> OpenReport {
+        self.come_to_rest();
+        let _ = self.engine.close(&mut self.flash.media(Some(cut)));
+        self.power_cut()
+    }
+
     fn forget(&mut self) {
         self.fx = Effects::default();
         self.queue.clear();
@@ -322,6 +344,12 @@ impl Judged {
 
     /// A stop as soon as the engine allows it.
     pub fn stop_at_once(&mut self) {
+        self.come_to_rest();
+        let mut media = self.flash.media(None);
+        self.engine.close(&mut media).expect("closed");
+    }
+
+    fn come_to_rest(&mut self) {
         self.engine.quiesce(true);
         for _ in 0..STEPS_MAX {
             if self.engine.idle() {
@@ -333,8 +361,6 @@ impl Judged {
             }
         }
         assert!(self.engine.idle(), "{}", self.engine.explain());
-        let mut media = self.flash.media(None);
-        self.engine.close(&mut media).expect("closed");
     }
 
     pub fn send_write(&mut self, disk: u16, block: u64, count: u64, fill: u8, fua: bool) -> u64 {
@@ -449,13 +475,16 @@ impl Judged {
     }
 }
 
-fn open(flash: &mut SimDevice, disks: &[DiskConfig], faults: Faults) -> (Engine, OpenReport) {
-    let known = disks.iter().map(|d| KnownDisk {
+fn known(d: &DiskConfig) -> KnownDisk {
+    KnownDisk {
         id: d.id,
         size: d.size,
         since_seq: 0,
-    });
-    let known: Vec<_> = known.collect();
+    }
+}
+
+fn open(flash: &mut SimDevice, disks: &[DiskConfig], faults: Faults) -> (Engine, OpenReport) {
+    let known: Vec<_> = disks.iter().map(known).collect();
     let options = EngineOptions {
         faults,
         ..options()
