@@ -223,6 +223,7 @@ impl Core {
         let mut blocked = false;
         loop {
             let mut limit = self.may_start(need, now);
+            // It may have been removed since it was put on a list.
             let Some(d) = self.disk_mut(disk) else { return };
             if need == Need::Background && !d.tickets.is_empty() {
                 // Misses of clients go first: the origin has one arm.
@@ -234,7 +235,7 @@ impl Core {
             // Among reads that clients wait for, the way to the next run in the sweep and back
             // would cost each of them a seek. When haste begins, the sweep takes them all.
             if need == Need::Background && self.paced(now) {
-                let Some(d) = self.disk_mut(disk) else { return };
+                let d = self.known_mut(disk);
                 d.destage.cursor = d.destage.near;
             }
             if !self.destage_one(disk, now, fx) {
@@ -250,7 +251,7 @@ impl Core {
     /// before.
     fn line_up(&mut self, disk: DiskId, need: Need, blocked: bool, now: u64) {
         let stopping = self.quiescing;
-        let Some(d) = self.disk(disk) else { return };
+        let d = self.known(disk);
         let (draining, not_before_ns) = (d.is_draining(stopping), d.destage.not_before_ns);
         let (waits, may) = (d.owes_destager(), d.may_destage(now));
         let full = d.destage.busy.len() >= JOBS_BUSY;
@@ -361,9 +362,7 @@ impl Core {
     /// by as long as somebody waits.
     fn destage_urgent(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
         loop {
-            let Some(d) = self.disk_mut(disk) else {
-                return false;
-            };
+            let d = self.known_mut(disk);
             let Some(block) = d.destage.urgent.first_in(0, u64::MAX) else {
                 return false;
             };
@@ -469,10 +468,9 @@ impl Core {
             batch,
         });
         self.destaging.tokens -= (count * 4096) as i64;
-        if let Some(d) = self.disk_mut(disk) {
-            d.destage.busy.push((start, start + count, job));
-            d.destage.cursor = start + count;
-        }
+        let d = self.known_mut(disk);
+        d.destage.busy.push((start, start + count, job));
+        d.destage.cursor = start + count;
         self.ready.given.add(disk);
         let mut i = 0usize;
         while i < slots.len() {
@@ -511,7 +509,7 @@ impl Core {
             .slots
             .iter()
             .position(|s| *s == slot)
-            .unwrap_or(0);
+            .expect("a run holds what is read for it");
         let rot = self.opts.faults.has(Fault::DestageRot);
         for i in done.bad_blocks.iter().filter(|_| !rot) {
             let block = start + at as u64 + u64::from(*i);
@@ -631,7 +629,7 @@ impl Core {
     /// Tells the origin of the run of zeros that begins with `block` and ends in front of `limit`.
     fn destage_zero(&mut self, disk: DiskId, block: u64, limit: u64, now: u64, fx: &mut Effects) {
         let batch = self.flash.log.applied_seq;
-        let Some(d) = self.disk(disk) else { return };
+        let d = self.known(disk);
         let mut count = d.zero.run_len(block, ZERO_RUN_MAX).min(limit - block);
         let solid = d.solid.contains(block);
         count = if solid {
@@ -655,9 +653,8 @@ impl Core {
             started_ns: now,
             batch,
         });
-        if let Some(d) = self.disk_mut(disk) {
-            d.destage.busy.push((block, block + count, job));
-        }
+        let d = self.known_mut(disk);
+        d.destage.busy.push((block, block + count, job));
         self.ready.given.add(disk);
         self.destage_durable(job, now, fx);
     }
@@ -676,9 +673,7 @@ impl Core {
             return;
         }
         let job = self.destaging.jobs.remove(id);
-        let Some(d) = self.disk_mut(job.disk) else {
-            return;
-        };
+        let d = self.known_mut(job.disk);
         d.destage.failures = 0;
         d.destage.hangs = false;
         d.destage.busy.retain(|(_, _, j)| *j != id);
@@ -716,9 +711,8 @@ impl Core {
     /// A run could not be read or written: leave it dirty and wait before trying again.
     fn destage_failed(&mut self, id: usize, error: Option<IoError>, now: u64, fx: &mut Effects) {
         let job = self.destage_give_back(id);
-        if let Some(d) = self.disk_mut(job.disk) {
-            d.note_trouble(error, now);
-        }
+        let d = self.known_mut(job.disk);
+        d.note_trouble(error, now);
         self.destage_back_off(job.disk, now, fx);
     }
 
@@ -727,9 +721,8 @@ impl Core {
         let mut job = self.destaging.jobs.remove(id);
         job.slots.retain(|slot| *slot != NOWHERE);
         self.let_go_of(&job.slots);
-        if let Some(d) = self.disk_mut(job.disk) {
-            d.destage.busy.retain(|(_, _, j)| *j != id);
-        }
+        let d = self.known_mut(job.disk);
+        d.destage.busy.retain(|(_, _, j)| *j != id);
         self.ready.touch(job.disk);
         job
     }
@@ -738,7 +731,7 @@ impl Core {
     fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let flash_failed = self.flash.failed;
         self.ready.touch(disk);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
         d.destage.failures += 1;
         d.destage.hangs = false;
@@ -755,7 +748,7 @@ impl Core {
 
     /// Flushes the origin when enough was written, or nothing more is coming.
     fn destage_flush_if_due(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         let ds = &mut d.destage;
         let due =
             ds.written.len() >= WRITTEN_MAX || ds.busy.is_empty() || !d.clean_waiters.is_empty();
@@ -771,7 +764,7 @@ impl Core {
 
     pub fn destage_flushed(&mut self, disk: DiskId, failed: bool, now: u64, fx: &mut Effects) {
         self.ready.touch(disk);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         let n = std::mem::take(&mut d.destage.covered);
         d.destage.hangs = false;
         if failed {
@@ -784,16 +777,14 @@ impl Core {
                     Written::Zero { .. } => {}
                 }
             }
-            if let Some(d) = self.disk_mut(disk) {
-                d.note_trouble(d.sync.error, now);
-            }
+            let d = self.known_mut(disk);
+            d.note_trouble(d.sync.error, now);
             self.forget_void(disk);
             self.destage_back_off(disk, now, fx);
             return;
         }
-        if let Some(d) = self.disk_mut(disk) {
-            d.destage.trouble = None;
-        }
+        let d = self.known_mut(disk);
+        d.destage.trouble = None;
         self.mark_clean(disk, n, now, fx);
         self.destage_flush_if_due(disk, now, fx);
     }
@@ -803,7 +794,7 @@ impl Core {
         // The newer record cannot come before there is room, and that may need this block gone.
         let stuck = self.starved();
         self.ready.touch(disk);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         let written: Vec<Written> = d.destage.written.drain(..n).collect();
         let mut runs: Vec<(Kind, u64, u64)> = Vec::new();
         for w in written {
@@ -820,7 +811,7 @@ impl Core {
                 }
                 Written::Zero { block, count } => {
                     let count_void = self.opts.faults.has(Fault::VoidZerosCount);
-                    let Some(d) = self.disk(disk) else { continue };
+                    let d = self.known(disk);
                     let void = &d.destage.zero_void;
                     let still: Vec<u64> = d
                         .zero
@@ -847,9 +838,8 @@ impl Core {
             if kind == Kind::ZeroDoneRun {
                 self.zeros_told(disk, block, count);
             }
-            if let Some(d) = self.disk_mut(disk) {
-                d.cleaned_ord = ord;
-            }
+            let d = self.known_mut(disk);
+            d.cleaned_ord = ord;
         }
         self.forget_void(disk);
         self.note_clean(disk, now);
@@ -898,16 +888,15 @@ impl Core {
     /// The origin refused a write, and may have taken a part of it: what was destaged there before
     /// and waits for the flush does not count.
     pub fn doubt_written(&mut self, disk: DiskId, start: u64, end: u64) {
-        if let Some(d) = self.disk_mut(disk) {
-            d.destage.void_zeros(start, end);
-        }
+        let d = self.known_mut(disk);
+        d.destage.void_zeros(start, end);
         self.doubt(disk, |block, _| (start..end).contains(&block));
     }
 
     /// Of the blocks that wait for the flush, those that `which` picks do not count.
     fn doubt(&mut self, disk: DiskId, which: impl Fn(u64, SlotNo) -> bool) {
         self.ready.touch(disk);
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
         for w in &mut d.destage.written {
             match *w {
@@ -958,9 +947,7 @@ impl Core {
             took(Path::DestagedBehindWrite);
             return false;
         }
-        let Some(d) = self.disk_mut(disk) else {
-            return false;
-        };
+        let d = self.known_mut(disk);
         d.no_longer_dirty(block);
         self.cache.index.set_dirty(slot, false);
         let seg = self.flash.log.segment_of(slot);

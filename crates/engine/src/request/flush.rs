@@ -45,7 +45,7 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
-        let Some(d) = self.disk(disk) else { return };
+        let d = self.known(disk);
         let flash = d.is_dirty() && self.flash.log.durable_ord < applied;
         let (guest, durable) = (d.sync.guest, d.sync.durable);
         if self.flash.failed && d.is_dirty() {
@@ -260,7 +260,7 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) {
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         if d.sync.durable >= target {
             self.origin_waited(disk, who, false, now, fx);
             return;
@@ -274,7 +274,7 @@ impl Core {
     }
 
     fn start_origin_flush(&mut self, disk: DiskId, fx: &mut Effects) {
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         if d.sync.inflight.is_some() {
             return;
         }
@@ -293,7 +293,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         let faults = self.opts.faults;
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         d.sync.inflight = None;
         let covers = match faults.has(Fault::OriginFlushCoversLater) {
             true => d.sync.completed,
@@ -381,9 +381,7 @@ impl Core {
             return true;
         }
         let faults = self.opts.faults;
-        let Some(d) = self.disk_mut(disk) else {
-            return false;
-        };
+        let d = self.known_mut(disk);
         let last = match faults.has(Fault::IntentOneRegion) {
             true => start,
             false => end - 1,
@@ -421,9 +419,7 @@ impl Core {
 
     /// Queues the record of an intent; once it is durable, it is active.
     pub fn record_intent(&mut self, disk: DiskId, region: u32) {
-        let Some(count) = self.disk(disk).map(|d| d.region_blocks) else {
-            return;
-        };
+        let count = self.known(disk).region_blocks;
         let then = Then::Intent { disk, region };
         let start = u64::from(region) * count;
         let ord = self
@@ -448,6 +444,7 @@ impl Core {
 
     /// An intent became durable: requests that waited for it go on.
     pub fn wake_intent(&mut self, disk: DiskId, region: u32, now: u64, fx: &mut Effects) {
+        // The record may have waited for the flush of flash longer than the disk was there.
         let Some(d) = self.disk(disk) else { return };
         let start = u64::from(region) * d.region_blocks;
         let holders = d.locks.meeting(start, start + d.region_blocks);
@@ -461,6 +458,7 @@ impl Core {
     /// A disk that is being drained is not done before the origin has everything durably, what
     /// an earlier run of the daemon wrote included.
     pub fn sync_draining(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        // It may have been removed since it was put on a list.
         let Some(d) = self.disk(disk) else { return };
         let target = d.sync.completed;
         if (d.drain || self.quiescing)
