@@ -3,12 +3,14 @@
 //! A hit ratio over a daemon's whole life says nothing about today. So the daemon takes a
 //! snapshot of all counters at regular times and keeps a bounded ring of them per window;
 //! a window's value is the newest counters minus the oldest snapshot inside the window.
-//! Memory is bounded: 30 + 60 + 96 snapshots, whatever the uptime.
+//! Memory is bounded: 30 + 60 + 96 snapshots, whatever the uptime. Snapshots that are equal are kept once: with
+//! thousands of disks, most of them idle, they would take more than all else that is known of a disk.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Counters of which a part of the past can be cut off.
-pub trait Since: Clone {
+pub trait Since: Clone + PartialEq {
     /// What was counted after `earlier`, an older value of the same counters.
     fn since(&self, earlier: &Self) -> Self;
 }
@@ -47,7 +49,7 @@ pub const SPANS: [Span; 3] = [
 struct Ring<T> {
     span: Span,
     /// Snapshots with the second they were taken at, oldest first.
-    taken: VecDeque<(u64, T)>,
+    taken: VecDeque<(u64, Arc<T>)>,
 }
 
 /// The rings of one disk, or of the pool.
@@ -70,6 +72,7 @@ pub struct Window<T> {
 impl<T: Since> Windows<T> {
     /// Windows that begin at second `now` with the counters at `start`.
     pub fn new(now: u64, start: T) -> Windows<T> {
+        let start = Arc::new(start);
         let rings = SPANS
             .iter()
             .map(|&span| Ring {
@@ -88,6 +91,11 @@ impl<T: Since> Windows<T> {
 
     /// Offers the counters at second `now`; kept where a ring's step has passed.
     pub fn sample(&mut self, now: u64, value: &T) {
+        if !self.due(now) {
+            return;
+        }
+        let same = self.newest_kept().filter(|kept| ***kept == *value);
+        let value = same.cloned().unwrap_or_else(|| Arc::new(value.clone()));
         for ring in &mut self.rings {
             if ring.due(now) {
                 ring.taken.push_back((now, value.clone()));
@@ -98,6 +106,10 @@ impl<T: Since> Windows<T> {
 
     /// The newest snapshot kept.
     pub fn newest(&self) -> Option<&T> {
+        self.newest_kept().map(|value| &**value)
+    }
+
+    fn newest_kept(&self) -> Option<&Arc<T>> {
         let all = self.rings.iter().filter_map(|ring| ring.taken.back());
         all.max_by_key(|(at, _)| *at).map(|(_, value)| value)
     }
@@ -187,6 +199,23 @@ mod tests {
         for ring in &windows.rings {
             assert!(ring.taken.len() as u64 <= ring.span.seconds / ring.span.step + 1);
         }
+    }
+
+    #[test]
+    fn what_stands_still_is_kept_once() {
+        let mut windows = Windows::new(0, Count(0));
+        let kept = |windows: &Windows<Count>| {
+            let all = windows.rings.iter().flat_map(|ring| &ring.taken);
+            let places = all.map(|(_, value)| Arc::as_ptr(value));
+            places.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        for now in 1..=100_000 {
+            windows.sample(now, &Count(0));
+        }
+        assert_eq!(kept(&windows), 1);
+        windows.sample(101_000, &Count(9));
+        assert_eq!(kept(&windows), 2);
+        assert_eq!(windows.newest(), Some(&Count(9)));
     }
 
     #[test]
