@@ -613,12 +613,11 @@ impl Core {
                 .map(|(s, _, _)| *s)
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
                 // As in `destage_obstacle`.
-                .chain(d.locks.next_start(block).filter(|_| self.flash.failed))
-                // No two that wait for the flush overlap, or what is void in one would be so in both.
-                .chain(d.destage.written.iter().filter_map(|w| match w {
-                    Written::Zero { block, count } if *count > 0 => Some(*block),
-                    _ => None,
-                }))
+                .chain(
+                    (self.flash.failed)
+                        .then(|| d.locks.next_start(block))
+                        .flatten(),
+                )
                 .filter(|s| *s > block)
                 .min();
             return Some((block, limit.unwrap_or(u64::MAX)));
