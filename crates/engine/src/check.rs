@@ -7,12 +7,13 @@
 
 use crate::api::DiskId;
 use crate::core::{Core, FlashWaiter, OpCtx};
-use crate::disk::{SyncWaiter, Written};
 use crate::engine::Engine;
 use crate::flash::device::FlashOp;
 use crate::flash::log::{Item, Then};
 use crate::ids::ReqId;
 use crate::origin::destage::NOWHERE;
+use crate::origin::progress::Written;
+use crate::origin::sync::SyncWaiter;
 use crate::request::state::{State, Step};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -153,7 +154,7 @@ impl Core {
         }
         let held = self.destaging.jobs.iter().flat_map(|(_, job)| &job.slots);
         let disks = self.disks.iter().flatten();
-        let written = disks.flat_map(|d| &d.destage.written);
+        let written = disks.flat_map(|d| &d.origin.destage.written);
         let written = written.filter_map(|w| match w {
             Written::Data { slot, .. } => Some(slot),
             Written::Zero { .. } => None,
@@ -230,11 +231,11 @@ impl Core {
                 d.lock_queue.len() as u64,
                 count(&queues),
             )?;
-            for (region, intent) in &d.intents {
-                let counted = writes.remove(&(id, *region)).unwrap_or(0);
+            for (region, inflight) in d.origin.intents.writes() {
+                let counted = writes.remove(&(id, region)).unwrap_or(0);
                 same(
                     format!("writes in region {region} of disk {id}"),
-                    intent.inflight.into(),
+                    inflight.into(),
                     counted,
                 )?;
             }
@@ -269,9 +270,10 @@ impl Core {
                 coming(*id);
             }
         }
-        for (_, who) in self.disks.iter().flatten().flat_map(|d| &d.sync.waiters) {
+        let disks = self.disks.iter().flatten();
+        for who in disks.flat_map(|d| d.origin.sync.waiters()) {
             if let SyncWaiter::Request(id) = who {
-                coming(*id);
+                coming(id);
             }
         }
         for (_, req) in self.reqs.iter() {

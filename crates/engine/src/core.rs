@@ -8,13 +8,14 @@ use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
 use crate::cache::index::{Key, SlotNo};
 use crate::ctx::Io;
+use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
-use crate::disk::{Disk, REGION_BLOCKS_MIN};
 use crate::faults::{Fault, Faults};
 use crate::flash::device::{FlashDevice, FlashOp};
 use crate::ids::ReqId;
 use crate::lanes::Shared;
 use crate::origin::Destaging;
+use crate::origin::intents::REGION_BLOCKS_MIN;
 use crate::request::Requests;
 use crate::request::read::Miss;
 use crate::stats::ewma;
@@ -281,7 +282,7 @@ impl Core {
             (Target::Origin(d), kind) => {
                 if let Some(d) = self.disk_mut(d) {
                     if kind == OpKind::Read && done.op.class == Class::Foreground {
-                        d.origin_ewma_ns = ewma(d.origin_ewma_ns, ns);
+                        d.origin.read_ns = ewma(d.origin.read_ns, ns);
                     }
                     match kind {
                         OpKind::Read => d.counters.origin_read_ns += ns,
@@ -422,7 +423,7 @@ impl Core {
             && !d.is_dirty()
         {
             d.dirty_since_ns = 0;
-            d.destage.trouble = None;
+            d.origin.destage.trouble = None;
         }
     }
 }

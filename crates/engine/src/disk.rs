@@ -1,20 +1,18 @@
 //! What the engine knows of one disk: its settings, who holds which range, what is dirty.
 
-pub(crate) mod blockset;
 pub(crate) mod grow;
 pub(crate) mod ready;
-pub(crate) mod runset;
 pub(crate) mod spans;
 
 use crate::api::{DiskConfig, Mode};
-use crate::disk::blockset::BlockSet;
-use crate::disk::runset::RunSet;
+use crate::blocks::blockset::BlockSet;
+use crate::blocks::runset::RunSet;
 use crate::disk::spans::Spans;
 use crate::flash::fail::Refusals;
 use crate::ids::ReqId;
+use crate::origin::Origin;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
-use hearth_io::IoError;
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,108 +40,6 @@ impl Ticket {
     pub fn voids(&self, block: u64) -> bool {
         self.cancelled.iter().any(|&(s, e)| s <= block && block < e)
     }
-}
-
-/// A region of the origin that may differ from what flash holds.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Intent {
-    /// The record is durable: the origin may be written.
-    pub active: bool,
-    /// Origin writes in flight in it.
-    pub inflight: u32,
-    /// Last use, nanoseconds.
-    pub used_ns: u64,
-    /// Ord of its record while not active.
-    pub ord: u64,
-    /// Segment its record lies in, to log it again before that segment is freed.
-    pub seg_seq: u64,
-    /// Origin writes completed in this disk when the region was last written.
-    pub written: u64,
-}
-
-/// Flush bookkeeping of an origin: a flush covers the writes completed before it was submitted.
-#[derive(Debug, Default)]
-pub(crate) struct OriginSync {
-    /// Writes completed.
-    pub completed: u64,
-    /// Writes known durable.
-    pub durable: u64,
-    /// `completed` when a client last wrote past the cache: what its flush must cover.
-    pub guest: u64,
-    /// `completed` when the origin was last written without an intent (the cache was off, or an
-    /// earlier run of the daemon did): until that is durable, nothing read from the origin may
-    /// be cached, or a power cut could take it from the origin and leave it on flash.
-    pub unguarded: u64,
-    /// As `completed` was when the origin was last written past a copy on flash that is written no
-    /// more. Until that is durable, the copy may still be the only one that survives a power cut.
-    pub superseded: u64,
-    /// A flush is in flight and will cover this many.
-    pub inflight: Option<u64>,
-    /// Who waits for which count.
-    pub waiters: Vec<(u64, SyncWaiter)>,
-    /// Flushes that failed, in a row.
-    pub failures: u32,
-    /// Why the last one did, if it failed.
-    pub error: Option<IoError>,
-    /// No flush that nobody asked for before this time.
-    pub not_before_ns: u64,
-}
-
-impl OriginSync {
-    /// True if everything that was written to the origin without an intent is durable there.
-    pub fn is_guarded(&self) -> bool {
-        self.durable >= self.unguarded
-    }
-
-    /// The last flush failed, and it is too early for another one that no guest waits for.
-    pub fn backing_off(&self, now: u64) -> bool {
-        self.failures > 0 && now < self.not_before_ns
-    }
-}
-
-/// Who waits for an origin flush.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SyncWaiter {
-    Request(ReqId),
-    Destage,
-    Intents,
-    Nobody,
-}
-
-/// A block written to the origin, waiting for the flush that lets it be called clean.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Written {
-    Data { block: u64, slot: u32 },
-    Zero { block: u64, count: u64 },
-}
-
-/// Destage state of one disk.
-#[derive(Debug, Default)]
-pub(crate) struct Destage {
-    /// Where the sweep in disk order goes on.
-    pub cursor: u64,
-    /// Where a client last made the origin read: its arm is there, if it has one.
-    pub near: u64,
-    /// Ranges being written to the origin: (start, end, job).
-    pub busy: Vec<(u64, u64, usize)>,
-    /// Written, not yet flushed.
-    pub written: Vec<Written>,
-    /// Zeros in `written` that were written and zeroed again since: the origin may hold what was
-    /// between, so the entry says nothing about them.
-    pub zero_void: RunSet,
-    /// Of `written`, how many the flush in flight covers, and since when.
-    pub covered: usize,
-    pub covered_ns: u64,
-    /// The origin has not answered for long, and nothing on flash waits for it.
-    pub hangs: bool,
-    /// Do not try before this time (the origin failed).
-    pub not_before_ns: u64,
-    /// Failures in a row.
-    pub failures: u32,
-    /// What goes wrong, since the origin last kept what it was given.
-    pub trouble: Option<Trouble>,
-    /// Blocks somebody waits for.
-    pub urgent: BlockSet,
 }
 
 /// One disk.
@@ -186,13 +82,7 @@ pub(crate) struct Disk {
     pub evicted_seq: u64,
     /// Oldest segment with a zero record that still matters.
     pub zero_seg_seq: Option<u64>,
-    pub intents: BTreeMap<u32, Intent>,
-    /// Blocks per intent region, a power of two.
-    pub region_blocks: u64,
-    /// The least that may be.
-    region_blocks_min: u64,
-    pub sync: OriginSync,
-    pub destage: Destage,
+    pub origin: Origin,
     /// Requests that wait until their range is clean.
     pub clean_waiters: Vec<ReqId>,
     /// Requests that waited for a range are being let in.
@@ -205,10 +95,6 @@ pub(crate) struct Disk {
     pub cached: u64,
     pub in_flight: u64,
     pub sequential: Sequential,
-    /// What a client's read of the origin takes lately; 0: not known.
-    pub origin_ewma_ns: u64,
-    /// What a client's read of the origin takes lately that continues no other; 0: not known.
-    pub seek_ewma_ns: u64,
     pub dirty_since_ns: u64,
     pub last_request_ns: u64,
     pub counters: DiskCounters,
@@ -218,34 +104,16 @@ pub(crate) struct Disk {
     pub write_miss_latency: Latency,
 }
 
-/// Smallest intent region: 16 MiB. A region costs one flash flush when it is first written and,
-/// after a crash, its clean blocks; regions of this size settle both to nothing that shows.
-pub(crate) const REGION_BLOCKS_MIN: u64 = 4096;
-/// Most regions of a disk, bounding memory and records.
-const REGIONS_MAX: u64 = 4096;
-
-impl Destage {
-    /// What zeros in the range were told to the origin does not count: something came after them.
-    pub fn void_zeros(&mut self, start: u64, end: u64) {
-        for w in &self.written {
-            if let Written::Zero { block, count } = *w {
-                self.zero_void
-                    .insert_range(start.max(block), end.min(block + count));
-            }
-        }
-    }
-}
-
 impl Disk {
     /// Could a power cut take from the origin what clean copies have? Then they must not outlive one.
     pub fn may_differ(&self) -> bool {
-        self.attached && self.cached > self.dirty.len() && !self.sync.is_guarded()
+        self.attached && self.cached > self.dirty.len() && !self.origin.sync.is_guarded()
     }
 
     /// True if the disk caches, and waits for a flush of its origin that makes durable what was written
     /// without an intent.
     pub fn waits_unguarded(&self) -> bool {
-        self.cfg.mode != Mode::Off && !self.sync.is_guarded()
+        self.cfg.mode != Mode::Off && !self.origin.sync.is_guarded()
     }
 
     /// Sound flash has refused this dirty block, too lately to be asked again.
@@ -285,22 +153,16 @@ impl Disk {
             dropped_ord: 0,
             evicted_seq: 0,
             zero_seg_seq: None,
-            intents: BTreeMap::new(),
-            region_blocks: region_blocks_min,
-            region_blocks_min,
-            sync: OriginSync::default(),
-            destage: Destage::default(),
+            origin: Origin::new(region_blocks_min),
             clean_waiters: Vec::new(),
             waking_locks: false,
             cleaned_ord: 0,
             voiding: None,
-            origin_ewma_ns: 0,
             drain: false,
             own_hand: 0,
             cached: 0,
             in_flight: 0,
             sequential: Sequential::default(),
-            seek_ewma_ns: 0,
             dirty_since_ns: 0,
             last_request_ns: 0,
             counters: DiskCounters::default(),
@@ -317,9 +179,7 @@ impl Disk {
     pub fn set_size(&mut self, size: u64) {
         self.cfg.size = size;
         self.blocks = size.div_ceil(4096);
-        self.region_blocks = (self.blocks / REGIONS_MAX)
-            .next_power_of_two()
-            .max(self.region_blocks_min);
+        self.origin.intents.fit(self.blocks);
     }
 
     /// Bytes of `count` blocks from `block` that lie inside the disk.
@@ -378,10 +238,7 @@ impl Disk {
 
     /// True if a run that is being destaged touches the range.
     pub fn destaging(&self, start: u64, end: u64) -> bool {
-        self.destage
-            .busy
-            .iter()
-            .any(|(s, e, _)| *s < end && start < *e)
+        self.origin.destage.is_writing(start, end)
     }
 
     /// Blocks cached beyond the disk's maximum.
@@ -392,6 +249,12 @@ impl Disk {
         }
     }
 
+    /// What keeps its dirty blocks from the origin, if anything does. Without any, nothing is kept.
+    pub fn trouble(&self) -> Option<Trouble> {
+        let owes = self.is_dirty() || !self.origin.destage.written.is_empty();
+        self.origin.destage.trouble.filter(|_| owes)
+    }
+
     /// Anything the origin does not have?
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || !self.zero.is_empty()
@@ -399,12 +262,12 @@ impl Disk {
 
     /// True if the log has records of the disk that must be logged again before their segment is freed.
     pub fn is_noted(&self) -> bool {
-        !self.intents.is_empty() || !self.zero.is_empty()
+        !self.origin.intents.is_empty() || !self.zero.is_empty()
     }
 
     /// True if the disk can have something to do without any event, only because time has passed.
     pub fn is_restless(&self) -> bool {
-        let waits = !self.intents.is_empty() || self.waits_unguarded();
+        let waits = !self.origin.intents.is_empty() || self.waits_unguarded();
         self.attached && (waits || self.is_dirty() || self.excess() > 0)
     }
 
@@ -416,19 +279,14 @@ impl Disk {
     /// The same, and nothing speaks against it now. What an origin that hangs is given only comes back to
     /// be given again.
     pub fn may_destage(&self, now: u64) -> bool {
-        let waits = self.destage.hangs || now < self.destage.not_before_ns;
+        let waits = self.origin.destage.hangs || now < self.origin.destage.not_before_ns;
         self.owes_destager() && !waits
-    }
-
-    /// True if its origin was given operations that it has not answered yet.
-    pub fn is_given(&self) -> bool {
-        !self.destage.busy.is_empty() || self.destage.covered > 0
     }
 
     /// With `drain` or before a stop: is there something left to do?
     pub fn is_draining(&self, stopping: bool) -> bool {
-        let owes = self.is_dirty() || !self.destage.written.is_empty();
-        let unflushed = !self.intents.is_empty() || self.sync.completed > self.sync.durable;
+        let owes = self.is_dirty() || !self.origin.destage.written.is_empty();
+        let unflushed = !self.origin.intents.is_empty() || !self.origin.sync.is_durable();
         self.attached && (self.drain && (owes || unflushed) || stopping && unflushed)
     }
 
@@ -437,7 +295,7 @@ impl Disk {
         self.cfg.mode == Mode::Off
             && self.cached == 0
             && self.tickets.is_empty()
-            && self.intents.is_empty()
+            && self.origin.intents.is_empty()
     }
 
     pub fn writes_to_flash(&self) -> bool {

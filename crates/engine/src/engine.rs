@@ -6,6 +6,7 @@
 use crate::api::{
     DiskConfig, DiskId, Effects, ExtentState, FlashFault, Mode, OriginState, Request,
 };
+use crate::blocks::runset::RunSet;
 use crate::cache::Cache;
 use crate::cache::ahead::UNUSED_SHARE;
 use crate::cache::index::{Index, Key};
@@ -14,7 +15,6 @@ use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::disk::grow::resize;
 use crate::disk::ready::{Ready, Totals};
-use crate::disk::runset::RunSet;
 use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
 use crate::flash::device::FlashDevice;
@@ -373,14 +373,11 @@ impl Engine {
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         match origin {
             OriginState::Unknown => {
-                // A daemon that died may have left writes the origin has not flushed: the first
-                // flush must reach it, whether or not anything is written before.
-                d.sync.completed += 1;
-                d.sync.guest = d.sync.completed;
-                d.sync.unguarded = d.sync.completed;
+                // A daemon that died may have left writes the origin has not flushed.
+                d.origin.sync.opened_unknown();
             }
             // Nothing is written to an origin that is not attached: that flush covers all.
-            OriginState::Flushed => d.sync.durable = d.sync.completed,
+            OriginState::Flushed => d.origin.sync.opened_flushed(),
         }
         core.publish(id);
         Ok(())
@@ -391,8 +388,10 @@ impl Engine {
         let mut core = self.core();
         let hits = core.shared.shut(id);
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        let io = !d.destage.busy.is_empty() || !d.tickets.is_empty() || d.sync.inflight.is_some();
-        if d.in_flight + hits > 0 || io || !d.destage.written.is_empty() {
+        let io = !d.origin.destage.busy.is_empty()
+            || !d.tickets.is_empty()
+            || d.origin.sync.is_flushing();
+        if d.in_flight + hits > 0 || io || !d.origin.destage.written.is_empty() {
             core.publish(id);
             return Err(ControlError::Busy);
         }
@@ -418,9 +417,9 @@ impl Engine {
         let d = core.disk(id).ok_or(ControlError::NoDisk)?;
         if d.in_flight + hits > 0
             || !d.tickets.is_empty()
-            || !d.destage.busy.is_empty()
-            || !d.destage.written.is_empty()
-            || d.sync.inflight.is_some()
+            || !d.origin.destage.busy.is_empty()
+            || !d.origin.destage.written.is_empty()
+            || d.origin.sync.is_flushing()
             || !quiet
         {
             core.flash.log.urgent = true;
@@ -438,7 +437,7 @@ impl Engine {
             d.doubtful.clear();
             d.refused.clear();
             d.refusals.clear();
-            d.intents.clear();
+            d.origin.intents.clear();
         }
         if !core.opts.faults.has(Fault::ForgetInHead) {
             core.roll(fx);
@@ -521,8 +520,8 @@ impl Engine {
         d.drain = on;
         if on {
             // Whoever asks has perhaps just put the origin right.
-            d.destage.not_before_ns = 0;
-            d.sync.not_before_ns = 0;
+            d.origin.destage.not_before_ns = 0;
+            d.origin.sync.try_at_once();
         }
         core.ready.all(id);
         Ok(())
@@ -558,11 +557,11 @@ impl Engine {
     pub fn status(&self, id: DiskId) -> Option<DiskStatus> {
         let core = self.core();
         let d = core.disk(id)?;
-        let unfinished = !d.destage.busy.is_empty()
-            || !d.destage.written.is_empty()
-            || (!d.intents.is_empty() && !core.flash.failed);
+        let unfinished = !d.origin.destage.busy.is_empty()
+            || !d.origin.destage.written.is_empty()
+            || (!d.origin.intents.is_empty() && !core.flash.failed);
         let settled = !unfinished
-            && d.sync.durable >= d.sync.completed
+            && d.origin.sync.is_durable()
             && (core.flash.failed || d.cleaned_ord <= core.flash.log.applied_ord);
         Some(DiskStatus {
             attached: d.attached,
@@ -765,8 +764,8 @@ impl Engine {
         let core = self.core();
         let busy_evict = core.flash.evict.moving > 0;
         let intents = core.disks.iter().flatten().any(|d| {
-            d.attached && (!d.intents.is_empty() || d.sync.inflight.is_some())
-                || !d.destage.written.is_empty()
+            d.attached && (!d.origin.intents.is_empty() || d.origin.sync.is_flushing())
+                || !d.origin.destage.written.is_empty()
         });
         core.reqs.is_empty()
             && core.shared.all_in_flight() == 0
@@ -793,7 +792,7 @@ impl Engine {
         }
         // An origin did not take its flush: a checkpoint would forget what may be stale.
         let mut disks = core.disks.iter().flatten();
-        let stale = disks.any(|d| !d.intents.is_empty() || d.may_differ());
+        let stale = disks.any(|d| !d.origin.intents.is_empty() || d.may_differ());
         // No summary will say that what carries the new tail is durable, and the segments in front of
         // it would count as free.
         let headless = core
@@ -844,8 +843,9 @@ impl Engine {
         let core = self.core();
         let quiet = core.flash.log.batches.is_empty() && core.flash.log.queue.is_empty();
         let d = core.disk(id)?;
-        let safe =
-            !d.is_dirty() && d.destage.written.is_empty() && d.sync.durable >= d.sync.superseded;
+        let safe = !d.is_dirty()
+            && d.origin.destage.written.is_empty()
+            && d.origin.sync.is_superseded_durably();
         (core.flash.failed && quiet && safe).then_some(core.flash.log.next_segment_seq)
     }
 
@@ -901,7 +901,7 @@ impl Engine {
                 .iter()
                 .flatten()
                 .map(|d| {
-                    let g = &d.destage;
+                    let g = &d.origin.destage;
                     (
                         d.cfg.id,
                         g.busy.len(),

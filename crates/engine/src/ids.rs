@@ -14,9 +14,6 @@ pub(crate) struct ReqId {
 }
 
 impl ReqId {
-    /// Not behind any other: where a range of names begins.
-    pub const FIRST: ReqId = ReqId { place: 0, life: 0 };
-
     pub fn new(place: usize, life: u32) -> ReqId {
         let place = u32::try_from(place).expect("requests in flight are bounded far below 2^32");
         ReqId { place, life }

@@ -4,6 +4,7 @@
 //! the state and dispatches events; each duty has its file (see `ARCHITECTURE.md`).
 
 pub mod api;
+mod blocks;
 mod cache;
 #[cfg(any(test, feature = "check"))]
 mod check;

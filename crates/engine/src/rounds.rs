@@ -48,9 +48,9 @@ impl Core {
     fn overlooked(&self, d: &Disk, now: u64) -> Option<&'static str> {
         let (id, ready) = (d.cfg.id, &self.ready);
         let missing = |needs: bool, there: bool| needs && !there;
-        let timer = (d.destage.not_before_ns, id);
+        let timer = (d.origin.destage.not_before_ns, id);
         if missing(
-            d.owes_destager() && d.destage.not_before_ns > now,
+            d.owes_destager() && d.origin.destage.not_before_ns > now,
             ready.timers.contains(&timer) || ready.touched.contains(id),
         ) {
             return Some("backs off, and no timer ends it");
@@ -76,7 +76,8 @@ impl Core {
         if missing(d.is_noted(), ready.noted.contains(id)) {
             return Some("has records to be logged again");
         }
-        missing(d.is_given(), ready.given.contains(id)).then_some("waits for its origin")
+        missing(d.origin.destage.is_given(), ready.given.contains(id))
+            .then_some("waits for its origin")
     }
 }
 

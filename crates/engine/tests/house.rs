@@ -18,16 +18,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tally", &[]),
     ("ctx", &[]),
     ("ids", &[]),
+    ("blocks", &[]),
     ("stats", &["api", "tally"]),
     ("flash", &["api", "ctx", "faults", "paths", "stats"]),
     (
         "cache",
         &["api", "ctx", "faults", "ids", "paths", "stats", "sync"],
     ),
-    ("origin", &["api", "ctx", "faults", "ids", "paths", "stats"]),
+    (
+        "origin",
+        &["api", "blocks", "ctx", "faults", "ids", "paths", "stats"],
+    ),
     (
         "disk",
-        &["api", "faults", "ids", "origin", "paths", "stats"],
+        &["api", "blocks", "faults", "ids", "origin", "paths", "stats"],
     ),
     ("lanes", &["api", "cache", "faults", "stats", "sync"]),
 ];
@@ -62,7 +66,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("flash/log.rs", "ids"),
     ("flash/recover.rs", "cache"),
     ("flash/recover.rs", "core"),
-    ("flash/recover.rs", "disk"),
     ("flash/rescue.rs", "cache"),
     ("flash/rescue.rs", "core"),
     ("lanes.rs", "disk"),
@@ -75,7 +78,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("origin/fence.rs", "core"),
     ("origin/fence.rs", "engine"),
     ("origin/fence.rs", "request"),
-    ("origin/trouble.rs", "disk"),
 ];
 
 /// The room a source file belongs to.

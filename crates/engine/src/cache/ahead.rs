@@ -121,7 +121,7 @@ impl Core {
             && self.disk(disk).is_some_and(|d| {
                 d.attached
                     && d.cfg.mode != Mode::Off
-                    && (d.seek_ewma_ns == 0 || d.seek_ewma_ns >= self.opts.fast_origin_ns)
+                    && (d.origin.seek_ns == 0 || d.origin.seek_ns >= self.opts.fast_origin_ns)
             })
     }
 

@@ -345,7 +345,7 @@ impl Core {
             && !self.quiescing
             && d.attached
             && d.cfg.mode != Mode::Off
-            && (d.sync.is_guarded() || self.opts.faults.has(Fault::CacheUnguarded))
+            && (d.origin.sync.is_guarded() || self.opts.faults.has(Fault::CacheUnguarded))
             && d.tickets.len() < FILLS_MAX
     }
 

@@ -10,9 +10,10 @@
 use crate::api::{DISK_MAX, DiskId};
 use crate::cache::index::Key;
 use crate::core::{Core, FlashWaiter};
-use crate::disk::{Disk, Written};
+use crate::disk::Disk;
 use crate::engine::{ControlError, Engine};
 use crate::faults::Fault;
+use crate::origin::progress::Written;
 use hearth_io::BLOCK;
 
 impl Engine {
@@ -50,7 +51,7 @@ impl Core {
         let odd = old % BLOCK != 0 && size != old;
         // A fill or read ahead under way carries the padding, too, and belongs to no request.
         let filling = d.tickets.iter().any(|t| t.end >= blocks);
-        let destaged = d.destage.written.iter().any(|w| match *w {
+        let destaged = d.origin.destage.written.iter().any(|w| match *w {
             Written::Data { block, .. } => block + 1 == blocks,
             Written::Zero { block, count } => block + count == blocks,
         });
@@ -60,7 +61,7 @@ impl Core {
         if odd && waits && (dirty || destaged || busy) {
             // Its padding must not be written over what the origin grew by.
             if let Some(d) = self.disk_mut(id).filter(|_| dirty) {
-                d.destage.urgent.insert(blocks - 1);
+                d.origin.destage.urgent.insert(blocks - 1);
                 self.ready.touch(id);
             }
             return Err(ControlError::Busy);
@@ -136,11 +137,6 @@ impl Core {
 
 /// Gives a disk its new size.
 pub(crate) fn resize(d: &mut Disk, size: u64) {
-    let regions = d.region_blocks;
     d.set_size(size);
     d.voiding = None;
-    if !d.intents.is_empty() {
-        // Open intents are numbered by the old region size.
-        d.region_blocks = regions;
-    }
 }

@@ -422,7 +422,7 @@ mod tests {
                 let span = Span {
                     start: 0,
                     end: len,
-                    req: ReqId::FIRST,
+                    req: ReqId::new(0, 0),
                 };
                 let level = span.level();
                 assert!(level < LEVELS);

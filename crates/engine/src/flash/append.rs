@@ -514,7 +514,7 @@ impl Core {
         } else {
             oldest
         });
-        d.destage.void_zeros(block, end);
+        d.origin.destage.void_zeros(block, end);
         self.change_zeros(disk, |zero| zero.insert_range(block, end));
         self.ready.touch(disk);
         self.ready.note(disk);

@@ -289,7 +289,7 @@ impl Core {
                     break;
                 }
                 let stuck = self.disk(disk).is_none_or(|d| {
-                    !d.attached || d.destage.hangs || d.destage.not_before_ns > now
+                    !d.attached || d.origin.destage.hangs || d.origin.destage.not_before_ns > now
                 });
                 if dirty_stays && !stuck {
                     break;
@@ -473,16 +473,11 @@ impl Core {
         noted.sort_unstable();
         noted.iter().for_each(|disk| self.ready.noted.add(*disk));
         for d in noted.iter().filter_map(|disk| self.disk(*disk)) {
-            let (id, region_blocks) = (d.cfg.id, d.region_blocks);
+            let id = d.cfg.id;
             let skip = self.opts.faults.has(Fault::SkipRelogIntents);
-            let held = d.intents.iter().filter(|(_, i)| i.seg_seq <= seq);
-            for (region, _) in held.filter(|_| !skip) {
-                records.push((
-                    Kind::Intent,
-                    id,
-                    u64::from(*region) * region_blocks,
-                    region_blocks,
-                ));
+            for region in d.origin.intents.held_by(seq).filter(|_| !skip) {
+                let (start, end) = d.origin.intents.blocks_of(region);
+                records.push((Kind::Intent, id, start, end - start));
             }
             if d.zero_seg_seq.is_some_and(|z| z <= seq)
                 && !self.opts.faults.has(Fault::SkipRelogZeros)
@@ -525,9 +520,10 @@ impl Core {
             if kind == Kind::ZeroRun {
                 took(Path::ZerosLoggedAgain);
                 d.zero_seg_seq = Some(here);
-            } else if let Some(i) = d.intents.get_mut(&((block / d.region_blocks) as u32)) {
+            } else {
                 took(Path::IntentLoggedAgain);
-                i.seg_seq = here;
+                let region = d.origin.intents.region_of(block);
+                d.origin.intents.lies_in(region, here);
             }
         }
         self.flash.evict.relog_sent = true;

@@ -9,7 +9,6 @@
 use crate::api::DiskId;
 use crate::cache::index::Key;
 use crate::core::Core;
-use crate::disk::Intent;
 use crate::faults::Fault;
 use crate::flash::log::SegState;
 use crate::paths::{Path, took};
@@ -282,12 +281,11 @@ impl Core {
     fn restore_intents(&mut self, recorded: Intents) {
         let mut intents: BTreeMap<(DiskId, u32), u64> = BTreeMap::new();
         for ((disk, start), (end, seg_seq)) in recorded {
-            let Some(region_blocks) = self.disk(disk).map(|d| d.region_blocks) else {
-                continue;
-            };
-            for region in start / region_blocks..=(end - 1) / region_blocks {
+            let Some(d) = self.disk(disk) else { continue };
+            let (first, last) = d.origin.intents.regions_of(start, end);
+            for region in first..=last {
                 // The oldest record is the first that eviction must not take away.
-                let oldest = intents.entry((disk, region as u32)).or_insert(seg_seq);
+                let oldest = intents.entry((disk, region)).or_insert(seg_seq);
                 *oldest = seg_seq.min(*oldest);
             }
         }
@@ -300,7 +298,7 @@ impl Core {
             };
             let (disk, block) = (info.key.disk(), info.key.block());
             let Some(d) = self.disk(disk) else { continue };
-            let region = (block / d.region_blocks) as u32;
+            let region = d.origin.intents.region_of(block);
             if !info.dirty
                 && intents.contains_key(&(disk, region))
                 && !self.opts.faults.has(Fault::DropIntent)
@@ -314,24 +312,12 @@ impl Core {
                 continue;
             };
             took(Path::IntentRestored);
-            let region_blocks = d.region_blocks;
             // The record is on flash, so the intent holds until a flush of the origin; what it
             // covers is void, and must stay void after the intent is closed.
-            d.intents.insert(
-                region,
-                Intent {
-                    active: true,
-                    seg_seq,
-                    written: 1,
-                    ..Intent::default()
-                },
-            );
-            d.sync.completed = d.sync.completed.max(1);
+            d.origin.intents.restore(region, seg_seq);
+            d.origin.sync.restore();
             // Dirty copies in the region stay: say again what is void, block by block around them.
-            let (start, end) = (
-                u64::from(region) * region_blocks,
-                (u64::from(region) + 1) * region_blocks,
-            );
+            let (start, end) = d.origin.intents.blocks_of(region);
             let keep: Vec<u64> = d.dirty.range(start, end).collect();
             let mut at = start;
             for block in keep.into_iter().chain([end]) {
@@ -769,7 +755,7 @@ mod tests {
         };
         let sb = Superblock::new(layout, uuid, uuid, "test", 0);
         let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
-        let half = core.disk(1).unwrap().region_blocks as u32 / 2;
+        let half = core.disk(1).unwrap().origin.intents.region_blocks() as u32 / 2;
         let entry = |kind, block: u32| Entry {
             disk: 1,
             block: u64::from(block),
@@ -798,8 +784,8 @@ mod tests {
         core.replay(0, 7, &log, &since, &mut none);
         assert!(none.is_empty());
         core.restore_intents(open);
-        let restored = &core.disk(1).unwrap().intents;
-        assert_eq!(restored.keys().copied().collect::<Vec<_>>(), [0]);
+        let restored = core.disk(1).unwrap().origin.intents.records();
+        assert_eq!(restored, [(0, 7)]);
     }
 
     /// Keeps blocks that were written; one cannot be read.

@@ -114,7 +114,11 @@ impl Core {
     /// Makes intents needless by raising the floor of clean copies. Regions being written get new
     /// ones, for what is cached from now on; those not yet durable stay, somebody waits for them.
     fn give_up_intents(&mut self) {
-        let any = self.disks.iter().flatten().any(|d| !d.intents.is_empty());
+        let any = self
+            .disks
+            .iter()
+            .flatten()
+            .any(|d| !d.origin.intents.is_empty());
         if !any && !self.closes_intents_of(u64::MAX) {
             return;
         }
@@ -126,15 +130,13 @@ impl Core {
         self.flash.rescue.closing.clear();
         let mut again = Vec::new();
         for d in self.disks.iter_mut().flatten() {
-            d.intents.values().for_each(|_| took(Path::IntentGivenUp));
-            d.intents.retain(|_, i| !i.active || i.inflight > 0);
+            if !d.origin.intents.is_empty() {
+                took(Path::IntentGivenUp);
+            }
             // What is cached from now on has no intent that says whether the origin flushed it.
-            d.sync.unguarded = d.sync.completed;
-            let active = d.intents.iter_mut().filter(|(_, i)| i.active);
-            again.extend(active.map(|(region, i)| {
-                i.active = false;
-                (d.cfg.id, *region)
-            }));
+            d.origin.sync.unguard();
+            let regions = d.origin.intents.give_up();
+            again.extend(regions.into_iter().map(|region| (d.cfg.id, region)));
         }
         for (disk, region) in again {
             self.record_intent(disk, region);

@@ -12,10 +12,12 @@ use crate::api::{DiskId, Effects, Mode};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::ctx::Io;
-use crate::disk::{Disk, SyncWaiter, Written};
+use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::fail::Unread;
 use crate::flash::log::Then;
+use crate::origin::progress::Written;
+use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
 use hearth_format::Kind;
 use hearth_io::{Buf, IoDone, IoError, OpKind, Target};
@@ -93,12 +95,13 @@ impl Core {
     pub fn destage_unanswered(&self, d: &Disk) -> Option<u64> {
         // With its memory gone it is the origin's turn.
         let writes = d
+            .origin
             .destage
             .busy
             .iter()
             .map(|(_, _, job)| &self.destaging.jobs[*job]);
         let writes = writes.filter(|job| job.buf.is_none());
-        let flush = (d.destage.covered > 0).then_some(d.destage.covered_ns);
+        let flush = (d.origin.destage.covered > 0).then_some(d.origin.destage.covered_ns);
         writes.map(|job| job.started_ns).chain(flush).min()
     }
 
@@ -121,7 +124,7 @@ impl Core {
         let over = |percent| is_over(d.dirty.len(), own, percent);
         if d.drain
             || !d.clean_waiters.is_empty()
-            || !d.destage.urgent.is_empty()
+            || !d.origin.destage.urgent.is_empty()
             || d.cfg.mode != Mode::WriteBack
             || over(self.haste_percent())
             || !d.zero.is_empty() && self.too_many_runs()
@@ -229,14 +232,14 @@ impl Core {
                 // Misses of clients go first: the origin has one arm.
                 limit = limit.min(1);
             }
-            if d.destage.busy.len() >= limit {
+            if d.origin.destage.busy.len() >= limit {
                 break;
             }
             // Among reads that clients wait for, the way to the next run in the sweep and back
             // would cost each of them a seek. When haste begins, the sweep takes them all.
             if need == Need::Background && self.paced(now) {
                 let d = self.known_mut(disk);
-                d.destage.cursor = d.destage.near;
+                d.origin.destage.cursor = d.origin.destage.near;
             }
             if !self.destage_one(disk, now, fx) {
                 blocked = true;
@@ -252,9 +255,9 @@ impl Core {
     fn line_up(&mut self, disk: DiskId, need: Need, blocked: bool, now: u64) {
         let stopping = self.quiescing;
         let d = self.known(disk);
-        let (draining, not_before_ns) = (d.is_draining(stopping), d.destage.not_before_ns);
+        let (draining, not_before_ns) = (d.is_draining(stopping), d.origin.destage.not_before_ns);
         let (waits, may) = (d.owes_destager(), d.may_destage(now));
-        let full = d.destage.busy.len() >= JOBS_BUSY;
+        let full = d.origin.destage.busy.len() >= JOBS_BUSY;
         if draining {
             self.ready.draining.add(disk);
         }
@@ -324,7 +327,7 @@ impl Core {
     /// it at most.
     fn next_run(&self, d: &Disk, now: u64) -> Option<(u64, u64)> {
         // One sweep over the disk, wrapping once.
-        let (disk, cursor) = (d.cfg.id, d.destage.cursor);
+        let (disk, cursor) = (d.cfg.id, d.origin.destage.cursor);
         for (from, to) in [(cursor, u64::MAX), (0, cursor)] {
             let mut at = from;
             // Bounded: every step passes a busy range, a waiting read, or lost or written blocks.
@@ -353,7 +356,7 @@ impl Core {
     /// refused: that may be asked for again as time passes.
     pub fn could_destage(&self, d: &Disk, now: u64) -> bool {
         d.may_destage(now)
-            && d.destage.busy.len() < JOBS_BUSY
+            && d.origin.destage.busy.len() < JOBS_BUSY
             && d.refusals.is_empty()
             && (self.next_run(d, now).is_some() || self.next_zeros(d, now).is_some())
     }
@@ -363,10 +366,10 @@ impl Core {
     fn destage_urgent(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
         loop {
             let d = self.known_mut(disk);
-            let Some(block) = d.destage.urgent.first_in(0, u64::MAX) else {
+            let Some(block) = d.origin.destage.urgent.first_in(0, u64::MAX) else {
                 return false;
             };
-            d.destage.urgent.remove(block);
+            d.origin.destage.urgent.remove(block);
             let dirty = d.dirty.contains(block);
             let left = d.dirty.run_len(block, RUN_MAX);
             if dirty
@@ -382,6 +385,7 @@ impl Core {
     fn destage_obstacle(&self, disk: DiskId, block: u64, now: u64) -> Option<u64> {
         let d = self.disk(disk)?;
         if let Some((_, end, _)) = d
+            .origin
             .destage
             .busy
             .iter()
@@ -469,8 +473,8 @@ impl Core {
         });
         self.destaging.tokens -= (count * 4096) as i64;
         let d = self.known_mut(disk);
-        d.destage.busy.push((start, start + count, job));
-        d.destage.cursor = start + count;
+        d.origin.destage.busy.push((start, start + count, job));
+        d.origin.destage.cursor = start + count;
         self.ready.given.add(disk);
         let mut i = 0usize;
         while i < slots.len() {
@@ -596,7 +600,7 @@ impl Core {
         let mut at = 0;
         for _ in 0..64 {
             let block = d.zero.first_in(at, u64::MAX)?;
-            let waits = d.destage.written.iter().find_map(|w| match w {
+            let waits = d.origin.destage.written.iter().find_map(|w| match w {
                 Written::Zero { block: b, count } if (*b..*b + *count).contains(&block) => {
                     Some(*b + *count)
                 }
@@ -607,6 +611,7 @@ impl Core {
                 continue;
             }
             let limit = d
+                .origin
                 .destage
                 .busy
                 .iter()
@@ -653,7 +658,7 @@ impl Core {
             batch,
         });
         let d = self.known_mut(disk);
-        d.destage.busy.push((block, block + count, job));
+        d.origin.destage.busy.push((block, block + count, job));
         self.ready.given.add(disk);
         self.destage_durable(job, now, fx);
     }
@@ -673,15 +678,15 @@ impl Core {
         }
         let job = self.destaging.jobs.remove(id);
         let d = self.known_mut(job.disk);
-        d.destage.failures = 0;
-        d.destage.hangs = false;
-        d.destage.busy.retain(|(_, _, j)| *j != id);
-        d.sync.completed += 1;
+        d.origin.destage.failures = 0;
+        d.origin.destage.hangs = false;
+        d.origin.destage.busy.retain(|(_, _, j)| *j != id);
+        d.origin.sync.destaged();
         if job.zero {
             // Whatever was void there, it was so of what was told before.
             let end = job.start + job.count;
-            d.destage.zero_void.remove_range(job.start, end);
-            d.destage.written.push(Written::Zero {
+            d.origin.destage.zero_void.remove_range(job.start, end);
+            d.origin.destage.written.push(Written::Zero {
                 block: job.start,
                 count: job.count,
             });
@@ -689,12 +694,17 @@ impl Core {
             for (block, slot) in (job.start..).zip(&job.slots) {
                 if *slot != NOWHERE {
                     d.counters.destaged += 1;
-                    d.destage.written.push(Written::Data { block, slot: *slot });
+                    d.origin
+                        .destage
+                        .written
+                        .push(Written::Data { block, slot: *slot });
                 }
             }
         }
         if self.opts.faults.has(Fault::CleanBeforeOriginFlush) {
-            let n = self.disk(job.disk).map_or(0, |d| d.destage.written.len());
+            let n = self
+                .disk(job.disk)
+                .map_or(0, |d| d.origin.destage.written.len());
             self.mark_clean(job.disk, n, now, fx);
             return;
         }
@@ -711,7 +721,8 @@ impl Core {
     fn destage_failed(&mut self, id: usize, error: Option<IoError>, now: u64, fx: &mut Effects) {
         let job = self.destage_give_back(id);
         let d = self.known_mut(job.disk);
-        d.note_trouble(error, now);
+        d.counters.destage_errors += 1;
+        d.origin.destage.note_trouble(error, now);
         self.destage_back_off(job.disk, now, fx);
     }
 
@@ -721,7 +732,7 @@ impl Core {
         job.slots.retain(|slot| *slot != NOWHERE);
         self.let_go_of(&job.slots);
         let d = self.known_mut(job.disk);
-        d.destage.busy.retain(|(_, _, j)| *j != id);
+        d.origin.destage.busy.retain(|(_, _, j)| *j != id);
         self.ready.touch(job.disk);
         job
     }
@@ -731,10 +742,10 @@ impl Core {
         let flash_failed = self.flash.failed;
         self.ready.touch(disk);
         let d = self.known_mut(disk);
-        d.destage.not_before_ns = now + (BACKOFF_NS << d.destage.failures.min(5));
-        d.destage.failures += 1;
-        d.destage.hangs = false;
-        d.destage.urgent.clear();
+        d.origin.destage.not_before_ns = now + (BACKOFF_NS << d.origin.destage.failures.min(5));
+        d.origin.destage.failures += 1;
+        d.origin.destage.hangs = false;
+        d.origin.destage.urgent.clear();
         if flash_failed {
             self.wake_clean_waiters(disk, now, fx);
             return;
@@ -748,7 +759,7 @@ impl Core {
     /// Flushes the origin when enough was written, or nothing more is coming.
     fn destage_flush_if_due(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let d = self.known_mut(disk);
-        let ds = &mut d.destage;
+        let ds = &mut d.origin.destage;
         let due =
             ds.written.len() >= WRITTEN_MAX || ds.busy.is_empty() || !d.clean_waiters.is_empty();
         if ds.written.is_empty() || ds.covered > 0 || !due {
@@ -756,7 +767,7 @@ impl Core {
         }
         ds.covered = ds.written.len();
         ds.covered_ns = now;
-        let target = d.sync.completed;
+        let target = d.origin.sync.completed();
         self.ready.given.add(disk);
         self.wait_origin(disk, target, SyncWaiter::Destage, now, fx);
     }
@@ -764,10 +775,10 @@ impl Core {
     pub fn destage_flushed(&mut self, disk: DiskId, failed: bool, now: u64, fx: &mut Effects) {
         self.ready.touch(disk);
         let d = self.known_mut(disk);
-        let n = std::mem::take(&mut d.destage.covered);
-        d.destage.hangs = false;
+        let n = std::mem::take(&mut d.origin.destage.covered);
+        d.origin.destage.hangs = false;
         if failed {
-            for w in d.destage.written.drain(..n).collect::<Vec<_>>() {
+            for w in d.origin.destage.written.drain(..n).collect::<Vec<_>>() {
                 match w {
                     Written::Data { slot, .. } => {
                         self.unpin_slot(slot);
@@ -777,13 +788,14 @@ impl Core {
                 }
             }
             let d = self.known_mut(disk);
-            d.note_trouble(d.sync.error, now);
+            d.counters.destage_errors += 1;
+            d.origin.destage.note_trouble(d.origin.sync.error, now);
             self.forget_void(disk);
             self.destage_back_off(disk, now, fx);
             return;
         }
         let d = self.known_mut(disk);
-        d.destage.trouble = None;
+        d.origin.destage.trouble = None;
         self.mark_clean(disk, n, now, fx);
         self.destage_flush_if_due(disk, now, fx);
     }
@@ -794,7 +806,7 @@ impl Core {
         let stuck = self.starved();
         self.ready.touch(disk);
         let d = self.known_mut(disk);
-        let written: Vec<Written> = d.destage.written.drain(..n).collect();
+        let written: Vec<Written> = d.origin.destage.written.drain(..n).collect();
         let mut runs: Vec<(Kind, u64, u64)> = Vec::new();
         for w in written {
             match w {
@@ -811,7 +823,7 @@ impl Core {
                 Written::Zero { block, count } => {
                     let count_void = self.opts.faults.has(Fault::VoidZerosCount);
                     let d = self.known(disk);
-                    let void = &d.destage.zero_void;
+                    let void = &d.origin.destage.zero_void;
                     let still: Vec<u64> = d
                         .zero
                         .range(block, block + count)
@@ -858,12 +870,18 @@ impl Core {
             let Some(d) = self.disks[usize::from(disk)].as_deref() else {
                 continue;
             };
-            if !d.is_given() {
+            if !d.origin.destage.is_given() {
                 continue;
             }
             self.ready.given.add(disk);
-            let busy: Vec<usize> = d.destage.busy.iter().map(|(_, _, job)| *job).collect();
-            let mut hung = d.destage.covered > 0 && hangs(d.destage.covered_ns);
+            let busy: Vec<usize> = d
+                .origin
+                .destage
+                .busy
+                .iter()
+                .map(|(_, _, job)| *job)
+                .collect();
+            let mut hung = d.origin.destage.covered > 0 && hangs(d.origin.destage.covered_ns);
             let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
             for id in busy {
                 let job = &mut self.destaging.jobs[id];
@@ -878,7 +896,7 @@ impl Core {
             self.let_go_of(&slots);
             if hung && let Some(d) = self.disk_mut(disk) {
                 took(Path::HungLetGo);
-                d.destage.hangs = true;
+                d.origin.destage.hangs = true;
                 self.doubt(disk, |_, slot| here(slot, blocks));
             }
         }
@@ -888,7 +906,7 @@ impl Core {
     /// and waits for the flush does not count.
     pub fn doubt_written(&mut self, disk: DiskId, start: u64, end: u64) {
         let d = self.known_mut(disk);
-        d.destage.void_zeros(start, end);
+        d.origin.destage.void_zeros(start, end);
         self.doubt(disk, |block, _| (start..end).contains(&block));
     }
 
@@ -897,7 +915,7 @@ impl Core {
         self.ready.touch(disk);
         let d = self.known_mut(disk);
         let mut slots: SmallVec<[SlotNo; 4]> = SmallVec::new();
-        for w in &mut d.destage.written {
+        for w in &mut d.origin.destage.written {
             match *w {
                 Written::Data { block, slot } if which(block, slot) => {
                     took(Path::WrittenDoubted);
@@ -922,12 +940,13 @@ impl Core {
     fn forget_void(&mut self, disk: DiskId) {
         if let Some(d) = self.disk_mut(disk)
             && !d
+                .origin
                 .destage
                 .written
                 .iter()
                 .any(|w| matches!(w, Written::Zero { .. }))
         {
-            d.destage.zero_void.clear();
+            d.origin.destage.zero_void.clear();
         }
     }
 
@@ -995,12 +1014,12 @@ mod tests {
             let zeros = core.next_zeros(core.disk(1).unwrap(), 0);
             let (block, limit) = zeros.expect("some are left");
             core.destage_zero(1, block, limit, 0, fx);
-            let (_, _, job) = core.disk(1).unwrap().destage.busy[0];
+            let (_, _, job) = core.disk(1).unwrap().origin.destage.busy[0];
             core.destage_write_done(job, Ok(()), 0, fx);
         };
         tell(&mut core, &mut fx);
         // Written and zeroed again: the first was told of the zeros before.
-        core.disk_mut(1).unwrap().destage.void_zeros(0, 4);
+        core.disk_mut(1).unwrap().origin.destage.void_zeros(0, 4);
         tell(&mut core, &mut fx);
         core.mark_clean(1, 1, 0, &mut fx);
         assert_eq!(core.disk(1).unwrap().zero.len(), 8);

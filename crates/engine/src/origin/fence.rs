@@ -38,7 +38,7 @@ impl Core {
         };
         d.fenced = true;
         d.drain = false;
-        d.destage.urgent.clear();
+        d.origin.destage.urgent.clear();
         self.publish(disk);
         // From here on no hit of it is answered.
         self.shared.grace();

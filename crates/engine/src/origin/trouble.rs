@@ -8,8 +8,6 @@
 use hearth_io::IoError;
 use serde::Serialize;
 
-use crate::disk::Disk;
-
 /// The destager cannot write a disk's dirty blocks back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Trouble {
@@ -20,24 +18,4 @@ pub struct Trouble {
     /// What the origin said last; `None` if it was not the origin that failed.
     #[serde(skip)]
     pub error: Option<IoError>,
-}
-
-impl Disk {
-    /// A run could not be written back.
-    pub(crate) fn note_trouble(&mut self, error: Option<IoError>, now: u64) {
-        self.counters.destage_errors += 1;
-        let trouble = self.destage.trouble.get_or_insert(Trouble {
-            since_ns: now,
-            failures: 0,
-            error,
-        });
-        trouble.failures += 1;
-        trouble.error = error.or(trouble.error);
-    }
-
-    /// What keeps its dirty blocks from the origin, if anything does. Without any, nothing is kept.
-    pub(crate) fn trouble(&self) -> Option<Trouble> {
-        let owes = self.is_dirty() || !self.destage.written.is_empty();
-        self.destage.trouble.filter(|_| owes)
-    }
 }

@@ -11,9 +11,6 @@ use crate::ids::ReqId;
 use crate::request::req::Req;
 use hearth_io::BufSlice;
 
-/// Why a region that is being written has its intent.
-pub(crate) const INTENT_STAYS: &str = "a region keeps its intent while it is written";
-
 /// Who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asker {

@@ -4,22 +4,17 @@
 use crate::api::{DiskId, Effects, ReqError};
 use crate::core::{Core, FlashWaiter, OpCtx};
 use crate::ctx::Io;
-use crate::disk::{Intent, SyncWaiter};
+use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::device::FlashOp;
 use crate::flash::fail::Promise;
 use crate::flash::log::Then;
 use crate::flash::rescue::Closing;
 use crate::ids::ReqId;
-use crate::request::answer::INTENT_STAYS;
+use crate::origin::sync::{SyncWaiter, Wait};
 use crate::request::state::{Flush, State, Step};
 use hearth_format::Kind;
 use hearth_io::{IoError, Target};
-
-/// First wait after an origin's flush failed before one that no guest waits for is tried again.
-const SYNC_BACKOFF_NS: u64 = 20_000_000;
-/// How often that wait doubles: to 1.28 s, so that a stop with a time limit still gets its tries.
-const SYNC_BACKOFF_DOUBLINGS: u32 = 6;
 
 /// A flush of the flash device is started when this much was appended since the last one was: after
 /// a crash every batch behind the last flush is read to see whether it is whole, and a fast device
@@ -47,7 +42,7 @@ impl Core {
         }
         let d = self.known(disk);
         let flash = d.is_dirty() && self.flash.log.durable_ord < applied;
-        let (guest, durable) = (d.sync.guest, d.sync.durable);
+        let (guest, durable) = (d.origin.sync.guest(), d.origin.sync.durable());
         if self.flash.failed && d.is_dirty() {
             match self.promise_of_left_flash(disk) {
                 Promise::None if self.opts.faults.has(Fault::PromiseBroken) => {}
@@ -148,16 +143,12 @@ impl Core {
     /// A write has ended in the regions whose intents count it.
     pub fn leave_regions(&mut self, id: ReqId, now: u64) {
         let disk = self.reqs[id].disk;
-        let Some((from, to)) = self.reqs[id].regions() else {
+        let Some(regions) = self.reqs[id].regions() else {
             return;
         };
         self.reqs[id].write_mut().regions = None;
         let d = self.known_mut(disk);
-        for region in from..=to {
-            let i = d.intents.get_mut(&region).expect(INTENT_STAYS);
-            i.inflight -= 1;
-            i.used_ns = now;
-        }
+        d.origin.intents.leave(regions, now);
     }
 
     /// Waits until the log is durable up to `ord`.
@@ -240,8 +231,8 @@ impl Core {
         match who {
             FlashWaiter::Request(id) => self.request_flushed(id, failed, now, fx),
             FlashWaiter::Intent { disk, region } => {
-                if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
-                    i.active = true;
+                if let Some(d) = self.disk_mut(disk) {
+                    d.origin.intents.activate(region);
                 }
                 self.wake_intent(disk, region, now, fx);
             }
@@ -261,27 +252,21 @@ impl Core {
         fx: &mut Effects,
     ) {
         let d = self.known_mut(disk);
-        if d.sync.durable >= target {
-            self.origin_waited(disk, who, false, now, fx);
-            return;
-        }
-        if d.fenced {
+        if d.fenced && d.origin.sync.durable() < target {
             self.origin_waited(disk, who, true, now, fx);
             return;
         }
-        d.sync.waiters.push((target, who));
-        self.start_origin_flush(disk, fx);
+        match d.origin.sync.wait(target, who) {
+            Wait::Over => self.origin_waited(disk, who, false, now, fx),
+            Wait::Begun => self.start_origin_flush(disk, fx),
+        }
     }
 
     fn start_origin_flush(&mut self, disk: DiskId, fx: &mut Effects) {
-        let d = self.known_mut(disk);
-        if d.sync.inflight.is_some() {
-            return;
+        if let Some(covers) = self.known_mut(disk).origin.sync.begin_flush() {
+            let io = Io::flush(Target::Origin(disk));
+            self.io(fx, OpCtx::OriginFlush { disk, covers }, io);
         }
-        let covers = d.sync.completed;
-        d.sync.inflight = Some(covers);
-        let io = Io::flush(Target::Origin(disk));
-        self.io(fx, OpCtx::OriginFlush { disk, covers }, io);
     }
 
     pub fn origin_flush_done(
@@ -294,39 +279,24 @@ impl Core {
     ) {
         let faults = self.opts.faults;
         let d = self.known_mut(disk);
-        d.sync.inflight = None;
         let covers = match faults.has(Fault::OriginFlushCoversLater) {
-            true => d.sync.completed,
+            true => d.origin.sync.completed(),
             false => covers,
         };
-        let failed = result.is_err() && !faults.has(Fault::IgnoreOriginFlushError);
-        d.sync.error = result.err();
-        if failed {
-            let wait = SYNC_BACKOFF_NS << d.sync.failures.min(SYNC_BACKOFF_DOUBLINGS);
-            d.sync.not_before_ns = now + wait;
-            d.sync.failures += 1;
-        } else {
-            d.sync.failures = 0;
-            d.sync.durable = d.sync.durable.max(covers);
+        let error = result.err();
+        let error = error.filter(|_| !faults.has(Fault::IgnoreOriginFlushError));
+        for who in d.origin.sync.end_flush(covers, error, now) {
+            self.origin_waited(disk, who, error.is_some(), now, fx);
         }
-        let waiters = std::mem::take(&mut d.sync.waiters);
-        let (ready, wait): (Vec<_>, Vec<_>) = waiters
-            .into_iter()
-            .partition(|(target, _)| failed || *target <= covers);
-        d.sync.waiters = wait;
-        for (_, who) in ready {
-            self.origin_waited(disk, who, failed, now, fx);
+        let Some(d) = self.disk_mut(disk) else { return };
+        if d.origin.sync.waiters().next().is_none() {
+            return;
         }
-        let more = self.disk(disk).is_some_and(|d| !d.sync.waiters.is_empty());
-        if more && self.fenced(disk) {
-            let waiters = self
-                .disk_mut(disk)
-                .map(|d| std::mem::take(&mut d.sync.waiters));
-            for (_, who) in waiters.into_iter().flatten() {
-                self.origin_waited(disk, who, true, now, fx);
-            }
-        } else if more {
-            self.start_origin_flush(disk, fx);
+        if !d.fenced {
+            return self.start_origin_flush(disk, fx);
+        }
+        for who in d.origin.sync.take_waiters() {
+            self.origin_waited(disk, who, true, now, fx);
         }
     }
 
@@ -365,10 +335,9 @@ impl Core {
             || self.flash.failed
             || self.opts.faults.has(Fault::DropIntent)
         {
-            let waiting = self.reqs[id].regions().is_some_and(|(from, to)| {
-                self.disk(disk).is_some_and(|d| {
-                    (from..=to).any(|r| d.intents.get(&r).is_some_and(|i| !i.active))
-                })
+            let waiting = self.reqs[id].regions().is_some_and(|regions| {
+                let d = self.disk(disk);
+                d.is_some_and(|d| !d.origin.intents.are_active(regions))
             });
             if waiting && !self.flash.failed {
                 // It may have waited for something else before.
@@ -382,34 +351,18 @@ impl Core {
         }
         let faults = self.opts.faults;
         let d = self.known_mut(disk);
-        let last = match faults.has(Fault::IntentOneRegion) {
-            true => start,
-            false => end - 1,
+        let end = match faults.has(Fault::IntentOneRegion) {
+            true => start + 1,
+            false => end,
         };
-        let (from, to) = (
-            (start / d.region_blocks) as u32,
-            (last / d.region_blocks) as u32,
-        );
-        let mut ready = true;
-        let unawaited = faults.has(Fault::IntentUnawaited);
-        let mut new = Vec::new();
-        for region in from..=to {
-            let intent = d.intents.entry(region).or_insert_with(|| {
-                new.push(region);
-                Intent {
-                    seg_seq: seg_hint,
-                    ..Intent::default()
-                }
-            });
-            intent.inflight += 1;
-            intent.used_ns = now;
-            ready &= intent.active || unawaited;
-        }
-        self.reqs[id].write_mut().regions = Some((from, to));
+        let regions = d.origin.intents.regions_of(start, end);
+        let entered = d.origin.intents.enter(regions, seg_hint, now);
+        self.reqs[id].write_mut().regions = Some(regions);
         self.ready.note(disk);
-        for region in new {
+        for region in entered.new {
             self.record_intent(disk, region);
         }
+        let ready = entered.active || faults.has(Fault::IntentUnawaited);
         if !ready {
             self.reqs[id].write_mut().step = Step::WaitsForIntent;
             self.start_flash_flush(now, fx);
@@ -419,16 +372,10 @@ impl Core {
 
     /// Queues the record of an intent; once it is durable, it is active.
     pub fn record_intent(&mut self, disk: DiskId, region: u32) {
-        let count = self.known(disk).region_blocks;
+        let (start, end) = self.known(disk).origin.intents.blocks_of(region);
         let then = Then::Intent { disk, region };
-        let start = u64::from(region) * count;
-        let ord = self
-            .flash
-            .log
-            .record(Kind::Intent, disk, start, count, then);
-        if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
-            i.ord = ord;
-        }
+        let log = &mut self.flash.log;
+        let ord = log.record(Kind::Intent, disk, start, end - start, then);
         self.flash
             .waiters
             .push((ord, FlashWaiter::Intent { disk, region }));
@@ -437,8 +384,8 @@ impl Core {
 
     /// The record of an intent is on flash (not yet durable): remember where.
     pub fn intent_applied(&mut self, disk: DiskId, region: u32, seg_seq: u64) {
-        if let Some(i) = self.disk_mut(disk).and_then(|d| d.intents.get_mut(&region)) {
-            i.seg_seq = seg_seq;
+        if let Some(d) = self.disk_mut(disk) {
+            d.origin.intents.lies_in(region, seg_seq);
         }
     }
 
@@ -446,8 +393,8 @@ impl Core {
     pub fn wake_intent(&mut self, disk: DiskId, region: u32, now: u64, fx: &mut Effects) {
         // The record may have waited for the flush of flash longer than the disk was there.
         let Some(d) = self.disk(disk) else { return };
-        let start = u64::from(region) * d.region_blocks;
-        let holders = d.locks.meeting(start, start + d.region_blocks);
+        let (start, end) = d.origin.intents.blocks_of(region);
+        let holders = d.locks.meeting(start, end);
         let waits = |id: &ReqId| self.reqs[*id].write().step == Step::WaitsForIntent;
         let waiting: Vec<ReqId> = holders.map(|l| l.req).filter(waits).collect();
         for id in waiting {
@@ -460,52 +407,39 @@ impl Core {
     pub fn sync_draining(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         // It may have been removed since it was put on a list.
         let Some(d) = self.disk(disk) else { return };
-        let target = d.sync.completed;
-        if (d.drain || self.quiescing)
-            && d.attached
-            && target > d.sync.durable
-            && d.sync.inflight.is_none()
-            && !d.sync.backing_off(now)
-        {
+        let sync = &d.origin.sync;
+        let idle = !sync.is_durable() && !sync.is_flushing() && !sync.backing_off(now);
+        if (d.drain || self.quiescing) && d.attached && idle {
+            let target = sync.completed();
             self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
+        }
+    }
+
+    /// How long an intent of a disk must not have been used before it is closed.
+    fn intent_idle_ns(&self, d: &Disk) -> u64 {
+        match d.drain || self.quiescing {
+            true => 0,
+            false => self.opts.intent_idle_ns,
         }
     }
 
     /// Asks for an origin flush where intents of a disk have been idle, so that they can be closed. Those
     /// of a disk whose origin is missing wait until it is there.
     pub fn close_idle_intents(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        let idle_ns = if self.quiescing {
-            0
-        } else {
-            self.opts.intent_idle_ns
-        };
-        let drain = self.disk(disk).is_some_and(|d| d.drain);
-        let idle_ns = if drain { 0 } else { idle_ns };
         if self.opts.faults.has(Fault::CloseUnflushed) {
             self.clear_intents(disk, now);
         }
-        let Some(d) = self.disk_mut(disk).filter(|d| d.attached) else {
+        let Some(d) = self.disk(disk).filter(|d| d.attached) else {
             return;
         };
-        let idle =
-            |i: &Intent| i.active && i.inflight == 0 && now.saturating_sub(i.used_ns) >= idle_ns;
-        let unguarded = d.sync.unguarded;
-        let Some(target) = d
-            .intents
-            .values()
-            .filter(|i| idle(i))
-            .map(|i| i.written)
-            .chain(d.waits_unguarded().then_some(unguarded))
-            .max()
-        else {
+        let sync = &d.origin.sync;
+        let idle = d.origin.intents.idle_until(now, self.intent_idle_ns(d));
+        let unguarded = d.waits_unguarded().then(|| sync.unguarded());
+        let Some(target) = idle.into_iter().chain(unguarded).max() else {
             return;
         };
-        let asked = d
-            .sync
-            .waiters
-            .iter()
-            .any(|(_, w)| matches!(w, SyncWaiter::Intents));
-        if !asked && !d.sync.backing_off(now) {
+        let asked = sync.waiters().any(|who| who == SyncWaiter::Intents);
+        if !asked && !sync.backing_off(now) {
             self.wait_origin(disk, target, SyncWaiter::Intents, now, fx);
         }
     }
@@ -513,45 +447,27 @@ impl Core {
     /// Closes intents whose writes the origin has made durable. Their replaced copies are in the
     /// log before this record, so a crash sees both or still sees the intent.
     fn clear_intents(&mut self, disk: DiskId, now: u64) {
-        let idle_ns = if self.quiescing {
-            0
-        } else {
-            self.opts.intent_idle_ns
-        };
         let faults = self.opts.faults;
-        let Some(d) = self.disk_mut(disk) else { return };
-        let idle_ns = if d.drain { 0 } else { idle_ns };
+        let Some(d) = self.disk(disk) else { return };
+        let (idle_ns, durable) = (self.intent_idle_ns(d), d.origin.sync.durable());
         let durable = match faults.has(Fault::CloseUnflushed) {
             true => u64::MAX,
-            false => d.sync.durable,
+            false => durable,
         };
-        let region_blocks = d.region_blocks;
-        let done: Vec<u32> = d
-            .intents
-            .iter()
-            .filter(|(_, i)| {
-                i.active
-                    && (i.inflight == 0 || faults.has(Fault::CloseInUse))
-                    && i.written <= durable
-                    && now.saturating_sub(i.used_ns) >= idle_ns
-            })
-            .map(|(r, _)| *r)
-            .collect();
-        for region in done {
-            let intent = self.disk_mut(disk).and_then(|d| d.intents.remove(&region));
-            let block = u64::from(region) * region_blocks;
-            let ord =
-                self.flash
-                    .log
-                    .record(Kind::IntentClear, disk, block, region_blocks, Then::Nothing);
-            if let Some(intent) = intent {
-                let applied = self.flash.log.applied_ord;
-                self.flash.rescue.closing.retain(|c| c.ord > applied);
-                self.flash.rescue.closing.push(Closing {
-                    seg_seq: intent.seg_seq,
-                    ord,
-                });
-            }
+        let in_use = faults.has(Fault::CloseInUse);
+        let Some(d) = self.disk_mut(disk) else { return };
+        let intents = &mut d.origin.intents;
+        let count = intents.region_blocks();
+        for closed in intents.close(durable, now, idle_ns, in_use) {
+            let block = u64::from(closed.region) * count;
+            let log = &mut self.flash.log;
+            let ord = log.record(Kind::IntentClear, disk, block, count, Then::Nothing);
+            let applied = self.flash.log.applied_ord;
+            self.flash.rescue.closing.retain(|c| c.ord > applied);
+            self.flash.rescue.closing.push(Closing {
+                seg_seq: closed.seg_seq,
+                ord,
+            });
         }
     }
 

@@ -292,7 +292,7 @@ impl Core {
         if mode == Mode::Off || self.flash.failed {
             return true;
         }
-        let origin = self.disk(disk).map_or(0, |d| d.origin_ewma_ns);
+        let origin = self.disk(disk).map_or(0, |d| d.origin.read_ns);
         let congested = origin > 0
             && self.flash.ewma_ns > origin.saturating_mul(2)
             && self.flash.ewma_ns > 1_000_000
@@ -366,7 +366,7 @@ impl Core {
         }
         if client {
             d.counters.read_miss_bytes += asked * 4096;
-            d.destage.near = block + count;
+            d.origin.destage.near = block + count;
         }
         let len = d.clip(block, count);
         self.reqs[id].read_mut().pending += 1;
@@ -571,7 +571,7 @@ impl Core {
         if miss.seek
             && let Some(d) = self.disk_mut(miss.disk)
         {
-            d.seek_ewma_ns = ewma(d.seek_ewma_ns, done.latency_ns);
+            d.origin.seek_ns = ewma(d.origin.seek_ns, done.latency_ns);
         }
         let got = done.op.len as usize;
         miss.data.bytes_mut()[got..].fill(0);

@@ -264,8 +264,7 @@ fn a_flush_waits_for_both_devices_and_fails_with_either() {
         rig.write(1, 0, BLOCK, false);
         rig.end(FLASH, OpKind::Write, Ok(()));
         let d = rig.core.known_mut(DISK);
-        d.sync.completed += 1;
-        d.sync.guest = d.sync.completed;
+        d.origin.sync.wrote(true);
         rig.answers();
         rig.flush(2);
         let waits = |rig: &Rig, n: u32| matches!(rig.state(2), State::Flush(Flush::Devices { pending, .. }) if *pending == n);

@@ -17,13 +17,13 @@ use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
 use crate::core::{Core, OpCtx, req_error};
 use crate::ctx::Io;
-use crate::disk::SyncWaiter;
 use crate::disk::spans::Span;
 use crate::faults::Fault;
 use crate::flash::log::{Apply, Item, Then};
 use crate::ids::ReqId;
+use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
-use crate::request::answer::{Answer, Asker, INTENT_STAYS};
+use crate::request::answer::{Answer, Asker};
 use crate::request::state::Step;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -705,7 +705,7 @@ impl Core {
         }
         let blocks: Vec<u64> = d.dirty.range(start, end).collect();
         for block in blocks {
-            d.destage.urgent.insert(block);
+            d.origin.destage.urgent.insert(block);
         }
         let cleaned = d.cleaned_ord;
         d.clean_waiters.push(id);
@@ -752,23 +752,12 @@ impl Core {
         if !self.reqs[id].write_mut().origin_written() {
             return;
         }
-        let unguarded = self.reqs[id].regions().is_none();
+        let regions = self.reqs[id].regions();
+        let unguarded = regions.is_none();
         self.ready.touch(disk);
         let d = self.known_mut(disk);
-        d.sync.completed += 1;
-        d.sync.guest = d.sync.completed;
-        if unguarded {
-            d.sync.unguarded = d.sync.completed;
-        }
-        let written = d.sync.completed;
+        let written = d.origin.wrote(regions);
         let mode = d.cfg.mode;
-        if let Some((from, to)) = self.reqs[id].regions()
-            && let Some(d) = self.disk_mut(disk)
-        {
-            for region in from..=to {
-                d.intents.get_mut(&region).expect(INTENT_STAYS).written = written;
-            }
-        }
         let op = self.reqs[id].op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
@@ -783,7 +772,7 @@ impl Core {
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
         {
-            d.sync.superseded = written;
+            d.origin.sync.supersedes();
         }
         let fills_appended = self.reqs[id].write().fills_appended
             && !self.opts.faults.has(Fault::ForgetCancelledFills);
@@ -839,7 +828,7 @@ impl Core {
         }
         // While flash fills, there is nothing to compete with. Of an origin as fast as flash, a block
         // nobody read is not worth that: an SSD that is both would write everything twice.
-        let origin_ns = match d.seek_ewma_ns {
+        let origin_ns = match d.origin.seek_ns {
             0 => done.latency_ns / QUEUED_WRITES,
             known => known,
         };

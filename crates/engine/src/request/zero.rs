@@ -10,8 +10,8 @@
 //! make one more waits for the destager as a write does while too much is dirty.
 
 use crate::api::{DiskId, Effects, ReqOp};
+use crate::blocks::runset::RunSet;
 use crate::core::Core;
-use crate::disk::runset::RunSet;
 use crate::flash::log::Then;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
