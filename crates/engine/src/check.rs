@@ -6,10 +6,12 @@
 //! is counted again from the things it is a number of. For tests only: it looks at every slot.
 
 use crate::api::DiskId;
-use crate::core::{Core, FlashWaiter, OpCtx};
+use crate::core::apply::{Purpose, Then};
+use crate::core::route::FlashWaiter;
+use crate::core::{Core, OpCtx};
 use crate::engine::Engine;
 use crate::flash::device::FlashOp;
-use crate::flash::log::{Item, Then};
+use crate::flash::log::Item;
 use crate::ids::ReqId;
 use crate::origin::destage::NOWHERE;
 use crate::origin::progress::Written;
@@ -190,7 +192,7 @@ impl Core {
         }
         let mut moving: u64 = 0;
         for item in self.items() {
-            moving += u64::from(matches!(item.then, Then::Moved));
+            moving += u64::from(item.ends && matches!(item.token.then, Then::Moved));
         }
         for (_, op) in &self.ops {
             if let OpCtx::EvictRead { count, .. } = op {
@@ -261,13 +263,15 @@ impl Core {
         }
         self.cache.ahead.waiting().for_each(&mut coming);
         for item in self.items() {
-            if let Then::Request(id) = item.then {
+            if let Then::Request(id) = item.token.then
+                && item.ends
+            {
                 coming(id);
             }
         }
-        for (_, who) in &self.flash.waiters {
-            if let FlashWaiter::Request(id) = who {
-                coming(*id);
+        for w in &self.flash.waiters {
+            if let FlashWaiter::Request(id) = w.who {
+                coming(id);
             }
         }
         let disks = self.disks.iter().flatten();
@@ -323,7 +327,9 @@ impl Core {
             .tickets()
             .for_each(|(disk, ticket)| copy(disk, ticket));
         for item in self.items() {
-            if let Then::Ticket { disk, ticket } = item.then {
+            if let Then::Ticket { disk, ticket } = item.token.then
+                && item.ends
+            {
                 copy(disk, ticket);
             }
         }
@@ -349,7 +355,7 @@ impl Core {
     }
 
     /// All that is on its way to the log.
-    fn items(&self) -> impl Iterator<Item = &Item> {
+    fn items(&self) -> impl Iterator<Item = &Item<Purpose>> {
         let log = &self.flash.log;
         log.batches.iter().flat_map(|b| &b.items).chain(&log.queue)
     }

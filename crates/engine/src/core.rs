@@ -4,14 +4,20 @@
 //! leaves what should happen in [`Effects`]. Its duties are folders, each with its `impl Core`:
 //! `request`, `flash`, `origin`, `cache`, `disk`.
 
+pub(crate) mod apply;
+pub(crate) mod left;
+pub(crate) mod route;
+mod starved;
+
 use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
 use crate::cache::index::{Key, SlotNo};
+use crate::core::apply::Flash;
 use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
 use crate::faults::{Fault, Faults};
-use crate::flash::device::{FlashDevice, FlashOp};
+use crate::flash::device::FlashOp;
 use crate::ids::ReqId;
 use crate::lanes::Shared;
 use crate::origin::Destaging;
@@ -140,7 +146,7 @@ impl From<FlashOp> for OpCtx {
 /// The whole state.
 pub(crate) struct Core {
     pub opts: EngineOptions,
-    pub flash: FlashDevice,
+    pub flash: Flash,
     pub cache: Cache,
     pub disks: Vec<Option<Box<Disk>>>,
     /// Which of them have work.
@@ -158,19 +164,6 @@ pub(crate) struct Core {
     pub dirty_total: u64,
     pub quiescing: bool,
     pub probe: u32,
-}
-
-/// Who waits for the flash device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FlashWaiter {
-    Request(ReqId),
-    Intent {
-        disk: DiskId,
-        region: u32,
-    },
-    /// A destage job.
-    Destage(usize),
-    Nobody,
 }
 
 impl Core {
@@ -258,23 +251,6 @@ impl Core {
         }
     }
 
-    /// An operation of the flash device's own has ended.
-    fn flash_done(&mut self, op: FlashOp, done: IoDone, now: u64, fx: &mut Effects) {
-        match op {
-            FlashOp::Batch { seq } => self.batch_done(seq, done.result, now, fx),
-            FlashOp::Summary { seg } => {
-                self.unpin(seg);
-                if done.result.is_err() {
-                    self.flash.counters.flash_errors += 1;
-                }
-            }
-            FlashOp::Flush { ord, seq } => self.flash_flush_done(ord, seq, done.result, now, fx),
-            FlashOp::Trim { seg } => self.trim_done(seg),
-            FlashOp::Mark => self.mark_stored(done.op.kind, done.result.is_ok(), now, fx),
-            FlashOp::Floor => self.floor_stored(done.result, now, fx),
-        }
-    }
-
     pub fn account(&mut self, done: &IoDone) {
         let ns = done.latency_ns;
         match (done.op.target, done.op.kind) {
@@ -316,14 +292,12 @@ impl Core {
             self.sweep_lanes();
         }
         self.go_round(now, fx);
-        self.end_late_mark(now, fx);
+        self.flash.end_late_mark(now);
+        self.route_flash(now, fx);
         self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);
-        if self.flash.log.applied_ord > self.flash.log.durable_ord
-            && now.saturating_sub(self.flash.last_flush_ns) > 1_000_000_000
-        {
-            self.start_flash_flush(now, fx);
-        }
+        self.flash.flush_if_old(now);
+        self.route_flash(now, fx);
         if self.quiescing {
             self.flash.log.urgent = true;
         }
@@ -347,31 +321,6 @@ impl Core {
         }
     }
 
-    pub fn pin(&mut self, slot: SlotNo) {
-        let seg = self.flash.log.segment_of(slot);
-        self.flash.log.segments[seg].pins += 1;
-    }
-
-    pub fn unpin_slot(&mut self, slot: SlotNo) {
-        self.unpin(self.flash.log.segment_of(slot) as u32);
-    }
-
-    pub fn unpin(&mut self, seg: u32) {
-        let s = &mut self.flash.log.segments[seg as usize];
-        s.pins -= 1;
-    }
-
-    /// The index lost (or moved) what was in `slot`: adjust the counts.
-    pub fn slot_emptied(&mut self, slot: SlotNo, dirty: bool) {
-        let stays = self.opts.faults.has(Fault::DirtyStaysCounted);
-        let seg = self.flash.log.segment_of(slot);
-        let s = &mut self.flash.log.segments[seg];
-        s.live -= 1;
-        if dirty && !stays {
-            s.dirty -= 1;
-        }
-    }
-
     /// Takes a block out of the index; true if it was there.
     pub fn forget_block(&mut self, disk: DiskId, block: u64, now: u64) -> bool {
         let key = Key::new(disk, block);
@@ -380,7 +329,7 @@ impl Core {
         };
         let dirty = self.cache.index.slot(slot).is_some_and(|s| s.dirty);
         self.cache.index.remove(key);
-        self.slot_emptied(slot, dirty);
+        self.flash.slot_emptied(slot, dirty);
         let stays = self.opts.faults.has(Fault::CachedStaysCounted);
         if let Some(d) = self.disk_mut(disk) {
             d.cached -= u64::from(!stays);

@@ -1,4 +1,8 @@
-//! Operations on devices as the engine decides on them, before they have a name.
+//! What an owner asks of the world around it: operations on devices, and news for who runs it.
+//!
+//! An owner (the flash device, say) holds no queue of a driver and knows nobody else. What it wants
+//! done it leaves in its [`Outbox`], and whoever called it empties that before anything else happens,
+//! so that operations leave in the order in which they were decided on.
 
 use hearth_io::{BufSlice, Class, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
@@ -68,5 +72,39 @@ impl Io {
     pub fn in_background(mut self) -> Io {
         self.class = Class::Background;
         self
+    }
+}
+
+/// What an owner wants done: operations, each with what the owner shall be told when it has ended, and
+/// news. Both keep their memory.
+#[derive(Debug)]
+pub(crate) struct Outbox<Op, Event> {
+    pub ios: Vec<(Op, Io)>,
+    pub events: Vec<Event>,
+}
+
+impl<Op, Event> Default for Outbox<Op, Event> {
+    fn default() -> Self {
+        Outbox {
+            ios: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+}
+
+impl<Op, Event> Outbox<Op, Event> {
+    /// Wants `io` done; when it has ended, `op` says what it was for.
+    pub fn send(&mut self, op: Op, io: Io) {
+        self.ios.push((op, io));
+    }
+
+    /// Has something to tell.
+    pub fn tell(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Nothing to do, nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        self.ios.is_empty() && self.events.is_empty()
     }
 }

@@ -8,7 +8,6 @@ use crate::api::{DiskConfig, Mode};
 use crate::blocks::blockset::BlockSet;
 use crate::blocks::runset::RunSet;
 use crate::disk::spans::Spans;
-use crate::flash::fail::Refusals;
 use crate::ids::ReqId;
 use crate::origin::Origin;
 use crate::origin::trouble::Trouble;
@@ -39,6 +38,34 @@ impl Ticket {
     /// True if this block was written while it was read for a fill.
     pub fn voids(&self, block: u64) -> bool {
         self.cancelled.iter().any(|&(s, e)| s <= block && block < e)
+    }
+}
+
+/// Times a sound device must refuse a dirty block alone before the block counts as lost, and the pause
+/// after the first; it doubles.
+const REFUSALS_MAX: u32 = 4;
+const REFUSAL_PAUSE_NS: u64 = 1_000_000_000;
+
+/// How often a sound device has refused a dirty block that was read alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Refusals {
+    count: u32,
+    not_before_ns: u64,
+}
+
+impl Refusals {
+    /// It was refused once more. True: it counts as lost.
+    pub fn note(&mut self, now: u64) -> bool {
+        if !self.waits(now) {
+            self.not_before_ns = now + (REFUSAL_PAUSE_NS << self.count);
+            self.count += 1;
+        }
+        self.count >= REFUSALS_MAX
+    }
+
+    /// It is too early to ask again.
+    pub fn waits(self, now: u64) -> bool {
+        now < self.not_before_ns
     }
 }
 

@@ -169,11 +169,16 @@ impl Engine {
     }
 
     pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
-        let flash = FlashDevice::new(sb);
+        let flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
         let slots = flash.layout.slots();
         let stage = (opts.ram_stage).unwrap_or_else(|| Config::stage_of(slots as usize));
         let index = Index::new(slots, opts.hash_seed);
-        let shared = Arc::new(Shared::new(index.lookup(), &flash.layout, opts.faults));
+        let shared = Arc::new(Shared::new(
+            index.lookup(),
+            flash.target(),
+            &flash.layout,
+            opts.faults,
+        ));
         let policy = Policy::new(Config {
             ram: stage,
             flash: slots as usize,
@@ -327,7 +332,7 @@ impl Engine {
                 last_batch,
                 tail_seq,
             };
-            let bytes = core.encode_summary(&sealing)?;
+            let bytes = core.flash.encode_summary(&sealing)?;
             media.write_at(core.flash.layout.summary_offset(seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
@@ -440,7 +445,8 @@ impl Engine {
             d.origin.intents.clear();
         }
         if !core.opts.faults.has(Fault::ForgetInHead) {
-            core.roll(fx);
+            core.flash.roll();
+            core.route_flash(0, fx);
         }
         core.publish(id);
         Ok(core.flash.log.next_segment_seq)
@@ -832,7 +838,8 @@ impl Engine {
     /// no note of it ([`PoolStats::flash_unnoted`]).
     pub fn flash_is_noted_elsewhere(&self, now_ns: u64, fx: &mut Effects) {
         let mut core = self.core();
-        core.noted_elsewhere(now_ns, fx);
+        core.flash.noted_elsewhere();
+        core.route_flash(now_ns, fx);
         core.settle(now_ns, fx);
     }
 

@@ -4,8 +4,11 @@
 pub(crate) mod append;
 pub(crate) mod checkpoint;
 pub(crate) mod device;
+pub(crate) mod durable;
 pub(crate) mod evict;
 pub(crate) mod fail;
 pub(crate) mod log;
 pub(crate) mod recover;
 pub(crate) mod rescue;
+#[cfg(test)]
+mod tests;

@@ -33,6 +33,7 @@ use crate::cache::index::{Lookup, SlotNo};
 use crate::disk::Disk;
 use crate::stats::Latency;
 use crate::sync::{Mutex, MutexGuard};
+use hearth_io::Target;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{OnceLock, PoisonError};
@@ -138,6 +139,8 @@ pub(crate) struct Lane {
 /// What data threads see without the core's lock.
 pub(crate) struct Shared {
     lookup: Lookup,
+    /// The device that hits are read from.
+    flash: Target,
     segments: usize,
     segment_blocks: u32,
     /// Block of the device at which slot 0 lies.
@@ -158,11 +161,13 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(
         lookup: Lookup,
+        flash: Target,
         layout: &hearth_format::Layout,
         faults: crate::faults::Faults,
     ) -> Shared {
         Shared {
             lookup,
+            flash,
             segments: layout.segment_count as usize,
             segment_blocks: layout.segment_blocks,
             first_block: layout.segment_start,

@@ -31,6 +31,6 @@ pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use flash::checkpoint::CheckpointError;
+pub use flash::durable::FLUSH_AFTER_BYTES;
 pub use hearth_policy::{Budget, Rules};
 pub use origin::trouble::Trouble;
-pub use request::flush::FLUSH_AFTER_BYTES;

@@ -9,10 +9,12 @@
 
 use crate::api::{DISK_MAX, DiskId};
 use crate::cache::index::Key;
-use crate::core::{Core, FlashWaiter};
+use crate::core::Core;
+use crate::core::route::FlashWaiter;
 use crate::disk::Disk;
 use crate::engine::{ControlError, Engine};
 use crate::faults::Fault;
+use crate::flash::durable::Until;
 use crate::origin::progress::Written;
 use hearth_io::BLOCK;
 
@@ -88,14 +90,15 @@ impl Core {
             return true;
         }
         match voiding.filter(|_| !cached) {
-            Some(ord) if ord <= self.flash.log.durable_ord => return true,
+            Some(ord) if self.flash.is_durable(ord) => return true,
             Some(_) => {}
             None => {
                 let ord = self.record_drop(id, last, 1);
                 if let Some(d) = self.disk_mut(id) {
                     d.voiding = Some(ord);
                 }
-                self.flash.waiters.push((ord, FlashWaiter::Nobody));
+                self.flash
+                    .tell_when_durable(Until::Ord(ord), FlashWaiter::Nobody);
             }
         }
         self.flash.log.urgent = true;

@@ -1,19 +1,15 @@
-//! From the append queue to flash: batches, their application to the index, sealing.
+//! From the append queue to flash: batches, heads, summaries, segments that come free.
 //!
 //! The order that must not change: a batch is written; it and all before it are on the device;
 //! the index maps its blocks; those who wait are told. A segment is freed in the RAM order
 //! first, then by the tail number in a later batch; only when that batch is durable may the
 //! segment be overwritten, else a crash would read another block's data out of it.
 
-use crate::api::{DiskId, Effects};
-use crate::cache::index::Key;
-use crate::core::Core;
 use crate::ctx::Io;
 use crate::faults::Fault;
-use crate::flash::device::FlashOp;
+use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::log::{
-    Apply, BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing,
-    SegState, Then,
+    BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing, SegState,
 };
 use crate::paths::{Path, took};
 use hearth_format::{BatchHeader, Entry, FormatError, Kind, SummaryHeader};
@@ -22,21 +18,22 @@ use smallvec::SmallVec;
 
 /// Why a segment that was written here has room for its summary.
 pub(crate) const FITS: &str = "a head is closed before its summary is full";
+/// A disk number no disk has, for records that only carry a batch header.
+const NO_DISK: u16 = u16::MAX;
 
-impl Core {
+impl<U: Users> FlashDevice<U> {
     /// Sends what may be sent.
-    pub fn pump(&mut self, now: u64, fx: &mut Effects) {
+    pub fn pump(&mut self, now: u64) {
         loop {
-            if self.flash.failed {
+            if self.failed {
                 // Only notes about what became clean still come; there is nowhere to put them.
-                self.flash.log.clear_queue();
+                self.log.clear_queue();
             }
-            if self.flash.log.queue.is_empty() {
-                self.flash.log.urgent = false;
+            if self.log.queue.is_empty() {
+                self.log.urgent = false;
                 return;
             }
             if self
-                .flash
                 .log
                 .batches
                 .iter()
@@ -45,38 +42,38 @@ impl Core {
                 // Order must hold: wait for the rest, then send all again (`retry_failed`).
                 return;
             }
-            if self.flash.log.may_gather(now) {
+            if self.log.may_gather(now) {
                 return;
             }
-            let inflight = self.flash.log.batches.len();
-            let small = self.flash.log.queued_blocks < BATCH_MIN_BLOCKS && !self.flash.log.urgent;
+            let inflight = self.log.batches.len();
+            let small = self.log.queued_blocks < BATCH_MIN_BLOCKS && !self.log.urgent;
             if inflight >= BATCHES_IN_FLIGHT || (inflight > 0 && small) {
                 return;
             }
-            if self.flash.log.head.is_none() && !self.open_head() {
+            if self.log.head.is_none() && !self.open_head() {
                 return;
             }
-            match self.flash.log.take_batch() {
-                Some(items) => self.send(items, now, fx),
-                None => self.roll(fx),
+            match self.log.take_batch() {
+                Some(items) => self.send(items),
+                None => self.roll(),
             }
         }
     }
 
     /// Takes a free segment as the head.
-    pub fn open_head(&mut self) -> bool {
-        let Some(seg) = self.flash.log.free.pop_front() else {
+    fn open_head(&mut self) -> bool {
+        let Some(seg) = self.log.free.pop_front() else {
             return false;
         };
-        let seq = self.flash.log.next_segment_seq;
-        self.flash.log.next_segment_seq += 1;
-        let s = &mut self.flash.log.segments[seg as usize];
+        let seq = self.log.next_segment_seq;
+        self.log.next_segment_seq += 1;
+        let s = &mut self.log.segments[seg as usize];
         s.state = SegState::Open;
         s.seq = seq;
         debug_assert!(s.live == 0 && s.pins == 0);
-        debug_assert!(!self.shared.pinned(seg), "a hit reads a free segment");
-        let first_batch = self.flash.log.next_batch_seq;
-        self.flash.log.head = Some(Head {
+        self.out.tell(FlashEvent::Opened { seg });
+        let first_batch = self.log.next_batch_seq;
+        self.log.head = Some(Head {
             seg,
             seq,
             next: 0,
@@ -87,54 +84,50 @@ impl Core {
     }
 
     /// Closes the head: it gets its summary once its last batch is on flash.
-    pub fn roll(&mut self, fx: &mut Effects) {
+    pub fn roll(&mut self) {
         // Who voids what a disk has on flash closes the head, and there may be none.
-        let Some(head) = self.flash.log.head.take() else {
+        let Some(head) = self.log.head.take() else {
             return;
         };
-        self.flash.log.segments[head.seg as usize].state = SegState::Closed;
-        self.flash.log.order.push_back(head.seg);
-        self.flash.counters.segments_sealed += 1;
+        self.log.segments[head.seg as usize].state = SegState::Closed;
+        self.log.order.push_back(head.seg);
+        self.counters.segments_sealed += 1;
         // On failed flash its last batches may never have been applied.
-        if head.entries.is_empty() || self.flash.failed {
+        if head.entries.is_empty() || self.failed {
             return;
         }
         // The summary is an operation on the segment: keep it from being freed before.
-        self.flash.log.segments[head.seg as usize].pins += 1;
+        self.log.segments[head.seg as usize].pins += 1;
         // The tail as of now rests only on batches up to `last_batch`; a later one might not.
-        let tail_seq = self.flash.log.tail_seq();
-        self.flash.log.sealing.push(Sealing {
+        let tail_seq = self.log.tail_seq();
+        self.log.sealing.push(Sealing {
             tail_seq,
             seg: head.seg,
             seq: head.seq,
             entries: head.entries,
             first_batch: head.first_batch,
-            last_batch: self.flash.log.next_batch_seq - 1,
+            last_batch: self.log.next_batch_seq - 1,
         });
-        self.write_summaries(fx);
+        self.write_summaries();
     }
 
-    fn send(&mut self, mut items: Vec<Item>, _now: u64, fx: &mut Effects) {
-        let mut tail_seq = self.flash.log.tail_seq();
-        if self.opts.faults.has(Fault::TailSkipsOne)
-            && let Some(seg) = self.flash.log.order.get(1)
+    fn send(&mut self, items: Vec<Item<U::Token>>) {
+        let mut tail_seq = self.log.tail_seq();
+        if self.faults.has(Fault::TailSkipsOne)
+            && let Some(seg) = self.log.order.get(1)
         {
-            tail_seq = self.flash.log.segments[*seg as usize].seq;
+            tail_seq = self.log.segments[*seg as usize].seq;
         }
-        let (pool_tag, mut durable_seq, epoch) = (
-            self.flash.pool_tag,
-            self.flash.log.durable_seq,
-            self.flash.log.epoch,
-        );
-        if self.opts.faults.has(Fault::ClaimUndurable) {
-            durable_seq = self.flash.log.applied_seq;
-        }
-        let segment_start = self.flash.layout.segment_start;
-        let segment_blocks = self.flash.log.segment_blocks;
-        let head = self.flash.log.head.as_mut();
+        let durable_seq = match self.faults.has(Fault::ClaimUndurable) {
+            true => self.log.applied_seq,
+            false => self.log.durable_seq,
+        };
+        let segment_start = self.layout.segment_start;
+        let segment_blocks = self.log.segment_blocks;
+        let head = self.log.head.as_mut();
         let head = head.expect("what is sent was fitted into the head");
-        let seq = self.flash.log.next_batch_seq;
-        self.flash.log.next_batch_seq += 1;
+        let seq = self.log.next_batch_seq;
+        self.log.next_batch_seq += 1;
         let mut entries: SmallVec<[Entry; 32]> = SmallVec::new();
         let mut bufs: SmallVec<[BufSlice; 2]> = SmallVec::new();
         let descriptor = Buf::zeroed(BLOCK as usize);
@@ -144,6 +137,11 @@ impl Core {
         let mut moved = 0u64;
         for item in &items {
             if item.kind.is_data() {
+                debug_assert!(
+                    item.data
+                        .as_ref()
+                        .is_none_or(|d| d.len() == item.count as usize * 4096)
+                );
                 let base = head.seg * segment_blocks;
                 for i in 0..item.count {
                     entries.push(Entry {
@@ -156,9 +154,10 @@ impl Core {
                     });
                 }
                 blocks += item.count;
-                match item.apply {
-                    Apply::Move { .. } => moved += u64::from(item.count),
-                    _ => payload += u64::from(item.count),
+                if item.token.is_move() {
+                    moved += u64::from(item.count);
+                } else {
+                    payload += u64::from(item.count);
                 }
                 if let Some(data) = &item.data {
                     match bufs.last_mut() {
@@ -178,12 +177,12 @@ impl Core {
             }
         }
         let header = BatchHeader {
-            pool_tag,
+            pool_tag: self.pool_tag,
             segment_seq: head.seq,
             batch_seq: seq,
             tail_seq,
             durable_seq,
-            epoch,
+            epoch: self.log.epoch,
             data_blocks: blocks as u16,
             flags: 0,
         };
@@ -198,56 +197,37 @@ impl Core {
             (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
         // A split item's first part must not make its last part count as applied.
-        let partial = self
-            .flash
-            .log
-            .queue
-            .front()
-            .is_some_and(|f| f.ord == last_ord)
-            && !self.opts.faults.has(Fault::SplitCountsEarly);
+        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord)
+            && !self.faults.has(Fault::SplitCountsEarly);
         if partial {
             took(Path::ItemSplit);
         }
-        for item in &mut items {
-            debug_assert!(
-                item.data
-                    .as_ref()
-                    .is_none_or(|d| d.len() == item.count as usize * 4096)
-            );
-        }
-        self.flash.log.segments[seg as usize].batches += 1;
-        self.flash.log.batches.push_back(Batch {
+        self.log.segments[seg as usize].batches += 1;
+        let bytes = u64::from(1 + blocks) * BLOCK;
+        self.log.batches.push_back(Batch {
             seq,
             seg,
             seg_seq,
             items,
-            bytes: u64::from(1 + blocks) * BLOCK,
+            bytes,
             state: BatchState::InFlight,
             last_ord: if partial { last_ord - 1 } else { last_ord },
         });
-        self.cache.policy.wrote(u64::from(1 + blocks));
-        self.flash.counters.batches += 1;
-        self.flash.counters.flash_payload_bytes += payload * BLOCK;
-        self.flash.counters.flash_reinsert_bytes += moved * BLOCK;
-        let io = Io::write(self.flash.target(), offset, bufs);
-        debug_assert_eq!(io.len, u64::from(1 + blocks) * BLOCK);
-        self.io(fx, FlashOp::Batch { seq }.into(), io);
+        self.counters.batches += 1;
+        self.counters.flash_payload_bytes += payload * BLOCK;
+        self.counters.flash_reinsert_bytes += moved * BLOCK;
+        let io = Io::write(self.target(), offset, bufs);
+        debug_assert_eq!(io.len, bytes);
+        self.out.send(FlashOp::Batch { seq }, io);
     }
 
-    pub fn batch_done(
-        &mut self,
-        seq: u64,
-        result: Result<(), IoError>,
-        now: u64,
-        fx: &mut Effects,
-    ) {
-        let batch = self.flash.log.batches.iter_mut().find(|b| b.seq == seq);
+    /// A batch was written, or was not. What counts now is taken with [`take_applied`](Self::take_applied),
+    /// and then [`go_on`](Self::go_on) sends what may follow.
+    pub fn batch_ended(&mut self, seq: u64, result: &Result<(), IoError>) {
+        let batch = self.log.batches.iter_mut().find(|b| b.seq == seq);
         let Some(batch) = batch else {
-            // What was in flight when flash was given up has gone other ways.
-            assert!(
-                self.flash.failed,
-                "batch {seq} ended, and was not in flight"
-            );
+            // What was in flight when the device was given up has gone other ways.
+            assert!(self.failed, "batch {seq} ended, and was not in flight");
             return;
         };
         batch.state = if result.is_ok() {
@@ -255,309 +235,92 @@ impl Core {
         } else {
             BatchState::Failed
         };
-        if let Err(e) = &result {
-            self.flash.counters.flash_errors += 1;
+        if let Err(e) = result {
+            self.counters.flash_errors += 1;
             self.note_refusal(e);
         }
-        let mut bytes = 0;
-        if self.opts.faults.has(Fault::ApplyOutOfOrder)
-            && let Some(at) = self
-                .flash
-                .log
-                .batches
-                .iter()
-                .position(|b| b.state == BatchState::Written)
-            && let Some(batch) = self.flash.log.batches.remove(at)
-        {
-            self.apply(batch, now, fx);
+    }
+
+    /// The next batch that is on flash with all before it. It counts as applied: whoever takes it maps
+    /// its blocks and tells those who wait before anything else happens.
+    pub fn take_applied(&mut self) -> Option<Batch<U::Token>> {
+        let written = |b: &Batch<U::Token>| b.state == BatchState::Written;
+        let at = match self.faults.has(Fault::ApplyOutOfOrder) {
+            true => self.log.batches.iter().position(written)?,
+            false => 0,
+        };
+        if !self.log.batches.get(at).is_some_and(written) {
+            return None;
         }
-        while self
-            .flash
-            .log
-            .batches
-            .front()
-            .is_some_and(|b| b.state == BatchState::Written)
-        {
-            if let Some(batch) = self.flash.log.batches.pop_front() {
-                bytes += batch.bytes;
-                self.apply(batch, now, fx);
-            }
-        }
+        let batch = self.log.batches.remove(at)?;
+        self.log.failures = 0;
+        self.full = false;
+        self.log.segments[batch.seg as usize].batches -= 1;
+        self.log.applied_seq = batch.seq;
+        self.log.applied_ord = self.log.applied_ord.max(batch.last_ord);
+        Some(batch)
+    }
+
+    /// Batches of `bytes` have been applied, others perhaps have failed: does what follows from that.
+    pub fn go_on(&mut self, bytes: u64, now: u64) {
         if self
-            .flash
             .log
             .batches
             .iter()
             .any(|b| b.state == BatchState::Failed)
         {
-            self.retry_failed(now, fx);
+            self.retry_failed(now);
         }
-        self.write_summaries(fx);
-        if !self.flash.waiters.is_empty() {
-            self.start_flash_flush(now, fx);
+        self.write_summaries();
+        if !self.waiters.is_empty() {
+            self.flush(now);
         }
-        self.flush_if_much(bytes, now, fx);
-    }
-
-    /// Maps a batch and tells who waited for it.
-    fn apply(&mut self, batch: Batch, now: u64, fx: &mut Effects) {
-        self.flash.log.failures = 0;
-        self.flash.full = false;
-        self.flash.log.segments[batch.seg as usize].batches -= 1;
-        self.flash.log.applied_seq = batch.seq;
-        self.flash.log.applied_ord = self.flash.log.applied_ord.max(batch.last_ord);
-        for item in batch.items {
-            match item.apply {
-                Apply::Dirty => {
-                    for i in 0..item.count {
-                        let block = item.block + u64::from(i);
-                        // A block that is written again is in use.
-                        let old = self.cache.index.get(Key::new(item.disk, block));
-                        let old = old.and_then(|slot| self.cache.index.slot(slot));
-                        self.map(
-                            item.disk,
-                            block,
-                            item.slot + i,
-                            item.crcs[i as usize],
-                            true,
-                            old.map_or(0, |s| s.freq + 1),
-                            now,
-                        );
-                    }
-                }
-                Apply::Clean { ticket, freq } => {
-                    let raced = self.opts.faults.has(Fault::CacheRacedMiss);
-                    let ticket = self
-                        .disk_mut(item.disk)
-                        .and_then(|d| d.ticket(ticket).cloned());
-                    let mut voided = 0;
-                    for i in 0..item.count {
-                        let block = item.block + u64::from(i);
-                        if !raced && ticket.as_ref().is_none_or(|t| t.voids(block)) {
-                            voided += 1;
-                            continue;
-                        }
-                        self.void_fill(item.disk, block - voided, voided);
-                        voided = 0;
-                        self.map(
-                            item.disk,
-                            block,
-                            item.slot + i,
-                            item.crcs[i as usize],
-                            false,
-                            u64::from(freq),
-                            now,
-                        );
-                    }
-                    let end = item.block + u64::from(item.count);
-                    self.void_fill(item.disk, end - voided, voided);
-                }
-                Apply::Move { old, dirty, freq } => {
-                    for i in 0..item.count {
-                        let block = item.block + u64::from(i);
-                        let still = self.cache.index.get(Key::new(item.disk, block))
-                            == Some(old + i)
-                            && self
-                                .cache
-                                .index
-                                .slot(old + i)
-                                .is_some_and(|s| s.dirty == dirty);
-                        if still || self.opts.faults.has(Fault::MoveOverNewer) {
-                            let lost = self.cache.index.slot(old + i).is_some_and(|s| s.lost);
-                            let crc = item.crcs[i as usize];
-                            self.map(
-                                item.disk,
-                                block,
-                                item.slot + i,
-                                crc,
-                                dirty,
-                                u64::from(freq),
-                                now,
-                            );
-                            if lost {
-                                self.lose(item.disk, block, item.slot + i);
-                            }
-                        } else {
-                            self.cache.index.set_mark(old + i, false);
-                        }
-                    }
-                }
-                Apply::Again => {}
-                Apply::Record => self.apply_record(
-                    item.kind,
-                    item.disk,
-                    item.block,
-                    item.count,
-                    batch.seg_seq,
-                    now,
-                ),
-            }
-            self.then(item.then, batch.seg_seq, now, fx);
-        }
-    }
-
-    /// A cancelled fill is on flash but not in the index. A crash would bring it back, and later
-    /// writes past the cache do not know that they must void it: so that is done now, but for
-    /// the blocks about which something newer is in the log. A clean copy in the index is no
-    /// such thing: it may be of another, earlier fill.
-    fn void_fill(&mut self, disk: DiskId, block: u64, count: u64) {
-        if self.opts.faults.has(Fault::SkipVoidFill) {
-            return;
-        }
-        let mut run = block;
-        for b in block..=block + count {
-            let newer = b == block + count
-                || self
-                    .disk(disk)
-                    .is_none_or(|d| d.zero.contains(b) || d.dirty.contains(b) || d.copy_queued(b))
-                || self.superseding(disk, b, b + 1);
-            if newer {
-                if b > run {
-                    took(Path::FillVoided);
-                    self.record_drop(disk, run, b - run);
-                }
-                run = b + 1;
-            }
-        }
-    }
-
-    fn then(&mut self, then: Then, seg_seq: u64, now: u64, fx: &mut Effects) {
-        match then {
-            Then::Nothing => {}
-            Then::Request(id) => self.request_applied(id, now, fx),
-            Then::Ticket { disk, ticket } => {
-                let d = self.known_mut(disk);
-                d.drop_ticket(ticket);
-            }
-            Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
-            Then::Relogged => self.flash.evict.relogged = true,
-            Then::Moved => self.flash.evict.moving -= 1,
-        }
-    }
-
-    /// Points the index at a block's new place.
-    #[allow(clippy::too_many_arguments)]
-    pub fn map(
-        &mut self,
-        disk: DiskId,
-        block: u64,
-        slot: u32,
-        crc: u32,
-        dirty: bool,
-        freq: u64,
-        now: u64,
-    ) {
-        let old = self
-            .cache
-            .index
-            .set(Key::new(disk, block), slot, crc, dirty, freq);
-        let old_dirty = old.is_some_and(|(_, d)| d);
-        let seg = self.flash.log.segment_of(slot);
-        let s = &mut self.flash.log.segments[seg];
-        s.live += 1;
-        s.dirty += u32::from(dirty);
-        if let Some((old, was_dirty)) = old {
-            self.slot_emptied(old, was_dirty);
-        }
-        self.dirty_total += u64::from(dirty);
-        self.dirty_total -= u64::from(old_dirty);
-        let keep_zeros = self.opts.faults.has(Fault::WriteKeepsZeros);
-        let d = self.known_mut(disk);
-        d.cached += u64::from(old.is_none());
-        let news = dirty || d.excess() > 0;
-        if !d.refusals.is_empty() {
-            d.refusals.remove(&block);
-        }
-        if dirty {
-            if !d.is_dirty() {
-                d.dirty_since_ns = now;
-            }
-            d.lost.remove(block);
-            d.dirty.insert(block);
-            if d.zero.contains(block) && !keep_zeros {
-                d.solid.remove(block);
-                self.change_zeros(disk, |zero| zero.remove(block));
-            }
-        } else if old_dirty {
-            d.dirty.remove(block);
-            d.lost.remove(block);
-        }
-        if news && !self.opts.faults.has(Fault::OverlookDirty) {
-            self.ready.touch(disk);
-        }
-    }
-
-    fn apply_record(
-        &mut self,
-        kind: Kind,
-        disk: DiskId,
-        block: u64,
-        count: u32,
-        seg_seq: u64,
-        now: u64,
-    ) {
-        if kind != Kind::ZeroRun {
-            return;
-        }
-        let end = block + u64::from(count);
-        if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
-            self.forget_range(disk, block, end, now);
-        }
-        let newest = self.opts.faults.has(Fault::OldestZerosForgotten);
-        let d = self.known_mut(disk);
-        if !d.is_dirty() {
-            d.dirty_since_ns = now;
-        }
-        let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
-        d.zero_seg_seq = Some(if d.zero.is_empty() || newest {
-            seg_seq
-        } else {
-            oldest
-        });
-        d.origin.destage.void_zeros(block, end);
-        self.change_zeros(disk, |zero| zero.insert_range(block, end));
-        self.ready.touch(disk);
-        self.ready.note(disk);
+        self.flush_if_much(bytes, now);
     }
 
     /// Writes the summary of closed segments whose batches are all on flash. Not before: that would break
     /// nothing, for a start looks at the batches themselves of a summary that reaches past what is durable,
     /// but it would cost that look.
-    pub fn write_summaries(&mut self, fx: &mut Effects) {
+    pub fn write_summaries(&mut self) {
         while let Some(at) = self
-            .flash
             .log
             .sealing
             .iter()
-            .position(|s| s.last_batch <= self.flash.log.applied_seq)
+            .position(|s| s.last_batch <= self.log.applied_seq)
         {
-            let s = self.flash.log.sealing.swap_remove(at);
+            let s = self.log.sealing.swap_remove(at);
             let bytes = self.encode_summary(&s).expect(FITS);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
-            let offset = self.flash.layout.summary_offset(s.seg);
-            let io = Io::write(self.flash.target(), offset, [buf]).in_background();
-            self.io(fx, FlashOp::Summary { seg: s.seg }.into(), io);
+            let offset = self.layout.summary_offset(s.seg);
+            let io = Io::write(self.target(), offset, [buf]).in_background();
+            self.out.send(FlashOp::Summary { seg: s.seg }, io);
         }
+    }
+
+    /// A summary was written; failing is no harm, the batches themselves tell.
+    pub fn summary_ended(&mut self, seg: u32, result: &Result<(), IoError>) {
+        self.unpin(seg);
+        self.counters.flash_errors += u64::from(result.is_err());
     }
 
     /// A summary as whole blocks. Fails only for one that is made of what was found on flash.
     pub fn encode_summary(&self, s: &Sealing) -> Result<Vec<u8>, FormatError> {
-        let claims_itself = self.opts.faults.has(Fault::SummaryClaimsItself);
+        let claims_itself = self.faults.has(Fault::SummaryClaimsItself);
         let header = SummaryHeader {
-            pool_tag: self.flash.pool_tag,
+            pool_tag: self.pool_tag,
             segment_seq: s.seq,
             first_batch_seq: s.first_batch,
             last_batch_seq: s.last_batch,
-            tail_seq: match self.opts.faults.has(Fault::SummaryTailLater) {
-                true => self.flash.log.tail_seq(),
+            tail_seq: match self.faults.has(Fault::SummaryTailLater) {
+                true => self.log.tail_seq(),
                 false => s.tail_seq,
             },
             durable_seq: match claims_itself {
                 true => s.last_batch,
-                false => self.flash.log.durable_seq,
+                false => self.log.durable_seq,
             },
-            epoch: self.flash.log.epoch,
+            epoch: self.log.epoch,
             entry_count: s.entries.len() as u32,
         };
         let mut bytes = Vec::new();
@@ -572,17 +335,38 @@ impl Core {
         Ok(bytes)
     }
 
+    /// Appends a record that only carries a batch header with tail and durable numbers, even if nobody
+    /// writes.
+    pub fn note_tail(&mut self) -> u64 {
+        self.log.urgent = true;
+        self.log.record(Kind::DropRun, NO_DISK, 0, 1, U::Token::OWN)
+    }
+
+    /// A segment of the log holds nothing any more: it leaves the tail, and comes free once that is
+    /// durable and claimed to be so.
+    pub fn free_segment(&mut self, seg: u32) {
+        self.log.order.retain(|s| *s != seg);
+        let ord = self.note_tail();
+        self.log.segments[seg as usize].state = SegState::Freeing {
+            ord,
+            claimed: false,
+        };
+        self.log.freeing.push(seg);
+        if self.faults.has(Fault::ReuseEarly) {
+            self.release(seg);
+        }
+    }
+
     /// The log is durable further than before: segments freed before that may be reused.
-    pub fn segments_durable(&mut self, _now: u64, fx: &mut Effects) {
-        let durable = self.flash.log.durable_ord;
+    pub fn segments_durable(&mut self) {
+        let durable = self.log.durable_ord;
         let mut claim = None;
-        for seg in self.flash.log.freeing.clone() {
-            match self.flash.log.segments[seg as usize].state {
+        for seg in self.log.freeing.clone() {
+            match self.log.segments[seg as usize].state {
                 SegState::Freeing { ord, claimed }
-                    if ord <= durable
-                        && (claimed || self.opts.faults.has(Fault::ReuseUnclaimed)) =>
+                    if ord <= durable && (claimed || self.faults.has(Fault::ReuseUnclaimed)) =>
                 {
-                    self.release(seg, fx)
+                    self.release(seg)
                 }
                 SegState::Freeing {
                     ord,
@@ -591,11 +375,11 @@ impl Core {
                     // Recovery believes the new tail only if a batch on flash claims that the
                     // one naming it is durable: such a batch must be durable too.
                     let claim = *claim.get_or_insert_with(|| self.note_tail());
-                    self.flash.log.segments[seg as usize].state = SegState::Freeing {
+                    self.log.segments[seg as usize].state = SegState::Freeing {
                         ord: claim,
                         claimed: true,
                     };
-                    self.flash.log.urgent = true;
+                    self.log.urgent = true;
                 }
                 _ => {}
             }
@@ -603,29 +387,29 @@ impl Core {
     }
 
     /// Gives a freed segment back, trimming it first if wanted.
-    pub fn release(&mut self, seg: u32, fx: &mut Effects) {
-        self.flash.counters.segments_freed += 1;
-        if !self.opts.trim {
-            self.trim_done(seg);
+    pub fn release(&mut self, seg: u32) {
+        self.counters.segments_freed += 1;
+        if !self.trim {
+            self.trim_ended(seg);
             return;
         }
-        self.flash.log.segments[seg as usize].state = SegState::Trimming;
-        let bytes = u64::from(self.flash.log.segment_blocks) * BLOCK;
-        let offset = self.flash.layout.segment_start * BLOCK + u64::from(seg) * bytes;
-        let io = Io::range(self.flash.target(), OpKind::Discard, offset, bytes);
-        self.io(fx, FlashOp::Trim { seg }.into(), io.in_background());
+        self.log.segments[seg as usize].state = SegState::Trimming;
+        let bytes = u64::from(self.log.segment_blocks) * BLOCK;
+        let offset = self.layout.segment_start * BLOCK + u64::from(seg) * bytes;
+        let io = Io::range(self.target(), OpKind::Discard, offset, bytes);
+        self.out.send(FlashOp::Trim { seg }, io.in_background());
     }
 
     /// A trim ended; failing is no harm.
-    pub fn trim_done(&mut self, seg: u32) {
-        self.flash.log.freeing.retain(|s| *s != seg);
-        self.flash.log.segments[seg as usize].state = SegState::Free;
-        self.flash.log.free.push_back(seg);
+    pub fn trim_ended(&mut self, seg: u32) {
+        self.log.freeing.retain(|s| *s != seg);
+        self.log.segments[seg as usize].state = SegState::Free;
+        self.log.free.push_back(seg);
     }
 }
 
 /// Items of batches in flight and of the queue, oldest first, to be sent again.
-pub(crate) fn unsent(log: &mut Log) -> Vec<Item> {
+pub(crate) fn unsent<T: Token>(log: &mut Log<T>) -> Vec<Item<T>> {
     let mut items = Vec::new();
     for batch in log.batches.drain(..) {
         log.segments[batch.seg as usize].batches -= 1;

@@ -84,7 +84,7 @@ impl Core {
                     media.flush()?;
                 }
                 self.flash.log.durable_seq = self.flash.log.applied_seq;
-                let bytes = self.encode_summary(&sealing).expect(FITS);
+                let bytes = self.flash.encode_summary(&sealing).expect(FITS);
                 media.write_at(self.flash.layout.summary_offset(head.seg), &bytes)?;
             }
         }
@@ -374,7 +374,7 @@ impl Core {
             if !self.cache.index.remove_orphan(slot) {
                 self.cache.index.remove(key);
             }
-            self.slot_emptied(slot, dirty);
+            self.flash.slot_emptied(slot, dirty);
             self.dirty_total -= u64::from(dirty);
         }
         Some(())

@@ -1,49 +1,59 @@
 //! One flash device: what is on it, what of that is durable, how it does, what is wrong with it.
+//!
+//! It knows its log and its health, and neither requests nor disks. Who has something appended gives it
+//! a token along, and so does who waits until something is durable ([`Users`]); the device hands them
+//! back when that is so, without looking into them. What it wants done, and what it has to tell, it
+//! leaves in its [`Outbox`].
 
 use crate::api::FlashFault;
-use crate::core::FlashWaiter;
-use crate::ctx::Io;
+use crate::ctx::{Io, Outbox};
+use crate::faults::{Fault, Faults};
+use crate::flash::durable::Waiting;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};
-use crate::flash::log::{Log, SegState, Segment};
+use crate::flash::log::{Item, Log, SegState, Segment, Slot};
 use crate::flash::rescue::Rescue;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 
 /// Good reads of which the mean is weighed one by one, at most: the older ones weigh nothing then.
 const SAMPLES_MAX: u64 = 64;
 
-/// A flash device of the pool.
-pub(crate) struct FlashDevice {
-    pub sb: Superblock,
-    pub layout: Layout,
-    pub pool_tag: u64,
-    pub log: Log,
-    pub flush_inflight: bool,
-    /// Who waits for it to be durable up to an ord.
-    pub waiters: Vec<(u64, FlashWaiter)>,
-    pub evict: Evict,
-    pub rescue: Rescue,
-    pub failed: bool,
-    /// Why, if so.
-    pub fault: Option<FlashFault>,
-    /// It refused the last write that failed for want of room.
-    pub full: bool,
-    /// That it failed is being noted on it.
-    pub mark: Option<FailMark>,
-    /// Where that is noted.
-    pub noted: Noted,
-    /// Places where reads of it failed since one succeeded. Places, because one that is read again
-    /// and again says nothing about the rest.
-    pub read_errors: BTreeSet<u64>,
-    pub ewma_ns: u64,
-    pub inflight: u32,
-    pub last_flush_ns: u64,
-    /// Bytes of batches on it that no flush started so far covers.
-    pub unflushed_bytes: u64,
-    pub counters: PoolCounters,
+/// What comes with something to be appended, and is given back once that is on flash.
+pub(crate) trait Token: Copy + Debug {
+    /// Of a record of the device's own: nobody waits for it, and it changes nothing.
+    const OWN: Self;
+    /// Does somebody wait for it? Else it may gather with others.
+    fn is_awaited(&self) -> bool;
+    /// Is it a block that lay elsewhere on flash before?
+    fn is_move(&self) -> bool;
+}
+
+/// Those who use a device, as far as it has to name what they give it.
+pub(crate) trait Users {
+    /// Comes with what is to be appended.
+    type Token: Token;
+    /// Waits until something is durable.
+    type Waiter: Copy + Debug;
+}
+
+/// What a device has to tell.
+#[derive(Debug)]
+pub(crate) enum FlashEvent<U: Users> {
+    /// A segment that was free is written from now on.
+    Opened { seg: u32 },
+    /// What was waited for is durable.
+    Durable { who: U::Waiter },
+    /// It is written no more. What had not reached it, and who waits for what now never comes.
+    GivenUp {
+        unsent: Vec<Item<U::Token>>,
+        waiters: Vec<U::Waiter>,
+    },
+    /// That it was given up stands where a later start sees it, or will not in time.
+    Noted,
 }
 
 /// What an operation of the device's own was for.
@@ -63,9 +73,45 @@ pub(crate) enum FlashOp {
     Floor,
 }
 
-impl FlashDevice {
-    /// The device a superblock describes, as if nothing were on it.
-    pub fn new(sb: Superblock) -> FlashDevice {
+/// A flash device of the pool.
+pub(crate) struct FlashDevice<U: Users> {
+    /// Which of the pool's devices it is.
+    number: u16,
+    pub sb: Superblock,
+    pub layout: Layout,
+    pub pool_tag: u64,
+    pub log: Log<U::Token>,
+    pub out: Outbox<FlashOp, FlashEvent<U>>,
+    pub flush_inflight: bool,
+    pub waiters: Vec<Waiting<U::Waiter>>,
+    pub evict: Evict,
+    pub rescue: Rescue,
+    pub failed: bool,
+    /// Why, if so.
+    pub fault: Option<FlashFault>,
+    /// It refused the last write that failed for want of room.
+    pub full: bool,
+    /// Discards whole segments as they are freed.
+    pub trim: bool,
+    /// That it failed is being noted on it.
+    pub mark: Option<FailMark>,
+    /// Where that is noted.
+    pub noted: Noted,
+    /// Places where reads of it failed since one succeeded. Places, because one that is read again
+    /// and again says nothing about the rest.
+    pub read_errors: BTreeSet<u64>,
+    pub ewma_ns: u64,
+    pub inflight: u32,
+    pub last_flush_ns: u64,
+    /// Bytes of batches on it that no flush started so far covers.
+    pub unflushed_bytes: u64,
+    pub counters: PoolCounters,
+    pub faults: Faults,
+}
+
+impl<U: Users> FlashDevice<U> {
+    /// The device with this number in the pool, as a superblock describes it, as if nothing were on it.
+    pub fn new(number: u16, sb: Superblock, trim: bool, faults: Faults) -> FlashDevice<U> {
         let layout: Layout = sb.layout;
         let segment = Segment {
             state: SegState::Free,
@@ -84,8 +130,10 @@ impl FlashDevice {
             ..Log::default()
         };
         FlashDevice {
+            number,
             pool_tag: sb.pool_tag(),
             log,
+            out: Outbox::default(),
             flush_inflight: false,
             waiters: Vec::new(),
             evict: Evict::default(),
@@ -93,6 +141,7 @@ impl FlashDevice {
             failed: false,
             fault: None,
             full: false,
+            trim,
             mark: None,
             noted: Noted::default(),
             read_errors: BTreeSet::new(),
@@ -101,6 +150,7 @@ impl FlashDevice {
             last_flush_ns: 0,
             unflushed_bytes: 0,
             counters: PoolCounters::default(),
+            faults,
             sb,
             layout,
         }
@@ -108,16 +158,16 @@ impl FlashDevice {
 
     /// What operations on it name.
     pub fn target(&self) -> Target {
-        Target::Flash(0)
+        Target::Flash(self.number)
     }
 
     /// Where a slot lies on it, in bytes.
-    pub fn slot_offset(&self, slot: u32) -> u64 {
+    pub fn slot_offset(&self, slot: Slot) -> u64 {
         (self.layout.segment_start + u64::from(slot)) * BLOCK
     }
 
     /// Reads consecutive slots into a buffer of their length.
-    pub fn read_slots(&self, slot: u32, into: BufSlice) -> Io {
+    pub fn read_slots(&self, slot: Slot, into: BufSlice) -> Io {
         Io::read(self.target(), self.slot_offset(slot), into)
     }
 
@@ -161,5 +211,46 @@ impl FlashDevice {
         for _ in 0..count.min(SAMPLES_MAX) {
             self.ewma_ns = ewma(self.ewma_ns, each);
         }
+    }
+
+    /// The segment of a slot is being read: it may not be reused.
+    pub fn pin(&mut self, slot: Slot) {
+        let seg = self.log.segment_of(slot);
+        self.log.segments[seg].pins += 1;
+    }
+
+    /// A read of a slot has ended.
+    pub fn unpin_slot(&mut self, slot: Slot) {
+        self.unpin(self.log.segment_of(slot) as u32);
+    }
+
+    /// The same, for whatever kept a segment.
+    pub fn unpin(&mut self, seg: u32) {
+        let s = &mut self.log.segments[seg as usize];
+        s.pins -= 1;
+    }
+
+    /// The index points at a slot from now on.
+    pub fn slot_filled(&mut self, slot: Slot, dirty: bool) {
+        let seg = self.log.segment_of(slot);
+        let s = &mut self.log.segments[seg];
+        s.live += 1;
+        s.dirty += u32::from(dirty);
+    }
+
+    /// The index points at a slot no more.
+    pub fn slot_emptied(&mut self, slot: Slot, dirty: bool) {
+        let seg = self.log.segment_of(slot);
+        let s = &mut self.log.segments[seg];
+        s.live -= 1;
+        if dirty && !self.faults.has(Fault::DirtyStaysCounted) {
+            s.dirty -= 1;
+        }
+    }
+
+    /// What a slot holds, the origin has now.
+    pub fn slot_cleaned(&mut self, slot: Slot) {
+        let seg = self.log.segment_of(slot);
+        self.log.segments[seg].dirty -= 1;
     }
 }

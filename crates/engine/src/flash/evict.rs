@@ -8,11 +8,12 @@
 
 use crate::api::{DiskId, Effects};
 use crate::cache::index::SlotNo;
+use crate::core::apply::{Apply, Purpose, Then};
+use crate::core::left::Unread;
 use crate::core::{Core, OpCtx};
 use crate::disk::Disk;
 use crate::faults::Fault;
-use crate::flash::fail::Unread;
-use crate::flash::log::{Apply, Item, LAZY_BATCH_BLOCKS, SegState, Then};
+use crate::flash::log::{Item, LAZY_BATCH_BLOCKS, SegState};
 use crate::paths::{Path, took};
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -34,8 +35,6 @@ const FREE_MIN: usize = 2;
 const DROP_SHARE: u32 = 16;
 /// Time between looks at a segment in which everything waits for something.
 const RESCAN_NS: u64 = 1_000_000;
-/// A disk number no disk has, for records that only carry a batch header.
-const NO_DISK: DiskId = DiskId::MAX;
 /// Slots looked at per call when a disk evicts its own blocks.
 const OWN_SCAN: u32 = 8192;
 /// A disk above its maximum gives up its blocks one by one if that takes no more than one in so many of the
@@ -152,7 +151,7 @@ impl Core {
         if s.live > 0 || pinned || s.batches > 0 || self.flash.evict.moving > 0 {
             return false;
         }
-        let relogged = if self.starved() {
+        let relogged = if self.flash.starved() {
             self.flash.log.order.len() > 1 && self.needs_no_relog(seg)
         } else {
             self.relog(seg)
@@ -161,32 +160,11 @@ impl Core {
         if !relogged || self.shared.pinned(seg) {
             return false;
         }
-        self.flash.log.order.retain(|s| *s != seg);
         self.flash.evict.current = None;
         self.flash.evict.wants_clean = false;
-        // Carries the new tail to flash even if nobody writes.
-        let ord = self
-            .flash
-            .log
-            .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing);
-        self.flash.log.segments[seg as usize].state = SegState::Freeing {
-            ord,
-            claimed: false,
-        };
-        self.flash.log.freeing.push(seg);
-        self.flash.log.urgent = true;
-        if self.opts.faults.has(Fault::ReuseEarly) {
-            self.release(seg, fx);
-        }
+        self.flash.free_segment(seg);
+        self.route_flash(now, fx);
         true
-    }
-
-    /// Appends a record that only carries a batch header with tail and durable numbers.
-    pub fn note_tail(&mut self) -> u64 {
-        self.flash.log.urgent = true;
-        self.flash
-            .log
-            .record_again(Kind::DropRun, NO_DISK, 0, 1, Then::Nothing)
     }
 
     fn scan(&mut self, seg: u32, now: u64, fx: &mut Effects) {
@@ -205,7 +183,7 @@ impl Core {
         let mostly_dirty = s.dirty * 4 > data_blocks * 3;
         // What is moved now would take the room of the records that free what was evicted.
         let short = self.flash.log.free.is_empty();
-        let starved = self.starved();
+        let starved = self.flash.starved();
         let dirty_stays = mostly_dirty || short;
         self.flash.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
         let keep_max = if short {
@@ -330,7 +308,7 @@ impl Core {
         if !self.cache.index.remove_orphan(slot) {
             return false;
         }
-        self.slot_emptied(slot, false);
+        self.flash.slot_emptied(slot, false);
         self.known_mut(info.key.disk()).cached -= 1;
         true
     }
@@ -357,7 +335,7 @@ impl Core {
             crcs.push(self.cache.index.crc(slot + i));
             self.cache.index.set_mark(slot + i, true);
         }
-        self.pin(slot);
+        self.flash.pin(slot);
         self.flash.evict.moving += n;
         let len = n as usize * 4096;
         let buf = Buf::zeroed(len).slice(0, len);
@@ -366,7 +344,7 @@ impl Core {
     }
 
     pub fn evict_read_done(&mut self, slot: SlotNo, n: u32, done: IoDone, now: u64) {
-        self.unpin_slot(slot);
+        self.flash.unpin_slot(slot);
         self.flash.evict.moving -= n;
         let data = done.op.bufs.first();
         let data = data.expect("a read comes back with its memory");
@@ -432,22 +410,17 @@ impl Core {
                 false => self.cache.index.crc(slot + i),
             };
             let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
-            self.flash.log.push(Item {
-                kind,
-                disk,
-                block,
-                count: 1,
-                data: Some(data),
-                crcs: smallvec![crc],
+            let token = Purpose {
                 apply: Apply::Move {
                     old: slot + i,
                     dirty: info.dirty,
                     freq,
                 },
                 then: Then::Moved,
-                ord: 0,
-                slot: 0,
-            });
+            };
+            self.flash
+                .log
+                .push(Item::data(kind, disk, block, data, smallvec![crc], token));
         }
         // Else they may gather: every batch costs a block of flash.
         let waited_for = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
@@ -460,7 +433,7 @@ impl Core {
             return self.flash.evict.relogged;
         }
         let seq = self.flash.log.segments[seg as usize].seq;
-        if self.closes_intents_of(seq) && !self.opts.faults.has(Fault::FreeBeforeCloses) {
+        if self.flash.closes_intents_of(seq) && !self.opts.faults.has(Fault::FreeBeforeCloses) {
             took(Path::ClosingAwaited);
             // A batch that names the new tail before those records are in the log would leave a region
             // without its intent and with its old copies.
@@ -515,7 +488,7 @@ impl Core {
             } else {
                 Then::Nothing
             };
-            self.flash.log.record_again(kind, disk, block, count, then);
+            self.flash.record_again(kind, disk, block, count, then);
             let d = self.known_mut(disk);
             if kind == Kind::ZeroRun {
                 took(Path::ZerosLoggedAgain);

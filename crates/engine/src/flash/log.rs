@@ -6,8 +6,7 @@
 //! before it are on flash, because recovery stops at the first hole. An item's `ord` is its
 //! place in that order, so "durable up to ord n" says all there is to say about durability.
 
-use crate::cache::index::SlotNo;
-use crate::ids::ReqId;
+use crate::flash::device::Token;
 use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind};
 use hearth_io::BufSlice;
 use smallvec::SmallVec;
@@ -29,64 +28,67 @@ pub(crate) const RESERVE_SEGMENTS: usize = 2;
 /// The same in a large pool.
 const RESERVE_SEGMENTS_MAX: usize = 8;
 
-/// How an item changes the index, block by block, once it is on flash.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Apply {
-    /// New data from a client.
-    Dirty,
-    /// A copy of the origin, unless its ticket was cancelled meanwhile.
-    Clean { ticket: u64, freq: u8 },
-    /// The same data at a new place, if it is still at the old one.
-    Move { old: SlotNo, dirty: bool, freq: u8 },
-    /// No data.
-    Record,
-    /// A record logged again; nothing changes in RAM.
-    Again,
-}
-
-/// Who waits for an item to be applied.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Then {
-    Nothing,
-    /// A request counts down.
-    Request(ReqId),
-    /// A fill ends: its ticket is given back.
-    Ticket {
-        disk: u16,
-        ticket: u64,
-    },
-    /// An intent was recorded.
-    Intent {
-        disk: u16,
-        region: u32,
-    },
-    /// Eviction has re-logged the records of the segment it frees.
-    Relogged,
-    /// One reinsertion less in flight.
-    Moved,
-}
+/// A block's place in the log: which of all blocks of all segments.
+pub(crate) type Slot = u32;
 
 /// One thing to append: a run of consecutive blocks of one disk, with or without data.
 #[derive(Debug)]
-pub(crate) struct Item {
+pub(crate) struct Item<T> {
     pub kind: Kind,
     pub disk: u16,
     pub block: u64,
     pub count: u32,
     pub data: Option<BufSlice>,
     pub crcs: SmallVec<[u32; 4]>,
-    pub apply: Apply,
-    pub then: Then,
+    /// Given back when it is on flash.
+    pub token: T,
+    /// Blocks of the same run that were cut off before it.
+    pub before: u32,
+    /// Nothing of the run comes after it.
+    pub ends: bool,
     pub ord: u64,
     /// The first slot, once placed in a batch.
-    pub slot: SlotNo,
+    pub slot: Slot,
 }
 
-impl Item {
+impl<T: Token> Item<T> {
+    /// Blocks with data.
+    pub fn data(
+        kind: Kind,
+        disk: u16,
+        block: u64,
+        data: BufSlice,
+        crcs: SmallVec<[u32; 4]>,
+        token: T,
+    ) -> Item<T> {
+        Item {
+            count: (data.len() / 4096) as u32,
+            data: Some(data),
+            crcs,
+            ..Item::record(kind, disk, block, 0, token)
+        }
+    }
+
+    /// What is to be said about a run of blocks.
+    fn record(kind: Kind, disk: u16, block: u64, count: u32, token: T) -> Item<T> {
+        Item {
+            kind,
+            disk,
+            block,
+            count,
+            data: None,
+            crcs: SmallVec::new(),
+            token,
+            before: 0,
+            ends: true,
+            ord: 0,
+            slot: 0,
+        }
+    }
+
     /// Nobody waits for it.
     fn lazy(&self) -> bool {
-        matches!(self.then, Then::Nothing | Then::Ticket { .. } | Then::Moved)
-            && !matches!(self.apply, Apply::Dirty)
+        !self.token.is_awaited()
     }
 
     /// Entries (and, for data, blocks) it takes in a batch.
@@ -94,8 +96,8 @@ impl Item {
         if self.kind.is_data() { self.count } else { 1 }
     }
 
-    /// Cuts off the first `n` blocks of a data item; the rest keeps who waits.
-    fn split(&mut self, n: u32) -> Item {
+    /// Cuts off the first `n` blocks of a data item; the rest ends the run.
+    fn split(&mut self, n: u32) -> Item<T> {
         let bytes = n as usize * 4096;
         let data = self
             .data
@@ -105,25 +107,23 @@ impl Item {
             Some((h, r)) => (Some(h), Some(r)),
             None => (None, None),
         };
-        let crcs: SmallVec<[u32; 4]> = self.crcs.drain(..n as usize).collect();
         let part = Item {
             kind: self.kind,
             disk: self.disk,
             block: self.block,
             count: n,
             data: head,
-            crcs,
-            apply: self.apply,
-            then: Then::Nothing,
+            crcs: self.crcs.drain(..n as usize).collect(),
+            token: self.token,
+            before: self.before,
+            ends: false,
             ord: self.ord,
             slot: 0,
         };
         self.data = rest;
         self.block += u64::from(n);
         self.count -= n;
-        if let Apply::Move { old, .. } = &mut self.apply {
-            *old += n;
-        }
+        self.before += n;
         part
     }
 }
@@ -196,11 +196,11 @@ pub(crate) enum BatchState {
 
 /// A batch on its way to flash.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct Batch<T> {
     pub seq: u64,
     pub seg: u32,
     pub seg_seq: u64,
-    pub items: Vec<Item>,
+    pub items: Vec<Item<T>>,
     /// Its length on flash.
     pub bytes: u64,
     pub state: BatchState,
@@ -208,8 +208,8 @@ pub(crate) struct Batch {
 }
 
 /// The log's state.
-#[derive(Debug, Default)]
-pub(crate) struct Log {
+#[derive(Debug)]
+pub(crate) struct Log<T> {
     pub segments: Vec<Segment>,
     /// Segments with data, oldest first, the head not included.
     pub order: VecDeque<u32>,
@@ -219,7 +219,7 @@ pub(crate) struct Log {
     pub freeing: Vec<u32>,
     pub head: Option<Head>,
     pub sealing: Vec<Sealing>,
-    pub queue: VecDeque<Item>,
+    pub queue: VecDeque<Item<T>>,
     /// Data blocks in the queue.
     pub queued_blocks: u32,
     /// Items without data in the queue.
@@ -228,7 +228,7 @@ pub(crate) struct Log {
     pub eager: usize,
     /// When the queue was first seen to hold only what nobody waits for.
     pub lazy_since_ns: Option<u64>,
-    pub batches: VecDeque<Batch>,
+    pub batches: VecDeque<Batch<T>>,
     pub next_batch_seq: u64,
     pub next_segment_seq: u64,
     pub next_ord: u64,
@@ -246,9 +246,41 @@ pub(crate) struct Log {
     pub summary_capacity: usize,
 }
 
-impl Log {
+impl<T> Default for Log<T> {
+    fn default() -> Self {
+        Log {
+            segments: Vec::new(),
+            order: VecDeque::new(),
+            free: VecDeque::new(),
+            freeing: Vec::new(),
+            head: None,
+            sealing: Vec::new(),
+            queue: VecDeque::new(),
+            queued_blocks: 0,
+            queued_records: 0,
+            eager: 0,
+            lazy_since_ns: None,
+            batches: VecDeque::new(),
+            next_batch_seq: 0,
+            next_segment_seq: 0,
+            next_ord: 0,
+            applied_ord: 0,
+            applied_seq: 0,
+            durable_ord: 0,
+            durable_seq: 0,
+            epoch: 0,
+            urgent: false,
+            failures: 0,
+            segment_blocks: 0,
+            data_blocks: 0,
+            summary_capacity: 0,
+        }
+    }
+}
+
+impl<T: Token> Log<T> {
     /// Appends an item; returns its ord.
-    pub fn push(&mut self, mut item: Item) -> u64 {
+    pub fn push(&mut self, mut item: Item<T>) -> u64 {
         self.next_ord += 1;
         item.ord = self.next_ord;
         if item.kind.is_data() {
@@ -261,68 +293,23 @@ impl Log {
         self.next_ord
     }
 
-    /// Appends a record about a run of blocks.
-    pub fn record(&mut self, kind: Kind, disk: u16, block: u64, count: u64, then: Then) -> u64 {
-        self.record_as(kind, disk, block, count, Apply::Record, then)
-    }
-
-    /// The same, for a record that only repeats an older one.
-    pub fn record_again(
-        &mut self,
-        kind: Kind,
-        disk: u16,
-        block: u64,
-        count: u64,
-        then: Then,
-    ) -> u64 {
-        self.record_as(kind, disk, block, count, Apply::Again, then)
-    }
-
-    fn record_as(
-        &mut self,
-        kind: Kind,
-        disk: u16,
-        block: u64,
-        count: u64,
-        apply: Apply,
-        then: Then,
-    ) -> u64 {
+    /// Appends a record about a run of blocks; returns its ord.
+    pub fn record(&mut self, kind: Kind, disk: u16, block: u64, count: u64, token: T) -> u64 {
         let mut at = block;
         let mut left = count;
         // A record counts blocks in 32 bits.
         while left > u64::from(u32::MAX) {
-            self.push_record(kind, disk, at, u32::MAX, apply, Then::Nothing);
+            let mut part = Item::record(kind, disk, at, u32::MAX, token);
+            part.ends = false;
+            self.push(part);
             at += u64::from(u32::MAX);
             left -= u64::from(u32::MAX);
         }
-        self.push_record(kind, disk, at, left as u32, apply, then)
-    }
-
-    fn push_record(
-        &mut self,
-        kind: Kind,
-        disk: u16,
-        block: u64,
-        count: u32,
-        apply: Apply,
-        then: Then,
-    ) -> u64 {
-        self.push(Item {
-            kind,
-            disk,
-            block,
-            count,
-            data: None,
-            crcs: SmallVec::new(),
-            apply,
-            then,
-            ord: 0,
-            slot: 0,
-        })
+        self.push(Item::record(kind, disk, at, left as u32, token))
     }
 
     /// Puts items that were on their way back into the queue, in their order.
-    pub fn requeue(&mut self, items: Vec<Item>) {
+    pub fn requeue(&mut self, items: Vec<Item<T>>) {
         self.queue.extend(items);
         let data = self.queue.iter().filter(|i| i.kind.is_data());
         self.queued_blocks = data.map(|i| i.count).sum();
@@ -386,7 +373,7 @@ impl Log {
     }
 
     /// The segment a slot lies in.
-    pub fn segment_of(&self, slot: SlotNo) -> usize {
+    pub fn segment_of(&self, slot: Slot) -> usize {
         (slot / self.segment_blocks) as usize
     }
 
@@ -397,7 +384,7 @@ impl Log {
 
     /// Takes from the queue what fits into the head segment as one batch. `None`: the head is
     /// full (or absent) and must be rolled first.
-    pub fn take_batch(&mut self) -> Option<Vec<Item>> {
+    pub fn take_batch(&mut self) -> Option<Vec<Item<T>>> {
         let head = self.head.as_ref()?;
         let mut room_blocks = self.data_blocks.saturating_sub(head.next + 1);
         let mut room_entries =

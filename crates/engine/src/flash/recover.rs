@@ -625,8 +625,7 @@ impl Core {
                 continue;
             };
             self.cache.index.set_dirty(slot, false);
-            let seg = self.flash.log.segment_of(slot);
-            self.flash.log.segments[seg].dirty -= 1;
+            self.flash.slot_cleaned(slot);
             self.dirty_total -= 1;
             if let Some(d) = self.disk_mut(disk) {
                 d.dirty.remove(block);

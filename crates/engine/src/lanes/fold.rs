@@ -120,7 +120,7 @@ impl Core {
             let hit = lane.hits.remove(at);
             lane.counts(hit.r.disk).in_flight -= 1;
             for (op, _) in &hit.bad {
-                self.pin(op.slot);
+                self.flash.pin(op.slot);
                 shared.unpin(&mut lane, op.slot);
             }
             drop(lane);

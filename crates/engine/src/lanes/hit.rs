@@ -3,7 +3,7 @@
 use super::{Counts, LANES, Lane, Rooms, SLOW_NS, Shared};
 use crate::api::{Completion, DiskId, Effects, ReqError, ReqOp, Request};
 use crate::cache::index::{FREQ_MAX, Key, SlotNo};
-use hearth_io::{BLOCK, Class, IoDone, IoOp, OpKind, Target};
+use hearth_io::{BLOCK, Class, IoDone, IoOp, OpKind};
 use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -194,7 +194,7 @@ impl Shared {
             let at = ((run.block - base) * BLOCK) as usize;
             fx.ios.push(IoOp {
                 id: OF_LANE | (n as u64) << LANE_SHIFT | op as u64,
-                target: Target::Flash(0),
+                target: self.flash,
                 kind: OpKind::Read,
                 offset: (self.first_block + u64::from(run.slot)) * BLOCK,
                 len: count * BLOCK,

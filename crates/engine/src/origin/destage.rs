@@ -10,12 +10,14 @@
 
 use crate::api::{DiskId, Effects, Mode};
 use crate::cache::index::{Key, SlotNo};
-use crate::core::{Core, FlashWaiter, OpCtx};
+use crate::core::apply::Then;
+use crate::core::left::Unread;
+use crate::core::route::FlashWaiter;
+use crate::core::{Core, OpCtx};
 use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::faults::Fault;
-use crate::flash::fail::Unread;
-use crate::flash::log::Then;
+use crate::flash::durable::Until;
 use crate::origin::progress::Written;
 use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
@@ -144,7 +146,7 @@ impl Core {
             // and the engine would not come to rest.
             let awaited = !self.reqs.stalled.is_empty()
                 || !self.reqs.stalled_through.is_empty()
-                || self.starved();
+                || self.flash.starved();
             return if awaited { Need::Urgent } else { Need::None };
         }
         let over = |percent| is_over(self.dirty_total, self.capacity_blocks(), percent);
@@ -487,7 +489,7 @@ impl Core {
                 .map(|s| self.cache.index.crc(*s))
                 .collect();
             for slot in &slots[i..i + n] {
-                self.pin(*slot);
+                self.flash.pin(*slot);
                 self.cache.index.set_mark(*slot, true);
             }
             self.destaging.jobs[job].reads += 1;
@@ -569,7 +571,8 @@ impl Core {
             && !self.flash.failed
             && !self.opts.faults.has(Fault::DestageUndurable)
         {
-            self.wait_flash(0, FlashWaiter::Destage(id), now, fx);
+            let until = Until::Batch(self.destaging.jobs[id].batch);
+            self.wait_flash(until, FlashWaiter::Destage(id), now, fx);
         } else {
             self.destage_write(id, now, fx);
         }
@@ -781,7 +784,7 @@ impl Core {
             for w in d.origin.destage.written.drain(..n).collect::<Vec<_>>() {
                 match w {
                     Written::Data { slot, .. } => {
-                        self.unpin_slot(slot);
+                        self.flash.unpin_slot(slot);
                         self.cache.index.set_mark(slot, false);
                     }
                     Written::Zero { .. } => {}
@@ -803,7 +806,7 @@ impl Core {
     /// The origin has the first `n` written runs durably: step 4.
     fn mark_clean(&mut self, disk: DiskId, n: usize, now: u64, fx: &mut Effects) {
         // The newer record cannot come before there is room, and that may need this block gone.
-        let stuck = self.starved();
+        let stuck = self.flash.starved();
         self.ready.touch(disk);
         let d = self.known_mut(disk);
         let written: Vec<Written> = d.origin.destage.written.drain(..n).collect();
@@ -811,7 +814,7 @@ impl Core {
         for w in written {
             match w {
                 Written::Data { block, slot } => {
-                    self.unpin_slot(slot);
+                    self.flash.unpin_slot(slot);
                     self.cache.index.set_mark(slot, false);
                     if self.clean_block(disk, block, slot) {
                         push_run(&mut runs, Kind::CleanedRun, block, 1);
@@ -842,10 +845,7 @@ impl Core {
             }
         }
         for (kind, block, count) in runs {
-            let ord = self
-                .flash
-                .log
-                .record(kind, disk, block, count, Then::Nothing);
+            let ord = self.flash.record(kind, disk, block, count, Then::Nothing);
             if kind == Kind::ZeroDoneRun {
                 self.zeros_told(disk, block, count);
             }
@@ -931,7 +931,7 @@ impl Core {
 
     fn let_go_of(&mut self, slots: &[SlotNo]) {
         for slot in slots {
-            self.unpin_slot(*slot);
+            self.flash.unpin_slot(*slot);
             self.cache.index.set_mark(*slot, false);
         }
     }
@@ -968,8 +968,7 @@ impl Core {
         let d = self.known_mut(disk);
         d.no_longer_dirty(block);
         self.cache.index.set_dirty(slot, false);
-        let seg = self.flash.log.segment_of(slot);
-        self.flash.log.segments[seg].dirty -= 1;
+        self.flash.slot_cleaned(slot);
         self.dirty_total -= 1;
         true
     }

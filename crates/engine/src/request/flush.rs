@@ -2,35 +2,21 @@
 //! protect clean copies while an origin changes.
 
 use crate::api::{DiskId, Effects, ReqError};
-use crate::core::{Core, FlashWaiter, OpCtx};
+use crate::core::apply::Then;
+use crate::core::route::FlashWaiter;
+use crate::core::{Core, OpCtx};
 use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::faults::Fault;
-use crate::flash::device::FlashOp;
+use crate::flash::durable::Until;
 use crate::flash::fail::Promise;
-use crate::flash::log::Then;
-use crate::flash::rescue::Closing;
 use crate::ids::ReqId;
 use crate::origin::sync::{SyncWaiter, Wait};
 use crate::request::state::{Flush, State, Step};
 use hearth_format::Kind;
 use hearth_io::{IoError, Target};
 
-/// A flush of the flash device is started when this much was appended since the last one was: after
-/// a crash every batch behind the last flush is read to see whether it is whole, and a fast device
-/// takes gigabytes within the second of the tick. 64 MiB are read in less than a second by any SSD, and a flush
-/// per 64 MiB costs no SSD a noticeable share of its time.
-pub const FLUSH_AFTER_BYTES: u64 = 64 << 20;
-
 impl Core {
-    /// Batches of `bytes` are on flash: bounds what a crash leaves to be read.
-    pub fn flush_if_much(&mut self, bytes: u64, now: u64, fx: &mut Effects) {
-        self.flash.unflushed_bytes += bytes;
-        if self.flash.unflushed_bytes >= FLUSH_AFTER_BYTES {
-            self.start_flash_flush(now, fx);
-        }
-    }
-
     /// A client's flush: whatever it covers is durable on flash, or on the origin, or both.
     pub fn start_flush(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].disk;
@@ -72,7 +58,7 @@ impl Core {
             return;
         }
         if flash {
-            self.wait_flash(applied, FlashWaiter::Request(id), now, fx);
+            self.wait_flash(Until::Ord(applied), FlashWaiter::Request(id), now, fx);
         }
         if origin {
             self.wait_origin(disk, guest, SyncWaiter::Request(id), now, fx);
@@ -109,7 +95,7 @@ impl Core {
 
     /// The flush of flash that a request waited for has ended, or will never. If flash was given up in
     /// between and may still promise something, the request waits with those that come a moment later.
-    fn request_flushed(&mut self, id: ReqId, failed: bool, now: u64, fx: &mut Effects) {
+    pub fn request_flushed(&mut self, id: ReqId, failed: bool, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].disk;
         let again =
             failed && self.flash.failed && self.promise_of_left_flash(disk) != Promise::None;
@@ -151,95 +137,12 @@ impl Core {
         d.origin.intents.leave(regions, now);
     }
 
-    /// Waits until the log is durable up to `ord`.
-    pub fn wait_flash(&mut self, ord: u64, who: FlashWaiter, now: u64, fx: &mut Effects) {
-        self.flash.waiters.push((ord, who));
-        self.start_flash_flush(now, fx);
-    }
-
-    /// Starts a device flush unless one is in flight; waiters it does not cover start the next.
-    pub fn start_flash_flush(&mut self, now: u64, fx: &mut Effects) {
-        if self.flash.flush_inflight || self.flash.failed {
-            return;
+    /// An intent is recorded durably: requests that waited for it go on.
+    pub fn intent_durable(&mut self, disk: DiskId, region: u32, now: u64, fx: &mut Effects) {
+        if let Some(d) = self.disk_mut(disk) {
+            d.origin.intents.activate(region);
         }
-        if self.flash.log.applied_seq <= self.flash.log.durable_seq
-            && !self.flash.waiters.is_empty()
-        {
-            // Nothing new is on flash yet; what is waited for is still queued.
-            self.flash.log.urgent = true;
-            return;
-        }
-        self.flash.flush_inflight = true;
-        self.flash.last_flush_ns = now;
-        self.flash.unflushed_bytes = 0;
-        self.flash.log.epoch += 1;
-        self.flash.counters.flash_flushes += 1;
-        let op = FlashOp::Flush {
-            ord: self.flash.log.applied_ord,
-            seq: self.flash.log.applied_seq,
-        };
-        self.io(fx, op.into(), Io::flush(self.flash.target()));
-    }
-
-    pub fn flash_flush_done(
-        &mut self,
-        ord: u64,
-        seq: u64,
-        result: Result<(), IoError>,
-        now: u64,
-        fx: &mut Effects,
-    ) {
-        self.flash.flush_inflight = false;
-        if result.is_err() && !self.opts.faults.has(Fault::IgnoreFlashFlushError) {
-            // After a failed flush nobody knows what the device kept: it has failed.
-            self.flash.counters.flash_errors += 1;
-            self.flash.full = false;
-            self.fail_flash(now, fx);
-            return;
-        }
-        let (ord, seq) = match self.opts.faults.has(Fault::FlushCoversLater) {
-            true => (self.flash.log.applied_ord, self.flash.log.applied_seq),
-            false => (ord, seq),
-        };
-        self.flash.log.durable_ord = self.flash.log.durable_ord.max(ord);
-        self.flash.log.durable_seq = self.flash.log.durable_seq.max(seq);
-        self.segments_durable(now, fx);
-        let durable = self.flash.log.durable_ord;
-        let waiters = std::mem::take(&mut self.flash.waiters);
-        let durable_seq = self.flash.log.durable_seq;
-        let (ready, wait): (Vec<_>, Vec<_>) =
-            waiters.into_iter().partition(|(ord, who)| match who {
-                FlashWaiter::Destage(job) => self.destaging.jobs[*job].batch <= durable_seq,
-                _ => *ord <= durable,
-            });
-        self.flash.waiters = wait;
-        for (_, who) in ready {
-            self.flash_waited(who, false, now, fx);
-        }
-        // Who has to wait on lines up again.
-        for disk in self.ready.awaited.take() {
-            self.wake_clean_waiters(disk, now, fx);
-        }
-        if !self.flash.waiters.is_empty() {
-            self.start_flash_flush(now, fx);
-        }
-        self.flush_if_much(0, now, fx);
-    }
-
-    /// Tells one waiter how the flash flush ended.
-    pub fn flash_waited(&mut self, who: FlashWaiter, failed: bool, now: u64, fx: &mut Effects) {
-        match who {
-            FlashWaiter::Request(id) => self.request_flushed(id, failed, now, fx),
-            FlashWaiter::Intent { disk, region } => {
-                if let Some(d) = self.disk_mut(disk) {
-                    d.origin.intents.activate(region);
-                }
-                self.wake_intent(disk, region, now, fx);
-            }
-            // If flash failed, nothing on it counts any more: the origin is what must be whole.
-            FlashWaiter::Destage(job) => self.destage_write(job, now, fx),
-            FlashWaiter::Nobody => {}
-        }
+        self.wake_intent(disk, region, now, fx);
     }
 
     /// Waits until the origin's first `target` writes are durable.
@@ -374,11 +277,11 @@ impl Core {
     pub fn record_intent(&mut self, disk: DiskId, region: u32) {
         let (start, end) = self.known(disk).origin.intents.blocks_of(region);
         let then = Then::Intent { disk, region };
-        let log = &mut self.flash.log;
-        let ord = log.record(Kind::Intent, disk, start, end - start, then);
-        self.flash
-            .waiters
-            .push((ord, FlashWaiter::Intent { disk, region }));
+        let ord = self
+            .flash
+            .record(Kind::Intent, disk, start, end - start, then);
+        let who = FlashWaiter::Intent { disk, region };
+        self.flash.tell_when_durable(Until::Ord(ord), who);
         self.flash.log.urgent = true;
     }
 
@@ -460,21 +363,10 @@ impl Core {
         let count = intents.region_blocks();
         for closed in intents.close(durable, now, idle_ns, in_use) {
             let block = u64::from(closed.region) * count;
-            let log = &mut self.flash.log;
-            let ord = log.record(Kind::IntentClear, disk, block, count, Then::Nothing);
-            let applied = self.flash.log.applied_ord;
-            self.flash.rescue.closing.retain(|c| c.ord > applied);
-            self.flash.rescue.closing.push(Closing {
-                seg_seq: closed.seg_seq,
-                ord,
-            });
-        }
-    }
-
-    /// Fails every request that waits for an origin flush or for flash; used when flash fails.
-    pub fn fail_flash_waiters(&mut self, now: u64, fx: &mut Effects) {
-        for (_, who) in std::mem::take(&mut self.flash.waiters) {
-            self.flash_waited(who, true, now, fx);
+            let ord = self
+                .flash
+                .record(Kind::IntentClear, disk, block, count, Then::Nothing);
+            self.flash.note_closing(closed.seg_seq, ord);
         }
     }
 }

@@ -8,12 +8,13 @@
 use crate::api::{DiskId, Effects, Mode, ReqError, Request};
 use crate::cache::index::{Key, SlotNo};
 use crate::cache::stage::policy_key;
+use crate::core::apply::{Apply, Purpose, Then};
+use crate::core::left::Unread;
 use crate::core::{Core, OpCtx, req_error};
 use crate::ctx::Io;
 use crate::disk::{Disk, Ticket};
 use crate::faults::Fault;
-use crate::flash::fail::Unread;
-use crate::flash::log::{Apply, Item, Then};
+use crate::flash::log::Item;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
 use crate::request::answer::Asker;
@@ -260,7 +261,7 @@ impl Core {
             }
             self.reqs[id].read_mut().hit = true;
             self.reqs[id].read_mut().pending += 1;
-            self.pin(slot);
+            self.flash.pin(slot);
             let io = self.flash.read_slots(slot, piece(b, n)).checked(crcs);
             let op = OpCtx::HitRead {
                 req: id,
@@ -432,7 +433,7 @@ impl Core {
                 self.read_privately(id, block + u64::from(*i), slot + i, crc, fx);
             }
         }
-        self.unpin_slot(slot);
+        self.flash.unpin_slot(slot);
         if done.is_memory_gone() {
             self.reqs[id].failed = Some(ReqError::Io);
             return self.read_part_done(id, now, fx);
@@ -472,7 +473,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         self.reqs[id].read_mut().pending += 1;
-        self.pin(slot);
+        self.flash.pin(slot);
         let io = self.flash.read_slots(slot, Buf::zeroed(4096).all());
         let op = OpCtx::HitRead {
             req: id,
@@ -637,18 +638,13 @@ impl Core {
     /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
     pub fn append_clean(&mut self, disk: u16, block: u64, data: BufSlice, ticket: u64, freq: u8) {
         let crcs = data.bytes().chunks(4096).map(crc32c).collect();
-        self.flash.log.push(Item {
-            kind: Kind::Clean,
-            disk,
-            block,
-            count: (data.len() / 4096) as u32,
-            data: Some(data),
-            crcs,
+        let token = Purpose {
             apply: Apply::Clean { ticket, freq },
             then: Then::Ticket { disk, ticket },
-            ord: 0,
-            slot: 0,
-        });
+        };
+        self.flash
+            .log
+            .push(Item::data(Kind::Clean, disk, block, data, crcs, token));
     }
 
     /// Copies what the request asked for out of a wider read.

@@ -15,11 +15,14 @@
 use crate::api::{DiskId, Effects, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
+use crate::core::apply::{Apply, Purpose, Then};
+use crate::core::route::FlashWaiter;
 use crate::core::{Core, OpCtx, req_error};
 use crate::ctx::Io;
 use crate::disk::spans::Span;
 use crate::faults::Fault;
-use crate::flash::log::{Apply, Item, Then};
+use crate::flash::durable::Until;
+use crate::flash::log::Item;
 use crate::ids::ReqId;
 use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
@@ -390,18 +393,13 @@ impl Core {
         crcs: SmallVec<[u32; 4]>,
         id: ReqId,
     ) {
-        self.flash.log.push(Item {
-            kind: Kind::Dirty,
-            disk,
-            block,
-            count: (data.len() / 4096) as u32,
-            data: Some(data),
-            crcs,
+        let token = Purpose {
             apply: Apply::Dirty,
             then: Then::Request(id),
-            ord: 0,
-            slot: 0,
-        });
+        };
+        self.flash
+            .log
+            .push(Item::data(Kind::Dirty, disk, block, data, crcs, token));
     }
 
     /// Blocks of flash that can hold data.
@@ -459,7 +457,7 @@ impl Core {
             return false;
         };
         let mut held = log.order.front().into_iter().chain(&log.freeing);
-        (d.dropped_ord <= log.durable_ord || self.opts.faults.has(Fault::OffForgetsDropped))
+        (self.flash.is_durable(d.dropped_ord) || self.opts.faults.has(Fault::OffForgetsDropped))
             && (held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
                 || self.opts.faults.has(Fault::OffForgetsEvicted))
     }
@@ -468,7 +466,6 @@ impl Core {
     pub fn record_drop(&mut self, disk: DiskId, block: u64, count: u64) -> u64 {
         let ord = self
             .flash
-            .log
             .record(Kind::DropRun, disk, block, count, Then::Nothing);
         let d = self.known_mut(disk);
         d.dropped_ord = ord;
@@ -501,7 +498,7 @@ impl Core {
         if fua && !self.opts.faults.has(Fault::IgnoreFua) {
             req.write_mut().step = Step::WaitsForFlash;
             let ord = self.flash.log.applied_ord;
-            self.wait_flash(ord, crate::core::FlashWaiter::Request(id), now, fx);
+            self.wait_flash(Until::Ord(ord), FlashWaiter::Request(id), now, fx);
         } else {
             self.finish(id, now, fx);
         }
@@ -551,7 +548,7 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
-        if self.flash.mark.as_ref().is_some_and(|m| !m.late) {
+        if self.flash.is_noting() {
             self.reqs[id].write_mut().step = Step::WaitsForClean;
             self.reqs.mark_waiters.push(id);
             return;
@@ -713,7 +710,7 @@ impl Core {
         self.ready.await_clean(disk);
         if !dirty {
             self.flash.log.urgent = true;
-            self.wait_flash(cleaned, crate::core::FlashWaiter::Nobody, now, fx);
+            self.wait_flash(Until::Ord(cleaned), FlashWaiter::Nobody, now, fx);
         }
         false
     }

@@ -12,7 +12,7 @@
 use crate::api::{DiskId, Effects, ReqOp};
 use crate::blocks::runset::RunSet;
 use crate::core::Core;
-use crate::flash::log::Then;
+use crate::core::apply::Then;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
 use crate::request::state::Step;
@@ -173,7 +173,6 @@ impl Core {
                 d.solid.remove_range(first, last);
             }
             self.flash
-                .log
                 .record(Kind::ZeroRun, disk, first, last - first, Then::Request(id));
         }
         Appended::All

@@ -1,0 +1,328 @@
+//! What is on flash takes effect: the index maps it, disks learn of it, those who wait are told.
+//!
+//! The flash device says which batch counts next; what was in it is known here. With everything that is
+//! appended goes its [`Purpose`], which the device gives back unread.
+
+use crate::api::{DiskId, Effects};
+use crate::cache::index::{Key, SlotNo};
+use crate::core::Core;
+use crate::core::route::FlashWaiter;
+use crate::faults::Fault;
+use crate::flash::device::{FlashDevice, Token, Users};
+use crate::flash::log::Batch;
+use crate::ids::ReqId;
+use crate::paths::{Path, took};
+use hearth_format::Kind;
+
+/// How an item changes the index, block by block, once it is on flash.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Apply {
+    /// New data from a client.
+    Dirty,
+    /// A copy of the origin, unless its ticket was cancelled meanwhile.
+    Clean { ticket: u64, freq: u8 },
+    /// The same data at a new place, if it is still at the old one.
+    Move { old: SlotNo, dirty: bool, freq: u8 },
+    /// No data.
+    Record,
+    /// A record logged again; nothing changes in RAM.
+    Again,
+}
+
+/// Who waits for an item to be applied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Then {
+    Nothing,
+    /// A request counts down.
+    Request(ReqId),
+    /// A fill ends: its ticket is given back.
+    Ticket {
+        disk: u16,
+        ticket: u64,
+    },
+    /// An intent was recorded.
+    Intent {
+        disk: u16,
+        region: u32,
+    },
+    /// Eviction has re-logged the records of the segment it frees.
+    Relogged,
+    /// One reinsertion less in flight.
+    Moved,
+}
+
+/// Why something is appended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Purpose {
+    pub apply: Apply,
+    pub then: Then,
+}
+
+impl Token for Purpose {
+    const OWN: Purpose = Purpose {
+        apply: Apply::Again,
+        then: Then::Nothing,
+    };
+
+    fn is_awaited(&self) -> bool {
+        let by_nobody = matches!(self.then, Then::Nothing | Then::Ticket { .. } | Then::Moved);
+        !by_nobody || matches!(self.apply, Apply::Dirty)
+    }
+
+    fn is_move(&self) -> bool {
+        matches!(self.apply, Apply::Move { .. })
+    }
+}
+
+/// The engine, as its flash devices see it.
+#[derive(Debug)]
+pub(crate) enum House {}
+
+impl Users for House {
+    type Token = Purpose;
+    type Waiter = FlashWaiter;
+}
+
+/// A flash device of this engine.
+pub(crate) type Flash = FlashDevice<House>;
+
+impl Flash {
+    /// Appends a record about a run of blocks; returns its number.
+    pub fn record(&mut self, kind: Kind, disk: DiskId, block: u64, count: u64, then: Then) -> u64 {
+        let apply = Apply::Record;
+        self.log
+            .record(kind, disk, block, count, Purpose { apply, then })
+    }
+
+    /// The same, for a record that only repeats an older one.
+    pub fn record_again(
+        &mut self,
+        kind: Kind,
+        disk: DiskId,
+        block: u64,
+        count: u64,
+        then: Then,
+    ) -> u64 {
+        let apply = Apply::Again;
+        self.log
+            .record(kind, disk, block, count, Purpose { apply, then })
+    }
+}
+
+impl Core {
+    /// Maps a batch and tells who waited for it.
+    pub fn apply(&mut self, batch: Batch<Purpose>, now: u64, fx: &mut Effects) {
+        for item in batch.items {
+            match item.token.apply {
+                Apply::Dirty => {
+                    for i in 0..item.count {
+                        let block = item.block + u64::from(i);
+                        // A block that is written again is in use.
+                        let old = self.cache.index.get(Key::new(item.disk, block));
+                        let old = old.and_then(|slot| self.cache.index.slot(slot));
+                        self.map(
+                            item.disk,
+                            block,
+                            item.slot + i,
+                            item.crcs[i as usize],
+                            true,
+                            old.map_or(0, |s| s.freq + 1),
+                            now,
+                        );
+                    }
+                }
+                Apply::Clean { ticket, freq } => {
+                    let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+                    let ticket = self
+                        .disk_mut(item.disk)
+                        .and_then(|d| d.ticket(ticket).cloned());
+                    let mut voided = 0;
+                    for i in 0..item.count {
+                        let block = item.block + u64::from(i);
+                        if !raced && ticket.as_ref().is_none_or(|t| t.voids(block)) {
+                            voided += 1;
+                            continue;
+                        }
+                        self.void_fill(item.disk, block - voided, voided);
+                        voided = 0;
+                        self.map(
+                            item.disk,
+                            block,
+                            item.slot + i,
+                            item.crcs[i as usize],
+                            false,
+                            u64::from(freq),
+                            now,
+                        );
+                    }
+                    let end = item.block + u64::from(item.count);
+                    self.void_fill(item.disk, end - voided, voided);
+                }
+                Apply::Move { old, dirty, freq } => {
+                    let old = old + item.before;
+                    for i in 0..item.count {
+                        let block = item.block + u64::from(i);
+                        let still = self.cache.index.get(Key::new(item.disk, block))
+                            == Some(old + i)
+                            && self
+                                .cache
+                                .index
+                                .slot(old + i)
+                                .is_some_and(|s| s.dirty == dirty);
+                        if still || self.opts.faults.has(Fault::MoveOverNewer) {
+                            let lost = self.cache.index.slot(old + i).is_some_and(|s| s.lost);
+                            let crc = item.crcs[i as usize];
+                            self.map(
+                                item.disk,
+                                block,
+                                item.slot + i,
+                                crc,
+                                dirty,
+                                u64::from(freq),
+                                now,
+                            );
+                            if lost {
+                                self.lose(item.disk, block, item.slot + i);
+                            }
+                        } else {
+                            self.cache.index.set_mark(old + i, false);
+                        }
+                    }
+                }
+                Apply::Again => {}
+                Apply::Record => self.apply_record(
+                    item.kind,
+                    item.disk,
+                    item.block,
+                    item.count,
+                    batch.seg_seq,
+                    now,
+                ),
+            }
+            if item.ends {
+                self.then(item.token.then, batch.seg_seq, now, fx);
+            }
+        }
+    }
+
+    /// A cancelled fill is on flash but not in the index. A crash would bring it back, and later
+    /// writes past the cache do not know that they must void it: so that is done now, but for
+    /// the blocks about which something newer is in the log. A clean copy in the index is no
+    /// such thing: it may be of another, earlier fill.
+    fn void_fill(&mut self, disk: DiskId, block: u64, count: u64) {
+        if self.opts.faults.has(Fault::SkipVoidFill) {
+            return;
+        }
+        let mut run = block;
+        for b in block..=block + count {
+            let newer = b == block + count
+                || self
+                    .disk(disk)
+                    .is_none_or(|d| d.zero.contains(b) || d.dirty.contains(b) || d.copy_queued(b))
+                || self.superseding(disk, b, b + 1);
+            if newer {
+                if b > run {
+                    took(Path::FillVoided);
+                    self.record_drop(disk, run, b - run);
+                }
+                run = b + 1;
+            }
+        }
+    }
+
+    fn then(&mut self, then: Then, seg_seq: u64, now: u64, fx: &mut Effects) {
+        match then {
+            Then::Nothing => {}
+            Then::Request(id) => self.request_applied(id, now, fx),
+            Then::Ticket { disk, ticket } => {
+                let d = self.known_mut(disk);
+                d.drop_ticket(ticket);
+            }
+            Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
+            Then::Relogged => self.flash.evict.relogged = true,
+            Then::Moved => self.flash.evict.moving -= 1,
+        }
+    }
+
+    /// Points the index at a block's new place.
+    #[allow(clippy::too_many_arguments)]
+    pub fn map(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        slot: u32,
+        crc: u32,
+        dirty: bool,
+        freq: u64,
+        now: u64,
+    ) {
+        let old = self
+            .cache
+            .index
+            .set(Key::new(disk, block), slot, crc, dirty, freq);
+        let old_dirty = old.is_some_and(|(_, d)| d);
+        self.flash.slot_filled(slot, dirty);
+        if let Some((old, was_dirty)) = old {
+            self.flash.slot_emptied(old, was_dirty);
+        }
+        self.dirty_total += u64::from(dirty);
+        self.dirty_total -= u64::from(old_dirty);
+        let keep_zeros = self.opts.faults.has(Fault::WriteKeepsZeros);
+        let d = self.known_mut(disk);
+        d.cached += u64::from(old.is_none());
+        let news = dirty || d.excess() > 0;
+        if !d.refusals.is_empty() {
+            d.refusals.remove(&block);
+        }
+        if dirty {
+            if !d.is_dirty() {
+                d.dirty_since_ns = now;
+            }
+            d.lost.remove(block);
+            d.dirty.insert(block);
+            if d.zero.contains(block) && !keep_zeros {
+                d.solid.remove(block);
+                self.change_zeros(disk, |zero| zero.remove(block));
+            }
+        } else if old_dirty {
+            d.dirty.remove(block);
+            d.lost.remove(block);
+        }
+        if news && !self.opts.faults.has(Fault::OverlookDirty) {
+            self.ready.touch(disk);
+        }
+    }
+
+    fn apply_record(
+        &mut self,
+        kind: Kind,
+        disk: DiskId,
+        block: u64,
+        count: u32,
+        seg_seq: u64,
+        now: u64,
+    ) {
+        if kind != Kind::ZeroRun {
+            return;
+        }
+        let end = block + u64::from(count);
+        if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
+            self.forget_range(disk, block, end, now);
+        }
+        let newest = self.opts.faults.has(Fault::OldestZerosForgotten);
+        let d = self.known_mut(disk);
+        if !d.is_dirty() {
+            d.dirty_since_ns = now;
+        }
+        let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
+        d.zero_seg_seq = Some(if d.zero.is_empty() || newest {
+            seg_seq
+        } else {
+            oldest
+        });
+        d.origin.destage.void_zeros(block, end);
+        self.change_zeros(disk, |zero| zero.insert_range(block, end));
+        self.ready.touch(disk);
+        self.ready.note(disk);
+    }
+}

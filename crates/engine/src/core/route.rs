@@ -1,0 +1,138 @@
+//! Between the flash device and everybody else: what it wants done is sent, what it tells goes to
+//! whom it concerns, and what others want of it is asked here.
+
+use crate::api::{DiskId, Effects, FlashFault};
+use crate::core::Core;
+use crate::core::apply::House;
+use crate::flash::device::{FlashEvent, FlashOp};
+use crate::flash::durable::Until;
+use crate::ids::ReqId;
+use hearth_io::{BLOCK, IoDone};
+use std::mem;
+
+/// Who waits until something is durable on flash.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FlashWaiter {
+    Request(ReqId),
+    Intent {
+        disk: DiskId,
+        region: u32,
+    },
+    /// A destage job.
+    Destage(usize),
+    Nobody,
+}
+
+impl Core {
+    /// Empties the flash device's outbox. Whoever calls the device does this before anything else.
+    pub fn route_flash(&mut self, now: u64, fx: &mut Effects) {
+        while !self.flash.out.is_empty() {
+            let mut ios = mem::take(&mut self.flash.out.ios);
+            for (op, io) in ios.drain(..) {
+                if matches!(op, FlashOp::Batch { .. }) {
+                    self.cache.policy.wrote(io.len / BLOCK);
+                }
+                self.io(fx, op.into(), io);
+            }
+            self.flash.out.ios = ios;
+            let mut events = mem::take(&mut self.flash.out.events);
+            for event in events.drain(..) {
+                self.flash_event(event, now, fx);
+            }
+            // Kept for its memory.
+            if self.flash.out.events.is_empty() {
+                self.flash.out.events = events;
+            }
+        }
+    }
+
+    fn flash_event(&mut self, event: FlashEvent<House>, now: u64, fx: &mut Effects) {
+        match event {
+            FlashEvent::Opened { seg } => {
+                debug_assert!(!self.shared.pinned(seg), "a hit reads a free segment");
+            }
+            FlashEvent::Durable { who } => self.flash_waited(who, false, now, fx),
+            FlashEvent::GivenUp { unsent, waiters } => {
+                self.flash_given_up(unsent, waiters, now, fx)
+            }
+            FlashEvent::Noted => self.wake_mark_waiters(now, fx),
+        }
+    }
+
+    /// An operation of the flash device's own has ended.
+    pub fn flash_done(&mut self, op: FlashOp, done: IoDone, now: u64, fx: &mut Effects) {
+        match op {
+            FlashOp::Batch { seq } => {
+                self.flash.batch_ended(seq, &done.result);
+                let mut bytes = 0;
+                while let Some(batch) = self.flash.take_applied() {
+                    bytes += batch.bytes;
+                    self.apply(batch, now, fx);
+                }
+                self.flash.go_on(bytes, now);
+            }
+            FlashOp::Summary { seg } => self.flash.summary_ended(seg, &done.result),
+            FlashOp::Flush { ord, seq } => {
+                let sound = self.flash.flush_ended(ord, seq, &done.result, now);
+                self.route_flash(now, fx);
+                if sound {
+                    self.wake_all_clean_waiters(now, fx);
+                    self.flash.flush_again(now);
+                }
+            }
+            FlashOp::Trim { seg } => self.flash.trim_ended(seg),
+            FlashOp::Mark => self.flash.mark_ended(done.op.kind, done.result.is_ok()),
+            FlashOp::Floor => self.flash.floor_ended(&done.result, now),
+        }
+        self.route_flash(now, fx);
+    }
+
+    /// More is durable: what waits until its range is clean is looked at again.
+    fn wake_all_clean_waiters(&mut self, now: u64, fx: &mut Effects) {
+        // Who has to wait on lines up again.
+        for disk in self.ready.awaited.take() {
+            self.wake_clean_waiters(disk, now, fx);
+        }
+    }
+
+    /// Tells one who waited how that ended.
+    pub fn flash_waited(&mut self, who: FlashWaiter, failed: bool, now: u64, fx: &mut Effects) {
+        match who {
+            FlashWaiter::Request(id) => self.request_flushed(id, failed, now, fx),
+            FlashWaiter::Intent { disk, region } => self.intent_durable(disk, region, now, fx),
+            // If flash failed, nothing on it counts any more: the origin is what must be whole.
+            FlashWaiter::Destage(job) => self.destage_write(job, now, fx),
+            FlashWaiter::Nobody => {}
+        }
+    }
+
+    /// Sends what of the append queue may be sent.
+    pub fn pump(&mut self, now: u64, fx: &mut Effects) {
+        self.flash.pump(now);
+        self.route_flash(now, fx);
+    }
+
+    /// Waits until the log is durable that far.
+    pub fn wait_flash(&mut self, until: Until, who: FlashWaiter, now: u64, fx: &mut Effects) {
+        self.flash.wait_durable(until, who, now);
+        self.route_flash(now, fx);
+    }
+
+    /// Starts a flush of flash unless one is in flight.
+    pub fn start_flash_flush(&mut self, now: u64, fx: &mut Effects) {
+        self.flash.flush(now);
+        self.route_flash(now, fx);
+    }
+
+    /// A read of flash failed.
+    pub fn flash_read_failed(&mut self, now: u64, fx: &mut Effects) {
+        self.flash.read_failed(now);
+        self.route_flash(now, fx);
+    }
+
+    /// From here on the origins carry the disks. With `mark`, flash itself is told.
+    pub fn give_flash_up(&mut self, fault: FlashFault, mark: bool, now: u64, fx: &mut Effects) {
+        self.flash.give_up(fault, mark, now);
+        self.route_flash(now, fx);
+    }
+}
