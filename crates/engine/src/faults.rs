@@ -200,6 +200,8 @@ pub enum Fault {
     CheckpointNoEviction,
     /// Say in the last summary before the checkpoint that all is durable, before it is.
     CloseUnflushedHead,
+    /// Destage what was dirty on flash that was given up before that is noted.
+    DestageUnnoted,
     /// Leave a dirty block that goes among those its segment counts.
     DirtyStaysCounted,
     /// Leave a block that is dropped among those its disk counts.
@@ -274,7 +276,7 @@ impl Fault {
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
-    pub const BY_STEPS: [Fault; 21] = [
+    pub const BY_STEPS: [Fault; 22] = [
         Fault::GrowEarly,
         Fault::PlayTwice,
         Fault::CheckpointNoEviction,
@@ -296,6 +298,7 @@ impl Fault {
         Fault::WritePastDestaging,
         Fault::CloseUnflushedHead,
         Fault::SealUnflushed,
+        Fault::DestageUnnoted,
     ];
 
     /// Those that only counting again catches: nothing a guest sees depends on them, or not for long.

@@ -53,6 +53,8 @@ impl Origin {
 #[derive(Default)]
 pub(crate) struct Destaging {
     pub jobs: Slab<DestageJob>,
+    /// Those of them that may not write before it is noted that flash was given up.
+    pub unnoted: Vec<usize>,
     pub tokens: i64,
     /// While clients are active, background destaging rests until this time.
     pub pause_ns: u64,

@@ -253,6 +253,39 @@ fn a_write_past_failed_flash_waits_for_the_note_but_not_for_ever() {
     j.wait(tag).expect("the device hangs, the disk does not");
 }
 
+/// Nor may what was dirty go to the origin before: a start that finds no note believes the older clean copy
+/// of the block, and gives the newer one once that is evicted.
+#[test]
+fn what_was_dirty_on_failed_flash_waits_for_the_note_but_not_for_ever() {
+    let mut j = Judged::new(vec![disk(1)]);
+    j.write_fua(1, 3, 33).expect("written");
+    j.engine.drain(1, true).expect("known");
+    j.rest();
+    j.engine.drain(1, false).expect("known");
+    let there = |j: &Judged| j.origins[&1].visible_block(3)[0];
+    assert_eq!(there(&j), 33);
+    j.write(1, 3, 1, 44).expect("written");
+    j.judge(|op| match (op.target, op.kind) {
+        (Target::Flash(_), OpKind::Flush) => Fate::Refused,
+        (Target::Flash(_), OpKind::Write) if op.offset == 0 => Fate::Held,
+        _ => Fate::Done,
+    });
+    assert_eq!(j.write_fua(1, 4, 4), Err(ReqError::Io));
+    j.engine.drain(1, true).expect("known");
+    for _ in 0..20 {
+        if !j.step() {
+            j.tick();
+        }
+    }
+    assert_eq!((there(&j), j.holds()), (33, 1));
+    while there(&j) != 44 {
+        if !j.step() {
+            j.tick();
+        }
+    }
+    assert_eq!(j.read(1, 3), Ok(44));
+}
+
 /// Nobody waits for it any more, but it must not be lost with the power.
 #[test]
 fn a_note_that_comes_late_is_flushed() {
@@ -613,6 +646,10 @@ fn faults_that_need_a_certain_order_are_caught() {
         (
             Fault::IgnoreFlashFlushError,
             that_flash_failed_outlives_a_power_cut,
+        ),
+        (
+            Fault::DestageUnnoted,
+            what_was_dirty_on_failed_flash_waits_for_the_note_but_not_for_ever,
         ),
     ]);
     assert!(unnoticed.is_empty(), "{unnoticed:?}");

@@ -131,5 +131,8 @@ impl Core {
         for id in std::mem::take(&mut self.reqs.mark_waiters) {
             self.go_through(id, now, fx);
         }
+        for job in std::mem::take(&mut self.destaging.unnoted) {
+            self.destage_write(job, now, fx);
+        }
     }
 }

@@ -578,8 +578,13 @@ impl Core {
         }
     }
 
-    /// Writes the origin.
+    /// Writes the origin. If flash was given up, not before that is noted: a start that does not find the
+    /// note, after a power cut, believes the older clean copies that flash has of these blocks.
     pub fn destage_write(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        if self.flash.is_noting() && !self.opts.faults.has(Fault::DestageUnnoted) {
+            self.destaging.unnoted.push(id);
+            return;
+        }
         let job = &mut self.destaging.jobs[id];
         let (disk, start, count, zero, buf) =
             (job.disk, job.start, job.count, job.zero, job.buf.take());
