@@ -130,8 +130,8 @@ pub const RARE: [(&str, &str); 5] = [
         "the log must be starved between a write and its batch",
     ),
     (
-        "a loss is accepted while a newer write of the block is on its way",
-        "it is on its way for no longer than a batch is",
+        "eviction meets a rotten dirty block",
+        "the destager mostly meets it first, in a log that does not go round more than once",
     ),
 ];
 
