@@ -185,6 +185,8 @@ impl Engine {
             prefetch: opts.prefetch,
             rules: opts.rules,
             budget: opts.endurance.clone(),
+            // The oldest segment goes first, so what is dead in the others waits for its turn.
+            dead_space: true,
         });
         let mut core = Core {
             flash,

@@ -34,6 +34,8 @@ pub(crate) struct Mini {
     /// RAM and flash; oldest in front. An entry whose number is not its block's is dead space.
     queues: [VecDeque<(u32, u32)>; 2],
     ram: usize,
+    on_flash: usize,
+    dead_space: bool,
     ram_max: usize,
     flash_max: usize,
     seq: u32,
@@ -43,12 +45,14 @@ pub(crate) struct Mini {
 
 impl Mini {
     /// An empty miniature with so many blocks of RAM and flash.
-    pub fn new(rules: Rules, ram: usize, flash: usize) -> Mini {
+    pub fn new(rules: Rules, ram: usize, flash: usize, dead_space: bool) -> Mini {
         Mini {
             rules,
             held: HashMap::with_capacity(ram + flash + 1),
             queues: Default::default(),
             ram: 0,
+            on_flash: 0,
+            dead_space,
             ram_max: ram.max(1),
             flash_max: flash.max(1),
             seq: 0,
@@ -58,11 +62,18 @@ impl Mini {
 
     fn push(&mut self, block: u32, at: usize, freq: u8, covered: bool) {
         self.seq = self.seq.wrapping_add(1);
+        // Where dead space costs nothing, nothing else would bound the queue.
+        if at == FLASH && self.queues[FLASH].len() > 2 * self.flash_max + MINI_BLOCKS {
+            let held = &self.held;
+            self.queues[FLASH]
+                .retain(|(block, seq)| held.get(block).is_some_and(|h| h.seq == *seq));
+        }
         self.queues[at].push_back((block, self.seq));
         if at == RAM {
             self.ram += 1;
         } else {
             self.written += 1;
+            self.on_flash += 1;
         }
         let seq = self.seq;
         self.held.insert(
@@ -101,10 +112,20 @@ impl Mini {
         let held = *held;
         if write && held.at != RAM {
             // The flash copy is void; the new one begins in RAM.
+            self.on_flash -= 1;
             self.push(block, RAM, held.freq, held.covered);
             self.settle(sketch);
         }
         true
+    }
+
+    /// Blocks of flash that hold something, be it dead.
+    fn taken(&self) -> usize {
+        if self.dead_space {
+            self.queues[FLASH].len()
+        } else {
+            self.on_flash
+        }
     }
 
     fn settle(&mut self, sketch: &Sketch) {
@@ -119,7 +140,7 @@ impl Mini {
             if held.covered && held.freq == 0 {
                 continue;
             }
-            if self.queues[FLASH].len() < self.flash_max {
+            if self.taken() < self.flash_max {
                 self.push(block, FLASH, 0, false);
                 continue;
             }
@@ -131,6 +152,7 @@ impl Mini {
                 }
                 self.held.remove(&victim);
                 self.queues[FLASH].pop_front();
+                self.on_flash -= 1;
             }
             self.push(block, FLASH, held.freq.min(1), false);
         }
@@ -139,16 +161,17 @@ impl Mini {
     /// The next victim, left where it is; none if dead space was enough.
     fn victim(&mut self) -> Option<u32> {
         // Every turn takes a use away or dead space, so this ends.
-        while self.queues[FLASH].len() >= self.flash_max {
+        while self.taken() >= self.flash_max {
             let before = self.queues[FLASH].len();
             let (block, held) = self.oldest(FLASH)?;
-            if self.queues[FLASH].len() < before {
+            if self.dead_space && self.queues[FLASH].len() < before {
                 continue;
             }
             match self.rules.verdict(held.freq) {
                 Verdict::Drop => return Some(block),
                 Verdict::Keep { freq } => {
                     self.queues[FLASH].pop_front();
+                    self.on_flash -= 1;
                     self.push(block, FLASH, freq, false);
                 }
             }

@@ -43,6 +43,9 @@ pub struct Config {
     pub rules: Option<Rules>,
     /// What may be written.
     pub budget: Budget,
+    /// Does an overwritten copy keep its place until the log's end has passed it, or is the log
+    /// cleaned? Miniatures count space as the log does.
+    pub dead_space: bool,
 }
 
 impl Config {
@@ -62,6 +65,7 @@ impl Config {
             prefetch: true,
             rules: None,
             budget: Budget::unlimited(),
+            dead_space: true,
         }
     }
 }
@@ -116,7 +120,7 @@ impl Policy {
     /// A policy that knows nothing yet.
     pub fn new(config: Config) -> Policy {
         let blocks = config.ram + config.flash;
-        let tuner = Tuner::new(config.ram, config.flash);
+        let tuner = Tuner::new(config.ram, config.flash, config.dead_space);
         let entries = Self::entries(blocks, config.prefetch);
         Policy {
             sketch: Sketch::new(blocks),

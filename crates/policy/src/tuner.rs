@@ -38,8 +38,8 @@ pub struct Tuner {
 }
 
 impl Tuner {
-    /// For a cache of so many blocks in RAM and on flash.
-    pub fn new(ram: usize, flash: usize) -> Tuner {
+    /// For a cache of so many blocks in RAM and on flash; see [`dead_space`](crate::Config::dead_space).
+    pub fn new(ram: usize, flash: usize, dead_space: bool) -> Tuner {
         let all = (ram + flash).max(1);
         let kept = all.min(MINI_BLOCKS);
         let mini_ram = (ram * kept / all).max(1);
@@ -47,7 +47,7 @@ impl Tuner {
         Tuner {
             minis: EXPERTS
                 .iter()
-                .map(|rules| Mini::new(*rules, mini_ram, mini_flash))
+                .map(|rules| Mini::new(*rules, mini_ram, mini_flash, dead_space))
                 .collect(),
             score: [0; EXPERTS.len()],
             hits: [0; EXPERTS.len()],
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_loop_wants_the_gate_and_a_drift_does_not() {
         let mut sketch = Sketch::new(1000);
-        let mut tuner = Tuner::new(10, 990);
+        let mut tuner = Tuner::new(10, 990, true);
         feed(&mut tuner, &mut sketch, (0..40_000).map(|i| i % 1500));
         assert!(tuner.rules().gate, "a loop of one and a half caches");
         // A working set of half the cache that moves on: only the newest matters.

@@ -41,6 +41,9 @@ struct Held {
     ready_us: u64,
 }
 
+/// Dead entries of the log that are not worth clearing away.
+const SPARE: usize = 1024;
+
 type Queue = VecDeque<(u64, u64)>;
 
 /// A cache under [`Policy`].
@@ -54,6 +57,8 @@ pub struct Cache {
     ram: Queue,
     log: Queue,
     in_ram: usize,
+    on_flash: usize,
+    dead_space: bool,
     /// Prefetched blocks not yet used.
     waiting: usize,
     seq: u64,
@@ -72,12 +77,14 @@ impl Cache {
         Cache {
             ram_max: config.ram,
             flash_max: config.flash,
+            dead_space: config.dead_space,
             policy: Policy::new(config),
             mode,
             held: HashMap::new(),
             ram: Queue::new(),
             log: Queue::new(),
             in_ram: 0,
+            on_flash: 0,
             waiting: 0,
             seq: 0,
             ahead: Vec::new(),
@@ -147,12 +154,21 @@ impl Cache {
 
     fn put(&mut self, key: u64, at: At, freq: u8, covered: bool, unused: Option<Source>) {
         self.seq += 1;
+        // Where dead space costs nothing, nothing else would bound the queue.
+        if at == At::Flash && self.log.len() > 2 * self.flash_max + SPARE {
+            let held = &self.held;
+            self.log
+                .retain(|(key, seq)| held.get(key).is_some_and(|h| h.seq == *seq));
+        }
         let queue = match at {
             At::Ram => {
                 self.in_ram += 1;
                 &mut self.ram
             }
-            At::Flash => &mut self.log,
+            At::Flash => {
+                self.on_flash += 1;
+                &mut self.log
+            }
         };
         queue.push_back((key, self.seq));
         let seq = self.seq;
@@ -197,8 +213,10 @@ impl Cache {
         self.policy.used(key, write, how);
         match (self.mode, place) {
             (WriteMode::Back, at) if write => {
-                if at == Some(At::Ram) {
-                    self.in_ram -= 1;
+                match at {
+                    Some(At::Ram) => self.in_ram -= 1,
+                    Some(At::Flash) => self.on_flash -= 1,
+                    None => {}
                 }
                 self.held.remove(&key);
                 self.out.updates += 1;
@@ -207,6 +225,7 @@ impl Cache {
             }
             // The copy on flash is void, the new one begins in RAM.
             (_, Some(At::Flash)) if write => {
+                self.on_flash -= 1;
                 self.put(key, At::Ram, freq, false, None);
                 self.settle();
             }
@@ -233,7 +252,12 @@ impl Cache {
     }
 
     fn full(&self) -> bool {
-        self.log.len() >= self.flash_max
+        let taken = if self.dead_space {
+            self.log.len()
+        } else {
+            self.on_flash
+        };
+        taken >= self.flash_max
     }
 
     /// Brings the RAM stage back to its size.
@@ -275,6 +299,7 @@ impl Cache {
     fn drop_oldest(&mut self, key: u64) {
         self.held.remove(&key);
         self.log.pop_front();
+        self.on_flash -= 1;
     }
 
     fn make_room(&mut self) {
@@ -290,7 +315,7 @@ impl Cache {
         while self.full() {
             let before = self.log.len();
             let oldest = Self::oldest(&self.held, &mut self.log);
-            if self.log.len() < before {
+            if self.dead_space && self.log.len() < before {
                 continue;
             }
             let (key, held) = oldest?;
@@ -298,6 +323,7 @@ impl Cache {
                 Verdict::Drop => return Some(key),
                 Verdict::Keep { freq } => {
                     self.log.pop_front();
+                    self.on_flash -= 1;
                     self.out.reinsertions += 1;
                     self.put(key, At::Flash, freq, false, None);
                 }

@@ -1,9 +1,12 @@
 //! Caches over traces: hit ratios and flash wear without a disk.
 //!
 //! A [`Workload`] is a trace in memory, its blocks numbered densely. [`run`] drives one policy
-//! over it; [`matrix`] runs many policies and sizes in parallel.
+//! over it; [`matrix`] runs many policies and sizes in parallel. [`judge`] says how good a policy is
+//! on workloads it was not chosen on, of which [`made`] makes some.
 
 mod cache;
+pub mod judge;
+pub mod made;
 mod outcome;
 pub mod plot;
 mod run;

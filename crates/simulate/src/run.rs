@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hearth_policy::reference::Kind;
-use hearth_policy::{Budget, Config};
+use hearth_policy::{Budget, Config, Rules};
 
 use crate::cache::{Cache, WriteMode};
 use crate::outcome::Outcome;
@@ -54,6 +54,12 @@ pub struct Settings {
     pub budget: Budget,
     /// Time a prefetched block takes to arrive, microseconds of the trace's time.
     pub latency_us: u64,
+    /// Rules that stay; chosen by miniatures if `None`.
+    pub rules: Option<Rules>,
+    /// Blocks of the RAM stage, as a share of the cache; Hearth's own choice if `None`.
+    pub stage: Option<f64>,
+    /// Does an overwritten copy keep its place until the log's end has passed it?
+    pub dead_space: bool,
     /// Parts of the trace for which hits are counted apart, to show how a policy adapts.
     pub parts: usize,
 }
@@ -64,6 +70,9 @@ impl Default for Settings {
             write_mode: WriteMode::Through,
             budget: Budget::unlimited(),
             latency_us: 0,
+            rules: None,
+            stage: None,
+            dead_space: true,
             parts: 1,
         }
     }
@@ -80,7 +89,7 @@ pub fn run(
     match policy {
         Policy::Reference(kind) => {
             let mut cache = kind.build(capacity, load.unique, &load.ids);
-            let (mut out, mut at) = (Outcome::default(), 0);
+            let (mut out, mut at, mut misses) = (Outcome::default(), 0, 0);
             in_parts(load, settings.parts, |request| {
                 let n = request.count as usize;
                 let mut hits = 0u64;
@@ -88,7 +97,8 @@ pub fn run(
                     hits += u64::from(cache.access(*id));
                 }
                 at += n;
-                out.insertions += n as u64 - hits;
+                misses += n as u64 - hits;
+                out.insertions = misses - cache.bypassed();
                 out.reinsertions = cache.moves();
                 if request.write {
                     out.writes += n as u64;
@@ -102,9 +112,17 @@ pub fn run(
             })
         }
         Policy::Hearth | Policy::HearthDemand => {
+            let ram = settings.stage.map_or_else(
+                || Config::stage_of(capacity),
+                |share| ((capacity as f64 * share).round() as usize).max(1),
+            );
             let config = Config {
+                ram,
+                flash: capacity.saturating_sub(ram).max(1),
+                rules: settings.rules,
                 prefetch: policy == Policy::Hearth,
                 budget: settings.budget.clone(),
+                dead_space: settings.dead_space,
                 ..Config::of(capacity)
             };
             let mut cache = Cache::new(config, settings.write_mode);

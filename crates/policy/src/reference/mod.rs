@@ -6,6 +6,7 @@
 //! They are yardsticks, not engine code: their memory is that of the universe.
 
 mod arc;
+mod larc;
 mod lirs;
 mod list;
 mod lru;
@@ -17,6 +18,7 @@ mod tinylfu;
 mod twoq;
 
 pub use arc::Arc;
+pub use larc::Larc;
 pub use lirs::Lirs;
 pub use lru::Lru;
 pub use opt::Opt;
@@ -27,8 +29,13 @@ pub use twoq::TwoQ;
 
 /// A cache of equal blocks.
 pub trait Reference: Send {
-    /// Uses a block; true if it was cached. After a miss it is.
+    /// Uses a block; true if it was cached. After a miss it is, unless it was bypassed.
     fn access(&mut self, id: u32) -> bool;
+
+    /// Misses so far after which the block was not cached.
+    fn bypassed(&self) -> u64 {
+        0
+    }
 
     /// Blocks re-queued inside the cache so far, each one more write in a log.
     fn moves(&self) -> u64 {
@@ -53,13 +60,15 @@ pub enum Kind {
     S3Fifo,
     /// SIEVE (Zhang et al., NSDI 2024).
     Sieve,
+    /// Lazy adaptive replacement (Huang et al., MSST 2013).
+    Larc,
     /// Belady's optimum that admits every miss. It knows the future.
     Opt,
 }
 
 impl Kind {
     /// All, in the order of tables.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Lru,
         Kind::TwoQ,
         Kind::Arc,
@@ -67,6 +76,7 @@ impl Kind {
         Kind::TinyLfu,
         Kind::S3Fifo,
         Kind::Sieve,
+        Kind::Larc,
         Kind::Opt,
     ];
 
@@ -80,6 +90,7 @@ impl Kind {
             Kind::TinyLfu => "w-tinylfu",
             Kind::S3Fifo => "s3-fifo",
             Kind::Sieve => "sieve",
+            Kind::Larc => "larc",
             Kind::Opt => "opt",
         }
     }
@@ -96,6 +107,7 @@ impl Kind {
             Kind::TinyLfu => Box::new(TinyLfu::new(capacity, universe)),
             Kind::S3Fifo => Box::new(S3Fifo::new(capacity, universe)),
             Kind::Sieve => Box::new(Sieve::new(capacity, universe)),
+            Kind::Larc => Box::new(Larc::new(capacity, universe)),
             Kind::Opt => Box::new(Opt::new(capacity, universe, accesses)),
         }
     }
@@ -148,7 +160,9 @@ mod tests {
         for kind in Kind::ALL {
             let mut cache = kind.build(128, 100, &stream);
             let hits = stream.iter().filter(|id| cache.access(**id)).count();
-            assert!(hits == 900, "{}: {hits}", kind.name());
+            // One that admits at the second miss has a round less.
+            let first = if kind == Kind::Larc { 800 } else { 900 };
+            assert!(hits == first, "{}: {hits}", kind.name());
         }
     }
 }
