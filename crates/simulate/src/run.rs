@@ -123,7 +123,6 @@ pub fn run(
                 prefetch: policy == Policy::Hearth,
                 budget: settings.budget.clone(),
                 dead_space: settings.dead_space,
-                ..Config::of(capacity)
             };
             let mut cache = Cache::new(config, settings.write_mode);
             cache.latency_us = settings.latency_us;
