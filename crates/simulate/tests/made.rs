@@ -2,7 +2,7 @@
 
 use hearth_policy::reference::Kind;
 use hearth_policy::{Budget, spread};
-use hearth_simulate::{Policy, Request, Settings, Size, Workload, matrix, plot, run};
+use hearth_simulate::{Policy, Request, Settings, Size, Workload, judge, made, matrix, plot, run};
 
 fn reads(keys: impl IntoIterator<Item = u64>) -> Vec<Request> {
     keys.into_iter()
@@ -293,4 +293,30 @@ fn runs_repeat_exactly_and_plots_hold_every_row() {
     let svg = plot::svg(&rows);
     assert_eq!(svg.matches("<polyline").count(), all.len());
     assert_eq!(svg.matches("<circle").count(), rows.len());
+}
+
+#[test]
+fn made_kinds_are_no_worse_than_they_were() {
+    // What docs/decisions/0005-policy-judged.md found, as bounds: whoever changes a rule sees here, without
+    // any trace, what it costs the kinds of load that public traces lack.
+    let (mut cells, mut did) = (Vec::new(), Vec::new());
+    for (i, kind) in made::Kind::ALL.into_iter().enumerate() {
+        let load = kind.make(0, 60_000);
+        for cell in judge::cells(&load, i % 2) {
+            did.push(judge::did(
+                Policy::HearthDemand,
+                &load,
+                cell.blocks,
+                &Settings::default(),
+            ));
+            cells.push(cell);
+        }
+    }
+    let all = judge::sum(cells.iter().zip(did));
+    println!("{all:?}");
+    assert_eq!(all.cells, 50);
+    assert!(all.mean > all.lru - 0.012, "{all:?}");
+    assert!(all.losses <= 22, "{all:?}");
+    assert!(all.near >= 0.44, "{all:?}");
+    assert!(all.writes <= 1.13, "{all:?}");
 }
