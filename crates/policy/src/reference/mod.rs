@@ -145,7 +145,10 @@ mod tests {
             let best = hits(Kind::Opt, capacity);
             for kind in Kind::ALL {
                 let got = hits(kind, capacity);
-                assert!(got <= best, "{} {capacity}: {got} > {best}", kind.name());
+                // The optimum must admit every miss; who may refuse one can do better.
+                if kind != Kind::Larc {
+                    assert!(got <= best, "{} {capacity}: {got} > {best}", kind.name());
+                }
                 if capacity >= 200 {
                     // The hot set is half of all accesses.
                     assert!(got * 100 > stream.len() * 45, "{} {got}", kind.name());
