@@ -31,6 +31,7 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
             .map_or_else(Budget::unlimited, |s| Budget::bytes_per_second(s.0)),
         latency_us: args.prefetch_latency,
         parts: usize::from(args.parts),
+        ..Settings::default()
     };
     let threads = args.threads.map_or_else(
         || std::thread::available_parallelism().map_or(1, usize::from),
