@@ -427,7 +427,7 @@ mod tests {
             let whole = stream.read_to_string(&mut text);
             whole.map(|_| text).unwrap_or_default()
         };
-        let (answer, waiting) = testing::beside_an_operation(&daemon, || {
+        let (answer, waiting) = testing::beside_a_change(&daemon, "a", || {
             let waiting: Vec<_> = (0..CONTROL_THREADS + 4)
                 .map(|_| ask("POST /v1/disks/a/flush"))
                 .collect();

@@ -126,8 +126,9 @@ impl Registry {
     }
 
     /// A number no disk has, from `next_disk_id` on, wrapping past the end, so that a number is
-    /// reused as late as possible. `None` if all are taken.
-    pub fn free_disk_id(&self) -> Option<u16> {
+    /// reused as late as possible. `None` if all are taken. `beside` are numbers that are promised or not
+    /// free yet, although no disk of the registry has them.
+    pub fn free_disk_id(&self, beside: impl Fn(u16) -> bool) -> Option<u16> {
         let mut taken = vec![false; usize::from(DISK_ID_MAX) + 1];
         for disk in &self.disks {
             if let Some(taken) = taken.get_mut(usize::from(disk.id)) {
@@ -140,13 +141,18 @@ impl Registry {
         };
         (first..=DISK_ID_MAX)
             .chain(1..first)
-            .find(|id| taken.get(usize::from(*id)) == Some(&false))
+            .find(|id| taken.get(usize::from(*id)) == Some(&false) && !beside(*id))
     }
 
-    /// The same; advances `next_disk_id` past it.
+    /// A disk gets this number: the next one gets a later one.
+    pub fn disk_id_taken(&mut self, id: u16) {
+        self.next_disk_id = if id >= DISK_ID_MAX { 1 } else { id + 1 };
+    }
+
+    /// A number no disk has, which is taken.
     pub fn take_disk_id(&mut self) -> Option<u16> {
-        let id = self.free_disk_id()?;
-        self.next_disk_id = if id == DISK_ID_MAX { 1 } else { id + 1 };
+        let id = self.free_disk_id(|_| false)?;
+        self.disk_id_taken(id);
         Some(id)
     }
 

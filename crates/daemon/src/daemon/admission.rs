@@ -69,7 +69,6 @@ pub(super) struct Owners {
     pool: String,
     host: String,
     instance: String,
-    claims: Mutex<BTreeMap<DiskId, Claim>>,
     leaving: Arc<Leaving>,
     /// How long an origin is waited for that is being given up.
     patience: Duration,
@@ -126,7 +125,6 @@ impl Owners {
             pool,
             host,
             instance: uuid::Uuid::new_v4().to_string(),
-            claims: Mutex::default(),
             leaving: Arc::default(),
             patience: GIVE_UP_TIME,
         }
@@ -173,32 +171,14 @@ impl Owners {
         }
     }
 
-    /// Keeps a served disk's claim.
-    pub(super) fn hold(&self, id: DiskId, claim: Option<Claim>) {
-        if let Some(mut claim) = claim {
-            claim.keep();
-            // One that is replaced is of the same record.
-            drop(lock(&self.claims).insert(id, claim));
-        }
-    }
-
-    /// Keeps it no longer; the record stays.
-    pub(super) fn drop_claim(&self, id: DiskId) {
-        let claim = lock(&self.claims).remove(&id);
-        drop(claim);
-    }
-
-    /// Disks whose origin is not ours any more, and why.
-    pub(super) fn lost(&self) -> Vec<(DiskId, String)> {
-        let claims = lock(&self.claims);
-        let lost = |(id, claim): (&DiskId, &Claim)| Some((*id, claim.lost()?));
-        claims.iter().filter_map(lost).collect()
-    }
-
     /// Gives up the origin of a disk that was removed, on a thread of its own. The other end of what is
     /// returned is dropped when it is done: who is told that the disk is gone may add it elsewhere.
-    pub(super) fn begin_give_up(&self, record: &DiskRecord) -> Option<Receiver<()>> {
-        let work = self.parting(record)?;
+    pub(super) fn begin_give_up(
+        &self,
+        record: &DiskRecord,
+        claim: Option<Claim>,
+    ) -> Option<Receiver<()>> {
+        let work = self.parting(record, claim)?;
         let (told, done) = sync_channel::<()>(1);
         let work = move || {
             work();
@@ -226,8 +206,7 @@ impl Owners {
     }
 
     /// What gives up a disk's origin, also one that is not open.
-    fn parting(&self, record: &DiskRecord) -> Option<Parting> {
-        let claim = lock(&self.claims).remove(&record.id);
+    fn parting(&self, record: &DiskRecord, claim: Option<Claim>) -> Option<Parting> {
         if record.read_only {
             return None;
         }
@@ -244,10 +223,11 @@ impl Owners {
     }
 
     /// Gives all up: the pool is exported, and nothing of them is on its flash.
-    pub(super) fn give_up_all(&self, records: &[DiskRecord]) {
-        let work = records
-            .iter()
-            .filter_map(|record| Some((record.name.clone(), self.parting(record)?)));
+    pub(super) fn give_up_all(&self, records: &[DiskRecord], mut claims: BTreeMap<DiskId, Claim>) {
+        let work = records.iter().filter_map(|record| {
+            let claim = claims.remove(&record.id);
+            Some((record.name.clone(), self.parting(record, claim)?))
+        });
         let left = side_by_side(work.collect(), GIVE_UP_ALL_TIME);
         if !left.is_empty() {
             let names: Vec<String> = left.into_iter().collect();
@@ -399,7 +379,7 @@ mod tests {
             ..DiskRecord::default()
         };
         let spec = crate::origin::parse(&record.origin).unwrap();
-        let part = owners.parting(&record).unwrap();
+        let part = owners.parting(&record, None).unwrap();
         let claimed = owners.claim(&spec, &record, Take::Free);
         assert!(matches!(claimed, Err(ClaimError::Unavailable { .. })));
         part();

@@ -13,7 +13,7 @@ use hearth_observe::Curve;
 use hearth_policy::advise::{self, Demand, Share};
 use hearth_policy::histogram::Mix;
 
-use super::{Daemon, Phase, control_error, lock};
+use super::{Daemon, control_error, lock};
 use crate::api::advice::{Advice, AdviceReport, Applied, CurvePoint, Expected, Suggestion};
 use crate::api::stats::Counters;
 use crate::api::types::CacheMode;
@@ -181,7 +181,7 @@ fn thin(points: &[(f64, f64)]) -> Vec<CurvePoint> {
 impl Daemon {
     fn known(&self) -> Vec<Known> {
         let now = self.now_s();
-        let disks = lock(&self.disks);
+        let disks = self.disks.lock();
         let pool = lock(&self.pool);
         let flash_us = Some(self.engine.pool_stats().flash_read_ns)
             .filter(|ns| *ns > 0)
@@ -197,15 +197,15 @@ impl Daemon {
                 let hit = stats.read_hit_latency;
                 let miss = stats.read_miss_latency;
                 let counters = Counters::from(&stats.counters);
-                let hour = slot.windows.values(now, &counters);
+                let hour = slot.session.windows.values(now, &counters);
                 let measured = hour
                     .iter()
                     .find(|w| w.span.name == "1h")
                     .and_then(|w| w.value.ratios(&counters).read_hit_ratio_bytes);
                 let known = Known {
-                    name: name.clone(),
+                    name: name.to_owned(),
                     record,
-                    attached: matches!(slot.phase, Phase::Attached(_)),
+                    attached: slot.life.is_served(),
                     cached: stats.cached_blocks,
                     hit_us: (hit.count > 0).then_some(hit.mean_us),
                     miss_us: (miss.count > 0).then_some(miss.mean_us),
@@ -271,13 +271,13 @@ impl Daemon {
     pub(super) fn apply_shares(&self, only: Option<&str>) -> Result<AdviceReport> {
         let mut report = self.advise(only)?;
         {
-            let mut disks = lock(&self.disks);
+            let mut disks = self.disks.lock();
             for advice in &report.disks {
                 // It may have gone meanwhile.
                 if let Some(slot) = disks.get_mut(&advice.name) {
-                    slot.share = match &advice.reason {
+                    slot.session.share = match &advice.reason {
                         None => Some(part_kept(advice)),
-                        Some(_) => slot.share.and_then(faded),
+                        Some(_) => slot.session.share.and_then(faded),
                     };
                 }
             }
@@ -304,30 +304,27 @@ impl Daemon {
     /// Tells the engine what every disk keeps: what its owner set, or more if so advised, as far as
     /// there is flash for all. What was told to it, by disk.
     pub(super) fn keep_shares(&self) -> Vec<(String, u64, std::result::Result<(), ControlError>)> {
-        let mut disks = lock(&self.disks);
+        let mut disks = self.disks.lock();
         let pool = lock(&self.pool);
         let mut known: Vec<_> = disks
-            .iter_mut()
-            .filter_map(|(name, slot)| {
-                let record = pool.record(slot.id)?;
-                Some((name, slot, record))
-            })
+            .all_mut()
+            .filter_map(|(id, slot)| Some((slot, pool.record(id)?)))
             .collect();
         let wishes: Vec<Wish> = known
             .iter()
-            .map(|(_, slot, record)| Wish::of(slot.share, record))
+            .map(|(slot, record)| Wish::of(slot.session.share, record))
             .collect();
         let limit = (pool.capacity() as f64 * KEPT) as u64;
         let mut all: Vec<_> = known.iter_mut().zip(floors(&wishes, limit)).collect();
         // What is lowered goes first, so that the sum is never too large on the way.
-        all.sort_by_key(|((_, slot, _), floor)| *floor > slot.kept);
+        all.sort_by_key(|((slot, _), floor)| *floor > slot.session.kept);
         all.into_iter()
-            .map(|((name, slot, record), floor)| {
+            .map(|((slot, record), floor)| {
                 let told = self.engine.set_limits(slot.id, floor, record.max_bytes);
                 if told.is_ok() {
-                    slot.kept = floor;
+                    slot.session.kept = floor;
                 }
-                ((*name).clone(), floor, told)
+                (slot.name.clone(), floor, told)
             })
             .collect()
     }
@@ -358,7 +355,7 @@ impl Daemon {
             return;
         };
         let changed = {
-            let mut disks = lock(&self.disks);
+            let mut disks = self.disks.lock();
             let pool = lock(&self.pool);
             let mut changed = false;
             for advice in &report.disks {
@@ -369,17 +366,17 @@ impl Daemon {
                     continue;
                 }
                 let share = if advice.reason.is_none() {
-                    let (want, have) = (part_kept(advice), slot.share.unwrap_or(0));
+                    let (want, have) = (part_kept(advice), slot.session.share.unwrap_or(0));
                     if want.abs_diff(have) as f64 <= have as f64 * CHANGE_MIN {
                         continue;
                     }
                     Some(want)
                 } else {
-                    slot.share.and_then(faded)
+                    slot.session.share.and_then(faded)
                 };
-                if slot.share != share {
+                if slot.session.share != share {
                     tracing::info!(disk = %advice.name, share, "the share of flash follows the advice");
-                    slot.share = share;
+                    slot.session.share = share;
                     changed = true;
                 }
             }

@@ -9,6 +9,7 @@
 //! What each origin lies on is remembered from when the disk itself was looked at: asking about
 //! another disk's origin may hang with the mount that one is on.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,12 +19,18 @@ use hearth_format::DiskRecord;
 use hearth_io::OriginSpec;
 use hearth_io::beneath::{Beneath, beneath};
 
-use super::{Daemon, attach, lock};
+use super::{Daemon, Slot, attach, lock};
 use crate::error::{Error, Result};
+use crate::life::Life;
 use crate::origin;
+use crate::table::Slots;
 
 /// Longest a start waits to learn what the origins lie on, before it attaches the first.
 const SURVEY_TIME: Duration = Duration::from_secs(1);
+
+/// What to do about two disks on the same data.
+const APART: &str =
+    "use one of the two and remove the other: each would undo what the other writes";
 
 /// What an origin lies on, if it is on this host and there. May hang with its mount.
 fn place(spec: &OriginSpec) -> Option<Beneath> {
@@ -49,7 +56,7 @@ fn is_same_data(origin: &str, other: &DiskRecord) -> Error {
             "{origin} holds the same data as {}, the origin of disk {}, under another name",
             other.origin, other.name
         ),
-        "use one of the two and remove the other: each would undo what the other writes",
+        APART,
     )
 }
 
@@ -85,7 +92,11 @@ impl Daemon {
             }
             return Err(is_flash(text, flash.path()));
         }
-        let mut places = lock(&self.places).clone();
+        let remembered = self.disks.lock();
+        let places = remembered.all();
+        let places = places.filter_map(|(id, slot)| Some((id, slot.place.clone()?)));
+        let mut places: BTreeMap<DiskId, Beneath> = places.collect();
+        drop(remembered);
         let unknown = disks.iter().filter(|disk| !places.contains_key(&disk.id));
         let unknown: Vec<&DiskRecord> = unknown.collect();
         places.extend(self.places_of(&unknown));
@@ -101,26 +112,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// The same of an origin that was opened, by what is remembered: waits for nobody. Two that are
-    /// added at one time are told apart here.
-    pub(super) fn check_still_apart(&self, text: &str, own: Option<&Beneath>) -> Result<()> {
-        let Some(own) = own else { return Ok(()) };
-        let pool = lock(&self.pool);
-        let places = lock(&self.places);
-        let other = pool.registry().disks.iter().find(|other| {
-            let place = places.get(&other.id);
-            place.is_some_and(|place| place.overlaps(own))
-        });
-        other.map_or(Ok(()), |other| Err(is_same_data(text, other)))
-    }
-
     /// Remembers what a disk lies on.
     pub(super) fn note_place(&self, id: DiskId, place: Option<Beneath>) {
-        let mut places = lock(&self.places);
-        match place {
-            Some(place) => places.insert(id, place),
-            None => places.remove(&id),
-        };
+        if let Some(slot) = self.disks.lock().by_id_mut(id) {
+            slot.place = place;
+        }
     }
 
     /// What the origins of disks lie on, as far as they answer within bounds. Those that are being
@@ -161,33 +157,63 @@ impl Daemon {
     }
 
     /// The same by what is remembered: waits for nobody.
-    pub(super) fn check_rivals(&self, record: &DiskRecord) -> Result<()> {
-        let own = lock(&self.places).get(&record.id).cloned();
+    fn check_rivals(&self, record: &DiskRecord) -> Result<()> {
+        let disks = self.disks.lock();
+        self.find_rival(&disks, record)
+    }
+
+    /// The same for a disk that is about to be served: from now on it counts against all others.
+    pub(super) fn take_place(&self, record: &DiskRecord) -> Result<()> {
+        let mut disks = self.disks.lock();
+        self.find_rival(&disks, record)?;
+        if let Some(slot) = disks.by_id_mut(record.id) {
+            slot.placed = true;
+        }
+        Ok(())
+    }
+
+    fn find_rival(&self, slots: &Slots<Slot>, record: &DiskRecord) -> Result<()> {
+        let own = slots.by_id(record.id).and_then(|slot| slot.place.as_ref());
         let Some(own) = own else { return Ok(()) };
-        let served: Vec<DiskId> = lock(&self.disks)
-            .values()
-            .filter(|slot| slot.device().is_some())
-            .map(|slot| slot.id)
-            .collect();
         let pool = lock(&self.pool);
         let flash = pool.media();
-        if flash.beneath().is_some_and(|place| place.overlaps(&own)) {
+        if flash.beneath().is_some_and(|place| place.overlaps(own)) {
             return Err(is_flash(&record.origin, flash.path()));
         }
-        let places = lock(&self.places);
         let disks = &pool.registry().disks;
         let turn = disks.iter().position(|disk| disk.id == record.id);
         let rival = disks.iter().enumerate().find(|(n, other)| {
-            let first = turn.is_none_or(|turn| *n < turn) || served.contains(&other.id);
+            let Some(slot) = slots.by_id(other.id) else {
+                return false;
+            };
+            let first = turn.is_none_or(|turn| *n < turn) || slot.placed;
             other.id != record.id
                 && first
                 && !(other.read_only && record.read_only)
-                && places
-                    .get(&other.id)
-                    .is_some_and(|place| place.overlaps(&own))
+                && slot.place.as_ref().is_some_and(|place| place.overlaps(own))
         });
         rival.map_or(Ok(()), |(_, other)| {
             Err(is_same_data(&record.origin, other))
+        })
+    }
+
+    /// The disk in the table that lies on the same data as a new one, if any does. Two that are added at
+    /// one time are told apart here.
+    pub(super) fn same_data(slots: &Slots<Slot>, text: &str, own: Option<&Beneath>) -> Result<()> {
+        let Some(own) = own else { return Ok(()) };
+        let mut others = slots.all().map(|(_, slot)| slot);
+        let other = others.find(|slot| {
+            let named = slot.life != Life::Gone;
+            named && slot.place.as_ref().is_some_and(|place| place.overlaps(own))
+        });
+        other.map_or(Ok(()), |other| {
+            Err(Error::conflict(
+                format!(
+                    "{text} holds the same data as the origin of disk {}, under another name",
+                    other.name
+                ),
+                APART,
+            ))
         })
     }
 

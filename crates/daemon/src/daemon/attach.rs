@@ -6,7 +6,6 @@
 //! before the first write, any change of the origin is somebody else's; later in a disk's life
 //! the comparison of cached blocks has to tell.
 
-use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,17 +18,20 @@ use hearth_origin::Backing;
 use hearth_origin::owner::{ClaimError, Take};
 
 use super::admission::{self, Ownership};
-use super::{Daemon, Phase, Slot, lock};
+use super::chains::check_chain_names;
+use super::control::refused;
+use super::course::{Attempt, Turn};
+use super::{Daemon, Slot, lock};
 use crate::api::types::Trust;
-use crate::clients::Clients;
 use crate::compare;
 use crate::degraded::Dirty;
 use crate::error::{Error, Kind, Result};
 use crate::exports::DiskExport;
-use crate::marks::Mark;
+use crate::life::{Event, Life, Unserved};
 use crate::origin;
 use crate::pool::Pool;
 use crate::size::human;
+use crate::table::{Purpose, Slots};
 
 /// Origins opened side by side at start.
 pub(super) const ATTACH_THREADS: usize = 16;
@@ -45,7 +47,7 @@ const SIZE_TIME: Duration = Duration::from_secs(5);
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Longest wait for its being closed, which on a mount that hangs never ends. A process that opens
 /// an image is given 25 s to end.
-pub(super) const CLOSE_TIME: Duration = Duration::from_secs(30);
+const CLOSE_TIME: Duration = Duration::from_secs(30);
 
 /// What looking at an origin has shown.
 #[derive(Debug, Default)]
@@ -128,7 +130,9 @@ pub(super) struct Looking {
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        lock(&self.daemon.looking).remove(&self.id);
+        if let Some(slot) = self.daemon.disks.lock().by_id_mut(self.id) {
+            slot.looking = false;
+        }
     }
 }
 
@@ -140,6 +144,14 @@ struct Judged {
     reconcile: bool,
     /// The cache is off, and something dirty is still on flash.
     leaving: bool,
+}
+
+/// A disk that the engine has taken.
+struct Served {
+    device: Arc<Device>,
+    notices: Vec<String>,
+    /// Dirty blocks must be in the origin before anybody may read.
+    reconcile: bool,
 }
 
 /// What happens to a disk of `size` bytes whose origin has `now`.
@@ -167,6 +179,17 @@ impl Daemon {
     /// keeps nobody waiting for long: its thread goes on, and the disk appears when it is done.
     pub(super) fn attach_all(self: &Arc<Daemon>) {
         let records = lock(&self.pool).registry().disks.clone();
+        let now = self.now_s();
+        let mut disks = self.disks.lock();
+        for record in &records {
+            let why = Unserved::Waiting(Error::unavailable(
+                format!("the origin {} does not answer", record.origin),
+                "see whether its device or network mount hangs",
+            ));
+            let slot = Slot::new(record.id, &record.name, Life::Unserved(why), now);
+            disks.insert(record.id, &record.name, slot);
+        }
+        drop(disks);
         self.survey(&records);
         let end = Instant::now() + ATTACH_TIME;
         for group in records.chunks(ATTACH_THREADS) {
@@ -182,43 +205,42 @@ impl Daemon {
 
     /// Attaches a disk on a thread of its own; drops `told` when done.
     fn attach_aside(self: &Arc<Daemon>, record: DiskRecord, told: std::sync::mpsc::Sender<()>) {
-        let (id, name) = (record.id, record.name.clone());
-        let unanswered = Error::unavailable(
-            format!("the origin {} does not answer", record.origin),
-            "see whether its device or network mount hangs",
-        );
-        let slot = Slot::new(id, Phase::Waiting(unanswered), self.now_s());
-        lock(&self.disks).insert(name, slot);
-        let Some(mark) = self.attaching.take(id) else {
+        let Some(turn) = self.disks.turn(record.id, Purpose::Opening) else {
             return;
         };
         let daemon = self.clone();
         aside(move || {
             // The daemon is stopping; what was opened is closed.
-            let _ = daemon.attach_marked(mark, record, None, Take::Free);
+            let _ = daemon.attach(&turn, record, None, Take::Free);
+            drop(turn);
             drop(told);
         });
     }
 
     /// Opens a disk's origin, however long that takes, and attaches the disk, whatever comes of
-    /// it. Fails if the daemon has begun to stop meanwhile.
-    pub(super) fn attach_marked(
+    /// it. Fails if that cannot be now, or if the daemon has begun to stop meanwhile.
+    pub(super) fn attach(
         self: &Arc<Daemon>,
-        mark: Mark,
+        turn: &Turn,
         record: DiskRecord,
         trust: Option<Trust>,
         take: Take,
     ) -> Result<()> {
+        let name = record.name.clone();
+        turn.begin_opening();
+        self.try_tell(turn, Event::Open)
+            .map_err(|why| refused(&name, &why))?;
+        let attempt = Attempt::new(self, turn);
         let opened = self.look(&record, take, trust);
-        let ops = lock(&self.ops);
-        self.not_stopping()?;
-        let name = record.name;
-        let record = lock(&self.pool).record(mark.id()).cloned();
+        if !turn.begin_change() {
+            self.not_stopping()?;
+        }
+        let record = lock(&self.pool).record(turn.id()).cloned();
         let record = record.ok_or_else(|| Error::no_disk(&name))?;
-        let (slot, rest) = self.attach_slot(record, trust, opened);
-        lock(&self.disks).insert(name, slot);
-        drop(ops);
-        // The mark goes last: whoever may open it next finds it closed.
+        self.tell(turn, Event::Opened);
+        let rest = self.judge_and_serve(turn, record, trust, opened);
+        attempt.is_over();
+        // Before the turn: whoever may open it next finds it closed.
         drop(rest);
         Ok(())
     }
@@ -227,32 +249,33 @@ impl Daemon {
     /// stops.
     pub(super) fn watch_origins(self: &Arc<Daemon>) {
         while self.wait_for_stop(RETRY_TIME).is_none() {
-            let awaited: Vec<(String, u16, bool)> = lock(&self.disks)
-                .iter()
-                .filter(|(_, slot)| slot.is_awaited())
-                .map(|(name, slot)| (name.clone(), slot.id, slot.shrunk))
-                .collect();
-            for (name, id, shrunk) in awaited {
-                self.retry_aside(name, id, shrunk);
+            let now = Instant::now();
+            let disks = self.disks.lock();
+            let due = |slot: &Slot| slot.patience.is_none_or(|(next, _)| next <= now);
+            let awaited = disks.all().filter(|(id, slot)| {
+                slot.life.is_awaited() && due(slot) && disks.purpose(*id).is_none()
+            });
+            let awaited: Vec<DiskId> = awaited.map(|(id, _)| id).collect();
+            drop(disks);
+            for id in awaited {
+                self.retry_aside(id);
             }
         }
     }
 
     /// Tries a disk again on a thread of its own: one whose origin hangs keeps no other waiting.
-    fn retry_aside(self: &Arc<Daemon>, name: String, id: DiskId, shrunk: bool) {
-        let patience = lock(&self.patience).get(&id).copied();
-        if patience.is_some_and(|(next, _)| Instant::now() < next) || self.attaching.contains(id) {
-            return;
+    fn retry_aside(self: &Arc<Daemon>, id: DiskId) {
+        if let Some(look) = self.begin_look(id) {
+            aside(move || look.daemon.retry(id));
         }
-        let Some(look) = self.begin_look(id) else {
-            return;
-        };
-        aside(move || look.daemon.retry(&name, id, shrunk));
     }
 
     /// Marks a disk whose origin is about to be looked for; `None` if that goes on already.
     pub(super) fn begin_look(self: &Arc<Daemon>, id: DiskId) -> Option<Looking> {
-        lock(&self.looking).insert(id).then(|| Looking {
+        let mut disks = self.disks.lock();
+        let slot = disks.by_id_mut(id).filter(|slot| !slot.looking)?;
+        slot.looking = true;
+        Some(Looking {
             daemon: self.clone(),
             id,
         })
@@ -262,11 +285,13 @@ impl Daemon {
     /// own: the question may hang with the mount an origin is on.
     pub(super) fn watch_sizes(&self) {
         while self.wait_for_stop(SIZE_TIME).is_none() {
-            let exports: Vec<(String, Arc<DiskExport>)> = lock(&self.disks)
+            let disks = self.disks.lock();
+            let served = disks
                 .iter()
-                .filter_map(|(name, slot)| Some((name.clone(), slot.export()?.clone())))
-                .collect();
-            for (name, export) in exports {
+                .filter_map(|(name, slot)| Some((name.to_owned(), slot.export.clone()?)));
+            let served: Vec<(String, Arc<DiskExport>)> = served.collect();
+            drop(disks);
+            for (name, export) in served {
                 if let Some(Ok(now)) = export.origin().file().map(BlockFile::current_size) {
                     self.note_size(&name, &export, now);
                 }
@@ -275,7 +300,7 @@ impl Daemon {
     }
 
     fn note_size(&self, name: &str, export: &Arc<DiskExport>, now: u64) {
-        let mut disks = lock(&self.disks);
+        let mut disks = self.disks.lock();
         let Some(slot) = disks.get_mut(name) else {
             return;
         };
@@ -284,74 +309,74 @@ impl Daemon {
         }
         let size = hearth_volume::Volume::size(&**export);
         let short = (now < size).then_some(now);
-        match (slot.short, short) {
+        match (slot.session.short, short) {
             (None, Some(now)) => tracing::error!(disk = %name, "{}", shrank(size, now)),
             (Some(_), None) => tracing::info!(disk = %name, "the origin has its size back"),
             _ => {}
         }
-        slot.short = short;
+        slot.session.short = short;
     }
 
-    fn retry(self: &Arc<Daemon>, name: &str, id: DiskId, shrunk: bool) {
+    fn retry(self: &Arc<Daemon>, id: DiskId) {
         let Some(record) = lock(&self.pool).record(id).cloned() else {
             return;
         };
+        let awaited = |disks: &Slots<Slot>| disks.by_id(id).is_some_and(|s| s.life.is_awaited());
+        let refused = self
+            .disks
+            .lock()
+            .by_id(id)
+            .is_some_and(|slot| matches!(slot.life, Life::Unserved(Unserved::Refused { .. })));
         // Cheaper than a whole attempt, silent, and if it hangs, only this thread does.
-        let least = if shrunk { record.size } else { 1 };
+        let least = if refused { record.size } else { 1 };
         if !origin::is_found(&record.origin, least) {
             return;
         }
-        // Somebody adding or changing a disk goes first; then the disk may be gone or decided.
-        let Ok(ops) = self.ops.try_lock() else {
+        // Somebody changing the disk goes first; then it may be gone or decided.
+        let Some(turn) = self.disks.turn_if(id, Purpose::Opening, awaited) else {
             return;
         };
-        let still = |disks: &BTreeMap<String, Slot>| {
-            disks
-                .get(name)
-                .is_some_and(|s| s.id == id && s.is_awaited())
-        };
-        if !still(&lock(&self.disks)) {
-            return;
-        }
         let record = lock(&self.pool).record(id).cloned();
-        let (Some(record), Some(mark)) = (record, self.attaching.take(id)) else {
-            return;
-        };
-        drop(ops);
-        if self.attach_marked(mark, record, None, Take::Free).is_err() {
+        let Some(record) = record else { return };
+        if self.attach(&turn, record, None, Take::Free).is_err() {
             return;
         }
-        // An attempt may start a process, and says in the log what came of it.
-        if still(&lock(&self.disks)) {
-            let patience = lock(&self.patience).get(&id).copied();
-            let wait = patience.map_or(RETRY_TIME, |(_, wait)| (wait * 2).min(PATIENCE_MAX));
-            lock(&self.patience).insert(id, (Instant::now() + wait, wait));
-        } else {
-            lock(&self.patience).remove(&id);
+        let mut disks = self.disks.lock();
+        if let Some(slot) = disks.by_id_mut(id) {
+            // An attempt may start a process, and says in the log what came of it.
+            slot.patience = slot.life.is_awaited().then(|| {
+                let wait = slot.patience.map_or(RETRY_TIME, |(_, wait)| wait * 2);
+                let wait = wait.min(PATIENCE_MAX);
+                (Instant::now() + wait, wait)
+            });
         }
+        drop(disks);
+        drop(turn);
     }
 
-    /// Attaches a disk of the registry, whatever came of opening its origin. The caller has `ops`,
-    /// so nothing here waits for the origin: one that is not taken is given back, to be closed
-    /// where it may take its time.
-    pub(super) fn attach_slot(
+    /// Attaches a disk of the registry, whatever came of opening its origin. Nothing here waits for the
+    /// origin: one that is not taken is given back, to be closed where it may take its time.
+    pub(super) fn judge_and_serve(
         self: &Arc<Daemon>,
+        turn: &Turn,
         record: DiskRecord,
         trust: Option<Trust>,
         opened: Result<Opened>,
-    ) -> (Slot, Option<Opened>) {
+    ) -> Option<Opened> {
         let (id, name) = (record.id, record.name.clone());
-        let now = self.now_s();
         // Either is seen from outside to be put right.
-        let shrunk = match &opened {
+        let watched = match &opened {
             Ok(opened) => opened.device.size() < record.size,
-            Err(_) => lock(&self.chain_refused).contains(&id),
+            Err(_) => {
+                let disks = self.disks.lock();
+                disks.by_id(id).is_some_and(|slot| slot.chain_refused)
+            }
         };
         let clean_fits = opened.as_ref().is_ok_and(|o| o.looks.clean_fits);
         let judged = match &opened {
             // Others may have been served since it was looked at.
             Ok(opened) => self
-                .check_rivals(&record)
+                .take_place(&record)
                 .and_then(|()| self.judge(opened, record, trust)),
             Err(e) => Err(e.clone()),
         };
@@ -360,46 +385,54 @@ impl Daemon {
             (Err(e), opened) => (Err(e), opened.ok()),
             (Ok(_), Err(e)) => (Err(e), None),
         };
-        let slot = match served {
-            Ok((phase, notices)) => {
-                for notice in &notices {
+        let now = self.now_s();
+        let mut disks = self.disks.lock();
+        let slot = disks.by_id_mut(id)?;
+        slot.begin_session(now);
+        let event = match served {
+            Ok(served) => {
+                for notice in &served.notices {
                     tracing::warn!(disk = %name, "{notice}");
                 }
                 tracing::info!(disk = %name, "attached");
-                Slot {
-                    notices,
-                    clean_fits,
-                    ..Slot::new(id, phase, now)
-                }
-            }
-            Err(e) if e.kind == Kind::Refused => {
-                let before = lock(&self.disks);
-                let told = before
-                    .get(&name)
-                    .is_some_and(|s| matches!(&s.phase, Phase::Refused(b) if *b == e));
-                drop(before);
-                if !told {
-                    tracing::error!(disk = %name, "refused: {e}");
-                }
-                Slot {
-                    shrunk,
-                    ..Slot::new(id, Phase::Refused(e), now)
+                slot.device = Some(served.device);
+                slot.session.notices = served.notices;
+                slot.session.clean_fits = clean_fits;
+                Event::Taken {
+                    reconcile: served.reconcile,
                 }
             }
             Err(e) => {
-                let before = lock(&self.disks);
-                let told = before
-                    .get(&name)
-                    .is_some_and(|s| matches!(&s.phase, Phase::Waiting(b) if *b == e));
-                drop(before);
+                slot.placed = false;
+                let why = if e.kind == Kind::Refused {
+                    Unserved::Refused { why: e, watched }
+                } else {
+                    Unserved::Waiting(e)
+                };
                 // It is tried again and again.
-                if !told {
-                    tracing::warn!(disk = %name, "waiting: {e}");
+                let told = slot
+                    .life
+                    .unserved()
+                    .is_some_and(|before| match (before, &why) {
+                        (Unserved::Waiting(a), Unserved::Waiting(b)) => a == b,
+                        (Unserved::Refused { why: a, .. }, Unserved::Refused { why: b, .. }) => {
+                            a == b
+                        }
+                        _ => false,
+                    });
+                match &why {
+                    _ if told => {}
+                    Unserved::Waiting(e) => tracing::warn!(disk = %name, "waiting: {e}"),
+                    Unserved::Refused { why, .. } => {
+                        tracing::error!(disk = %name, "refused: {why}");
+                    }
                 }
-                Slot::new(id, Phase::Waiting(e), now)
+                Event::NotTaken(why)
             }
         };
-        (slot, rest)
+        drop(disks);
+        self.tell(turn, event);
+        rest
     }
 
     /// Opens an origin and compares it with what is known. Blocks.
@@ -413,7 +446,8 @@ impl Daemon {
         let chain = origin::chain(&spec, &rules);
         self.note_chain(record.id, chain.is_err());
         let chain = chain?;
-        let clash = self.check_chain_names(&record.name, &spec, &chain, record.read_only);
+        let disks = lock(&self.pool).registry().disks.clone();
+        let clash = check_chain_names(&disks, &record.name, &spec, &chain, record.read_only);
         let backing = Backing {
             known: Some(chain.clone()),
             hold_bases: clash.is_ok(),
@@ -467,9 +501,8 @@ impl Daemon {
             chain,
             ..
         } = opened;
-        if let Some(since_seq) = lock(&self.voided).get(&record.id) {
-            record.since_seq = record.since_seq.max(*since_seq);
-        }
+        let voided = self.disks.lock().by_id(record.id).and_then(|s| s.voided);
+        record.since_seq = record.since_seq.max(voided.unwrap_or(0));
         let size = device.size();
         let path = device.name();
         if size < record.size {
@@ -623,8 +656,8 @@ impl Daemon {
         }
     }
 
-    /// Gives a judged disk to the engine and, unless it must be reconciled first, to clients.
-    fn serve(self: &Arc<Daemon>, opened: Opened, judged: Judged) -> Result<(Phase, Vec<String>)> {
+    /// Gives a judged disk to the engine.
+    fn serve(self: &Arc<Daemon>, opened: Opened, judged: Judged) -> Result<Served> {
         let Opened {
             device,
             state,
@@ -653,31 +686,20 @@ impl Daemon {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }
-        self.owners.hold(id, ownership.claim);
+        let before = self.disks.lock().by_id_mut(id).and_then(|slot| {
+            let mut claim = ownership.claim?;
+            claim.keep();
+            slot.claim.replace(claim)
+        });
+        // One that is replaced is of the same record.
+        drop(before);
         self.observer.watch_disk(id, record.size);
-        let phase = if reconcile {
-            if let Err(e) = self.engine.drain(id, true) {
-                tracing::error!(disk = %record.name, "cannot write back what is dirty: {e}");
-            }
-            Phase::Reconciling(device)
-        } else {
-            Phase::Attached(self.offer(&record, device))
-        };
         self.poke();
-        Ok((phase, notices))
-    }
-
-    /// Lets clients connect to an attached disk.
-    pub(super) fn offer(&self, record: &DiskRecord, device: Arc<Device>) -> Arc<DiskExport> {
-        let export = DiskExport::new(
-            record,
-            self.engine.clone(),
+        Ok(Served {
             device,
-            Clients::new(&record.name, record.clients, self.crowd.clone()),
-        );
-        let export = Arc::new(export);
-        self.exports.insert(export.clone());
-        export
+            notices,
+            reconcile,
+        })
     }
 
     /// Closes the origin of a disk the engine has let go, and waits for that, within bounds.
@@ -776,6 +798,10 @@ mod tests {
     use super::super::{StopReason, testing};
     use super::*;
 
+    fn waiting() -> Unserved {
+        Unserved::Waiting(Error::unavailable("nobody has looked for it yet", ""))
+    }
+
     /// A disk on a new file, in the registry, not attached.
     fn known(daemon: &Daemon, dir: &std::path::Path, id: DiskId, name: &str) -> DiskRecord {
         let record = DiskRecord {
@@ -790,19 +816,20 @@ mod tests {
             Ok(())
         };
         lock(&daemon.pool).change(add).unwrap();
+        let slot = Slot::new(id, name, Life::Unserved(waiting()), 0);
+        daemon.disks.lock().insert(id, name, slot);
         record
     }
 
     fn attach(daemon: &Arc<Daemon>, record: DiskRecord, opened: Opened) -> Option<Error> {
-        let name = record.name.clone();
-        let (slot, rest) = daemon.attach_slot(record, None, Ok(opened));
-        drop(rest);
-        let error = match &slot.phase {
-            Phase::Waiting(e) | Phase::Refused(e) => Some(e.clone()),
-            _ => None,
-        };
-        lock(&daemon.disks).insert(name, slot);
-        error
+        let id = record.id;
+        let turn = daemon.disks.turn(id, Purpose::Changing).unwrap();
+        daemon.tell(&turn, Event::Open);
+        daemon.tell(&turn, Event::Opened);
+        drop(daemon.judge_and_serve(&turn, record, None, Ok(opened)));
+        let disks = daemon.disks.lock();
+        let why = disks.by_id(id).unwrap().life.unserved();
+        why.map(|why| why.why().clone())
     }
 
     /// While other operations wait nobody may look at an origin: it may hang.
@@ -817,7 +844,7 @@ mod tests {
         image[..8].fill(0);
         std::fs::write(&record.origin, &image).unwrap();
         assert_eq!(attach(&daemon, record, opened), None);
-        let told = daemon.with_slot("old", |slot| Ok(slot.notices.concat()));
+        let told = daemon.with_slot("old", |slot| Ok(slot.session.notices.concat()));
         assert!(told.unwrap().contains("raw bytes are served"));
         daemon.shut_down(StopReason::Signal).unwrap();
     }
@@ -830,7 +857,7 @@ mod tests {
         let b = known(&daemon, dir.path(), 8, "b");
         let see = |record| daemon.look(record, Take::Free, None).unwrap();
         let (opened_a, opened_b) = (see(&a), see(&b));
-        let place = lock(&daemon.places).get(&b.id).cloned();
+        let place = daemon.disks.lock().by_id(b.id).unwrap().place.clone();
         daemon.note_place(a.id, place);
         assert_eq!(attach(&daemon, a, opened_a), None);
         let refused = attach(&daemon, b, opened_b).unwrap();

@@ -17,7 +17,7 @@ use hearth_origin::{Backing, files_of};
 use hearth_origin::owner::Take;
 
 use super::admission::FIRST_RULES;
-use super::{Daemon, Phase, lock};
+use super::{Daemon, lock};
 use crate::error::{Error, Result};
 use crate::origin;
 
@@ -112,6 +112,19 @@ fn first_clash(
     None
 }
 
+/// Refuses what the disk `name` would share with another that writes it, or that it would write, going
+/// by names alone: nothing is waited for.
+pub(super) fn check_chain_names(
+    records: &[DiskRecord],
+    name: &str,
+    spec: &OriginSpec,
+    chain: &[String],
+    read_only: bool,
+) -> Result<()> {
+    let mine = uses(spec, chain, read_only);
+    first_clash(&mine, &others(records, name), &|a, b| a == b).map_or(Ok(()), Err)
+}
+
 impl Daemon {
     /// What may lie below the image of a disk.
     pub(super) fn backing_of(&self, record: &DiskRecord) -> Backing {
@@ -136,11 +149,8 @@ impl Daemon {
 
     /// Notes whether a disk is refused for what lies below its image: then it is tried again.
     pub(super) fn note_chain(&self, id: DiskId, refused: bool) {
-        let mut all = lock(&self.chain_refused);
-        if refused {
-            all.insert(id);
-        } else {
-            all.remove(&id);
+        if let Some(slot) = self.disks.lock().by_id_mut(id) {
+            slot.chain_refused = refused;
         }
     }
 
@@ -219,31 +229,15 @@ impl Daemon {
         first_clash(&uses, &all, &overlaps).map_or(Ok(()), Err)
     }
 
-    /// The same, going by names alone, while nothing may be waited for.
-    pub(super) fn check_chain_names(
-        &self,
-        name: &str,
-        spec: &OriginSpec,
-        chain: &[String],
-        read_only: bool,
-    ) -> Result<()> {
-        let all = others(&lock(&self.pool).registry().disks, name);
-        let mine = uses(spec, chain, read_only);
-        first_clash(&mine, &all, &|a, b| a == b).map_or(Ok(()), Err)
-    }
-
     /// Takes over what lies below a disk's image now, and attaches the disk if that was in its way.
     pub(super) fn allow_backing(self: &Arc<Daemon>, name: &str) -> Result<()> {
         let record = self.with_record(name)?;
         let spec = origin::parse(&record.origin)?;
         let chain = self.new_chain(&spec, true)?;
         self.check_chain(name, &spec, &chain, record.read_only)?;
-        let ops = self.ops_for(name)?;
-        self.check_chain_names(name, &spec, &chain, record.read_only)?;
-        let (id, served) = self.with_slot(name, |slot| {
-            let served = matches!(slot.phase, Phase::Attached(_) | Phase::Reconciling(_));
-            Ok((slot.id, served))
-        })?;
+        let turn = self.turn_for(name)?;
+        let id = turn.id();
+        let served = self.with_slot(name, |slot| Ok(slot.device.is_some()))?;
         if served && chain != record.chain {
             return Err(Error::conflict(
                 format!("the files below the image of {name} were changed while it is attached"),
@@ -251,6 +245,9 @@ impl Daemon {
             ));
         }
         let record = lock(&self.pool).change(|registry| {
+            let found = registry.disks.iter().find(|r| r.id == id);
+            let read_only = found.is_some_and(|r| r.read_only);
+            check_chain_names(&registry.disks, name, &spec, &chain, read_only)?;
             let record = registry.disks.iter_mut().find(|r| r.id == id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.allow_backing = true;
@@ -262,12 +259,7 @@ impl Daemon {
         if served {
             return Ok(());
         }
-        let mark = self
-            .attaching
-            .take(id)
-            .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
-        drop(ops);
-        self.attach_marked(mark, record, None, Take::Free)
+        self.attach(&turn, record, None, Take::Free)
     }
 
     fn with_record(&self, name: &str) -> Result<DiskRecord> {
@@ -286,7 +278,8 @@ impl Daemon {
                     "the image names other files of this host, which are followed as before and from now on must stay as they are: {files}"
                 ));
             }
-            let clash = self.check_chain_names(&record.name, &spec, &chain, record.read_only);
+            let disks = &lock(&self.pool).registry().disks.clone();
+            let clash = check_chain_names(disks, &record.name, &spec, &chain, record.read_only);
             if let Err(e) = clash {
                 notices.push(e.to_string());
             }

@@ -1,19 +1,22 @@
 //! The control operations. Every change is durable in the pool's registry before it is answered.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hearth_engine::DiskStatus;
 use hearth_engine::api::{DISK_MAX, OriginState};
-use hearth_format::{DiskRecord, Uuid, check_name};
+use hearth_format::{DiskRecord, Registry, Uuid, check_name};
+use hearth_io::beneath::Beneath;
 use hearth_io::{BLOCK, OriginSpec};
 use hearth_origin::owner::Take;
 
 use super::admission::{RULES, failure};
 use super::apart::is_taken;
 use super::attach::Opened;
-use super::{Daemon, Job, Phase, Slot, Stage, StopReason, control_error, lock, trouble};
+use super::chains::check_chain_names;
+use super::course::{Attempt, Turn};
+use super::{Daemon, Slot, StopReason, control_error, lock, trouble};
 use crate::api::advice::AdviceReport;
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
@@ -23,11 +26,12 @@ use crate::api::types::{
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::clients::sentence;
 use crate::error::{Error, Result};
+use crate::life::{Event, Life, Refusal, Unserved};
 use crate::origin;
-use crate::progress::Progress;
 use crate::rundir::nbd_socket;
 use crate::settings;
 use crate::size::human;
+use crate::table::{Purpose, Slots};
 
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
@@ -39,9 +43,6 @@ const RECONCILE_POLL: Duration = Duration::from_millis(10);
 /// How long a client that closes its connection may take to be gone: scripts remove a disk right
 /// after the program that used it.
 const GONE_TIME: Duration = Duration::from_secs(1);
-
-/// How long a change of a disk waits while the disk's origin is being opened.
-const OPENING_TIME: Duration = Duration::from_secs(3);
 
 /// How an origin is taken.
 fn take(over: bool) -> Take {
@@ -77,6 +78,21 @@ fn reconciling(name: &str) -> Error {
     )
 }
 
+/// Why something cannot be done to a disk now, for people.
+pub(super) fn refused(name: &str, why: &Refusal) -> Error {
+    let (what, remedy) = match why {
+        Refusal::Unknown => return Error::no_disk(name),
+        Refusal::Unserved(why) => return why.why().clone(),
+        Refusal::Fenced(why) => return why.clone(),
+        Refusal::Reconciling => return reconciling(name),
+        Refusal::Served => ("attached", "there is nothing to do for it"),
+        Refusal::Removing => ("being removed", "wait, or call the removal off"),
+        Refusal::Leaving => ("being removed", "wait until it is gone, and add it again"),
+        Refusal::Opening => ("being attached", "try again when it is"),
+    };
+    Error::conflict(format!("disk {name} is {what}"), remedy)
+}
+
 /// Refuses what cuts clients off.
 fn unused(name: &str, slot: &Slot) -> Result<()> {
     let Some(export) = slot.export().filter(|e| e.clients().connections() > 0) else {
@@ -89,38 +105,61 @@ fn unused(name: &str, slot: &Slot) -> Result<()> {
     ))
 }
 
+/// Refuses a minimum the flash, of `capacity` bytes, cannot hold beside the others'. Shares given as
+/// advised are no reason to: they give way to what owners set, in [`Daemon::keep_shares`].
+fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Result<()> {
+    let others: u64 = registry
+        .disks
+        .iter()
+        .filter(|d| d.name != name)
+        .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
+    // The rest stays everybody's: eviction needs blocks it may drop.
+    let most = capacity / 8 * 7;
+    if min > 0 && others.saturating_add(min) > most {
+        return Err(Error::invalid(
+            format!(
+                "{} cannot be kept for {name}: of the pool, {} can be kept in all, and {} are kept for other disks",
+                human(min),
+                human(most),
+                human(others)
+            ),
+            "lower --min",
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses another disk's origin, going by names alone.
+fn check_unclaimed(records: &[DiskRecord], spec: &OriginSpec) -> Result<()> {
+    let path = hearth_origin::local_path(spec);
+    let owner = records.iter().find(|record| {
+        origin::parse(&record.origin).is_ok_and(|other| {
+            other.source == spec.source
+                || (path.is_some() && hearth_origin::local_path(&other) == path)
+        })
+    });
+    match owner {
+        Some(record) => Err(is_taken(&record.origin, &record.name)),
+        None => Ok(()),
+    }
+}
+
+fn check_name_free(slots: &Slots<Slot>, name: &str) -> Result<()> {
+    if slots.get(name).is_none() {
+        return Ok(());
+    }
+    Err(Error::conflict(
+        format!("there is already a disk named {name}"),
+        "choose another name",
+    ))
+}
+
 impl Daemon {
     pub(super) fn not_stopping(&self) -> Result<()> {
         if self.stopping.load(Ordering::Relaxed) {
             return Err(Error::conflict(
                 "the daemon is stopping",
                 "start it again first",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Refuses a minimum the flash cannot hold beside the others'. Shares given as advised are no
-    /// reason to: they give way to what owners set, in [`keep_shares`](Self::keep_shares).
-    fn check_share(&self, name: &str, min: u64) -> Result<()> {
-        let pool = lock(&self.pool);
-        let others: u64 = pool
-            .registry()
-            .disks
-            .iter()
-            .filter(|d| d.name != name)
-            .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
-        // The rest stays everybody's: eviction needs blocks it may drop.
-        let most = pool.capacity() / 8 * 7;
-        if min > 0 && others.saturating_add(min) > most {
-            return Err(Error::invalid(
-                format!(
-                    "{} cannot be kept for {name}: of the pool, {} can be kept in all, and {} are kept for other disks",
-                    human(min),
-                    human(most),
-                    human(others)
-                ),
-                "lower --min",
             ));
         }
         Ok(())
@@ -140,63 +179,46 @@ impl Daemon {
             ));
         }
         self.check_apart(text, spec)?;
-        self.check_unclaimed(spec)
+        check_unclaimed(&lock(&self.pool).registry().disks, spec)
     }
 
-    /// Refuses another disk's origin, going by names alone.
-    fn check_unclaimed(&self, spec: &OriginSpec) -> Result<()> {
-        let path = hearth_origin::local_path(spec);
-        let pool = lock(&self.pool);
-        let owner = pool.registry().disks.iter().find(|record| {
-            origin::parse(&record.origin).is_ok_and(|other| {
-                other.source == spec.source
-                    || (path.is_some() && hearth_origin::local_path(&other) == path)
-            })
-        });
-        match owner {
-            Some(record) => Err(is_taken(&record.origin, &record.name)),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses a disk that cannot be added beside those that are there.
+    /// Refuses a disk that cannot be added beside those that are there: a first look, before its origin is
+    /// opened.
     fn check_new(&self, disk: &DiskAdd, spec: &OriginSpec) -> Result<()> {
         self.not_stopping()?;
-        if lock(&self.disks).contains_key(&disk.name) {
-            return Err(Error::conflict(
-                format!("there is already a disk named {}", disk.name),
-                "choose another name",
-            ));
-        }
-        self.check_share(&disk.name, disk.min)?;
-        self.check_unclaimed(spec)
+        check_name_free(&self.disks.lock(), &disk.name)?;
+        let pool = lock(&self.pool);
+        check_share(pool.registry(), pool.capacity(), &disk.name, disk.min)?;
+        check_unclaimed(&pool.registry().disks, spec)
     }
 
-    /// The lock of the operations, for a change of disk `name`. While its origin is being opened it
-    /// is waited for, a little; operations on other disks go on meanwhile.
-    pub(super) fn ops_for(&self, name: &str) -> Result<MutexGuard<'_, ()>> {
-        let end = Instant::now() + OPENING_TIME;
-        loop {
-            let ops = lock(&self.ops);
-            self.not_stopping()?;
-            let id = self.with_slot(name, |slot| match slot.is_leaving() {
-                true => Err(Error::conflict(
-                    format!("disk {name} is being removed"),
-                    "wait until it is gone",
-                )),
-                false => Ok(slot.id),
-            })?;
-            let left = end.saturating_duration_since(Instant::now());
-            if let Some(ops) = self.attaching.free_or_wait(id, ops, left) {
-                return Ok(ops);
-            }
-            if left.is_zero() {
-                return Err(Error::conflict(
-                    format!("the origin of disk {name} is being opened and does not answer"),
-                    "see whether its device or network mount hangs",
-                ));
-            }
-        }
+    /// Takes a number and the name for a new disk, whose origin lies on `place`.
+    fn take_number(
+        self: &Arc<Daemon>,
+        name: &str,
+        origin: &str,
+        place: Option<Beneath>,
+    ) -> Result<Turn> {
+        let now = self.now_s();
+        let mut disks = self.disks.lock();
+        self.not_stopping()?;
+        check_name_free(&disks, name)?;
+        Daemon::same_data(&disks, origin, place.as_ref())?;
+        let pool = lock(&self.pool);
+        let id = pool.registry().free_disk_id(|id| disks.contains(id));
+        drop(pool);
+        let id = id.ok_or_else(|| {
+            Error::conflict(
+                "the pool has as many disks as it can have",
+                "remove one first",
+            )
+        })?;
+        let slot = Slot {
+            place,
+            ..Slot::new(id, name, Life::Arriving, now)
+        };
+        disks.insert(id, name, slot);
+        Ok(self.disks.give(&mut disks, id, Purpose::Changing))
     }
 
     pub(super) fn with_slot<T>(
@@ -204,22 +226,19 @@ impl Daemon {
         name: &str,
         act: impl FnOnce(&mut Slot) -> Result<T>,
     ) -> Result<T> {
-        let mut disks = lock(&self.disks);
-        act(disks.get_mut(name).ok_or_else(|| Error::no_disk(name))?)
+        let mut disks = self.disks.lock();
+        let slot = disks.get_mut(name).filter(|slot| slot.life.is_known());
+        act(slot.ok_or_else(|| Error::no_disk(name))?)
     }
 
-    fn begin(&self, name: &str, job: Job) -> Result<()> {
-        self.with_slot(name, |slot| {
-            slot.job = Some(job);
-            slot.progress = Progress::default();
-            slot.shown = None;
-            slot.incomplete = None;
-            Ok(())
-        })
-    }
-
-    /// Voids whatever the log may hold of the number a new disk gets, and attaches the disk.
-    fn admit(self: &Arc<Daemon>, mut record: DiskRecord, opened: Opened) -> Result<()> {
+    /// Voids whatever the log may hold of the number a new disk gets, stores the disk, and attaches it.
+    fn admit(
+        self: &Arc<Daemon>,
+        turn: &Turn,
+        spec: &OriginSpec,
+        mut record: DiskRecord,
+        opened: Opened,
+    ) -> Result<()> {
         let (id, name) = (record.id, record.name.clone());
         let failed = |e| control_error(&format!("add {name}"), e);
         self.engine
@@ -232,9 +251,20 @@ impl Daemon {
             // The engine may be flushing the origin of its own accord at this moment.
             self.at_rest(&format!("add {name}"), || self.engine.detach(id))?;
             record.since_seq = since_seq;
-            lock(&self.pool).change(|registry| {
-                // Takes the same number as the caller saw: operations are one at a time.
-                registry.take_disk_id();
+            let mut pool = lock(&self.pool);
+            let capacity = pool.capacity();
+            pool.change(|registry| {
+                // Others may have been added or changed while its origin was opened.
+                check_share(registry, capacity, &name, record.min_bytes)?;
+                check_unclaimed(&registry.disks, spec)?;
+                check_chain_names(
+                    &registry.disks,
+                    &name,
+                    spec,
+                    &record.chain,
+                    record.read_only,
+                )?;
+                registry.disk_id_taken(id);
                 registry.disks.push(record.clone());
                 Ok(())
             })
@@ -245,8 +275,7 @@ impl Daemon {
             return Err(e);
         }
         // A new disk's origin fits, so there is nothing left over that would have to be closed.
-        let (slot, _) = self.attach_slot(record, None, Ok(opened));
-        lock(&self.disks).insert(name, slot);
+        drop(self.judge_and_serve(turn, record, None, Ok(opened)));
         // What is kept for it is taken from the others' shares.
         self.keep_shares();
         Ok(())
@@ -277,7 +306,7 @@ impl Daemon {
         })?;
         let now = origin::identity(device);
         // The origin has said all it has to say: from here on nothing waits for it.
-        let _ops = self.ops_for(name)?;
+        let _turn = self.turn_for(name)?;
         self.with_slot(name, |slot| match slot.export() {
             Some(still) if Arc::ptr_eq(still, &export) => Ok(()),
             _ => Err(Error::conflict(
@@ -319,34 +348,24 @@ impl Daemon {
 
     /// Attaches a disk that was refused, now that somebody has decided.
     fn decide(self: &Arc<Daemon>, name: &str, trust: Option<Trust>, take: Take) -> Result<()> {
-        let ops = self.ops_for(name)?;
-        let id = self.with_slot(name, |slot| match &slot.phase {
-            _ if matches!(slot.job, Some(Job::Remove { .. })) => Err(Error::conflict(
-                format!("disk {name} is being removed"),
-                "wait, or call the removal off",
-            )),
-            Phase::Refused(_) => Ok(slot.id),
-            Phase::Waiting(e) if take == Take::Free => Err(e.clone()),
-            Phase::Waiting(_) => Ok(slot.id),
-            _ => Err(Error::conflict(
-                format!("disk {name} is attached; there is nothing to decide"),
-                "leave --trust and --takeover out",
-            )),
+        let turn = self.turn_for(name)?;
+        self.with_slot(name, |slot| match &slot.life {
+            Life::Unserved(Unserved::Waiting(e)) if take == Take::Free => Err(e.clone()),
+            Life::Unserved(_) => Ok(()),
+            life => match life.refusal() {
+                Refusal::Served | Refusal::Reconciling => Err(Error::conflict(
+                    format!("disk {name} is attached; there is nothing to decide"),
+                    "leave --trust and --takeover out",
+                )),
+                why => Err(refused(name, &why)),
+            },
         })?;
-        let record = lock(&self.pool)
-            .record(id)
-            .cloned()
-            .ok_or_else(|| Error::no_disk(name))?;
-        // Nobody else has it: that was waited for.
-        let mark = self
-            .attaching
-            .take(id)
-            .ok_or_else(|| Error::conflict(format!("disk {name} is being attached"), ""))?;
-        drop(ops);
-        self.attach_marked(mark, record, trust, take)?;
-        self.with_slot(name, |slot| match &slot.phase {
-            Phase::Refused(e) | Phase::Waiting(e) => Err(e.clone()),
-            _ => Ok(()),
+        let record = lock(&self.pool).record(turn.id()).cloned();
+        let record = record.ok_or_else(|| Error::no_disk(name))?;
+        self.attach(&turn, record, trust, take)?;
+        self.with_slot(name, |slot| match slot.life.unserved() {
+            Some(why) => Err(why.why().clone()),
+            None => Ok(()),
         })
     }
 
@@ -354,7 +373,7 @@ impl Daemon {
     fn let_clients_go(&self, name: Option<&str>) {
         let end = Instant::now() + GONE_TIME;
         let used = || {
-            lock(&self.disks).iter().any(|(disk, slot)| {
+            self.disks.lock().iter().any(|(disk, slot)| {
                 name.is_none_or(|name| name == disk)
                     && slot.export().is_some_and(|e| e.clients().connections() > 0)
             })
@@ -369,9 +388,9 @@ impl Daemon {
     fn wait_reconciled(&self, name: &str) -> Result<()> {
         let end = Instant::now() + RECONCILE_TIME;
         let going_on = || {
-            lock(&self.disks)
-                .get(name)
-                .is_some_and(|s| matches!(s.phase, Phase::Reconciling(_)))
+            let disks = self.disks.lock();
+            let slot = disks.get(name);
+            slot.is_some_and(|slot| slot.life == Life::Reconciling)
         };
         while going_on() && Instant::now() < end && self.not_stopping().is_ok() {
             let id = self.with_slot(name, |slot| Ok(slot.id))?;
@@ -392,10 +411,13 @@ impl Daemon {
             .ok_or_else(|| Error::no_disk(name))?;
         let mut wanted = record.clone();
         let changed = settings::change(&mut wanted, set)?;
-        if wanted.min_bytes > record.min_bytes {
-            self.check_share(name, wanted.min_bytes)?;
-        }
-        let record = lock(&self.pool).change(|registry| {
+        let more = wanted.min_bytes > record.min_bytes;
+        let mut pool = lock(&self.pool);
+        let capacity = pool.capacity();
+        let stored = pool.change(|registry| {
+            if more {
+                check_share(registry, capacity, name, wanted.min_bytes)?;
+            }
             let record = registry
                 .disks
                 .iter_mut()
@@ -404,7 +426,9 @@ impl Daemon {
             settings::change(record, set)?;
             record.sole_user |= set.sole_user;
             Ok(record.clone())
-        })?;
+        });
+        drop(pool);
+        let record = stored?;
         self.with_slot(name, |slot| {
             let (export, device) = (slot.export(), slot.device());
             for setting in &changed {
@@ -412,9 +436,7 @@ impl Daemon {
             }
             Ok(())
         })?;
-        if self.with_slot(name, |slot| {
-            Ok(matches!(slot.phase, Phase::Waiting(_) | Phase::Refused(_)))
-        })? {
+        if self.with_slot(name, |slot| Ok(slot.device.is_none()))? {
             self.keep_shares();
             return Ok(());
         }
@@ -425,7 +447,7 @@ impl Daemon {
         match set.auto {
             Some(true) => drop(self.apply_shares(Some(name))?),
             Some(false) => self.with_slot(name, |slot| {
-                slot.share = None;
+                slot.session.share = None;
                 Ok(())
             })?,
             None => {}
@@ -445,9 +467,8 @@ impl Control for Arc<Daemon> {
         if !how.yes {
             self.let_clients_go(None);
         }
-        let _ops = lock(&self.ops);
         self.not_stopping()?;
-        for (name, slot) in lock(&self.disks).iter() {
+        for (name, slot) in self.disks.lock().iter() {
             if !how.yes {
                 unused(name, slot)?;
             }
@@ -457,7 +478,7 @@ impl Control for Arc<Daemon> {
                 return Err(e);
             }
             if dirty > 0
-                && let Phase::Waiting(e) | Phase::Refused(e) = &slot.phase
+                && let Some(e) = slot.life.unserved().map(Unserved::why)
             {
                 return Err(Error::refused(
                     format!(
@@ -521,27 +542,20 @@ impl Control for Arc<Daemon> {
             ));
         }
         let opened = Opened::new(device, ownership);
-        // All that the origin can hold up is done. Others may have added disks meanwhile.
-        let _ops = lock(&self.ops);
-        self.check_new(&disk, &spec)?;
+        // All that the origin can hold up is done.
         let place = opened.device().beneath().cloned();
-        self.check_still_apart(&disk.origin, place.as_ref())?;
-        self.check_chain_names(&disk.name, &spec, &record.chain, disk.read_only)?;
-        let id = lock(&self.pool).registry().free_disk_id().ok_or_else(|| {
-            Error::conflict(
-                "the pool has as many disks as it can have",
-                "remove one first",
-            )
-        })?;
+        let turn = self.take_number(&disk.name, &disk.origin, place)?;
+        let attempt = Attempt::new(self, &turn);
         record = DiskRecord {
-            id,
+            id: turn.id(),
             origin: disk.origin,
             size,
             serial: Uuid::new_v4(),
             ..record
         };
-        self.admit(record, opened)?;
-        self.note_place(id, place);
+        self.admit(&turn, &spec, record, opened)?;
+        attempt.is_over();
+        drop(turn);
         let info = self.disk_info(&disk.name)?;
         if info.state != DiskState::Attached {
             let reason = info.reason.unwrap_or_default();
@@ -558,9 +572,9 @@ impl Control for Arc<Daemon> {
     }
 
     fn set(&self, name: &str, set: DiskSet) -> Result<DiskInfo> {
-        let ops = self.ops_for(name)?;
+        let turn = self.turn_for(name)?;
         self.apply(name, &set)?;
-        drop(ops);
+        drop(turn);
         if set.size_from_origin {
             self.grow(name)?;
         }
@@ -568,7 +582,11 @@ impl Control for Arc<Daemon> {
             self.allow_backing(name)?;
         }
         let asked = set.sole_user
-            && self.with_slot(name, |slot| Ok(matches!(slot.phase, Phase::Refused(_))))?;
+            && self.with_slot(name, |slot| {
+                let refused = Some(&slot.life).filter(|life| life.is_known());
+                let refused = refused.and_then(|life| life.unserved());
+                Ok(matches!(refused, Some(Unserved::Refused { .. })))
+            })?;
         if set.trust.is_some() || set.takeover || asked {
             self.decide(name, set.trust, take(set.takeover))?;
             self.wait_reconciled(name)?;
@@ -577,43 +595,39 @@ impl Control for Arc<Daemon> {
     }
 
     fn flush(&self, name: &str) -> Result<DiskInfo> {
-        let _ops = self.ops_for(name)?;
-        let id = self.with_slot(name, |slot| match (&slot.phase, slot.job) {
-            (_, Some(Job::Remove { .. })) => {
-                Err(Error::conflict(format!("disk {name} is being removed"), ""))
-            }
-            (Phase::Waiting(e) | Phase::Refused(e), _) => Err(Error::refused(
-                format!("disk {name} cannot be flushed: {}", e.what),
-                e.remedy.clone(),
-            )),
-            (Phase::Reconciling(_), _) => Err(reconciling(name)),
-            _ => Ok(slot.id),
-        })?;
-        self.engine
-            .drain(id, true)
-            .map_err(|e| control_error(&format!("flush {name}"), e))?;
-        self.begin(name, Job::Flush)?;
-        self.poke();
-        self.stop_changed.notify_all();
+        let turn = self.turn_for(name)?;
+        self.try_tell(&turn, Event::Flush)
+            .map_err(|why| match why {
+                Refusal::Unserved(why) => Error::refused(
+                    format!("disk {name} cannot be flushed: {}", why.why().what),
+                    why.why().remedy.clone(),
+                ),
+                why => refused(name, &why),
+            })?;
+        drop(turn);
+        self.look_now();
         self.disk_info(name)
     }
 
     fn cancel(&self, name: &str) -> Result<DiskInfo> {
-        let stays = |slot: &mut Slot| match slot.is_leaving() {
-            true => Err(Error::conflict(
+        // The last step has the turn. Whoever asks meanwhile is told at once, not when the disk is gone.
+        let stays = |slot: &Slot| match slot.life {
+            Life::Leaving => Err(Error::conflict(
                 format!("the removal of disk {name} is in its last step and cannot be called off"),
                 "wait until the disk is gone, and add it again",
             )),
-            false => Ok(()),
+            _ => Ok(()),
         };
-        // That step has the lock. Whoever asks now is told at once, not when the disk is gone.
-        self.with_slot(name, stays)?;
-        let _ops = lock(&self.ops);
+        let turn = self.turn_unless(name, stays)?;
         self.with_slot(name, |slot| {
-            stays(slot)?;
-            self.call_off(name, slot);
+            let begun = slot.life.is_removed() || slot.life == (Life::Served { flushing: true });
+            if begun {
+                tracing::info!(disk = %name, "flush or removal called off");
+            }
             Ok(())
         })?;
+        self.tell(&turn, Event::Cancel);
+        drop(turn);
         self.disk_info(name)
     }
 
@@ -621,55 +635,40 @@ impl Control for Arc<Daemon> {
         if !how.yes {
             self.let_clients_go(Some(name));
         }
-        let _ops = self.ops_for(name)?;
-        let (id, attached) = self.with_slot(name, |slot| {
+        let turn = self.turn_for(name)?;
+        self.with_slot(name, |slot| {
             if !how.yes {
                 unused(name, slot)?;
             }
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.owed_blocks();
-            match &slot.phase {
-                Phase::Waiting(e) | Phase::Refused(e) if dirty > 0 && !how.discard_dirty => {
-                    Err(Error::refused(
-                        format!(
-                            "{} of disk {name} are only on flash and cannot be written back: {}",
-                            human(dirty * BLOCK),
-                            e.what
-                        ),
-                        format!(
-                            "{}; or throw them away with --discard-dirty --yes",
-                            e.remedy
-                        ),
-                    ))
-                }
-                Phase::Waiting(_) | Phase::Refused(_) => Ok((slot.id, false)),
-                Phase::Reconciling(_) => Err(reconciling(name)),
-                _ => Ok((slot.id, true)),
+            match slot.life.unserved().map(Unserved::why) {
+                Some(e) if dirty > 0 && !how.discard_dirty => Err(Error::refused(
+                    format!(
+                        "{} of disk {name} are only on flash and cannot be written back: {}",
+                        human(dirty * BLOCK),
+                        e.what
+                    ),
+                    format!(
+                        "{}; or throw them away with --discard-dirty --yes",
+                        e.remedy
+                    ),
+                )),
+                _ => Ok(()),
             }
         })?;
-        if attached {
-            self.engine
-                .drain(id, !how.discard_dirty)
-                .map_err(|e| control_error(&format!("remove {name}"), e))?;
-        }
-        self.exports.remove(name);
-        self.begin(
-            name,
-            Job::Remove {
-                discard: how.discard_dirty,
-                stage: Stage::Draining,
-            },
-        )?;
+        let discard = how.discard_dirty;
+        self.try_tell(&turn, Event::Remove { discard })
+            .map_err(|why| refused(name, &why))?;
         let info = self.disk_info(name)?;
-        self.poke();
-        self.stop_changed.notify_all();
+        drop(turn);
+        self.look_now();
         Ok(info)
     }
 
     fn accept_loss(&self, name: &str) -> Result<DiskInfo> {
-        let ops = lock(&self.ops);
-        self.not_stopping()?;
-        let id = self.with_slot(name, |slot| Ok(slot.id))?;
+        let turn = self.turn_for(name)?;
+        let id = turn.id();
         let blocks = self
             .engine
             .accept_loss(id)
@@ -683,7 +682,7 @@ impl Control for Arc<Daemon> {
         tracing::warn!(disk = %name, blocks, "lost blocks accepted; they read as the origin has them");
         self.poke();
         // One that waited for this is served now.
-        drop(ops);
+        drop(turn);
         self.wait_reconciled(name)?;
         self.disk_info(name)
     }
@@ -705,7 +704,6 @@ impl Control for Arc<Daemon> {
     }
 
     fn apply_advice(&self, name: Option<&str>) -> Result<AdviceReport> {
-        let _ops = lock(&self.ops);
         self.not_stopping()?;
         self.apply_shares(name)
     }

@@ -8,17 +8,18 @@
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use hearth_engine::ControlError;
 use hearth_engine::api::{DiskId, Effects};
 use hearth_format::DiskRecord;
 use hearth_io::BLOCK;
 use hearth_origin::owner::utc;
 
 use super::admission::now_s;
-use super::{Daemon, Phase, lock};
+use super::{Daemon, lock};
 use crate::api::types::ByteRange;
 use crate::error::{Error, Result};
+use crate::life::Event;
 use crate::size::human;
+use crate::table::Purpose;
 
 /// Stranded ranges listed; the disk's dirty bytes say how much there is in all.
 const STRANDED_MAX: usize = 1000;
@@ -26,17 +27,23 @@ const STRANDED_MAX: usize = 1000;
 impl Daemon {
     /// Looks for disks that are to be stopped, and goes on with stopping them.
     pub(super) fn fence_round(self: &Arc<Daemon>) {
-        let lost = self.owners.lost();
+        let disks = self.disks.lock();
+        let claims = disks
+            .all()
+            .filter_map(|(id, slot)| Some((id, slot.claim.as_ref()?)));
+        let lost: Vec<(DiskId, String)> = claims
+            .filter_map(|(id, claim)| Some((id, claim.lost()?)))
+            .collect();
+        drop(disks);
         let fenced = self.engine.fenced_disks();
         if lost.is_empty() && fenced.is_empty() {
             return;
         }
-        let disks: Vec<(String, DiskId)> = lock(&self.disks)
-            .iter()
-            .filter(|(_, slot)| slot.device().is_some())
-            .map(|(name, slot)| (name.clone(), slot.id))
-            .collect();
-        for (name, id) in disks {
+        let disks = self.disks.lock();
+        let open = disks.all().filter(|(_, slot)| slot.device.is_some());
+        let open: Vec<(String, DiskId)> = open.map(|(id, slot)| (slot.name.clone(), id)).collect();
+        drop(disks);
+        for (name, id) in open {
             self.beats
                 .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let why = lost.iter().find(|(lost, _)| *lost == id);
@@ -83,31 +90,10 @@ impl Daemon {
         if first {
             tracing::error!(disk = %name, "stopped, because {why}: {error}");
         }
-        self.exports.remove(name);
-        self.exports.disconnect(name);
-        if let Some(slot) = lock(&self.disks).get_mut(name) {
-            slot.job = None;
-            slot.shown = None;
-            if let Some(export) = slot.export() {
-                export.set_closing(true);
-            }
+        // Whoever changes it goes first; the next round comes back to it.
+        if let Some(turn) = self.disks.turn(id, Purpose::Changing) {
+            self.tell(&turn, Event::Fence(error));
         }
-        match self.engine.detach(id) {
-            // Something is still on its way; the next round tries again.
-            Err(ControlError::Busy) => return Ok(()),
-            other => other.map_err(|e| super::control_error(&format!("stop {name}"), e))?,
-        }
-        if let Some(slot) = lock(&self.disks).get_mut(name) {
-            if let Some(export) = slot.export() {
-                export.set_gone();
-                self.reactors.look();
-            }
-            slot.phase = Phase::Refused(error);
-        }
-        self.observer.forget_disk(id);
-        self.owners.drop_claim(id);
-        // Nobody waits for what may hang.
-        drop(self.begin_release(id));
         Ok(())
     }
 

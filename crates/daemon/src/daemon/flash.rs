@@ -6,7 +6,6 @@
 //! last dirty block is durable in its origin has its records voided in the registry, so that no later
 //! start asks which side is right.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -63,10 +62,6 @@ struct State {
     room_told_at: Option<Instant>,
     /// The flash file is sound, but its name leads elsewhere.
     moved: Option<String>,
-    /// Disks of which the registry says that nothing on flash counts.
-    voided: BTreeSet<DiskId>,
-    /// Disks whose origins the engine was asked to bring up to date.
-    asked: BTreeSet<DiskId>,
     settle_at: Option<Instant>,
     told: Option<Told>,
     /// A note of the failure is being written beside the flash.
@@ -429,19 +424,24 @@ impl Daemon {
     /// Voids the records of disks that have nothing left on flash which is given up: from then on no
     /// start has to ask which side is right.
     pub(super) fn settle_left_disks(&self) {
-        let settled = lock(&self.flash.state).voided.clone();
-        let ids: Vec<DiskId> = lock(&self.disks)
-            .values()
-            .filter(|slot| slot.device().is_some() && !settled.contains(&slot.id))
-            .map(|slot| slot.id)
-            .collect();
+        let disks = self.disks.lock();
+        let left = disks
+            .all()
+            .filter(|(_, slot)| slot.device.is_some() && !slot.left_flash);
+        let ids: Vec<DiskId> = left.map(|(id, _)| id).collect();
+        drop(disks);
+        let first_time = |id: DiskId| {
+            let mut disks = self.disks.lock();
+            let slot = disks.by_id_mut(id);
+            slot.is_some_and(|slot| !std::mem::replace(&mut slot.asked_to_leave, true))
+        };
         let mut done = Vec::new();
         for id in ids {
             match self.engine.void_seq(id) {
                 Some(seq) => done.push((id, seq)),
                 // Makes the engine flush the origin of what was written past flash. Once: each time it is
                 // asked, it tries origins again that it had decided to give a rest.
-                None if lock(&self.flash.state).asked.insert(id) => {
+                None if first_time(id) => {
                     let _ = self.engine.drain(id, true);
                 }
                 None => {}
@@ -459,9 +459,14 @@ impl Daemon {
             Ok(())
         });
         match noted {
-            Ok(()) => lock(&self.flash.state)
-                .voided
-                .extend(done.iter().map(|(id, _)| *id)),
+            Ok(()) => {
+                let mut disks = self.disks.lock();
+                for (id, _) in &done {
+                    if let Some(slot) = disks.by_id_mut(*id) {
+                        slot.left_flash = true;
+                    }
+                }
+            }
             // Tried again; until then a start asks.
             Err(e) => tracing::debug!("cannot note that disks have left the flash: {e}"),
         }
@@ -475,11 +480,7 @@ impl Daemon {
     /// Before the end: writes to the origins what is dirty on flash that will not be there, or not be
     /// trusted, at the next start. Gives up when nothing moves for a while.
     pub(super) fn empty_flash(&self) {
-        let ids: Vec<DiskId> = lock(&self.disks)
-            .values()
-            .filter(|slot| slot.device().is_some())
-            .map(|slot| slot.id)
-            .collect();
+        let ids = self.open_disks();
         let left = |engine: &hearth_engine::Engine| -> u64 {
             let owed = |id: &DiskId| {
                 engine.status(*id).map_or(0, |s| {

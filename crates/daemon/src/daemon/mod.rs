@@ -1,9 +1,12 @@
 //! The daemon proper: a pool, its engine and data threads, and the life of its disks.
 //!
-//! Locks, in the order they may be taken together: `ops` (one control operation at a time; held
-//! while flash is written, but never while an origin is waited for), `disks` (what every disk is doing; held briefly), `pool` (the registry;
-//! held for the time of a write to flash), `places` (held briefly). The data threads take `pool` too, once per disk, so
-//! nobody may wait for a data thread while holding it.
+//! All that is known of a disk is in its slot (`slot.rs`) of one table (`table.rs`): what it is doing is a
+//! pure state machine (`life.rs`), and who changes it has its turn, so that operations on different disks
+//! do not wait for each other. `course.rs` does what follows from what happens to a disk.
+//!
+//! Locks, in the order they may be taken together: the table's (held briefly), `pool` (the registry; held
+//! for the time of a write to flash). The data threads take `pool` too, once per disk, so nobody may wait
+//! for a data thread while holding it.
 
 mod admission;
 mod advice;
@@ -11,43 +14,40 @@ mod apart;
 mod attach;
 mod chains;
 mod control;
+mod course;
 mod fence;
 mod flash;
 mod jobs;
 mod report;
+mod slot;
 mod stop;
 mod trouble;
 mod workload;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
-use hearth_engine::stats::Latencies;
 use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
-use hearth_format::DiskRecord;
-use hearth_io::beneath::Beneath;
-use hearth_io::{BLOCK, Device, IoDone, Target, Targets};
+use hearth_io::{BLOCK, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
-use crate::api::stats::{Counters, FlashCounters, StuckThread};
-use crate::api::types::{DrainProgress, Recovery};
+use crate::api::stats::{FlashCounters, StuckThread};
+use crate::api::types::Recovery;
 use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
-use crate::exports::{DiskExport, ExportTable};
-use crate::marks::Marks;
+use crate::exports::ExportTable;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
-use crate::progress::Progress;
+use crate::table::Table;
 use crate::windows::Windows;
 
+use slot::Slot;
 pub use stop::StopReason;
 
 /// Longest a control operation waits for a disk's I/O to come to rest.
@@ -126,159 +126,6 @@ impl BlockEngine for Shared {
     }
 }
 
-/// Whether a disk is served, and if not, why.
-enum Phase {
-    /// The engine has it; clients may connect.
-    Attached(Arc<DiskExport>),
-    /// The engine has it, but clients must wait until what is dirty has won over the origin.
-    Reconciling(Arc<Device>),
-    /// The origin is missing. Tried again.
-    Waiting(Error),
-    /// The origin does not fit what is on flash. Somebody must decide.
-    Refused(Error),
-}
-
-/// What is being done to a disk besides serving it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Job {
-    /// Write everything dirty to the origin.
-    Flush,
-    /// The same, then forget the disk.
-    Remove {
-        /// Throw dirty blocks away.
-        discard: bool,
-        /// How far it is.
-        stage: Stage,
-    },
-}
-
-/// How far a removal is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Stage {
-    /// The disk is served while what is dirty goes to the origin.
-    Draining,
-    /// Clients are cut off; waiting for the rest.
-    Closing,
-    /// The engine has let the disk go. There is no way back. Waiting for its origin to be closed, then
-    /// for its owner's record to be gone.
-    Last,
-}
-
-/// Something that goes on aside, and that is waited for within bounds.
-struct Awaited {
-    /// Its other end is dropped when it is done.
-    done: Receiver<()>,
-    until: Instant,
-}
-
-impl Awaited {
-    fn new(done: Receiver<()>, time: Duration) -> Awaited {
-        Awaited {
-            done,
-            until: Instant::now() + time,
-        }
-    }
-
-    /// It is neither done nor late.
-    fn goes_on(&self) -> bool {
-        self.done.try_recv() == Err(TryRecvError::Empty) && Instant::now() < self.until
-    }
-}
-
-/// A disk.
-struct Slot {
-    id: DiskId,
-    phase: Phase,
-    job: Option<Job>,
-    progress: Progress,
-    shown: Option<DrainProgress>,
-    /// Bytes of flash advised to be kept for it.
-    share: Option<u64>,
-    /// Bytes kept for it as last told to the engine.
-    kept: u64,
-    notices: Vec<String>,
-    /// Why the last flush or removal ended before it was done.
-    incomplete: Option<Error>,
-    /// What the last stage of a removal waits for.
-    awaited: Option<Awaited>,
-    /// Its record, when it has left the registry: it is there until its origin was given up.
-    erased: Option<DiskRecord>,
-    /// Every clean cached block was found equal to the origin, so that it may stay once what is dirty
-    /// has won.
-    clean_fits: bool,
-    /// Refused because the origin is smaller than the disk, or lies on other files than it did. Tried
-    /// again: that is put right outside.
-    shrunk: bool,
-    /// Bytes of the origin, where it became smaller than the disk while attached.
-    short: Option<u64>,
-    windows: Windows<Counters>,
-    latencies: Windows<Arc<Latencies>>,
-    /// Tells when it cannot be written back.
-    alarm: trouble::Alarm,
-}
-
-impl Slot {
-    fn new(id: DiskId, phase: Phase, now: u64) -> Slot {
-        Slot {
-            id,
-            phase,
-            job: None,
-            progress: Progress::default(),
-            shown: None,
-            share: None,
-            kept: 0,
-            notices: Vec::new(),
-            clean_fits: false,
-            incomplete: None,
-            awaited: None,
-            erased: None,
-            shrunk: false,
-            short: None,
-            windows: Windows::new(now, Counters::default()),
-            latencies: Windows::new(now, Arc::default()),
-            alarm: trouble::Alarm::default(),
-        }
-    }
-
-    /// A removal has passed the point of no return.
-    fn is_leaving(&self) -> bool {
-        matches!(
-            self.job,
-            Some(Job::Remove {
-                stage: Stage::Last,
-                ..
-            })
-        )
-    }
-
-    /// Attaching it is worth another try. Not while it is being removed: it would be served again
-    /// while its record is erased.
-    fn is_awaited(&self) -> bool {
-        self.job.is_none()
-            && match self.phase {
-                Phase::Waiting(_) => true,
-                Phase::Refused(_) => self.shrunk,
-                Phase::Attached(_) | Phase::Reconciling(_) => false,
-            }
-    }
-
-    /// The origin's device, if it is open.
-    fn device(&self) -> Option<&Arc<Device>> {
-        match &self.phase {
-            Phase::Attached(export) => Some(export.origin()),
-            Phase::Reconciling(device) => Some(device),
-            Phase::Waiting(_) | Phase::Refused(_) => None,
-        }
-    }
-
-    fn export(&self) -> Option<&Arc<DiskExport>> {
-        match &self.phase {
-            Phase::Attached(export) => Some(export),
-            _ => None,
-        }
-    }
-}
-
 /// A pool being served.
 pub struct Daemon {
     pool: Arc<Mutex<Pool>>,
@@ -289,31 +136,16 @@ pub struct Daemon {
     exports: Arc<ExportTable>,
     /// Connections of all disks' clients.
     crowd: Arc<Crowd>,
-    disks: Mutex<BTreeMap<String, Slot>>,
+    disks: Arc<Table<Slot>>,
     /// Of the flash; those of a disk are in its slot.
     windows: Mutex<Windows<FlashCounters>>,
-    ops: Mutex<()>,
     started: Instant,
     recovery: Recovery,
     flash: flash::FlashWatch,
-    /// Disks whose cache was dropped, with what their records must say before they are used.
-    voided: Mutex<BTreeMap<DiskId, u64>>,
-    /// Disks that were removed and that the engine could not forget yet.
-    leftovers: Mutex<Vec<DiskId>>,
-    /// Disks whose origin is being opened right now, however long that takes.
-    attaching: Arc<Marks>,
-    /// Awaited disks that are being looked for.
-    looking: Mutex<BTreeSet<DiskId>>,
-    /// What the disks' origins lie on, as last looked at.
-    places: Mutex<BTreeMap<DiskId, Beneath>>,
     images: PathBuf,
     /// Whose the origins are that other hosts can reach.
     owners: admission::Owners,
     backing_dirs: Vec<PathBuf>,
-    /// Disks refused for what lies below their image.
-    chain_refused: Mutex<BTreeSet<DiskId>>,
-    /// Disks whose origin is there but would not open: when to try again, and the wait after that.
-    patience: Mutex<BTreeMap<DiskId, (Instant, Duration)>>,
     stopping: AtomicBool,
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
@@ -406,22 +238,14 @@ impl Daemon {
             observer,
             exports: Arc::default(),
             crowd: Arc::new(Crowd::new(nbd.connections as u64)),
-            disks: Mutex::default(),
+            disks: Arc::default(),
             windows: Mutex::new(Windows::new(0, FlashCounters::default())),
-            ops: Mutex::default(),
             started: begin,
             recovery,
             flash: flash::FlashWatch::new(degraded, place, options.exit_when_room),
-            voided: Mutex::default(),
-            leftovers: Mutex::default(),
-            attaching: Arc::default(),
-            looking: Mutex::default(),
-            places: Mutex::default(),
             images: options.images.clone(),
             owners,
             backing_dirs: options.backing_dirs.clone(),
-            chain_refused: Mutex::default(),
-            patience: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
@@ -502,7 +326,9 @@ impl Daemon {
         };
         self.reactors.run(job).map_err(|_| ControlError::Busy)?;
         let since_seq = result.recv().unwrap_or(Err(ControlError::Busy))?;
-        lock(&self.voided).insert(id, since_seq);
+        if let Some(slot) = self.disks.lock().by_id_mut(id) {
+            slot.voided = Some(since_seq);
+        }
         Ok(since_seq)
     }
 
@@ -575,9 +401,9 @@ pub(crate) mod testing {
         Daemon::start(&options).unwrap()
     }
 
-    /// Does what `act` does, beside a control operation that takes all the time.
-    pub(crate) fn beside_an_operation<T>(daemon: &Daemon, act: impl FnOnce() -> T) -> T {
-        let _ops = lock(&daemon.ops);
+    /// Does what `act` does, beside a change of disk `name` that takes all the time.
+    pub(crate) fn beside_a_change<T>(daemon: &Daemon, name: &str, act: impl FnOnce() -> T) -> T {
+        let _turn = daemon.turn_for(name).unwrap();
         act()
     }
 

@@ -1,17 +1,21 @@
 //! What the daemon tells of itself.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hearth_engine::api::DiskId;
 use hearth_engine::stats::DiskStats;
 use hearth_format::DiskRecord;
 use hearth_io::{BLOCK, Device};
-use std::sync::Arc;
 
-use super::{Daemon, Job, Phase, Slot, lock, trouble};
+use super::{Daemon, Slot, lock, trouble};
 use crate::api::stats::{
     Counters, DiskReport, FlashCounters, PoolReport, StatsReport, all_spans, disk_spans,
     flash_spans, latency_spans,
 };
 use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, OriginLink, PoolInfo};
 use crate::error::{Error, Result};
+use crate::life::{Life, Unserved};
 use crate::origin;
 use crate::pool::mode_of;
 
@@ -43,10 +47,14 @@ impl Daemon {
     pub(super) fn pool_info(&self) -> PoolInfo {
         let stats = self.engine.pool_stats();
         let reactors = self.reactors.stats();
-        let found: Vec<(u16, bool)> = lock(&self.disks)
-            .values()
-            .map(|s| (s.id, !matches!(s.phase, Phase::Waiting(_))))
-            .collect();
+        let disks = self.disks.lock();
+        let found = disks.all().filter(|(_, slot)| slot.life.is_known());
+        let found = found.filter(|(_, slot)| {
+            !matches!(slot.life.unserved(), Some(Unserved::Waiting(_)))
+                && slot.life != Life::Leaving
+        });
+        let found: BTreeSet<DiskId> = found.map(|(id, _)| id).collect();
+        drop(disks);
         let mut flash_notices = self.flash_notices();
         flash_notices.extend(self.room_notice());
         flash_notices.extend_from_slice(self.flash.place());
@@ -58,7 +66,7 @@ impl Daemon {
                 origin: r.origin.clone(),
                 size: r.size,
                 mode: mode_of(r.mode),
-                origin_found: found.iter().any(|(id, found)| *id == r.id && *found),
+                origin_found: found.contains(&r.id),
                 cached: status
                     .as_ref()
                     .map(|s| s.cached_blocks.saturating_mul(BLOCK)),
@@ -80,10 +88,11 @@ impl Daemon {
     }
 
     pub(super) fn disk_infos(&self) -> Vec<DiskInfo> {
-        let disks = lock(&self.disks);
+        let disks = self.disks.lock();
         let pool = lock(&self.pool);
         disks
             .iter()
+            .filter(|(_, slot)| slot.life.is_known())
             .filter_map(|(name, slot)| {
                 let record = pool.record(slot.id).or(slot.erased.as_ref())?;
                 Some(self.describe(name, slot, record))
@@ -92,8 +101,9 @@ impl Daemon {
     }
 
     pub(super) fn disk_info(&self, name: &str) -> Result<DiskInfo> {
-        let disks = lock(&self.disks);
-        let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
+        let disks = self.disks.lock();
+        let slot = disks.get(name).filter(|slot| slot.life.is_known());
+        let slot = slot.ok_or_else(|| Error::no_disk(name))?;
         let pool = lock(&self.pool);
         let record = pool.record(slot.id).or(slot.erased.as_ref());
         let record = record.ok_or_else(|| Error::no_disk(name))?;
@@ -103,31 +113,36 @@ impl Daemon {
     fn describe(&self, name: &str, slot: &Slot, record: &DiskRecord) -> DiskInfo {
         let status = self.engine.status(slot.id).unwrap_or_default();
         let cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
-        let (mut state, reason) = match &slot.phase {
-            Phase::Attached(_) => (
-                DiskState::Attached,
-                (cannot_write_back.as_ref()).map(|t| trouble::sentence(t, &record.origin)),
-            ),
-            Phase::Reconciling(_) if status.only_lost_left => (
+        let served = || cannot_write_back.as_ref();
+        let served = || served().map(|t| trouble::sentence(t, &record.origin));
+        let (mut state, reason) = match &slot.life {
+            Life::Reconciling if status.only_lost_left => (
                 DiskState::Refused,
                 Some(super::control::rotten(name, &status).to_string()),
             ),
-            Phase::Reconciling(_) => (
+            Life::Reconciling => (
                 DiskState::Flushing,
                 Some("what waits on flash is being written over the origin".to_owned()),
             ),
-            Phase::Waiting(e) => (DiskState::Waiting, Some(e.to_string())),
-            Phase::Refused(e) => (DiskState::Refused, Some(e.to_string())),
+            Life::Leaving => (
+                DiskState::Removing,
+                Some(format!("disk {name} is being removed")),
+            ),
+            life => match life.unserved() {
+                None => (DiskState::Attached, served()),
+                Some(Unserved::Waiting(e)) => (DiskState::Waiting, Some(e.to_string())),
+                Some(Unserved::Refused { why, .. }) => (DiskState::Refused, Some(why.to_string())),
+            },
         };
         if record.fenced_at != 0 {
             state = DiskState::Fenced;
         }
-        match slot.job {
-            Some(Job::Flush) => state = DiskState::Flushing,
-            Some(Job::Remove { .. }) => state = DiskState::Removing,
-            None => {}
+        if slot.life.is_removed() {
+            state = DiskState::Removing;
+        } else if slot.life == (Life::Served { flushing: true }) {
+            state = DiskState::Flushing;
         }
-        let mut notices = slot.notices.clone();
+        let mut notices = slot.session.notices.clone();
         if self.cache_is_off() {
             notices.push(format!(
                 "the cache is off, see `hearth pool show`; {}",
@@ -138,7 +153,7 @@ impl Daemon {
             ));
             notices.extend(self.room_again().map(str::to_owned));
         }
-        if let Some(now) = slot.short {
+        if let Some(now) = slot.session.short {
             notices.push(super::attach::shrank(record.size, now));
         }
         if slot.export().is_some_and(|e| e.origin().is_modelled()) {
@@ -168,7 +183,7 @@ impl Daemon {
             min: record.min_bytes,
             max: record.max_bytes,
             auto: record.auto,
-            share: slot.share.map(|share| share.min(slot.kept)),
+            share: slot.session.share.map(|share| share.min(slot.session.kept)),
             seq_cutoff: record.seq_cutoff,
             read_only: record.read_only,
             allow_backing: record.allow_backing,
@@ -196,8 +211,8 @@ impl Daemon {
                 Vec::new()
             },
             recording: self.observer.recording(slot.id).map(Into::into),
-            progress: slot.shown,
-            incomplete: slot.incomplete.clone().map(ErrorBody::from),
+            progress: slot.session.shown,
+            incomplete: slot.session.incomplete.clone().map(ErrorBody::from),
         }
     }
 
@@ -216,25 +231,27 @@ impl Daemon {
             name,
             fenced,
             &stats,
-            disk_spans(now, now, &counters, &slot.windows),
-            latency_spans(now, &latencies, &slot.latencies),
+            disk_spans(now, now, &counters, &slot.session.windows),
+            latency_spans(now, &latencies, &slot.session.latencies),
         );
         report.cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
         report
     }
 
     pub(super) fn disk_report(&self, name: &str) -> Result<DiskReport> {
-        let disks = lock(&self.disks);
-        let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
+        let disks = self.disks.lock();
+        let slot = disks.get(name).filter(|slot| slot.life.is_known());
+        let slot = slot.ok_or_else(|| Error::no_disk(name))?;
         Ok(self.disk_stats_of(name, slot, self.now_s()))
     }
 
     pub(super) fn stats_report(&self) -> StatsReport {
         let now = self.now_s();
-        let disks = lock(&self.disks);
+        let disks = self.disks.lock();
         let windows = lock(&self.windows);
         let reports: Vec<DiskReport> = disks
             .iter()
+            .filter(|(_, slot)| slot.life.is_known())
             .map(|(name, slot)| self.disk_stats_of(name, slot, now))
             .collect();
         let stats = self.engine.pool_stats();

@@ -1,14 +1,17 @@
 //! Stopping: finish what was begun, leave a checkpoint, promise nothing that is not so.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use hearth_engine::api::DiskId;
 use hearth_format::OriginIdentity;
 use hearth_io::Device;
+use hearth_origin::owner::Claim;
 
-use super::{Daemon, Phase, lock, trouble};
+use super::{Daemon, lock, trouble};
 use crate::error::{Error, Result};
 use crate::notify::{Notify, STOP_EXTENSION};
 use crate::origin;
@@ -17,11 +20,11 @@ use crate::origin;
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// Longest wait for everything dirty to reach the origins, at an export.
 const EXPORT_TIME: Duration = Duration::from_secs(24 * 3600);
-/// Longest wait for a control operation that has begun. None waits for an origin, so this one waits
+/// Longest wait for changes of disks that have begun. None waits for an origin to be opened, so these wait
 /// for flash, or for something that should not be.
-const OPS_TIME: Duration = Duration::from_secs(15);
+const CHANGES_TIME: Duration = Duration::from_secs(15);
 /// After so much of it, nobody waits for servers that are not there any more.
-const OPS_PATIENCE: Duration = Duration::from_secs(1);
+const CHANGES_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for what the origins look like.
 const PROMISE_TIME: Duration = Duration::from_secs(30);
 /// Origins looked at side by side.
@@ -46,6 +49,13 @@ impl Daemon {
         self.stopping.store(true, Ordering::Relaxed);
         lock(&self.stop).get_or_insert(reason);
         self.stop_changed.notify_all();
+        // Whoever waits for a disk looks whether there is anything to wait for.
+        self.disks.changed();
+    }
+
+    /// Has housekeeping come round at once: something has begun.
+    pub(super) fn look_now(&self) {
+        self.stop_changed.notify_all();
     }
 
     /// Waits for a stop, at most `time`.
@@ -60,22 +70,16 @@ impl Daemon {
         }
     }
 
-    /// Waits for the control operation that has begun, at most `time`.
-    fn ops_within(&self, time: Duration) -> Option<MutexGuard<'_, ()>> {
-        let end = Instant::now() + time;
-        loop {
-            match self.ops.try_lock() {
-                Ok(ops) => return Some(ops),
-                Err(TryLockError::Poisoned(ops)) => return Some(ops.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(POLL),
-            }
-        }
+    /// The disks whose origins are open.
+    pub(super) fn open_disks(&self) -> Vec<DiskId> {
+        let disks = self.disks.lock();
+        let open = disks.all().filter(|(_, slot)| slot.device.is_some());
+        open.map(|(id, _)| id).collect()
     }
 
     /// From now on nobody waits for servers that are not there.
     fn hurry(&self) {
-        for slot in lock(&self.disks).values() {
+        for (_, slot) in self.disks.lock().all() {
             if let Some(remote) = slot.device().and_then(|d| d.as_remote()) {
                 remote.hurry();
             }
@@ -85,18 +89,19 @@ impl Daemon {
     /// Ends connections, brings the engine to rest, writes the checkpoint and what the origins
     /// look like. Listening sockets must be gone. What is flushed is safe even if this fails.
     pub fn shut_down(self: &Arc<Daemon>, reason: StopReason) -> Result<()> {
-        self.end(reason, OPS_TIME)
+        self.end(reason, CHANGES_TIME)
     }
 
-    fn end(self: &Arc<Daemon>, reason: StopReason, ops_time: Duration) -> Result<()> {
+    fn end(self: &Arc<Daemon>, reason: StopReason, changes_time: Duration) -> Result<()> {
         // Operations that still wait for an origin find this when they come back.
         self.stopping.store(true, Ordering::Relaxed);
+        self.disks.changed();
         // Not hurried at once: clients whose requests wait for a server are better cut off, and come
         // again, than told of an error.
-        let ops = self.ops_within(OPS_PATIENCE.min(ops_time)).or_else(|| {
+        let still = self.disks.close(CHANGES_PATIENCE.min(changes_time)) || {
             self.hurry();
-            self.ops_within(ops_time)
-        });
+            self.disks.close(changes_time)
+        };
         self.exports.stop();
         let ended = self.reactors.disconnect();
         self.observer.end_recordings();
@@ -123,7 +128,7 @@ impl Daemon {
         let ended = self.reactors.stop() && ended;
         // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
         // for.
-        let clean = idle && ended && ops.is_some();
+        let clean = idle && ended && still;
         let closed = if clean {
             let mut media = lock(&self.pool).media().clone();
             self.engine
@@ -155,11 +160,11 @@ impl Daemon {
         } else {
             closed.and(promised)
         };
-        self.close_origins();
+        let claims = self.close_origins();
         if reason == StopReason::Export && outcome.is_ok() {
             let records = lock(&self.pool).registry().disks.clone();
             Notify::from_env().stop_goes_on();
-            self.owners.give_up_all(&records);
+            self.owners.give_up_all(&records, claims);
         }
         self.owners.settle();
         outcome
@@ -167,23 +172,21 @@ impl Daemon {
 
     /// Closes every origin, and with it ends the processes that open images. Data threads must be
     /// gone.
-    fn close_origins(&self) {
-        let slots = std::mem::take(&mut *lock(&self.disks));
-        let ids: Vec<u16> = slots.values().map(|slot| slot.id).collect();
-        for name in slots.keys() {
-            self.exports.remove(name);
+    fn close_origins(&self) -> BTreeMap<DiskId, Claim> {
+        let slots = self.disks.lock().take_all();
+        let ids: Vec<DiskId> = slots.keys().copied().collect();
+        let mut claims = BTreeMap::new();
+        for (id, mut slot) in slots {
+            self.exports.remove(&slot.name);
+            claims.extend(slot.claim.take().map(|claim| (id, claim)));
         }
-        drop(slots);
         self.release_all(&ids);
+        claims
     }
 
     fn drain_everything(&self) -> Result<()> {
-        let disks: Vec<(String, u16)> = lock(&self.disks)
-            .iter()
-            .filter(|(_, s)| matches!(s.phase, Phase::Attached(_) | Phase::Reconciling(_)))
-            .map(|(name, s)| (name.clone(), s.id))
-            .collect();
-        for (_, id) in &disks {
+        let disks = self.open_disks();
+        for id in &disks {
             // A disk that is gone has nothing to drain.
             let _ = self.engine.drain(*id, true);
         }
@@ -192,7 +195,7 @@ impl Daemon {
         let (notify, mut extend_at) = (Notify::from_env(), Instant::now());
         while !disks
             .iter()
-            .all(|(_, id)| self.engine.status(*id).is_none_or(|s| s.drained))
+            .all(|id| self.engine.status(*id).is_none_or(|s| s.drained))
         {
             if Instant::now() >= end {
                 return Err(Error::unavailable(
@@ -204,9 +207,9 @@ impl Daemon {
                 notify.stop_goes_on();
                 extend_at = Instant::now() + STOP_EXTENSION / 2;
             }
-            for (name, id) in &disks {
+            for id in &disks {
                 let status = self.engine.status(*id).unwrap_or_default();
-                if let Some(e) = trouble::only_lost_left(name, &status) {
+                if let Some(e) = trouble::only_lost_left(&self.name_of(*id), &status) {
                     return Err(e);
                 }
             }
@@ -221,11 +224,12 @@ impl Daemon {
         if off {
             self.settle_left_disks();
         }
-        let disks = lock(&self.disks);
-        let attached: Vec<_> = disks
-            .values()
-            .filter_map(|s| s.export().map(|e| (s.id, e.origin().clone())))
-            .collect();
+        let disks = self.disks.lock();
+        let attached = disks.all().filter_map(|(id, slot)| {
+            let export = slot.export.as_ref()?;
+            Some((id, export.origin().clone()))
+        });
+        let attached: Vec<_> = attached.collect();
         drop(disks);
         // Not while the pool is held: it may take as long as the origin likes.
         let served: Vec<u16> = attached.iter().map(|(id, _)| *id).collect();
@@ -343,13 +347,13 @@ mod tests {
     #[test]
     fn a_stop_beside_an_operation_that_does_not_end_vouches_for_nothing() {
         let (dir, daemon) = testing::with_disk("a");
-        let ops = lock(&daemon.ops);
+        let turn = daemon.turn_for("a").unwrap();
         let error = std::thread::scope(|s| {
             let end = || daemon.end(StopReason::Signal, Duration::ZERO);
             s.spawn(end).join().unwrap().unwrap_err()
         });
         assert!(error.what.contains("control operation"), "{error}");
-        drop(ops);
+        drop(turn);
         drop(daemon);
         let again = testing::start(dir.path());
         assert_eq!(again.recovery.how, "log");

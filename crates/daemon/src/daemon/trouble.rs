@@ -136,11 +136,12 @@ impl Daemon {
     /// Says which disks cannot be written back, and which can again.
     pub(super) fn trouble_round(self: &Arc<Daemon>) {
         let (now, now_ns) = (self.now_s(), hearth_io::now_ns());
-        let mut disks = lock(&self.disks);
-        for (name, slot) in disks.iter_mut() {
+        let mut disks = self.disks.lock();
+        for (_, slot) in disks.all_mut() {
+            let name = slot.name.clone();
             let status = self.engine.status(slot.id).unwrap_or_default();
             let trouble = write_back_trouble(&status, now_ns);
-            match (slot.alarm.look(trouble.is_some(), now), trouble) {
+            match (slot.session.alarm.look(trouble.is_some(), now), trouble) {
                 (Some(Say::Trouble), Some(t)) => {
                     let origin = self.origin_of(slot);
                     tracing::error!(

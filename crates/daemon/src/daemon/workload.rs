@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hearth_observe::{RecordError, RecordOptions};
 
-use super::{Daemon, lock};
+use super::Daemon;
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Result};
 
@@ -22,9 +22,7 @@ fn failed(name: &str, error: &RecordError) -> Error {
 
 impl Daemon {
     fn id_of(&self, name: &str) -> Result<u16> {
-        let disks = lock(&self.disks);
-        let slot = disks.get(name).ok_or_else(|| Error::no_disk(name))?;
-        Ok(slot.id)
+        self.with_slot(name, |slot| Ok(slot.id))
     }
 
     pub(super) fn histogram_report(&self, name: &str, reset: bool) -> Result<HistogramReport> {

@@ -319,7 +319,7 @@ fn a_pool_takes_as_many_disks_as_there_are_numbers_if_it_is_large_enough() {
     drop(pool);
     let pool = Pool::look(&path).unwrap();
     assert_eq!(pool.registry().disks.len(), 32_766);
-    assert_eq!(pool.registry().free_disk_id(), Some(1));
+    assert_eq!(pool.registry().free_disk_id(|_| false), Some(1));
 
     let (_dir, path) = file(64 << 20);
     create(&path, &CreateOptions::default()).unwrap();
