@@ -333,19 +333,22 @@ impl Daemon {
 
     /// Takes a detached disk out of the registry.
     fn erase(&self, id: DiskId) -> Event {
+        let record = lock(&self.pool).record(id).cloned();
+        // Before it leaves the registry: users see the disk until its origin was given up.
+        self.slot_by_id(id, |slot| {
+            slot.erased = record.or(slot.erased.take());
+            Some(())
+        });
         let erased = lock(&self.pool).change(|registry| {
-            let at = registry.disks.iter().position(|r| r.id == id);
-            Ok(at.map(|at| registry.disks.remove(at)))
+            registry.disks.retain(|r| r.id != id);
+            Ok(())
         });
         match erased {
-            Ok(record) => {
-                self.slot_by_id(id, |slot| {
-                    slot.erased = slot.erased.take().or(record);
-                    Some(())
-                });
-                Event::Erased
+            Ok(()) => Event::Erased,
+            Err(e) => {
+                self.slot_by_id(id, |slot| slot.erased.take());
+                Event::NotErased(e)
             }
-            Err(e) => Event::NotErased(e),
         }
     }
 
