@@ -32,7 +32,7 @@ fn a_removed_disk_keeps_no_client() -> Result<()> {
     // What it wrote is no part of "all disks" any more.
     let stats: Value = serde_json::from_str(&hearth.ok(&["stats", "--json"])?)?;
     for span in stats["pool"]["disks"].as_array().into_iter().flatten() {
-        ensure!(span["write_bytes"] == 0, "{span}");
+        ensure!(span["counters"]["write_bytes"] == 0, "{span}");
     }
     ensure!(hearth.connect("vm2")?.read(0, 4096)? == [7; 4096]);
     Ok(())

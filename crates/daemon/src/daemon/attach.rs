@@ -239,7 +239,7 @@ impl Daemon {
         let record = record.ok_or_else(|| Error::no_disk(&name))?;
         self.tell(turn, Event::Opened);
         let rest = self.judge_and_serve(turn, record, trust, opened);
-        attempt.is_over();
+        attempt.end();
         // Before the turn: whoever may open it next finds it closed.
         drop(rest);
         Ok(())

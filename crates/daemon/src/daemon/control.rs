@@ -554,7 +554,7 @@ impl Control for Arc<Daemon> {
             ..record
         };
         self.admit(&turn, &spec, record, opened)?;
-        attempt.is_over();
+        attempt.end();
         drop(turn);
         let info = self.disk_info(&disk.name)?;
         if info.state != DiskState::Attached {

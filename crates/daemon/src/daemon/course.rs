@@ -50,7 +50,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// It has come to something, of which the disk's life was told.
-    pub(super) fn is_over(mut self) {
+    pub(super) fn end(mut self) {
         self.over = true;
     }
 }
@@ -76,6 +76,9 @@ impl Slot {
             self.session.incomplete = None;
         } else if before.is_busy() && !self.life.is_busy() {
             let shown = self.session.shown.take().filter(|_| done);
+            if done {
+                tracing::info!(disk = %self.name, "flushed");
+            }
             self.session.shown = shown.map(|p| DrainProgress { done: true, ..p });
         }
         Ok(effects)
