@@ -61,9 +61,11 @@ impl Reference for Larc {
             self.bypassed += 1;
             self.at[i] = At::Ghost;
             self.ghost.push_front(&mut self.links, id);
-            if self.ghost.len() as f64 > self.ghost_max
-                && let Some(old) = self.ghost.pop_back(&mut self.links)
-            {
+            // Hits since the last miss may have shortened it by several.
+            while self.ghost.len() as f64 > self.ghost_max {
+                let Some(old) = self.ghost.pop_back(&mut self.links) else {
+                    break;
+                };
                 self.at[old as usize] = At::Nowhere;
             }
             return false;
