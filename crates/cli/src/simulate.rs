@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn policies_are_named_once() {
         let all = policies(&["all".to_owned(), "lru".to_owned()]);
-        assert_eq!(all.map(|p| p.len()).ok(), Some(10));
+        assert_eq!(all.map(|p| p.len()).ok(), Some(11));
         assert!(policies(&["fifo2".to_owned()]).is_err());
     }
 }
