@@ -18,6 +18,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Disks of the gate.
@@ -37,8 +38,8 @@ const WRITTEN_EVERY: usize = 8;
 const FLASH: &str = "512M";
 /// How long a start may take until every disk is served.
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// How long the load goes on before the daemon is killed, when nothing else is done any more.
-const LAST_LOAD: Duration = Duration::from_millis(500);
+/// Answers the load gets before the daemon is killed, when nothing else is done any more.
+const LAST_STEPS: u32 = 2_000;
 /// How long an idle daemon is watched.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 /// The version of the blocks that were put into origins, and of those that were written over them.
@@ -251,20 +252,37 @@ fn thousands_of_disks_on_one_daemon() -> Result<()> {
     let mut writers: Vec<Writer> = (0..sizes.loaded)
         .map(|n| Writer::of(LOADED_BLOCKS, n as u64))
         .collect();
-    let going = AtomicBool::new(true);
+    let (going, ended) = (AtomicBool::new(true), AtomicBool::new(false));
     let clients = (0..sizes.loaded).map(|n| hearth.connect(&loaded_name(n)));
     let clients = clients.collect::<Result<Vec<Client>>>()?;
     std::thread::scope(|scope| -> Result<()> {
-        let going = &going;
-        let load = |(writer, mut client): (&mut Writer, Client)| {
-            writer.load_while(&mut client, || going.load(Ordering::Relaxed), || Ok(()))
+        let (going, ended) = (&going, &ended);
+        let (step, steps) = std::sync::mpsc::channel();
+        let load = move |(writer, mut client): (&mut Writer, Client), step: Sender<()>| {
+            let goes_on = || {
+                if ended.load(Ordering::Relaxed) {
+                    // Who counted them may have enough.
+                    let _ = step.send(());
+                }
+                going.load(Ordering::Relaxed)
+            };
+            writer.load_while(&mut client, goes_on, || Ok(()))
         };
         let running: Vec<_> = (writers.iter_mut().zip(clients))
-            .map(|one| scope.spawn(move || load(one)))
+            .map(|one| {
+                let step = step.clone();
+                scope.spawn(move || load(one, step))
+            })
             .collect();
+        drop(step);
         let churned = come_and_go(&api, daemon, &dir, &sizes);
-        // The load's time, not a wait for anything.
-        std::thread::sleep(LAST_LOAD);
+        ended.store(true, Ordering::Relaxed);
+        // None is told of if all loads have failed; then joining them says why.
+        for _ in 0..LAST_STEPS {
+            if steps.recv().is_err() {
+                break;
+            }
+        }
         going.store(false, Ordering::Relaxed);
         let killed = hearth.kill9();
         for one in running {
