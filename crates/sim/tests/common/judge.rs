@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 const FLASH_SIZE: u64 = 16 << 20;
 const SEGMENT_BLOCKS: u32 = 256;
+/// Bytes of a segment; they begin at multiples of that.
+pub const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK;
 /// Blocks of a disk.
 pub const BLOCKS: u64 = 8192;
 /// Events until a request is answered; it takes far fewer.
@@ -463,14 +465,33 @@ impl Judged {
         assert_eq!(self.held.len(), 1);
     }
 
+    /// Closes the head, as is done when a disk is forgotten: `disk`, of which there is nothing.
+    pub fn roll(&mut self, disk: u16) {
+        let mut fx = std::mem::take(&mut self.fx);
+        self.engine
+            .forget(disk, &mut fx)
+            .expect("nothing of it is under way");
+        self.fx = fx;
+        self.collect();
+    }
+
     pub fn holds(&self) -> usize {
         self.held.len()
     }
 
     /// Lets go what was held, before all else.
     pub fn release(&mut self) {
+        self.release_only(|_| true);
+    }
+
+    /// The same, of certain devices.
+    pub fn release_only(&mut self, which: fn(Target) -> bool) {
         for todo in std::mem::take(&mut self.held) {
-            self.queue.push_front(todo);
+            let (Todo::Device(target, ..) | Todo::Told(IoOp { target, .. }, _)) = &todo;
+            match which(*target) {
+                true => self.queue.push_front(todo),
+                false => self.held.push(todo),
+            }
         }
     }
 }
