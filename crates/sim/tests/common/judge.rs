@@ -485,7 +485,7 @@ impl Judged {
     }
 
     /// The same, of certain devices.
-    pub fn release_only(&mut self, which: fn(Target) -> bool) {
+    pub fn release_only(&mut self, which: impl Fn(Target) -> bool) {
         for todo in std::mem::take(&mut self.held) {
             let (Todo::Device(target, ..) | Todo::Told(IoOp { target, .. }, _)) = &todo;
             match which(*target) {
