@@ -85,7 +85,7 @@ if ((${SEEDS:-10000} >= 10000)); then all_paths=(--all-paths); fi
 "$(target_dir)/debug/hearth-sim" --seeds "${SEEDS:-10000}" "${all_paths[@]}"
 
 step "Mutation check"
-cargo test --locked -p hearth-sim --features mutations --test mutations --test ordering --test stale --test aftermath --test rescued
+cargo test --locked -p hearth-sim --features mutations --test mutations --test ordering --test stale --test aftermath --test rescued --test evicted
 
 # Real clients meet what users run.
 step "Release build"

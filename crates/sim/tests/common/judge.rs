@@ -419,6 +419,12 @@ impl Judged {
         (0..self.flash.blocks()).find(is_it).expect("it is there")
     }
 
+    /// The block of flash with this content.
+    pub fn place_of(&self, content: &[u8]) -> usize {
+        let is_it = |i: &usize| self.flash.visible_block(*i)[..] == *content;
+        (0..self.flash.blocks()).find(is_it).expect("it is there")
+    }
+
     /// Fills flash with clean blocks of a disk, until eviction is near.
     pub fn fill(&mut self, disk: u16) {
         let mut at = 1024;
