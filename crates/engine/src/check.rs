@@ -142,7 +142,7 @@ impl Core {
         let mut reads = 0;
         for (_, op) in &self.ops {
             match op {
-                OpCtx::HitRead { slot, .. } | OpCtx::EvictRead { slot, .. } => {
+                OpCtx::HitRead { slot, .. } | OpCtx::Flash(FlashOp::Move { slot, .. }) => {
                     reads += 1;
                     pins[log.segment_of(*slot)] += 1;
                 }
@@ -195,11 +195,11 @@ impl Core {
             moving += u64::from(item.ends && matches!(item.token.then, Then::Moved));
         }
         for (_, op) in &self.ops {
-            if let OpCtx::EvictRead { count, .. } = op {
+            if let OpCtx::Flash(FlashOp::Move { count, .. }) = op {
                 moving += u64::from(*count);
             }
         }
-        same("blocks being moved", self.flash.evict.moving.into(), moving)
+        same("blocks being moved", self.flash.moving().into(), moving)
     }
 
     /// Requests there are, of clients and of each disk, and what they hold.

@@ -6,17 +6,21 @@
 
 pub(crate) mod apply;
 pub(crate) mod left;
+mod moves;
+mod own;
+pub(crate) mod rest;
+mod room;
 pub(crate) mod route;
 mod starved;
 
 use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
-use crate::cache::index::{Key, SlotNo};
+use crate::cache::index::SlotNo;
 use crate::core::apply::Flash;
 use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
-use crate::faults::{Fault, Faults};
+use crate::faults::Faults;
 use crate::flash::device::FlashOp;
 use crate::ids::ReqId;
 use crate::lanes::Shared;
@@ -131,10 +135,6 @@ pub(crate) enum OpCtx {
     Ahead {
         read: usize,
     },
-    EvictRead {
-        slot: SlotNo,
-        count: u32,
-    },
 }
 
 impl From<FlashOp> for OpCtx {
@@ -247,7 +247,6 @@ impl Core {
             }
             OpCtx::DestageRead { job, slot } => self.destage_read_done(job, slot, done, now, fx),
             OpCtx::DestageWrite { job } => self.destage_write_done(job, done.result, now, fx),
-            OpCtx::EvictRead { slot, count } => self.evict_read_done(slot, count, done, now),
         }
     }
 
@@ -276,7 +275,7 @@ impl Core {
     /// Work that any event may have made possible. Called after every batch of events.
     pub fn settle(&mut self, now: u64, fx: &mut Effects) {
         self.pump(now, fx);
-        self.evict_step(now, fx);
+        self.make_room(now, fx);
         self.wake_stalled(now, fx);
         self.destage_step(now, fx);
         self.pump(now, fx);
@@ -318,61 +317,6 @@ impl Core {
             50_000_000
         } else {
             500_000_000
-        }
-    }
-
-    /// Takes a block out of the index; true if it was there.
-    pub fn forget_block(&mut self, disk: DiskId, block: u64, now: u64) -> bool {
-        let key = Key::new(disk, block);
-        let Some(slot) = self.cache.index.get(key) else {
-            return false;
-        };
-        let dirty = self.cache.index.slot(slot).is_some_and(|s| s.dirty);
-        self.cache.index.remove(key);
-        self.flash.slot_emptied(slot, dirty);
-        let stays = self.opts.faults.has(Fault::CachedStaysCounted);
-        if let Some(d) = self.disk_mut(disk) {
-            d.cached -= u64::from(!stays);
-            if dirty {
-                d.no_longer_dirty(block);
-            }
-        }
-        if dirty {
-            self.dirty_total -= 1;
-            self.note_clean(disk, now);
-        }
-        true
-    }
-
-    /// Takes every cached block of a range out of the index; true if there was one.
-    pub fn forget_range(&mut self, disk: DiskId, start: u64, end: u64, now: u64) -> bool {
-        let mut any = false;
-        if end - start <= u64::from(self.cache.index.slots()) {
-            for block in start..end {
-                any |= self.forget_block(disk, block, now);
-            }
-        } else {
-            // A huge range: cheaper to look at every slot than at every block.
-            for slot in 0..self.cache.index.slots() {
-                if let Some(info) = self.cache.index.slot(slot)
-                    && info.key.disk() == disk
-                    && (start..end).contains(&info.key.block())
-                {
-                    any |= self.forget_block(disk, info.key.block(), now);
-                }
-            }
-        }
-        any
-    }
-
-    /// Keeps "dirty for" honest.
-    pub fn note_clean(&mut self, disk: DiskId, now: u64) {
-        let _ = now;
-        if let Some(d) = self.disk_mut(disk)
-            && !d.is_dirty()
-        {
-            d.dirty_since_ns = 0;
-            d.origin.destage.trouble = None;
         }
     }
 }

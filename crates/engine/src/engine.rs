@@ -434,7 +434,7 @@ impl Engine {
             return Err(ControlError::Busy);
         }
         let blocks = d.blocks.max(1 << 36);
-        core.forget_range(id, 0, blocks, 0);
+        core.forget_range(id, 0, blocks);
         core.stage_forget(id, 0, u64::MAX);
         core.change_zeros(id, RunSet::clear);
         if let Some(d) = core.disk_mut(id) {
@@ -545,7 +545,7 @@ impl Engine {
                 took(Path::LossAcceptedBehindWrite);
                 continue;
             }
-            core.forget_block(id, *block, 0);
+            core.forget_block(id, *block);
             if core.flash.failed {
                 took(Path::LossAcceptedFailed);
                 continue;
@@ -770,7 +770,7 @@ impl Engine {
     /// Nothing is in flight, everything is durable: [`close`](Self::close) may be called.
     pub fn idle(&self) -> bool {
         let core = self.core();
-        let busy_evict = core.flash.evict.moving > 0;
+        let busy_evict = core.flash.moving() > 0;
         let intents = core.disks.iter().flatten().any(|d| {
             d.attached && (!d.origin.intents.is_empty() || d.origin.sync.is_flushing())
                 || !d.origin.destage.written.is_empty()
@@ -898,7 +898,7 @@ impl Engine {
             core.flash.log.sealing.len(),
             core.reqs.stalled.len(),
             core.reqs.stalled_through.len(),
-            core.flash.evict,
+            core.flash.eviction(),
             core.destaging.jobs.len(),
             core.dirty_total,
             core.flash.log.next_ord,

@@ -30,7 +30,7 @@ impl Core {
                 break;
             };
             self.close_idle_intents(disk, now, fx);
-            self.trim_own_overuse(disk, now);
+            self.trim_own_overuse(disk);
             if self.disk(disk).is_some_and(Disk::is_restless) {
                 self.ready.touch(disk);
             }

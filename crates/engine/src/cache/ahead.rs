@@ -322,7 +322,7 @@ impl Core {
                     unused: (!used).then_some(r.source),
                 }
             };
-            self.stage_put(r.disk, r.block, &r.data, stay, now);
+            self.stage_put(r.disk, r.block, &r.data, stay);
         } else {
             self.waste(r.disk, r.source, r.unused());
         }
@@ -330,7 +330,7 @@ impl Core {
             if valid {
                 self.copy_joined(j, &r);
             } else {
-                self.read_range(j.req, j.block, j.block + j.count, Fill::Cached, now, fx);
+                self.read_range(j.req, j.block, j.block + j.count, Fill::Cached, fx);
             }
             self.read_part_done(j.req, now, fx);
         }

@@ -264,7 +264,7 @@ impl Core {
     /// While flash fills for the first time everything is welcome.
     pub fn filling(&self) -> bool {
         // Eviction keeps as many ready and no more.
-        self.opts.first_fill && self.flash.log.free.len() > self.free_target()
+        self.opts.first_fill && self.flash.log.free.len() > self.flash.free_target()
     }
 
     /// Keeps a copy of a run in RAM, with what `stay` says of each block (by its place in the
@@ -276,20 +276,19 @@ impl Core {
         block: u64,
         data: &BufSlice,
         stay: impl Fn(u64) -> Stay,
-        now: u64,
     ) {
         for (i, bytes) in (0..).zip(data.bytes().chunks_exact(BYTES)) {
             let key = policy_key(disk, block + i);
             if self.cache.stage.contains(key) {
                 continue;
             }
-            self.unstage_oldest(now);
+            self.unstage_oldest();
             self.cache.stage.put(key, bytes, stay(i));
         }
     }
 
     /// Empties the oldest place of the stage; its block goes to flash or is dropped.
-    fn unstage_oldest(&mut self, now: u64) {
+    fn unstage_oldest(&mut self) {
         let full = !self.filling();
         let Some((key, stay)) = self.cache.stage.take_oldest() else {
             return;
@@ -302,7 +301,7 @@ impl Core {
         };
         if let Some(freq) = freq
             && self.has_fill_room(disk, 1)
-            && self.own_room(disk, 1, now)
+            && self.own_room(disk, 1)
         {
             let data = one_block(self.cache.stage.oldest_data());
             self.fill(disk, block, data, freq);
@@ -316,8 +315,8 @@ impl Core {
     }
 
     /// Moves a staged block, of which `data` is a copy, on to flash, because a client asked for it there.
-    pub fn promote(&mut self, disk: DiskId, block: u64, data: &BufSlice, now: u64) {
-        if !self.admit(disk, block, 1, true, now) {
+    pub fn promote(&mut self, disk: DiskId, block: u64, data: &BufSlice) {
+        if !self.admit(disk, block, 1, true) {
             return;
         }
         self.stage_forget(disk, block, block + 1);
@@ -351,7 +350,7 @@ impl Core {
 
     /// Is the disk within its maximum with `count` more blocks, if need be at the cost of others
     /// of its own?
-    pub fn own_room(&mut self, disk: DiskId, count: u64, now: u64) -> bool {
+    pub fn own_room(&mut self, disk: DiskId, count: u64) -> bool {
         let Some(d) = self.disk(disk) else {
             return true;
         };
@@ -361,7 +360,7 @@ impl Core {
         }
         // Far above it, after it was lowered, it comes down with every fill.
         let more = count.min(d.excess());
-        self.make_own_room(disk, count + more, now)
+        self.make_own_room(disk, count + more)
     }
 
     /// Policy's word on a run that has not been in the stage. What was `asked` for needs no
@@ -412,9 +411,7 @@ impl Core {
                 self.cache.rival_at = (number, 0);
             }
             let at = &mut self.cache.rival_at.1;
-            if self.flash.evict.current == Some(seg) {
-                *at = self.flash.evict.at.max(*at);
-            }
+            *at = self.flash.sifted(seg).max(*at);
             if *at >= log.data_blocks {
                 place += 1;
                 continue;

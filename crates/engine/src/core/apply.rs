@@ -64,6 +64,11 @@ impl Token for Purpose {
         then: Then::Nothing,
     };
 
+    const RELOGGED: Purpose = Purpose {
+        apply: Apply::Again,
+        then: Then::Relogged,
+    };
+
     fn is_awaited(&self) -> bool {
         let by_nobody = matches!(self.then, Then::Nothing | Then::Ticket { .. } | Then::Moved);
         !by_nobody || matches!(self.apply, Apply::Dirty)
@@ -90,20 +95,6 @@ impl Flash {
     /// Appends a record about a run of blocks; returns its number.
     pub fn record(&mut self, kind: Kind, disk: DiskId, block: u64, count: u64, then: Then) -> u64 {
         let apply = Apply::Record;
-        self.log
-            .record(kind, disk, block, count, Purpose { apply, then })
-    }
-
-    /// The same, for a record that only repeats an older one.
-    pub fn record_again(
-        &mut self,
-        kind: Kind,
-        disk: DiskId,
-        block: u64,
-        count: u64,
-        then: Then,
-    ) -> u64 {
-        let apply = Apply::Again;
         self.log
             .record(kind, disk, block, count, Purpose { apply, then })
     }
@@ -239,8 +230,8 @@ impl Core {
                 d.drop_ticket(ticket);
             }
             Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
-            Then::Relogged => self.flash.evict.relogged = true,
-            Then::Moved => self.flash.evict.moving -= 1,
+            Then::Relogged => self.flash.relogged(),
+            Then::Moved => self.flash.moved(),
         }
     }
 
@@ -307,7 +298,7 @@ impl Core {
         }
         let end = block + u64::from(count);
         if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
-            self.forget_range(disk, block, end, now);
+            self.forget_range(disk, block, end);
         }
         let newest = self.opts.faults.has(Fault::OldestZerosForgotten);
         let d = self.known_mut(disk);

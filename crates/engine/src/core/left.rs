@@ -90,7 +90,7 @@ impl Core {
                     let d = self.known_mut(disk);
                     d.drop_ticket(ticket);
                 }
-                Then::Moved => self.flash.evict.moving -= 1,
+                Then::Moved => self.flash.moved(),
                 _ => {}
             }
         }

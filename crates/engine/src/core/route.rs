@@ -80,6 +80,7 @@ impl Core {
                     self.flash.flush_again(now);
                 }
             }
+            FlashOp::Move { slot, count } => self.move_read_done(slot, count, done, now),
             FlashOp::Trim { seg } => self.flash.trim_ended(seg),
             FlashOp::Mark => self.flash.mark_ended(done.op.kind, done.result.is_ok()),
             FlashOp::Floor => self.flash.floor_ended(&done.result, now),

@@ -21,7 +21,7 @@ impl Core {
             return false;
         }
         self.cancel_moves();
-        self.flash.evict.wants_clean = true;
+        self.flash.want_clean();
         if !self.flash.floor_frees() {
             return false;
         }
@@ -71,7 +71,7 @@ impl Core {
 
     /// What was to be moved stays where it is: there is no place for it.
     fn cancel_moves(&mut self) {
-        if self.flash.evict.moving == 0 {
+        if self.flash.moving() == 0 {
             return;
         }
         let mut moves: Vec<(SlotNo, u32, bool, DiskId)> = Vec::new();
@@ -85,7 +85,9 @@ impl Core {
         });
         for (old, count, counts, disk) in moves {
             self.ready.touch(disk);
-            self.flash.evict.moving -= u32::from(counts);
+            if counts {
+                self.flash.moved();
+            }
             for slot in old..old + count {
                 self.cache.index.set_mark(slot, false);
             }
@@ -112,30 +114,14 @@ impl Core {
         self.flash.log.requeue(Vec::new());
     }
 
-    /// Drops the block in a slot of the oldest segment if the origin has it. Without a record: the
-    /// segment goes as a whole. That a write to the block is queued is no obstacle, it does
-    /// not need the old content.
-    pub fn drop_clean(&mut self, slot: SlotNo, now: u64) {
-        let Some(info) = self.cache.index.slot(slot) else {
-            return;
-        };
-        if info.dirty || self.cache.index.slot_mark(slot) {
-            return;
-        }
-        if self.drop_orphan(slot) {
-            return;
-        }
-        let (disk, block) = (info.key.disk(), info.key.block());
-        self.evict_block(disk, block, slot, now);
-    }
-
-    /// The origin has a block of the oldest segment durably, and a newer write to it is queued: it
+    /// The origin has a block durably whose segment goes next, and a newer write to it is queued: it
     /// cannot be called clean in the log, but dropped with its segment.
-    pub fn let_go(&mut self, disk: DiskId, block: u64, slot: SlotNo, now: u64) {
-        let oldest = self.flash.log.order.front().copied();
+    pub fn let_go(&mut self, disk: DiskId, block: u64, slot: SlotNo) {
         let here = self.cache.index.get(Key::new(disk, block)) == Some(slot);
-        if here && oldest == Some(self.flash.log.segment_of(slot) as u32) {
-            self.evict_block(disk, block, slot, now);
+        let seg = self.flash.log.segment_of(slot) as u32;
+        if here && self.flash.is_next(seg) {
+            let (flash, mut rest) = self.apart();
+            flash.drop_copy(slot, &mut rest);
         }
     }
 
@@ -143,9 +129,7 @@ impl Core {
     /// intents are given up.
     pub fn needs_no_relog(&self, seg: u32) -> bool {
         let seq = self.flash.log.segments[seg as usize].seq;
-        // Where a record lies is noted when it is queued, so if that is as far as it got, nobody
-        // knows what still lies here.
-        let unsure = self.flash.evict.relog_sent && !self.flash.evict.relogged;
+        let unsure = self.flash.is_relog_unsure();
         let mut noted = self.ready.noted.iter().filter_map(|disk| self.disk(disk));
         noted.all(|d| match d.zero_seg_seq {
             _ if unsure => d.zero.is_empty(),

@@ -84,7 +84,7 @@ impl Core {
     fn padding_is_void(&mut self, id: DiskId) -> bool {
         let Some(d) = self.disk(id) else { return true };
         let (last, voiding) = (d.blocks.saturating_sub(1), d.voiding);
-        let cached = self.forget_block(id, last, 0);
+        let cached = self.forget_block(id, last);
         if self.flash.failed {
             // Nothing clean on it is believed again.
             return true;
@@ -115,7 +115,7 @@ impl Core {
             .and_then(|s| self.cache.index.slot(s))
             .is_some_and(|s| !s.dirty);
         if old % BLOCK != 0 && size > old && clean {
-            self.forget_block(id, last, 0);
+            self.forget_block(id, last);
             self.record_drop(id, last, 1);
             self.flash.log.urgent = true;
         }
@@ -133,7 +133,7 @@ impl Core {
         }
         let beyond: Vec<u64> = d.dirty.range(blocks, u64::MAX).collect();
         for block in beyond {
-            self.forget_block(id, block, 0);
+            self.forget_block(id, block);
         }
     }
 }

@@ -171,7 +171,7 @@ impl Core {
             }
         }
         let forgets = self.opts.faults.has(Fault::CheckpointNoEviction);
-        let evicting = match self.flash.evict.current {
+        let evicting = match self.flash.victim() {
             Some(seg) if !forgets => seg + 1,
             _ => 0,
         };
@@ -310,13 +310,11 @@ impl Core {
             }
         }
         // Copies of this segment may be gone that the log still has.
-        let oldest = self.flash.log.order.front().copied();
-        self.flash.evict.current = match r.u32() {
-            Some(evicting) => oldest.filter(|seg| seg + 1 == evicting),
-            // Written before this was noted: it may be so.
-            None => oldest,
-        };
-        if let Some(seg) = self.flash.evict.current {
+        let evicting = r.u32();
+        // Of what was written before this was noted it may be so.
+        self.flash
+            .resume_victim(|seg| evicting.is_none_or(|e| e == seg + 1));
+        if let Some(seg) = self.flash.victim() {
             let seq = self.flash.log.segments[seg as usize].seq;
             for d in self.disks.iter_mut().flatten() {
                 d.evicted_seq = seq;

@@ -26,6 +26,8 @@ const SAMPLES_MAX: u64 = 64;
 pub(crate) trait Token: Copy + Debug {
     /// Of a record of the device's own: nobody waits for it, and it changes nothing.
     const OWN: Self;
+    /// Of the last record that eviction logs again before its segment is freed.
+    const RELOGGED: Self;
     /// Does somebody wait for it? Else it may gather with others.
     fn is_awaited(&self) -> bool;
     /// Is it a block that lay elsewhere on flash before?
@@ -65,6 +67,8 @@ pub(crate) enum FlashOp {
     Summary { seg: u32 },
     /// Makes durable what had been applied when it was sent.
     Flush { ord: u64, seq: u64 },
+    /// Reads blocks that eviction moves.
+    Move { slot: Slot, count: u32 },
     /// Discards a freed segment.
     Trim { seg: u32 },
     /// A step of noting on the device that it was given up.
@@ -84,7 +88,7 @@ pub(crate) struct FlashDevice<U: Users> {
     pub out: Outbox<FlashOp, FlashEvent<U>>,
     pub flush_inflight: bool,
     pub waiters: Vec<Waiting<U::Waiter>>,
-    pub evict: Evict,
+    pub(in crate::flash) evict: Evict,
     pub rescue: Rescue,
     pub failed: bool,
     /// Why, if so.

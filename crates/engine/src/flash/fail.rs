@@ -110,7 +110,7 @@ impl<U: Users> FlashDevice<U> {
                     // Nothing of it is on flash, and a tail must not be looked for there.
                     self.log.order.retain(|seg| *seg != s.seg);
                     self.log.segments[s.seg as usize].state = SegState::Bad;
-                    self.evict.current = self.evict.current.filter(|seg| *seg != s.seg);
+                    self.not_a_victim(s.seg);
                 }
             } else {
                 self.log.sealing.push(s);

@@ -249,7 +249,7 @@ impl Core {
             let seq = self.flash.log.segments[self.flash.log.segment_of(slot)].seq;
             if !info.dirty && seq < self.flash.sb.clean_floor {
                 took(Path::CleanFloorApplied);
-                self.forget_block(info.key.disk(), info.key.block(), 0);
+                self.forget_block(info.key.disk(), info.key.block());
             }
         }
     }
@@ -304,7 +304,7 @@ impl Core {
                 && !self.opts.faults.has(Fault::DropIntent)
                 && !self.opts.faults.has(Fault::TrustIntentRegions)
             {
-                self.forget_block(disk, block, 0);
+                self.forget_block(disk, block);
             }
         }
         for ((disk, region), seg_seq) in intents {
@@ -586,10 +586,10 @@ impl Core {
             Kind::CleanedRun => self.replay_cleaned(e.disk, e.block, end),
             Kind::DropRun if self.opts.faults.has(Fault::ReplayNoDrops) => {}
             Kind::DropRun => {
-                self.forget_range(e.disk, e.block, end, 0);
+                self.forget_range(e.disk, e.block, end);
             }
             Kind::ZeroRun => {
-                self.forget_range(e.disk, e.block, end, 0);
+                self.forget_range(e.disk, e.block, end);
                 if let Some(d) = self.disk_mut(e.disk) {
                     d.zero_seg_seq.get_or_insert(seg_seq);
                 }

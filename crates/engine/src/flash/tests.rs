@@ -3,28 +3,33 @@
 use crate::api::FlashFault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
+use crate::flash::evict::{Contents, Fate, Said, Terms};
 use crate::flash::fail::{Noted, Promise};
-use crate::flash::log::{Item, SegState};
+use crate::flash::log::{Item, SegState, Slot};
 use hearth_format::{Kind, Layout, Superblock, Uuid};
 use hearth_io::{Buf, IoError, OpKind, Target};
 use smallvec::smallvec;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A token somebody waits for, or nobody does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
     Own,
+    Relogged,
+    Moved(u64),
     Awaited(u32),
 }
 
 impl Token for Mark {
     const OWN: Mark = Mark::Own;
+    const RELOGGED: Mark = Mark::Relogged;
 
     fn is_awaited(&self) -> bool {
-        matches!(self, Mark::Awaited(_))
+        matches!(self, Mark::Awaited(_) | Mark::Relogged)
     }
 
     fn is_move(&self) -> bool {
-        false
+        matches!(self, Mark::Moved(_))
     }
 }
 
@@ -369,4 +374,213 @@ fn many_places_that_cannot_be_read_are_a_failed_device_and_one_is_not() {
         d.read_failed(0);
     }
     assert!(d.failed);
+}
+
+/// What lies on a device, as a cache of one disk without any policy would know it.
+#[derive(Default)]
+struct Shelf {
+    /// Block and dirtiness by slot.
+    slots: BTreeMap<Slot, (u64, bool)>,
+    /// Clean blocks that are worth being moved.
+    used: BTreeSet<u64>,
+    moving: BTreeSet<Slot>,
+    /// What was recorded and holds, with the number of its segment.
+    said: Vec<(Said, u64)>,
+    /// Records are about to change.
+    unsettled: bool,
+}
+
+impl Shelf {
+    /// What was just written is in the cache: `count` blocks from `block`, from `slot` on.
+    fn fill(&mut self, d: &mut Device, slot: Slot, block: u64, count: u32, dirty: bool) {
+        for i in 0..count {
+            self.slots.insert(slot + i, (block + u64::from(i), dirty));
+            d.slot_filled(slot + i, dirty);
+        }
+    }
+}
+
+impl Contents for Shelf {
+    fn look(&self, slot: Slot, terms: &Terms) -> Fate {
+        match self.slots.get(&slot) {
+            None => Fate::Stays,
+            Some(_) if self.moving.contains(&slot) => Fate::Stays,
+            Some((_, true)) if terms.dirty_stays || terms.starved => Fate::Stays,
+            Some((block, false)) if !terms.may_keep_used || !self.used.contains(block) => {
+                Fate::Goes
+            }
+            Some(_) => Fate::Moves { alone: false },
+        }
+    }
+
+    fn drop_copy(&mut self, slot: Slot, _: u64) -> bool {
+        self.slots.remove(&slot).expect("it was looked at").1
+    }
+
+    fn drop_orphan(&mut self, slot: Slot) {
+        panic!("slot {slot} was called no orphan");
+    }
+
+    fn set_moving(&mut self, slot: Slot) -> u32 {
+        self.moving.insert(slot);
+        0
+    }
+
+    fn still_said(&mut self, seq: u64) -> Option<Vec<Said>> {
+        let said = self.said.iter().filter(|(_, at)| *at <= seq);
+        (!self.unsettled).then(|| said.map(|(said, _)| *said).collect())
+    }
+
+    fn said_again(&mut self, said: &Said, seq: u64) {
+        let same = self.said.iter_mut().find(|(s, _)| s == said);
+        same.expect("it was said before").1 = seq;
+    }
+}
+
+/// A device on which room is short: all segments but the last two are full, each of `dirty` dirty blocks
+/// and else of clean ones.
+fn short_of_room(dirty: u32) -> (Device, Shelf) {
+    let mut d = device();
+    let mut shelf = Shelf::default();
+    let count = 200;
+    while d.log.free.len() > 2 {
+        // A whole segment: what is left of it has no room for the next run's descriptor and blocks.
+        let seg = *d.log.free.front().expect("one is free");
+        let block = u64::from(seg) * 1000;
+        append(&mut d, block, count, 1);
+        write_all(&mut d);
+        let slot = seg * SEGMENT_BLOCKS + 1;
+        shelf.fill(&mut d, slot, block, dirty, true);
+        shelf.fill(
+            &mut d,
+            slot + dirty,
+            block + u64::from(dirty),
+            count - dirty,
+            false,
+        );
+        d.roll();
+        write_all(&mut d);
+    }
+    make_durable(&mut d);
+    (d, shelf)
+}
+
+/// The reads among what it wants done.
+fn moves(ops: &[FlashOp]) -> Vec<(Slot, u32)> {
+    let read = |op: &FlashOp| match op {
+        FlashOp::Move { slot, count } => Some((*slot, *count)),
+        _ => None,
+    };
+    ops.iter().filter_map(read).collect()
+}
+
+#[test]
+fn the_oldest_segment_goes_and_only_when_room_is_short() {
+    let mut d = device();
+    assert_eq!(d.next_victim(), None);
+    let (mut d, mut shelf) = short_of_room(0);
+    let (seg, begins) = d.next_victim().expect("room is short");
+    assert!(begins && d.is_next(seg));
+    assert_eq!(d.log.order.front(), Some(&seg));
+    assert_eq!(d.next_victim(), Some((seg, false)), "one after the other");
+
+    d.sift(seg, &mut shelf, 0);
+    assert!(sent(&mut d).is_empty(), "nothing in it is worth a read");
+    assert!(d.is_victim_empty(seg) && d.say_again(seg, &mut shelf));
+    d.free_victim(seg);
+    assert!(matches!(
+        d.log.segments[seg as usize].state,
+        SegState::Freeing { .. }
+    ));
+    let next = d.next_victim().expect("room is still short").0;
+    assert_ne!(next, seg);
+    // As many as are to be free are on their way.
+    while let Some((seg, _)) = d.next_victim() {
+        d.sift(seg, &mut shelf, 0);
+        d.free_victim(seg);
+    }
+    assert_eq!(d.log.free.len() + d.log.freeing.len(), d.free_target());
+}
+
+#[test]
+fn what_is_in_use_is_moved_before_its_segment_is_freed() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (seg, _) = d.next_victim().expect("room is short");
+    let first = seg * SEGMENT_BLOCKS + 1;
+    let block = u64::from(seg) * 1000;
+    shelf.used.extend([block, block + 1, block + 7]);
+    d.sift(seg, &mut shelf, 0);
+    assert_eq!(moves(&sent(&mut d)), [(first, 2), (first + 7, 1)]);
+    assert_eq!((d.moving(), d.log.segments[seg as usize].live), (3, 3));
+    assert!(!d.is_victim_empty(seg));
+
+    // The reads have ended; what was read is appended, and lies elsewhere then.
+    for (slot, count) in [(first, 2), (first + 7, 1)] {
+        d.move_read_ended(slot, count);
+        for slot in slot..slot + count {
+            let (block, dirty) = shelf.slots[&slot];
+            let data = Buf::zeroed(4096).all();
+            d.append_moved(Kind::Clean, 1, block, data, 0, Mark::Moved(block));
+            shelf.slots.remove(&slot);
+            d.slot_emptied(slot, dirty);
+        }
+    }
+    assert_eq!(d.moving(), 3);
+    assert!(
+        !d.is_victim_empty(seg),
+        "the only good copy is not on flash yet"
+    );
+    d.moves_go_on(true);
+    d.pump(0);
+    let seq = batches(&sent(&mut d))[0];
+    let marks = written(&mut d, seq);
+    assert_eq!(marks.len(), 3);
+    assert!(marks.iter().all(|m| matches!(m, Mark::Moved(_))));
+    marks.iter().for_each(|_| d.moved());
+    assert!(d.is_victim_empty(seg));
+}
+
+#[test]
+fn a_segment_that_is_mostly_dirty_waits_for_the_destager() {
+    let (mut d, mut shelf) = short_of_room(199);
+    let (seg, _) = d.next_victim().expect("room is short");
+    assert!(!d.wants_clean());
+    d.sift(seg, &mut shelf, 0);
+    assert!(d.wants_clean() && moves(&sent(&mut d)).is_empty());
+    let s = d.log.segments[seg as usize];
+    assert_eq!((s.live, s.dirty), (199, 199), "what is clean has gone");
+
+    // One with less of it is moved on.
+    let (mut d, mut shelf) = short_of_room(30);
+    let (seg, _) = d.next_victim().expect("room is short");
+    d.sift(seg, &mut shelf, 0);
+    assert!(!d.wants_clean());
+    assert_eq!(moves(&sent(&mut d)), [(seg * SEGMENT_BLOCKS + 1, 30)]);
+}
+
+#[test]
+fn what_a_segment_says_is_on_flash_again_before_it_goes() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (seg, _) = d.next_victim().expect("room is short");
+    let seq = d.log.segments[seg as usize].seq;
+    let zeros = |block| Said {
+        kind: Kind::ZeroRun,
+        disk: 1,
+        block,
+        count: 8,
+    };
+    shelf.said = vec![(zeros(0), seq), (zeros(100), seq), (zeros(200), seq + 1)];
+    shelf.unsettled = true;
+    assert!(!d.say_again(seg, &mut shelf) && d.log.queue.is_empty());
+    shelf.unsettled = false;
+    assert!(!d.say_again(seg, &mut shelf) && d.is_relog_unsure());
+    assert_eq!(d.log.queue.len(), 2, "the third lies in another segment");
+    assert!(shelf.said.iter().all(|(_, at)| *at > seq));
+    assert!(!d.say_again(seg, &mut shelf));
+    assert_eq!(d.log.queue.len(), 2, "said twice");
+    d.pump(0);
+    let batch = batches(&sent(&mut d))[0];
+    assert_eq!(written(&mut d, batch), [Mark::Own, Mark::Relogged]);
+    d.relogged();
+    assert!(d.say_again(seg, &mut shelf) && !d.is_relog_unsure());
 }

@@ -18,11 +18,10 @@ impl Core {
     pub fn publish_pool(&self, now: u64) {
         let open = !self.quiescing && !self.flash.failed && self.flash.ewma_ns <= SLOW_NS;
         self.shared.open(open);
-        if self.flash.evict.current.is_none() {
+        if self.flash.victim().is_none() {
             self.shared.want(false);
         }
-        let work =
-            self.dirty_total > 0 || self.flash.evict.current.is_some() || !self.flash.log.quiet();
+        let work = self.dirty_total > 0 || self.flash.victim().is_some() || !self.flash.log.quiet();
         self.shared.settle_later(now, work);
     }
 

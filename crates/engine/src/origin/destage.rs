@@ -153,7 +153,7 @@ impl Core {
         if !self.reqs.stalled.is_empty()
             || self.flash.failed
             || over(self.haste_percent())
-            || self.flash.evict.wants_clean
+            || self.flash.wants_clean()
         {
             return Need::Urgent;
         }
@@ -825,7 +825,7 @@ impl Core {
                         push_run(&mut runs, Kind::CleanedRun, block, 1);
                     } else if stuck {
                         took(Path::StuckLetGo);
-                        self.let_go(disk, block, slot, now);
+                        self.let_go(disk, block, slot);
                     }
                 }
                 Written::Zero { block, count } => {
@@ -858,7 +858,7 @@ impl Core {
             d.cleaned_ord = ord;
         }
         self.forget_void(disk);
-        self.note_clean(disk, now);
+        self.note_clean(disk);
         self.wake_clean_waiters(disk, now, fx);
     }
 

@@ -92,13 +92,13 @@ impl Core {
         let (disk, start) = (self.reqs[id].disk, offset / 4096);
         let end = (offset + len).div_ceil(4096);
         if !client || !self.reads_ahead(disk) {
-            self.read_range(id, start, end, fill, now, fx);
+            self.read_range(id, start, end, fill, fx);
         } else {
             let mut wishes = std::mem::take(&mut self.cache.ahead.wishes);
             wishes.clear();
             let (key, count) = (policy_key(disk, start), (end - start) as u32);
             let in_stream = self.cache.policy.read(key, count, &mut wishes);
-            self.read_range(id, start, end, fill, now, fx);
+            self.read_range(id, start, end, fill, fx);
             if self.reqs[id].read().waited {
                 self.cache.policy.waited(key, count, in_stream, &mut wishes);
             }
@@ -119,15 +119,7 @@ impl Core {
     }
 
     /// Issues what brings blocks `start..end` into the request's buffer.
-    pub fn read_range(
-        &mut self,
-        id: ReqId,
-        start: u64,
-        end: u64,
-        fill: Fill,
-        now: u64,
-        fx: &mut Effects,
-    ) {
+    pub fn read_range(&mut self, id: ReqId, start: u64, end: u64, fill: Fill, fx: &mut Effects) {
         let (disk, client, base) = {
             let r = &self.reqs[id];
             (r.disk, r.is_clients(), r.offset / 4096)
@@ -155,7 +147,6 @@ impl Core {
                 piece(start, end - start),
                 fill,
                 mode,
-                now,
                 fx,
             );
             return;
@@ -193,7 +184,7 @@ impl Core {
                         d.counters.stage_hit_bytes += 4096;
                     }
                     if fill == Fill::Allowed && self.is_prefetch(id) {
-                        self.promote(disk, b, &piece(b, 1), now);
+                        self.promote(disk, b, &piece(b, 1));
                     }
                     b += 1;
                     continue;
@@ -217,14 +208,14 @@ impl Core {
                 if counts {
                     self.count_uses(disk, b, b + n, Use::Miss);
                 }
-                self.miss(id, b, n, piece(b, n), fill, mode, now, fx);
+                self.miss(id, b, n, piece(b, n), fill, mode, fx);
                 b += n;
                 continue;
             };
             let info = self.cache.index.slot(slot);
             let dirty = info.is_some_and(|i| i.dirty);
             if info.is_some_and(|i| i.lost) && self.opts.faults.has(Fault::ServeLost) {
-                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, now, fx);
+                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, fx);
                 b += 1;
                 continue;
             }
@@ -234,7 +225,7 @@ impl Core {
                 continue;
             }
             if !dirty && self.avoid_flash(disk, mode) {
-                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, now, fx);
+                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, fx);
                 b += 1;
                 continue;
             }
@@ -320,7 +311,6 @@ impl Core {
         data: BufSlice,
         fill: Fill,
         mode: Mode,
-        now: u64,
         fx: &mut Effects,
     ) {
         let (disk, client) = {
@@ -342,7 +332,7 @@ impl Core {
             });
         let stage =
             cacheable && !prefetch && !self.filling() && count <= self.cache.stage.run_max();
-        let admit = stage || cacheable && self.admit(disk, block, count, prefetch, now);
+        let admit = stage || cacheable && self.admit(disk, block, count, prefetch);
         let asked = count;
         let (mut block, mut count, mut data, mut copy) = (block, count, data, false);
         if admit && let Some((wide_block, wide_count)) = self.widen(disk, block, count) {
@@ -389,10 +379,10 @@ impl Core {
     }
 
     /// Decides whether a missed run goes on flash without waiting in RAM.
-    pub fn admit(&mut self, disk: u16, block: u64, count: u64, asked: bool, now: u64) -> bool {
+    pub fn admit(&mut self, disk: u16, block: u64, count: u64, asked: bool) -> bool {
         self.has_fill_room(disk, count)
             && self.deserves(disk, block, asked)
-            && self.own_room(disk, count, now)
+            && self.own_room(disk, count)
     }
 
     /// The run to fill for a disk with cache blocks above 4 KiB: up to the unit's limits, as far
@@ -518,13 +508,13 @@ impl Core {
                     }
                 };
                 if again {
-                    self.read_again(id, block, now, fx);
+                    self.read_again(id, block, fx);
                 } else {
                     self.reqs[id].failed = Some(ReqError::Io);
                 }
                 return;
             }
-            self.forget_block(disk, block, now);
+            self.forget_block(disk, block);
             // Without the record, a crash could bring the copy back after the origin changed;
             // but a newer record in the queue replaces it anyway, and must not be voided.
             if !self.superseding(disk, block, block + 1) {
@@ -533,11 +523,11 @@ impl Core {
             let d = self.known_mut(disk);
             d.counters.bad_clean_blocks += 1;
         }
-        self.read_again(id, block, now, fx);
+        self.read_again(id, block, fx);
     }
 
     /// Looks again for one block of a read, wherever it is by now.
-    fn read_again(&mut self, id: ReqId, block: u64, now: u64, fx: &mut Effects) {
+    fn read_again(&mut self, id: ReqId, block: u64, fx: &mut Effects) {
         let (start, end) = self.blocks_of(id);
         let read = self.reqs[id].read_mut();
         read.retries += 1;
@@ -545,7 +535,7 @@ impl Core {
             self.reqs[id].failed = Some(ReqError::Io);
             return;
         }
-        self.read_range(id, block, block + 1, Fill::Cached, now, fx);
+        self.read_range(id, block, block + 1, Fill::Cached, fx);
     }
 
     /// Notes that the only copy of a dirty block is bad.
@@ -601,7 +591,7 @@ impl Core {
                     covered: false,
                     unused: None,
                 };
-                self.stage_put(miss.disk, miss.block, &miss.data, |_| stay, now);
+                self.stage_put(miss.disk, miss.block, &miss.data, |_| stay);
             }
         }
         self.read_part_done(id, now, fx);

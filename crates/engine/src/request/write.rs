@@ -758,13 +758,13 @@ impl Core {
         let op = self.reqs[id].op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.
-        let evicting = (self.flash.evict.current.is_some() || !self.flash.log.freeing.is_empty())
-            && !self.opts.faults.has(Fault::ForgetEvictedCopies);
+        let evicting =
+            self.flash.holds_evicted() && !self.opts.faults.has(Fault::ForgetEvictedCopies);
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || !self.flash.failed;
         let cached = replaced
             && !self.opts.faults.has(Fault::KeepOverwritten)
-            && self.forget_range(disk, start, end, now);
+            && self.forget_range(disk, start, end);
         if self.flash.failed
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
@@ -786,7 +786,7 @@ impl Core {
             && !unguarded
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
-            && self.renew(id, disk, start, end, read, &done, now);
+            && self.renew(id, disk, start, end, read, &done);
         if had && !renewed && !self.flash.failed && !self.opts.faults.has(Fault::SkipDropRecord) {
             self.record_drop(disk, start, end - start);
         }
@@ -804,7 +804,6 @@ impl Core {
 
     /// Write-through: keeps what was written, in RAM at first or on flash. True if it was
     /// appended as the new clean copy, so that no record need say that the old one is void.
-    #[allow(clippy::too_many_arguments)]
     fn renew(
         &mut self,
         id: ReqId,
@@ -813,7 +812,6 @@ impl Core {
         end: u64,
         read: bool,
         done: &IoDone,
-        now: u64,
     ) -> bool {
         let d = self.known(disk);
         let (offset, bytes) = (done.op.offset, done.op.len);
@@ -840,14 +838,14 @@ impl Core {
                 covered: false,
                 unused: None,
             };
-            self.stage_put(disk, start, &data, |_| stay, now);
+            self.stage_put(disk, start, &data, |_| stay);
             return false;
         }
         let room = u64::from(self.flash.log.room()) >= count * 2;
         if !room || !(read || self.deserves(disk, start, false)) {
             return false;
         }
-        if !self.own_room(disk, count, now) {
+        if !self.own_room(disk, count) {
             return false;
         }
         let ticket = self.take_ticket(disk, start, end, false);

@@ -10,7 +10,6 @@
 //! make one more waits for the destager as a write does while too much is dirty.
 
 use crate::api::{DiskId, Effects, ReqOp};
-use crate::blocks::runset::RunSet;
 use crate::core::Core;
 use crate::core::apply::Then;
 use crate::ids::ReqId;
@@ -29,25 +28,6 @@ pub(crate) const ROOM_MIN: u32 = 4;
 const OWN_SHARE: u64 = 10;
 
 impl Core {
-    /// Changes a disk's set of zeros, keeping count of the runs of all.
-    pub fn change_zeros(&mut self, disk: DiskId, change: impl FnOnce(&mut RunSet)) {
-        let d = self.known_mut(disk);
-        let before = d.zero.run_count();
-        change(&mut d.zero);
-        let after = d.zero.run_count();
-        self.zero_runs = self.zero_runs - before + after;
-    }
-
-    /// The origin has zeros durably.
-    pub fn zeros_told(&mut self, disk: DiskId, block: u64, count: u64) {
-        self.change_zeros(disk, |zero| zero.remove_range(block, block + count));
-        let d = self.known_mut(disk);
-        d.solid.remove_range(block, block + count);
-        if d.zero.is_empty() {
-            d.zero_seg_seq = None;
-        }
-    }
-
     /// Most runs of zeros: half of what fits into the segments that are free whenever eviction is at
     /// work, but for one, which what it moves may take.
     pub fn zero_runs_max(&self) -> u64 {

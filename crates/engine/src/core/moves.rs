@@ -1,0 +1,95 @@
+//! What eviction moves: blocks read from the segment that goes, on their way to another.
+
+use crate::cache::index::SlotNo;
+use crate::core::Core;
+use crate::core::apply::{Apply, Purpose, Then};
+use crate::core::left::Unread;
+use crate::disk::Disk;
+use crate::faults::Fault;
+use crate::paths::{Path, took};
+use hearth_format::Kind;
+use hearth_io::IoDone;
+use hearth_io::checksum::crc32c;
+use hearth_policy::Verdict;
+
+impl Core {
+    /// A read of consecutive slots that are to be moved has ended.
+    pub fn move_read_done(&mut self, slot: SlotNo, n: u32, done: IoDone, now: u64) {
+        self.flash.move_read_ended(slot, n);
+        let data = done.op.bufs.first();
+        let data = data.expect("a read comes back with its memory");
+        for i in 0..n {
+            // A write or a discard may have taken its place meanwhile.
+            let Some(info) = self.cache.index.slot(slot + i) else {
+                continue;
+            };
+            let (disk, block) = (info.key.disk(), info.key.block());
+            let superseding = self.superseding(disk, block, block + 1)
+                && !self.opts.faults.has(Fault::MoveSuperseded);
+            let reseal = self.opts.faults.has(Fault::ResealRot);
+            let (unread, bad) = (
+                done.result.is_err(),
+                done.bad_blocks.contains(&i) && !reseal,
+            );
+            // What is lost is lost whether the device says so or not.
+            let rotten = info.dirty && (bad || unread && info.lost);
+            if rotten && !superseding && !self.flash.failed {
+                took(if info.lost {
+                    Path::LostMoved
+                } else {
+                    Path::RottenMoved
+                });
+                self.lose(disk, block, slot + i);
+            } else if bad
+                || unread
+                || self.flash.failed
+                || superseding
+                || !info.dirty && self.disk(disk).is_some_and(Disk::may_differ)
+            {
+                self.cache.index.set_mark(slot + i, false);
+                if info.dirty {
+                    self.ready.touch(disk);
+                }
+                if unread && info.dirty && !superseding {
+                    self.strike(disk, block, slot + i, Unread { alone: n == 1 }, now);
+                }
+                if (bad || unread) && !info.dirty {
+                    self.forget_block(disk, block);
+                    // A record behind the newer one would void that.
+                    if !superseding {
+                        self.record_drop(disk, block, 1);
+                    }
+                }
+                continue;
+            }
+            let d = self.known_mut(disk);
+            d.counters.reinsertions += 1;
+            let freq = match self.cache.policy.evict(info.freq as u8) {
+                // It will be judged when it is clean.
+                _ if info.dirty => info.freq as u8,
+                Verdict::Keep { freq } => freq,
+                Verdict::Drop => 0,
+            };
+            let data = data.sub(i as usize * 4096, 4096);
+            // What is lost is moved with a checksum that no read accepts, and that tells recovery
+            // all the same that the batch is whole (docs/format.md).
+            let crc = match rotten {
+                true => !crc32c(data.bytes()),
+                false if reseal => crc32c(data.bytes()),
+                false => self.cache.index.crc(slot + i),
+            };
+            let kind = if info.dirty { Kind::Dirty } else { Kind::Clean };
+            let token = Purpose {
+                apply: Apply::Move {
+                    old: slot + i,
+                    dirty: info.dirty,
+                    freq,
+                },
+                then: Then::Moved,
+            };
+            self.flash.append_moved(kind, disk, block, data, crc, token);
+        }
+        let waited_for = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
+        self.flash.moves_go_on(waited_for);
+    }
+}
