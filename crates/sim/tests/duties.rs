@@ -8,7 +8,7 @@ mod grown;
 mod judge;
 
 use hearth_engine::FlashFault;
-use hearth_engine::api::{ReqOp, Request};
+use hearth_engine::api::{DiskConfig, Mode, ReqOp, Request};
 use hearth_engine::faults::Faults;
 use hearth_io::{BLOCK, Buf, Target};
 use hearth_sim::device::Tear;
@@ -148,4 +148,45 @@ fn the_note_of_a_failure_never_endangers_both_superblocks() {
         }
     }
     assert!(noted > 0, "the failure was never noted");
+}
+
+/// It was done, so nobody looks at it any more; then a write opens an intent of it that waited for room in the
+/// log.
+#[test]
+fn a_disk_that_is_drained_is_looked_at_again_when_a_write_that_waited_goes_on() {
+    let around = DiskConfig {
+        mode: Mode::WriteAround,
+        ..disk(1)
+    };
+    let mut j = Judged::new(vec![around, disk(2)]);
+    j.only(flushes_flash, Fate::Held);
+    // Nothing comes free.
+    let mut writes = Vec::new();
+    for at in 0.. {
+        let tag = j.send_write(2, at, 1, 1, false);
+        j.settle();
+        writes.push(tag);
+        if j.answer(tag).is_none() {
+            break;
+        }
+    }
+    let waits = j.send_write(1, 3, 1, 44, false);
+    j.engine.drain(1, true).expect("known");
+    for _ in 0..4 {
+        j.tick();
+    }
+    assert_eq!(j.answer(waits), None);
+    assert!(j.engine.explain().contains("WaitsForRecordRoom"));
+    j.done();
+    j.release();
+    while j.answer(waits).is_none() {
+        if !j.step() {
+            j.tick();
+        }
+        let overlooked = j.engine.overlooked(j.now());
+        assert!(overlooked.is_empty(), "{overlooked:?}");
+    }
+    for tag in writes {
+        j.wait(tag).expect("written");
+    }
 }

@@ -262,6 +262,10 @@ impl Core {
         let entered = d.origin.intents.enter(regions, seg_hint, now);
         self.reqs[id].write_mut().regions = Some(regions);
         self.ready.note(disk);
+        if self.known(disk).is_draining(self.quiescing) {
+            // It may have been done before: now it is not until the intent is closed.
+            self.ready.draining.add(disk);
+        }
         for region in entered.new {
             self.record_intent(disk, region);
         }

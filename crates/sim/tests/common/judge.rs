@@ -300,6 +300,10 @@ impl Judged {
         true
     }
 
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
     pub fn tick(&mut self) {
         self.now += 5_000_000;
         self.engine.tick(self.now, &mut self.fx);
