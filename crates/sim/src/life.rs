@@ -306,7 +306,9 @@ impl World<'_> {
         let index = self.rng.below(self.disks.len() as u64) as usize;
         let id = self.disks[index].config.id;
         if self.disks[index].resting {
-            return if self.rng.chance(1, 2) {
+            return if self.open_requests_of(index) > 0 {
+                Ok(())
+            } else if self.rng.chance(1, 2) {
                 self.replace(index)
             } else {
                 self.take_out(index)
@@ -324,7 +326,7 @@ impl World<'_> {
         if self.rng.chance(1, 2) && self.accept_losses_of(index)? {
             return Ok(());
         }
-        match self.rng.below(12) {
+        match self.rng.below(14) {
             0..=3 => {
                 let mode = *self.rng.pick(&[
                     Mode::WriteBack,
@@ -363,6 +365,17 @@ impl World<'_> {
             }
             8 | 9 => self.grow(index)?,
             10 => self.disks[index].resting = true,
+            11 => self.try_to_remove(index)?,
+            12 => {
+                if self.open_requests_of(index) > 0 {
+                    self.paths.note(Event::RemovedInUse);
+                }
+                self.replace(index)?;
+                if self.profile.crash > 0 && self.rng.chance(1, 4) {
+                    self.paths.note(Event::CrashAfterReplacement);
+                    self.cut_short = true;
+                }
+            }
             _ => self.tick()?,
         }
         Ok(())
@@ -445,17 +458,26 @@ impl World<'_> {
         }
     }
 
-    /// Takes a disk out of service, once its requests have ended, and leaves what is cached of it.
-    fn take_out(&mut self, index: usize) -> Outcome {
-        if self.open_requests_of(index) > 0 {
-            return Ok(());
-        }
+    /// Asks for the end of a disk's service until it is granted, which is when nothing of it is in flight.
+    fn detach(&mut self, index: usize) -> Outcome {
         let id = self.disks[index].config.id;
-        trace!(self, "disk {id} is taken out");
         self.release_hung();
         self.settle("detaching a disk", |w| {
             matches!(w.subject().and_then(|s| s.detach(id)), Ok(true))
         })?;
+        match self.open_requests_of(index) {
+            0 => Ok(()),
+            open => Err(format!(
+                "disk {id} was detached with {open} requests in flight"
+            )),
+        }
+    }
+
+    /// Takes a disk out of service, once its requests have ended, and leaves what is cached of it.
+    fn take_out(&mut self, index: usize) -> Outcome {
+        let id = self.disks[index].config.id;
+        trace!(self, "disk {id} is taken out");
+        self.detach(index)?;
         if self.disks[index].origin.busy() > 0 {
             return Err(format!(
                 "disk {id} was detached with I/O of its origin in flight"
@@ -493,21 +515,26 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Removes a disk and creates another with the same id, once its requests have ended.
-    fn replace(&mut self, index: usize) -> Outcome {
-        if self.open_requests_of(index) > 0 {
-            return Ok(());
+    /// Asks for the removal of a disk that is served: it stays, and nothing changes for it.
+    fn try_to_remove(&mut self, index: usize) -> Outcome {
+        self.paths.note(Event::RemovalRefused);
+        let id = self.disks[index].config.id;
+        match self.subject()?.remove(id)? {
+            true => Err(format!("disk {id} was removed while it was served")),
+            false => Ok(()),
         }
+    }
+
+    /// Removes a disk and creates another with the same id. What of it is in flight ends before that, each
+    /// request with its answer; no new one is made.
+    fn replace(&mut self, index: usize) -> Outcome {
         let id = self.disks[index].config.id;
         trace!(self, "disk {id} is removed");
         if !self.disks[index].attached() {
             self.disks[index].late = Some(u64::MAX);
         }
-        self.release_hung();
         self.subject()?.drain(id, false)?;
-        self.settle("detaching a disk", |w| {
-            matches!(w.subject().and_then(|s| s.detach(id)), Ok(true))
-        })?;
+        self.detach(index)?;
         self.disks[index].late = Some(u64::MAX);
         self.forget(index)?;
         if self.rng.chance(1, 2) {

@@ -39,15 +39,13 @@ pub struct Unsaved {
 pub trait Subject {
     /// Puts a disk into service.
     fn attach(&self, config: DiskConfig, origin: OriginState) -> Result<(), String>;
-    /// Takes a disk out of service. Called with no request of it in flight. False: busy, try again.
+    /// Takes a disk out of service. False: something of it is in flight, try again.
     fn detach(&self, id: DiskId) -> Result<bool, String>;
     /// Drops everything cached of a detached disk and returns the new [`Known::since_seq`] for
     /// its id. `None`: busy, try again.
     fn forget(&self, id: DiskId, effects: &mut Effects) -> Result<Option<u64>, String>;
-    /// Forgets that a disk exists whose everything was dropped. False: busy, try again.
-    fn remove(&self, _id: DiskId) -> Result<bool, String> {
-        Ok(true)
-    }
+    /// Forgets that a disk exists whose everything was dropped. False: it is served, or busy.
+    fn remove(&self, id: DiskId) -> Result<bool, String>;
     /// Changes the cache mode.
     fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String>;
     /// Changes the limits, in bytes of flash.

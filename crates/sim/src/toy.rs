@@ -194,11 +194,15 @@ impl Subject for Toy {
     }
     fn detach(&self, id: DiskId) -> Result<bool, String> {
         let s = &mut *self.state.borrow_mut();
-        if s.running.values().any(|r| r.request.disk == id) {
+        let mut open = s.running.values().map(|r| &r.request).chain(&s.waiting);
+        if open.any(|request| request.disk == id) {
             return Ok(false);
         }
         s.disks.remove(&id);
         Ok(true)
+    }
+    fn remove(&self, id: DiskId) -> Result<bool, String> {
+        Ok(!self.state.borrow().disks.contains_key(&id))
     }
     fn forget(&self, _: DiskId, _: &mut Effects) -> Result<Option<u64>, String> {
         Ok(Some(0))
