@@ -92,7 +92,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..DiskRecord::default()
     };
     let registry = Registry {
-        disks: vec![disk(1), disk(2)],
+        disks: vec![disk(1).into(), disk(2).into()],
         unknown_records: vec![(9, vec![1, 2])],
         ..Registry::default()
     };
@@ -104,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         base: 5,
         generation: 6,
         next_disk_id: 3,
-        changes: vec![Change::Put(disk(2)), Change::Remove(1)],
+        changes: vec![Change::Put(disk(2).into()), Change::Remove(1)],
     };
     let bytes = entry.encode(Uuid::nil())?.unwrap_or_default();
     save("journal", "one-entry", 1, &bytes)?;

@@ -39,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
             name: "a".to_owned(),
             origin: "/a".to_owned(),
             ..DiskRecord::default()
-        }],
+        }.into()],
         ..Registry::default()
     };
     if let Ok(entry) = JournalEntry::decode(&bytes, Uuid::nil())

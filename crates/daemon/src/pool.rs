@@ -6,15 +6,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_engine::Engine;
 use hearth_format::{
-    DiskRecord, FormatError, Layout, Places, PoolState, Registry, Superblock, Uuid,
+    DiskRecord, FormatError, Layout, Places, PoolState, Registry, SharedRecord, Superblock, Uuid,
 };
 use hearth_io::file::sync_names;
-use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode};
+use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode, OriginSpec};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
 use crate::degraded::Refusal;
 use crate::error::{Error, Kind, Result};
 use crate::inspect;
+use crate::named::Named;
 use crate::size::human;
 
 /// Bytes of a new flash file written at a time.
@@ -42,6 +43,8 @@ pub struct Pool {
     media: Arc<Device>,
     superblock: Superblock,
     registry: Registry,
+    /// Who names what in it.
+    named: Named,
     /// Where that is stored.
     places: Places,
     /// A change was not stored, or in one place only: which one counts, the next store decides.
@@ -202,6 +205,7 @@ pub fn create_with(
         covered: false,
         media,
         superblock,
+        named: Named::of(&registry),
         registry,
         places,
     };
@@ -433,6 +437,7 @@ impl Pool {
             covered: false,
             media,
             superblock,
+            named: Named::of(&registry),
             registry,
             places,
         })
@@ -456,6 +461,24 @@ impl Pool {
     /// The record of a disk.
     pub fn record(&self, id: u16) -> Option<&DiskRecord> {
         self.registry.by_id(id)
+    }
+
+    /// The disks that may name the origin, or a file below it, that another disk names, in the order of the
+    /// registry. What they name has to be compared; no other disk's need be.
+    pub(crate) fn near(&self, spec: &OriginSpec, chain: &[String]) -> Vec<SharedRecord> {
+        let near = self.named.near(spec, chain).into_iter();
+        let mut places: Vec<usize> = near.filter_map(|id| self.registry.position(id)).collect();
+        places.sort_unstable();
+        let disks = &self.registry.disks;
+        places
+            .iter()
+            .filter_map(|at| disks.get(*at).cloned())
+            .collect()
+    }
+
+    /// True if there are files below any disk's image.
+    pub(crate) fn any_chain(&self) -> bool {
+        self.named.any_chain()
     }
 
     /// Bytes of RAM that index, policy and RAM stage take, with a stage of `stage` bytes or else
@@ -488,6 +511,7 @@ impl Pool {
                 )
                 .map_err(|e| self.refused(&e))?;
             self.unsettled = false;
+            self.named.follow(&self.registry, &next);
             self.registry = next;
         }
         Ok(value)
@@ -507,7 +531,10 @@ impl Pool {
         match self.change(&change) {
             Err(_) if self.covered => {
                 self.places.begin_anew();
-                change(&mut self.registry)
+                let old = self.registry.clone();
+                let changed = change(&mut self.registry);
+                self.named.follow(&old, &self.registry);
+                changed
             }
             other => other,
         }

@@ -51,7 +51,7 @@ fn registry(count: u16) -> Registry {
         ..DiskRecord::default()
     };
     Registry {
-        disks: (1..=count).map(disk).collect(),
+        disks: (1..=count).map(|id| disk(id).into()).collect(),
         ..Registry::default()
     }
 }

@@ -7,7 +7,9 @@
 
 use crate::disk::DiskRecord;
 use crate::error::FormatError;
-use crate::registry::{RECORD_DISK, Registry, WHAT, begin_record, end_record, split_record};
+use crate::registry::{
+    RECORD_DISK, Registry, SharedRecord, WHAT, begin_record, end_record, split_record,
+};
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
 use crate::{BLOCK_BYTES, pool_tag};
 use uuid::Uuid;
@@ -26,13 +28,9 @@ const RECORD_REMOVED: u16 = 2;
 
 /// What happens to one disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "an entry has few, most of them disks"
-)]
 pub enum Change {
     /// It is new, or has these settings now.
-    Put(DiskRecord),
+    Put(SharedRecord),
     /// The disk of this number is removed.
     Remove(u16),
 }
@@ -63,6 +61,7 @@ impl JournalEntry {
         let mut kept = 0;
         for was in &old.disks {
             match new.disks.get(kept) {
+                Some(is) if is.is(was) => kept += 1,
                 Some(is) if is.id == was.id => {
                     if is != was {
                         changes.push(Change::Put(is.clone()));
@@ -174,7 +173,7 @@ impl<'a> Sealed<'a> {
             let (kind, body, after) = split_record(rest)?;
             rest = after;
             changes.push(match kind {
-                RECORD_DISK => Change::Put(DiskRecord::decode(body)?),
+                RECORD_DISK => Change::Put(DiskRecord::decode(body)?.into()),
                 RECORD_REMOVED if body.len() == 2 => {
                     Change::Remove(u16::from_le_bytes(array_at(body, 0)))
                 }
@@ -272,13 +271,13 @@ pub fn replay(base: Registry, tails: [&[u8]; 2], pool: Uuid) -> Result<Chain, Fo
 /// The disks while changes are applied: found by number, however many there are.
 struct Disks {
     /// Holes are disks that were removed.
-    records: Vec<Option<DiskRecord>>,
+    records: Vec<Option<SharedRecord>>,
     /// By number: where in `records`.
     places: Vec<Option<usize>>,
 }
 
 impl Disks {
-    fn new(records: Vec<DiskRecord>) -> Disks {
+    fn new(records: Vec<SharedRecord>) -> Disks {
         let mut disks = Disks {
             records: Vec::with_capacity(records.len()),
             places: Vec::new(),
@@ -287,7 +286,7 @@ impl Disks {
         disks
     }
 
-    fn put(&mut self, disk: DiskRecord) {
+    fn put(&mut self, disk: SharedRecord) {
         let id = usize::from(disk.id);
         if self.places.len() <= id {
             self.places.resize(id + 1, None);

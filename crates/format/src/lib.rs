@@ -31,7 +31,7 @@ pub use error::FormatError;
 pub use foreign::{Found, identify};
 pub use layout::{Layout, SEGMENT_BLOCKS_DEFAULT};
 pub use places::Places;
-pub use registry::Registry;
+pub use registry::{Registry, SharedRecord};
 pub use summary::SummaryHeader;
 pub use superblock::{PoolState, Superblock};
 pub use uuid::Uuid;

@@ -10,11 +10,10 @@
 //! after an error, the next change writes a new base, with a generation nothing on flash has had. So all
 //! entries behind a base are from one run, each durable before the next was written.
 
-use crate::disk::DiskRecord;
 use crate::error::FormatError;
 use crate::journal::{Change, JournalEntry, replay};
 use crate::layout::{Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
-use crate::registry::{DISKS_MAX, Front, Moved, Registry, WHAT, too_large};
+use crate::registry::{DISKS_MAX, Front, Moved, Registry, SharedRecord, WHAT, too_large};
 use crate::{BLOCK_BYTES, copies};
 use hearth_io::Media;
 use uuid::Uuid;
@@ -210,7 +209,7 @@ impl Places {
             && let Some(bytes) = entry.encode(pool)?
             && at * BLOCK + bytes.len() as u64 <= self.areas.blocks * BLOCK
         {
-            check_changes(&entry, next)?;
+            check_changes(&entry, old, next)?;
             self.begin(generation);
             for area in 0..self.areas.start.len() {
                 write(media, self.areas.offset(area) + at * BLOCK, &bytes)?;
@@ -376,17 +375,19 @@ fn tail(media: &mut dyn Media, areas: &Areas, area: usize, blocks: u64) -> Vec<u
 }
 
 /// What an entry must not do to the registry it makes.
-fn check_changes(entry: &JournalEntry, next: &Registry) -> Result<(), FormatError> {
+fn check_changes(entry: &JournalEntry, old: &Registry, next: &Registry) -> Result<(), FormatError> {
+    // Names and numbers that were there before were unique then.
+    let known = |disk: &SharedRecord| old.by_id(disk.id).is_some_and(|was| was.name == disk.name);
     let added = entry.changes.iter().filter_map(|change| match change {
-        Change::Put(disk) => Some(disk),
-        Change::Remove(_) => None,
+        Change::Put(disk) if !known(disk) => Some(disk),
+        _ => None,
     });
     let added: Vec<_> = added.collect();
     if added.len() > CHECKED_ONE_BY_ONE || next.disks.len() > DISKS_MAX {
         return next.check();
     }
     for disk in added {
-        let same = |other: &&DiskRecord| other.id == disk.id || other.name == disk.name;
+        let same = |other: &&SharedRecord| other.id == disk.id || other.name == disk.name;
         if next.disks.iter().filter(same).count() != 1 {
             return next.check();
         }

@@ -10,6 +10,8 @@ use crate::error::FormatError;
 use crate::layout::REGISTRY_GROWN_BLOCKS_MAX;
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
 use std::collections::HashSet;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// `"HREG"` read as a little-endian number.
@@ -85,6 +87,44 @@ fn seal(out: &mut Vec<u8>, pool: Uuid) {
     out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
 }
 
+/// A disk's record as registries hold it. Copies of a registry share it until one of them changes it: a
+/// change is made in a copy, and thousands of disks that it does not touch are neither copied nor compared.
+#[derive(Clone, Debug, Eq)]
+pub struct SharedRecord(Arc<DiskRecord>);
+
+impl From<DiskRecord> for SharedRecord {
+    fn from(record: DiskRecord) -> SharedRecord {
+        SharedRecord(Arc::new(record))
+    }
+}
+
+impl Deref for SharedRecord {
+    type Target = DiskRecord;
+
+    fn deref(&self) -> &DiskRecord {
+        &self.0
+    }
+}
+
+impl DerefMut for SharedRecord {
+    fn deref_mut(&mut self) -> &mut DiskRecord {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl PartialEq for SharedRecord {
+    fn eq(&self, other: &SharedRecord) -> bool {
+        self.is(other) || self.0 == other.0
+    }
+}
+
+impl SharedRecord {
+    /// True if it is the very same, so that there is nothing to compare.
+    pub fn is(&self, other: &SharedRecord) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// The disks of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registry {
@@ -93,7 +133,7 @@ pub struct Registry {
     /// Number the next new disk gets, if it is free.
     pub next_disk_id: u16,
     /// The disks; numbers and names unique.
-    pub disks: Vec<DiskRecord>,
+    pub disks: Vec<SharedRecord>,
     /// Records of newer versions, carried along: kind and bytes.
     pub unknown_records: Vec<(u16, Vec<u8>)>,
 }
@@ -112,16 +152,28 @@ impl Default for Registry {
 impl Registry {
     /// The disk of this name.
     pub fn by_name(&self, name: &str) -> Option<&DiskRecord> {
-        self.disks.iter().find(|disk| disk.name == name)
+        let mut all = self.disks.iter();
+        all.find(|disk| disk.name == name).map(|disk| &**disk)
     }
 
     /// The disk of this number.
     pub fn by_id(&self, id: u16) -> Option<&DiskRecord> {
+        self.disks.get(self.position(id)?).map(|disk| &**disk)
+    }
+
+    /// The disk of this number, to be changed.
+    pub fn by_id_mut(&mut self, id: u16) -> Option<&mut DiskRecord> {
+        let at = self.position(id)?;
+        self.disks.get_mut(at).map(|disk| &mut **disk)
+    }
+
+    /// Where among the disks the one of this number stands.
+    pub fn position(&self, id: u16) -> Option<usize> {
         // Disks stand in the order they were added, which is that of their numbers until the numbers have gone
         // round; whoever asks for every disk's record in turn should not walk through all of them each time.
         match self.disks.binary_search_by_key(&id, |disk| disk.id) {
-            Ok(at) => self.disks.get(at),
-            Err(_) => self.disks.iter().find(|disk| disk.id == id),
+            Ok(at) => Some(at),
+            Err(_) => self.disks.iter().position(|disk| disk.id == id),
         }
     }
 
@@ -321,7 +373,7 @@ impl Front {
             let (kind, body, after) = split_record(rest)?;
             rest = after;
             match kind {
-                RECORD_DISK => registry.disks.push(DiskRecord::decode(body)?),
+                RECORD_DISK => registry.disks.push(DiskRecord::decode(body)?.into()),
                 kind if kind & CRITICAL != 0 => {
                     return Err(FormatError::Newer {
                         what: WHAT,

@@ -191,7 +191,7 @@ fn registry(generation: u64, mark: u64) -> Registry {
     };
     Registry {
         generation,
-        disks: vec![disk],
+        disks: vec![disk.into()],
         ..Registry::default()
     }
 }

@@ -204,7 +204,7 @@ fn registry() {
     let registry = Registry {
         generation: 6,
         next_disk_id: 4,
-        disks: vec![disk],
+        disks: vec![disk.into()],
         unknown_records: vec![(7, b"ok".to_vec())],
     };
     assert_eq!(registry.encode(pool()).unwrap(), block(REGISTRY));
@@ -236,7 +236,7 @@ fn terms_of_a_disk() {
         let registry = Registry {
             generation: 1,
             next_disk_id: 2,
-            disks: vec![disk.clone()],
+            disks: vec![disk.clone().into()],
             unknown_records: Vec::new(),
         };
         registry.encode(pool()).unwrap()
@@ -251,7 +251,7 @@ fn terms_of_a_disk() {
             .any(|window| window == &terms[..4])
     );
     let back = Registry::decode(&bytes, pool()).unwrap();
-    assert_eq!(back.disks, [disk]);
+    assert_eq!(back.disks, [disk.into()]);
 }
 
 const JOURNAL_ENTRY: &[&str] = &[
@@ -292,7 +292,7 @@ fn journal_entry() {
         base: 6,
         generation: 7,
         next_disk_id: 5,
-        changes: vec![Change::Remove(3), Change::Put(plain_disk())],
+        changes: vec![Change::Remove(3), Change::Put(plain_disk().into())],
     };
     let bytes = block(JOURNAL_ENTRY);
     assert_eq!(entry.encode(pool()).unwrap().unwrap(), bytes);
@@ -304,7 +304,7 @@ fn a_base_with_a_journal_and_the_note_of_a_move() {
     let registry = Registry {
         generation: 6,
         next_disk_id: 5,
-        disks: vec![plain_disk()],
+        disks: vec![plain_disk().into()],
         unknown_records: Vec::new(),
     };
     assert_eq!(registry.encode_base(pool(), true).unwrap(), block(BASE));

@@ -30,7 +30,7 @@ fn disk(id: u16) -> DiskRecord {
 
 fn disks(count: u16) -> Registry {
     Registry {
-        disks: (1..=count).map(disk).collect(),
+        disks: (1..=count).map(disk).map(Into::into).collect(),
         ..Registry::default()
     }
 }
@@ -394,7 +394,7 @@ fn an_entry_must_not_break_what_a_registry_must_keep() {
     let before = open.registry.clone();
     let breaks: [fn(&mut Registry); 4] = [
         |r| r.disks[4].name = "vm-1".to_owned(),
-        |r| r.disks.push(DiskRecord { id: 9, ..disk(900) }),
+        |r| r.disks.push(DiskRecord { id: 9, ..disk(900) }.into()),
         |r| r.disks.iter_mut().for_each(|d| d.name = "same".to_owned()),
         |r| r.disks[4].origin.clear(),
     ];
@@ -435,7 +435,7 @@ fn entries_that_make_no_sense_are_refused() {
     for error in [
         refuse(vec![Change::Remove(9)], same),
         refuse(vec![Change::Remove(u16::MAX)], same),
-        refuse(vec![Change::Put(taken)], same),
+        refuse(vec![Change::Put(taken.into())], same),
         refuse(vec![Change::Remove(1)], |b| b[32] = 12),
         refuse(vec![Change::Remove(1)], |b| b[32..36].fill(0xff)),
         refuse(vec![Change::Remove(1)], |b| b[64 + 4] = 1),
@@ -453,10 +453,13 @@ fn entries_that_make_no_sense_are_refused() {
         assert!(matches!(error, FormatError::Newer { .. }), "{error}");
     }
     let many = vec![
-        Change::Put(DiskRecord {
-            unknown: vec![(500, vec![0; 60_000])],
-            ..disk(1)
-        });
+        Change::Put(
+            DiskRecord {
+                unknown: vec![(500, vec![0; 60_000])],
+                ..disk(1)
+            }
+            .into(),
+        );
         2
     ];
     assert!(entry(many).encode(POOL).unwrap().is_none());
@@ -483,7 +486,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn apply(registry: &mut Registry, act: Act) {
     let len = registry.disks.len();
     match act {
-        Act::Add(id) if registry.by_id(id).is_none() => registry.disks.push(disk(id)),
+        Act::Add(id) if registry.by_id(id).is_none() => registry.disks.push(disk(id).into()),
         Act::Add(_) => registry.next_disk_id += 1,
         Act::Remove(i) if len > 0 => drop(registry.disks.remove(i.index(len))),
         Act::Set(i, n) if len > 0 => registry.disks[i.index(len)].since_seq = n,

@@ -278,7 +278,7 @@ fn disk(id: u16, name: &str) -> DiskRecord {
 
 fn registry(disks: Vec<DiskRecord>) -> Registry {
     Registry {
-        disks,
+        disks: disks.into_iter().map(Into::into).collect(),
         ..Registry::default()
     }
 }

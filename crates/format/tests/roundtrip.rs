@@ -117,7 +117,7 @@ prop_compose! {
             disk.id = number * 3;
             disk.name = format!("disk-{number}");
         }
-        Registry { generation, next_disk_id, disks, unknown_records }
+        Registry { generation, next_disk_id, disks: disks.into_iter().map(Into::into).collect(), unknown_records }
     }
 }
 

@@ -269,6 +269,11 @@ impl Beneath {
         }
     }
 
+    /// What lies on these.
+    pub fn from_parts(parts: Vec<Part>) -> Beneath {
+        Beneath { parts }
+    }
+
     /// Everything it lies on; itself first.
     pub fn parts(&self) -> &[Part] {
         &self.parts

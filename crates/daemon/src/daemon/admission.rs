@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearth_engine::api::DiskId;
-use hearth_format::DiskRecord;
+use hearth_format::{DiskRecord, SharedRecord};
 use hearth_io::OriginSpec;
 use hearth_origin::owner::{self, Claim, ClaimError, Owner, Take};
 
@@ -223,7 +223,11 @@ impl Owners {
     }
 
     /// Gives all up: the pool is exported, and nothing of them is on its flash.
-    pub(super) fn give_up_all(&self, records: &[DiskRecord], mut claims: BTreeMap<DiskId, Claim>) {
+    pub(super) fn give_up_all(
+        &self,
+        records: &[SharedRecord],
+        mut claims: BTreeMap<DiskId, Claim>,
+    ) {
         let work = records.iter().filter_map(|record| {
             let claim = claims.remove(&record.id);
             Some((record.name.clone(), self.parting(record, claim)?))

@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use hearth_engine::ControlError;
+use hearth_engine::api::DiskId;
 use hearth_format::DiskRecord;
 use hearth_io::BLOCK;
 use hearth_observe::Curve;
@@ -48,6 +49,9 @@ const AS_FAST: f64 = 1.1;
 const FEW_WRITES: f64 = 0.1;
 /// Best possible hit ratio below which reads have little to win.
 const FEW_HITS: f64 = 0.05;
+
+/// A disk, the bytes kept for it, and what the engine says to that.
+type Kept = (String, u64, std::result::Result<(), ControlError>);
 
 fn blocks(bytes: u64) -> f64 {
     bytes as f64 / BLOCK as f64
@@ -279,6 +283,9 @@ impl Daemon {
                         None => Some(part_kept(advice)),
                         Some(_) => slot.session.share.and_then(faded),
                     };
+                    if slot.session.share.is_some() {
+                        lock(&self.sharing).insert(slot.id);
+                    }
                 }
             }
         }
@@ -301,37 +308,60 @@ impl Daemon {
         Ok(report)
     }
 
-    /// Tells the engine what every disk keeps: what its owner set, or more if so advised, as far as
-    /// there is flash for all. What was told to it, by disk.
-    pub(super) fn keep_shares(&self) -> Vec<(String, u64, std::result::Result<(), ControlError>)> {
-        let mut disks = self.disks.lock();
-        let pool = lock(&self.pool);
-        let mut known: Vec<_> = disks
-            .all_mut()
-            .filter_map(|(id, slot)| Some((slot, pool.record(id)?)))
-            .collect();
-        let wishes: Vec<Wish> = known
-            .iter()
-            .map(|(slot, record)| Wish::of(slot.session.share, record))
-            .collect();
-        let limit = (pool.capacity() as f64 * KEPT) as u64;
-        let mut all: Vec<_> = known.iter_mut().zip(floors(&wishes, limit)).collect();
-        // What is lowered goes first, so that the sum is never too large on the way.
-        all.sort_by_key(|((slot, _), floor)| *floor > slot.session.kept);
-        all.into_iter()
-            .map(|((slot, record), floor)| {
-                let told = self.engine.set_limits(slot.id, floor, record.max_bytes);
-                if told.is_ok() {
-                    slot.session.kept = floor;
-                }
-                (slot.name.clone(), floor, told)
-            })
-            .collect()
+    /// Flash may have to be kept for a disk.
+    pub(super) fn note_share(&self, record: &DiskRecord) {
+        if record.min_bytes > 0 {
+            lock(&self.sharing).insert(record.id);
+        }
     }
 
-    /// Tells the engine what every disk keeps; an error is that of one disk.
+    /// Tells the engine what disks keep: what their owners set, or more if so advised, as far as
+    /// there is flash for all. What was told to it, by disk.
+    ///
+    /// Those that keep nothing and never did have nothing to be told: what may be kept of flash is divided
+    /// among the others alone, however many there are.
+    pub(super) fn keep_shares(&self) -> Vec<Kept> {
+        self.keep_shares_of(None)
+    }
+
+    fn keep_shares_of(&self, also: Option<DiskId>) -> Vec<Kept> {
+        let mut disks = self.disks.lock();
+        let mut sharing = lock(&self.sharing);
+        sharing.extend(also);
+        if sharing.is_empty() {
+            return Vec::new();
+        }
+        let pool = lock(&self.pool);
+        sharing.retain(|id| disks.contains(*id) && pool.record(*id).is_some());
+        let (mut known, mut wishes) = (Vec::new(), Vec::new());
+        for id in sharing.iter() {
+            if let (Some(slot), Some(record)) = (disks.by_id(*id), pool.record(*id)) {
+                known.push((*id, slot.session.kept, record.max_bytes));
+                wishes.push(Wish::of(slot.session.share, record));
+            }
+        }
+        let limit = (pool.capacity() as f64 * KEPT) as u64;
+        let mut all: Vec<_> = known.into_iter().zip(floors(&wishes, limit)).collect();
+        // What is lowered goes first, so that the sum is never too large on the way.
+        all.sort_by_key(|((_, kept, _), floor)| floor > kept);
+        let told = all.into_iter().filter_map(|((id, _, max), floor)| {
+            let slot = disks.by_id_mut(id)?;
+            let told = self.engine.set_limits(id, floor, max);
+            if told.is_ok() {
+                slot.session.kept = floor;
+            }
+            if floor == 0 && slot.session.kept == 0 && slot.session.share.is_none() {
+                sharing.remove(&id);
+            }
+            Some((slot.name.clone(), floor, told))
+        });
+        told.collect()
+    }
+
+    /// Tells the engine what disks keep; an error is that of one disk.
     pub(super) fn keep_share(&self, name: &str) -> std::result::Result<(), ControlError> {
-        self.keep_shares()
+        let id = self.disks.lock().get(name).map(|slot| slot.id);
+        self.keep_shares_of(Some(id.ok_or(ControlError::NoDisk)?))
             .into_iter()
             .find(|(told, _, _)| told == name)
             .map_or(Err(ControlError::NoDisk), |(_, _, told)| told)
@@ -377,6 +407,7 @@ impl Daemon {
                 if slot.session.share != share {
                     tracing::info!(disk = %advice.name, share, "the share of flash follows the advice");
                     slot.session.share = share;
+                    lock(&self.sharing).insert(slot.id);
                     changed = true;
                 }
             }

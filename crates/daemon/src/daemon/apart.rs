@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
-use hearth_format::DiskRecord;
+use hearth_format::{DiskRecord, SharedRecord};
 use hearth_io::OriginSpec;
 use hearth_io::beneath::{Beneath, beneath};
 
@@ -23,6 +23,7 @@ use super::{Daemon, Slot, attach, lock};
 use crate::error::{Error, Result};
 use crate::life::Life;
 use crate::origin;
+use crate::pool::Pool;
 use crate::table::Slots;
 
 /// Longest a start waits to learn what the origins lie on, before it attaches the first.
@@ -32,13 +33,19 @@ const SURVEY_TIME: Duration = Duration::from_secs(1);
 const APART: &str =
     "use one of the two and remove the other: each would undo what the other writes";
 
-/// What an origin lies on, if it is on this host and there. May hang with its mount.
-fn place(spec: &OriginSpec) -> Option<Beneath> {
-    beneath(&hearth_origin::local_path(spec)?).ok()
+/// What an origin lies on, if it is there, and whether it is on this host.
+type Place = (Option<Beneath>, bool);
+
+/// What an origin lies on. May hang with its mount.
+fn place(spec: &OriginSpec) -> Place {
+    match hearth_origin::local_path(spec) {
+        Some(path) => (beneath(&path).ok(), true),
+        None => (None, false),
+    }
 }
 
-fn place_of(text: &str) -> Option<Beneath> {
-    place(&origin::parse(text).ok()?)
+fn place_of(text: &str) -> Place {
+    origin::parse(text).map_or((None, false), |spec| place(&spec))
 }
 
 /// Why an origin cannot become another disk's.
@@ -60,6 +67,13 @@ fn is_same_data(origin: &str, other: &DiskRecord) -> Error {
     )
 }
 
+/// Of some disks the one that comes first in the registry.
+fn first_of(pool: &Pool, disks: impl Iterator<Item = DiskId>) -> Option<&SharedRecord> {
+    let registry = pool.registry();
+    let at = disks.filter_map(|id| registry.position(id)).min()?;
+    registry.disks.get(at)
+}
+
 fn is_flash(origin: &str, flash: &Path) -> Error {
     Error::conflict(
         format!(
@@ -74,13 +88,10 @@ impl Daemon {
     /// Refuses a new disk's origin that holds the same data as the flash or another disk's. Looks at the
     /// new one, and within bounds at those of which nothing is known yet.
     pub(super) fn check_apart(self: &Arc<Daemon>, text: &str, spec: &OriginSpec) -> Result<()> {
-        let Some(own) = place(spec) else {
+        let (Some(own), _) = place(spec) else {
             return Ok(());
         };
-        let pool = lock(&self.pool);
-        let flash = pool.media().clone();
-        let disks = pool.registry().disks.clone();
-        drop(pool);
+        let flash = lock(&self.pool).media().clone();
         if let Some(place) = flash.beneath()
             && place.overlaps(&own)
         {
@@ -92,36 +103,44 @@ impl Daemon {
             }
             return Err(is_flash(text, flash.path()));
         }
-        let remembered = self.disks.lock();
-        let places = remembered.all();
-        let places = places.filter_map(|(id, slot)| Some((id, slot.place.clone()?)));
-        let mut places: BTreeMap<DiskId, Beneath> = places.collect();
-        drop(remembered);
-        let unknown = disks.iter().filter(|disk| !places.contains_key(&disk.id));
-        let unknown: Vec<&DiskRecord> = unknown.collect();
-        places.extend(self.places_of(&unknown));
-        for other in &disks {
-            match places.get(&other.id) {
-                Some(place) if place.is_same(&own) => {
-                    return Err(is_taken(&other.origin, &other.name));
-                }
-                Some(place) if place.overlaps(&own) => return Err(is_same_data(text, other)),
-                _ => {}
+        let unknown: Vec<DiskId> = lock(&self.grounds).unknown().collect();
+        let pool = lock(&self.pool);
+        let unknown = unknown
+            .into_iter()
+            .filter_map(|id| pool.record(id).cloned());
+        let unknown: Vec<DiskRecord> = unknown.collect();
+        drop(pool);
+        let found = self.places_of(&unknown).into_iter();
+        let mut others: BTreeMap<DiskId, bool> = found
+            .filter(|(_, place)| place.overlaps(&own))
+            .map(|(id, place)| (id, place.is_same(&own)))
+            .collect();
+        let grounds = lock(&self.grounds);
+        let known = grounds.overlapping(&own).into_iter();
+        let same = |id| grounds.of(id).is_some_and(|place| place.is_same(&own));
+        others.extend(known.map(|id| (id, same(id))));
+        drop(grounds);
+        let pool = lock(&self.pool);
+        match first_of(&pool, others.keys().copied()) {
+            Some(other) if others.get(&other.id) == Some(&true) => {
+                Err(is_taken(&other.origin, &other.name))
             }
+            Some(other) => Err(is_same_data(text, other)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Remembers what a disk lies on.
-    pub(super) fn note_place(&self, id: DiskId, place: Option<Beneath>) {
-        if let Some(slot) = self.disks.lock().by_id_mut(id) {
-            slot.place = place;
+    pub(super) fn note_place(&self, id: DiskId, (place, here): Place) {
+        let disks = self.disks.lock();
+        if disks.contains(id) {
+            lock(&self.grounds).set(id, place, here);
         }
     }
 
     /// What the origins of disks lie on, as far as they answer within bounds. Those that are being
     /// looked for already are left out: another question to a mount that hangs would hang as well.
-    fn places_of(self: &Arc<Daemon>, records: &[&DiskRecord]) -> Vec<(DiskId, Beneath)> {
+    fn places_of(self: &Arc<Daemon>, records: &[DiskRecord]) -> Vec<(DiskId, Beneath)> {
         let end = Instant::now() + SURVEY_TIME;
         let mut found = Vec::new();
         for group in records.chunks(attach::ATTACH_THREADS) {
@@ -132,7 +151,7 @@ impl Daemon {
                 };
                 let (told, id, text) = (told.clone(), record.id, record.origin.clone());
                 attach::aside(move || {
-                    let place = place_of(&text);
+                    let (place, _) = place_of(&text);
                     drop(look);
                     // Nobody listens any more if it came too late.
                     let _ = told.send(place.map(|place| (id, place)));
@@ -173,39 +192,42 @@ impl Daemon {
     }
 
     fn find_rival(&self, slots: &Slots<Slot>, record: &DiskRecord) -> Result<()> {
-        let own = slots.by_id(record.id).and_then(|slot| slot.place.as_ref());
-        let Some(own) = own else { return Ok(()) };
+        let grounds = lock(&self.grounds);
+        let Some(own) = grounds.of(record.id) else {
+            return Ok(());
+        };
         let pool = lock(&self.pool);
         let flash = pool.media();
         if flash.beneath().is_some_and(|place| place.overlaps(own)) {
             return Err(is_flash(&record.origin, flash.path()));
         }
-        let disks = &pool.registry().disks;
-        let turn = disks.iter().position(|disk| disk.id == record.id);
-        let rival = disks.iter().enumerate().find(|(n, other)| {
-            let Some(slot) = slots.by_id(other.id) else {
+        let registry = pool.registry();
+        let turn = registry.position(record.id);
+        let comes_first = |id: &DiskId| {
+            let (Some(slot), Some(at)) = (slots.by_id(*id), registry.position(*id)) else {
                 return false;
             };
-            let first = turn.is_none_or(|turn| *n < turn) || slot.placed;
-            other.id != record.id
-                && first
-                && !(other.read_only && record.read_only)
-                && slot.place.as_ref().is_some_and(|place| place.overlaps(own))
-        });
-        rival.map_or(Ok(()), |(_, other)| {
-            Err(is_same_data(&record.origin, other))
-        })
+            let other = registry.disks.get(at);
+            *id != record.id
+                && (turn.is_none_or(|turn| at < turn) || slot.placed)
+                && !other.is_some_and(|other| other.read_only && record.read_only)
+        };
+        let rivals = grounds.overlapping(own).into_iter().filter(comes_first);
+        first_of(&pool, rivals).map_or(Ok(()), |other| Err(is_same_data(&record.origin, other)))
     }
 
     /// The disk in the table that lies on the same data as a new one, if any does. Two that are added at
     /// one time are told apart here.
-    pub(super) fn same_data(slots: &Slots<Slot>, text: &str, own: Option<&Beneath>) -> Result<()> {
+    pub(super) fn same_data(
+        &self,
+        slots: &Slots<Slot>,
+        text: &str,
+        own: Option<&Beneath>,
+    ) -> Result<()> {
         let Some(own) = own else { return Ok(()) };
-        let mut others = slots.all().map(|(_, slot)| slot);
-        let other = others.find(|slot| {
-            let named = slot.life != Life::Gone;
-            named && slot.place.as_ref().is_some_and(|place| place.overlaps(own))
-        });
+        let others = lock(&self.grounds).overlapping(own).into_iter();
+        let mut others = others.filter_map(|id| slots.by_id(id));
+        let other = others.find(|slot| slot.life != Life::Gone);
         other.map_or(Ok(()), |other| {
             Err(Error::conflict(
                 format!(
@@ -219,7 +241,7 @@ impl Daemon {
 
     /// Learns what all origins lie on, before the first is opened. One that does not answer within
     /// bounds is left out.
-    pub(super) fn survey(self: &Arc<Daemon>, records: &[DiskRecord]) {
+    pub(super) fn survey(self: &Arc<Daemon>, records: &[SharedRecord]) {
         let end = Instant::now() + SURVEY_TIME;
         for group in records.chunks(attach::ATTACH_THREADS) {
             let (told, done) = std::sync::mpsc::channel::<()>();
@@ -256,7 +278,7 @@ mod tests {
         check(&other).unwrap_err();
         check(&own.origin).unwrap();
         // Of nothing remembered it is looked for, but not where somebody waits for it already.
-        daemon.note_place(own.id, None);
+        daemon.note_place(own.id, (None, true));
         check(&own.origin).unwrap_err();
         let look = daemon.begin_look(own.id).unwrap();
         check(&own.origin).unwrap();

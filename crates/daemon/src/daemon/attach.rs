@@ -188,6 +188,8 @@ impl Daemon {
             ));
             let slot = Slot::new(record.id, &record.name, Life::Unserved(why), now);
             disks.insert(record.id, &record.name, slot);
+            lock(&self.grounds).lose(record.id);
+            self.note_share(record);
         }
         drop(disks);
         self.survey(&records);
@@ -195,7 +197,7 @@ impl Daemon {
         for group in records.chunks(ATTACH_THREADS) {
             let (told, done) = std::sync::mpsc::channel::<()>();
             for record in group {
-                self.attach_aside(record.clone(), told.clone());
+                self.attach_aside(record, told.clone());
             }
             drop(told);
             // Ends when all of the group have dropped their end, or late.
@@ -204,11 +206,11 @@ impl Daemon {
     }
 
     /// Attaches a disk on a thread of its own; drops `told` when done.
-    fn attach_aside(self: &Arc<Daemon>, record: DiskRecord, told: std::sync::mpsc::Sender<()>) {
+    fn attach_aside(self: &Arc<Daemon>, record: &DiskRecord, told: std::sync::mpsc::Sender<()>) {
         let Some(turn) = self.disks.turn(record.id, Purpose::Opening) else {
             return;
         };
-        let daemon = self.clone();
+        let (daemon, record) = (self.clone(), record.clone());
         aside(move || {
             // The daemon is stopping; what was opened is closed.
             let _ = daemon.attach(&turn, record, None, Take::Free);
@@ -373,6 +375,7 @@ impl Daemon {
             }
         };
         let clean_fits = opened.as_ref().is_ok_and(|o| o.looks.clean_fits);
+        self.note_share(&record);
         let judged = match &opened {
             // Others may have been served since it was looked at.
             Ok(opened) => self
@@ -446,8 +449,9 @@ impl Daemon {
         let chain = origin::chain(&spec, &rules);
         self.note_chain(record.id, chain.is_err());
         let chain = chain?;
-        let disks = lock(&self.pool).registry().disks.clone();
-        let clash = check_chain_names(&disks, &record.name, &spec, &chain, record.read_only);
+        let pool = lock(&self.pool);
+        let clash = check_chain_names(&pool, &record.name, &spec, &chain, record.read_only);
+        drop(pool);
         let backing = Backing {
             known: Some(chain.clone()),
             hold_bases: clash.is_ok(),
@@ -753,7 +757,7 @@ impl Daemon {
 }
 
 fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
-    let place = registry.disks.iter_mut().find(|r| r.id == record.id);
+    let place = registry.by_id_mut(record.id);
     // A disk that was removed meanwhile must not come back.
     *place.ok_or_else(|| Error::no_disk(&record.name))? = record.clone();
     Ok(())
@@ -781,7 +785,7 @@ fn which_side(record: &DiskRecord) -> String {
 /// Notes durably that an origin is about to be written by us.
 fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
     let noted = lock(pool).change_or_keep(|registry| {
-        if let Some(record) = registry.disks.iter_mut().find(|r| r.id == id) {
+        if let Some(record) = registry.by_id_mut(id) {
             record.clean_detach = false;
         }
         Ok(())
@@ -812,7 +816,7 @@ mod tests {
             ..DiskRecord::default()
         };
         let add = |registry: &mut Registry| {
-            registry.disks.push(record.clone());
+            registry.disks.push(record.clone().into());
             Ok(())
         };
         lock(&daemon.pool).change(add).unwrap();
@@ -857,8 +861,8 @@ mod tests {
         let b = known(&daemon, dir.path(), 8, "b");
         let see = |record| daemon.look(record, Take::Free, None).unwrap();
         let (opened_a, opened_b) = (see(&a), see(&b));
-        let place = daemon.disks.lock().by_id(b.id).unwrap().place.clone();
-        daemon.note_place(a.id, place);
+        let place = lock(&daemon.grounds).of(b.id).cloned();
+        daemon.note_place(a.id, (place, true));
         assert_eq!(attach(&daemon, a, opened_a), None);
         let refused = attach(&daemon, b, opened_b).unwrap();
         assert!(refused.what.contains("holds the same data"), "{refused}");

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_engine::api::DiskId;
-use hearth_format::DiskRecord;
+use hearth_format::{DiskRecord, SharedRecord};
 use hearth_io::OriginSpec;
 use hearth_io::beneath::{Beneath, beneath};
 use hearth_origin::{Backing, files_of};
@@ -20,6 +20,7 @@ use super::admission::FIRST_RULES;
 use super::{Daemon, lock};
 use crate::error::{Error, Result};
 use crate::origin;
+use crate::pool::Pool;
 
 /// Refuses directories for files below images that are none.
 pub(super) fn check_dirs(dirs: &[PathBuf]) -> Result<()> {
@@ -60,7 +61,7 @@ fn uses(spec: &OriginSpec, chain: &[String], read_only: bool) -> Vec<Use> {
 }
 
 /// The uses of every other disk, by name.
-fn others(records: &[DiskRecord], name: &str) -> Vec<(String, Vec<Use>)> {
+fn others(records: &[SharedRecord], name: &str) -> Vec<(String, Vec<Use>)> {
     records
         .iter()
         .filter(|record| record.name != name)
@@ -115,14 +116,17 @@ fn first_clash(
 /// Refuses what the disk `name` would share with another that writes it, or that it would write, going
 /// by names alone: nothing is waited for.
 pub(super) fn check_chain_names(
-    records: &[DiskRecord],
+    pool: &Pool,
     name: &str,
     spec: &OriginSpec,
     chain: &[String],
     read_only: bool,
 ) -> Result<()> {
     let mine = uses(spec, chain, read_only);
-    first_clash(&mine, &others(records, name), &|a, b| a == b).map_or(Ok(()), Err)
+    first_clash(&mine, &others(&pool.near(spec, chain), name), &|a, b| {
+        a == b
+    })
+    .map_or(Ok(()), Err)
 }
 
 impl Daemon {
@@ -182,14 +186,14 @@ impl Daemon {
         read_only: bool,
     ) -> Result<()> {
         let pool = lock(&self.pool);
+        // Most disks have no chain, and then there is nothing to compare.
+        if chain.is_empty() && !pool.any_chain() {
+            return Ok(());
+        }
         let flash = pool.path().to_owned();
         let records = pool.registry().disks.clone();
         drop(pool);
         let all = others(&records, name);
-        // Most disks have no chain, and then there is nothing to compare.
-        if chain.is_empty() && all.iter().flat_map(|(_, uses)| uses).all(|u| !u.below) {
-            return Ok(());
-        }
         let look = |path: &Path| beneath(path).ok();
         let mine: Vec<(Use, Option<Beneath>)> = uses(spec, chain, read_only)
             .into_iter()
@@ -244,11 +248,11 @@ impl Daemon {
                 "put them back, or remove the disk and add it again",
             ));
         }
-        let record = lock(&self.pool).change(|registry| {
-            let found = registry.disks.iter().find(|r| r.id == id);
-            let read_only = found.is_some_and(|r| r.read_only);
-            check_chain_names(&registry.disks, name, &spec, &chain, read_only)?;
-            let record = registry.disks.iter_mut().find(|r| r.id == id);
+        let mut pool = lock(&self.pool);
+        let read_only = pool.record(id).is_some_and(|r| r.read_only);
+        check_chain_names(&pool, name, &spec, &chain, read_only)?;
+        let record = pool.change(|registry| {
+            let record = registry.by_id_mut(id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.allow_backing = true;
             record.chain = chain;
@@ -256,6 +260,7 @@ impl Daemon {
             record.rules = record.rules.max(FIRST_RULES);
             Ok(record.clone())
         })?;
+        drop(pool);
         if served {
             return Ok(());
         }
@@ -278,8 +283,8 @@ impl Daemon {
                     "the image names other files of this host, which are followed as before and from now on must stay as they are: {files}"
                 ));
             }
-            let disks = &lock(&self.pool).registry().disks.clone();
-            let clash = check_chain_names(disks, &record.name, &spec, &chain, record.read_only);
+            let pool = lock(&self.pool);
+            let clash = check_chain_names(&pool, &record.name, &spec, &chain, record.read_only);
             if let Err(e) = clash {
                 notices.push(e.to_string());
             }
@@ -294,13 +299,14 @@ impl Daemon {
 mod tests {
     use super::*;
 
-    fn disk(name: &str, origin: &str, chain: &[&str]) -> DiskRecord {
-        DiskRecord {
+    fn disk(name: &str, origin: &str, chain: &[&str]) -> SharedRecord {
+        let record = DiskRecord {
             name: name.to_owned(),
             origin: origin.to_owned(),
             chain: chain.iter().map(|&line| line.to_owned()).collect(),
             ..DiskRecord::default()
-        }
+        };
+        record.into()
     }
 
     /// What an older version has added is served on, and what it is today is what it stays.

@@ -28,6 +28,7 @@ use crate::clients::sentence;
 use crate::error::{Error, Result};
 use crate::life::{Event, Life, Refusal, Unserved};
 use crate::origin;
+use crate::pool::Pool;
 use crate::rundir::nbd_socket;
 use crate::settings;
 use crate::size::human;
@@ -130,9 +131,10 @@ fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Resu
 }
 
 /// Refuses another disk's origin, going by names alone.
-fn check_unclaimed(records: &[DiskRecord], spec: &OriginSpec) -> Result<()> {
+fn check_unclaimed(pool: &Pool, spec: &OriginSpec) -> Result<()> {
     let path = hearth_origin::local_path(spec);
-    let owner = records.iter().find(|record| {
+    let near = pool.near(spec, &[]);
+    let owner = near.iter().find(|record| {
         origin::parse(&record.origin).is_ok_and(|other| {
             other.source == spec.source
                 || (path.is_some() && hearth_origin::local_path(&other) == path)
@@ -179,7 +181,7 @@ impl Daemon {
             ));
         }
         self.check_apart(text, spec)?;
-        check_unclaimed(&lock(&self.pool).registry().disks, spec)
+        check_unclaimed(&lock(&self.pool), spec)
     }
 
     /// Refuses a disk that cannot be added beside those that are there: a first look, before its origin is
@@ -189,7 +191,7 @@ impl Daemon {
         check_name_free(&self.disks.lock(), &disk.name)?;
         let pool = lock(&self.pool);
         check_share(pool.registry(), pool.capacity(), &disk.name, disk.min)?;
-        check_unclaimed(&pool.registry().disks, spec)
+        check_unclaimed(&pool, spec)
     }
 
     /// Takes a number and the name for a new disk, whose origin lies on `place`.
@@ -203,7 +205,7 @@ impl Daemon {
         let mut disks = self.disks.lock();
         self.not_stopping()?;
         check_name_free(&disks, name)?;
-        Daemon::same_data(&disks, origin, place.as_ref())?;
+        self.same_data(&disks, origin, place.as_ref())?;
         let pool = lock(&self.pool);
         let id = pool.registry().free_disk_id(|id| disks.contains(id));
         drop(pool);
@@ -213,11 +215,11 @@ impl Daemon {
                 "remove one first",
             )
         })?;
-        let slot = Slot {
-            place,
-            ..Slot::new(id, name, Life::Arriving, now)
-        };
+        let slot = Slot::new(id, name, Life::Arriving, now);
         disks.insert(id, name, slot);
+        // What is on this host and not known is looked at again when it matters.
+        let here = origin::parse(origin).is_ok_and(|s| hearth_origin::local_path(&s).is_some());
+        lock(&self.grounds).set(id, place, here);
         Ok(self.disks.give(&mut disks, id, Purpose::Changing))
     }
 
@@ -253,19 +255,13 @@ impl Daemon {
             record.since_seq = since_seq;
             let mut pool = lock(&self.pool);
             let capacity = pool.capacity();
+            // Others may have been added or changed while its origin was opened.
+            check_unclaimed(&pool, spec)?;
+            check_chain_names(&pool, &name, spec, &record.chain, record.read_only)?;
             pool.change(|registry| {
-                // Others may have been added or changed while its origin was opened.
                 check_share(registry, capacity, &name, record.min_bytes)?;
-                check_unclaimed(&registry.disks, spec)?;
-                check_chain_names(
-                    &registry.disks,
-                    &name,
-                    spec,
-                    &record.chain,
-                    record.read_only,
-                )?;
                 registry.disk_id_taken(id);
-                registry.disks.push(record.clone());
+                registry.disks.push(record.clone().into());
                 Ok(())
             })
         });
@@ -333,7 +329,7 @@ impl Daemon {
         // block's copy may be padded.
         self.at_rest(&format!("resize {name}"), || self.engine.set_size(id, size))?;
         lock(&self.pool).change(|registry| {
-            let record = registry.disks.iter_mut().find(|r| r.id == id);
+            let record = registry.by_id_mut(id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.size = size;
             if device.is_untouched() {
@@ -418,11 +414,7 @@ impl Daemon {
             if more {
                 check_share(registry, capacity, name, wanted.min_bytes)?;
             }
-            let record = registry
-                .disks
-                .iter_mut()
-                .find(|r| r.id == id)
-                .ok_or_else(|| Error::no_disk(name))?;
+            let record = registry.by_id_mut(id).ok_or_else(|| Error::no_disk(name))?;
             settings::change(record, set)?;
             record.sole_user |= set.sole_user;
             Ok(record.clone())
@@ -437,6 +429,7 @@ impl Daemon {
             Ok(())
         })?;
         if self.with_slot(name, |slot| Ok(slot.device.is_none()))? {
+            self.note_share(&record);
             self.keep_shares();
             return Ok(());
         }

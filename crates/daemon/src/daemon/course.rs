@@ -273,7 +273,7 @@ impl Daemon {
         };
         let now = origin::identity(&device);
         let noted = lock(&self.pool).change(|registry| {
-            let record = registry.disks.iter_mut().find(|r| r.id == id);
+            let record = registry.by_id_mut(id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.since_seq = since_seq.unwrap_or(record.since_seq);
             record.origin_identity = now;
@@ -394,7 +394,9 @@ impl Daemon {
                 Err(ControlError::NoDisk) => {}
                 Err(_) => continue,
             }
-            drop(self.disks.lock().remove(id));
+            let mut disks = self.disks.lock();
+            lock(&self.grounds).forget(id);
+            drop(disks.remove(id));
         }
     }
 

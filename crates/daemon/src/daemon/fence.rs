@@ -64,7 +64,7 @@ impl Daemon {
             return Ok(record);
         }
         lock(&self.pool).change(|registry| {
-            let record = registry.disks.iter_mut().find(|r| r.id == id);
+            let record = registry.by_id_mut(id);
             let record = record.ok_or_else(|| Error::no_disk(name))?;
             record.fenced_at = now_s();
             Ok(record.clone())

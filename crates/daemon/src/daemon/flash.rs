@@ -452,7 +452,7 @@ impl Daemon {
         }
         let noted = lock(&self.pool).change_or_keep(|registry| {
             for (id, seq) in &done {
-                if let Some(record) = registry.disks.iter_mut().find(|r| r.id == *id) {
+                if let Some(record) = registry.by_id_mut(*id) {
                     record.since_seq = record.since_seq.max(*seq);
                 }
             }

@@ -24,6 +24,7 @@ mod stop;
 mod trouble;
 mod workload;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -42,6 +43,7 @@ use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Result};
 use crate::exports::ExportTable;
+use crate::grounds::Grounds;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
 use crate::table::Table;
@@ -137,6 +139,10 @@ pub struct Daemon {
     /// Connections of all disks' clients.
     crowd: Arc<Crowd>,
     disks: Arc<Table<Slot>>,
+    /// What their origins lie on. Taken after the table's lock.
+    grounds: Mutex<Grounds>,
+    /// Disks for which flash is kept, or may have to be. Taken alone, or after the table's lock.
+    sharing: Mutex<BTreeSet<DiskId>>,
     /// Of the flash; those of a disk are in its slot.
     windows: Mutex<Windows<FlashCounters>>,
     started: Instant,
@@ -239,6 +245,8 @@ impl Daemon {
             exports: Arc::default(),
             crowd: Arc::new(Crowd::new(nbd.connections as u64)),
             disks: Arc::default(),
+            grounds: Mutex::default(),
+            sharing: Mutex::default(),
             windows: Mutex::new(Windows::new(0, FlashCounters::default())),
             started: begin,
             recovery,

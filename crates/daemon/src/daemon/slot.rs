@@ -7,7 +7,6 @@ use hearth_engine::api::DiskId;
 use hearth_engine::stats::Latencies;
 use hearth_format::DiskRecord;
 use hearth_io::Device;
-use hearth_io::beneath::Beneath;
 use hearth_origin::owner::Claim;
 
 use super::trouble;
@@ -81,9 +80,7 @@ pub(super) struct Slot {
     /// Its origin is being looked for. Nobody waits for that: a disk whose origin hangs before it was
     /// found can still be changed and removed.
     pub(super) looking: bool,
-    /// What its origin lies on, as last looked at.
-    pub(super) place: Option<Beneath>,
-    /// It was found to be alone on that, and counts against all who come later.
+    /// It was found to be alone on what its origin lies on, and counts against all who come later.
     pub(super) placed: bool,
     /// What lies below its image is not what was allowed.
     pub(super) chain_refused: bool,
@@ -108,7 +105,6 @@ impl Slot {
             session: Session::new(now),
             voided: None,
             looking: false,
-            place: None,
             placed: false,
             chain_refused: false,
             patience: None,

@@ -19,13 +19,14 @@ fn sized(size: u64) -> CreateOptions {
 fn add_disk(pool: &mut Pool) -> Result<()> {
     pool.change(|r| {
         let id = r.take_disk_id().unwrap();
-        r.disks.push(DiskRecord {
+        let disk = DiskRecord {
             id,
             name: "d".into(),
             origin: "/o".into(),
             size: 1,
             ..DiskRecord::default()
-        });
+        };
+        r.disks.push(disk.into());
         Ok(())
     })
 }
@@ -202,13 +203,14 @@ fn add_many(pool: &mut Pool) {
     pool.change(|r| {
         for n in 1..=600 {
             let id = r.take_disk_id().unwrap();
-            r.disks.push(DiskRecord {
+            let disk = DiskRecord {
                 id,
                 name: format!("vm-{n}"),
                 origin: format!("/srv/images/vm-{n}"),
                 size: 1 << 30,
                 ..DiskRecord::default()
-            });
+            };
+            r.disks.push(disk.into());
         }
         Ok(())
     })
@@ -293,15 +295,15 @@ fn a_pool_takes_as_many_disks_as_there_are_numbers_if_it_is_large_enough() {
     let many = |pool: &mut Pool| {
         pool.change(|r| {
             let taken = r.disks.iter().map(|d| d.id).max().unwrap_or_default();
-            r.disks.extend(
-                (taken + 1..=hearth_format::disk::DISK_ID_MAX).map(|id| DiskRecord {
-                    id,
-                    name: format!("vm-{id}"),
-                    origin: format!("/srv/images/vm-{id}"),
-                    size: 1 << 30,
-                    ..DiskRecord::default()
-                }),
-            );
+            let disk = |id| DiskRecord {
+                id,
+                name: format!("vm-{id}"),
+                origin: format!("/srv/images/vm-{id}"),
+                size: 1 << 30,
+                ..DiskRecord::default()
+            };
+            let all = taken + 1..=hearth_format::disk::DISK_ID_MAX;
+            r.disks.extend(all.map(|id| disk(id).into()));
             r.next_disk_id = 1;
             Ok(())
         })
