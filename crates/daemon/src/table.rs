@@ -34,7 +34,8 @@ pub(crate) struct Table<S> {
 /// What the table's lock holds.
 #[derive(Debug)]
 pub(crate) struct Slots<S> {
-    by_id: BTreeMap<DiskId, S>,
+    /// In boxes: a tree's nodes have room for twice as many as they hold.
+    by_id: BTreeMap<DiskId, Box<S>>,
     names: BTreeMap<String, DiskId>,
     turns: BTreeMap<DiskId, Purpose>,
     closed: bool,
@@ -64,38 +65,38 @@ impl<S> Default for Table<S> {
 impl<S> Slots<S> {
     /// The disk of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&S> {
-        self.by_id.get(self.names.get(name)?)
+        self.by_id(*self.names.get(name)?)
     }
 
     /// The disk of this name.
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut S> {
-        self.by_id.get_mut(self.names.get(name)?)
+        self.by_id_mut(*self.names.get(name)?)
     }
 
     /// The disk of this number, also one that has lost its name.
     pub(crate) fn by_id(&self, id: DiskId) -> Option<&S> {
-        self.by_id.get(&id)
+        self.by_id.get(&id).map(|slot| &**slot)
     }
 
     /// The disk of this number, also one that has lost its name.
     pub(crate) fn by_id_mut(&mut self, id: DiskId) -> Option<&mut S> {
-        self.by_id.get_mut(&id)
+        self.by_id.get_mut(&id).map(|slot| &mut **slot)
     }
 
     /// All that have a name, in the order of their names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &S)> {
         let named = self.names.iter();
-        named.filter_map(|(name, id)| Some((name.as_str(), self.by_id.get(id)?)))
+        named.filter_map(|(name, id)| Some((name.as_str(), self.by_id(*id)?)))
     }
 
     /// All slots, in the order of their numbers.
     pub(crate) fn all(&self) -> impl Iterator<Item = (DiskId, &S)> {
-        self.by_id.iter().map(|(id, slot)| (*id, slot))
+        self.by_id.iter().map(|(id, slot)| (*id, &**slot))
     }
 
     /// All slots, to be changed.
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = (DiskId, &mut S)> {
-        self.by_id.iter_mut().map(|(id, slot)| (*id, slot))
+        self.by_id.iter_mut().map(|(id, slot)| (*id, &mut **slot))
     }
 
     /// Has this number a slot?
@@ -106,7 +107,7 @@ impl<S> Slots<S> {
     /// Puts a disk into the table.
     pub(crate) fn insert(&mut self, id: DiskId, name: &str, slot: S) {
         self.names.insert(name.to_owned(), id);
-        self.by_id.insert(id, slot);
+        self.by_id.insert(id, Box::new(slot));
     }
 
     /// From now on the name is free; the number is not.
@@ -117,11 +118,11 @@ impl<S> Slots<S> {
     /// Takes a disk out.
     pub(crate) fn remove(&mut self, id: DiskId) -> Option<S> {
         self.take_name(id);
-        self.by_id.remove(&id)
+        self.by_id.remove(&id).map(|slot| *slot)
     }
 
     /// Takes all disks out.
-    pub(crate) fn take_all(&mut self) -> BTreeMap<DiskId, S> {
+    pub(crate) fn take_all(&mut self) -> BTreeMap<DiskId, Box<S>> {
         self.names.clear();
         std::mem::take(&mut self.by_id)
     }

@@ -3,8 +3,9 @@
 //! A hit ratio over a daemon's whole life says nothing about today. So the daemon takes a
 //! snapshot of all counters at regular times and keeps a bounded ring of them per window;
 //! a window's value is the newest counters minus the oldest snapshot inside the window.
-//! Memory is bounded: 30 + 60 + 96 snapshots, whatever the uptime. Snapshots that are equal are kept once: with
-//! thousands of disks, most of them idle, they would take more than all else that is known of a disk.
+//! Memory is bounded: 30 + 60 + 96 snapshots, whatever the uptime. Of counters that stand still one snapshot is
+//! kept, and from when to when they stood there: with thousands of disks, most of them idle, rings full of equal
+//! snapshots would take more than all else that is known of a disk.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,17 +46,25 @@ pub const SPANS: [Span; 3] = [
     },
 ];
 
+/// What the counters stood at for a while.
 #[derive(Clone, Debug)]
-struct Ring<T> {
-    span: Span,
-    /// Snapshots with the second they were taken at, oldest first.
-    taken: VecDeque<(u64, Arc<T>)>,
+struct Stand<T> {
+    /// Second of the first snapshot that showed it, and of the last.
+    first: u64,
+    last: u64,
+    value: Arc<T>,
 }
 
-/// The rings of one disk, or of the pool.
+#[derive(Clone, Debug)]
+struct Ring<T> {
+    /// Oldest first.
+    taken: VecDeque<Stand<T>>,
+}
+
+/// The rings of one disk, or of the pool, one for each of [`SPANS`].
 #[derive(Clone, Debug)]
 pub struct Windows<T> {
-    rings: Vec<Ring<T>>,
+    rings: [Ring<T>; SPANS.len()],
 }
 
 /// One window's value.
@@ -72,21 +81,30 @@ pub struct Window<T> {
 impl<T: Since> Windows<T> {
     /// Windows that begin at second `now` with the counters at `start`.
     pub fn new(now: u64, start: T) -> Windows<T> {
-        let start = Arc::new(start);
-        let rings = SPANS
-            .iter()
-            .map(|&span| Ring {
-                span,
-                taken: VecDeque::from([(now, start.clone())]),
-            })
-            .collect();
+        Windows::starting(now, &Arc::new(start))
+    }
+
+    /// The same, with a start that others have as well.
+    pub fn starting(now: u64, start: &Arc<T>) -> Windows<T> {
+        let stand = || Stand {
+            first: now,
+            last: now,
+            value: start.clone(),
+        };
+        let rings = SPANS.map(|_| Ring {
+            taken: VecDeque::from([stand()]),
+        });
         Windows { rings }
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&Span, &Ring<T>)> {
+        SPANS.iter().zip(&self.rings)
     }
 
     /// True if [`sample`](Self::sample) at second `now` would keep a snapshot. Lets the caller
     /// avoid collecting counters that nobody keeps.
     pub fn due(&self, now: u64) -> bool {
-        self.rings.iter().any(|ring| ring.due(now))
+        self.all().any(|(span, ring)| ring.due(span, now))
     }
 
     /// Offers the counters at second `now`; kept where a ring's step has passed.
@@ -96,10 +114,9 @@ impl<T: Since> Windows<T> {
         }
         let same = self.newest_kept().filter(|kept| ***kept == *value);
         let value = same.cloned().unwrap_or_else(|| Arc::new(value.clone()));
-        for ring in &mut self.rings {
-            if ring.due(now) {
-                ring.taken.push_back((now, value.clone()));
-                ring.trim(now);
+        for (span, ring) in SPANS.iter().zip(&mut self.rings) {
+            if ring.due(span, now) {
+                ring.take(span, now, &value);
             }
         }
     }
@@ -111,26 +128,27 @@ impl<T: Since> Windows<T> {
 
     fn newest_kept(&self) -> Option<&Arc<T>> {
         let all = self.rings.iter().filter_map(|ring| ring.taken.back());
-        all.max_by_key(|(at, _)| *at).map(|(_, value)| value)
+        all.max_by_key(|stand| stand.last).map(|stand| &stand.value)
     }
 
     /// Every window's value at second `now`, when the counters stand at `value`.
     pub fn values(&self, now: u64, value: &T) -> Vec<Window<T>> {
-        self.rings
-            .iter()
-            .map(|ring| {
-                let start = ring
-                    .taken
-                    .iter()
-                    .find(|(at, _)| now.saturating_sub(*at) <= ring.span.seconds);
+        self.all()
+            .map(|(&span, ring)| {
+                let inside = |at: u64| now.saturating_sub(at) <= span.seconds;
+                let start = ring.taken.iter().find(|stand| inside(stand.last));
                 match start.or(ring.taken.back()) {
-                    Some((at, earlier)) => Window {
-                        span: ring.span,
-                        covered: now.saturating_sub(*at),
-                        value: value.since(earlier),
+                    Some(stand) => Window {
+                        span,
+                        // They stood there all the time in between.
+                        covered: match now.saturating_sub(stand.last) {
+                            long if long > span.seconds => long,
+                            _ => now.saturating_sub(stand.first).min(span.seconds),
+                        },
+                        value: value.since(&stand.value),
                     },
                     None => Window {
-                        span: ring.span,
+                        span,
                         covered: 0,
                         value: value.since(value),
                     },
@@ -141,20 +159,28 @@ impl<T: Since> Windows<T> {
 }
 
 impl<T> Ring<T> {
-    fn due(&self, now: u64) -> bool {
-        self.taken
-            .back()
-            .is_none_or(|(at, _)| now >= at + self.span.step)
+    fn due(&self, span: &Span, now: u64) -> bool {
+        let newest = self.taken.back();
+        newest.is_none_or(|stand| now >= stand.last + span.step)
     }
 
-    fn trim(&mut self, now: u64) {
-        while self.taken.len() > 1
-            && self
-                .taken
-                .front()
-                .is_some_and(|(at, _)| now.saturating_sub(*at) > self.span.seconds)
-        {
+    /// Keeps a snapshot.
+    fn take(&mut self, span: &Span, now: u64, value: &Arc<T>) {
+        match self.taken.back_mut() {
+            Some(stand) if Arc::ptr_eq(&stand.value, value) => stand.last = now,
+            _ => self.taken.push_back(Stand {
+                first: now,
+                last: now,
+                value: value.clone(),
+            }),
+        }
+        let old = |stand: &Stand<T>| now.saturating_sub(stand.last) > span.seconds;
+        while self.taken.len() > 1 && self.taken.front().is_some_and(old) {
             self.taken.pop_front();
+        }
+        // A ring that was full, and stands still now.
+        if self.taken.len() == 1 {
+            self.taken.shrink_to_fit();
         }
     }
 }
@@ -196,8 +222,8 @@ mod tests {
         for now in 1..=100_000 {
             windows.sample(now, &Count(now));
         }
-        for ring in &windows.rings {
-            assert!(ring.taken.len() as u64 <= ring.span.seconds / ring.span.step + 1);
+        for (span, ring) in windows.all() {
+            assert!(ring.taken.len() as u64 <= span.seconds / span.step + 1);
         }
     }
 
@@ -206,13 +232,17 @@ mod tests {
         let mut windows = Windows::new(0, Count(0));
         let kept = |windows: &Windows<Count>| {
             let all = windows.rings.iter().flat_map(|ring| &ring.taken);
-            let places = all.map(|(_, value)| Arc::as_ptr(value));
+            let places = all.map(|stand| Arc::as_ptr(&stand.value));
             places.collect::<std::collections::BTreeSet<_>>().len()
         };
         for now in 1..=100_000 {
             windows.sample(now, &Count(0));
         }
         assert_eq!(kept(&windows), 1);
+        assert!(windows.rings.iter().all(|ring| ring.taken.len() == 1));
+        for window in windows.values(100_000, &Count(0)) {
+            assert_eq!(window.covered, window.span.seconds);
+        }
         windows.sample(101_000, &Count(9));
         assert_eq!(kept(&windows), 2);
         assert_eq!(windows.newest(), Some(&Count(9)));

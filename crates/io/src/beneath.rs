@@ -196,6 +196,7 @@ impl Beneath {
             path,
         };
         found.follow(kernel, top, 0);
+        found.parts.shrink_to_fit();
         found
     }
 
@@ -272,6 +273,14 @@ impl Beneath {
     /// What lies on these.
     pub fn from_parts(parts: Vec<Part>) -> Beneath {
         Beneath { parts }
+    }
+
+    /// The same without the paths: enough to compare, and smaller.
+    pub fn without_names(mut self) -> Beneath {
+        for part in &mut self.parts {
+            part.path = None;
+        }
+        self
     }
 
     /// Everything it lies on; itself first.

@@ -6,7 +6,6 @@ use hearth_engine::stats::{DiskCounters, DiskStats, Latencies, PoolCounters, Poo
 use hearth_engine::tally::Tally;
 use hearth_policy::Percentiles;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use utoipa::ToSchema;
 
 use super::types::WriteBackTrouble;
@@ -349,22 +348,22 @@ pub struct LatencySpan {
     pub write_miss: LatencyReport,
 }
 
-impl Since for Arc<Latencies> {
-    fn since(&self, earlier: &Arc<Latencies>) -> Arc<Latencies> {
-        Arc::new(Latencies {
+impl Since for Latencies {
+    fn since(&self, earlier: &Latencies) -> Latencies {
+        Latencies {
             read_hit: self.read_hit.since(&earlier.read_hit),
             read_miss: self.read_miss.since(&earlier.read_miss),
             write_hit: self.write_hit.since(&earlier.write_hit),
             write_miss: self.write_miss.since(&earlier.write_miss),
-        })
+        }
     }
 }
 
 /// The windows of a disk's latencies.
 pub fn latency_spans(
     now: u64,
-    latencies: &Arc<Latencies>,
-    windows: &Windows<Arc<Latencies>>,
+    latencies: &Latencies,
+    windows: &Windows<Latencies>,
 ) -> Vec<LatencySpan> {
     let windows = windows.values(now, latencies);
     let report = |tally: &Tally| LatencyReport::from(&tally.percentiles());

@@ -339,7 +339,7 @@ impl Daemon {
         let record = lock(&self.pool).record(id).cloned();
         // Before it leaves the registry: users see the disk until its origin was given up.
         self.slot_by_id(id, |slot| {
-            slot.erased = record.or(slot.erased.take());
+            slot.erased = record.map(Box::new).or(slot.erased.take());
             Some(())
         });
         let erased = lock(&self.pool).change(|registry| {

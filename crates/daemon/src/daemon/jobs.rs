@@ -79,9 +79,6 @@ impl Daemon {
             if slot.latencies.due(now)
                 && let Some(latencies) = self.engine.latencies(id)
             {
-                // An idle disk's snapshots are one and the same.
-                let same = slot.latencies.newest().filter(|n| ***n == latencies);
-                let latencies = same.cloned().unwrap_or_else(|| Arc::new(latencies));
                 slot.latencies.sample(now, &latencies);
             }
         }

@@ -1,7 +1,6 @@
 //! What the daemon tells of itself.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use hearth_engine::api::DiskId;
 use hearth_engine::stats::DiskStats;
@@ -94,7 +93,7 @@ impl Daemon {
             .iter()
             .filter(|(_, slot)| slot.life.is_known())
             .filter_map(|(name, slot)| {
-                let record = pool.record(slot.id).or(slot.erased.as_ref())?;
+                let record = pool.record(slot.id).or(slot.erased.as_deref())?;
                 Some(self.describe(name, slot, record))
             })
             .collect()
@@ -105,7 +104,7 @@ impl Daemon {
         let slot = disks.get(name).filter(|slot| slot.life.is_known());
         let slot = slot.ok_or_else(|| Error::no_disk(name))?;
         let pool = lock(&self.pool);
-        let record = pool.record(slot.id).or(slot.erased.as_ref());
+        let record = pool.record(slot.id).or(slot.erased.as_deref());
         let record = record.ok_or_else(|| Error::no_disk(name))?;
         Ok(self.describe(name, slot, record))
     }
@@ -223,7 +222,7 @@ impl Daemon {
             .unwrap_or_default();
         let counters = Counters::from(&stats.counters);
         let status = self.engine.status(slot.id).unwrap_or_default();
-        let latencies = Arc::new(self.engine.latencies(slot.id).unwrap_or_default());
+        let latencies = self.engine.latencies(slot.id).unwrap_or_default();
         let fenced = lock(&self.pool)
             .record(slot.id)
             .is_some_and(|record| record.fenced_at != 0);

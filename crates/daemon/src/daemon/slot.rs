@@ -1,6 +1,6 @@
 //! All that is known of one disk.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
@@ -17,6 +17,9 @@ use crate::exports::DiskExport;
 use crate::life::Life;
 use crate::progress::Progress;
 use crate::windows::Windows;
+
+/// What every disk begins with, and one that is never used stays with.
+static NOTHING: LazyLock<(Arc<Counters>, Arc<Latencies>)> = LazyLock::new(Default::default);
 
 /// What is to be said of a disk since its origin was opened last.
 pub(super) struct Session {
@@ -35,7 +38,7 @@ pub(super) struct Session {
     /// Bytes of the origin, where it became smaller than the disk while attached.
     pub(super) short: Option<u64>,
     pub(super) windows: Windows<Counters>,
-    pub(super) latencies: Windows<Arc<Latencies>>,
+    pub(super) latencies: Windows<Latencies>,
     /// Tells when it cannot be written back.
     pub(super) alarm: trouble::Alarm,
 }
@@ -52,8 +55,8 @@ impl Session {
             kept: 0,
             clean_fits: false,
             short: None,
-            windows: Windows::new(now, Counters::default()),
-            latencies: Windows::new(now, Arc::default()),
+            windows: Windows::starting(now, &NOTHING.0),
+            latencies: Windows::starting(now, &NOTHING.1),
             alarm: trouble::Alarm::default(),
         }
     }
@@ -72,7 +75,7 @@ pub(super) struct Slot {
     /// Whose its origin is, where somebody keeps book of that.
     pub(super) claim: Option<Claim>,
     /// What the registry said of it when it was taken out.
-    pub(super) erased: Option<DiskRecord>,
+    pub(super) erased: Option<Box<DiskRecord>>,
     /// What is to be said of it.
     pub(super) session: Session,
     /// Its cache was dropped: what its record must say before it is used.
