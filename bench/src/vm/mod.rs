@@ -27,6 +27,7 @@ pub mod summary;
 
 use crate::host;
 use anyhow::{Context, Result};
+use hearth_fault::Fault;
 use hearth_rig::clients;
 use report::Report;
 use std::path::{Path, PathBuf};
@@ -141,11 +142,9 @@ pub struct Options {
 
 /// Why a benchmark did not begin, or gave nothing.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum BenchError {
     /// A program that is not there.
-    #[error(
-        "{program} is not installed; install the package {package}, or leave out what needs it with {without}"
-    )]
     Missing {
         /// The program.
         program: &'static str,
@@ -155,15 +154,8 @@ pub enum BenchError {
         without: &'static str,
     },
     /// A place that is none.
-    #[error(
-        "{0} is not a directory; give a directory on the disk to measure (make a file system on a bare device first)"
-    )]
     NotADirectory(PathBuf),
     /// The disk would be full.
-    #[error(
-        "{} has {free} MiB free, and the benchmark writes {need} MiB there and leaves {headroom} MiB to others; make room, give another directory, or disks of less with --size",
-        .place.display()
-    )]
     NoRoom {
         /// A directory on that disk.
         place: PathBuf,
@@ -175,13 +167,46 @@ pub enum BenchError {
         headroom: u64,
     },
     /// Nothing to boot.
-    #[error(
-        "the boot storm needs a guest; give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)"
-    )]
     NoGuest,
     /// The user called it off.
-    #[error("called off")]
     CalledOff,
+}
+
+impl BenchError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            BenchError::Missing {
+                program,
+                package,
+                without,
+            } => Fault::new(
+                format!("{program} is not installed"),
+                format!("install the package {package}, or leave out what needs it with {without}"),
+            ),
+            BenchError::NotADirectory(path) => Fault::new(
+                format!("{path} is not a directory", path = path.display()),
+                "give a directory on the disk to measure (make a file system on a bare device first)",
+            ),
+            BenchError::NoRoom {
+                place,
+                need,
+                free,
+                headroom,
+            } => Fault::new(
+                format!(
+                    "{} has {free} MiB free, and the benchmark writes {need} MiB there and leaves {headroom} MiB to others",
+                    place.display()
+                ),
+                "make room, give another directory, or disks of less with --size",
+            ),
+            BenchError::NoGuest => Fault::new(
+                "the boot storm needs a guest",
+                "give its directory with --guest (scripts/guest-lab.sh image makes one and prints where it is)",
+            ),
+            BenchError::CalledOff => Fault::bare("called off"),
+        }
+    }
 }
 
 /// Who looks on: shows how far it is, and says when to stop.

@@ -14,6 +14,7 @@ pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use disk::{Disk, DiskAdd, DiskRemove, DiskSet, Mode, Switch, Users};
 use hearth_daemon::size;
+use hearth_fault::Fault;
 pub use pool::{Pool, PoolAt, PoolCreate, PoolExport};
 pub use serve::{LogFormat, Serve, Tls};
 pub use settings::Settings;
@@ -24,8 +25,8 @@ pub use trace::{Trace, TraceConvert, TraceInfo, TraceRecord, TraceReplay};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
-fn parse_size(text: &str) -> Result<Size, String> {
-    size::parse(text).map(Size).map_err(|e| e.to_string())
+fn parse_size(text: &str) -> Result<Size, Fault> {
+    size::parse(text).map(Size).map_err(|e| e.fault())
 }
 
 /// A flash cache for virtual-machine disks

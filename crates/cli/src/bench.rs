@@ -7,8 +7,9 @@ use hearth_bench::report::{Spread, number};
 use hearth_bench::vm::compare::{Comparison, compare};
 use hearth_bench::vm::report::Report;
 use hearth_bench::vm::{self, BenchError, Options, Part, Slow, Watcher, markdown, summary};
-use hearth_daemon::error::Error;
+use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
+use hearth_fault::Fault;
 
 use crate::args::{Bench, BenchCommand, BenchCompare, BenchTable, Global, Mode, Over, Size};
 use crate::interrupt::Interrupt;
@@ -45,9 +46,9 @@ pub fn run(global: &Global, args: &Bench) -> Outcome {
         println!("\n{out}/results.html, {out}/results.md, {out}/results.json");
     }
     if report.called_off {
-        return Err(Failure::Interrupted(
-            "called off; the cells measured until then are kept".to_owned(),
-        ));
+        return Err(Failure::Interrupted(Fault::bare(
+            "called off; the cells measured until then are kept",
+        )));
     }
     if let Some(first) = report.failures.first() {
         return Err(Error::unavailable(
@@ -74,8 +75,9 @@ fn options(args: &Bench) -> Result<Options, Error> {
     let hearth = std::env::current_exe()
         .map_err(|e| Error::internal(format!("cannot find this program's own file: {e}")))?;
     let absolute = |path: &std::path::Path| {
-        std::path::absolute(path)
-            .map_err(|e| Error::invalid(format!("{}: {e}", path.display()), ""))
+        std::path::absolute(path).map_err(|e| {
+            Error::invalid(format!("{}: {e}", path.display()), "give an absolute path")
+        })
     };
     let modes: Vec<vm::Mode> = once(args.mode.iter().filter_map(|m| mode(*m)).collect());
     let parts: Vec<Part> = once(args.table.iter().map(|t| part(*t)).collect());
@@ -144,9 +146,13 @@ fn part(table: BenchTable) -> Part {
 /// An error of the benchmark as one for the user.
 fn failed(error: anyhow::Error) -> Failure {
     match error.downcast_ref::<BenchError>() {
-        Some(BenchError::CalledOff) => Failure::Interrupted("called off".to_owned()),
-        Some(_) => Error::invalid(error.to_string(), "").into(),
-        None => Error::unavailable(format!("{error:#}"), "").into(),
+        Some(BenchError::CalledOff) => Failure::Interrupted(Fault::bare("called off")),
+        Some(e) => Error::of(Kind::Invalid, e.fault()).into(),
+        None => Error::unavailable(
+            format!("{error:#}"),
+            "what was measured until then is kept; see what is wrong with that and run it again",
+        )
+        .into(),
     }
 }
 

@@ -7,6 +7,7 @@ use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
+use hearth_fault::Fault;
 use hearth_io::OriginSpec;
 use serde_json::json;
 
@@ -52,7 +53,7 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
 pub fn absolute_origin(text: &str) -> Result<String, Error> {
     let mut spec: OriginSpec = text
         .parse()
-        .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
+        .map_err(hearth_daemon::origin::not_understood)?;
     hearth_origin::absolute(&mut spec).map_err(|e| {
         Error::invalid(
             format!("the origin's path in \"{text}\" cannot be made absolute: {e}"),
@@ -108,10 +109,16 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
 /// What somebody should know of a disk, besides what was asked for.
 fn notices(info: &DiskInfo) -> Vec<String> {
     let notes = info.notices.iter().map(|n| format!("note: {}", plain(n)));
-    let reason = info.reason.iter();
+    let reason = reason(info).map(|why| plain(&why.to_string()));
     notes
-        .chain(reason.map(|reason| format!("{}: {}", info.state.word(), plain(reason))))
+        .chain(reason.map(|why| format!("{}: {why}", info.state.word())))
         .collect()
+}
+
+/// Why a disk is not as it should be, and what to do about it.
+fn reason(info: &DiskInfo) -> Option<Fault> {
+    let why = info.reason.clone()?;
+    Some(Fault::new(why, info.remedy.clone().unwrap_or_default()))
 }
 
 /// On standard error: on standard output is what was asked for, perhaps read by a program.
@@ -166,12 +173,12 @@ fn list(global: &Global, client: &Client) -> Outcome {
     }
     print!("{}", table.render());
     for d in &disks {
-        if let Some(reason) = &d.reason {
+        if let Some(why) = reason(d) {
             eprintln!(
                 "{} is {}: {}",
                 plain(&d.name),
                 d.state.word(),
-                plain(reason)
+                plain(&why.to_string())
             );
         }
         for notice in &d.notices {
@@ -475,17 +482,14 @@ fn wait_for(
         return match (goal, info.progress) {
             (Goal::Flush, Some(p)) if p.done => Ok(()),
             _ => {
-                let (why, remedy) = match (info.incomplete, info.reason) {
-                    (Some(e), _) => (e.error, e.remedy),
-                    // It says what to do.
-                    (None, Some(reason)) => (reason, String::new()),
-                    (None, None) => ("somebody called it off".to_owned(), "try again".to_owned()),
-                };
-                Err(Error::conflict(
-                    format!("the {} of {name} did not complete: {why}", goal.word()),
-                    remedy,
-                )
-                .into())
+                let why = reason(&info);
+                let why = info
+                    .incomplete
+                    .map(|e| Fault::new(e.error, e.remedy))
+                    .or(why);
+                let why = why.unwrap_or_else(|| Fault::new("somebody called it off", "try again"));
+                let whole = format!("the {} of {name} did not complete", goal.word());
+                Err(Error::of(Kind::Conflict, why.within(whole)).into())
             }
         };
     }
@@ -495,12 +499,12 @@ fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {
     match client.order::<DiskInfo>(&disk_path(name, "/cancel")) {
         Ok(info) => {
             let flash = client.get::<PoolInfo>("/v1/pool").map(|pool| pool.state);
-            Failure::Interrupted(called_off_text(&info, flash.as_deref().ok()))
+            Failure::Interrupted(Fault::bare(called_off_text(&info, flash.as_deref().ok())))
         }
         // It was done before we could call it off.
-        Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => {
-            Failure::Interrupted(format!("{name} was removed before it could be called off"))
-        }
+        Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => Failure::Interrupted(
+            Fault::bare(format!("{name} was removed before it could be called off")),
+        ),
         Err(e) => Failure::Error(e),
     }
 }

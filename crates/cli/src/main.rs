@@ -27,14 +27,15 @@ use std::process::ExitCode;
 
 use args::{Cli, Command, Global};
 use hearth_daemon::api::types::ErrorBody;
-use hearth_daemon::error::{Error, Kind};
+use hearth_daemon::error::Error;
+use hearth_fault::Fault;
 
 /// Why a command ended without success.
 enum Failure {
     /// Something is wrong.
     Error(Error),
     /// The user called it off; what was called off, for a last message.
-    Interrupted(String),
+    Interrupted(Fault),
 }
 
 impl From<Error> for Failure {
@@ -74,32 +75,24 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Interrupted(text)) => {
-            // Whole, and in the same form as an error: it is not one, so nothing mends it.
-            let ended = Error {
-                kind: Kind::Conflict,
-                what: text,
-                remedy: String::new(),
-            };
-            report(&global, &ended);
+        Err(Failure::Interrupted(ended)) => {
+            report(&global, ended);
             ExitCode::from(EXIT_INTERRUPTED)
         }
         Err(Failure::Error(error)) => {
-            report(&global, &error);
+            report(&global, error.into());
             ExitCode::FAILURE
         }
     }
 }
 
-fn report(global: &Global, error: &Error) {
+/// Tells why a command ended: programs in two fields, people in one sentence.
+fn report(global: &Global, fault: Fault) {
     let text = if global.json {
-        let body = ErrorBody {
-            error: error.what.clone(),
-            remedy: error.remedy.clone(),
-        };
-        serde_json::to_string(&body).unwrap_or_else(|_| error.to_string())
+        let sentence = fault.to_string();
+        serde_json::to_string(&ErrorBody::from(fault)).unwrap_or(sentence)
     } else {
-        format!("hearth: {error}")
+        format!("hearth: {fault}")
     };
     // Nobody can be told that standard error is gone.
     let _ = writeln!(std::io::stderr(), "{text}");

@@ -8,6 +8,7 @@ use hearth_daemon::error::Error;
 use hearth_daemon::pool::{self, CreateOptions, Pool, only_flash};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
+use hearth_fault::Fault;
 
 use crate::args::{self, Global, PoolAt, PoolCreate, PoolExport};
 use crate::disk;
@@ -59,7 +60,7 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     line.end();
     let mut info = made.map_err(|e| {
         if interrupt.hit() {
-            Failure::Interrupted(format!("{}; {}", e.what, e.remedy))
+            Failure::Interrupted(e.into())
         } else {
             e.into()
         }
@@ -254,9 +255,9 @@ fn export(global: &Global, args: &PoolExport) -> Outcome {
     client.post::<_, Done>("/v1/pool/export", &how)?;
     while client.is_up() {
         if interrupt.sleep(POLL) {
-            return Err(Failure::Interrupted(
-                "the daemon goes on exporting, and stops when it is done".to_owned(),
-            ));
+            return Err(Failure::Interrupted(Fault::bare(
+                "the daemon goes on exporting, and stops when it is done",
+            )));
         }
     }
     // A stop that could not be clean leaves no checkpoint.

@@ -9,6 +9,7 @@ use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::Error;
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
+use hearth_fault::Fault;
 
 use crate::args::{Global, TraceRecord};
 use crate::interrupt::Interrupt;
@@ -37,7 +38,8 @@ pub fn sentence(r: &Recording) -> String {
         ));
     }
     if let Some(error) = &r.error {
-        text.push_str(&format!("; it ended early: {}", plain(error)));
+        let why = Fault::new(error, r.remedy.clone().unwrap_or_default());
+        text.push_str(&format!("; it ended early: {}", plain(&why.to_string())));
     }
     text
 }

@@ -8,10 +8,11 @@ use std::path::Path;
 
 use hearth_daemon::api::stats::{Counters, DiskReport};
 use hearth_daemon::client::{Client, disk_path};
-use hearth_daemon::error::Error;
+use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_daemon::windows::Since;
+use hearth_fault::Fault;
 use hearth_policy::Percentiles;
 use hearth_replay::{
     FileTarget, GRACE_NS, NbdTarget, Options, Outcome, Pace, Plan, Progress, ReplayError, SECTOR,
@@ -32,9 +33,11 @@ const LAG_HONEST: f64 = 0.01;
 fn failed(path: &Path, e: &ReplayError) -> Error {
     match e {
         ReplayError::Trace(e) => failed_in(path, e),
-        ReplayError::WouldWrite(_) | ReplayError::ReadOnly => Error::refused(e.to_string(), ""),
-        ReplayError::Open(_) | ReplayError::Broken { .. } => Error::unavailable(e.to_string(), ""),
-        _ => Error::invalid(e.to_string(), ""),
+        ReplayError::WouldWrite(_) | ReplayError::ReadOnly => Error::of(Kind::Refused, e.fault()),
+        ReplayError::Open(_) | ReplayError::Broken { .. } => {
+            Error::of(Kind::Unavailable, e.fault())
+        }
+        _ => Error::of(Kind::Invalid, e.fault()),
     }
 }
 
@@ -366,7 +369,9 @@ fn verdict(o: &Outcome) -> Result<(), Failure> {
         .into());
     }
     if o.interrupted {
-        return Err(Failure::Interrupted("the replay was called off".to_owned()));
+        return Err(Failure::Interrupted(Fault::bare(
+            "the replay was called off",
+        )));
     }
     Ok(())
 }

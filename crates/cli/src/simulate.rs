@@ -98,7 +98,7 @@ fn cache_size(text: &str) -> Result<Size, Error> {
         }
         return Ok(Size::Fraction(share / 100.0));
     }
-    let bytes = size::parse(text).map_err(|e| wrong(e.to_string()))?;
+    let bytes = size::parse(text).map_err(|e| wrong(e.fault().what))?;
     let blocks = bytes / BLOCK;
     /// Blocks that block numbers of 32 bits can tell apart: 16 TiB.
     const MOST: u64 = u32::MAX as u64;

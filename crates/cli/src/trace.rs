@@ -4,8 +4,9 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hearth_daemon::error::Error;
+use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::size::human;
+use hearth_fault::Fault;
 use hearth_trace::{
     Bin, Format, Info, Lost, Options, Reader, Summary, TraceError, Writer, sparkline,
 };
@@ -27,9 +28,9 @@ pub fn reading(path: &Path, records: u64) -> String {
     format!("{}: {records} records read", path.display())
 }
 
-/// A trace's error as one for the user: the sentence already says what to do.
+/// A trace's error as one for the user.
 pub fn failed(error: &TraceError) -> Error {
-    Error::invalid(error.to_string(), "")
+    Error::of(Kind::Invalid, error.fault())
 }
 
 /// The same, of a trace the user named: with several, the sentence alone would not say which.
@@ -37,7 +38,7 @@ pub fn failed_in(path: &Path, error: &TraceError) -> Error {
     match error {
         // It names the file.
         TraceError::Open { .. } => failed(error),
-        _ => Error::invalid(format!("{}: {error}", path.display()), ""),
+        _ => Error::of(Kind::Invalid, error.fault().within(path.display())),
     }
 }
 
@@ -151,9 +152,9 @@ fn convert(global: &Global, args: &TraceConvert) -> Outcome {
         let mut record = record.map_err(|e| failed_in(&args.from, &e))?;
         if at.is_multiple_of(LOOK_EVERY) {
             if interrupt.hit() {
-                return Err(Failure::Interrupted(
-                    "called off before the end of the trace".to_owned(),
-                ));
+                return Err(Failure::Interrupted(Fault::bare(
+                    "called off before the end of the trace",
+                )));
             }
             line.show(|| reading(&args.from, at));
         }

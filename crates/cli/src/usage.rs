@@ -4,12 +4,14 @@
 //! or `rm`. So nothing is offered that takes something away; what people do type is answered with
 //! what they are looking for.
 
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Error, Parser};
 use hearth_daemon::api::types::ErrorBody;
+use hearth_fault::Fault;
 
 use crate::args::Cli;
 
@@ -97,6 +99,9 @@ fn body(error: &Error, hint: Option<&str>) -> ErrorBody {
     let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut what = String::new();
     let mut remedy: Vec<String> = hint.map(str::to_owned).into_iter().collect();
+    // What we say ourselves of a value is not in the parser's text alone.
+    let ours = error.source().and_then(|e| e.downcast_ref::<Fault>());
+    remedy.extend(ours.map(|fault| fault.remedy.clone()));
     for part in text.split("\n\n").map(line) {
         if let Some(first) = part.strip_prefix("error: ") {
             what = first.to_owned();

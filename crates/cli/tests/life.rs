@@ -572,7 +572,7 @@ fn nobody_knows_which_side_wins_but_the_owner() {
         let disk = bench.disk("vm");
         assert_eq!(disk["state"], "refused");
         assert!(
-            disk["reason"].as_str().unwrap().contains("--trust flash"),
+            disk["remedy"].as_str().unwrap().contains("--trust flash"),
             "{disk}"
         );
         // Asking again does not wear the question out.

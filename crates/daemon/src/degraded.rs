@@ -28,7 +28,7 @@ use hearth_engine::{Engine, EngineOptions, FlashFault, OpenError, OpenReport};
 use hearth_format::FormatError;
 use hearth_io::file::sync_names;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::inspect::{Unwritten, known};
 use crate::pool::Pool;
 
@@ -164,7 +164,7 @@ fn open(
             }
             _ => None,
         };
-        let error = Error::unavailable(format!("{}: {e}", pool.path().display()), "");
+        let error = Error::of(Kind::Unavailable, e.fault().within(pool.path().display()));
         (error, why)
     })
 }
@@ -175,7 +175,7 @@ fn open_unwritten(pool: &mut Pool, options: &EngineOptions) -> Result<(Engine, O
     pool.distrust_in_ram_if_failed();
     let mut media = Unwritten::over(pool.media().clone());
     let (engine, report) = Engine::open(&mut media, options.clone(), &known(pool))
-        .map_err(|e| Error::unavailable(format!("{}: {e}", path.display()), ""))?;
+        .map_err(|e| Error::of(Kind::Unavailable, e.fault().within(path.display())))?;
     // What was accepted of the log may so far be in the device's own cache only. A device that cannot
     // even do this loses nothing by it that was promised.
     if let Err(e) = pool.media().flush() {
@@ -255,7 +255,10 @@ pub(crate) fn write_marker(flash: &Path, is_device: bool, uuid: &str) -> Result<
             Err(e) => failure = Some(format!("cannot write {}: {e}", place.display())),
         }
     }
-    Err(Error::unavailable(failure.unwrap_or_default(), ""))
+    Err(Error::unavailable(
+        failure.unwrap_or_default(),
+        "make room there, or let the daemon write there",
+    ))
 }
 
 /// True if a marker says that nothing clean on this flash counts.
@@ -283,7 +286,6 @@ mod tests {
     use crate::api::server::Control;
     use crate::api::types::DiskState;
     use crate::daemon::{Daemon, Options, StopReason, testing};
-    use crate::error::Kind;
     use hearth_engine::api::{DiskConfig, Mode, OriginState, Request};
     use hearth_io::{BLOCK, Buf, FaultKind, FaultRule, OpKind, Target};
 

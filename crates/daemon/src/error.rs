@@ -1,4 +1,4 @@
-//! Errors of the control plane: one sentence that says what and where, and what to do about it.
+//! Errors of the control plane: what is wrong and where, and what to do about it.
 
 use std::fmt;
 
@@ -33,18 +33,14 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind`.
-    ///
-    /// Other crates' errors are whole sentences, "what; remedy". Without a remedy of its own,
-    /// such a sentence is taken apart: programs read the two from different fields.
+    /// An error of `kind`, in our own words.
     pub fn new(kind: Kind, what: impl Into<String>, remedy: impl Into<String>) -> Error {
-        let (mut what, mut remedy) = (what.into(), remedy.into());
-        if remedy.is_empty()
-            && let Some((before, after)) = what.rsplit_once("; ")
-        {
-            remedy = after.to_owned();
-            what.truncate(before.len());
-        }
+        Error::of(kind, Fault::new(what, remedy))
+    }
+
+    /// What another crate found wrong.
+    pub fn of(kind: Kind, fault: Fault) -> Error {
+        let Fault { what, remedy } = fault;
         Error { kind, what, remedy }
     }
 
@@ -103,7 +99,7 @@ impl From<Error> for Fault {
 
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Error {
-        Error::unavailable(fault.what, fault.remedy)
+        Error::of(Kind::Unavailable, fault)
     }
 }
 
@@ -115,14 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sentence_is_taken_apart_and_reads_the_same() {
-        let sentence = "/a;b is no trace; or is it; name its form with --format";
-        let error = Error::invalid(sentence, "");
-        assert_eq!(error.what, "/a;b is no trace; or is it");
-        assert_eq!(error.remedy, "name its form with --format");
-        assert_eq!(error.to_string(), sentence);
-        let whole = Error::invalid("one; two", "three");
-        assert_eq!((&*whole.what, &*whole.remedy), ("one; two", "three"));
-        assert_eq!(Error::invalid("only this", "").remedy, "");
+    fn both_fields_stay_as_they_were_given() {
+        let fault = Fault::new("/a; b is no trace; or is it", "name its form");
+        let error = Error::of(Kind::Invalid, fault.clone());
+        assert_eq!(error.to_string(), fault.to_string());
+        assert_eq!(Fault::from(error), fault);
+        assert_eq!(Error::of(Kind::Invalid, Fault::bare("a; b")).remedy, "");
     }
 }

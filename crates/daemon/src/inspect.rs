@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
 use hearth_io::{BLOCK, Device, Media};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::memory;
 use crate::pool::Pool;
 use crate::size::human;
@@ -60,7 +60,7 @@ pub fn contents(pool: &Pool) -> Result<Vec<Contents>> {
     };
     let mut media = Unwritten::over(pool.media().clone());
     let (engine, _) = Engine::open(&mut media, options, &known(pool))
-        .map_err(|e| Error::unavailable(e.to_string(), ""))?;
+        .map_err(|e| Error::of(Kind::Unavailable, e.fault()))?;
     let disks = pool.registry().disks.iter();
     Ok(disks
         .map(|d| {

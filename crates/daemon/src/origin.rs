@@ -17,7 +17,7 @@ use hearth_io::spec::OpenSpecError;
 use hearth_io::{BlockFile, Device, OpenError, OpenMode, OriginSpec, Source};
 use hearth_origin::{Backing, How};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::size::human;
 
 /// Limits an origin's server may be given, seconds. Less would fail requests of a slow disk; more
@@ -29,11 +29,17 @@ pub const ALL_FILES_COUNT: u8 = 2;
 
 /// What a spec says, checked for form.
 pub fn parse(text: &str) -> Result<OriginSpec> {
-    let spec: OriginSpec = text
-        .parse()
-        .map_err(|e| Error::invalid(format!("the origin is not understood: {e}"), ""))?;
+    let spec: OriginSpec = text.parse().map_err(not_understood)?;
     hearth_origin::check(&spec).map_err(failure)?;
     Ok(spec)
+}
+
+/// A spec that is none, in the words of the control plane.
+pub fn not_understood(e: hearth_io::spec::SpecError) -> Error {
+    Error::of(
+        Kind::Invalid,
+        e.fault().within("the origin is not understood"),
+    )
 }
 
 /// Refuses a disk that is to be written on an origin that cannot be.
@@ -156,20 +162,20 @@ fn failure(e: hearth_origin::OpenError) -> Error {
             );
         }
         Origin::Scheme(_) | Origin::Uri(_) | Origin::Image(_) | Origin::ReadOnly(_) => {
-            return Error::invalid(e.to_string(), "");
+            return Error::of(Kind::Invalid, e.fault());
         }
         Origin::Chain(e) => {
             use hearth_origin::ChainError as Chain;
-            let said = e.to_string();
-            return match e {
-                Chain::Missing { .. } => Error::unavailable(said, ""),
-                Chain::Names { .. } | Chain::Unknown { .. } => Error::invalid(said, ""),
-                _ => Error::refused(said, ""),
+            let kind = match e {
+                Chain::Missing { .. } => Kind::Unavailable,
+                Chain::Names { .. } | Chain::Unknown { .. } => Kind::Invalid,
+                _ => Kind::Refused,
             };
+            return Error::of(kind, e.fault());
         }
-        Origin::Missing { .. } => return Error::unavailable(e.to_string(), ""),
+        Origin::Missing { .. } => return Error::of(Kind::Unavailable, e.fault()),
         Origin::File(_) | Origin::Nbd(_) => {
-            return Error::unavailable(format!("cannot use the origin: {e}"), "");
+            return Error::of(Kind::Unavailable, e.fault().within("cannot use the origin"));
         }
     };
     match file {
@@ -191,7 +197,10 @@ fn failure(e: hearth_origin::OpenError) -> Error {
             ),
             "give one of those",
         ),
-        other => Error::unavailable(format!("cannot use the origin: {other}"), ""),
+        other => Error::of(
+            Kind::Unavailable,
+            other.fault().within("cannot use the origin"),
+        ),
     }
 }
 

@@ -90,11 +90,11 @@ fn opening(path: &Path, error: OpenError) -> Error {
             format!("cannot create {path}: {source}"),
             "check free space and permissions",
         ),
-        other @ OpenError::Alignment { .. } => Error::invalid(other.to_string(), ""),
+        other @ OpenError::Alignment { .. } => Error::of(Kind::Invalid, other.fault()),
     }
 }
 
-/// An error of the format layer, with the path it is about. Those sentences carry their remedy.
+/// An error of the format layer, with the path it is about.
 pub fn format_error(path: &Path, error: &FormatError) -> Error {
     let kind = match error {
         FormatError::Io { .. } => Kind::Unavailable,
@@ -103,9 +103,7 @@ pub fn format_error(path: &Path, error: &FormatError) -> Error {
         }
         _ => Kind::Refused,
     };
-    let text = error.to_string();
-    let (what, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-    Error::new(kind, format!("{}: {what}", path.display()), remedy)
+    Error::of(kind, error.fault().within(path.display()))
 }
 
 /// Formats `path` as a new pool.
@@ -195,8 +193,12 @@ pub fn create_with(
     match replaced {
         Some(replaced) => replaced.done(path)?,
         // After a power cut the new file would be there, without its name.
-        None if options.size.is_some() => sync_names(path)
-            .map_err(|e| Error::unavailable(format!("cannot store {}: {e}", path.display()), ""))?,
+        None if options.size.is_some() => sync_names(path).map_err(|e| {
+            Error::unavailable(
+                format!("cannot store {}: {e}", path.display()),
+                "check free space and the file system's health",
+            )
+        })?,
         None => {}
     }
     let pool = Pool {
@@ -290,15 +292,19 @@ impl Replaced {
             self.mine = false;
             sync_names(path)
         });
-        renamed
-            .map_err(|e| Error::unavailable(format!("cannot replace {}: {e}", path.display()), ""))
+        renamed.map_err(|e| {
+            Error::unavailable(
+                format!("cannot replace {}: {e}", path.display()),
+                "check free space and the directory's permissions",
+            )
+        })
     }
 
     /// Makes the new file.
     fn make(&mut self, size: u64) -> Result<BlockFile> {
         let file = BlockFile::create_sized(&self.new, size).map_err(|e| {
             Error::unavailable(
-                format!("cannot make the new pool: {e}"),
+                e.fault().within("cannot make the new pool").what,
                 "the old pool stays until the new one is whole; if there is no room for both, remove it first",
             )
         })?;

@@ -21,7 +21,7 @@ use crate::api::types::PoolExport;
 use crate::brake::Brake;
 use crate::daemon::{Daemon, Options, StopReason};
 use crate::descriptors;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::host::Site;
 use crate::monitor::Monitor;
 use crate::notify::Notify;
@@ -262,7 +262,7 @@ fn tcp_server(tcp: &Tcp) -> Result<hearth_nbd::Tcp> {
 
 fn certificates(dir: &Path) -> Result<Arc<rustls::ServerConfig>> {
     let verify_clients = dir.join(hearth_nbd::certs::CA_CERT).exists();
-    hearth_nbd::certs::load(dir, verify_clients).map_err(|e| Error::invalid(e.to_string(), ""))
+    hearth_nbd::certs::load(dir, verify_clients).map_err(|e| Error::of(Kind::Invalid, e.fault()))
 }
 
 /// The control API on a thread of its own; ends, politely, when dropped.
@@ -351,7 +351,6 @@ fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
 
     fn tcp(address: &str) -> Tcp {
         Tcp {

@@ -256,8 +256,12 @@ fn put<V: DeserializeOwned, T>(
     value: &Value,
     check: impl FnOnce(V) -> Result<T>,
 ) -> Result<()> {
-    let value = V::deserialize(value)
-        .map_err(|e| Error::invalid(format!("a setting has no such value: {e}"), ""))?;
+    let value = V::deserialize(value).map_err(|e| {
+        Error::invalid(
+            format!("a setting has no such value: {e}"),
+            "see docs/api.md",
+        )
+    })?;
     *place = check(value)?;
     Ok(())
 }

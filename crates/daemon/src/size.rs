@@ -3,20 +3,39 @@
 //! Units are binary throughout (1 K = 1 KiB = 1024 bytes), because block sizes and cache sizes
 //! are powers of two; decimal units (`KB`, `GB`) mean two things to two people and are refused.
 
+use hearth_fault::Fault;
 use thiserror::Error;
 
 /// A size that could not be understood.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{}", self.fault())]
 pub enum SizeError {
     /// Not a number with an optional unit.
-    #[error("“{0}” is not a size; write a number with an optional unit, such as 4K, 512M or 1.5G")]
     Malformed(String),
     /// A decimal unit.
-    #[error("“{0}” has a unit that is ambiguous; write {1} for the binary unit")]
     Ambiguous(String, &'static str),
     /// More than 2^63 bytes.
-    #[error("“{0}” is larger than any device")]
     TooLarge(String),
+}
+
+impl SizeError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            SizeError::Malformed(text) => Fault::new(
+                format!("“{text}” is not a size"),
+                "write a number with an optional unit, such as 4K, 512M or 1.5G",
+            ),
+            SizeError::Ambiguous(text, unit) => Fault::new(
+                format!("“{text}” has a unit that is ambiguous"),
+                format!("write {unit} for the binary unit"),
+            ),
+            SizeError::TooLarge(text) => Fault::new(
+                format!("“{text}” is larger than any device"),
+                "give a smaller one",
+            ),
+        }
+    }
 }
 
 /// Bytes in `text`: a number, optionally with a fraction, optionally with a unit

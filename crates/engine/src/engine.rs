@@ -26,6 +26,8 @@ use crate::origin::trouble::Trouble;
 use crate::paths::{Path, took};
 use crate::request::Requests;
 use crate::stats::{DiskStats, Latencies, PoolStats};
+// In this crate a `Fault` is a deliberate mistake.
+use hearth_fault::Fault as Failure;
 use hearth_format::superblock::PoolState;
 use hearth_format::{FormatError, Superblock};
 use hearth_io::{BLOCK, IoDone, Media};
@@ -75,44 +77,71 @@ pub struct OpenReport {
 
 /// Why a pool cannot be opened or closed.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum OpenError {
     /// A structure on flash is not what it should be.
-    #[error("{0}")]
     Format(#[from] FormatError),
     /// The device.
-    #[error("cannot read or write the flash device: {0}")]
     Io(#[from] std::io::Error),
     /// Durable parts of the log cannot be read.
-    #[error(
-        "the pool's log is damaged ({0}); nothing was changed. Start with --accept-damage to use what can be read"
-    )]
     Damaged(String),
     /// Requests or background work are in flight.
-    #[error("the engine is busy; quiesce it and wait until it is idle")]
     Busy,
     /// Writing the checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 }
 
+impl OpenError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Failure {
+        match self {
+            OpenError::Format(e) => e.fault(),
+            OpenError::Io(e) => Failure::new(
+                format!("cannot read or write the flash device: {e}"),
+                "check the device's health",
+            ),
+            OpenError::Damaged(why) => Failure::new(
+                format!("the pool's log is damaged ({why}), and nothing was changed"),
+                "start with --accept-damage to use what can be read",
+            ),
+            OpenError::Busy => {
+                Failure::new("the engine is busy", "quiesce it and wait until it is idle")
+            }
+            OpenError::Checkpoint(e) => e.fault(),
+        }
+    }
+}
+
 /// Why a control call was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ControlError {
     /// No such disk.
-    #[error("no such disk")]
     NoDisk,
     /// Requests or background work of this disk are in flight.
-    #[error("the disk is busy; try again in a moment")]
     Busy,
     /// Already attached.
-    #[error("the disk is attached already")]
     Attached,
     /// A size the engine cannot hold.
-    #[error("disks may have up to 256 TiB and must not shrink while attached")]
     Size,
     /// It has data the origin does not have.
-    #[error("the disk has dirty data; flush it first")]
     Dirty,
+}
+
+impl ControlError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Failure {
+        match self {
+            ControlError::NoDisk => Failure::bare("no such disk"),
+            ControlError::Busy => Failure::new("the disk is busy", "try again in a moment"),
+            ControlError::Attached => Failure::bare("the disk is attached already"),
+            ControlError::Size => {
+                Failure::bare("disks may have up to 256 TiB and must not shrink while attached")
+            }
+            ControlError::Dirty => Failure::new("the disk has dirty data", "flush it first"),
+        }
+    }
 }
 
 /// A disk's state for the control plane.

@@ -23,6 +23,19 @@ impl Fault {
             remedy: remedy.into(),
         }
     }
+
+    /// A failure about which the user can do nothing.
+    pub fn bare(what: impl Into<String>) -> Fault {
+        Fault::new(what, "")
+    }
+
+    /// The same, told by somebody who knows where it happened or what it kept from happening.
+    pub fn within(self, whole: impl fmt::Display) -> Fault {
+        Fault {
+            what: format!("{whole}: {}", self.what),
+            remedy: self.remedy,
+        }
+    }
 }
 
 impl fmt::Display for Fault {

@@ -174,8 +174,8 @@ impl Default for DiskRecord {
 }
 
 /// Checks a disk's name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with `-` or `.`, so that
-/// it is a safe file name, command-line argument and part of a URL.
-pub fn check_name(name: &str) -> Result<(), FormatError> {
+/// it is a safe file name, command-line argument and part of a URL. Says why if it will not do.
+pub fn check_name(name: &str) -> Result<(), &'static str> {
     let fault = if name.is_empty() {
         "it is empty"
     } else if name.len() > NAME_MAX {
@@ -190,16 +190,15 @@ pub fn check_name(name: &str) -> Result<(), FormatError> {
     } else {
         return Ok(());
     };
-    Err(FormatError::wrong(
-        "disk name",
-        format!("{name:?}: {fault}"),
-    ))
+    Err(fault)
 }
 
 impl DiskRecord {
     /// Checks what must hold for a record, whoever made it.
     pub fn check(&self) -> Result<(), FormatError> {
-        check_name(&self.name)?;
+        check_name(&self.name).map_err(|fault| {
+            FormatError::wrong("disk name", format!("{:?}: {fault}", self.name))
+        })?;
         let fault = if self.id == 0 {
             "its number is 0"
         } else if self.id > DISK_ID_MAX {

@@ -3,6 +3,8 @@
 //! The sentences reach the user unchanged, so each says what, why and what to do. The
 //! variants hit while walking the log carry no allocation: the end of every log is an error.
 
+use hearth_fault::Fault;
+
 /// A small size for people.
 fn mib(bytes: u64) -> String {
     match bytes {
@@ -13,22 +15,16 @@ fn mib(bytes: u64) -> String {
 
 /// Why a structure could not be read from, or put on, flash.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum FormatError {
     /// The magic number is missing: whatever is there, it is not this structure.
-    #[error("no {what} here")]
     NotFound {
         /// The structure looked for.
         what: &'static str,
     },
     /// No superblock copy on the device.
-    #[error(
-        "this device holds no Hearth pool; give another path, or format it with `hearth pool create`"
-    )]
     NotAPool,
     /// Written by a newer Hearth in a way this one must not touch.
-    #[error(
-        "the {what} needs {feature}, which this version of Hearth does not know; open it with a newer Hearth"
-    )]
     Newer {
         /// The structure.
         what: &'static str,
@@ -36,7 +32,6 @@ pub enum FormatError {
         feature: String,
     },
     /// The structure is there but its bytes are wrong.
-    #[error("the {what} is damaged: {why}")]
     Damaged {
         /// The structure.
         what: &'static str,
@@ -44,7 +39,6 @@ pub enum FormatError {
         why: &'static str,
     },
     /// A part of a structure with a name or number is wrong.
-    #[error("the {what} is damaged: {why}")]
     Wrong {
         /// The structure.
         what: &'static str,
@@ -52,10 +46,6 @@ pub enum FormatError {
         why: String,
     },
     /// The device is smaller than when it was formatted.
-    #[error(
-        "the device is truncated: the pool was made on {recorded} bytes but only {actual} are there; \
-         restore the missing part before opening it"
-    )]
     TruncatedDevice {
         /// Bytes when formatted.
         recorded: u64,
@@ -63,11 +53,6 @@ pub enum FormatError {
         actual: u64,
     },
     /// Too small to be formatted.
-    #[error(
-        "it has {} but a pool needs at least {}; use a larger device, or make a larger file with --size",
-        mib(*actual),
-        mib(needed.next_multiple_of(1 << 20))
-    )]
     TooSmall {
         /// Bytes needed.
         needed: u64,
@@ -75,21 +60,67 @@ pub enum FormatError {
         actual: u64,
     },
     /// A value given to an encoder does not fit the format: the caller's fault.
-    #[error("the {what} cannot be written: {why}")]
     Unfit {
         /// The structure.
         what: &'static str,
         /// What does not fit.
-        why: String,
+        why: Fault,
     },
     /// The device failed.
-    #[error("{doing} failed: {source}; check the device's health")]
     Io {
         /// What was being done.
         doing: &'static str,
         /// The device's answer.
         source: std::io::Error,
     },
+}
+
+/// Damage has one remedy, whatever is damaged.
+fn damaged(what: &str, why: &str) -> Fault {
+    Fault::new(
+        format!("the {what} is damaged: {why}"),
+        "check the device's health, and whether something else wrote there",
+    )
+}
+
+impl FormatError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            FormatError::NotFound { what } => Fault::bare(format!("no {what} here")),
+            FormatError::NotAPool => Fault::new(
+                "this device holds no Hearth pool",
+                "give another path, or format it with `hearth pool create`",
+            ),
+            FormatError::Newer { what, feature } => Fault::new(
+                format!("the {what} needs {feature}, which this version of Hearth does not know"),
+                "open it with a newer Hearth",
+            ),
+            FormatError::Damaged { what, why } => damaged(what, why),
+            FormatError::Wrong { what, why } => damaged(what, why),
+            FormatError::TruncatedDevice { recorded, actual } => Fault::new(
+                format!(
+                    "the device is truncated: the pool was made on {recorded} bytes but only {actual} are there"
+                ),
+                "restore the missing part before opening it",
+            ),
+            FormatError::TooSmall { needed, actual } => Fault::new(
+                format!(
+                    "it has {} but a pool needs at least {}",
+                    mib(*actual),
+                    mib(needed.next_multiple_of(1 << 20))
+                ),
+                "use a larger device, or make a larger file with --size",
+            ),
+            FormatError::Unfit { what, why } => {
+                why.clone().within(format!("the {what} cannot be written"))
+            }
+            FormatError::Io { doing, source } => Fault::new(
+                format!("{doing} failed: {source}"),
+                "check the device's health",
+            ),
+        }
+    }
 }
 
 impl FormatError {
@@ -100,7 +131,7 @@ impl FormatError {
     pub(crate) fn unfit(what: &'static str, why: impl Into<String>) -> FormatError {
         FormatError::Unfit {
             what,
-            why: why.into(),
+            why: Fault::bare(why),
         }
     }
 

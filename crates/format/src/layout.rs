@@ -5,6 +5,8 @@
 //! device is formatted, and recorded: it never changes under a pool, and a later version may
 //! compute new pools differently.
 
+use hearth_fault::Fault;
+
 use crate::BLOCK_BYTES;
 use crate::entry::ENTRY_BYTES;
 use crate::error::FormatError;
@@ -97,13 +99,15 @@ impl Layout {
         if !segment_blocks.is_power_of_two()
             || !(SEGMENT_BLOCKS_MIN..=SEGMENT_BLOCKS_MAX).contains(&segment_blocks)
         {
-            return Err(FormatError::unfit(
-                WHAT,
-                format!(
-                    "segments of {segment_blocks} blocks; choose a power of two from \
-                     {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX}"
+            return Err(FormatError::Unfit {
+                what: WHAT,
+                why: Fault::new(
+                    format!("segments of {segment_blocks} blocks"),
+                    format!(
+                        "choose a power of two from {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX}"
+                    ),
                 ),
-            ));
+            });
         }
         let segment = u64::from(segment_blocks);
         let device_blocks = bytes / BLOCK;

@@ -9,6 +9,7 @@ use crate::disk::{CRITICAL, DISK_ID_MAX, DiskRecord};
 use crate::error::FormatError;
 use crate::layout::REGISTRY_GROWN_BLOCKS_MAX;
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
+use hearth_fault::Fault;
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -400,13 +401,13 @@ impl Front {
 
 /// A registry of `used` bytes where at most `max` fit.
 pub(crate) fn too_large(used: usize, max: usize) -> FormatError {
-    FormatError::unfit(
-        WHAT,
-        format!(
-            "it has {used} bytes, and at most {max} fit on a flash device of this size; \
-             remove disks, shorten origins, or make the pool on a larger device"
+    FormatError::Unfit {
+        what: WHAT,
+        why: Fault::new(
+            format!("it has {used} bytes, and at most {max} fit on a flash device of this size"),
+            "remove disks, shorten origins, or make the pool on a larger device",
         ),
-    )
+    }
 }
 
 pub(crate) fn begin_record(out: &mut Vec<u8>) -> usize {

@@ -349,7 +349,7 @@ fn read_copy(media: &mut dyn Media, copy: usize) -> Result<Superblock, FormatErr
         return Err(FormatError::wrong(
             WHAT,
             format!(
-                "copy {} is where copy {copy} belongs; does the device start at another place than before?",
+                "copy {} is where copy {copy} belongs (does the device start at another place than before?)",
                 found.copy
             ),
         ));

@@ -21,6 +21,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use hearth_fault::Fault;
+
 /// Bytes of one piece when zeros are written by hand or memory must be bounced: large enough
 /// to stream, small enough not to matter in RAM.
 const CHUNK: u64 = 1 << 20;
@@ -37,9 +39,9 @@ const EXTENTS_MAX: usize = 1 << 16;
 
 /// Why a file or device could not be opened or created.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum OpenError {
     /// The kernel refused.
-    #[error("cannot open {}: {source}; check that it exists and that this user may {}", path.display(), if *.writable { "read and write it" } else { "read it" })]
     Open {
         /// What was opened.
         path: PathBuf,
@@ -49,13 +51,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Somebody else uses it.
-    #[error("{0}; {remedy}", remedy = .0.remedy())]
     InUse(Box<InUse>),
     /// Not a file or block device.
-    #[error("{} is neither a regular file nor a block device; give one of those", .0.display())]
     NotBlock(PathBuf),
     /// Its logical blocks are larger than the unit of this program.
-    #[error("{} needs I/O aligned to {align} bytes, which is more than 4096; it cannot be used", path.display())]
     Alignment {
         /// What was opened.
         path: PathBuf,
@@ -63,7 +62,6 @@ pub enum OpenError {
         align: u32,
     },
     /// A new file could not be created with its size.
-    #[error("cannot create {} with {size} bytes: {source}; check free space and that no such file exists", path.display())]
     Create {
         /// What was to be created.
         path: PathBuf,
@@ -72,6 +70,51 @@ pub enum OpenError {
         /// The kernel's answer.
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            OpenError::Open {
+                path,
+                writable,
+                source,
+            } => Fault::new(
+                format!("cannot open {}: {source}", path.display()),
+                format!(
+                    "check that it exists and that this user may {}",
+                    if *writable {
+                        "read and write it"
+                    } else {
+                        "read it"
+                    }
+                ),
+            ),
+            OpenError::InUse(found) => Fault::new(found.to_string(), found.remedy()),
+            OpenError::NotBlock(path) => Fault::new(
+                format!(
+                    "{} is neither a regular file nor a block device",
+                    path.display()
+                ),
+                "give one of those",
+            ),
+            OpenError::Alignment { path, align } => Fault::new(
+                format!(
+                    "{} needs I/O aligned to {align} bytes, which is more than 4096",
+                    path.display()
+                ),
+                "use one with sectors of at most 4096 bytes",
+            ),
+            OpenError::Create { path, size, source } => Fault::new(
+                format!(
+                    "cannot create {} with {size} bytes: {source}",
+                    path.display()
+                ),
+                "check free space and that no such file exists",
+            ),
+        }
+    }
 }
 
 /// How to open a [`BlockFile`].

@@ -16,6 +16,8 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
+use hearth_fault::Fault;
+
 /// Memory to send, in order, in one call.
 pub type SendList = SmallVec<[BufSlice; 16]>;
 
@@ -138,20 +140,34 @@ pub const BACKEND_ENV: &str = "HEARTH_IO";
 
 /// Why no driver could be opened.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ProactorError {
     /// The forced backend is none we know.
-    #[error(
-        "HEARTH_IO is \"{0}\"; use \"uring\" or \"threads\", or leave it unset to choose automatically"
-    )]
     Unknown(String),
     /// io_uring was asked for and is not there.
-    #[error(
-        "io_uring cannot be used here: {0}; unset HEARTH_IO to fall back to threads, or allow io_uring (kernel.io_uring_disabled=0, seccomp)"
-    )]
     Uring(io::Error),
     /// Not even the fallback works.
-    #[error("cannot set up I/O: {0}; check the limit on open files")]
     Threads(io::Error),
+}
+
+impl ProactorError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ProactorError::Unknown(name) => Fault::new(
+                format!("HEARTH_IO is \"{name}\""),
+                "use \"uring\" or \"threads\", or leave it unset to choose automatically",
+            ),
+            ProactorError::Uring(e) => Fault::new(
+                format!("io_uring cannot be used here: {e}"),
+                "unset HEARTH_IO to fall back to threads, or allow io_uring (kernel.io_uring_disabled=0, seccomp)",
+            ),
+            ProactorError::Threads(e) => Fault::new(
+                format!("cannot set up I/O: {e}"),
+                "check the limit on open files",
+            ),
+        }
+    }
 }
 
 /// Opens a driver for the calling thread, which alone may use it. `None` chooses: what

@@ -12,6 +12,8 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
+use hearth_fault::Fault;
+
 /// What executes the operations of an origin that is no file.
 pub trait Remote: Send + Sync + fmt::Debug {
     /// What it is, for logs and people, such as its address. No secrets.
@@ -66,7 +68,7 @@ pub struct Link {
     /// Attempts to connect since the connection was lost; 0 while there is one.
     pub attempts: u64,
     /// Why it was lost or cannot be had; kept while connected, of the last loss.
-    pub reason: Option<String>,
+    pub reason: Option<Fault>,
     /// The limit is over: operations fail instead of waiting.
     pub failing: bool,
     /// Times the connection was lost and found again.
@@ -90,10 +92,10 @@ impl Link {
     }
 
     /// No connection, for this reason.
-    pub fn down(reason: impl Into<String>) -> Link {
+    pub fn down(reason: Fault) -> Link {
         Link {
             connected: false,
-            reason: Some(reason.into()),
+            reason: Some(reason),
             failing: true,
             ..Link::up()
         }

@@ -16,6 +16,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use hearth_fault::Fault;
+
 /// Longest latency a spec may ask for: one minute. More is a typing error.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 
@@ -65,40 +67,76 @@ pub struct OriginSpec {
 
 /// Why an origin spec was refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum SpecError {
     /// No path.
-    #[error(
-        "origin \"{0}\" names no path; write PATH, file:PATH, model-hdd:PATH or model-latency=8ms:PATH"
-    )]
     NoPath(String),
     /// A name of a drive that is none.
-    #[error("\"{0}\" is not a name for a modelled drive; write 1 to 32 letters, digits, - or _")]
     Drive(String),
     /// A scheme where only a path will do.
-    #[error("\"{0}:\" is not a file; a modelled disk needs one underneath")]
     NotFile(String),
     /// A latency that is none.
-    #[error("\"{0}\" is not a latency; write a number with us, ms or s, up to 60s, such as 8ms")]
     Latency(String),
     /// A fault that is none.
-    #[error(
-        "\"{0}\" is not a fault; write eio-read, eio-write, eio-flush or eio-all, and @OFFSET+LENGTH for a range"
-    )]
     Fault(String),
+}
+
+impl SpecError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            SpecError::NoPath(text) => Fault::new(
+                format!("origin \"{text}\" names no path"),
+                "write PATH, file:PATH, model-hdd:PATH or model-latency=8ms:PATH",
+            ),
+            SpecError::Drive(name) => Fault::new(
+                format!("\"{name}\" is not a name for a modelled drive"),
+                "write 1 to 32 letters, digits, - or _",
+            ),
+            SpecError::NotFile(scheme) => Fault::new(
+                format!("\"{scheme}:\" is not a file"),
+                "give the path of one: a modelled disk needs a file underneath",
+            ),
+            SpecError::Latency(text) => Fault::new(
+                format!("\"{text}\" is not a latency"),
+                "write a number with us, ms or s, up to 60s, such as 8ms",
+            ),
+            SpecError::Fault(text) => Fault::new(
+                format!("\"{text}\" is not a fault"),
+                "write eio-read, eio-write, eio-flush or eio-all, and @OFFSET+LENGTH for a range",
+            ),
+        }
+    }
 }
 
 /// Why an origin could not be opened from its spec.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum OpenSpecError {
     /// The file or device.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// It is no file.
-    #[error("\"{0}:\" is not a file")]
     NotFile(String),
     /// The thread of a modelled disk.
-    #[error("cannot start the thread of the modelled disk: {0}; check the limit on processes")]
     Thread(io::Error),
+}
+
+impl OpenSpecError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            OpenSpecError::Open(e) => e.fault(),
+            OpenSpecError::NotFile(scheme) => Fault::new(
+                format!("\"{scheme}:\" is not a file"),
+                "give the path of a file or block device",
+            ),
+            OpenSpecError::Thread(e) => Fault::new(
+                format!("cannot start the thread of the modelled disk: {e}"),
+                "check the limit on processes",
+            ),
+        }
+    }
 }
 
 impl FromStr for OriginSpec {

@@ -11,6 +11,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use hearth_fault::Fault;
+
 /// Longest time to get a connection and agree on it. A server that takes longer is as good as
 /// not there; it is asked again.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -29,7 +31,7 @@ pub trait Dial: Send + Sync {
     fn name(&self) -> String;
 
     /// More about why the server was lost, if anybody knows.
-    fn why(&self) -> Option<String> {
+    fn why(&self) -> Option<Fault> {
         None
     }
 
@@ -41,9 +43,9 @@ pub trait Dial: Send + Sync {
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ConnectError {
     /// Nobody there.
-    #[error("cannot connect to {name}: {source}; see whether the server runs and may be reached")]
     Connect {
         /// What was dialled.
         name: String,
@@ -51,7 +53,6 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// Somebody is there, but we do not get on.
-    #[error("{name}: {source}")]
     Handshake {
         /// What was dialled.
         name: String,
@@ -59,10 +60,8 @@ pub enum ConnectError {
         source: HandshakeError,
     },
     /// It hung up.
-    #[error("{0} closed the connection while it was being set up; see the server's log")]
     Closed(String),
     /// It did not answer.
-    #[error("{name} does not answer within {} s; see whether the server hangs", limit.as_secs())]
     Silent {
         /// What was dialled.
         name: String,
@@ -70,8 +69,29 @@ pub enum ConnectError {
         limit: Duration,
     },
     /// Whoever dials says why in its own words.
-    #[error("{0}")]
-    Other(String),
+    Other(Fault),
+}
+
+impl ConnectError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ConnectError::Connect { name, source } => Fault::new(
+                format!("cannot connect to {name}: {source}"),
+                "see whether the server runs and may be reached",
+            ),
+            ConnectError::Handshake { name, source } => source.fault().within(name),
+            ConnectError::Closed(name) => Fault::new(
+                format!("{name} closed the connection while it was being set up"),
+                "see the server's log",
+            ),
+            ConnectError::Silent { name, limit } => Fault::new(
+                format!("{name} does not answer within {} s", limit.as_secs()),
+                "see whether the server hangs",
+            ),
+            ConnectError::Other(fault) => fault.clone(),
+        }
+    }
 }
 
 /// A connection with what was agreed on it.

@@ -5,6 +5,7 @@
 //! old for the latter, is taken as it is. What it says is checked here, once: nobody later has
 //! to doubt a block size.
 
+use hearth_fault::Fault;
 use hearth_nbd_wire::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, Reader,
     info, opt, rep, tflag,
@@ -45,15 +46,13 @@ impl Negotiated {
 
 /// Why there was no agreement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum HandshakeError {
     /// Something else listens there.
-    #[error("what listens there is no NBD server (or one of before 2011); check the address")]
     NotNbd,
     /// The server broke the protocol.
-    #[error("the NBD server broke the protocol: {0}; it cannot be used")]
     Protocol(String),
     /// No such export.
-    #[error("the NBD server has no export {export:?}{}; list them with `nbdinfo --list`", said(.text))]
     NoExport {
         /// What was asked for.
         export: String,
@@ -61,12 +60,8 @@ pub enum HandshakeError {
         text: String,
     },
     /// It wants TLS.
-    #[error(
-        "the NBD server wants TLS, which Hearth does not speak to origins; allow plain connections there, or use a tunnel"
-    )]
     Tls,
     /// Refused for another reason.
-    #[error("the NBD server refused export {export:?}{}; see its log", said(.text))]
     Refused {
         /// What was asked for.
         export: String,
@@ -74,20 +69,52 @@ pub enum HandshakeError {
         text: String,
     },
     /// Blocks we cannot do.
-    #[error(
-        "the NBD server wants requests in blocks of {0} bytes; Hearth can do powers of two up to 4096"
-    )]
     Block(u32),
     /// A size that does not fit its blocks.
-    #[error(
-        "the NBD export has {size} bytes, which is no multiple of its smallest request of {block}; give it a whole number of blocks"
-    )]
     Size {
         /// Bytes.
         size: u64,
         /// Smallest request in bytes.
         block: u32,
     },
+}
+
+impl HandshakeError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            HandshakeError::NotNbd => Fault::new(
+                "what listens there is no NBD server (or one of before 2011)",
+                "check the address",
+            ),
+            HandshakeError::Protocol(why) => Fault::new(
+                format!("the NBD server broke the protocol: {why}"),
+                "see its log, and whether a newer version of it does better",
+            ),
+            HandshakeError::NoExport { export, text } => Fault::new(
+                format!("the NBD server has no export {export:?}{}", said(text)),
+                "list them with `nbdinfo --list`",
+            ),
+            HandshakeError::Tls => Fault::new(
+                "the NBD server wants TLS, which Hearth does not speak to origins",
+                "allow plain connections there, or use a tunnel",
+            ),
+            HandshakeError::Refused { export, text } => Fault::new(
+                format!("the NBD server refused export {export:?}{}", said(text)),
+                "see its log",
+            ),
+            HandshakeError::Block(block) => Fault::new(
+                format!("the NBD server wants requests in blocks of {block} bytes"),
+                "let it take blocks of a power of two up to 4096 bytes",
+            ),
+            HandshakeError::Size { size, block } => Fault::new(
+                format!(
+                    "the NBD export has {size} bytes, which is no multiple of its smallest request of {block}"
+                ),
+                "give it a whole number of blocks",
+            ),
+        }
+    }
 }
 
 fn said(text: &str) -> String {

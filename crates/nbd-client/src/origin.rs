@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hearth_fault::Fault;
+
 /// How long operations wait for a server that is gone, unless told otherwise: a daemon's or a
 /// host's restart, but no guest's patience (Linux gives up on a disk after 30 s times 6).
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -44,25 +46,42 @@ pub struct Options {
 
 /// Why an export cannot be an origin.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum OpenError {
     /// No connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The server does not let us write.
-    #[error("{0} is read-only there; add the disk with --read-only")]
     ReadOnly(String),
     /// No I/O driver.
     #[error(transparent)]
     Driver(#[from] ProactorError),
     /// No thread.
-    #[error("cannot start the thread of an origin: {0}; check the limit on processes")]
     Thread(io::Error),
+}
+
+impl OpenError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            OpenError::Connect(e) => e.fault(),
+            OpenError::ReadOnly(name) => Fault::new(
+                format!("{name} is read-only there"),
+                "add the disk with --read-only",
+            ),
+            OpenError::Driver(e) => e.fault(),
+            OpenError::Thread(e) => Fault::new(
+                format!("cannot start the thread of an origin: {e}"),
+                "check the limit on processes",
+            ),
+        }
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Inbox {
     pub(crate) jobs: Vec<Job>,
-    pub(crate) dialed: Option<Result<Vec<Connection>, String>>,
+    pub(crate) dialed: Option<Result<Vec<Connection>, Fault>>,
     pub(crate) hurry: bool,
     pub(crate) stop: bool,
     /// The thread has ended: nobody takes anything out any more.
@@ -97,22 +116,25 @@ impl Shared {
     }
 
     /// Whether a server that came back can take the place of the one that went.
-    pub(crate) fn suits(&self, agreed: &Negotiated, options: &Options) -> Result<(), String> {
+    pub(crate) fn suits(&self, agreed: &Negotiated, options: &Options) -> Result<(), Fault> {
         let size = self.size.load(Ordering::Relaxed);
         if agreed.size < size {
-            return Err(format!(
-                "the export shrank from {size} to {} bytes; give it its size back",
-                agreed.size
+            return Err(Fault::new(
+                format!("the export shrank from {size} to {} bytes", agreed.size),
+                "give it its size back",
             ));
         }
         if agreed.min_block > self.align {
-            return Err(format!(
-                "the export now wants blocks of {} bytes; remove the disk and add it again",
-                agreed.min_block
+            return Err(Fault::new(
+                format!("the export now wants blocks of {} bytes", agreed.min_block),
+                "remove the disk and add it again",
             ));
         }
         if agreed.has(tflag::READ_ONLY) && !options.read_only {
-            return Err("the export is read-only now; allow writing there".to_owned());
+            return Err(Fault::new(
+                "the export is read-only now",
+                "allow writing there",
+            ));
         }
         Ok(())
     }

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use hearth_fault::Fault;
+
 /// Port of NBD (IANA).
 pub const PORT: u16 = 10809;
 
@@ -32,40 +34,70 @@ pub struct Uri {
 
 /// Why a URI was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum UriError {
     /// Not a scheme this client speaks.
-    #[error(
-        "\"{0}\" is no NBD address Hearth can use; write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH"
-    )]
     Scheme(String),
     /// Encrypted.
-    #[error(
-        "\"{0}\" asks for TLS, which Hearth does not speak to origins; use nbd:// over a network you trust, or a tunnel"
-    )]
     Tls(String),
     /// No host.
-    #[error("the NBD address names no host; write nbd://HOST:PORT/EXPORT")]
     NoHost,
     /// A host where none belongs.
-    #[error(
-        "the NBD address names the host \"{0}\" with a unix socket; write nbd+unix:///EXPORT?socket=PATH, with three slashes"
-    )]
     Host(String),
     /// A port that is none.
-    #[error("\"{0}\" is no port; give a number from 1 to 65535")]
     Port(String),
     /// No socket.
-    #[error("the NBD address names no socket; add ?socket=PATH with an absolute path")]
     NoSocket,
     /// A parameter nobody knows.
-    #[error("the NBD address has the parameter \"{0}\", which Hearth does not know; leave it out")]
     Parameter(String),
     /// A `%` that is not followed by two hexadecimal digits, or bytes that are no UTF-8.
-    #[error("\"{0}\" is not well encoded; write % as %25, and other bytes as % and two digits")]
     Encoding(String),
     /// Longer than the protocol allows.
-    #[error("the export's name is longer than 4096 bytes")]
     Long,
+}
+
+impl UriError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            UriError::Scheme(text) => Fault::new(
+                format!("\"{text}\" is no NBD address Hearth can use"),
+                "write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH",
+            ),
+            UriError::Tls(text) => Fault::new(
+                format!("\"{text}\" asks for TLS, which Hearth does not speak to origins"),
+                "use nbd:// over a network you trust, or a tunnel",
+            ),
+            UriError::NoHost => Fault::new(
+                "the NBD address names no host",
+                "write nbd://HOST:PORT/EXPORT",
+            ),
+            UriError::Host(host) => Fault::new(
+                format!("the NBD address names the host \"{host}\" with a unix socket"),
+                "write nbd+unix:///EXPORT?socket=PATH, with three slashes",
+            ),
+            UriError::Port(port) => Fault::new(
+                format!("\"{port}\" is no port"),
+                "give a number from 1 to 65535",
+            ),
+            UriError::NoSocket => Fault::new(
+                "the NBD address names no socket",
+                "add ?socket=PATH with an absolute path",
+            ),
+            UriError::Parameter(name) => Fault::new(
+                format!("the NBD address has the parameter \"{name}\", which Hearth does not know"),
+                "leave it out",
+            ),
+            UriError::Encoding(text) => Fault::new(
+                format!("\"{text}\" is not well encoded"),
+                "write % as %25, and other bytes as % and two digits",
+            ),
+            UriError::Long => Fault::new(
+                "the export's name is longer than 4096 bytes",
+                "name it in fewer",
+            ),
+        }
+    }
 }
 
 impl Uri {

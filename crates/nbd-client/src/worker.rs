@@ -26,6 +26,7 @@ use crate::line::Line;
 use crate::origin::{Options, Shared, lock};
 use crate::tasks::{EFFECTS_MAX, Owner, Part, Tasks, again, flush, io_error, probe};
 use crate::transmission::{Broken, Finished, REQUESTS_MAX, Request};
+use hearth_fault::Fault;
 use hearth_io::{Event, IoError, Proactor, Wait, now_ns};
 use hearth_nbd_wire::{cmd, errno, tflag};
 use std::collections::HashMap;
@@ -286,7 +287,7 @@ impl Worker {
         // What it answered and has not flushed is somebody else's to have or not to have now.
         self.journal = Journal::default();
         lock(&self.shared.link).fenced = true;
-        self.lose("the storage has shut this host out".to_owned());
+        self.lose(Fault::bare("the storage has shut this host out"));
         // What the server still holds must not get there, should the storage take it again.
         self.dial.renew();
     }
@@ -296,9 +297,12 @@ impl Worker {
         let limit_ns = self.shared.timeout_ns();
         let expired = now.saturating_sub(limit_ns);
         let silent = || {
-            format!(
-                "the server did not answer for {} s",
-                limit_ns / 1_000_000_000
+            Fault::new(
+                format!(
+                    "the server did not answer for {} s",
+                    limit_ns / 1_000_000_000
+                ),
+                "see whether the server hangs",
             )
         };
         let late = self.tasks.any_lost_before(expired);
@@ -413,7 +417,10 @@ impl Worker {
             Event::Recv { result: Ok(_), .. } if over => line.receive_ended(),
             Event::Recv { result: Ok(0), .. } => {
                 line.receive_ended();
-                self.lose("the server closed the connection".to_owned());
+                self.lose(Fault::new(
+                    "the server closed the connection",
+                    "see its log",
+                ));
             }
             Event::Recv {
                 result: Ok(n),
@@ -430,7 +437,7 @@ impl Worker {
                     Err(why) => {
                         // Another will perhaps say the same, as often as it is asked.
                         self.refusals += u64::from(why == Broken::Shutdown);
-                        self.lose(why.to_string());
+                        self.lose(Fault::bare(why.to_string()));
                     }
                     Ok(()) => {}
                 }
@@ -455,7 +462,7 @@ impl Worker {
                 }
             }
         }
-        self.lose(format!("the connection failed: {error}"));
+        self.lose(Fault::bare(format!("the connection failed: {error}")));
     }
 
     fn finished(&mut self, done: Finished) {
@@ -505,7 +512,7 @@ impl Worker {
         if self.phase != Phase::Closing {
             self.refusals += 1;
         }
-        self.lose("it answered with an I/O error".to_owned());
+        self.lose(Fault::new("it answered with an I/O error", "see its log"));
     }
 
     fn replayed(&mut self, done: &Finished) {
@@ -514,9 +521,12 @@ impl Worker {
         };
         // To a probe, any answer is one.
         if let (Err(e), true) = (done.result, done.request.is_change()) {
-            return self.lose(format!(
-                "the server does not take again what it may have lost: {}",
-                io_error(e)
+            return self.lose(Fault::new(
+                format!(
+                    "the server does not take again what it may have lost: {}",
+                    io_error(e)
+                ),
+                "see its log",
             ));
         }
         if left > 1 {
@@ -543,7 +553,7 @@ impl Worker {
     }
 
     /// Gives the connections up.
-    fn lose(&mut self, why: String) {
+    fn lose(&mut self, why: Fault) {
         if self.phase == Phase::Closing {
             return;
         }
@@ -567,7 +577,7 @@ impl Worker {
         }
     }
 
-    fn publish(&self, reason: Option<String>) {
+    fn publish(&self, reason: Option<Fault>) {
         let mut link = lock(&self.shared.link);
         link.attempts = self.attempts;
         link.failing = self.failing;
@@ -620,7 +630,7 @@ impl Worker {
         let (shared, dial) = (self.shared.clone(), self.dial.clone());
         let options = self.options.clone();
         let work = move || {
-            let dialed = dial_all(&*dial, &options).map_err(|e| e.to_string());
+            let dialed = dial_all(&*dial, &options).map_err(|e| e.fault());
             lock(&shared.inbox).dialed = Some(dialed);
             shared.wake.wake();
         };
@@ -635,11 +645,17 @@ impl Worker {
                 };
                 self.publish(None);
             }
-            Err(e) => self.not_connected(format!("cannot start a thread: {e}"), now),
+            Err(e) => {
+                let why = Fault::new(
+                    format!("cannot start a thread: {e}"),
+                    "check the limit on processes",
+                );
+                self.not_connected(why, now);
+            }
         }
     }
 
-    fn not_connected(&mut self, why: String, now: u64) {
+    fn not_connected(&mut self, why: Fault, now: u64) {
         if self.attempts == 1 {
             tracing::warn!(origin = %self.dial.name(), "cannot connect again: {why}");
         }
@@ -654,7 +670,7 @@ impl Worker {
     /// A server is there: is it the one we know, and what may it have lost?
     fn connected(&mut self, connections: Vec<Connection>, now: u64) {
         let Some(agreed) = connections.first().map(|c| c.agreed) else {
-            return self.not_connected("no connection".to_owned(), now);
+            return self.not_connected(Fault::bare("no connection"), now);
         };
         if let Err(why) = self.shared.suits(&agreed, &self.options) {
             return self.not_connected(why, now);

@@ -61,7 +61,7 @@ fn lies_end_the_connection_and_nothing_else() {
         until("it is connected again", || rig.link().connected);
         let link = rig.link();
         assert_eq!(link.reconnects, i as u64 + 1, "{why}");
-        assert!(link.reason.unwrap().contains(why), "{why}");
+        assert!(link.reason.unwrap().what.contains(why), "{why}");
     }
 }
 

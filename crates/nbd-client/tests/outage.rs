@@ -151,7 +151,9 @@ fn a_smaller_size_is_told_and_not_taken_over() {
     until("it is seen", || !rig.link().connected);
     let id = rig.submit(OpKind::Read, SIZE - 4096, Vec::new(), 4096);
     until("it is refused", || {
-        rig.link().reason.is_some_and(|why| why.contains("size"))
+        rig.link()
+            .reason
+            .is_some_and(|why| why.what.contains("size"))
     });
     server.size.store(SIZE, Ordering::SeqCst);
     assert_eq!(rig.wait(id).1, pattern(4096, 1));

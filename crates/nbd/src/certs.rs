@@ -8,6 +8,8 @@ use rustls::{RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearth_fault::Fault;
+
 /// Certificate chain of the server, leaf first.
 pub const SERVER_CERT: &str = "server-cert.pem";
 /// Private key of the server.
@@ -19,9 +21,9 @@ pub const CA_CRL: &str = "ca-crl.pem";
 
 /// Why a directory of certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum CertError {
     /// A file is missing, unreadable, or not PEM.
-    #[error("cannot read {}: {source}; it must be a PEM file readable by this user", path.display())]
     File {
         /// Which one.
         path: PathBuf,
@@ -29,13 +31,11 @@ pub enum CertError {
         source: rustls::pki_types::pem::Error,
     },
     /// A file holds no certificate.
-    #[error("{} holds no certificate; put the PEM certificate there", path.display())]
     Empty {
         /// Which one.
         path: PathBuf,
     },
     /// The authorities cannot be used.
-    #[error("{} cannot be used to check client certificates: {reason}", path.display())]
     Authority {
         /// Which file.
         path: PathBuf,
@@ -43,7 +43,6 @@ pub enum CertError {
         reason: String,
     },
     /// Certificate and key do not go together, or are of an unknown kind.
-    #[error("{} and {} cannot be used together: {source}", cert.display(), key.display())]
     Pair {
         /// The certificate's file.
         cert: PathBuf,
@@ -52,6 +51,37 @@ pub enum CertError {
         /// What is wrong.
         source: rustls::Error,
     },
+}
+
+impl CertError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            CertError::File { path, source } => Fault::new(
+                format!("cannot read {}: {source}", path.display()),
+                "it must be a PEM file readable by this user",
+            ),
+            CertError::Empty { path } => Fault::new(
+                format!("{} holds no certificate", path.display()),
+                "put the PEM certificate there",
+            ),
+            CertError::Authority { path, reason } => Fault::new(
+                format!(
+                    "{} cannot be used to check client certificates: {reason}",
+                    path.display()
+                ),
+                "put the certificates of the authorities there, as PEM",
+            ),
+            CertError::Pair { cert, key, source } => Fault::new(
+                format!(
+                    "{} and {} cannot be used together: {source}",
+                    cert.display(),
+                    key.display()
+                ),
+                "put a certificate there and the key it was made with",
+            ),
+        }
+    }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertError> {

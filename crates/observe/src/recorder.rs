@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hearth_fault::Fault;
 use hearth_io::file::sync_names;
 use hearth_trace::{FRAME_RECORDS, Format, Record, TraceError, Writer};
 
@@ -55,7 +56,7 @@ pub(crate) struct Recorder {
     /// Of FILE.1.
     records_before: u64,
     bytes_before: u64,
-    error: Option<String>,
+    error: Option<Fault>,
 }
 
 fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> RecordError {
@@ -164,7 +165,7 @@ impl Recorder {
         for frame in records.chunks(FRAME_RECORDS) {
             if let Err(e) = self.write_frame(frame) {
                 tracing::error!("a recording ends: {e}");
-                self.error = Some(e.to_string());
+                self.error = Some(e.fault());
                 self.dropped += (records.len() - written) as u64;
                 self.close(now_ns);
                 return;
@@ -247,7 +248,7 @@ impl Recorder {
             let e = TraceError::Write(e);
             tracing::error!("a recording's end cannot be written: {e}");
             // Why it ended early says more.
-            self.error.get_or_insert(e.to_string());
+            self.error.get_or_insert(e.fault());
         }
     }
 
@@ -404,7 +405,7 @@ mod tests {
         let status = recorder.status(9);
         assert_eq!((status.active, status.dropped), (false, 10));
         let error = status.error.expect("told");
-        assert!(error.contains("Broken pipe"), "{error}");
+        assert!(error.what.contains("Broken pipe"), "{error}");
         assert!(path.exists() && !older(&path).exists());
         recorder.finish(7);
         assert_eq!(recorder.status(9).error, Some(error));

@@ -9,6 +9,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use hearth_engine::api::{ReqOp, Request};
+use hearth_fault::Fault;
 use hearth_trace::{LENGTH_MAX, Op, Record, TraceError};
 
 /// Records a tape holds, 2 MiB: a tenth of a second of 600,000 requests per second.
@@ -31,25 +32,17 @@ pub struct RecordOptions {
 
 /// Why a recording cannot begin or end.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum RecordError {
     /// The disk is not watched.
-    #[error(
-        "the disk is not attached, so there is nothing to record; `hearth disk show DISK` says why"
-    )]
     NoDisk,
     /// One is under way.
-    #[error("the disk is being recorded already; stop that with `hearth trace record DISK --stop`")]
     Busy,
     /// None is under way.
-    #[error("the disk is not being recorded; begin with `hearth trace record DISK --out FILE`")]
     Idle,
     /// Too small a limit.
-    #[error("a recording needs at least 1 MiB; raise --max-size")]
     TooSmall,
     /// The file.
-    #[error(
-        "{path} cannot be made: {source}; give the name of a file that is not there yet, where the daemon may write"
-    )]
     Create {
         /// Its path.
         path: PathBuf,
@@ -57,10 +50,6 @@ pub enum RecordError {
         source: std::io::Error,
     },
     /// The file system takes its time.
-    #[error(
-        "the file {path} has not answered for {} seconds; see whether its file system hangs. The recording ends as soon as it answers",
-        .waited.as_secs()
-    )]
     Slow {
         /// The recording's file.
         path: PathBuf,
@@ -70,6 +59,42 @@ pub enum RecordError {
     /// Its first bytes.
     #[error(transparent)]
     Write(#[from] TraceError),
+}
+
+impl RecordError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            RecordError::NoDisk => Fault::new(
+                "the disk is not attached, so there is nothing to record",
+                "`hearth disk show DISK` says why",
+            ),
+            RecordError::Busy => Fault::new(
+                "the disk is being recorded already",
+                "stop that with `hearth trace record DISK --stop`",
+            ),
+            RecordError::Idle => Fault::new(
+                "the disk is not being recorded",
+                "begin with `hearth trace record DISK --out FILE`",
+            ),
+            RecordError::TooSmall => {
+                Fault::new("a recording needs at least 1 MiB", "raise --max-size")
+            }
+            RecordError::Create { path, source } => Fault::new(
+                format!("{path} cannot be made: {source}", path = path.display()),
+                "give the name of a file that is not there yet, where the daemon may write",
+            ),
+            RecordError::Slow { path, waited } => Fault::new(
+                format!(
+                    "the file {path} has not answered for {} seconds",
+                    waited.as_secs(),
+                    path = path.display()
+                ),
+                "see whether its file system hangs. The recording ends as soon as it answers",
+            ),
+            RecordError::Write(e) => e.fault(),
+        }
+    }
 }
 
 /// State of a recording.
@@ -90,7 +115,7 @@ pub struct RecordingStatus {
     /// Seconds it has taken so far.
     pub seconds: f64,
     /// Why it ended early.
-    pub error: Option<String>,
+    pub error: Option<Fault>,
 }
 
 /// Requests on their way to the file.

@@ -19,6 +19,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hearth_fault::Fault;
+
 /// Images on top of each other at most. Each is a process's open file, and a step for every read.
 const DEPTH_MAX: usize = 32;
 /// Bytes of all names together, as the registry keeps them.
@@ -111,11 +113,9 @@ pub struct Chain {
 
 /// Why an image's files are refused.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ChainError {
     /// It names others, and nobody has allowed that.
-    #[error(
-        "the image {image} names another file of this host, {name}, which is not followed unasked; if you know who made the image, allow it with --allow-backing, else make it stand alone with `qemu-img convert`"
-    )]
     NotAllowed {
         /// The image.
         image: String,
@@ -123,9 +123,6 @@ pub enum ChainError {
         name: String,
     },
     /// A name that is none of a file.
-    #[error(
-        "the image {image} names {name}, which is no plain path of a file; give it one with `qemu-img rebase -u`"
-    )]
     NoPath {
         /// The image.
         image: String,
@@ -133,9 +130,6 @@ pub enum ChainError {
         name: String,
     },
     /// A file outside the directories that were named.
-    #[error(
-        "the image {image} names {path}, which lies outside {dirs}; move it there, or start the daemon with --backing-dir and its directory"
-    )]
     Outside {
         /// The image.
         image: String,
@@ -145,7 +139,6 @@ pub enum ChainError {
         dirs: String,
     },
     /// A file that cannot be opened.
-    #[error("{path}, which the image {image} needs, cannot be opened: {source}; bring it back")]
     Missing {
         /// The image.
         image: String,
@@ -155,7 +148,6 @@ pub enum ChainError {
         source: io::Error,
     },
     /// A header that makes no sense.
-    #[error("the image {image} cannot be judged: {source}; see `qemu-img info {image}`")]
     Names {
         /// The image.
         image: String,
@@ -163,9 +155,6 @@ pub enum ChainError {
         source: NamesError,
     },
     /// A base of unknown format that does not look raw.
-    #[error(
-        "the image {image} does not say of which format {path} is, and its content looks like another image, which a guest may have written; say it with `qemu-img rebase -u -F FORMAT -b {path} {image}`"
-    )]
     Format {
         /// The image.
         image: String,
@@ -173,9 +162,6 @@ pub enum ChainError {
         path: String,
     },
     /// A format nobody serves.
-    #[error(
-        "the image {image} says that {path} is of format {format:?}, which Hearth does not open; convert it to qcow2"
-    )]
     Unknown {
         /// The image.
         image: String,
@@ -185,9 +171,6 @@ pub enum ChainError {
         format: String,
     },
     /// A file that is below itself.
-    #[error(
-        "the image {image} names {path}, which it lies below itself; repair it with `qemu-img rebase`"
-    )]
     Loop {
         /// The image.
         image: String,
@@ -195,23 +178,83 @@ pub enum ChainError {
         path: String,
     },
     /// More than anybody needs.
-    #[error(
-        "the image {image} has more than {DEPTH_MAX} others below it, or their names are too long; shorten the chain with `qemu-img rebase` or `qemu-img commit`"
-    )]
     Deep {
         /// The image.
         image: String,
     },
     /// Another chain than was allowed.
-    #[error(
-        "the files below the image {image} are not those that were allowed: {difference}; if that is meant, `hearth disk set NAME --allow-backing` takes them over, else put them back"
-    )]
     Changed {
         /// The image.
         image: String,
         /// What differs.
         difference: String,
     },
+}
+
+impl ChainError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ChainError::NotAllowed { image, name } => Fault::new(
+                format!(
+                    "the image {image} names another file of this host, {name}, which is not followed unasked"
+                ),
+                "if you know who made the image, allow it with --allow-backing, else make it stand alone with `qemu-img convert`",
+            ),
+            ChainError::NoPath { image, name } => Fault::new(
+                format!("the image {image} names {name}, which is no plain path of a file"),
+                "give it one with `qemu-img rebase -u`",
+            ),
+            ChainError::Outside { image, path, dirs } => Fault::new(
+                format!("the image {image} names {path}, which lies outside {dirs}"),
+                "move it there, or start the daemon with --backing-dir and its directory",
+            ),
+            ChainError::Missing {
+                image,
+                path,
+                source,
+            } => Fault::new(
+                format!("{path}, which the image {image} needs, cannot be opened: {source}"),
+                "bring it back",
+            ),
+            ChainError::Names { image, source } => Fault::new(
+                format!("the image {image} cannot be judged: {source}"),
+                format!("see `qemu-img info {image}`"),
+            ),
+            ChainError::Format { image, path } => Fault::new(
+                format!(
+                    "the image {image} does not say of which format {path} is, and its content looks like another image, which a guest may have written"
+                ),
+                format!("say it with `qemu-img rebase -u -F FORMAT -b {path} {image}`"),
+            ),
+            ChainError::Unknown {
+                image,
+                path,
+                format,
+            } => Fault::new(
+                format!(
+                    "the image {image} says that {path} is of format {format:?}, which Hearth does not open"
+                ),
+                "convert it to qcow2",
+            ),
+            ChainError::Loop { image, path } => Fault::new(
+                format!("the image {image} names {path}, which it lies below itself"),
+                "repair it with `qemu-img rebase`",
+            ),
+            ChainError::Deep { image } => Fault::new(
+                format!(
+                    "the image {image} has more than {DEPTH_MAX} others below it, or their names are too long"
+                ),
+                "shorten the chain with `qemu-img rebase` or `qemu-img commit`",
+            ),
+            ChainError::Changed { image, difference } => Fault::new(
+                format!(
+                    "the files below the image {image} are not those that were allowed: {difference}"
+                ),
+                "if that is meant, `hearth disk set NAME --allow-backing` takes them over, else put them back",
+            ),
+        }
+    }
 }
 
 /// Number of a file, whatever it is called.

@@ -8,6 +8,7 @@
 //! it by its pid file ([`sweep`]) before it opens anything.
 
 use crate::process::{self, Identity};
+use hearth_fault::Fault;
 use hearth_nbd_client::{ConnectError, Dial};
 use serde_json::{Value, json};
 use std::fs::DirBuilder;
@@ -33,8 +34,6 @@ const END_TIME: Duration = Duration::from_secs(20);
 const KILL_TIME: Duration = Duration::from_secs(5);
 /// How often a socket that is about to be listened on is tried.
 const TRY_EVERY: Duration = Duration::from_millis(5);
-/// Why there is no process while the guard has not answered.
-const NO_ANSWER: &str = "the image's files cannot be looked at; see whether their storage hangs";
 /// Longest line of its complaints that is kept whole: it may repeat our arguments, and a path.
 const LINE_MAX: u64 = 16 << 10;
 
@@ -47,15 +46,15 @@ struct State {
     /// Starts tried, so that one can wait for the result of the next.
     starts: u64,
     /// What it said last (an error and its hint come in two lines), or why there is none.
-    last: Option<String>,
+    last: Option<Fault>,
 }
 
 /// Says whether what a process is told to open is still what was judged.
 pub(crate) trait Guard: Send + Sync {
     /// Asked before each start.
-    fn before(&self) -> Result<(), String>;
+    fn before(&self) -> Result<(), Fault>;
     /// Asked when the process has opened the image, before anything is read or written through it.
-    fn after(&self, pid: u32) -> Result<(), String>;
+    fn after(&self, pid: u32) -> Result<(), Fault>;
 }
 
 struct Shared {
@@ -242,7 +241,11 @@ impl Shared {
             if state.stopped {
                 return;
             }
-            state.last = Some(NO_ANSWER.to_owned());
+            // Why there is none while the guard has not answered.
+            state.last = Some(Fault::new(
+                "the image's files cannot be looked at",
+                "see whether their storage hangs",
+            ));
             state.judging = true;
             drop(state);
             let judged = self.guard.as_ref().map_or(Ok(()), |guard| guard.before());
@@ -275,7 +278,7 @@ impl Shared {
         }
     }
 
-    fn spawn(&self) -> Result<Child, String> {
+    fn spawn(&self) -> Result<Child, Fault> {
         let _ = std::fs::remove_file(&self.socket);
         let mut command = Command::new(PROGRAM);
         command
@@ -292,10 +295,14 @@ impl Shared {
         }
         process::hand_on_nothing(&mut command);
         command.spawn().map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => format!(
-                "{PROGRAM} is not installed, which opens images for Hearth; install the package qemu-system-common (Debian, Ubuntu) or qemu-storage-daemon of your distribution"
+            io::ErrorKind::NotFound => Fault::new(
+                format!("{PROGRAM} is not installed, which opens images for Hearth"),
+                "install the package qemu-system-common (Debian, Ubuntu) or qemu-storage-daemon of your distribution",
             ),
-            _ => format!("cannot run {PROGRAM}: {e}"),
+            _ => Fault::new(
+                format!("cannot run {PROGRAM}: {e}"),
+                "see that the daemon's user may run it",
+            ),
         })
     }
 
@@ -315,10 +322,11 @@ impl Shared {
                 if !text.is_empty() {
                     tracing::warn!(image = %self.name, "{text}");
                     let text = said(&text).to_owned();
-                    lock(&self.state).last = Some(match before.replace(text.clone()) {
+                    let both = match before.replace(text.clone()) {
                         Some(before) => format!("{before}; {text}"),
                         None => text,
-                    });
+                    };
+                    lock(&self.state).last = Some(Fault::bare(both));
                 }
             }
         }
@@ -334,8 +342,9 @@ impl Shared {
                 .last
                 .take()
                 .map_or(String::new(), |l| format!(": {l}"));
-            state.last = Some(format!(
-                "{PROGRAM} ended ({status}){said}; see with `qemu-img info` whether it is there, whole and of this format"
+            state.last = Some(Fault::new(
+                format!("{PROGRAM} ended ({status}){said}"),
+                "see with `qemu-img info` whether it is there, whole and of this format",
             ));
         }
         let _ = std::fs::remove_file(&self.pid_file);
@@ -344,8 +353,9 @@ impl Shared {
     }
 
     fn ended(&self, state: &State) -> ConnectError {
-        let why = state.last.as_deref().unwrap_or("it ended");
-        ConnectError::Other(format!("{}: {why}", self.name))
+        let why = state.last.clone();
+        let why = why.unwrap_or_else(|| Fault::bare("it ended"));
+        ConnectError::Other(why.within(&self.name))
     }
 }
 
@@ -367,7 +377,10 @@ impl Dial for Supervisor {
         }
         loop {
             if state.stopped {
-                return Err(ConnectError::Other(format!("{} was closed", shared.name)));
+                return Err(ConnectError::Other(Fault::bare(format!(
+                    "{} was closed",
+                    shared.name
+                ))));
             }
             let Some(pid) = state.child.as_ref().map(Child::id) else {
                 return Err(shared.ended(&state));
@@ -385,9 +398,9 @@ impl Dial for Supervisor {
             }
             state = lock(&shared.state);
             if Instant::now() >= deadline {
-                return Err(ConnectError::Other(format!(
-                    "{}: {PROGRAM} did not open it in time; see whether its storage hangs",
-                    shared.name
+                return Err(ConnectError::Other(Fault::new(
+                    format!("{}: {PROGRAM} did not open it in time", shared.name),
+                    "see whether its storage hangs",
                 )));
             }
             // Its end is told of; that it listens is not.
@@ -411,7 +424,7 @@ impl Dial for Supervisor {
         }
     }
 
-    fn why(&self) -> Option<String> {
+    fn why(&self) -> Option<Fault> {
         let state = lock(&self.shared.state);
         match state.child {
             Some(_) => None,
@@ -429,14 +442,14 @@ mod tests {
     struct Hanging(Mutex<(Sender<()>, Receiver<()>)>);
 
     impl Guard for Hanging {
-        fn before(&self) -> Result<(), String> {
+        fn before(&self) -> Result<(), Fault> {
             let both = lock(&self.0);
             let _ = both.0.send(());
             let _ = both.1.recv();
             Ok(())
         }
 
-        fn after(&self, _pid: u32) -> Result<(), String> {
+        fn after(&self, _pid: u32) -> Result<(), Fault> {
             Ok(())
         }
     }
@@ -452,8 +465,11 @@ mod tests {
         let child = Arc::new(new.unwrap());
         let refused = child.dial(Instant::now() + TRY_EVERY).unwrap_err();
         was_asked.recv().unwrap();
-        assert!(refused.to_string().contains(NO_ANSWER), "{refused}");
-        assert_eq!(child.why().as_deref(), Some(NO_ANSWER));
+        assert!(
+            refused.fault().what.contains("cannot be looked at"),
+            "{refused}"
+        );
+        assert!(child.why().unwrap().remedy.contains("hangs"));
         let (done, ended) = channel();
         let stopping = child.clone();
         std::thread::spawn(move || {

@@ -10,6 +10,8 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hearth_fault::Fault;
+
 /// Image formats, as Hearth and QEMU both call them.
 const FORMATS: [&str; 5] = ["qcow2", "vmdk", "vhdx", "vdi", "raw"];
 
@@ -40,9 +42,9 @@ pub enum Image {
 
 /// Why a description was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ImageError {
     /// No such form.
-    #[error("\"{given}\" is not understood; write {form}")]
     Form {
         /// What was written.
         given: String,
@@ -50,13 +52,31 @@ pub enum ImageError {
         form: &'static str,
     },
     /// A relative path.
-    #[error("the image's path {} is relative; give an absolute path", .0.display())]
     Relative(PathBuf),
     /// A password.
-    #[error(
-        "\"{0}:\" origins with a password in them are not accepted, because everybody on the host could read it; set up access without, or attach the device to the host and use it as a block device"
-    )]
     Password(String),
+}
+
+impl ImageError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ImageError::Form { given, form } => Fault::new(
+                format!("\"{given}\" is not understood"),
+                format!("write {form}"),
+            ),
+            ImageError::Relative(path) => Fault::new(
+                format!("the image's path {} is relative", path.display()),
+                "give an absolute path",
+            ),
+            ImageError::Password(scheme) => Fault::new(
+                format!(
+                    "\"{scheme}:\" origins with a password in them are not accepted, because everybody on the host could read it"
+                ),
+                "set up access without, or attach the device to the host and use it as a block device",
+            ),
+        }
+    }
 }
 
 impl Image {

@@ -3,6 +3,7 @@
 use crate::chain::{Backing, Chain, files_of};
 use crate::child::{EXPORT, Guard, Supervisor, lock};
 use crate::image::Image;
+use hearth_fault::Fault;
 use hearth_io::file::Identity;
 use hearth_io::{Job, Link, Remote};
 use hearth_nbd_client::{NbdOrigin, OpenError, Options};
@@ -40,26 +41,29 @@ struct Kept {
 }
 
 impl Guard for Kept {
-    fn before(&self) -> Result<(), String> {
+    fn before(&self) -> Result<(), Fault> {
         // The image may be another file by now, as after a copy in its place.
         let found = Chain::resolve(&self.format, &self.path, &self.rules);
-        *lock(&self.found) = found.map_err(|e| e.to_string())?;
+        *lock(&self.found) = found.map_err(|e| e.fault())?;
         Ok(())
     }
 
-    fn after(&self, pid: u32) -> Result<(), String> {
+    fn after(&self, pid: u32) -> Result<(), Fault> {
         let found = lock(&self.found).clone();
         match found.strangers(pid) {
             Ok(None) => Ok(()),
-            Ok(Some(other)) => Err(format!(
-                "{} was changed while it was opened, so that {} was opened as well",
-                self.path.display(),
-                other.display()
+            Ok(Some(other)) => Err(Fault::new(
+                format!(
+                    "{} was changed while it was opened, so that {} was opened as well",
+                    self.path.display(),
+                    other.display()
+                ),
+                "see that nobody changes it any more, and who did",
             )),
-            Err(e) => Err(format!(
+            Err(e) => Err(Fault::bare(format!(
                 "it cannot be seen which files belong to {}: {e}",
                 self.path.display()
-            )),
+            ))),
         }
     }
 }
@@ -198,7 +202,7 @@ impl Remote for ImageOrigin {
     fn link(&self) -> Link {
         match self.nbd() {
             Ok(nbd) => nbd.link(),
-            Err(_) => Link::down("closed"),
+            Err(_) => Link::down(Fault::bare("closed")),
         }
     }
 

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_fault::Fault;
+
 /// How long [`is_there`] waits for a host.
 const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
@@ -31,17 +33,14 @@ pub struct How {
 
 /// Why an origin could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum OpenError {
     /// A file, or a wrapper around anything.
     #[error(transparent)]
     File(#[from] OpenSpecError),
     /// A path that depends on where one stands.
-    #[error("the origin's path {} is relative; give an absolute path", .0.display())]
     Relative(PathBuf),
     /// A scheme nobody knows.
-    #[error(
-        "\"{0}:\" is no kind of origin; write a path (file:{0}:… if it is the name of a file), nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or qcow2:, vmdk:, vhdx:, vdi: or raw: and the path of an image; docs/origins.md has all"
-    )]
     Scheme(String),
     /// An NBD address that is none.
     #[error(transparent)]
@@ -50,10 +49,6 @@ pub enum OpenError {
     #[error(transparent)]
     Image(#[from] ImageError),
     /// An image's file is not there, or may not be read.
-    #[error(
-        "the image {} cannot be opened: {source}; check that it exists and that the daemon's user may read and write it",
-        .path.display()
-    )]
     Missing {
         /// The file.
         path: PathBuf,
@@ -64,11 +59,41 @@ pub enum OpenError {
     #[error(transparent)]
     Chain(#[from] ChainError),
     /// An image that can only be read.
-    #[error("{0} can only be read; add the disk with --read-only")]
     ReadOnly(String),
     /// An NBD server.
     #[error(transparent)]
     Nbd(#[from] hearth_nbd_client::OpenError),
+}
+
+impl OpenError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            OpenError::File(e) => e.fault(),
+            OpenError::Relative(path) => Fault::new(
+                format!("the origin's path {} is relative", path.display()),
+                "give an absolute path",
+            ),
+            OpenError::Scheme(scheme) => Fault::new(
+                format!("\"{scheme}:\" is no kind of origin"),
+                format!(
+                    "write a path (file:{scheme}:… if it is the name of a file), nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or qcow2:, vmdk:, vhdx:, vdi: or raw: and the path of an image; docs/origins.md has all"
+                ),
+            ),
+            OpenError::Uri(e) => e.fault(),
+            OpenError::Image(e) => e.fault(),
+            OpenError::Missing { path, source } => Fault::new(
+                format!("the image {} cannot be opened: {source}", path.display()),
+                "check that it exists and that the daemon's user may read and write it",
+            ),
+            OpenError::Chain(e) => e.fault(),
+            OpenError::ReadOnly(name) => Fault::new(
+                format!("{name} can only be read"),
+                "add the disk with --read-only",
+            ),
+            OpenError::Nbd(e) => e.fault(),
+        }
+    }
 }
 
 /// What a source is, once its scheme is understood.

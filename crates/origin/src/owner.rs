@@ -25,6 +25,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hearth_fault::Fault;
+
 pub(crate) use rbd::RbdImage;
 
 /// Longest record that is read. A pool's number, three names and two numbers.
@@ -131,12 +133,9 @@ pub enum Take {
 
 /// Why an origin is not ours.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ClaimError {
     /// Another pool's.
-    #[error(
-        "{origin} belongs to {owner}; remove the disk there (`hearth disk remove {}`) or export that pool, and try again; if that host is gone for good, take the origin over with --takeover --yes: what it had on its flash and not yet written back is then missing",
-        .owner.disk
-    )]
     Owned {
         /// The origin.
         origin: String,
@@ -144,9 +143,6 @@ pub enum ClaimError {
         owner: Box<Owner>,
     },
     /// Another pool's, which is at work on it.
-    #[error(
-        "{origin} cannot be taken over, because its owner is alive: {owner}{seen}; stop Hearth there first, or shut that host out of the storage, and try again"
-    )]
     Alive {
         /// The origin.
         origin: String,
@@ -156,7 +152,6 @@ pub enum ClaimError {
         seen: String,
     },
     /// Somebody who left no record.
-    #[error("{origin} is in use by {who}; stop its other user first")]
     InUse {
         /// The origin.
         origin: String,
@@ -164,9 +159,6 @@ pub enum ClaimError {
         who: String,
     },
     /// There is something in the place of the record that is none.
-    #[error(
-        "{origin} has an owner's record that cannot be read, {place}; see what it is, and remove it if no other host uses the origin"
-    )]
     Garbled {
         /// The origin.
         origin: String,
@@ -174,9 +166,6 @@ pub enum ClaimError {
         place: String,
     },
     /// Nobody can know.
-    #[error(
-        "nobody can tell whether another host uses {origin}: {why}; if nobody does, say so with --sole-user"
-    )]
     Unknown {
         /// The origin.
         origin: String,
@@ -184,13 +173,50 @@ pub enum ClaimError {
         why: String,
     },
     /// The storage does not answer.
-    #[error("cannot see who owns {origin}: {why}")]
     Unavailable {
         /// The origin.
         origin: String,
         /// What it said.
-        why: String,
+        why: Fault,
     },
+}
+
+impl ClaimError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ClaimError::Owned { origin, owner } => Fault::new(
+                format!("{origin} belongs to {owner}"),
+                format!(
+                    "remove the disk there (`hearth disk remove {}`) or export that pool, and try again; if that host is gone for good, take the origin over with --takeover --yes: what it had on its flash and not yet written back is then missing",
+                    owner.disk
+                ),
+            ),
+            ClaimError::Alive {
+                origin,
+                owner,
+                seen,
+            } => Fault::new(
+                format!("{origin} cannot be taken over, because its owner is alive: {owner}{seen}"),
+                "stop Hearth there first, or shut that host out of the storage, and try again",
+            ),
+            ClaimError::InUse { origin, who } => Fault::new(
+                format!("{origin} is in use by {who}"),
+                "stop its other user first",
+            ),
+            ClaimError::Garbled { origin, place } => Fault::new(
+                format!("{origin} has an owner's record that cannot be read, {place}"),
+                "see what it is, and remove it if no other host uses the origin",
+            ),
+            ClaimError::Unknown { origin, why } => Fault::new(
+                format!("nobody can tell whether another host uses {origin}: {why}"),
+                "if nobody does, say so with --sole-user",
+            ),
+            ClaimError::Unavailable { origin, why } => {
+                why.clone().within(format!("cannot see who owns {origin}"))
+            }
+        }
+    }
 }
 
 /// Where an origin's owner is written down.
@@ -263,13 +289,13 @@ impl Claim {
     /// Asked once more when the origin is open, before it is used: somebody may have taken it over
     /// between our look at the record and that. Blocks. A file's record needs no such question: making
     /// it ours shows who takes over that we are there.
-    pub fn confirm(&self) -> Result<(), String> {
+    pub fn confirm(&self) -> Result<(), Fault> {
         let Place::Object(image) = &self.place else {
             return Ok(());
         };
         match image.confirm(&self.me)? {
             None => Ok(()),
-            Some(why) => Err(why),
+            Some(why) => Err(Fault::bare(why)),
         }
     }
 
@@ -312,7 +338,7 @@ pub fn claim(spec: &OriginSpec, me: &Owner, take: Take) -> Result<Option<Claim>,
     let origin = spec.to_string();
     let place = place(spec).map_err(|e| ClaimError::Unavailable {
         origin: origin.clone(),
-        why: e.to_string(),
+        why: Fault::new(e.to_string(), "see that the storage can be reached"),
     })?;
     let lost = Arc::new(Mutex::new(None));
     let over = Arc::new(Mutex::new(false));

@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hearth_fault::Fault;
+
 /// Most data threads: beyond that, the engine's locks cost more than another thread gives.
 const THREADS_MAX: usize = 8;
 /// Orders of the control plane waiting for the background thread.
@@ -77,22 +79,43 @@ impl Default for Config {
 
 /// Why the data threads could not be started or used.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum ReactorError {
     /// No driver.
     #[error(transparent)]
     Proactor(#[from] ProactorError),
     /// No thread.
-    #[error("cannot start a data thread: {0}; check the limit on processes")]
     Thread(io::Error),
     /// The threads have been stopped, or died.
-    #[error("the data threads are stopping; start the daemon again")]
     Stopped,
     /// Too many orders wait.
-    #[error("more than 1024 control requests are waiting; try again when some are done")]
     Busy,
     /// Too many connections.
-    #[error("the limit on connections is reached; close some or raise it")]
     Full,
+}
+
+impl ReactorError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ReactorError::Proactor(e) => e.fault(),
+            ReactorError::Thread(e) => Fault::new(
+                format!("cannot start a data thread: {e}"),
+                "check the limit on processes",
+            ),
+            ReactorError::Stopped => {
+                Fault::new("the data threads are stopping", "start the daemon again")
+            }
+            ReactorError::Busy => Fault::new(
+                "more than 1024 control requests are waiting",
+                "try again when some are done",
+            ),
+            ReactorError::Full => Fault::new(
+                "the limit on connections is reached",
+                "close some or raise it",
+            ),
+        }
+    }
 }
 
 /// How long a thread may take for an order that only wants to be taken. One that takes longer is

@@ -38,13 +38,12 @@ impl FileTarget {
         };
         let device = parsed.open(mode).map_err(|e| match e {
             OpenSpecError::NotFile(_) => ReplayError::Address(spec.to_owned()),
-            e => ReplayError::Open(e.to_string()),
+            e => ReplayError::Open(e.fault()),
         })?;
         let (size, align) = (device.size(), u64::from(device.align()));
         let targets = Targets::new();
         targets.set(PLACE, Some(Arc::new(device)));
-        let proactor =
-            proactor::open(targets, None).map_err(|e| ReplayError::Open(e.to_string()))?;
+        let proactor = proactor::open(targets, None).map_err(|e| ReplayError::Open(e.fault()))?;
         Ok(FileTarget {
             name: spec.to_owned(),
             size: size / align * align,

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hearth_fault::Fault;
 use hearth_io::BufSlice;
 use hearth_nbd::wire::{self, cmd, info, opt, rep, tflag};
 
@@ -283,7 +284,12 @@ impl NbdTarget {
     pub fn connect(address: &str) -> Result<NbdTarget, ReplayError> {
         let (place, export) =
             parse(address).ok_or_else(|| ReplayError::Address(address.to_owned()))?;
-        let failed = |e: io::Error| ReplayError::Open(format!("cannot use {address}: {e}"));
+        let failed = |e: io::Error| {
+            ReplayError::Open(Fault::new(
+                format!("cannot use {address}: {e}"),
+                "see whether its server runs and has this export",
+            ))
+        };
         let mut stream = match &place {
             Address::Unix(path) => Stream::Unix(connect_unix(path).map_err(failed)?),
             Address::Tcp(host) => {

@@ -57,10 +57,11 @@ impl Foreign {
         self.lost
     }
 
-    fn unfit(&self, why: &'static str) -> TraceError {
+    fn unfit(&self, why: &'static str, remedy: &'static str) -> TraceError {
         TraceError::Unwritable {
             format: self.format.name(),
             why,
+            remedy,
         }
     }
 
@@ -78,7 +79,7 @@ impl Foreign {
             Format::Msr | Format::Alibaba | Format::Spc | Format::Blkparse
         );
         if !disks && record.disk != 0 {
-            return Err(self.unfit("it has no disk numbers; choose one disk with --disk"));
+            return Err(self.unfit("it has no disk numbers", "choose one disk with --disk"));
         }
         let takes = match record.op {
             Op::Read | Op::Write => true,
@@ -112,9 +113,9 @@ impl Foreign {
         match self.format {
             Format::Csv => writeln!(out, "{time},{letter},{offset},{length}"),
             Format::Msr => {
-                let ticks = time
-                    .checked_mul(FILETIME_TICKS_PER_US)
-                    .ok_or_else(|| self.unfit("its time is beyond a Windows file time"))?;
+                let ticks = time.checked_mul(FILETIME_TICKS_PER_US).ok_or_else(|| {
+                    self.unfit("its time is beyond a Windows file time", "write csv")
+                })?;
                 // Nobody measured a response time; 0 cannot be mistaken for one.
                 writeln!(out, "{ticks},hearth,{disk},{word},{offset},{length},0")
             }
@@ -154,7 +155,7 @@ impl Foreign {
             .ok()
             .filter(|l| u64::from(*l) <= crate::record::LENGTH_MAX)
             .filter(|l| offset.checked_add(u64::from(*l)).is_some())
-            .ok_or_else(|| self.unfit("in whole sectors it is too long; write csv"))?;
+            .ok_or_else(|| self.unfit("in whole sectors it is too long", "write csv"))?;
         Ok(Record {
             offset,
             length,
@@ -192,7 +193,7 @@ impl Foreign {
         let late = "it is more than 136 years after the first";
         let first = *self.oracle.first_us.get_or_insert(record.time_us);
         let seconds = u32::try_from(record.time_us.saturating_sub(first) / 1_000_000)
-            .map_err(|_| self.unfit(late))?
+            .map_err(|_| self.unfit(late, "write csv"))?
             .to_le_bytes();
         let (start, end) = record.blocks();
         let oracle = &mut self.oracle;

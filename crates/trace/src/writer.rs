@@ -31,7 +31,8 @@ impl<W: Write> Writer<W> {
             Format::Keys => {
                 return Err(TraceError::Unwritable {
                     format: format.name(),
-                    why: "this form is only read; choose another",
+                    why: "this form is only read",
+                    remedy: "choose another, such as csv",
                 });
             }
             _ => out.write_all(foreign.heading()),
@@ -57,6 +58,7 @@ impl<W: Write> Writer<W> {
             return Err(TraceError::Unwritable {
                 format: self.format.name(),
                 why: "its range is empty or beyond any disk",
+                remedy: "leave it out",
             });
         }
         if self.format != Format::Hearth {

@@ -269,9 +269,9 @@ fn a_host_that_is_shut_out_stops_for_good() -> Result<()> {
         "{shown}"
     );
     ensure!(
-        shown["reason"]
+        shown["remedy"]
             .as_str()
-            .is_some_and(|why| why.contains("--trust")),
+            .is_some_and(|what| what.contains("--trust")),
         "{shown}"
     );
     ensure!(a.stats("d")?["fenced"] == true);

@@ -123,7 +123,7 @@ fn changed_content_behind_old_times_is_a_question() -> Result<()> {
     hearth.start()?;
     let info = show(&hearth)?;
     ensure!(info["state"] == "refused", "{info}");
-    let reason = info["reason"].as_str().context("a reason")?;
+    let said = format!("{}; {}", info["reason"], info["remedy"]);
     for part in [
         "offset 5242880",
         "64 KiB",
@@ -133,7 +133,7 @@ fn changed_content_behind_old_times_is_a_question() -> Result<()> {
         "--trust flash",
         "--trust origin",
     ] {
-        ensure!(reason.contains(part), "{part:?} is not in: {reason}");
+        ensure!(said.contains(part), "{part:?} is not in: {said}");
     }
     hearth.ok(&["disk", "set", "d", "--trust", "flash"])?;
     let mut client = hearth.connect("d")?;
@@ -152,9 +152,9 @@ fn without_anything_to_compare_it_is_a_question() -> Result<()> {
     std::fs::set_permissions(&origin, Permissions::from_mode(0o640))?;
     hearth.start()?;
     let info = show(&hearth)?;
-    let reason = info["reason"].as_str().context("a reason")?;
+    let said = format!("{}; {}", info["reason"], info["remedy"]);
     ensure!(
-        info["state"] == "refused" && reason.contains("chmod") && reason.contains("compare"),
+        info["state"] == "refused" && said.contains("chmod") && said.contains("compare"),
         "{info}"
     );
     hearth.ok(&["disk", "set", "d", "--trust", "flash"])?;

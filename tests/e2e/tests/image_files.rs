@@ -291,11 +291,14 @@ fn a_chain_is_shown_and_must_stay() -> Result<()> {
     hearth.start()?;
     let info = show(&hearth, "d")?;
     ensure!(info["state"] == "refused", "{info}");
-    let reason = info["reason"].as_str().unwrap_or_default();
+    let (reason, remedy) = (&info["reason"], &info["remedy"]);
+    let reason = reason.as_str().unwrap_or_default();
     ensure!(
         reason.contains("base.raw")
             && reason.contains("other.raw")
-            && reason.contains("--allow-backing"),
+            && remedy
+                .as_str()
+                .is_some_and(|r| r.contains("--allow-backing")),
         "{info}"
     );
     rebase(&hearth, &middle, "base.raw")?;

@@ -6,24 +6,31 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use hearth_daemon::daemon::Endurance;
 use hearth_daemon::size;
+use hearth_fault::Fault;
 
 use super::trace::parse_duration;
 use super::{Size, parse_size};
 
-fn parse_endurance(text: &str) -> Result<Endurance, String> {
+fn parse_endurance(text: &str) -> Result<Endurance, Fault> {
     if let Some(number) = text.strip_suffix("dwpd") {
         let thousandths = number.trim().parse::<f64>().ok().map(|n| n * 1000.0);
         return match thousandths {
             Some(n) if (1.0..=1e6).contains(&n) => {
                 Ok(Endurance::DriveWritesPerDay(n.round() as u64))
             }
-            _ => Err("drive writes per day are from 0.001dwpd to 1000dwpd".to_owned()),
+            _ => Err(Fault::new(
+                format!("“{text}” is no number of drive writes per day"),
+                "give 0.001dwpd to 1000dwpd",
+            )),
         };
     }
     match text.strip_suffix("/s").map(size::parse) {
         Some(Ok(bytes)) if bytes > 0 => Ok(Endurance::BytesPerSecond(bytes)),
-        Some(Err(e)) => Err(e.to_string()),
-        _ => Err("give drive writes per day (0.3dwpd) or a rate (5M/s)".to_owned()),
+        Some(Err(e)) => Err(e.fault()),
+        _ => Err(Fault::new(
+            format!("“{text}” is no endurance"),
+            "give drive writes per day (0.3dwpd) or a rate (5M/s)",
+        )),
     }
 }
 

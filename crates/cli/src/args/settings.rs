@@ -5,19 +5,23 @@ use hearth_daemon::api::types::CacheMode;
 use hearth_daemon::error::Error;
 use hearth_daemon::origin::ORIGIN_TIMEOUT;
 use hearth_daemon::settings::{CLIENTS_MAX, SETTINGS, Setting, Takes};
+use hearth_fault::Fault;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::{Mode, Size, Switch, parse_size};
 
 /// Seconds to wait for an origin. JSON has no infinity, so the daemon would not see one.
-fn parse_timeout(text: &str) -> Result<f64, String> {
+fn parse_timeout(text: &str) -> Result<f64, Fault> {
     match text.parse::<f64>() {
         Ok(n) if ORIGIN_TIMEOUT.contains(&n) => Ok(n),
-        _ => Err(format!(
-            "give seconds from {} to {}, such as 30",
-            ORIGIN_TIMEOUT.start(),
-            ORIGIN_TIMEOUT.end()
+        _ => Err(Fault::new(
+            format!("“{text}” is no time that requests can wait"),
+            format!(
+                "give seconds from {} to {}, such as 30",
+                ORIGIN_TIMEOUT.start(),
+                ORIGIN_TIMEOUT.end()
+            ),
         )),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use hearth_fault::Fault;
 
 use super::{Size, parse_size};
 
@@ -40,23 +41,24 @@ pub enum Trace {
 }
 
 /// A trace's form.
-pub(super) fn parse_format(text: &str) -> Result<hearth_trace::Format, String> {
+pub(super) fn parse_format(text: &str) -> Result<hearth_trace::Format, Fault> {
     text.parse()
-        .map_err(|e: hearth_trace::TraceError| e.to_string())
+        .map_err(|e: hearth_trace::TraceError| e.fault())
 }
 
 /// A form to write.
-fn parse_output(text: &str) -> Result<hearth_trace::Format, String> {
+fn parse_output(text: &str) -> Result<hearth_trace::Format, Fault> {
     match parse_format(text)? {
-        hearth_trace::Format::Keys => {
-            Err("this form is only read; choose another, such as csv".to_owned())
-        }
+        hearth_trace::Format::Keys => Err(Fault::new(
+            "this form is only read",
+            "choose another, such as csv",
+        )),
         form => Ok(form),
     }
 }
 
 /// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
-pub(super) fn parse_duration(text: &str) -> Result<f64, String> {
+pub(super) fn parse_duration(text: &str) -> Result<f64, Fault> {
     let (number, unit) = match text.chars().last() {
         Some('s') => (&text[..text.len() - 1], 1.0),
         Some('m') => (&text[..text.len() - 1], 60.0),
@@ -66,7 +68,10 @@ pub(super) fn parse_duration(text: &str) -> Result<f64, String> {
     };
     match number.parse::<f64>() {
         Ok(n) if n > 0.0 && n * unit < 1e10 => Ok(n * unit),
-        _ => Err("give a number with s, m, h or d, such as 90s or 10m".to_owned()),
+        _ => Err(Fault::new(
+            format!("“{text}” is no time span"),
+            "give a number with s, m, h or d, such as 90s or 10m",
+        )),
     }
 }
 
@@ -89,10 +94,13 @@ pub struct TraceRecord {
     pub stop: bool,
 }
 
-fn parse_speed(text: &str) -> Result<f64, String> {
+fn parse_speed(text: &str) -> Result<f64, Fault> {
     match text.parse::<f64>() {
         Ok(n) if (hearth_replay::SPEED_MIN..=1e6).contains(&n) => Ok(n),
-        _ => Err("give a number from 0.001 to 1000000, such as 0.5 or 10".to_owned()),
+        _ => Err(Fault::new(
+            format!("“{text}” is no speed"),
+            "give a number from 0.001 to 1000000, such as 0.5 or 10",
+        )),
     }
 }
 

@@ -112,11 +112,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
                         )
                     }
                     other => {
-                        let text = other.body_text();
-                        format!(
-                            "the request is not understood: {}",
-                            text.rsplit("target type: ").next().unwrap_or(&text)
-                        )
+                        // What was wrong in the body, without the library's words around it.
+                        let why = std::error::Error::source(other);
+                        let why = why.map_or_else(|| other.body_text(), ToString::to_string);
+                        format!("the request is not understood: {why}")
                     }
                 };
                 Err(Error::invalid(what, remedy))

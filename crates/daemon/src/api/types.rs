@@ -4,6 +4,7 @@
 //! setting silently left alone. Sizes are plain bytes.
 
 use hearth_engine::api::Mode;
+use hearth_fault::Fault;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -19,12 +20,26 @@ pub struct ErrorBody {
     pub remedy: String,
 }
 
+impl From<Fault> for ErrorBody {
+    fn from(fault: Fault) -> ErrorBody {
+        ErrorBody {
+            error: fault.what,
+            remedy: fault.remedy,
+        }
+    }
+}
+
 impl From<Error> for ErrorBody {
     fn from(error: Error) -> ErrorBody {
-        ErrorBody {
-            error: error.what,
-            remedy: error.remedy,
-        }
+        Fault::from(error).into()
+    }
+}
+
+/// What may be wrong as two fields of an answer that is about something else.
+pub(crate) fn fields(fault: Option<Fault>) -> (Option<String>, Option<String>) {
+    match fault {
+        None => (None, None),
+        Some(Fault { what, remedy }) => (Some(what), Some(remedy).filter(|r| !r.is_empty())),
     }
 }
 
@@ -321,9 +336,12 @@ pub struct DiskInfo {
     pub chain: Vec<String>,
     /// What it is doing.
     pub state: DiskState,
-    /// Why it is waiting or refused, or cannot be written back, with the remedy.
+    /// Why it is waiting or refused, or cannot be written back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What to do about the reason, if there is something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
     /// What happened when it was attached and the user should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
@@ -417,6 +435,9 @@ pub struct OriginLink {
     /// Why the connection was lost (the last time) or cannot be had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What to do about the reason, if there is something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
     /// Times it was lost and found again.
     pub reconnects: u64,
     /// Seconds that requests wait for the server before they fail.

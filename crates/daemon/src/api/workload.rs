@@ -6,6 +6,8 @@ use hearth_policy::histogram::{Fine, Histogram};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::types::fields;
+
 /// A bucket of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bucket {
@@ -205,10 +207,14 @@ pub struct Recording {
     /// Why it ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What to do about that, if there is something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
 }
 
 impl From<RecordingStatus> for Recording {
     fn from(s: RecordingStatus) -> Recording {
+        let (error, remedy) = fields(s.error);
         Recording {
             file: s.path.display().to_string(),
             active: s.active,
@@ -217,7 +223,8 @@ impl From<RecordingStatus> for Recording {
             given_up: s.rotated,
             bytes: s.bytes,
             seconds: s.seconds,
-            error: s.error,
+            error,
+            remedy,
         }
     }
 }

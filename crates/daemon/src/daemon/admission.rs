@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearth_engine::api::DiskId;
+use hearth_fault::Fault;
 use hearth_format::{DiskRecord, SharedRecord};
 use hearth_io::OriginSpec;
 use hearth_origin::owner::{self, Claim, ClaimError, Owner, Take};
@@ -48,7 +49,7 @@ pub(super) struct Ownership {
     /// The record that says it is ours, where there is a place for one.
     pub(super) claim: Option<Claim>,
     /// There is none, so that nobody knows who else writes the origin.
-    pub(super) unknown: Option<String>,
+    pub(super) unknown: Option<Fault>,
 }
 
 impl Ownership {
@@ -56,10 +57,8 @@ impl Ownership {
     pub(super) fn confirm(&self, spec: &OriginSpec) -> crate::error::Result<()> {
         let confirmed = self.claim.as_ref().map_or(Ok(()), Claim::confirm);
         confirmed.map_err(|why| {
-            Error::conflict(
-                format!("cannot use the origin {spec}: {why}"),
-                "try again when it is nobody else's",
-            )
+            let why = why.within(format!("cannot use the origin {spec}"));
+            Error::conflict(why.what, "try again when it is nobody else's")
         })
     }
 }
@@ -153,7 +152,10 @@ impl Owners {
         if !self.leaving.wait(spec, self.patience) {
             return Err(ClaimError::Unavailable {
                 origin: spec.to_string(),
-                why: "it is still being given up by a disk that was removed, and its storage does not answer".to_owned(),
+                why: Fault::new(
+                    "it is still being given up by a disk that was removed, and its storage does not answer",
+                    "see whether the storage can be reached, and try again",
+                ),
             });
         }
         match owner::claim(spec, &self.me(&record.name), take) {
@@ -164,7 +166,7 @@ impl Owners {
             Err(e @ ClaimError::Unknown { .. }) if record.rules == 0 || record.sole_user => {
                 Ok(Ownership {
                     claim: None,
-                    unknown: Some(e.to_string()),
+                    unknown: Some(e.fault()),
                 })
             }
             Err(e) => Err(e),
@@ -283,12 +285,7 @@ pub(super) fn failure(e: &ClaimError) -> Error {
         ClaimError::InUse { .. } | ClaimError::Garbled { .. } => Kind::Conflict,
         ClaimError::Unavailable { .. } => Kind::Unavailable,
     };
-    // The remedy has parts of its own, so it begins at the first break.
-    let sentence = e.to_string();
-    match sentence.split_once("; ") {
-        Some((what, remedy)) => Error::new(kind, what, remedy),
-        None => Error::new(kind, sentence, ""),
-    }
+    Error::of(kind, e.fault())
 }
 
 /// Puts a disk that was added before there were rules under those of today, as it is; what it should
@@ -300,9 +297,9 @@ pub(super) fn grandfather(record: &mut DiskRecord, ownership: &Ownership) -> Vec
         && let Some(why) = &ownership.unknown
     {
         record.sole_user = true;
-        let why = why.split_once("; ").map_or(why.as_str(), |(why, _)| why);
         notices.push(format!(
-            "{why}; that nobody does is taken for granted, because the disk was added before Hearth asked; if somebody may, remove the disk"
+            "{}; that nobody does is taken for granted, because the disk was added before Hearth asked; if somebody may, remove the disk",
+            why.what
         ));
     }
     record.rules = record.rules.max(RULES);
@@ -341,7 +338,7 @@ mod tests {
         let mut record = DiskRecord::default();
         let unknown = Ownership {
             claim: None,
-            unknown: Some("nobody can tell; say so".to_owned()),
+            unknown: Some(Fault::new("nobody can tell", "say so")),
         };
         let notices = grandfather(&mut record, &unknown);
         assert!(

@@ -803,7 +803,10 @@ mod tests {
     use super::*;
 
     fn waiting() -> Unserved {
-        Unserved::Waiting(Error::unavailable("nobody has looked for it yet", ""))
+        Unserved::Waiting(Error::unavailable(
+            "nobody has looked for it yet",
+            "wait a moment",
+        ))
     }
 
     /// A disk on a new file, in the registry, not attached.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::DiskStatus;
 use hearth_engine::api::{DISK_MAX, OriginState};
+use hearth_fault::Fault;
 use hearth_format::{DiskRecord, Registry, Uuid, check_name};
 use hearth_io::beneath::Beneath;
 use hearth_io::{BLOCK, OriginSpec};
@@ -25,7 +26,7 @@ use crate::api::types::{
 };
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::clients::sentence;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::life::{Event, Life, Refusal, Unserved};
 use crate::origin;
 use crate::pool::Pool;
@@ -297,7 +298,7 @@ impl Daemon {
         let size = asked.map_err(|e| {
             Error::unavailable(
                 format!("cannot ask {} for its size: {e}", device.name()),
-                "",
+                "see whether it can be reached",
             )
         })?;
         let now = origin::identity(device);
@@ -496,10 +497,9 @@ impl Control for Arc<Daemon> {
     }
 
     fn add(&self, disk: DiskAdd) -> Result<DiskInfo> {
-        check_name(&disk.name).map_err(|e| {
+        check_name(&disk.name).map_err(|why| {
             Error::invalid(
-                e.to_string()
-                    .replace("the disk name is damaged", "the disk name will not do"),
+                format!("the disk name will not do: {:?}: {why}", disk.name),
                 "use letters, digits, '.', '_' and '-', at most 64, not starting with '.' or '-'",
             )
         })?;
@@ -531,7 +531,7 @@ impl Control for Arc<Daemon> {
         if size > DISK_MAX {
             return Err(Error::invalid(
                 format!("the origin {} is larger than 256 TiB", device.name()),
-                "",
+                "give a smaller one",
             ));
         }
         let opened = Opened::new(device, ownership);
@@ -551,15 +551,12 @@ impl Control for Arc<Daemon> {
         drop(turn);
         let info = self.disk_info(&disk.name)?;
         if info.state != DiskState::Attached {
-            let reason = info.reason.unwrap_or_default();
-            return Err(Error::unavailable(
-                format!(
-                    "disk {} was added but is {}: {reason}",
-                    disk.name,
-                    info.state.word()
-                ),
-                "",
-            ));
+            let why = Fault::new(
+                info.reason.unwrap_or_default(),
+                info.remedy.unwrap_or_default(),
+            );
+            let whole = format!("disk {} was added but is {}", disk.name, info.state.word());
+            return Err(Error::of(Kind::Unavailable, why.within(whole)));
         }
         Ok(info)
     }

@@ -41,7 +41,7 @@ use crate::api::types::Recovery;
 use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::exports::ExportTable;
 use crate::grounds::Grounds;
 use crate::memory::NbdLimits;
@@ -225,16 +225,19 @@ impl Daemon {
             on_failure: Some(crate::abort::driver_failed),
             ..Config::default()
         };
-        let observer = Observer::start()
-            .map(Arc::new)
-            .map_err(|e| Error::unavailable(format!("cannot start a thread: {e}"), ""))?;
+        let observer = Observer::start().map(Arc::new).map_err(|e| {
+            Error::unavailable(
+                format!("cannot start a thread: {e}"),
+                "check the limit on processes",
+            )
+        })?;
         let reactors = Reactors::start_watched(
             Arc::new(Shared(engine.clone())),
             targets.clone(),
             config,
             Some(observer.clone() as Arc<dyn Watcher>),
         )
-        .map_err(|e| Error::unavailable(e.to_string(), ""))?;
+        .map_err(|e| Error::of(Kind::Unavailable, e.fault()))?;
         let reactors = Arc::new(reactors);
         let daemon = Arc::new(Daemon {
             pool: Arc::new(Mutex::new(pool)),
@@ -352,7 +355,10 @@ impl Daemon {
 }
 
 fn control_error(what: &str, error: ControlError) -> Error {
-    Error::conflict(format!("cannot {what}: {error}"), "")
+    Error::of(
+        Kind::Conflict,
+        error.fault().within(format!("cannot {what}")),
+    )
 }
 
 fn recovery(report: &OpenReport, time: Duration) -> Recovery {

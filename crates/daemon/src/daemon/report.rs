@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use hearth_engine::api::DiskId;
 use hearth_engine::stats::DiskStats;
+use hearth_fault::Fault;
 use hearth_format::DiskRecord;
 use hearth_io::{BLOCK, Device};
 
@@ -12,7 +13,9 @@ use crate::api::stats::{
     Counters, DiskReport, FlashCounters, PoolReport, StatsReport, all_spans, disk_spans,
     flash_spans, latency_spans,
 };
-use crate::api::types::{ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, OriginLink, PoolInfo};
+use crate::api::types::{
+    self, ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, OriginLink, PoolInfo,
+};
 use crate::error::{Error, Result};
 use crate::life::{Life, Unserved};
 use crate::origin;
@@ -21,12 +24,14 @@ use crate::pool::mode_of;
 /// The state of an origin's server.
 fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
     let link = device.as_remote()?.link();
+    let (reason, remedy) = types::fields(link.reason);
     Some(OriginLink {
         connected: link.connected,
         seconds: link.since.elapsed().as_secs_f64(),
         attempts: link.attempts,
         failing: link.failing,
-        reason: link.reason,
+        reason,
+        remedy,
         reconnects: link.reconnects,
         timeout: origin::timeout(record).as_secs_f64(),
     })
@@ -113,24 +118,28 @@ impl Daemon {
         let status = self.engine.status(slot.id).unwrap_or_default();
         let cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
         let served = || cannot_write_back.as_ref();
-        let served = || served().map(|t| trouble::sentence(t, &record.origin));
+        let served = || served().map(|t| trouble::fault(t, &record.origin));
         let (mut state, reason) = match &slot.life {
             Life::Reconciling if status.only_lost_left => (
                 DiskState::Refused,
-                Some(super::control::rotten(name, &status).to_string()),
+                Some(super::control::rotten(name, &status).into()),
             ),
             Life::Reconciling => (
                 DiskState::Flushing,
-                Some("what waits on flash is being written over the origin".to_owned()),
+                Some(Fault::bare(
+                    "what waits on flash is being written over the origin",
+                )),
             ),
             Life::Leaving => (
                 DiskState::Removing,
-                Some(format!("disk {name} is being removed")),
+                Some(Fault::bare(format!("disk {name} is being removed"))),
             ),
             life => match life.unserved() {
                 None => (DiskState::Attached, served()),
-                Some(Unserved::Waiting(e)) => (DiskState::Waiting, Some(e.to_string())),
-                Some(Unserved::Refused { why, .. }) => (DiskState::Refused, Some(why.to_string())),
+                Some(Unserved::Waiting(e)) => (DiskState::Waiting, Some(e.clone().into())),
+                Some(Unserved::Refused { why, .. }) => {
+                    (DiskState::Refused, Some(why.clone().into()))
+                }
             },
         };
         if record.fenced_at != 0 {
@@ -163,11 +172,14 @@ impl Daemon {
         if let Some(l) = link.as_ref().filter(|l| !l.connected) {
             let what = if l.failing { "fail" } else { "wait" };
             let reason = l.reason.as_deref().unwrap_or("it does not answer");
-            notices.push(format!(
+            let notice = format!(
                 "the origin is not connected since {:.0} s, after {} attempts: {reason}; requests it is needed for {what}, and it is tried again",
                 l.seconds, l.attempts
-            ));
+            );
+            let remedy = l.remedy.clone().unwrap_or_default();
+            notices.push(Fault::new(notice, remedy).to_string());
         }
+        let (reason, remedy) = types::fields(reason);
         DiskInfo {
             name: name.to_owned(),
             id: slot.id,
@@ -189,6 +201,7 @@ impl Daemon {
             chain: record.chain.clone(),
             state,
             reason,
+            remedy,
             notices,
             cached: status.cached_blocks * BLOCK,
             dirty: status.owed_bytes(),

@@ -12,7 +12,7 @@ use hearth_io::Device;
 use hearth_origin::owner::Claim;
 
 use super::{Daemon, lock, trouble};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::notify::{Notify, STOP_EXTENSION};
 use crate::origin;
 
@@ -131,9 +131,10 @@ impl Daemon {
         let clean = idle && ended && still;
         let closed = if clean {
             let mut media = lock(&self.pool).media().clone();
-            self.engine
-                .close(&mut media)
-                .map_err(|e| Error::unavailable(format!("cannot close the pool cleanly: {e}"), ""))
+            self.engine.close(&mut media).map_err(|e| {
+                let why = e.fault().within("cannot close the pool cleanly");
+                Error::of(Kind::Unavailable, why)
+            })
         } else if !ended {
             Err(Error::unavailable(
                 "a data thread did not end, so there is no checkpoint",

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_engine::DiskStatus;
+use hearth_fault::Fault;
 use hearth_io::IoError;
 
 use super::{Daemon, Slot, lock};
@@ -101,14 +102,16 @@ fn plain_errno(errno: i32) -> String {
     text.replace("(os error ", "(errno ")
 }
 
-/// One sentence for people, and what to do.
-pub(super) fn sentence(trouble: &WriteBackTrouble, origin: &str) -> String {
-    format!(
-        "cannot write back to {origin} for {}: {}; {} are only on flash and are kept there; see that the \
-         origin takes writes again, Hearth goes on trying",
-        human_seconds(trouble.seconds),
-        trouble.error,
-        human(trouble.dirty),
+/// The same for people, and what to do.
+pub(super) fn fault(trouble: &WriteBackTrouble, origin: &str) -> Fault {
+    Fault::new(
+        format!(
+            "cannot write back to {origin} for {}: {}; {} are only on flash and are kept there",
+            human_seconds(trouble.seconds),
+            trouble.error,
+            human(trouble.dirty),
+        ),
+        "see that the origin takes writes again, Hearth goes on trying",
     )
 }
 
@@ -151,7 +154,7 @@ impl Daemon {
                         dirty_bytes = t.dirty,
                         for_seconds = t.seconds as u64,
                         failures = t.failures,
-                        "{}", sentence(&t, &origin)
+                        "{}", fault(&t, &origin)
                     );
                 }
                 (Some(Say::Over), _) => tracing::info!(
@@ -218,7 +221,7 @@ mod tests {
         });
         let trouble = write_back_trouble(&status, 6 * second).unwrap();
         assert_eq!((trouble.errno, trouble.failures), (Some(libc::ENOSPC), 3));
-        let text = sentence(&trouble, "/srv/a.raw");
+        let text = fault(&trouble, "/srv/a.raw").to_string();
         assert!(
             text.contains("/srv/a.raw for 5 s: No space left on device (errno 28)"),
             "{text}"

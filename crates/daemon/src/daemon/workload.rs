@@ -6,18 +6,18 @@ use hearth_observe::{RecordError, RecordOptions};
 
 use super::Daemon;
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// Size of a recording whose owner does not say: some 150 million requests.
 const RECORDING_BYTES: u64 = 1 << 30;
 
 fn failed(name: &str, error: &RecordError) -> Error {
-    let what = format!("disk {name}: {error}");
-    match error {
-        RecordError::NoDisk | RecordError::Busy | RecordError::Idle => Error::conflict(what, ""),
-        RecordError::TooSmall | RecordError::Create { .. } => Error::invalid(what, ""),
-        RecordError::Write(_) | RecordError::Slow { .. } => Error::unavailable(what, ""),
-    }
+    let kind = match error {
+        RecordError::NoDisk | RecordError::Busy | RecordError::Idle => Kind::Conflict,
+        RecordError::TooSmall | RecordError::Create { .. } => Kind::Invalid,
+        RecordError::Write(_) | RecordError::Slow { .. } => Kind::Unavailable,
+    };
+    Error::of(kind, error.fault().within(format!("disk {name}")))
 }
 
 impl Daemon {

@@ -20,6 +20,9 @@ use hearth_io::{BLOCK, Media};
 use std::collections::BTreeMap;
 use std::io;
 
+// In this crate a `Fault` is a deliberate mistake.
+use hearth_fault::Fault as Failure;
+
 /// 1 was the slot words when they had 8 bytes.
 const SLOTS: u32 = 5;
 const CHECKSUMS: u32 = 2;
@@ -39,21 +42,35 @@ const CHUNKS: usize = 16;
 
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
+#[error("{}", self.fault())]
 pub enum CheckpointError {
     /// The device.
-    #[error("cannot write the checkpoint: {0}")]
     Io(#[from] io::Error),
     /// A structure did not fit.
-    #[error("cannot write the checkpoint: {0}")]
     Format(#[from] FormatError),
     /// It has more in it than there is room for: very many runs of zeros.
-    #[error("a checkpoint of {needed} bytes does not fit into {room}")]
     TooLarge {
         /// Bytes of it.
         needed: u64,
         /// Bytes there are for it.
         room: u64,
     },
+}
+
+impl CheckpointError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Failure {
+        match self {
+            CheckpointError::Io(e) => Failure::new(
+                format!("cannot write the checkpoint: {e}"),
+                "check the device's health",
+            ),
+            CheckpointError::Format(e) => e.fault().within("cannot write the checkpoint"),
+            CheckpointError::TooLarge { needed, room } => Failure::bare(format!(
+                "a checkpoint of {needed} bytes does not fit into {room}"
+            )),
+        }
+    }
 }
 
 impl Core {

@@ -14,6 +14,7 @@
 
 use super::{ClaimError, Owner, Take, Watch, taken_over};
 use crate::process;
+use hearth_fault::Fault;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -55,14 +56,19 @@ pub(super) fn is_installed() -> bool {
 }
 
 /// A program's answer, or what it said.
-fn run(program: &str, args: &[&str]) -> Result<String, String> {
+fn run(program: &str, args: &[&str]) -> Result<String, Fault> {
     let mut child = process::hand_on_nothing(&mut Command::new(program))
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| format!("cannot run {program}: {e}"))?;
+        .map_err(|e| {
+            Fault::new(
+                format!("cannot run {program}: {e}"),
+                "see that Ceph's programs are installed",
+            )
+        })?;
     let end = Instant::now() + LIMIT;
     // What they say fits into a pipe; should it not, they are stuck and ended.
     let status = loop {
@@ -72,9 +78,9 @@ fn run(program: &str, args: &[&str]) -> Result<String, String> {
             Ok(None) | Err(_) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!(
-                    "{program} did not answer within {} s; see whether the cluster can be reached",
-                    LIMIT.as_secs()
+                return Err(Fault::new(
+                    format!("{program} did not answer within {} s", LIMIT.as_secs()),
+                    "see whether the cluster can be reached",
                 ));
             }
         }
@@ -91,7 +97,10 @@ fn run(program: &str, args: &[&str]) -> Result<String, String> {
     }
     let error = child.stderr.as_mut().map_or(String::new(), |p| text(p));
     let line = error.lines().rfind(|l| !l.trim().is_empty());
-    Err(format!("{program}: {}", line.unwrap_or("it failed").trim()))
+    Err(Fault::bare(format!(
+        "{program}: {}",
+        line.unwrap_or("it failed").trim()
+    )))
 }
 
 /// Who holds the lock.
@@ -146,7 +155,7 @@ impl RbdImage {
         self.access.iter().map(String::as_str).collect()
     }
 
-    fn rbd(&self, command: &str) -> Result<Value, String> {
+    fn rbd(&self, command: &str) -> Result<Value, Fault> {
         let (pool, image) = (
             format!("--pool={}", self.pool),
             format!("--image={}", self.image),
@@ -154,10 +163,11 @@ impl RbdImage {
         let mut args = self.access();
         args.extend([command, &pool, &image, "--format", "json"]);
         let said = run("rbd", &args)?;
-        serde_json::from_str(&said).map_err(|e| format!("rbd {command} is not understood: {e}"))
+        serde_json::from_str(&said)
+            .map_err(|e| Fault::bare(format!("rbd {command} is not understood: {e}")))
     }
 
-    fn rados(&self, command: &[&str]) -> Result<String, String> {
+    fn rados(&self, command: &[&str]) -> Result<String, Fault> {
         let pool = format!("--pool={}", self.pool);
         let mut args = self.access();
         args.push(&pool);
@@ -166,30 +176,30 @@ impl RbdImage {
     }
 
     /// The object of ours.
-    fn object(&self) -> Result<String, String> {
+    fn object(&self) -> Result<String, Fault> {
         let info = self.rbd("info")?;
         match info["id"].as_str() {
             Some(id) => Ok(format!("hearth.owner.{id}")),
-            None => Err(format!("{} has no number", self.name)),
+            None => Err(Fault::bare(format!("{} has no number", self.name))),
         }
     }
 
     /// Addresses of those who have the image open for writing.
-    fn watchers(&self) -> Result<Vec<String>, String> {
+    fn watchers(&self) -> Result<Vec<String>, Fault> {
         let status = self.rbd("status")?;
         let all = status["watchers"].as_array().map_or(&[][..], Vec::as_slice);
         let address = |w: &Value| Some(w["address"].as_str()?.to_owned());
         Ok(all.iter().filter_map(address).collect())
     }
 
-    fn holder(&self, object: &str) -> Result<Option<Holder>, String> {
+    fn holder(&self, object: &str) -> Result<Option<Holder>, Fault> {
         let said = match self.rados(&["lock", "info", object, LOCK]) {
             Ok(said) => said,
-            Err(e) if e.contains("(2)") => return Ok(None),
+            Err(e) if e.what.contains("(2)") => return Ok(None),
             Err(e) => return Err(e),
         };
-        let info: Value =
-            serde_json::from_str(&said).map_err(|e| format!("rados is not understood: {e}"))?;
+        let info: Value = serde_json::from_str(&said)
+            .map_err(|e| Fault::bare(format!("rados is not understood: {e}")))?;
         let Some(locker) = info["lockers"].as_array().and_then(|all| all.first()) else {
             return Ok(None);
         };
@@ -208,17 +218,17 @@ impl RbdImage {
     }
 
     /// Takes the lock; false if somebody has it.
-    fn lock(&self, object: &str, me: &Owner) -> Result<bool, String> {
+    fn lock(&self, object: &str, me: &Owner) -> Result<bool, Fault> {
         let cookie = format!("--lock-cookie={}", me.pool);
         let description = format!("--lock-description={}", me.to_json());
         match self.rados(&["lock", "get", object, LOCK, &cookie, &description]) {
             Ok(_) => Ok(true),
-            Err(e) if e.contains("(16)") || e.contains("(17)") => Ok(false),
+            Err(e) if e.what.contains("(16)") || e.what.contains("(17)") => Ok(false),
             Err(e) => Err(e),
         }
     }
 
-    fn unlock(&self, object: &str, holder: &Holder) -> Result<(), String> {
+    fn unlock(&self, object: &str, holder: &Holder) -> Result<(), Fault> {
         let cookie = format!("--lock-cookie={}", holder.cookie);
         self.rados(&["lock", "break", object, LOCK, &holder.locker, &cookie])
             .map(drop)
@@ -285,12 +295,15 @@ impl RbdImage {
                 origin: origin.to_owned(),
                 owner: Box::new(owner),
             }),
-            None => Err(failed("its owner has just changed; try again".to_owned())),
+            None => Err(failed(Fault::new(
+                "its owner has just changed",
+                "try again",
+            ))),
         }
     }
 
     /// Makes the lock the last owner's again.
-    fn give_back(&self, object: &str, me: &Owner, last: &Owner) -> Result<(), String> {
+    fn give_back(&self, object: &str, me: &Owner, last: &Owner) -> Result<(), Fault> {
         if let Some(ours) = self.holder(object)?.filter(|h| h.cookie == me.pool) {
             self.unlock(object, &ours)?;
             self.lock(object, last)?;
@@ -299,7 +312,7 @@ impl RbdImage {
     }
 
     /// Looks again, once the image is open: why it is not ours, if so.
-    pub(super) fn confirm(&self, me: &Owner) -> Result<Option<String>, String> {
+    pub(super) fn confirm(&self, me: &Owner) -> Result<Option<String>, Fault> {
         let holder = self.holder(&self.object()?)?;
         Ok(holder
             .filter(|holder| holder.cookie != me.pool)
@@ -330,7 +343,7 @@ impl RbdImage {
     }
 
     /// Removes our object, if it is ours.
-    pub(super) fn remove(&self, me: &Owner) -> Result<(), String> {
+    pub(super) fn remove(&self, me: &Owner) -> Result<(), Fault> {
         let object = self.object()?;
         match self.holder(&object)? {
             Some(holder) if holder.cookie == me.pool => self.rados(&["rm", &object]).map(drop),
@@ -343,7 +356,7 @@ impl RbdImage {
         let (image, me) = (self.clone(), me.clone());
         let mut known = BTreeSet::new();
         let mut told = false;
-        let mut round = move || -> Result<Option<String>, String> {
+        let mut round = move || -> Result<Option<String>, Fault> {
             let object = image.object()?;
             match image.holder(&object)? {
                 Some(holder) if holder.cookie == me.pool => {}
@@ -411,8 +424,13 @@ mod tests {
         );
         assert_eq!(
             run("sh", &["-c", "echo one >&2; echo two >&2; exit 3"]),
-            Err("sh: two".to_owned())
+            Err(Fault::bare("sh: two"))
         );
-        assert!(run("/nowhere/x", &[]).unwrap_err().contains("cannot run"));
+        assert!(
+            run("/nowhere/x", &[])
+                .unwrap_err()
+                .what
+                .contains("cannot run")
+        );
     }
 }

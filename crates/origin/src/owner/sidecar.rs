@@ -23,6 +23,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use hearth_fault::Fault;
+
 /// How often the owner touches its record.
 const BEAT: Duration = Duration::from_secs(5);
 /// How long a record must stand still before its owner counts as gone.
@@ -182,7 +184,10 @@ pub(super) fn claim(
         },
         _ => ClaimError::Unavailable {
             origin: origin.to_owned(),
-            why: format!("{}: {e}", place.display()),
+            why: Fault::new(
+                format!("{}: {e}", place.display()),
+                "see that the storage can be reached",
+            ),
         },
     };
     for _ in 0..TRIES {
@@ -232,7 +237,10 @@ pub(super) fn claim(
     }
     Err(ClaimError::Unavailable {
         origin: origin.to_owned(),
-        why: format!("{} changes all the time", place.display()),
+        why: Fault::new(
+            format!("{} changes all the time", place.display()),
+            "see who else writes it, and try again",
+        ),
     })
 }
 
@@ -293,8 +301,8 @@ fn stands_still(place: &Path, seen: &Seen) -> io::Result<bool> {
 }
 
 /// Removes our record, if it is ours.
-pub(super) fn remove(place: &Path, me: &Owner) -> Result<(), String> {
-    let failed = |e: io::Error| format!("{}: {e}", place.display());
+pub(super) fn remove(place: &Path, me: &Owner) -> Result<(), Fault> {
+    let failed = |e: io::Error| Fault::bare(format!("{}: {e}", place.display()));
     match read(place).map_err(failed)? {
         Some(seen)
             if seen
