@@ -1,0 +1,305 @@
+//! Time passes: operations begin and end, the subject is called, and what it counts is counted again.
+
+use super::{Outcome, World, trace};
+use crate::content::{BLOCK, SECTOR, Value, recognise, unstamp};
+use crate::device::SimDevice;
+use crate::paths::Event;
+use hearth_io::{IoDone, IoOp, OpKind, Target};
+
+/// Calls of `tick` in a row that name a deadline already past: more is a busy loop.
+const TICKS_WITHOUT_TIME: u32 = 2000;
+/// Times a sound device must have refused a block alone before the engine may call it lost.
+const SOUND_REFUSALS: u32 = 4;
+/// While things are in flight, what the subject counts is counted again once in so many steps: each time
+/// every slot of its index is looked at.
+const STEPS_PER_COUNT: u32 = 64;
+
+impl World<'_> {
+    fn device(&mut self, target: Target) -> Option<&mut SimDevice> {
+        match target {
+            Target::Flash(0) => Some(&mut self.flash),
+            Target::Flash(_) => None,
+            Target::Origin(id) => self
+                .disks
+                .iter_mut()
+                .find(|d| d.config.id == id)
+                .map(|d| &mut d.origin),
+        }
+    }
+
+    pub(crate) fn handle_effects(&mut self) -> Outcome {
+        self.note_flash()?;
+        let ios = std::mem::take(&mut self.effects.ios);
+        let completions = std::mem::take(&mut self.effects.completions);
+        for op in ios {
+            self.start_io(op)?;
+        }
+        for completion in completions {
+            self.end_request(completion)?;
+        }
+        Ok(())
+    }
+
+    /// Has the subject given up flash, and had it a reason?
+    fn note_flash(&mut self) -> Outcome {
+        let now = self.clock.now();
+        let Some(subject) = &self.subject else {
+            return Ok(());
+        };
+        let gave_up = subject.gave_up_flash();
+        if self.given_up && !self.marker && subject.failure_is_unnoted() {
+            // As the daemon does before anything goes on.
+            self.marker = true;
+            self.paths.note(Event::NotedElsewhere);
+            subject.failure_is_noted_elsewhere(now, &mut self.effects);
+            trace!(self, "it is noted elsewhere that flash was given up");
+        }
+        if self.given_up || !gave_up {
+            return Ok(());
+        }
+        trace!(self, "the subject gives up flash");
+        self.given_up = true;
+        if self.flash_failed == 0 {
+            Err("flash was given up although it never failed".into())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn start_io(&mut self, op: IoOp) -> Outcome {
+        let (target, now) = (op.target, self.clock.now());
+        trace!(
+            self,
+            "   io {:?} {:?} {:?} at {}+{} ({:?})",
+            op.id,
+            target,
+            op.kind,
+            op.offset / BLOCK as u64,
+            op.len / BLOCK as u64,
+            op.class
+        );
+        self.clock
+            .note(op.offset ^ op.len.rotate_left(32) ^ op.id.rotate_left(7));
+        let Some(device) = self.device(target) else {
+            return Err(format!("I/O to {target:?}, which does not exist"));
+        };
+        let (token, time) = device.submit(op);
+        if let Some(violation) = device.violation.take() {
+            return Err(format!("driver contract broken: {violation}"));
+        }
+        self.event_number += 1;
+        match time {
+            Some(time) => {
+                self.events
+                    .insert((now + time, self.event_number), (target, token));
+            }
+            None => {
+                trace!(self, "   (it hangs)");
+                self.hung.push((target, token));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hung operations go on.
+    pub(crate) fn release_hung(&mut self) {
+        for (target, token) in std::mem::take(&mut self.hung) {
+            self.event_number += 1;
+            self.events
+                .insert((self.clock.now(), self.event_number), (target, token));
+        }
+    }
+
+    pub(crate) fn hung(&self) -> usize {
+        self.hung.len()
+    }
+
+    /// One step of time: the next ends of I/O, or a tick. `Ok(false)`: nothing can happen any more.
+    pub(crate) fn pump(&mut self) -> Result<bool, String> {
+        let more = self.step()?;
+        self.uncounted += 1;
+        let rests = self.events.is_empty() && self.hung.is_empty() && self.requests.is_empty();
+        // Not again at rest as long as only time passes.
+        if self.uncounted >= STEPS_PER_COUNT || rests && self.stirred {
+            self.count_again()?;
+        }
+        Ok(more)
+    }
+
+    /// Whatever the subject keeps count of is as it says, and it has as many requests in flight as were made
+    /// and not answered.
+    pub(crate) fn count_again(&mut self) -> Outcome {
+        (self.uncounted, self.stirred) = (0, false);
+        let open = self.requests.len() as u64;
+        let counted = self.subject()?.check(open);
+        match counted.map_err(|e| format!("counted again: {e}"))? {
+            same if same == open => Ok(()),
+            other => Err(format!(
+                "{open} requests are not answered, and the subject knows of {other}"
+            )),
+        }
+    }
+
+    fn step(&mut self) -> Result<bool, String> {
+        let due = self.events.first_key_value().map(|((at, _), _)| *at);
+        let tick_first = match (self.next_tick, due) {
+            (Some(t), Some(d)) => t <= d || self.rng.chance(1, 8),
+            (Some(_), None) => true,
+            (None, Some(_)) => self.rng.chance(1, 8),
+            (None, None) => {
+                // The subject may not have been asked yet.
+                return self
+                    .tick()
+                    .map(|()| !self.events.is_empty() || self.next_tick.is_some());
+            }
+        };
+        if tick_first {
+            let until = self.next_tick.unwrap_or(0).min(due.unwrap_or(u64::MAX));
+            self.clock.advance_to(until);
+            self.tick()?;
+            return Ok(true);
+        }
+        let batch = if self.rng.chance(3, 4) {
+            1
+        } else {
+            self.rng.between(2, 6)
+        };
+        let mut done: Vec<IoDone> = Vec::new();
+        for _ in 0..batch {
+            let Some(((at, _), (target, token))) = self.events.pop_first() else {
+                break;
+            };
+            self.clock.advance_to(at);
+            done.extend(self.end_io(target, token)?);
+        }
+        let now = self.clock.now();
+        let Some(subject) = &self.subject else {
+            return Err("no subject is open".into());
+        };
+        subject.io_done(now, &mut done, &mut self.effects);
+        if !done.is_empty() {
+            return Err(format!(
+                "the subject left {} finished operations in the list",
+                done.len()
+            ));
+        }
+        self.handle_effects()?;
+        if self.events.is_empty() || self.rng.chance(1, 3) {
+            self.tick()?;
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn tick(&mut self) -> Outcome {
+        let now = self.clock.now();
+        let Some(subject) = &self.subject else {
+            return Err("no subject is open".into());
+        };
+        let before = self.effects.ios.len();
+        self.next_tick = subject.tick(now, &mut self.effects);
+        let stuck = self.next_tick.is_some_and(|t| t <= now) && before == self.effects.ios.len();
+        self.idle_ticks = if stuck { self.idle_ticks + 1 } else { 0 };
+        if self.idle_ticks > TICKS_WITHOUT_TIME {
+            return Err(
+                "tick keeps asking to be called at once and does nothing: a busy loop".into(),
+            );
+        }
+        self.clock.note(self.next_tick.unwrap_or(7));
+        self.handle_effects()
+    }
+
+    fn end_io(&mut self, target: Target, token: u64) -> Result<Option<IoDone>, String> {
+        let latency = 50_000;
+        let Some(device) = self.device(target) else {
+            return Ok(None);
+        };
+        let Some(finished) = device.complete(token, latency) else {
+            return Ok(None);
+        };
+        if let Some(violation) = device.violation.take() {
+            return Err(format!("driver contract broken: {violation}"));
+        }
+        self.done_ios += 1;
+        self.stirred = true;
+        let done = finished.done;
+        self.clock.note(done.op.id ^ done.bad_blocks.len() as u64);
+        if finished.injected {
+            self.excuse(&done);
+        } else if let Err(e) = done.result {
+            return Err(format!(
+                "{target:?}: {:?} at {}+{} failed: {e}",
+                done.op.kind, done.op.offset, done.op.len
+            ));
+        }
+        trace!(
+            self,
+            "   done {} {target:?} {:?} at {}+{}: {:?}{}",
+            done.op.id,
+            done.op.kind,
+            done.op.offset / BLOCK as u64,
+            done.op.len / BLOCK as u64,
+            done.result,
+            if done.bad_blocks.is_empty() {
+                String::new()
+            } else {
+                format!(" BAD BLOCKS {:?}", done.bad_blocks)
+            }
+        );
+        Ok(Some(done))
+    }
+
+    /// An injected failure justifies failures of requests; notes which.
+    fn excuse(&mut self, done: &IoDone) {
+        let now = self.model.now();
+        match done.op.target {
+            Target::Origin(id) => {
+                if let Some(disk) = self.disks.iter_mut().find(|d| d.config.id == id) {
+                    disk.origin_failed = now;
+                }
+            }
+            Target::Flash(_) => {
+                self.flash_failed = now;
+                if done.op.kind == OpKind::Read {
+                    let first = (done.op.offset / BLOCK as u64) as usize;
+                    let last = ((done.op.offset + done.op.len) / BLOCK as u64) as usize;
+                    for index in first..last {
+                        match self.owner_of(index) {
+                            Some((disk, block)) => {
+                                let disk = &mut self.disks[disk];
+                                disk.stung.insert(block, now);
+                                if last - first == 1 {
+                                    let alone = disk.stung_alone.entry(block).or_default();
+                                    *alone += 1;
+                                    // A device that was given up is asked twice, a sound one longer.
+                                    if *alone >= if self.given_up { 2 } else { SOUND_REFUSALS } {
+                                        disk.hurt.insert(block);
+                                    }
+                                }
+                            }
+                            // Zeros, written as data: they could be anybody's.
+                            None => self.stung_unknown = now,
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whose content a block of flash holds, if it is a guest's: (index of disk, block).
+    pub(crate) fn owner_of(&self, index: usize) -> Option<(usize, u64)> {
+        if index >= self.flash.blocks() || !self.flash.touched(index) {
+            return None;
+        }
+        let block = self.flash.visible_block(index);
+        block
+            .chunks(SECTOR as usize)
+            .find_map(|s| match recognise(s) {
+                Value::Stamp(s) => {
+                    let (uid, _, sector) = unstamp(s);
+                    let disk = self.disks.iter().position(|d| d.uid == uid)?;
+                    Some((disk, sector / 8))
+                }
+                _ => None,
+            })
+    }
+}
