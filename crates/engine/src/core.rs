@@ -8,6 +8,7 @@ pub(crate) mod apply;
 pub(crate) mod left;
 mod moves;
 mod own;
+mod rebuild;
 pub(crate) mod rest;
 mod room;
 pub(crate) mod route;

@@ -334,44 +334,11 @@ impl Engine {
     ) -> Result<(), OpenError> {
         let found = core.recover(media, since).map_err(|e| match e {
             RecoverError::Io(e) => OpenError::Io(e),
+            RecoverError::Format(e) => OpenError::Format(e),
             RecoverError::Damaged(why) => OpenError::Damaged(why),
         })?;
         report.segments = found.segments;
         report.discarded = found.discarded;
-        core.flash.log.next_batch_seq = found.last_batch + 1;
-        core.flash.log.applied_seq = found.last_batch;
-        core.flash.log.next_segment_seq = found.max_segment_seq + 1;
-        // First what was accepted becomes durable; only then may anything on flash claim so.
-        if !core.opts.faults.has(Fault::SealUnflushed) {
-            media.flush()?;
-        }
-        core.flash.log.durable_seq = found.last_batch;
-        let zeros = vec![0u8; BLOCK as usize];
-        // The numbers of what was not accepted are used again: if the summary that follows should ever be
-        // unreadable, a walk must not find it behind what was.
-        let cuts = !core.opts.faults.has(Fault::SkipCut);
-        for (seg, at) in found.cut.into_iter().filter(|_| cuts) {
-            let offset = core.flash.layout.segment_offset(seg) + u64::from(at) * BLOCK;
-            media.write_at(offset, &zeros)?;
-        }
-        for (seg, seq, first_batch, last_batch, tail_seq, entries) in found.seal {
-            let sealing = crate::flash::log::Sealing {
-                seg,
-                seq,
-                entries,
-                first_batch,
-                last_batch,
-                tail_seq,
-            };
-            let bytes = core.flash.encode_summary(&sealing)?;
-            media.write_at(core.flash.layout.summary_offset(seg), &bytes)?;
-        }
-        // What was not accepted must not be met again between newer batches.
-        let wiped = !core.opts.faults.has(Fault::SkipWipe);
-        for seg in found.wipe.into_iter().filter(|_| wiped) {
-            media.write_at(core.flash.layout.segment_offset(seg), &zeros)?;
-            media.write_at(core.flash.layout.summary_offset(seg), &zeros)?;
-        }
         Ok(())
     }
 

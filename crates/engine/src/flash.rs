@@ -9,6 +9,8 @@ pub(crate) mod evict;
 pub(crate) mod fail;
 pub(crate) mod log;
 pub(crate) mod recover;
+pub(crate) mod replay;
 pub(crate) mod rescue;
+mod survey;
 #[cfg(test)]
 mod tests;

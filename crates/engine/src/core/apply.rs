@@ -6,10 +6,12 @@
 use crate::api::{DiskId, Effects};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::Core;
+use crate::core::rest::Rest;
 use crate::core::route::FlashWaiter;
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Token, Users};
-use crate::flash::log::Batch;
+use crate::flash::log::{Batch, Gone, Item};
+use crate::flash::replay::Copied;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
 use hearth_format::Kind;
@@ -100,6 +102,17 @@ impl Flash {
     }
 }
 
+/// The block at place `i` of a run that is on flash.
+fn copy(item: &Item<Purpose>, i: u32, dirty: bool) -> Copied {
+    Copied {
+        disk: item.disk,
+        block: item.block + u64::from(i),
+        slot: item.slot + i,
+        crc: item.crcs[i as usize],
+        dirty,
+    }
+}
+
 impl Core {
     /// Maps a batch and tells who waited for it.
     pub fn apply(&mut self, batch: Batch<Purpose>, now: u64, fx: &mut Effects) {
@@ -111,15 +124,8 @@ impl Core {
                         // A block that is written again is in use.
                         let old = self.cache.index.get(Key::new(item.disk, block));
                         let old = old.and_then(|slot| self.cache.index.slot(slot));
-                        self.map(
-                            item.disk,
-                            block,
-                            item.slot + i,
-                            item.crcs[i as usize],
-                            true,
-                            old.map_or(0, |s| s.freq + 1),
-                            now,
-                        );
+                        let freq = old.map_or(0, |s| s.freq + 1);
+                        self.map(copy(&item, i, true), freq, now);
                     }
                 }
                 Apply::Clean { ticket, freq } => {
@@ -136,15 +142,7 @@ impl Core {
                         }
                         self.void_fill(item.disk, block - voided, voided);
                         voided = 0;
-                        self.map(
-                            item.disk,
-                            block,
-                            item.slot + i,
-                            item.crcs[i as usize],
-                            false,
-                            u64::from(freq),
-                            now,
-                        );
+                        self.map(copy(&item, i, false), u64::from(freq), now);
                     }
                     let end = item.block + u64::from(item.count);
                     self.void_fill(item.disk, end - voided, voided);
@@ -162,16 +160,7 @@ impl Core {
                                 .is_some_and(|s| s.dirty == dirty);
                         if still || self.opts.faults.has(Fault::MoveOverNewer) {
                             let lost = self.cache.index.slot(old + i).is_some_and(|s| s.lost);
-                            let crc = item.crcs[i as usize];
-                            self.map(
-                                item.disk,
-                                block,
-                                item.slot + i,
-                                crc,
-                                dirty,
-                                u64::from(freq),
-                                now,
-                            );
+                            self.map(copy(&item, i, dirty), u64::from(freq), now);
                             if lost {
                                 self.lose(item.disk, block, item.slot + i);
                             }
@@ -236,52 +225,10 @@ impl Core {
     }
 
     /// Points the index at a block's new place.
-    #[allow(clippy::too_many_arguments)]
-    pub fn map(
-        &mut self,
-        disk: DiskId,
-        block: u64,
-        slot: u32,
-        crc: u32,
-        dirty: bool,
-        freq: u64,
-        now: u64,
-    ) {
-        let old = self
-            .cache
-            .index
-            .set(Key::new(disk, block), slot, crc, dirty, freq);
-        let old_dirty = old.is_some_and(|(_, d)| d);
-        self.flash.slot_filled(slot, dirty);
-        if let Some((old, was_dirty)) = old {
-            self.flash.slot_emptied(old, was_dirty);
-        }
-        self.dirty_total += u64::from(dirty);
-        self.dirty_total -= u64::from(old_dirty);
-        let keep_zeros = self.opts.faults.has(Fault::WriteKeepsZeros);
-        let d = self.known_mut(disk);
-        d.cached += u64::from(old.is_none());
-        let news = dirty || d.excess() > 0;
-        if !d.refusals.is_empty() {
-            d.refusals.remove(&block);
-        }
-        if dirty {
-            if !d.is_dirty() {
-                d.dirty_since_ns = now;
-            }
-            d.lost.remove(block);
-            d.dirty.insert(block);
-            if d.zero.contains(block) && !keep_zeros {
-                d.solid.remove(block);
-                self.change_zeros(disk, |zero| zero.remove(block));
-            }
-        } else if old_dirty {
-            d.dirty.remove(block);
-            d.lost.remove(block);
-        }
-        if news && !self.opts.faults.has(Fault::OverlookDirty) {
-            self.ready.touch(disk);
-        }
+    fn map(&mut self, copy: Copied, freq: u64, now: u64) {
+        let (flash, mut rest) = self.apart();
+        let old = rest.map(copy, freq, now);
+        flash.slot_replaced(copy.slot, copy.dirty, old);
     }
 
     fn apply_record(
@@ -315,5 +262,48 @@ impl Core {
         self.change_zeros(disk, |zero| zero.insert_range(block, end));
         self.ready.touch(disk);
         self.ready.note(disk);
+    }
+}
+
+impl Rest<'_> {
+    /// Points the index at a block's new place; tells where it was.
+    pub fn map(&mut self, copy: Copied, freq: u64, now: u64) -> Option<Gone> {
+        let Copied {
+            disk,
+            block,
+            slot,
+            crc,
+            dirty,
+        } = copy;
+        let key = Key::new(disk, block);
+        let old = self.cache.index.set(key, slot, crc, dirty, freq);
+        let old_dirty = old.is_some_and(|(_, d)| d);
+        *self.dirty_total += u64::from(dirty);
+        *self.dirty_total -= u64::from(old_dirty);
+        let keep_zeros = self.faults.has(Fault::WriteKeepsZeros);
+        let d = self.known_mut(disk);
+        d.cached += u64::from(old.is_none());
+        let news = dirty || d.excess() > 0;
+        if !d.refusals.is_empty() {
+            d.refusals.remove(&block);
+        }
+        if dirty {
+            if !d.is_dirty() {
+                d.dirty_since_ns = now;
+            }
+            d.lost.remove(block);
+            d.dirty.insert(block);
+            if d.zero.contains(block) && !keep_zeros {
+                d.solid.remove(block);
+                self.change_zeros(disk, |zero| zero.remove(block));
+            }
+        } else if old_dirty {
+            d.dirty.remove(block);
+            d.lost.remove(block);
+        }
+        if news && !self.faults.has(Fault::OverlookDirty) {
+            self.ready.touch(disk);
+        }
+        old.map(|(slot, dirty)| Gone { slot, dirty })
     }
 }

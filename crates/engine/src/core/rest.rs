@@ -8,12 +8,13 @@
 use crate::api::DiskId;
 use crate::blocks::runset::RunSet;
 use crate::cache::Cache;
-use crate::cache::index::{Key, SlotNo};
+use crate::cache::index::Key;
 use crate::core::Core;
 use crate::core::apply::Flash;
 use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
 use crate::faults::{Fault, Faults};
+use crate::flash::log::Gone;
 use crate::request::Requests;
 
 /// Why a disk must be there; see [`Core::known`].
@@ -29,13 +30,6 @@ pub(crate) struct Rest<'a> {
     pub zero_runs: &'a mut u64,
     pub dirty_total: &'a mut u64,
     pub faults: Faults,
-}
-
-/// A slot from which a block is gone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gone {
-    pub slot: SlotNo,
-    pub dirty: bool,
 }
 
 impl Core {
@@ -59,7 +53,7 @@ impl Core {
         let (flash, mut rest) = self.apart();
         let gone = rest.forget_block(disk, block);
         if let Some(gone) = gone {
-            flash.slot_emptied(gone.slot, gone.dirty);
+            flash.slot_gone(gone);
         }
         gone.is_some()
     }
@@ -70,7 +64,7 @@ impl Core {
         let (flash, mut rest) = self.apart();
         rest.forget_range(disk, start, end, |gone| {
             any = true;
-            flash.slot_emptied(gone.slot, gone.dirty);
+            flash.slot_gone(gone);
         });
         any
     }

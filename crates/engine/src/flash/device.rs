@@ -11,7 +11,7 @@ use crate::faults::{Fault, Faults};
 use crate::flash::durable::Waiting;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};
-use crate::flash::log::{Item, Log, SegState, Segment, Slot};
+use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
 use crate::flash::rescue::Rescue;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
@@ -242,7 +242,20 @@ impl<U: Users> FlashDevice<U> {
         s.dirty += u32::from(dirty);
     }
 
+    /// The same, and at another slot no more, if it did.
+    pub fn slot_replaced(&mut self, slot: Slot, dirty: bool, instead: Option<Gone>) {
+        self.slot_filled(slot, dirty);
+        if let Some(old) = instead {
+            self.slot_gone(old);
+        }
+    }
+
     /// The index points at a slot no more.
+    pub fn slot_gone(&mut self, gone: Gone) {
+        self.slot_emptied(gone.slot, gone.dirty);
+    }
+
+    /// The same, of a slot and whether it was dirty.
     pub fn slot_emptied(&mut self, slot: Slot, dirty: bool) {
         let seg = self.log.segment_of(slot);
         let s = &mut self.log.segments[seg];

@@ -31,6 +31,13 @@ const RESERVE_SEGMENTS_MAX: usize = 8;
 /// A block's place in the log: which of all blocks of all segments.
 pub(crate) type Slot = u32;
 
+/// A slot from which a block is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gone {
+    pub slot: Slot,
+    pub dirty: bool,
+}
+
 /// One thing to append: a run of consecutive blocks of one disk, with or without data.
 #[derive(Debug)]
 pub(crate) struct Item<T> {

@@ -1,5 +1,7 @@
 //! A flash device alone: no engine, no disks, no requests. What it wants done is ended by hand.
 
+mod recovery;
+
 use crate::api::FlashFault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
@@ -48,12 +50,20 @@ const SEGMENT_BLOCKS: u32 = 256;
 const IO: IoError = IoError::Os(5);
 const NO_SPACE: IoError = IoError::Os(28);
 
-/// An empty device with all its segments free.
-fn device() -> Device {
-    let layout = Layout::for_device(16 << 20, SEGMENT_BLOCKS).expect("it fits");
+fn layout() -> Layout {
+    Layout::for_device(16 << 20, SEGMENT_BLOCKS).expect("it fits")
+}
+
+/// A device about whose segments nothing is known yet.
+fn device_of(layout: Layout) -> Device {
     let uuid = Uuid::from_u128(1);
     let sb = Superblock::new(layout, uuid, uuid, "test", 0);
-    let mut d = Device::new(3, sb, true, Default::default());
+    Device::new(3, sb, true, Default::default())
+}
+
+/// An empty device with all its segments free.
+fn device() -> Device {
+    let mut d = device_of(layout());
     d.log.free = (0..d.log.segments.len() as u32).collect();
     d.log.next_segment_seq = 1;
     d

@@ -1,0 +1,294 @@
+//! What stands on a device that was not closed: segments, with their summaries or their batches.
+//!
+//! Nothing here is believed yet ([`crate::flash::recover`] says what counts). Whatever is read may be damaged, of
+//! an earlier life of the segment, or made up.
+
+use crate::faults::Fault;
+use crate::flash::device::{FlashDevice, Users};
+use crate::flash::recover::{How, NUMBERS_END, RecoverError};
+use hearth_format::{BatchHeader, Entry, Layout, SummaryHeader};
+use hearth_io::checksum::crc32c;
+use hearth_io::{BLOCK, Media, media};
+use std::ops::Range;
+
+pub(crate) const BLOCK_BYTES: usize = BLOCK as usize;
+/// Segments whose ends are read at once ...
+pub(crate) const READ_AHEAD: u32 = 256;
+/// ... but fewer if that were more bytes than this, whatever an untrusted superblock says of them.
+const READ_AHEAD_BYTES: usize = 8 << 20;
+
+#[derive(Debug)]
+pub(crate) struct WalkedBatch {
+    pub header: BatchHeader,
+    pub entries: Vec<Entry>,
+    pub data_ok: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Content {
+    Sealed(SummaryHeader, Option<Vec<Entry>>),
+    Walked(Vec<WalkedBatch>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub seg: u32,
+    pub seq: u64,
+    pub content: Content,
+    /// The highest number that batches behind an unreadable one say is durable.
+    pub claimed: u64,
+    /// Its first block cannot be read: it may hold newer batches than its summary tells of.
+    pub blind: bool,
+}
+
+impl<U: Users> FlashDevice<U> {
+    /// Reads both ends of every segment, and of those without a summary the whole.
+    ///
+    /// The next ones are read while those before are looked at.
+    pub fn survey(&self, media: &mut dyn Media, how: &How) -> Result<Vec<Found>, RecoverError> {
+        let mut found = Vec::new();
+        let mut unsealed = Vec::new();
+        let layout = self.layout;
+        let keep = layout.slots() <= how.keep_blocks;
+        let stride = BLOCK_BYTES + layout.summary_bytes();
+        let at_once = (READ_AHEAD_BYTES / stride).clamp(1, READ_AHEAD as usize) as u32;
+        let total = layout.segment_count;
+        let pieces = (0..total)
+            .step_by(at_once as usize)
+            .map(|base| base..total.min(base.saturating_add(at_once)));
+        media::read_ahead(
+            media,
+            pieces,
+            at_once.min(total) as usize * stride,
+            |media, segs, bytes| read_ends(media, &layout, segs, bytes),
+            |segs, bytes, blind| {
+                let ends = bytes.chunks(stride).zip(blind);
+                self.look_at(keep, segs.zip(ends), &mut found, &mut unsealed);
+            },
+        );
+        for (seg, seq, blind) in unsealed {
+            let (batches, claimed) = self.walk(media, seg);
+            found.push(Found {
+                seg,
+                seq,
+                content: Content::Walked(batches),
+                claimed,
+                blind,
+            });
+        }
+        Ok(found)
+    }
+
+    /// Tells segments with a summary from those whose batches must be looked at: segment, its number, and
+    /// whether it is blind.
+    fn look_at<'a>(
+        &self,
+        keep: bool,
+        ends: impl Iterator<Item = (u32, (&'a [u8], bool))>,
+        found: &mut Vec<Found>,
+        unsealed: &mut Vec<(u32, u64, bool)>,
+    ) {
+        for (seg, (both, blind)) in ends {
+            let (start, end) = both.split_at(BLOCK_BYTES);
+            let sealed = self.decode_summary(end);
+            let head = BatchHeader::decode(start, &mut Vec::new())
+                .ok()
+                .filter(|h| self.is_ours(h));
+            match (sealed, head) {
+                (Some((h, entries)), head)
+                    if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq)
+                        || self.faults.has(Fault::TrustOldSummary) =>
+                {
+                    found.push(Found {
+                        seg,
+                        seq: h.segment_seq,
+                        content: Content::Sealed(h, keep.then_some(entries)),
+                        claimed: 0,
+                        blind,
+                    });
+                }
+                (_, Some(b)) => unsealed.push((seg, b.segment_seq, blind)),
+                _ if blind => found.push(Found {
+                    seg,
+                    seq: 0,
+                    content: Content::Walked(Vec::new()),
+                    claimed: 0,
+                    blind,
+                }),
+                _ => {}
+            }
+        }
+    }
+
+    /// True if the batch is of this pool and its numbers are within what the pool can have.
+    fn is_ours(&self, h: &BatchHeader) -> bool {
+        let numbers = [
+            h.segment_seq,
+            h.batch_seq,
+            h.tail_seq,
+            h.durable_seq,
+            h.epoch,
+        ];
+        h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
+    }
+
+    fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Vec<Entry>)> {
+        let mut entries = Vec::new();
+        let h = SummaryHeader::decode(bytes, &mut entries)
+            .ok()
+            .filter(|h| {
+                let numbers = [
+                    h.segment_seq,
+                    h.last_batch_seq,
+                    h.tail_seq,
+                    h.durable_seq,
+                    h.epoch,
+                ];
+                h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
+            })?;
+        let data_blocks = self.log.data_blocks;
+        let inside = entries
+            .iter()
+            .all(|e| !e.kind.is_data() || u32::from(e.slot) < data_blocks);
+        inside.then_some((h, entries))
+    }
+
+    /// The entries of a segment whose summary was whole when it was first read. All its batches are
+    /// durable, so if it is not whole now, the batches themselves tell.
+    pub fn summary_again(
+        &self,
+        media: &mut dyn Media,
+        seg: u32,
+        header: &SummaryHeader,
+        how: &How,
+    ) -> Result<Vec<Entry>, RecoverError> {
+        let mut bytes = vec![0u8; self.layout.summary_bytes()];
+        if media
+            .read_at(self.layout.summary_offset(seg), &mut bytes)
+            .is_ok()
+            && let Some((h, entries)) = self.decode_summary(&bytes)
+            && h.segment_seq == header.segment_seq
+        {
+            return Ok(entries);
+        }
+        let (batches, _) = self.walk(media, seg);
+        let whole = batches.last().is_some_and(|b| {
+            b.header.segment_seq == header.segment_seq
+                && b.header.batch_seq == header.last_batch_seq
+        });
+        if !whole && !how.accept_damage {
+            return Err(RecoverError::Damaged(format!(
+                "segment {seg} could be read once, and then not again"
+            )));
+        }
+        Ok(batches.into_iter().flat_map(|b| b.entries).collect())
+    }
+
+    /// Reads a segment batch by batch, as far as descriptors are whole and in order. If one cannot
+    /// be read, also returns the highest batch number those behind it say is durable.
+    pub fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
+        let data_blocks = self.log.data_blocks;
+        let mut bytes = vec![0u8; data_blocks as usize * BLOCK_BYTES];
+        let unread = read_what_can_be(media, self.layout.segment_offset(seg), &mut bytes);
+        let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+        let mut batches: Vec<WalkedBatch> = Vec::new();
+        let mut at = 0u32;
+        while at < data_blocks {
+            let mut entries = Vec::new();
+            let Ok(header) = BatchHeader::decode(block(at), &mut entries) else {
+                break;
+            };
+            let follows = batches.last().is_none_or(|b| {
+                b.header.segment_seq == header.segment_seq
+                    && b.header.batch_seq.checked_add(1) == Some(header.batch_seq)
+            });
+            if !self.is_ours(&header)
+                || !follows && !self.faults.has(Fault::WalkStrangers)
+                || header.check_slots(at, data_blocks, &entries).is_err()
+            {
+                break;
+            }
+            let data_ok = entries.iter().filter(|e| e.kind.is_data()).all(|e| {
+                let crc = crc32c(block(u32::from(e.slot)));
+                // The complement is that of a block which was lost before it was moved here.
+                crc == e.word || crc == !e.word
+            });
+            at += 1 + u32::from(header.data_blocks);
+            batches.push(WalkedBatch {
+                header,
+                entries,
+                data_ok,
+            });
+        }
+        let mut claimed = 0;
+        if unread > 0
+            && let Some(last) = batches.last()
+        {
+            for at in at..data_blocks {
+                let behind = BatchHeader::decode(block(at), &mut Vec::new());
+                let ours =
+                    |h: &BatchHeader| self.is_ours(h) && h.segment_seq == last.header.segment_seq;
+                claimed = claimed.max(behind.ok().filter(ours).map_or(0, |h| h.durable_seq));
+            }
+        }
+        (batches, claimed)
+    }
+}
+
+/// Reads both ends of consecutive segments; tells of each whether its first block could not be read.
+///
+/// One segment's summary and the first block of the next lie side by side, so in memory a segment's
+/// first block stands before its summary, and most reads take one of each.
+fn read_ends(
+    media: &mut dyn Media,
+    layout: &Layout,
+    segs: &Range<u32>,
+    bytes: &mut [u8],
+) -> Vec<bool> {
+    let stride = BLOCK_BYTES + layout.summary_bytes();
+    let bytes = &mut bytes[..segs.len() * stride];
+    let (first, rest) = bytes.split_at_mut(BLOCK_BYTES);
+    let mut reads = vec![(layout.segment_offset(segs.start), first)];
+    for (seg, piece) in segs.clone().zip(rest.chunks_mut(stride)) {
+        reads.push((layout.summary_offset(seg), piece));
+    }
+    if media.read_many(&mut reads).is_ok() {
+        return vec![false; segs.len()];
+    }
+    let ends = segs.clone().zip(bytes.chunks_mut(stride));
+    ends.map(|(seg, ends)| {
+        let (start, end) = ends.split_at_mut(BLOCK_BYTES);
+        read_what_can_be(media, layout.summary_offset(seg), end);
+        read_what_can_be(media, layout.segment_offset(seg), start) > 0
+    })
+    .collect()
+}
+
+pub(crate) fn first_batch(content: &Content) -> u64 {
+    match content {
+        Content::Sealed(h, _) => h.first_batch_seq,
+        Content::Walked(b) => b.first().map_or(u64::MAX, |b| b.header.batch_seq),
+    }
+}
+
+/// Reads block by block if it cannot be done at once; what cannot be read is zeros. Returns how many
+/// blocks that are.
+///
+/// What the log needs is told by its own numbers; a sector that went bad in a segment that was trimmed or in
+/// one clean block must not take all disks with it.
+fn read_what_can_be(media: &mut dyn Media, offset: u64, out: &mut [u8]) -> usize {
+    if media.read_at(offset, out).is_ok() {
+        return 0;
+    }
+    let mut unread = 0;
+    for (at, block) in (offset..)
+        .step_by(BLOCK_BYTES)
+        .zip(out.chunks_mut(BLOCK_BYTES))
+    {
+        if media.read_at(at, block).is_err() {
+            block.fill(0);
+            unread += 1;
+        }
+    }
+    unread
+}
