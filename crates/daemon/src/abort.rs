@@ -40,7 +40,8 @@ pub fn record_to(file: PathBuf) {
 fn end(info: &PanicHookInfo<'_>) -> ! {
     static ENDING: AtomicBool = AtomicBool::new(false);
     if ENDING.swap(true, Ordering::SeqCst) {
-        // Another thread's panic is being told of, or this one's telling panicked: one is enough.
+        // Another thread's panic is being told of, or this one's telling panicked: one is enough, and is
+        // given the time for that.
         std::thread::sleep(std::time::Duration::from_secs(1));
         std::process::abort();
     }

@@ -20,6 +20,7 @@ use hearth_reactor::{Caller, PeerAddress, Shares};
 use hearth_volume::{Protocol, Visitor};
 
 use crate::api::types::ClientInfo;
+use crate::bell::Bell;
 
 /// Connections every export may have, whatever the others' clients do.
 const RESERVE: u64 = 8;
@@ -45,6 +46,8 @@ pub struct Crowd {
     /// Beyond every export's reserve.
     shared: AtomicU64,
     limit: u64,
+    /// Rung when a connection has ended.
+    fewer: Bell,
 }
 
 impl Crowd {
@@ -53,7 +56,13 @@ impl Crowd {
         Crowd {
             shared: AtomicU64::new(0),
             limit,
+            fewer: Bell::default(),
         }
+    }
+
+    /// Waits until `look`, which looks again whenever a connection has ended, finds something.
+    pub(crate) fn wait<T>(&self, limit: Duration, look: impl FnMut() -> Option<T>) -> Option<T> {
+        self.fewer.wait(limit, Duration::ZERO, look)
     }
 }
 
@@ -417,6 +426,7 @@ impl Drop for Pass {
             self.clients.crowd.shared.fetch_sub(1, Ordering::Relaxed);
         }
         self.clients.leave(&self.client, self.reserved);
+        self.clients.crowd.fewer.ring();
     }
 }
 

@@ -3,6 +3,9 @@
 
 pub mod abort;
 pub mod api;
+mod bell;
+#[cfg(test)]
+mod bell_tests;
 pub mod brake;
 pub mod client;
 pub mod clients;
@@ -30,6 +33,10 @@ pub mod serve;
 pub mod settings;
 pub mod sign;
 pub mod size;
+mod spot;
 mod sync;
 mod table;
 pub mod windows;
+pub mod workers;
+#[cfg(test)]
+mod workers_tests;

@@ -25,7 +25,7 @@ const SOCKET_PATH_MAX: usize = 107;
 /// How long a left-over socket may go on answering. The kernel takes a killed daemon's rings down,
 /// and with them its listeners, a moment after the process is gone.
 const LISTENER_WAIT: Duration = Duration::from_secs(2);
-/// How often we look meanwhile.
+/// How often we look meanwhile: no event tells of it, and whoever connects may wake a listener that stays.
 const LISTENER_POLL: Duration = Duration::from_millis(5);
 
 /// Where root's daemon has its sockets unless told otherwise.

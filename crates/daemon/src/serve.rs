@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use hearth_vhost::VhostExporter;
 
 use crate::abort;
 use crate::api::listen::{self, Limits};
-use crate::api::server::{CONTROL_THREADS, Control, router};
+use crate::api::server::{Control, router};
 use crate::api::types::PoolExport;
 use crate::brake::Brake;
 use crate::daemon::{Daemon, Options, StopReason};
@@ -131,7 +132,7 @@ fn serve(
 ) -> Result<StopReason> {
     let dir = run_dir.path().to_owned();
     let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
-    let api = Api::start(Arc::new(daemon.clone()), socket)?;
+    let api = Api::start(daemon, socket)?;
     let signs = match run_dir.pid_file() {
         Ok(pid) => Signs::start(pid, daemon),
         Err(e) => {
@@ -268,25 +269,28 @@ fn certificates(dir: &Path) -> Result<Arc<rustls::ServerConfig>> {
 /// The control API on a thread of its own; ends, politely, when dropped.
 struct Api {
     stop: Option<tokio::sync::oneshot::Sender<()>>,
+    /// Its other end goes when the thread ends.
+    ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Api {
-    fn start(control: Arc<dyn Control>, listener: std::os::unix::net::UnixListener) -> Result<Api> {
+    fn start(daemon: &Arc<Daemon>, listener: std::os::unix::net::UnixListener) -> Result<Api> {
         let failed =
             |e: std::io::Error| Error::internal(format!("cannot start the control API: {e}"));
         listener.set_nonblocking(true).map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(CONTROL_THREADS)
-            .thread_name("hearth-control")
             .build()
             .map_err(failed)?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (told, ended) = channel::<()>();
+        let routes = router(Arc::new(daemon.clone()), daemon.workers().clone());
         let body = move || {
+            let _told = told;
             let end = async move {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
-                listen::serve(listener, router(control), Limits::default(), stopped).await
+                listen::serve(listener, routes, Limits::default(), stopped).await
             };
             if let Err(e) = runtime.block_on(end) {
                 tracing::error!("the control API ended: {e}");
@@ -299,6 +303,7 @@ impl Api {
             .map_err(failed)?;
         Ok(Api {
             stop: Some(stop),
+            ended,
             thread: Some(thread),
         })
     }
@@ -310,12 +315,9 @@ impl Drop for Api {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        let end = Instant::now() + API_GRACE;
         // A client that keeps its connection open must not keep us.
-        while !thread.is_finished() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if thread.is_finished() && thread.join().is_err() {
+        let ended = self.ended.recv_timeout(API_GRACE) == Err(RecvTimeoutError::Disconnected);
+        if ended && thread.join().is_err() {
             tracing::error!("the control API ended abnormally");
         }
     }
@@ -351,6 +353,11 @@ fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::types::DiskAdd;
+    use crate::daemon::testing;
+    use crate::workers::Class;
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     fn tcp(address: &str) -> Tcp {
         Tcp {
@@ -402,34 +409,78 @@ mod tests {
         );
     }
 
-    #[test]
-    fn whoever_only_asks_is_answered_while_changes_wait() {
-        use crate::daemon::testing;
-        use std::io::{Read, Write};
-        use std::os::unix::net::{UnixListener, UnixStream};
+    /// Asks a control API; the answer can be read from what is returned.
+    fn ask(socket: &Path, request: &str, body: &str) -> UnixStream {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        // Far longer than an answer takes.
+        let limit = Some(Duration::from_secs(30));
+        stream.set_read_timeout(limit).unwrap();
+        let head = format!(
+            "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all((head + body).as_bytes()).unwrap();
+        stream
+    }
 
+    fn read(mut stream: UnixStream) -> String {
+        let mut text = String::new();
+        let whole = stream.read_to_string(&mut text);
+        whole.map(|_| text).unwrap_or_default()
+    }
+
+    #[test]
+    fn adds_that_hang_at_one_server_hold_up_no_other_disk() {
         let (dir, daemon) = testing::with_disk("a");
         let socket = dir.path().join("api.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let api = Api::start(Arc::new(daemon.clone()), listener).unwrap();
-        let ask = |request: &str| {
-            let mut stream = UnixStream::connect(&socket).unwrap();
-            // Far longer than an answer takes.
-            let limit = Some(Duration::from_secs(30));
-            stream.set_read_timeout(limit).unwrap();
-            let end = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-            write!(stream, "{request} {end}").unwrap();
-            stream
+        let api = Api::start(&daemon, listener).unwrap();
+        let add = |disk: &DiskAdd| {
+            let body = serde_json::to_string(disk).unwrap();
+            ask(&socket, "POST /v1/disks", &body)
         };
-        let read = |mut stream: UnixStream| {
-            let mut text = String::new();
-            let whole = stream.read_to_string(&mut text);
-            whole.map(|_| text).unwrap_or_default()
-        };
+        // It takes connections, and says nothing.
+        let server = dir.path().join("silent.sock");
+        let silent = UnixListener::bind(&server).unwrap();
+        let hung = (0..18).map(|n| {
+            add(&DiskAdd {
+                name: format!("silent{n}"),
+                origin: format!("nbd+unix:///{n}?socket={}", server.display()),
+                origin_timeout: Some(600.0),
+                sole_user: true,
+                ..DiskAdd::default()
+            })
+        });
+        let hung: Vec<UnixStream> = hung.collect();
+        let most = crate::workers::RUNNING_MAX_SPOT[Class::Asked as usize];
+        let connections: Vec<_> = (0..most).map(|_| silent.accept().unwrap()).collect();
+        // Those run, the others wait for them; nobody else does.
+        let answer = read(add(&testing::disk(dir.path(), "b")));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        for request in ["POST /v1/disks/b/flush", "GET /v1/disks"] {
+            let answer = read(ask(&socket, request, ""));
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        let running = daemon.workers().census().running;
+        assert_eq!(running[Class::Asked as usize], most);
+        drop((silent, connections));
+        for stream in hung {
+            let answer = read(stream);
+            assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        }
+        drop(api);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    #[test]
+    fn whoever_only_asks_is_answered_while_changes_wait() {
+        let (dir, daemon) = testing::with_disk("a");
+        let socket = dir.path().join("api.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let api = Api::start(&daemon, listener).unwrap();
+        let ask = |request: &str| ask(&socket, request, "");
         let (answer, waiting) = testing::beside_a_change(&daemon, "a", || {
-            let waiting: Vec<_> = (0..CONTROL_THREADS + 4)
-                .map(|_| ask("POST /v1/disks/a/flush"))
-                .collect();
+            let waiting: Vec<_> = (0..20).map(|_| ask("POST /v1/disks/a/flush")).collect();
             (read(ask("GET /v1/disks")), waiting)
         });
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

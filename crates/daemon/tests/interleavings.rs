@@ -1,22 +1,31 @@
 //! A disk is opened, changed and tried again by several threads at once, in the order of steps that a
 //! scheduler picks instead of the system. What is tried is the daemon's own table of disks
 //! (`table.rs`), built a second time with the scheduler's locks; who takes turns goes the way the daemon
-//! does (`attach.rs`, `control.rs`, `stop.rs`).
+//! does (`attach.rs`, `control.rs`, `stop.rs`). The same is done to the threads for what may block
+//! (`workers.rs`), and to what is rung for those who wait (`bell.rs`).
 
-// Not all of the table is used here.
+// Not all of these is used here.
 #![allow(dead_code)]
 
 mod sync {
-    pub(crate) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard, atomic};
+    pub(crate) use shuttle::thread;
 }
+#[path = "../src/bell.rs"]
+mod bell;
 #[path = "../src/table.rs"]
 mod table;
+#[path = "../src/workers.rs"]
+mod workers;
+
+use bell::Bell;
 
 use hearth_engine::api::DiskId;
-use shuttle::sync::{Arc, Mutex};
+use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::{check_pct, check_random, thread};
 use std::time::Duration;
 use table::{Purpose, Table, Turn};
+use workers::{Class, Spot, Workers};
 
 /// Schedules tried of each kind: a second's worth.
 const SCHEDULES: usize = 2000;
@@ -166,4 +175,86 @@ fn a_disk_waits_for_no_other() {
         drop(hangs);
     };
     check_random(world, SCHEDULES);
+}
+
+/// Every job is done once, one that hangs keeps none elsewhere, and no thread is left that waits for ever.
+#[test]
+fn jobs_are_done_beside_one_that_hangs() {
+    let world = || {
+        let workers = Arc::new(Workers::default());
+        let done = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        let (dead, sound) = (Spot::new("dead"), Spot::new("sound"));
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let hang = {
+            let gate = gate.clone();
+            move || {
+                let (open, opened) = &*gate;
+                let mut open = open.lock().unwrap();
+                while !*open {
+                    open = opened.wait(open).unwrap();
+                }
+            }
+        };
+        workers.run(&dead, Class::Background, hang).unwrap();
+        let askers: Vec<_> = [Class::Background, Class::Asked, Class::Due]
+            .into_iter()
+            .enumerate()
+            .map(|(number, class)| {
+                let (workers, done, sound) = (workers.clone(), done.clone(), sound.clone());
+                let job = move || {
+                    done.0.lock().unwrap().push(number);
+                    done.1.notify_all();
+                };
+                thread::spawn(move || workers.run(&sound, class, job).unwrap())
+            })
+            .collect();
+        let (list, more) = &*done;
+        let mut list = list.lock().unwrap();
+        while list.len() < askers.len() {
+            list = more.wait(list).unwrap();
+        }
+        list.sort_unstable();
+        assert_eq!(*list, [0, 1, 2]);
+        drop(list);
+        askers.into_iter().for_each(|asker| asker.join().unwrap());
+        assert!(workers.census().threads <= 4);
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        // Idle threads end with the pool: the scheduler's clock stands still, and it reports whoever waits.
+        drop(workers);
+    };
+    check_random(world, SCHEDULES);
+    check_pct(world, SCHEDULES, DEPTH);
+}
+
+/// Who waits for what several bring about hears of it.
+#[test]
+fn nobody_misses_what_was_rung_for() {
+    let world = || {
+        let world = Arc::new((Bell::default(), Mutex::new(0)));
+        let ringers: Vec<_> = (0..3)
+            .map(|_| {
+                let world = world.clone();
+                thread::spawn(move || {
+                    *world.1.lock().unwrap() += 1;
+                    world.0.ring();
+                })
+            })
+            .collect();
+        let listener = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let look = || (*world.1.lock().unwrap() >= 2).then_some(());
+                world.0.wait(LONG, Duration::ZERO, look)
+            })
+        };
+        let all = || (*world.1.lock().unwrap() == 3).then_some(());
+        assert!(world.0.wait(LONG, Duration::ZERO, all).is_some());
+        assert!(listener.join().unwrap().is_some());
+        ringers
+            .into_iter()
+            .for_each(|ringer| ringer.join().unwrap());
+    };
+    check_random(world, SCHEDULES);
+    check_pct(world, SCHEDULES, DEPTH);
 }

@@ -19,7 +19,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PLAIN: Protocol = Protocol("plain");
 /// Longest read or write.
@@ -271,14 +271,6 @@ impl Client {
     }
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn a_third_protocol_takes_one_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -366,7 +358,8 @@ fn a_third_protocol_takes_one_line() {
     };
     assert!(daemon.remove("before", remove(false)).is_err());
     daemon.remove("before", remove(true)).unwrap();
-    until("the disk goes", || daemon.disk("before").is_err());
+    assert!(daemon.wait_gone("before", LIMIT), "the disk goes");
+    assert!(daemon.disk("before").is_err());
     let mut end = Vec::new();
     first.0.read_to_end(&mut end).unwrap();
     assert!(end.is_empty());

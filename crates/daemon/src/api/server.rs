@@ -1,9 +1,9 @@
 //! The control API over HTTP: routes, and the OpenAPI document made from them.
 //!
 //! Handlers only translate; what happens is behind [`Control`]. Control operations may wait for
-//! slow origins, so they run on blocking threads. Those that change something may have most of
-//! these, and wait for their turn without one; so whoever only asks is answered, even while an
-//! origin hangs.
+//! slow origins, so they run on the daemon's workers ([`crate::workers`]): those that ask an origin
+//! something at the spot where that may hang, other changes by the disk they are of. So whoever only asks
+//! is answered, and a disk is added, even while other origins hang.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,15 +24,8 @@ use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolExport, PoolInfo};
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
-
-/// Threads for control operations: one for each turn of those that may take long, and some for
-/// whoever only asks, which takes no time.
-pub const CONTROL_THREADS: usize = 16;
-/// Turns of operations that open an origin or ask it something, for as long as it likes. Turns are
-/// shared by all daemons of a process; only tests have more than one.
-static OPENINGS: Semaphore = Semaphore::const_new(8);
-/// Turns of other changes, which wait for one another.
-pub(super) static CHANGES: Semaphore = Semaphore::const_new(4);
+use crate::spot;
+use crate::workers::{Class, NotTaken, Spot, Workers};
 
 /// Longest request body: settings of one disk are a few hundred bytes.
 pub(super) const BODY_MAX: usize = 64 << 10;
@@ -47,6 +40,8 @@ pub trait Control: Send + Sync + 'static {
     fn disks(&self) -> Result<Vec<DiskInfo>>;
     /// One disk.
     fn disk(&self, name: &str) -> Result<DiskInfo>;
+    /// Where an operation that asks the origin of a disk something may get stuck.
+    fn spot_of(&self, name: &str) -> Result<Spot>;
     /// Adds a disk and serves it.
     fn add(&self, disk: DiskAdd) -> Result<DiskInfo>;
     /// Changes settings.
@@ -75,7 +70,14 @@ pub trait Control: Send + Sync + 'static {
     fn stop_recording(&self, name: &str) -> Result<Recording>;
 }
 
-pub(super) type Shared = State<Arc<dyn Control>>;
+/// What handlers need.
+#[derive(Clone)]
+pub(super) struct Panel {
+    control: Arc<dyn Control>,
+    workers: Arc<Workers>,
+}
+
+pub(super) type Shared = State<Panel>;
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
@@ -124,45 +126,80 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-pub(super) async fn run<T: Send + 'static>(
-    control: Arc<dyn Control>,
+impl From<NotTaken> for Error {
+    fn from(why: NotTaken) -> Error {
+        Error::unavailable(why.to_string(), why.remedy())
+    }
+}
+
+async fn run_at<T: Send + 'static>(
+    panel: Panel,
+    spot: Spot,
+    class: Class,
     work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
 ) -> Result<Json<T>> {
-    match tokio::task::spawn_blocking(move || work(&*control)).await {
+    let (told, done) = oneshot::channel();
+    let Panel { control, workers } = panel;
+    workers.run(&spot, class, move || {
+        // The client may have gone away.
+        let _ = told.send(work(&*control));
+    })?;
+    match done.await {
         Ok(result) => result.map(Json),
         Err(_) => Err(Error::internal("a control operation ended abnormally")),
     }
 }
 
-/// The same for what may take long: waits for its turn first.
-pub(super) async fn change<T: Send + 'static>(
-    control: Arc<dyn Control>,
-    turns: &'static Semaphore,
+/// Asks something; waits for no origin.
+pub(super) async fn run<T: Send + 'static>(
+    panel: Panel,
     work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
 ) -> Result<Json<T>> {
-    let turn = turns
-        .acquire()
-        .await
-        .map_err(|_| Error::internal("control operations have ended"))?;
-    run(control, move |c| {
-        // Kept by the thread: the client may go away before the operation is done.
-        let _turn = turn;
-        work(c)
-    })
-    .await
+    run_at(panel, Spot::new("the daemon"), Class::Answer, work).await
+}
+
+/// Changes something, but asks no origin. Changes of one disk wait for each other.
+pub(super) async fn change<T: Send + 'static>(
+    panel: Panel,
+    what: Changed<'_>,
+    work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
+) -> Result<Json<T>> {
+    let spot = match what {
+        Changed::Disk(name) => format!("disk {name}"),
+        Changed::Pool => "the pool".to_owned(),
+    };
+    run_at(panel, Spot::new(spot), Class::Asked, work).await
+}
+
+/// What a change is of.
+pub(super) enum Changed<'a> {
+    /// The disk of this name.
+    Disk(&'a str),
+    /// The pool, or all its disks.
+    Pool,
+}
+
+/// Changes something after asking an origin, which may take as long as it likes.
+async fn change_at<T: Send + 'static>(
+    panel: Panel,
+    find: impl FnOnce(&dyn Control) -> Result<Spot> + Send + 'static,
+    work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
+) -> Result<Json<T>> {
+    let Json(spot) = run(panel.clone(), find).await?;
+    run_at(panel, spot, Class::Asked, work).await
 }
 
 /// The pool being served.
 #[utoipa::path(get, path = "/v1/pool", tag = "pool", responses(
     (status = 200, body = PoolInfo), (status = "default", body = ErrorBody)))]
-async fn get_pool(State(control): Shared) -> Result<Json<PoolInfo>> {
-    run(control, |c| c.pool()).await
+async fn get_pool(State(panel): Shared) -> Result<Json<PoolInfo>> {
+    run(panel, |c| c.pool()).await
 }
 
 /// Write everything dirty to the origins, and stop the daemon, which leaves the pool clean.
 #[utoipa::path(post, path = "/v1/pool/export", tag = "pool", request_body = Option<PoolExport>,
     responses((status = 200, body = Done), (status = "default", body = ErrorBody)))]
-async fn export_pool(State(control): Shared, request: Request) -> Result<Json<Done>> {
+async fn export_pool(State(panel): Shared, request: Request) -> Result<Json<Done>> {
     // Without a body it is as it always was, as long as no clients are connected.
     let bare = request.headers().get("content-type").is_none();
     let how = if bare {
@@ -170,7 +207,7 @@ async fn export_pool(State(control): Shared, request: Request) -> Result<Json<Do
     } else {
         Body::<PoolExport>::from_request(request, &()).await?.0
     };
-    change(control, &CHANGES, move |c| {
+    change(panel, Changed::Pool, move |c| {
         c.export_pool(how).map(|()| Done { done: true })
     })
     .await
@@ -179,22 +216,24 @@ async fn export_pool(State(control): Shared, request: Request) -> Result<Json<Do
 /// All disks, by name.
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
     (status = 200, body = Vec<DiskInfo>), (status = "default", body = ErrorBody)))]
-async fn get_disks(State(control): Shared) -> Result<Json<Vec<DiskInfo>>> {
-    run(control, |c| c.disks()).await
+async fn get_disks(State(panel): Shared) -> Result<Json<Vec<DiskInfo>>> {
+    run(panel, |c| c.disks()).await
 }
 
 /// Add a disk and serve it.
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskAdd, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn add_disk(State(control): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
-    change(control, &OPENINGS, move |c| c.add(disk)).await
+async fn add_disk(State(panel): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
+    let origin = disk.origin.clone();
+    let find = move |_: &dyn Control| Ok(spot::of(&origin));
+    change_at(panel, find, move |c| c.add(disk)).await
 }
 
 /// One disk.
 #[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn get_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    run(control, move |c| c.disk(&name)).await
+async fn get_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    run(panel, move |c| c.disk(&name)).await
 }
 
 /// Change settings of a disk; no restart, no interruption.
@@ -202,20 +241,27 @@ async fn get_disk(State(control): Shared, Path(name): Path<String>) -> Result<Js
     request_body = DiskSet, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn set_disk(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
     Body(set): Body<DiskSet>,
 ) -> Result<Json<DiskInfo>> {
-    let asks_origin = set.size_from_origin || set.trust.is_some() || set.allow_backing;
-    let turns = if asks_origin { &OPENINGS } else { &CHANGES };
-    change(control, turns, move |c| c.set(&name, set)).await
+    let decides = set.trust.is_some() || set.takeover || set.sole_user;
+    let asks_origin = decides || set.size_from_origin || set.allow_backing;
+    let asked = name.clone();
+    let work = move |c: &dyn Control| c.set(&name, set);
+    if asks_origin {
+        change_at(panel, move |c| c.spot_of(&asked), work).await
+    } else {
+        change(panel, Changed::Disk(&asked), work).await
+    }
 }
 
 /// Begin to write everything dirty to the origin. Poll the disk for its progress.
 #[utoipa::path(post, path = "/v1/disks/{name}/flush", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn flush_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    change(control, &CHANGES, move |c| c.flush(&name)).await
+async fn flush_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| c.flush(&name)).await
 }
 
 /// Begin to remove a disk: no new connections, write everything dirty to the origin, forget it.
@@ -224,42 +270,45 @@ async fn flush_disk(State(control): Shared, Path(name): Path<String>) -> Result<
     request_body = DiskRemove, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn remove_disk(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
     Body(how): Body<DiskRemove>,
 ) -> Result<Json<DiskInfo>> {
-    change(control, &CHANGES, move |c| c.remove(&name, how)).await
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| c.remove(&name, how)).await
 }
 
 /// Call off a flush or a removal. What was written to the origin stays written, the rest stays on flash.
 #[utoipa::path(post, path = "/v1/disks/{name}/cancel", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn cancel_disk(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    change(control, &CHANGES, move |c| c.cancel(&name)).await
+async fn cancel_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| c.cancel(&name)).await
 }
 
 /// Give up the ranges whose only copy was lost with the flash: they read as the origin has them.
 #[utoipa::path(post, path = "/v1/disks/{name}/accept-loss", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn accept_loss(State(control): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
-    change(control, &CHANGES, move |c| c.accept_loss(&name)).await
+async fn accept_loss(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| c.accept_loss(&name)).await
 }
 
 /// All statistics.
 #[utoipa::path(get, path = "/v1/stats", tag = "statistics", responses(
     (status = 200, body = StatsReport), (status = "default", body = ErrorBody)))]
-async fn get_stats(State(control): Shared) -> Result<Json<StatsReport>> {
-    run(control, |c| c.stats()).await
+async fn get_stats(State(panel): Shared) -> Result<Json<StatsReport>> {
+    run(panel, |c| c.stats()).await
 }
 
 /// Statistics of one disk.
 #[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "statistics", params(("name" = String, Path)), responses(
     (status = 200, body = DiskReport), (status = "default", body = ErrorBody)))]
 async fn get_disk_stats(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<DiskReport>> {
-    run(control, move |c| c.disk_stats(&name)).await
+    run(panel, move |c| c.disk_stats(&name)).await
 }
 
 /// This document.
@@ -286,7 +335,7 @@ async fn get_openapi() -> Response {
 )]
 struct Document;
 
-fn api() -> OpenApiRouter<Arc<dyn Control>> {
+fn api() -> OpenApiRouter<Panel> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(get_pool))
         .routes(routes!(export_pool))
@@ -311,8 +360,8 @@ pub fn document() -> String {
     text
 }
 
-/// The API's routes over `control`.
-pub fn router(control: Arc<dyn Control>) -> Router {
+/// The API's routes over `control`, whose operations run on `workers`.
+pub fn router(control: Arc<dyn Control>, workers: Arc<Workers>) -> Router {
     let (router, _) = api().split_for_parts();
     router
         .fallback(|| async {
@@ -330,7 +379,7 @@ pub fn router(control: Arc<dyn Control>) -> Router {
             )
         })
         .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(control)
+        .with_state(Panel { control, workers })
 }
 
 #[cfg(test)]

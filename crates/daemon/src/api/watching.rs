@@ -1,14 +1,12 @@
 //! Routes to what is known of a disk's workload.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::{Path, State};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
-use super::server::{Body, CHANGES, Control, Shared, change, run};
+use super::server::{Body, Changed, Panel, Shared, change, run};
 use super::types::ErrorBody;
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::Result;
@@ -18,20 +16,20 @@ use crate::error::Result;
 #[utoipa::path(get, path = "/v1/disks/{name}/histogram", tag = "workload", params(("name" = String, Path)), responses(
     (status = 200, body = HistogramReport), (status = "default", body = ErrorBody)))]
 async fn get_histogram(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<HistogramReport>> {
-    run(control, move |c| c.histogram(&name, false)).await
+    run(panel, move |c| c.histogram(&name, false)).await
 }
 
 /// Begin the histograms of a disk anew; answers with what they held.
 #[utoipa::path(post, path = "/v1/disks/{name}/histogram/reset", tag = "workload", params(("name" = String, Path)), responses(
     (status = 200, body = HistogramReport), (status = "default", body = ErrorBody)))]
 async fn reset_histogram(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<HistogramReport>> {
-    run(control, move |c| c.histogram(&name, true)).await
+    run(panel, move |c| c.histogram(&name, true)).await
 }
 
 /// Begin to record a disk's requests into a file of the daemon's host. The disk's own
@@ -40,59 +38,61 @@ async fn reset_histogram(
     request_body = RecordStart, responses(
     (status = 200, body = Recording), (status = "default", body = ErrorBody)))]
 async fn start_recording(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
     Body(start): Body<RecordStart>,
 ) -> Result<Json<Recording>> {
-    change(control, &CHANGES, move |c| c.record(&name, start)).await
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| c.record(&name, start)).await
 }
 
 /// End a recording; its file is complete when this is answered.
 #[utoipa::path(post, path = "/v1/disks/{name}/recording/stop", tag = "workload", params(("name" = String, Path)), responses(
     (status = 200, body = Recording), (status = "default", body = ErrorBody)))]
-async fn stop_recording(
-    State(control): Shared,
-    Path(name): Path<String>,
-) -> Result<Json<Recording>> {
-    change(control, &CHANGES, move |c| c.stop_recording(&name)).await
+async fn stop_recording(State(panel): Shared, Path(name): Path<String>) -> Result<Json<Recording>> {
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| {
+        c.stop_recording(&name)
+    })
+    .await
 }
 
 /// What more or less flash would do for every disk, and how the pool is best divided.
 #[utoipa::path(get, path = "/v1/advice", tag = "workload", responses(
     (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
-async fn get_advice(State(control): Shared) -> Result<Json<AdviceReport>> {
-    run(control, |c| c.advice(None)).await
+async fn get_advice(State(panel): Shared) -> Result<Json<AdviceReport>> {
+    run(panel, |c| c.advice(None)).await
 }
 
 /// Keep for every disk the flash the advice gives it, until the daemon stops.
 #[utoipa::path(post, path = "/v1/advice/apply", tag = "workload", responses(
     (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
-async fn apply_advice(State(control): Shared) -> Result<Json<AdviceReport>> {
-    change(control, &CHANGES, |c| c.apply_advice(None)).await
+async fn apply_advice(State(panel): Shared) -> Result<Json<AdviceReport>> {
+    change(panel, Changed::Pool, |c| c.apply_advice(None)).await
 }
 
 /// What more or less flash would do for a disk. The division is still over all.
 #[utoipa::path(get, path = "/v1/disks/{name}/advice", tag = "workload", params(("name" = String, Path)), responses(
     (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
 async fn get_disk_advice(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<AdviceReport>> {
-    run(control, move |c| c.advice(Some(&name))).await
+    run(panel, move |c| c.advice(Some(&name))).await
 }
 
 /// Keep for a disk the flash the advice gives it, until the daemon stops.
 #[utoipa::path(post, path = "/v1/disks/{name}/advice/apply", tag = "workload", params(("name" = String, Path)), responses(
     (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
 async fn apply_disk_advice(
-    State(control): Shared,
+    State(panel): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<AdviceReport>> {
-    change(control, &CHANGES, move |c| c.apply_advice(Some(&name))).await
+    change(panel, Changed::Pool, move |c| c.apply_advice(Some(&name))).await
 }
 
 /// The routes of this file.
-pub(super) fn routes() -> OpenApiRouter<Arc<dyn Control>> {
+pub(super) fn routes() -> OpenApiRouter<Panel> {
     OpenApiRouter::new()
         .routes(routes!(get_histogram))
         .routes(routes!(reset_histogram))

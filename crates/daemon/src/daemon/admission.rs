@@ -9,7 +9,7 @@
 //! the pool exported. When somebody takes it over, or the storage shuts us out, the disk is fenced
 //! ([`super::fence`]).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -22,6 +22,8 @@ use hearth_origin::owner::{self, Claim, ClaimError, Owner, Take};
 
 use super::lock;
 use crate::error::{Error, Kind};
+use crate::spot::{self, Mounts};
+use crate::workers::{Class, Spot, Workers};
 
 /// The rules of today: 1 asks for formats, chains and owners; 2 looks at every file of an image
 /// ([`ALL_FILES_COUNT`](crate::origin::ALL_FILES_COUNT)).
@@ -33,8 +35,6 @@ pub(super) const FIRST_RULES: u8 = 1;
 pub(super) const GIVE_UP_TIME: Duration = Duration::from_secs(5);
 /// The same for all origins of a pool that is exported.
 const GIVE_UP_ALL_TIME: Duration = Duration::from_secs(30);
-/// Origins given up side by side.
-const GIVE_UP_THREADS: usize = 16;
 
 /// Seconds since 1970.
 pub(super) fn now_s() -> u64 {
@@ -69,6 +69,7 @@ pub(super) struct Owners {
     host: String,
     instance: String,
     leaving: Arc<Leaving>,
+    workers: Arc<Workers>,
     /// How long an origin is waited for that is being given up.
     patience: Duration,
 }
@@ -119,12 +120,13 @@ impl Drop for Leave {
 }
 
 impl Owners {
-    pub(super) fn new(pool: String, host: String) -> Owners {
+    pub(super) fn new(pool: String, host: String, workers: Arc<Workers>) -> Owners {
         Owners {
             pool,
             host,
             instance: uuid::Uuid::new_v4().to_string(),
             leaving: Arc::default(),
+            workers,
             patience: GIVE_UP_TIME,
         }
     }
@@ -186,9 +188,11 @@ impl Owners {
             work();
             drop(told);
         };
-        let thread = std::thread::Builder::new().name("hearth-owner".to_owned());
-        if let Err(e) = thread.spawn(work) {
-            tracing::error!("cannot start a thread: {e}; the record of an origin's owner stays");
+        let taken = self
+            .workers
+            .run(&spot::of(&record.origin), Class::Due, work);
+        if let Err(e) = taken {
+            tracing::error!("{e}; the record of an origin's owner stays");
         }
         Some(done)
     }
@@ -230,11 +234,13 @@ impl Owners {
         records: &[SharedRecord],
         mut claims: BTreeMap<DiskId, Claim>,
     ) {
+        let mounts = Mounts::now();
         let work = records.iter().filter_map(|record| {
             let claim = claims.remove(&record.id);
-            Some((record.name.clone(), self.parting(record, claim)?))
+            let (name, spot) = (record.name.clone(), mounts.spot_of(&record.origin));
+            Some((name, spot, self.parting(record, claim)?))
         });
-        let left = side_by_side(work.collect(), GIVE_UP_ALL_TIME);
+        let left = side_by_side(&self.workers, work.collect(), GIVE_UP_ALL_TIME);
         if !left.is_empty() {
             let names: Vec<String> = left.into_iter().collect();
             tracing::warn!(
@@ -247,26 +253,24 @@ impl Owners {
 
 type Parting = Box<dyn FnOnce() + Send>;
 
-/// Does all that, several at a time; the names of those that are not done in time.
-fn side_by_side(work: VecDeque<(String, Parting)>, time: Duration) -> BTreeSet<String> {
+/// Does all that, each where it may get stuck; the names of those that are not done in time.
+fn side_by_side(
+    workers: &Workers,
+    work: Vec<(String, Spot, Parting)>,
+    time: Duration,
+) -> BTreeSet<String> {
     let end = Instant::now() + time;
-    let mut left: BTreeSet<String> = work.iter().map(|(name, _)| name.clone()).collect();
-    let threads = GIVE_UP_THREADS.min(left.len());
-    let work = Arc::new(Mutex::new(work));
+    let mut left: BTreeSet<String> = work.iter().map(|(name, ..)| name.clone()).collect();
     let (told, done) = channel();
-    for _ in 0..threads {
-        let (work, told) = (work.clone(), told.clone());
-        let next = move || lock(&work).pop_front();
+    for (name, spot, part) in work {
+        let told = told.clone();
         let run = move || {
-            while let Some((name, part)) = next() {
-                part();
-                // Nobody listens any more if it came too late.
-                let _ = told.send(name);
-            }
+            part();
+            // Nobody listens any more if it came too late.
+            let _ = told.send(name);
         };
-        let thread = std::thread::Builder::new().name("hearth-owner".to_owned());
-        if let Err(e) = thread.spawn(run) {
-            tracing::error!("cannot start a thread: {e}; fewer origins are given up at a time");
+        if let Err(e) = workers.run(&spot, Class::Due, run) {
+            tracing::error!("{e}; an origin is not given up");
         }
     }
     drop(told);
@@ -354,23 +358,26 @@ mod tests {
 
     #[test]
     fn one_that_hangs_keeps_no_other_from_being_given_up() {
+        let workers = Workers::default();
         let (hang, hanging) = sync_channel::<()>(0);
-        let quick = |name: &str| -> (String, Parting) { (name.to_owned(), Box::new(|| ())) };
+        let spot = Spot::new("/a");
+        let quick =
+            |name: String| -> (String, Spot, Parting) { (name, spot.clone(), Box::new(|| ())) };
         let slow: Parting = Box::new(move || {
             let _ = hanging.recv();
         });
-        let mut work: VecDeque<(String, Parting)> = VecDeque::new();
-        work.push_back(("slow".to_owned(), slow));
-        work.extend((0..40).map(|n| quick(&n.to_string())));
-        let left = side_by_side(work, Duration::from_secs(2));
+        let mut work = vec![("slow".to_owned(), spot.clone(), slow)];
+        work.extend((0..40).map(|n| quick(n.to_string())));
+        let left = side_by_side(&workers, work, Duration::from_secs(2));
         assert_eq!(left.into_iter().collect::<Vec<_>>(), ["slow"]);
         drop(hang);
-        assert!(side_by_side(VecDeque::from([quick("a")]), Duration::from_secs(60)).is_empty());
+        let rest = vec![quick("a".to_owned())];
+        assert!(side_by_side(&workers, rest, Duration::from_secs(60)).is_empty());
     }
 
     #[test]
     fn what_is_being_given_up_is_not_claimed() {
-        let mut owners = Owners::new("pool".to_owned(), "host".to_owned());
+        let mut owners = Owners::new("pool".to_owned(), "host".to_owned(), Arc::default());
         owners.patience = Duration::ZERO;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("o");

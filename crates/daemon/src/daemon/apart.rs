@@ -19,12 +19,14 @@ use hearth_format::{DiskRecord, SharedRecord};
 use hearth_io::OriginSpec;
 use hearth_io::beneath::{Beneath, beneath};
 
-use super::{Daemon, Slot, attach, lock};
+use super::{Daemon, Slot, lock};
 use crate::error::{Error, Result};
 use crate::life::Life;
 use crate::origin;
 use crate::pool::Pool;
+use crate::spot::Mounts;
 use crate::table::Slots;
+use crate::workers::Class;
 
 /// Longest a start waits to learn what the origins lie on, before it attaches the first.
 const SURVEY_TIME: Duration = Duration::from_secs(1);
@@ -141,29 +143,33 @@ impl Daemon {
     /// What the origins of disks lie on, as far as they answer within bounds. Those that are being
     /// looked for already are left out: another question to a mount that hangs would hang as well.
     fn places_of(self: &Arc<Daemon>, records: &[DiskRecord]) -> Vec<(DiskId, Beneath)> {
+        if records.is_empty() {
+            return Vec::new();
+        }
         let end = Instant::now() + SURVEY_TIME;
         let mut found = Vec::new();
-        for group in records.chunks(attach::ATTACH_THREADS) {
-            let (told, answers) = std::sync::mpsc::channel();
-            for record in group {
-                let Some(look) = self.begin_look(record.id) else {
-                    continue;
-                };
-                let (told, id, text) = (told.clone(), record.id, record.origin.clone());
-                attach::aside(move || {
+        let mounts = Mounts::now();
+        let (told, answers) = std::sync::mpsc::channel();
+        for record in records {
+            let Some(look) = self.begin_look(record.id) else {
+                continue;
+            };
+            let (told, id, text) = (told.clone(), record.id, record.origin.clone());
+            self.aside(
+                &mounts.spot_of(&record.origin),
+                Class::Background,
+                move || {
                     let (place, _) = place_of(&text);
                     drop(look);
                     // Nobody listens any more if it came too late.
                     let _ = told.send(place.map(|place| (id, place)));
-                });
-            }
-            drop(told);
-            // Ends when all of the group have answered, or late.
-            while let Ok(place) =
-                answers.recv_timeout(end.saturating_duration_since(Instant::now()))
-            {
-                found.extend(place);
-            }
+                },
+            );
+        }
+        drop(told);
+        // Ends when all have answered, or late.
+        while let Ok(place) = answers.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            found.extend(place);
         }
         found
     }
@@ -242,21 +248,23 @@ impl Daemon {
     /// Learns what all origins lie on, before the first is opened. One that does not answer within
     /// bounds is left out.
     pub(super) fn survey(self: &Arc<Daemon>, records: &[SharedRecord]) {
-        let end = Instant::now() + SURVEY_TIME;
-        for group in records.chunks(attach::ATTACH_THREADS) {
-            let (told, done) = std::sync::mpsc::channel::<()>();
-            for record in group {
-                let (daemon, told) = (self.clone(), told.clone());
-                let (id, text) = (record.id, record.origin.clone());
-                attach::aside(move || {
+        let mounts = Mounts::now();
+        let (told, done) = std::sync::mpsc::channel::<()>();
+        for record in records {
+            let (daemon, told) = (self.clone(), told.clone());
+            let (id, text) = (record.id, record.origin.clone());
+            self.aside(
+                &mounts.spot_of(&record.origin),
+                Class::Background,
+                move || {
                     daemon.note_place(id, place_of(&text));
                     drop(told);
-                });
-            }
-            drop(told);
-            // Ends when all of the group have dropped their end, or late.
-            let _ = done.recv_timeout(end.saturating_duration_since(Instant::now()));
+                },
+            );
         }
+        drop(told);
+        // Ends when all have dropped their end, or late.
+        let _ = done.recv_timeout(SURVEY_TIME);
     }
 }
 

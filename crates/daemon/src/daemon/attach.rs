@@ -6,7 +6,9 @@
 //! before the first write, any change of the origin is somebody else's; later in a disk's life
 //! the comparison of cached blocks has to tell.
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,18 +33,16 @@ use crate::life::{Event, Life, Unserved};
 use crate::origin;
 use crate::pool::Pool;
 use crate::size::human;
+use crate::spot::Mounts;
 use crate::table::{Purpose, Slots};
+use crate::workers::{Class, Spot};
 
-/// Origins opened side by side at start.
-pub(super) const ATTACH_THREADS: usize = 16;
 /// Longest a start waits for origins; those that are slower appear later.
 const ATTACH_TIME: Duration = Duration::from_secs(5);
-/// How often missing origins are looked for.
-const RETRY_TIME: Duration = Duration::from_secs(1);
-/// Longest wait between two attempts to open an origin that is there but will not open.
+/// Wait before another attempt to open an origin that is there but will not open; it doubles ...
+const PATIENCE: Duration = Duration::from_secs(1);
+/// ... up to this.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
-/// How often the sizes of attached origins are looked at.
-const SIZE_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for the last user of an origin that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Longest wait for its being closed, which on a mount that hangs never ends. A process that opens
@@ -162,17 +162,36 @@ pub(super) fn shrank(size: u64, now: u64) -> String {
     )
 }
 
-/// Does on a thread of its own what an origin may hold up.
-pub(super) fn aside(work: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::Builder::new()
-        .name("hearth-attach".to_owned())
-        .spawn(work);
-    if let Err(e) = thread {
-        tracing::error!("cannot start a thread: {e}; the disk is tried again later");
+/// The sizes of the origins at a spot are being looked at, until dropped.
+struct Measuring {
+    daemon: Arc<Daemon>,
+    spot: Spot,
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        lock(&self.daemon.measuring).remove(&self.spot);
     }
 }
 
+/// Spots where sizes are being looked at.
+pub(super) type MeasuredSpots = Mutex<BTreeSet<Spot>>;
+
 impl Daemon {
+    /// Does on a thread of its own what may get stuck at `spot`. Who does so may rely
+    /// only on jobs of a later class than its own: there is always room for those.
+    pub(super) fn aside(&self, spot: &Spot, class: Class, work: impl FnOnce() + Send + 'static) {
+        if let Err(e) = self.workers.run(spot, class, work) {
+            tracing::error!("{e}; {}", e.remedy());
+        }
+    }
+
+    /// Where closing a disk's origin may get stuck.
+    fn spot_by_id(&self, mounts: &Mounts, id: DiskId) -> Spot {
+        let origin = lock(&self.pool).record(id).map(|r| r.origin.clone());
+        origin.map_or_else(|| Spot::new(format!("disk {id}")), |o| mounts.spot_of(&o))
+    }
+
     /// Attaches every disk of the registry; those that cannot be are listed with the reason.
     ///
     /// Origins are opened side by side, and one that does not answer (a dead network mount)
@@ -193,30 +212,40 @@ impl Daemon {
         }
         drop(disks);
         self.survey(&records);
-        let end = Instant::now() + ATTACH_TIME;
-        for group in records.chunks(ATTACH_THREADS) {
-            let (told, done) = std::sync::mpsc::channel::<()>();
-            for record in group {
-                self.attach_aside(record, told.clone());
-            }
-            drop(told);
-            // Ends when all of the group have dropped their end, or late.
-            let _ = done.recv_timeout(end.saturating_duration_since(Instant::now()));
+        let (told, done) = channel::<()>();
+        let mounts = Mounts::now();
+        for record in &records {
+            self.attach_aside(&mounts, record, told.clone());
         }
+        drop(told);
+        // Ends when all have dropped their end, or late.
+        let _ = done.recv_timeout(ATTACH_TIME);
     }
 
     /// Attaches a disk on a thread of its own; drops `told` when done.
-    fn attach_aside(self: &Arc<Daemon>, record: &DiskRecord, told: std::sync::mpsc::Sender<()>) {
-        let Some(turn) = self.disks.turn(record.id, Purpose::Opening) else {
+    fn attach_aside(self: &Arc<Daemon>, mounts: &Mounts, record: &DiskRecord, told: Sender<()>) {
+        // Somebody is looking for it; it is tried again.
+        let Some(look) = self.begin_look(record.id) else {
             return;
         };
-        let (daemon, record) = (self.clone(), record.clone());
-        aside(move || {
-            // The daemon is stopping; what was opened is closed.
-            let _ = daemon.attach(&turn, record, None, Take::Free);
-            drop(turn);
+        let spot = mounts.spot_of(&record.origin);
+        self.aside(&spot, Class::Background, move || {
+            look.daemon.try_attach(look.id);
+            drop(look);
             drop(told);
         });
+    }
+
+    /// Attaches a disk that nobody changes, if that is still worth a try; false if it is not.
+    fn try_attach(self: &Arc<Daemon>, id: DiskId) -> bool {
+        let awaited = |disks: &Slots<Slot>| disks.by_id(id).is_some_and(|s| s.life.is_awaited());
+        // Somebody changing the disk goes first; then it may be gone or decided.
+        let Some(turn) = self.disks.turn_if(id, Purpose::Opening, awaited) else {
+            return false;
+        };
+        let record = lock(&self.pool).record(id).cloned();
+        // Fails when the daemon is stopping; what was opened is closed.
+        record.is_some_and(|record| self.attach(&turn, record, None, Take::Free).is_ok())
     }
 
     /// Opens a disk's origin, however long that takes, and attaches the disk, whatever comes of
@@ -247,28 +276,28 @@ impl Daemon {
         Ok(())
     }
 
-    /// Tries disks whose origin is missing or too small again, every few seconds, until the daemon
-    /// stops.
-    pub(super) fn watch_origins(self: &Arc<Daemon>) {
-        while self.wait_for_stop(RETRY_TIME).is_none() {
-            let now = Instant::now();
-            let disks = self.disks.lock();
-            let due = |slot: &Slot| slot.patience.is_none_or(|(next, _)| next <= now);
-            let awaited = disks.all().filter(|(id, slot)| {
-                slot.life.is_awaited() && due(slot) && disks.purpose(*id).is_none()
-            });
-            let awaited: Vec<DiskId> = awaited.map(|(id, _)| id).collect();
-            drop(disks);
-            for id in awaited {
-                self.retry_aside(id);
-            }
+    /// Begins to try disks again whose origin is missing or too small. Called by housekeeping.
+    pub(super) fn look_for_origins(self: &Arc<Daemon>) {
+        let now = Instant::now();
+        let disks = self.disks.lock();
+        let due = |slot: &Slot| slot.patience.is_none_or(|(next, _)| next <= now);
+        let awaited = disks.all().filter(|(id, slot)| {
+            slot.life.is_awaited() && due(slot) && !slot.looking && disks.purpose(*id).is_none()
+        });
+        let awaited: Vec<DiskId> = awaited.map(|(id, _)| id).collect();
+        drop(disks);
+        if awaited.is_empty() {
+            return;
         }
-    }
-
-    /// Tries a disk again on a thread of its own: one whose origin hangs keeps no other waiting.
-    fn retry_aside(self: &Arc<Daemon>, id: DiskId) {
-        if let Some(look) = self.begin_look(id) {
-            aside(move || look.daemon.retry(id));
+        let mounts = Mounts::now();
+        for id in awaited {
+            let record = lock(&self.pool).record(id).cloned();
+            if let Some(record) = record
+                && let Some(look) = self.begin_look(id)
+            {
+                let spot = mounts.spot_of(&record.origin);
+                self.aside(&spot, Class::Background, move || look.daemon.retry(id));
+            }
         }
     }
 
@@ -283,21 +312,40 @@ impl Daemon {
         })
     }
 
-    /// Looks whether origins shrink while attached, until the daemon stops. On a thread of its
-    /// own: the question may hang with the mount an origin is on.
-    pub(super) fn watch_sizes(&self) {
-        while self.wait_for_stop(SIZE_TIME).is_none() {
-            let disks = self.disks.lock();
-            let served = disks
-                .iter()
-                .filter_map(|(name, slot)| Some((name.to_owned(), slot.export.clone()?)));
-            let served: Vec<(String, Arc<DiskExport>)> = served.collect();
-            drop(disks);
-            for (name, export) in served {
-                if let Some(Ok(now)) = export.origin().file().map(BlockFile::current_size) {
-                    self.note_size(&name, &export, now);
-                }
+    /// Begins to look whether origins have shrunk while attached. Where the question hangs, it is asked
+    /// of nothing else that lies there until it is answered. Called by housekeeping.
+    pub(super) fn look_at_sizes(self: &Arc<Daemon>) {
+        let disks = self.disks.lock();
+        let served = disks.iter().filter_map(|(name, slot)| {
+            let export = slot.export.clone()?;
+            export.origin().file()?;
+            Some((name.to_owned(), export))
+        });
+        let served: Vec<(String, Arc<DiskExport>)> = served.collect();
+        drop(disks);
+        let mounts = Mounts::now();
+        let mut by_spot: BTreeMap<Spot, Vec<(String, Arc<DiskExport>)>> = BTreeMap::new();
+        for (name, export) in served {
+            let spot = mounts.spot_of_path(Path::new(&export.origin().name()));
+            by_spot.entry(spot).or_default().push((name, export));
+        }
+        for (spot, served) in by_spot {
+            if !lock(&self.measuring).insert(spot.clone()) {
+                continue;
             }
+            let daemon = self.clone();
+            let measuring = Measuring {
+                daemon: daemon.clone(),
+                spot: spot.clone(),
+            };
+            self.aside(&spot, Class::Background, move || {
+                for (name, export) in served {
+                    if let Some(Ok(now)) = export.origin().file().map(BlockFile::current_size) {
+                        daemon.note_size(&name, &export, now);
+                    }
+                }
+                drop(measuring);
+            });
         }
     }
 
@@ -316,14 +364,16 @@ impl Daemon {
             (Some(_), None) => tracing::info!(disk = %name, "the origin has its size back"),
             _ => {}
         }
-        slot.session.short = short;
+        if std::mem::replace(&mut slot.session.short, short) != short {
+            drop(disks);
+            self.disks.changed();
+        }
     }
 
     fn retry(self: &Arc<Daemon>, id: DiskId) {
         let Some(record) = lock(&self.pool).record(id).cloned() else {
             return;
         };
-        let awaited = |disks: &Slots<Slot>| disks.by_id(id).is_some_and(|s| s.life.is_awaited());
         let refused = self
             .disks
             .lock()
@@ -334,26 +384,18 @@ impl Daemon {
         if !origin::is_found(&record.origin, least) {
             return;
         }
-        // Somebody changing the disk goes first; then it may be gone or decided.
-        let Some(turn) = self.disks.turn_if(id, Purpose::Opening, awaited) else {
-            return;
-        };
-        let record = lock(&self.pool).record(id).cloned();
-        let Some(record) = record else { return };
-        if self.attach(&turn, record, None, Take::Free).is_err() {
+        if !self.try_attach(id) {
             return;
         }
         let mut disks = self.disks.lock();
         if let Some(slot) = disks.by_id_mut(id) {
             // An attempt may start a process, and says in the log what came of it.
             slot.patience = slot.life.is_awaited().then(|| {
-                let wait = slot.patience.map_or(RETRY_TIME, |(_, wait)| wait * 2);
+                let wait = slot.patience.map_or(PATIENCE, |(_, wait)| wait * 2);
                 let wait = wait.min(PATIENCE_MAX);
                 (Instant::now() + wait, wait)
             });
         }
-        drop(disks);
-        drop(turn);
     }
 
     /// Attaches a disk of the registry, whatever came of opening its origin. Nothing here waits for the
@@ -708,7 +750,7 @@ impl Daemon {
 
     /// Closes the origin of a disk the engine has let go, and waits for that, within bounds.
     pub(super) fn release(&self, id: u16) {
-        if let Some(closed) = self.begin_release(id) {
+        if let Some(closed) = self.begin_release(id, &Mounts::now()) {
             // Ends when it is closed.
             let _ = closed.recv_timeout(CLOSE_TIME);
         }
@@ -717,17 +759,22 @@ impl Daemon {
     /// The same for many disks, side by side.
     pub(super) fn release_all(&self, ids: &[u16]) {
         let end = Instant::now() + CLOSE_TIME;
-        for group in ids.chunks(ATTACH_THREADS) {
-            let closing: Vec<_> = group.iter().map(|id| self.begin_release(*id)).collect();
-            for closed in closing.into_iter().flatten() {
-                let _ = closed.recv_timeout(end.saturating_duration_since(Instant::now()));
-            }
+        let mounts = Mounts::now();
+        let begin = |id: &u16| self.begin_release(*id, &mounts);
+        let closing: Vec<_> = ids.iter().filter_map(begin).collect();
+        for closed in closing {
+            let _ = closed.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
+    }
+
+    /// The same without waiting.
+    pub(super) fn release_aside(&self, id: u16) {
+        drop(self.begin_release(id, &Mounts::now()));
     }
 
     /// Closes an origin on a thread of its own: on a mount that hangs, closing hangs as well. The
     /// other end of what is returned is dropped when it is done.
-    pub(super) fn begin_release(&self, id: u16) -> Option<Receiver<()>> {
+    fn begin_release(&self, id: u16, mounts: &Mounts) -> Option<Receiver<()>> {
         let device = self.targets.set(Target::Origin(id), None)?;
         self.poke();
         let (told, closed) = sync_channel(1);
@@ -740,12 +787,7 @@ impl Daemon {
             }
             drop(told);
         };
-        let thread = std::thread::Builder::new()
-            .name("hearth-close".to_owned())
-            .spawn(work);
-        if let Err(e) = thread {
-            tracing::error!("cannot start a thread: {e}; an origin was closed without waiting");
-        }
+        self.aside(&self.spot_by_id(mounts, id), Class::Due, work);
         Some(closed)
     }
 
@@ -801,6 +843,7 @@ fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
 mod tests {
     use super::super::{StopReason, testing};
     use super::*;
+    use crate::api::server::Control;
 
     fn waiting() -> Unserved {
         Unserved::Waiting(Error::unavailable(
@@ -853,6 +896,34 @@ mod tests {
         assert_eq!(attach(&daemon, record, opened), None);
         let told = daemon.with_slot("old", |slot| Ok(slot.session.notices.concat()));
         assert!(told.unwrap().contains("raw bytes are served"));
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    /// A look that hangs is for one spot only.
+    #[test]
+    fn sizes_are_looked_at_where_nobody_looks_yet() {
+        let (dir, daemon) = testing::with_disk("a");
+        let elsewhere = tempfile::tempdir().unwrap();
+        daemon.add(testing::disk(elsewhere.path(), "b")).unwrap();
+        let spot = crate::spot::of(dir.path().join("a.raw").to_str().unwrap());
+        lock(&daemon.measuring).insert(spot.clone());
+        for origin in [dir.path().join("a.raw"), elsewhere.path().join("b.raw")] {
+            let file = std::fs::File::options().write(true).open(origin).unwrap();
+            file.set_len(8 << 20).unwrap();
+        }
+        // Far longer than it takes.
+        let limit = Duration::from_secs(60);
+        let shrinks = |name: &str| {
+            let short = |disks: &mut Slots<Slot>| disks.get(name)?.session.short;
+            daemon.disks.wait(limit, short)
+        };
+        daemon.look_at_sizes();
+        assert_eq!(shrinks("b"), Some(8 << 20));
+        let short = daemon.with_slot("a", |slot| Ok(slot.session.short));
+        assert_eq!(short.unwrap(), None);
+        lock(&daemon.measuring).remove(&spot);
+        daemon.look_at_sizes();
+        assert_eq!(shrinks("a"), Some(8 << 20));
         daemon.shut_down(StopReason::Signal).unwrap();
     }
 

@@ -267,7 +267,7 @@ impl Daemon {
         self.attach(&turn, record, None, Take::Free)
     }
 
-    fn with_record(&self, name: &str) -> Result<DiskRecord> {
+    pub(super) fn with_record(&self, name: &str) -> Result<DiskRecord> {
         let id = self.with_slot(name, |slot| Ok(slot.id))?;
         let pool = lock(&self.pool);
         pool.record(id).cloned().ok_or_else(|| Error::no_disk(name))

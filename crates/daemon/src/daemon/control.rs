@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearth_engine::DiskStatus;
 use hearth_engine::api::{DISK_MAX, OriginState};
@@ -33,14 +33,14 @@ use crate::pool::Pool;
 use crate::rundir::nbd_socket;
 use crate::settings;
 use crate::size::human;
+use crate::spot;
 use crate::table::{Purpose, Slots};
+use crate::workers::Spot;
 
 /// How long `set --trust flash` waits for what is dirty before it goes on in the background.
 const RECONCILE_TIME: Duration = Duration::from_secs(60);
 /// Most damaged ranges that are named one by one.
 const ROTTEN_NAMED: usize = 8;
-/// How often it looks.
-const RECONCILE_POLL: Duration = Duration::from_millis(10);
 
 /// How long a client that closes its connection may take to be gone: scripts remove a disk right
 /// after the program that used it.
@@ -368,36 +368,38 @@ impl Daemon {
 
     /// Gives clients of a disk, or of all, that have just gone the moment it takes to notice.
     fn let_clients_go(&self, name: Option<&str>) {
-        let end = Instant::now() + GONE_TIME;
         let used = || {
             self.disks.lock().iter().any(|(disk, slot)| {
                 name.is_none_or(|name| name == disk)
                     && slot.export().is_some_and(|e| e.clients().connections() > 0)
             })
         };
-        while used() && Instant::now() < end {
-            std::thread::sleep(RECONCILE_POLL);
-        }
+        let gone = || (!used()).then_some(());
+        // Who is still there is told of to whoever asked.
+        let _ = self.crowd.wait(GONE_TIME, gone);
     }
 
     /// Waits until a disk being reconciled is served, for a while. Fails at once if it cannot be, because
     /// part of what is to win is lost.
     fn wait_reconciled(&self, name: &str) -> Result<()> {
-        let end = Instant::now() + RECONCILE_TIME;
-        let going_on = || {
-            let disks = self.disks.lock();
+        // Housekeeping looks how far it is.
+        let ended = self.disks.wait(RECONCILE_TIME, |disks| {
             let slot = disks.get(name);
-            slot.is_some_and(|slot| slot.life == Life::Reconciling)
-        };
-        while going_on() && Instant::now() < end && self.not_stopping().is_ok() {
-            let id = self.with_slot(name, |slot| Ok(slot.id))?;
-            let status = self.engine.status(id).unwrap_or_default();
-            if status.only_lost_left && going_on() {
-                return Err(rotten(name, &status));
+            match slot.filter(|slot| slot.life == Life::Reconciling) {
+                Some(slot) if self.not_stopping().is_ok() => slot.session.stranded.clone().map(Err),
+                _ => Some(Ok(())),
             }
-            std::thread::sleep(RECONCILE_POLL);
-        }
-        Ok(())
+        });
+        ended.unwrap_or(Ok(()))
+    }
+
+    /// Waits until a disk whose removal was begun is gone; false if that takes longer than `limit`.
+    pub fn wait_gone(&self, name: &str, limit: Duration) -> bool {
+        let gone = self.disks.wait(limit, |disks| {
+            let known = disks.get(name).is_some_and(|slot| slot.life.is_known());
+            (!known).then_some(())
+        });
+        gone.is_some()
     }
 
     fn apply(&self, name: &str, set: &DiskSet) -> Result<()> {
@@ -494,6 +496,11 @@ impl Control for Arc<Daemon> {
 
     fn disk(&self, name: &str) -> Result<DiskInfo> {
         self.disk_info(name)
+    }
+
+    fn spot_of(&self, name: &str) -> Result<Spot> {
+        self.with_record(name)
+            .map(|record| spot::of(&record.origin))
     }
 
     fn add(&self, disk: DiskAdd) -> Result<DiskInfo> {
@@ -669,6 +676,10 @@ impl Control for Arc<Daemon> {
                 "there is nothing to accept",
             ));
         }
+        self.with_slot(name, |slot| {
+            slot.session.stranded = None;
+            Ok(())
+        })?;
         tracing::warn!(disk = %name, blocks, "lost blocks accepted; they read as the origin has them");
         self.poke();
         // One that waited for this is served now.

@@ -330,7 +330,7 @@ impl Daemon {
         if wait {
             self.release(id);
         } else {
-            drop(self.begin_release(id));
+            self.release_aside(id);
         }
     }
 

@@ -20,9 +20,8 @@ use crate::degraded::Degraded;
 use crate::error::Error;
 use crate::notify::Notify;
 use crate::size::human;
+use crate::workers::{Class, Spot};
 
-/// How often the flash file is looked at.
-const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The first repetition of what was said about the flash; then ever later ...
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 /// ... up to this.
@@ -35,9 +34,12 @@ const GIVE_UP_TIME: Duration = Duration::from_secs(5);
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// A stop that empties the flash gives up after so long without any progress.
 const EMPTY_STALL: Duration = Duration::from_secs(30);
-/// How often it looks, and how often it says how far it is.
-const EMPTY_POLL: Duration = Duration::from_millis(20);
+/// How often it looks at most, and how often it says how far it is.
+const EMPTY_PACE: Duration = Duration::from_millis(20);
 const EMPTY_TELL: Duration = Duration::from_secs(10);
+
+/// Where a look at the flash file may get stuck.
+const FLASH: &str = "the flash";
 
 /// What is known of the flash beyond what the engine knows.
 pub(super) struct FlashWatch {
@@ -64,10 +66,21 @@ struct State {
     moved: Option<String>,
     settle_at: Option<Instant>,
     told: Option<Told>,
+    /// The flash file is being looked at.
+    looking: bool,
     /// A note of the failure is being written beside the flash.
     marking: bool,
     /// It could not be, and that was said.
     unmarked: bool,
+}
+
+/// The flash file is being looked at, until dropped.
+struct FlashLook(Arc<Daemon>);
+
+impl Drop for FlashLook {
+    fn drop(&mut self) {
+        lock(&self.0.flash.state).looking = false;
+    }
 }
 
 /// What was said, and when it is said again.
@@ -145,12 +158,16 @@ fn misplaced(path: &Path, now: &Standing) -> Option<String> {
 }
 
 impl Daemon {
-    /// Looks at the flash file until the daemon stops. On a thread of its own: the question may hang
-    /// with the file system.
-    pub(super) fn watch_flash(&self) {
-        while self.wait_for_stop(LOOK_TIME).is_none() {
-            self.look_at_flash();
+    /// Begins to look at the flash file, unless it is still being looked at: the question may hang with the
+    /// file system. Called by housekeeping.
+    pub(super) fn look_at_flash_aside(self: &Arc<Daemon>) {
+        if std::mem::replace(&mut lock(&self.flash.state).looking, true) {
+            return;
         }
+        let looking = FlashLook(self.clone());
+        self.aside(&Spot::new(FLASH), Class::Due, move || {
+            looking.0.look_at_flash()
+        });
     }
 
     pub(super) fn look_at_flash(&self) {
@@ -391,9 +408,8 @@ impl Daemon {
                 Err(_) => {}
             }
         };
-        let thread = std::thread::Builder::new().name("hearth-marker".to_owned());
-        if let Err(e) = thread.spawn(work) {
-            tracing::error!("cannot start a thread: {e}; tried again");
+        if let Err(e) = self.workers.run(&Spot::new(FLASH), Class::Due, work) {
+            tracing::error!("{e}; tried again");
             lock(&self.flash.state).marking = false;
         }
     }
@@ -507,9 +523,10 @@ impl Daemon {
                 );
                 tell_at = Instant::now() + EMPTY_TELL;
             }
-            std::thread::sleep(EMPTY_POLL);
-            let now = left(&self.engine);
-            if now < least {
+            let rest = EMPTY_STALL.saturating_sub(moved_at.elapsed());
+            let less = || Some(left(&self.engine)).filter(|now| *now < least);
+            let time = rest.min(tell_at.saturating_duration_since(Instant::now()));
+            if let Some(now) = self.bell.wait(time, EMPTY_PACE, less) {
                 (least, moved_at) = (now, Instant::now());
             }
             if extended_at.elapsed() >= EMPTY_TELL && moved_at > extended_at {

@@ -2,52 +2,70 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
 use hearth_io::BLOCK;
 
-use super::attach::aside;
+use super::control::rotten;
 use super::course::Turn;
 use super::{Daemon, StopReason, lock, trouble};
 use crate::api::stats::{Counters, FlashCounters};
 use crate::api::types::DrainProgress;
 use crate::life::{Event, Life, Stage};
 use crate::table::Purpose;
+use crate::workers::{Class, Spot};
 
-/// Time between two rounds while something is going on.
+/// How often missing origins are looked for.
+const ORIGINS_TIME: Duration = Duration::from_secs(1);
+/// How often the sizes of attached origins are looked at.
+const SIZES_TIME: Duration = Duration::from_secs(5);
+/// How often the flash file is looked at.
+const FLASH_TIME: Duration = Duration::from_secs(1);
+/// Time between two rounds while something is going on. What is shown of it is a rate over time.
 const ROUND_BUSY: Duration = Duration::from_millis(20);
 /// Time between two rounds otherwise.
 const ROUND_IDLE: Duration = Duration::from_millis(500);
 
-impl Daemon {
-    /// Starts a thread of its own: looking for a file may hang with the mount it is on.
-    fn spawn_watch(self: &Arc<Daemon>, name: &str, watch: fn(&Arc<Daemon>), without: &str) {
-        let daemon = self.clone();
-        let thread = std::thread::Builder::new().name(name.to_owned());
-        if let Err(e) = thread.spawn(move || watch(&daemon)) {
-            tracing::error!("cannot start a thread: {e}; {without}");
-        }
+/// Something that is done every now and then.
+struct Every {
+    time: Duration,
+    next: Instant,
+}
+
+impl Every {
+    fn new(time: Duration) -> Every {
+        let next = Instant::now() + time;
+        Every { time, next }
     }
 
-    /// Does what is due until the daemon is told to stop; returns why it was.
+    fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = now >= self.next;
+        if due {
+            self.next = now + self.time;
+        }
+        due
+    }
+}
+
+impl Daemon {
+    /// Does what is due until the daemon is told to stop; returns why it was. Looking at a file may hang
+    /// with the mount it is on, so that is only begun here.
     pub fn housekeeping(self: &Arc<Daemon>) -> StopReason {
-        self.spawn_watch(
-            "hearth-origins",
-            Daemon::watch_origins,
-            "missing origins are not looked for",
-        );
-        self.spawn_watch(
-            "hearth-sizes",
-            |d| d.watch_sizes(),
-            "origins that shrink are not noticed",
-        );
-        self.spawn_watch(
-            "hearth-flash",
-            |d| d.watch_flash(),
-            "a flash file that is removed is not noticed",
-        );
+        let mut origins = Every::new(ORIGINS_TIME);
+        let mut sizes = Every::new(SIZES_TIME);
+        let mut flash = Every::new(FLASH_TIME);
         loop {
+            if origins.is_due() {
+                self.look_for_origins();
+            }
+            if sizes.is_due() {
+                self.look_at_sizes();
+            }
+            if flash.is_due() {
+                self.look_at_flash_aside();
+            }
             self.flash_round();
             self.fence_round();
             let busy = self.jobs_round();
@@ -107,12 +125,19 @@ impl Daemon {
 
     /// Looks how far one disk is.
     fn look_how_far(self: &Arc<Daemon>, turn: Turn) {
-        match self.progress_of(turn.id()) {
+        let progress = self.progress_of(turn.id());
+        // Who waits for it looks at how far it is.
+        self.disks.changed();
+        match progress {
             None => {}
             // Closing an origin may wait for a mount that hangs.
             Some(Event::AtRest) => {
                 let daemon = self.clone();
-                aside(move || daemon.tell(&turn, Event::AtRest));
+                let spot = Spot::new(format!("disk {}", turn.id()));
+                // Not taken: the next round comes to it again.
+                self.aside(&spot, Class::Asked, move || {
+                    daemon.tell(&turn, Event::AtRest)
+                });
             }
             Some(event) => self.tell(&turn, event),
         }
@@ -134,6 +159,8 @@ impl Daemon {
             bytes_per_second: estimate.rate * BLOCK as f64,
             eta_seconds: estimate.eta,
         });
+        slot.session.stranded = (slot.life == Life::Reconciling && status.only_lost_left)
+            .then(|| rotten(&slot.name, &status));
         match &slot.life {
             Life::Reconciling => status.drained.then_some(Event::Drained),
             Life::Served { flushing: true } => trouble::only_lost_left(&slot.name, &status)

@@ -38,6 +38,7 @@ use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 
 use crate::api::stats::{FlashCounters, StuckThread};
 use crate::api::types::Recovery;
+use crate::bell::Bell;
 use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
@@ -48,14 +49,15 @@ use crate::memory::NbdLimits;
 use crate::pool::Pool;
 use crate::table::Table;
 use crate::windows::Windows;
+use crate::workers::Workers;
 
 use slot::Slot;
 pub use stop::StopReason;
 
 /// Longest a control operation waits for a disk's I/O to come to rest.
 const REST_TIME: Duration = Duration::from_secs(30);
-/// How often it looks.
-const REST_POLL: Duration = Duration::from_millis(2);
+/// Least time between two looks whether it has: I/O of other disks ends all the time.
+const REST_PACE: Duration = Duration::from_millis(2);
 
 /// How much may be written to flash in the long run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,18 +115,29 @@ pub struct Options {
     pub exit_when_room: Option<Duration>,
 }
 
-/// The engine, as the data threads call it.
-struct Shared(Arc<Engine>);
+/// The engine, as the data threads call it. They ring for those who wait for something of it.
+struct Shared {
+    engine: Arc<Engine>,
+    bell: Arc<Bell>,
+}
 
 impl BlockEngine for Shared {
     fn submit(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
-        self.0.submit(now_ns, reqs, fx);
+        self.engine.submit(now_ns, reqs, fx);
+        self.bell.ring();
     }
     fn io_done(&self, now_ns: u64, dones: &mut Vec<IoDone>, fx: &mut Effects) {
-        self.0.io_done(now_ns, dones, fx);
+        self.engine.io_done(now_ns, dones, fx);
+        self.bell.ring();
     }
     fn tick(&self, now_ns: u64, fx: &mut Effects) -> Option<u64> {
-        self.0.tick(now_ns, fx)
+        let before = fx.ios.len() + fx.completions.len();
+        let next = self.engine.tick(now_ns, fx);
+        // Who waits has the thread look at what was asked, each time: nothing new is no news.
+        if fx.ios.len() + fx.completions.len() > before {
+            self.bell.ring();
+        }
+        next
     }
 }
 
@@ -134,6 +147,10 @@ pub struct Daemon {
     engine: Arc<Engine>,
     targets: Arc<Targets>,
     reactors: Arc<Reactors>,
+    /// Rung when the engine has done something.
+    bell: Arc<Bell>,
+    /// For all that an origin, or where it lies, can hold up.
+    workers: Arc<Workers>,
     observer: Arc<Observer>,
     exports: Arc<ExportTable>,
     /// Connections of all disks' clients.
@@ -160,6 +177,8 @@ pub struct Daemon {
     stuck: Mutex<Vec<StuckThread>>,
     /// Second at which shares of disks that follow the advice are next looked at.
     auto_due: AtomicU64,
+    /// Where the sizes of origins are being looked at.
+    measuring: attach::MeasuredSpots,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -212,7 +231,8 @@ impl Daemon {
         let place = pool.media().file();
         let place = place.map_or_else(Vec::new, |f| crate::place::notices(pool.path(), f));
         let engine = Arc::new(engine);
-        let owners = admission::Owners::new(pool.info().uuid, host_name());
+        let workers = Arc::<Workers>::default();
+        let owners = admission::Owners::new(pool.info().uuid, host_name(), workers.clone());
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
         let nbd = NbdLimits::of(options.nbd_memory, pool.registry().disks.len())?;
@@ -231,8 +251,13 @@ impl Daemon {
                 "check the limit on processes",
             )
         })?;
+        let bell = Arc::<Bell>::default();
+        let shared = Shared {
+            engine: engine.clone(),
+            bell: bell.clone(),
+        };
         let reactors = Reactors::start_watched(
-            Arc::new(Shared(engine.clone())),
+            Arc::new(shared),
             targets.clone(),
             config,
             Some(observer.clone() as Arc<dyn Watcher>),
@@ -244,6 +269,8 @@ impl Daemon {
             engine,
             targets,
             reactors,
+            bell,
+            workers,
             observer,
             exports: Arc::default(),
             crowd: Arc::new(Crowd::new(nbd.connections as u64)),
@@ -263,6 +290,7 @@ impl Daemon {
             beats: AtomicU64::new(0),
             stuck: Mutex::default(),
             auto_due: AtomicU64::new(advice::AUTO_SECONDS),
+            measuring: attach::MeasuredSpots::default(),
         });
         daemon.attach_all();
         Ok(daemon)
@@ -276,6 +304,11 @@ impl Daemon {
     /// The data threads, to give them listening sockets.
     pub fn reactors(&self) -> &Arc<Reactors> {
         &self.reactors
+    }
+
+    /// The threads for what may block.
+    pub fn workers(&self) -> &Arc<Workers> {
+        &self.workers
     }
 
     /// Seconds since the start.
@@ -295,27 +328,23 @@ impl Daemon {
         what: &str,
         mut attempt: impl FnMut() -> std::result::Result<T, ControlError>,
     ) -> Result<T> {
-        let end = Instant::now() + REST_TIME;
-        loop {
-            match attempt() {
-                // Whoever stops does not wait for what may be waiting for an origin.
-                Err(ControlError::Busy)
-                    if Instant::now() < end && !self.stopping.load(Ordering::Relaxed) =>
-                {
-                    self.poke();
-                    std::thread::sleep(REST_POLL);
-                }
-                Err(ControlError::Busy) => {
-                    return Err(Error::unavailable(
-                        format!(
-                            "cannot {what}: its I/O did not end within {} s",
-                            REST_TIME.as_secs()
-                        ),
-                        "look for an origin or flash that hangs, and try again",
-                    ));
-                }
-                other => return other.map_err(|e| control_error(what, e)),
+        let ended = self.bell.wait(REST_TIME, REST_PACE, || match attempt() {
+            // Whoever stops does not wait for what may be waiting for an origin.
+            Err(ControlError::Busy) if !self.stopping.load(Ordering::Relaxed) => {
+                self.poke();
+                None
             }
+            other => Some(other),
+        });
+        match ended {
+            None | Some(Err(ControlError::Busy)) => Err(Error::unavailable(
+                format!(
+                    "cannot {what}: its I/O did not end within {} s",
+                    REST_TIME.as_secs()
+                ),
+                "look for an origin or flash that hangs, and try again",
+            )),
+            Some(outcome) => outcome.map_err(|e| control_error(what, e)),
         }
     }
 

@@ -26,6 +26,8 @@ pub(super) struct Session {
     pub(super) notices: Vec<String>,
     pub(super) progress: Progress,
     pub(super) shown: Option<DrainProgress>,
+    /// Why what waited on flash cannot all reach the origin, although it is to win.
+    pub(super) stranded: Option<Error>,
     /// Why the last flush or removal ended before it was done.
     pub(super) incomplete: Option<Error>,
     /// Bytes of flash advised to be kept for it.
@@ -50,6 +52,7 @@ impl Session {
             notices: Vec::new(),
             progress: Progress::default(),
             shown: None,
+            stranded: None,
             incomplete: None,
             share: None,
             kept: 0,

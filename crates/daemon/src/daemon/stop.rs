@@ -15,6 +15,8 @@ use super::{Daemon, lock, trouble};
 use crate::error::{Error, Kind, Result};
 use crate::notify::{Notify, STOP_EXTENSION};
 use crate::origin;
+use crate::spot::Mounts;
+use crate::workers::{Class, Spot};
 
 /// Longest wait for the engine to come to rest.
 const IDLE_TIME: Duration = Duration::from_secs(30);
@@ -27,10 +29,8 @@ const CHANGES_TIME: Duration = Duration::from_secs(15);
 const CHANGES_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for what the origins look like.
 const PROMISE_TIME: Duration = Duration::from_secs(30);
-/// Origins looked at side by side.
-const PROMISE_THREADS: usize = 16;
-/// How often is looked.
-const POLL: Duration = Duration::from_millis(5);
+/// Least time between two looks at how far the engine is.
+const PACE: Duration = Duration::from_millis(5);
 
 /// Why the daemon stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ impl Daemon {
         self.stop_changed.notify_all();
         // Whoever waits for a disk looks whether there is anything to wait for.
         self.disks.changed();
+        self.bell.ring();
     }
 
     /// Has housekeeping come round at once: something has begun.
@@ -96,6 +97,7 @@ impl Daemon {
         // Operations that still wait for an origin find this when they come back.
         self.stopping.store(true, Ordering::Relaxed);
         self.disks.changed();
+        self.bell.ring();
         // Not hurried at once: clients whose requests wait for a server are better cut off, and come
         // again, than told of an error.
         let still = self.disks.close(CHANGES_PATIENCE.min(changes_time)) || {
@@ -115,16 +117,10 @@ impl Daemon {
         }
         self.engine.quiesce(true);
         self.poke();
-        let begin = Instant::now();
-        let mut idle = false;
         // Where nothing can be vouched for anyway, the engine need not come to rest.
         let limit = if ended { IDLE_TIME } else { Duration::ZERO };
-        while !idle && begin.elapsed() < limit {
-            idle = self.engine.idle();
-            if !idle {
-                std::thread::sleep(POLL);
-            }
-        }
+        let at_rest = || self.engine.idle().then_some(());
+        let idle = self.bell.wait(limit, PACE, at_rest).is_some();
         let ended = self.reactors.stop() && ended;
         // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
         // for.
@@ -193,30 +189,28 @@ impl Daemon {
         }
         self.poke();
         let end = Instant::now() + EXPORT_TIME;
-        let (notify, mut extend_at) = (Notify::from_env(), Instant::now());
-        while !disks
-            .iter()
-            .all(|id| self.engine.status(*id).is_none_or(|s| s.drained))
-        {
-            if Instant::now() >= end {
-                return Err(Error::unavailable(
-                    "the origins did not take everything within a day",
-                    "see why they are slow",
-                ));
-            }
-            if Instant::now() >= extend_at {
-                notify.stop_goes_on();
-                extend_at = Instant::now() + STOP_EXTENSION / 2;
-            }
-            for id in &disks {
-                let status = self.engine.status(*id).unwrap_or_default();
+        let look = || {
+            let mut drained = true;
+            for status in disks.iter().map(|id| (id, self.engine.status(*id))) {
+                let (id, Some(status)) = status else { continue };
                 if let Some(e) = trouble::only_lost_left(&self.name_of(*id), &status) {
-                    return Err(e);
+                    return Some(Err(e));
                 }
+                drained &= status.drained;
             }
-            std::thread::sleep(POLL);
+            drained.then_some(Ok(()))
+        };
+        let notify = Notify::from_env();
+        while Instant::now() < end {
+            notify.stop_goes_on();
+            if let Some(outcome) = self.bell.wait(STOP_EXTENSION / 2, PACE, look) {
+                return outcome;
+            }
         }
-        Ok(())
+        Err(Error::unavailable(
+            "the origins did not take everything within a day",
+            "see why they are slow",
+        ))
     }
 
     /// Records what the origins look like now that nobody writes them any more.
@@ -232,9 +226,17 @@ impl Daemon {
         });
         let attached: Vec<_> = attached.collect();
         drop(disks);
+        let mounts = Mounts::now();
+        let pool = lock(&self.pool);
+        let at_spot = attached.into_iter().filter_map(|(id, device)| {
+            let spot = mounts.spot_of(&pool.record(id)?.origin);
+            Some((id, spot, device))
+        });
+        let attached: Vec<_> = at_spot.collect();
+        drop(pool);
         // Not while the pool is held: it may take as long as the origin likes.
-        let served: Vec<u16> = attached.iter().map(|(id, _)| *id).collect();
-        let attached = identities(attached);
+        let served: Vec<u16> = attached.iter().map(|(id, ..)| *id).collect();
+        let attached = self.identities(attached);
         // What has something left on flash that is given up: if it answers again, it has what was dirty
         // before the guests wrote past it.
         let left: Vec<u16> = served
@@ -253,44 +255,39 @@ impl Daemon {
             Ok(())
         })
     }
-}
 
-/// What origins look like. Those that do not answer within bounds are left out: nothing is promised
-/// of them.
-fn identities(devices: Vec<(u16, Arc<Device>)>) -> Vec<(u16, OriginIdentity)> {
-    let end = Instant::now() + PROMISE_TIME;
-    let mut found = Vec::new();
-    for group in devices.chunks(PROMISE_THREADS) {
+    /// What origins look like. Those that do not answer within bounds are left out: nothing is promised
+    /// of them.
+    fn identities(&self, devices: Vec<(u16, Spot, Arc<Device>)>) -> Vec<(u16, OriginIdentity)> {
+        let end = Instant::now() + PROMISE_TIME;
         let (told, answers) = channel();
-        for (id, device) in group {
-            let (id, device, told) = (*id, device.clone(), told.clone());
-            let ask = move || {
+        let asked = devices.len();
+        for (id, spot, device) in devices {
+            let told = told.clone();
+            self.aside(&spot, Class::Due, move || {
                 let now = origin::identity(&device);
                 drop(device);
                 // Nobody listens any more if it came too late.
                 let _ = told.send((id, now));
-            };
-            let thread = std::thread::Builder::new().name("hearth-promise".to_owned());
-            if let Err(e) = thread.spawn(ask) {
-                tracing::error!("cannot start a thread: {e}; an origin is not vouched for");
-            }
+            });
         }
         drop(told);
         let mut answered = 0;
+        let mut found = Vec::new();
         while let Ok((id, now)) =
             answers.recv_timeout(end.saturating_duration_since(Instant::now()))
         {
             answered += 1;
             found.extend(now.map(|now| (id, now)));
         }
-        if answered < group.len() {
+        if answered < asked {
             tracing::warn!(
-                origins = group.len() - answered,
+                origins = asked - answered,
                 "some origins do not answer; whether they change from now on is judged by their content"
             );
         }
+        found
     }
-    found
 }
 
 #[cfg(test)]
