@@ -209,6 +209,19 @@ impl World<'_> {
         self.stuck("a life took too many steps")
     }
 
+    /// A step of time while something is waited for; what hangs goes on in the end.
+    fn pump_on(&mut self) -> Result<bool, String> {
+        let hung = self.hung() > 0;
+        if hung && self.rng.chance(1, HANG_STEPS) {
+            self.release_hung();
+        }
+        if self.pump()? {
+            return Ok(true);
+        }
+        self.release_hung();
+        Ok(hung)
+    }
+
     /// What hangs goes on in the end; in between time may pass.
     fn hang_on(&mut self) -> Outcome {
         if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
@@ -498,7 +511,7 @@ impl World<'_> {
             since_seq = self.subject()?.forget(id, &mut effects)?;
             self.effects = effects;
             self.handle_effects()?;
-            if since_seq.is_some() || !self.pump()? {
+            if since_seq.is_some() || !self.pump_on()? {
                 break;
             }
         }
@@ -782,7 +795,7 @@ impl World<'_> {
                 return Ok(());
             }
             self.late_comers()?;
-            if !self.pump()? {
+            if !self.pump_on()? {
                 return if done(self) {
                     Ok(())
                 } else {
