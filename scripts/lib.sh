@@ -36,3 +36,13 @@ use_rust() {
 
 # Where cargo puts what it builds.
 target_dir() { printf '%s' "${CARGO_TARGET_DIR:-$ROOT/target}"; }
+
+# Builds what users run, and has the end-to-end tests run that.
+release_for_tests() {
+    export RUST_LIB_BACKTRACE=0
+    use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
+    cd "$ROOT"
+    cargo build --release --locked -p hearth
+    HEARTH_BIN="$(target_dir)/release/hearth"
+    export HEARTH_BIN
+}
