@@ -35,16 +35,14 @@ pub fn run(global: &Global, args: &Advise) -> Outcome {
                 .collect(),
         };
         for name in names {
-            let set = DiskSet {
-                auto: Some(switch == Switch::On),
-                ..DiskSet::default()
-            };
+            let mut set = DiskSet::default();
+            set.settings.auto = Some(switch == Switch::On);
             let info: DiskInfo = client.patch(&disk_path(&name, ""), &set)?;
             if !global.json {
                 println!(
                     "disk {}: the flash kept for it {}",
                     plain(&info.name),
-                    if info.auto {
+                    if info.settings.auto {
                         "follows the advice"
                     } else {
                         "is what --min says"

@@ -63,7 +63,7 @@ pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
             args.over,
             &dir,
             &info.name,
-            info.read_only,
+            info.settings.read_only,
             installed,
         )?,
     };

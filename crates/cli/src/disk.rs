@@ -93,7 +93,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         "disk {} added: {}, {}",
         plain(&info.name),
         human(info.size),
-        info.mode.word()
+        info.settings.mode.word()
     );
     warn(&notices(&info));
     let socket = hearth_daemon::rundir::nbd_socket(&global.dir());
@@ -163,7 +163,7 @@ fn list(global: &Global, client: &Client) -> Outcome {
         table.row([
             plain(&d.name),
             state_text(d),
-            d.mode.word().to_owned(),
+            d.settings.mode.word().to_owned(),
             human(d.size),
             human(d.cached),
             human(d.dirty),
@@ -210,25 +210,25 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
         line("lies on", plain(file));
     }
     line("size", format!("{} ({} bytes)", human(d.size), d.size));
-    line("mode", d.mode.word().to_owned());
-    line("block size", human(d.block_size));
-    line("flash kept", limit(d.min, "none"));
+    line("mode", d.settings.mode.word().to_owned());
+    line("block size", human(d.settings.block_size));
+    line("flash kept", limit(d.settings.min, "none"));
     if let Some(share) = d.share {
         line("as advised", human(share));
-    } else if d.auto {
+    } else if d.settings.auto {
         line("as advised", "nothing yet".to_owned());
     }
-    line("flash limit", limit(d.max, "none"));
-    line("seq cutoff", limit(d.seq_cutoff, "none"));
+    line("flash limit", limit(d.settings.max, "none"));
+    line("seq cutoff", limit(d.settings.seq_cutoff, "none"));
     line(
         "read-only",
-        if d.read_only { "yes" } else { "no" }.to_owned(),
+        if d.settings.read_only { "yes" } else { "no" }.to_owned(),
     );
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line(
         "clients",
-        match d.client_limit {
+        match d.settings.clients {
             0 => d.clients.len().to_string(),
             limit => format!("{}, at most {limit} at a time", d.clients.len()),
         },
@@ -329,7 +329,11 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
     said(
         global,
         &info,
-        &format!("{}, {}{unchanged}", human(info.size), info.mode.word()),
+        &format!(
+            "{}, {}{unchanged}",
+            human(info.size),
+            info.settings.mode.word()
+        ),
     )
 }
 

@@ -443,13 +443,14 @@ mod tests {
         let server = dir.path().join("silent.sock");
         let silent = UnixListener::bind(&server).unwrap();
         let hung = (0..18).map(|n| {
-            add(&DiskAdd {
+            let mut disk = DiskAdd {
                 name: format!("silent{n}"),
                 origin: format!("nbd+unix:///{n}?socket={}", server.display()),
-                origin_timeout: Some(600.0),
                 sole_user: true,
                 ..DiskAdd::default()
-            })
+            };
+            disk.settings.origin_timeout = Some(600.0);
+            add(&disk)
         });
         let hung: Vec<UnixStream> = hung.collect();
         let most = crate::workers::RUNNING_MAX_SPOT[Class::Asked as usize];

@@ -3,19 +3,24 @@
 //! A setting is given on the command line or in the API, checked, kept in the pool's registry, told to
 //! the engine, the origin or the exports while the disk is served, and shown. All of that is in its row
 //! of [`SETTINGS`]; who adds, changes or shows disks goes through the rows and knows none of them.
-//! What is left to a new setting besides its row is the field it is kept in (`hearth_format::DiskRecord`)
-//! and its fields in the bodies of the API (`api/types.rs`), for which the tests below ask.
+//! The bodies of the API that carry settings ([`SettingsGiven`], [`SettingsChanged`], [`SettingsShown`]) are
+//! made from the same rows. What is left to a new setting besides its row is the field it is kept in
+//! (`hearth_format::DiskRecord`).
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use hearth_engine::api::{DiskConfig, Mode};
 use hearth_engine::{ControlError, Engine};
 use hearth_format::DiskRecord;
 use hearth_io::{BLOCK, Device};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
+use crate::api::types::CacheMode;
 use crate::error::{Error, Result};
 use crate::exports::DiskExport;
 use crate::origin;
@@ -84,77 +89,209 @@ const QUIET: Setting = Setting {
     engine: |_, _| Ok(()),
 };
 
-/// All settings, in the order they are shown.
-pub const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "mode",
+/// Makes the table of settings, and what the bodies of the API have of it.
+///
+/// Before a row stands what the API calls the setting, what its value is there, and how a record says it;
+/// with `fixed` if it cannot be changed later, and with `shown as` if the API has another name for it in a
+/// description of a disk.
+macro_rules! settings {
+    ($(
+        $(#[$about:meta])*
+        $name:ident: $value:ident $(, fixed $since:literal)? $(, shown as $shown:tt)?
+            = $get:expr, $row:expr;
+    )*) => {
+        /// All settings, in the order they are shown.
+        pub const SETTINGS: &[Setting] = &[$(
+            Setting {
+                name: stringify!($name),
+                get: |record| {
+                    let get: fn(&DiskRecord) -> $value = $get;
+                    json!(get(record))
+                },
+                ..$row
+            },
+        )*];
+
+        /// Settings of a disk to add; those that are absent are as they are by default.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+        pub struct SettingsGiven {
+            $(
+                $(#[$about])*
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $name: Option<$value>,
+            )*
+        }
+
+        /// Settings of a disk to change; those that are absent stay as they are.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+        pub struct SettingsChanged {
+            $(
+                $(#[$about])*
+                $(
+                    #[doc = $since]
+                    #[schema(ignore)]
+                )?
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $name: Option<$value>,
+            )*
+        }
+
+        /// Settings of a disk as they are. A daemon of before a setting does not tell it.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+        #[serde(default)]
+        pub struct SettingsShown {
+            $(
+                $(#[$about])*
+                $(#[serde(rename = $shown)])?
+                #[schema(required = true)]
+                pub $name: $value,
+            )*
+        }
+
+        impl SettingsShown {
+            /// What a record says.
+            pub fn of(record: &DiskRecord) -> SettingsShown {
+                SettingsShown {
+                    $($name: {
+                        let get: fn(&DiskRecord) -> $value = $get;
+                        get(record)
+                    },)*
+                }
+            }
+        }
+
+        settings!(takes SettingsGiven, true: $($name)*);
+        settings!(takes SettingsChanged, false: $($name)*);
+    };
+    // A body refuses what is no setting, so that a misspelt one is an error and not one silently left
+    // alone.
+    (takes $body:ident, $adds:literal: $($name:ident)*) => {
+        impl Named for $body {
+            const ADDS: bool = $adds;
+
+            fn take<'de, A: MapAccess<'de>>(
+                &mut self,
+                name: &str,
+                values: &mut A,
+            ) -> std::result::Result<bool, A::Error> {
+                $(if name == stringify!($name) {
+                    if self.$name.is_some() {
+                        return Err(A::Error::duplicate_field(stringify!($name)));
+                    }
+                    let value = values.next_value();
+                    self.$name = value.map_err(|e| A::Error::custom(format_args!("{name}: {e}")))?;
+                    return Ok(true);
+                })*
+                Ok(false)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $body {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<$body, D::Error> {
+                from.deserialize_map(Reading(PhantomData))
+            }
+        }
+    };
+}
+
+/// A body with settings as its fields.
+trait Named: Default {
+    /// It adds a disk, and may have those that cannot be changed.
+    const ADDS: bool;
+
+    /// Takes the value of a setting; false if there is none of that name.
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        name: &str,
+        values: &mut A,
+    ) -> std::result::Result<bool, A::Error>;
+}
+
+/// Reads a body's settings: all that is in it besides the fields of its own.
+struct Reading<B>(PhantomData<B>);
+
+impl<'de, B: Named> Visitor<'de> for Reading<B> {
+    type Value = B;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("settings of a disk")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> std::result::Result<B, A::Error> {
+        let mut body = B::default();
+        while let Some(name) = given.next_key::<String>()? {
+            let known = SETTINGS.iter().find(|s| s.name == name);
+            let fits = known.is_some_and(|s| B::ADDS || s.takes != Takes::Flag);
+            if !fits || !body.take(&name, &mut given)? {
+                return Err(A::Error::custom(format_args!("unknown field `{name}`")));
+            }
+        }
+        Ok(body)
+    }
+}
+
+settings! {
+    /// Cache mode.
+    mode: CacheMode = |record| mode_of(record.mode), Setting {
         takes: Takes::Mode,
         help: "Cache mode",
-        get: |record| json!(mode_of(record.mode)),
         set: |record, value| put(&mut record.mode, value, |mode| Ok(mode_to(mode))),
         engine: |engine, record| engine.set_mode(record.id, Mode::from(mode_of(record.mode))),
         ..QUIET
-    },
-    Setting {
-        name: "block_size",
+    };
+    /// Unit of filling in bytes: a power of two from 4096 to 1048576.
+    block_size: u64 = |record| block_size(record).into(), Setting {
         help: "Unit in which misses are filled, 4K to 1M",
         help_add: " [default: 4K]",
-        get: |record| json!(block_size(record)),
         set: |record, value| put(&mut record.block_size, value, check_block_size),
         engine: |engine, record| engine.set_block_size(record.id, block_size(record)),
         ..QUIET
-    },
+    };
     // What is kept for a disk depends on all others: `keep_shares` tells the engine.
-    Setting {
-        name: "min",
+    /// Bytes of flash kept for this disk: 0 or at least 4096.
+    min: u64 = |record| record.min_bytes, Setting {
         help: "Flash kept for this disk",
         help_add: " [default: none]",
-        get: |record| json!(record.min_bytes),
         set: |record, value| put(&mut record.min_bytes, value, Ok),
         check: check_limits,
         ..QUIET
-    },
-    Setting {
-        name: "max",
+    };
+    /// Most bytes of flash it may use, at least 4096; 0 means no limit.
+    max: u64 = |record| record.max_bytes, Setting {
         help: "Most flash it may use",
         help_set: "; 0 for no limit",
         help_add: " [default: no limit]",
-        get: |record| json!(record.max_bytes),
         set: |record, value| put(&mut record.max_bytes, value, Ok),
         check: check_limits,
         ..QUIET
-    },
-    Setting {
-        name: "seq_cutoff",
+    };
+    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
+    seq_cutoff: u64 = |record| record.seq_cutoff, Setting {
         help: "Sequential reads longer than this are not cached; 0 caches all",
         help_add: " [default: 1M]",
-        get: |record| json!(record.seq_cutoff),
         set: |record, value| put(&mut record.seq_cutoff, value, Ok),
         engine: |engine, record| engine.set_seq_cutoff(record.id, record.seq_cutoff),
         ..QUIET
-    },
-    Setting {
-        name: "read_only",
+    };
+    /// Refuse writes.
+    read_only: bool, fixed "Decided when the disk is added." = |record| record.read_only, Setting {
         takes: Takes::Flag,
         help: "Refuse writes",
-        get: |record| json!(record.read_only),
         set: |record, value| put(&mut record.read_only, value, Ok),
         ..QUIET
-    },
-    Setting {
-        name: "auto",
+    };
+    /// Let the flash kept for it follow the advice, within `min` and `max`.
+    auto: bool = |record| record.auto, Setting {
         takes: Takes::Switch,
         help: "Let the flash kept for it follow the advice, between --min and --max",
-        get: |record| json!(record.auto),
         set: |record, value| put(&mut record.auto, value, Ok),
         ..QUIET
-    },
-    Setting {
-        name: "origin_timeout",
+    };
+    /// Seconds that requests wait for an origin's server that is gone before they fail.
+    origin_timeout: f64 = |record| origin::timeout(record).as_secs_f64(), Setting {
         takes: Takes::Seconds,
         help: "Seconds that requests wait for an origin's server that is gone before they fail",
         help_add: " [default: 30]",
-        get: |record| json!(origin::timeout(record).as_secs_f64()),
         set: |record, value| put(&mut record.origin_timeout_ms, value, check_timeout),
         tell: |_, device, record| {
             if let Some(remote) = device.and_then(|d| d.as_remote()) {
@@ -162,12 +299,11 @@ pub const SETTINGS: &[Setting] = &[
             }
         },
         ..QUIET
-    },
-    Setting {
-        name: "clients",
+    };
+    /// Most clients (processes, not connections) at a time; 0, the default, means any number.
+    clients: u32, shown as "client_limit" = |record| record.clients, Setting {
         takes: Takes::Count,
         help: "Most clients at a time: processes, not connections; over TCP, hosts. 1 keeps a second virtual machine out, and live migration [default: 0, any number]",
-        get: |record| json!(record.clients),
         set: |record, value| put(&mut record.clients, value, Ok),
         tell: |export, _, record| {
             if let Some(export) = export {
@@ -175,8 +311,8 @@ pub const SETTINGS: &[Setting] = &[
             }
         },
         ..QUIET
-    },
-];
+    };
+}
 
 /// A record with what holds where nothing is said.
 pub(crate) fn defaults() -> DiskRecord {
@@ -376,27 +512,36 @@ mod tests {
         assert_eq!(record, defaults());
     }
 
-    /// Fields of a body of the API, from the document it is described by.
-    fn fields(schema: &str) -> Vec<String> {
-        let document: Value =
-            serde_json::from_str(include_str!("../../../docs/openapi.json")).unwrap();
-        let pointer = format!("/components/schemas/{schema}/properties");
-        let fields = document.pointer(&pointer).unwrap().as_object().unwrap();
-        fields.keys().cloned().collect()
-    }
-
     #[test]
     fn the_api_takes_and_shows_every_setting() {
-        let (add, set, info) = (fields("DiskAdd"), fields("DiskSet"), fields("DiskInfo"));
-        for Setting { name, takes, .. } in SETTINGS {
-            let name = (*name).to_owned();
-            assert!(add.contains(&name), "{name}");
-            assert_eq!(set.contains(&name), *takes != Takes::Flag, "{name}");
-            // Who the clients are has that name; the connection to an origin's server is told as a whole.
-            let elsewhere = ["clients", "origin_timeout"].contains(&name.as_str());
-            assert!(info.contains(&name) || elsewhere, "{name}");
+        let shown = serde_json::to_value(SettingsShown::of(&defaults())).unwrap();
+        assert_eq!(shown.as_object().unwrap().len(), SETTINGS.len());
+        for setting in SETTINGS {
+            let name = setting.name;
+            let body = json!({ name: setting.shown(&defaults()) });
+            let given: SettingsGiven = serde_json::from_value(body.clone()).unwrap();
+            assert_eq!(serde_json::to_value(given).unwrap(), body);
+            let changed = serde_json::from_value::<SettingsChanged>(body.clone());
+            match setting.takes {
+                Takes::Flag => assert!(changed.unwrap_err().to_string().contains(name)),
+                _ => assert_eq!(serde_json::to_value(changed.unwrap()).unwrap(), body),
+            }
+            let elsewhere = if name == "clients" {
+                "client_limit"
+            } else {
+                name
+            };
+            assert_eq!(shown[elsewhere], body[name], "{name}");
         }
-        // What is left are decisions about a disk, which are no settings: none is kept as it was given.
+    }
+
+    /// What else a change can ask for are decisions about a disk: none is kept as it was given.
+    #[test]
+    fn what_is_kept_is_in_the_table() {
+        let document: Value =
+            serde_json::from_str(include_str!("../../../docs/openapi.json")).unwrap();
+        let own = document.pointer("/components/schemas/DiskSet/allOf/1/properties");
+        let own: Vec<&String> = own.unwrap().as_object().unwrap().keys().collect();
         let decisions = [
             "allow_backing",
             "size_from_origin",
@@ -404,10 +549,36 @@ mod tests {
             "takeover",
             "trust",
         ];
-        let known = |name: &String| SETTINGS.iter().any(|s| s.name == name);
-        for name in set.iter().filter(|name| !known(name)) {
-            assert!(decisions.contains(&name.as_str()), "{name}");
-        }
+        assert_eq!(own, decisions);
+        let shown = document.pointer("/components/schemas/SettingsShown/properties");
+        assert!(shown.unwrap().get("client_limit").is_some());
+    }
+
+    #[test]
+    fn a_value_that_is_none_is_told_with_its_setting() {
+        let body =
+            |text: &str| serde_json::from_str::<SettingsChanged>(text).map_err(|e| e.to_string());
+        assert!(
+            body(r#"{"mode":"fast"}"#)
+                .unwrap_err()
+                .starts_with("mode: unknown variant `fast`")
+        );
+        assert!(
+            body(r#"{"min":-1}"#)
+                .unwrap_err()
+                .starts_with("min: invalid value")
+        );
+        assert!(
+            body(r#"{"moed":"off"}"#)
+                .unwrap_err()
+                .contains("unknown field `moed`")
+        );
+        assert!(
+            body(r#"{"min":1,"min":2}"#)
+                .unwrap_err()
+                .contains("duplicate field `min`")
+        );
+        assert_eq!(body(r#"{"min":null}"#), Ok(SettingsChanged::default()));
     }
 
     #[test]

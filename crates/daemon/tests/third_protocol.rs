@@ -291,12 +291,12 @@ fn a_third_protocol_takes_one_line() {
         let origin = dir.path().join(format!("{name}.raw"));
         let file = std::fs::File::create(&origin).unwrap();
         file.set_len(16 << 20).unwrap();
-        let disk = DiskAdd {
+        let mut disk = DiskAdd {
             name: name.to_owned(),
             origin: origin.display().to_string(),
-            clients: Some(1),
             ..DiskAdd::default()
         };
+        disk.settings.clients = Some(1);
         daemon.add(disk).unwrap()
     };
     add("before");

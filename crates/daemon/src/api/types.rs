@@ -1,7 +1,8 @@
 //! The bodies of the control API. The same types encode in the daemon and decode in its clients.
 //!
 //! Every request body refuses unknown fields, so that a misspelt setting is an error and not a
-//! setting silently left alone. Sizes are plain bytes.
+//! setting silently left alone. The settings of a disk in them are made from the table of settings
+//! (`settings.rs`). Sizes are plain bytes.
 
 use hearth_engine::api::Mode;
 use hearth_fault::Fault;
@@ -10,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::workload::Recording;
 use crate::error::Error;
+use crate::settings::{SettingsChanged, SettingsGiven, SettingsShown};
 
 /// An error: what is wrong and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -111,40 +113,15 @@ pub enum Trust {
 
 /// A disk to add.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct DiskAdd {
     /// Name, also the NBD export's: letters, digits, `-`, `_`, `.`; at most 64 bytes.
     pub name: String,
     /// The origin: the absolute path of a file or block device, or `nbd://HOST:PORT/EXPORT`,
     /// `nbd+unix:///EXPORT?socket=PATH`, or an image such as `qcow2:PATH` (docs/origins.md).
     pub origin: String,
-    /// Cache mode.
-    #[serde(default)]
-    pub mode: CacheMode,
-    /// Unit of filling in bytes: a power of two from 4096 to 1048576.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub block_size: Option<u64>,
-    /// Bytes of flash kept for this disk: 0 or at least 4096.
-    #[serde(default)]
-    pub min: u64,
-    /// Most bytes of flash it may use, at least 4096; 0 means no limit.
-    #[serde(default)]
-    pub max: u64,
-    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seq_cutoff: Option<u64>,
-    /// Refuse writes.
-    #[serde(default)]
-    pub read_only: bool,
-    /// Let the flash kept for it follow the advice, within `min` and `max`.
-    #[serde(default)]
-    pub auto: bool,
-    /// Seconds that requests wait for an origin's server that is gone before they fail.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin_timeout: Option<f64>,
-    /// Most clients (processes, not connections) at a time; 0, the default, means any number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clients: Option<u32>,
+    /// Its settings.
+    #[serde(flatten)]
+    pub settings: SettingsGiven,
     /// Nobody but this pool writes the origin: asked for where that cannot be seen (an NBD export,
     /// iSCSI, ssh, nfs://).
     #[serde(default)]
@@ -160,32 +137,10 @@ pub struct DiskAdd {
 
 /// Settings to change; what is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct DiskSet {
-    /// Cache mode.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<CacheMode>,
-    /// Unit of filling in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub block_size: Option<u64>,
-    /// Bytes of flash kept for this disk: 0 or at least 4096.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min: Option<u64>,
-    /// Most bytes of flash it may use, at least 4096; 0 means no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max: Option<u64>,
-    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seq_cutoff: Option<u64>,
-    /// Let the flash kept for it follow the advice, within `min` and `max`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub auto: Option<bool>,
-    /// Seconds that requests wait for an origin's server that is gone before they fail.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin_timeout: Option<f64>,
-    /// Most clients (processes, not connections) at a time; 0, the default, means any number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clients: Option<u32>,
+    /// The settings to change.
+    #[serde(flatten)]
+    pub settings: SettingsChanged,
     /// Take over the origin's present size, if it has grown.
     #[serde(default)]
     pub size_from_origin: bool,
@@ -309,24 +264,12 @@ pub struct DiskInfo {
     pub origin: String,
     /// Bytes.
     pub size: u64,
-    /// Cache mode.
-    pub mode: CacheMode,
-    /// Unit of filling in bytes.
-    pub block_size: u64,
-    /// Bytes of flash kept for this disk.
-    pub min: u64,
-    /// Most bytes of flash it may use; 0 means no limit.
-    pub max: u64,
-    /// The flash kept for it follows the advice, within `min` and `max`.
-    #[serde(default)]
-    pub auto: bool,
+    /// Its settings.
+    #[serde(flatten)]
+    pub settings: SettingsShown,
     /// Bytes of flash kept for it as advised, until the daemon stops or other advice is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<u64>,
-    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
-    pub seq_cutoff: u64,
-    /// Refuses writes.
-    pub read_only: bool,
     /// The image may name other files of this host, those of `chain`.
     #[serde(default)]
     pub allow_backing: bool,
@@ -355,9 +298,6 @@ pub struct DiskInfo {
     /// The clients; of very many, the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<ClientInfo>,
-    /// Most clients (processes, not connections) at a time; 0 means any number.
-    #[serde(default)]
-    pub client_limit: u32,
     /// The connection to the origin's server; absent for files and block devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<OriginLink>,
@@ -550,10 +490,8 @@ mod tests {
     #[test]
     fn unknown_fields_are_refused() {
         let ok = r#"{"name":"a","origin":"/a"}"#;
-        assert_eq!(
-            serde_json::from_str::<DiskAdd>(ok).unwrap().mode,
-            CacheMode::WriteBack
-        );
+        let least = serde_json::from_str::<DiskAdd>(ok).unwrap();
+        assert_eq!(least.settings, SettingsGiven::default());
         let typo = r#"{"name":"a","origin":"/a","blocksize":4096}"#;
         assert!(
             serde_json::from_str::<DiskAdd>(typo)

@@ -330,7 +330,7 @@ mod tests {
         assert!(refused.remedy.contains("--sole-user"), "{refused}");
         // Then it is only its server that is missing.
         for (sole_user, read_only) in [(true, false), (false, true)] {
-            (disk.sole_user, disk.read_only) = (sole_user, read_only);
+            (disk.sole_user, disk.settings.read_only) = (sole_user, Some(read_only));
             let missing = daemon.add(disk.clone()).unwrap_err();
             assert!(missing.what.contains("cannot connect"), "{missing}");
         }

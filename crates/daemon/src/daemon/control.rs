@@ -191,7 +191,12 @@ impl Daemon {
         self.not_stopping()?;
         check_name_free(&self.disks.lock(), &disk.name)?;
         let pool = lock(&self.pool);
-        check_share(pool.registry(), pool.capacity(), &disk.name, disk.min)?;
+        check_share(
+            pool.registry(),
+            pool.capacity(),
+            &disk.name,
+            disk.settings.min.unwrap_or(0),
+        )?;
         check_unclaimed(&pool, spec)
     }
 
@@ -409,7 +414,7 @@ impl Daemon {
             .cloned()
             .ok_or_else(|| Error::no_disk(name))?;
         let mut wanted = record.clone();
-        let changed = settings::change(&mut wanted, set)?;
+        let changed = settings::change(&mut wanted, &set.settings)?;
         let more = wanted.min_bytes > record.min_bytes;
         let mut pool = lock(&self.pool);
         let capacity = pool.capacity();
@@ -418,7 +423,7 @@ impl Daemon {
                 check_share(registry, capacity, name, wanted.min_bytes)?;
             }
             let record = registry.by_id_mut(id).ok_or_else(|| Error::no_disk(name))?;
-            settings::change(record, set)?;
+            settings::change(record, &set.settings)?;
             record.sole_user |= set.sole_user;
             Ok(record.clone())
         });
@@ -440,7 +445,7 @@ impl Daemon {
         for setting in &changed {
             setting.tell_engine(&self.engine, &record).map_err(failed)?;
         }
-        match set.auto {
+        match set.settings.auto {
             Some(true) => drop(self.apply_shares(Some(name))?),
             Some(false) => self.with_slot(name, |slot| {
                 slot.session.share = None;
@@ -511,15 +516,15 @@ impl Control for Arc<Daemon> {
             )
         })?;
         let mut record = settings::defaults();
-        settings::change(&mut record, &disk)?;
+        settings::change(&mut record, &disk.settings)?;
         let spec = origin::parse(&disk.origin)?;
-        origin::check_writable(&spec, disk.read_only)?;
+        origin::check_writable(&spec, record.read_only)?;
         self.check_new(&disk, &spec)?;
         self.check_unused(&disk.origin, &spec)?;
         let flash = lock(&self.pool).path().to_owned();
         origin::check_plain(&spec, &flash)?;
         let chain = self.new_chain(&spec, disk.allow_backing)?;
-        self.check_chain(&disk.name, &spec, &chain, disk.read_only)?;
+        self.check_chain(&disk.name, &spec, &chain, record.read_only)?;
         record = DiskRecord {
             name: disk.name.clone(),
             rules: RULES,
@@ -732,17 +737,13 @@ mod tests {
             Ok(())
         };
         lock(&daemon.pool).change(old).unwrap();
-        let cutoff = DiskSet {
-            seq_cutoff: Some(0),
-            ..DiskSet::default()
-        };
+        let mut cutoff = DiskSet::default();
+        cutoff.settings.seq_cutoff = Some(0);
         daemon.set("a", cutoff).unwrap();
-        let mut limits = DiskSet {
-            min: Some(8192),
-            ..DiskSet::default()
-        };
+        let mut limits = DiskSet::default();
+        limits.settings.min = Some(8192);
         daemon.set("a", limits.clone()).unwrap_err();
-        limits.max = Some(0);
+        limits.settings.max = Some(0);
         daemon.set("a", limits).unwrap();
         daemon.shut_down(StopReason::Signal).unwrap();
     }

@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::life::{Life, Unserved};
 use crate::origin;
 use crate::pool::mode_of;
+use crate::settings::SettingsShown;
 
 /// The state of an origin's server.
 fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
@@ -185,18 +186,8 @@ impl Daemon {
             id: slot.id,
             origin: record.origin.clone(),
             size: record.size,
-            mode: mode_of(record.mode),
-            block_size: if record.block_size == 0 {
-                BLOCK
-            } else {
-                u64::from(record.block_size)
-            },
-            min: record.min_bytes,
-            max: record.max_bytes,
-            auto: record.auto,
+            settings: SettingsShown::of(record),
             share: slot.session.share.map(|share| share.min(slot.session.kept)),
-            seq_cutoff: record.seq_cutoff,
-            read_only: record.read_only,
             allow_backing: record.allow_backing,
             chain: record.chain.clone(),
             state,
@@ -207,7 +198,6 @@ impl Daemon {
             dirty: status.owed_bytes(),
             connections: slot.export().map_or(0, |e| e.clients().connections()),
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
-            client_limit: record.clients,
             link,
             cannot_write_back,
             lost: status

@@ -312,22 +312,20 @@ mod tests {
         let socket = dir.path().join("silent.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let (adder, origin) = (daemon.clone(), testing::disk(dir.path(), "b").origin);
-        let silent = DiskAdd {
+        let mut silent = DiskAdd {
             name: "silent".to_owned(),
             origin: format!("nbd+unix:///x?socket={}", socket.display()),
-            origin_timeout: Some(600.0),
             sole_user: true,
             ..DiskAdd::default()
         };
+        silent.settings.origin_timeout = Some(600.0);
         let adding = std::thread::spawn(move || adder.add(silent));
         // Now it waits for a greeting.
         let connection = listener.accept().unwrap();
         let other = daemon.clone();
         within(move || {
-            let smaller = DiskSet {
-                max: Some(32 << 20),
-                ..DiskSet::default()
-            };
+            let mut smaller = DiskSet::default();
+            smaller.settings.max = Some(32 << 20);
             other.set("a", smaller).unwrap();
             let b = DiskAdd {
                 name: "b".to_owned(),
