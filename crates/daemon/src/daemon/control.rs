@@ -110,6 +110,9 @@ fn unused(name: &str, slot: &Slot) -> Result<()> {
 /// Refuses a minimum the flash, of `capacity` bytes, cannot hold beside the others'. Shares given as
 /// advised are no reason to: they give way to what owners set, in [`Daemon::keep_shares`].
 fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Result<()> {
+    if min == 0 {
+        return Ok(());
+    }
     let others: u64 = registry
         .disks
         .iter()
@@ -117,7 +120,7 @@ fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Resu
         .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
     // The rest stays everybody's: eviction needs blocks it may drop.
     let most = capacity / 8 * 7;
-    if min > 0 && others.saturating_add(min) > most {
+    if others.saturating_add(min) > most {
         return Err(Error::invalid(
             format!(
                 "{} cannot be kept for {name}: of the pool, {} can be kept in all, and {} are kept for other disks",

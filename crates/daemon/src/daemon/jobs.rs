@@ -26,6 +26,8 @@ const FLASH_TIME: Duration = Duration::from_secs(1);
 const ROUND_BUSY: Duration = Duration::from_millis(20);
 /// Time between two rounds otherwise.
 const ROUND_IDLE: Duration = Duration::from_millis(500);
+/// Least time between two looks at all disks; shorter than an idle round, so that none is left out.
+const LOOK_TIME: Duration = Duration::from_millis(400);
 
 /// Something that is done every now and then.
 struct Every {
@@ -56,6 +58,7 @@ impl Daemon {
         let mut origins = Every::new(ORIGINS_TIME);
         let mut sizes = Every::new(SIZES_TIME);
         let mut flash = Every::new(FLASH_TIME);
+        let mut looks = Every::new(LOOK_TIME);
         loop {
             if origins.is_due() {
                 self.look_for_origins();
@@ -67,11 +70,14 @@ impl Daemon {
                 self.look_at_flash_aside();
             }
             self.flash_round();
-            self.fence_round();
             let busy = self.jobs_round();
-            self.trouble_round();
-            self.sample();
-            self.auto_round();
+            // These look at every disk, which one that is being flushed or removed is no reason for.
+            if looks.is_due() {
+                self.fence_round();
+                self.trouble_round();
+                self.sample();
+                self.auto_round();
+            }
             self.beats.fetch_add(1, Ordering::Relaxed);
             if let Some(reason) = self.wait_for_stop(if busy { ROUND_BUSY } else { ROUND_IDLE }) {
                 return reason;

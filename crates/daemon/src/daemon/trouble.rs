@@ -141,14 +141,13 @@ impl Daemon {
         let (now, now_ns) = (self.now_s(), hearth_io::now_ns());
         let mut disks = self.disks.lock();
         for (_, slot) in disks.all_mut() {
-            let name = slot.name.clone();
             let status = self.engine.status(slot.id).unwrap_or_default();
             let trouble = write_back_trouble(&status, now_ns);
             match (slot.session.alarm.look(trouble.is_some(), now), trouble) {
                 (Some(Say::Trouble), Some(t)) => {
                     let origin = self.origin_of(slot);
                     tracing::error!(
-                        disk = %name,
+                        disk = %slot.name,
                         origin = %origin,
                         errno = t.errno,
                         dirty_bytes = t.dirty,
@@ -158,7 +157,7 @@ impl Daemon {
                     );
                 }
                 (Some(Say::Over), _) => tracing::info!(
-                    disk = %name,
+                    disk = %slot.name,
                     origin = %self.origin_of(slot),
                     dirty_bytes = status.owed_bytes(),
                     "the origin takes what is written back again"
