@@ -463,11 +463,16 @@ impl World<'_> {
         let (uid, id) = (self.disks[index].uid, self.disks[index].config.id);
         let lost = self.subject()?.unsaved(id).lost;
         trace!(self, "lost of #{uid}: {} blocks", lost.len());
-        match lost.iter().find(|b| !self.disks[index].hurt.contains(b)) {
-            Some(block) => Err(format!(
+        let hurt = &self.disks[index].hurt;
+        let others: Vec<u64> = lost.iter().filter(|b| !hurt.contains(b)).copied().collect();
+        match others.first() {
+            Some(block) if others.len() > self.zeros_hurt() => Err(format!(
                 "block {block} of #{uid} is listed as lost, and flash never had its only copy"
             )),
-            None => Ok(lost),
+            _ => {
+                self.disks[index].hurt.extend(others);
+                Ok(lost)
+            }
         }
     }
 

@@ -106,6 +106,9 @@ pub struct World<'a> {
     pub(crate) flash_failed: u64,
     /// When a flash read last failed whose block cannot be told, in the model's time.
     stung_unknown: u64,
+    /// How often flash refused a block whose content does not tell whose it is, when it was asked for nothing
+    /// else, by its place.
+    stung_zeros: BTreeMap<usize, u32>,
     /// The subject stopped using flash.
     pub(crate) given_up: bool,
     /// It stands beside flash that flash was given up.
@@ -198,6 +201,7 @@ impl<'a> World<'a> {
             subject: None,
             flash_failed: 0,
             stung_unknown: 0,
+            stung_zeros: BTreeMap::new(),
             given_up: false,
             marker: false,
             stopping: false,

@@ -352,7 +352,14 @@ impl World<'_> {
             wish.offset / BLOCK as u64,
             (wish.offset + wish.len).div_ceil(BLOCK as u64),
         );
-        let hurt = disk.hurt.range(first..last).next().is_some()
+        // Zeros that were lost are known for whose they are only when they are listed.
+        let listed = self.zeros_hurt() > 0
+            && self.subject.as_ref().is_some_and(|s| {
+                let lost = s.unsaved(disk.config.id).lost;
+                lost.iter().any(|block| (first..last).contains(block))
+            });
+        let hurt = listed
+            || disk.hurt.range(first..last).next().is_some()
             || self.stung_unknown >= since
             || disk.stung.range(first..last).any(|(_, at)| *at >= since);
         let whole = wish.offset % BLOCK as u64 == 0 && (wish.offset + wish.len) % BLOCK as u64 == 0;

@@ -277,12 +277,24 @@ impl World<'_> {
                                 }
                             }
                             // Zeros, written as data: they could be anybody's.
-                            None => self.stung_unknown = now,
+                            None => {
+                                self.stung_unknown = now;
+                                if last - first == 1 {
+                                    *self.stung_zeros.entry(index).or_default() += 1;
+                                }
+                            }
                         }
                     }
                 }
             }
         }
+    }
+
+    /// How many blocks that hold zeros may be lost, whosever they are.
+    pub(crate) fn zeros_hurt(&self) -> usize {
+        let enough = if self.given_up { 2 } else { SOUND_REFUSALS };
+        let counts = self.stung_zeros.values();
+        counts.filter(|count| **count >= enough).count()
     }
 
     /// Whose content a block of flash holds, if it is a guest's: (index of disk, block).
