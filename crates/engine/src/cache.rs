@@ -3,22 +3,16 @@
 pub(crate) mod ahead;
 #[allow(clippy::len_without_is_empty)]
 pub mod index;
-pub(crate) mod sample;
 pub(crate) mod stage;
 
 use crate::cache::ahead::Ahead;
 use crate::cache::index::Index;
 use crate::cache::stage::Stage;
-use crate::lanes::Use;
 use hearth_policy::Policy;
 
 /// What the pool caches, and what it thinks of it.
 pub(crate) struct Cache {
     pub index: Index,
-    /// Notes of uses being folded; kept for its memory.
-    pub uses: Vec<Use>,
-    /// When lanes were last looked through for disks that are quiet.
-    pub swept_ns: u64,
     pub policy: Policy,
     pub stage: Stage,
     pub ahead: Ahead,
@@ -33,8 +27,6 @@ impl Cache {
     pub fn new(index: Index, policy: Policy, stage: Stage) -> Cache {
         Cache {
             index,
-            uses: Vec::new(),
-            swept_ns: 0,
             policy,
             stage,
             ahead: Ahead::default(),

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::flash::device::FlashOp;
 use crate::flash::log::Item;
 use crate::ids::ReqId;
-use crate::origin::destage::NOWHERE;
+use crate::origin::job::NOWHERE;
 use crate::origin::progress::Written;
 use crate::origin::sync::SyncWaiter;
 use crate::request::state::{State, Step};

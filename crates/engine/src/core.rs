@@ -4,7 +4,13 @@
 //! leaves what should happen in [`Effects`]. Its duties are folders, each with its `impl Core`:
 //! `request`, `flash`, `origin`, `cache`, `disk`.
 
+mod ahead;
 pub(crate) mod apply;
+mod destage;
+mod fence;
+mod fill;
+pub(crate) mod fold;
+mod grow;
 pub(crate) mod left;
 mod moves;
 mod own;
@@ -18,6 +24,7 @@ use crate::api::{DiskId, Effects, ReqError};
 use crate::cache::Cache;
 use crate::cache::index::SlotNo;
 use crate::core::apply::Flash;
+use crate::core::fold::Folding;
 use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
@@ -25,8 +32,8 @@ use crate::faults::Faults;
 use crate::flash::device::FlashOp;
 use crate::ids::ReqId;
 use crate::lanes::Shared;
-use crate::origin::Destaging;
 use crate::origin::intents::REGION_BLOCKS_MIN;
+use crate::origin::pace::Destaging;
 use crate::request::Requests;
 use crate::request::read::Miss;
 use crate::stats::ewma;
@@ -34,9 +41,6 @@ use hearth_io::{Class, IoDone, IoError, IoOp, OpKind, Target};
 use hearth_policy::{Budget, Rules};
 use slab::Slab;
 use std::sync::Arc;
-
-/// How often lanes are looked through for disks that are quiet.
-const SWEEP_NS: u64 = 1_000_000_000;
 
 /// Settings of an engine.
 #[derive(Clone, Debug)]
@@ -158,6 +162,7 @@ pub(crate) struct Core {
     pub destaging: Destaging,
     /// What data threads do without the lock.
     pub shared: Arc<Shared>,
+    pub folding: Folding,
     pub ops: Slab<OpCtx>,
     pub next_ticket: u64,
     /// Runs of zeros of all disks; see [`crate::request::zero`].
@@ -287,10 +292,7 @@ impl Core {
     pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
         self.cache.policy.tick(now / 1000);
         self.fold_all(now, fx);
-        if now.saturating_sub(self.cache.swept_ns) > SWEEP_NS {
-            self.cache.swept_ns = now;
-            self.sweep_lanes();
-        }
+        self.sweep_lanes(now);
         self.go_round(now, fx);
         self.flash.end_late_mark(now);
         self.route_flash(now, fx);

@@ -7,6 +7,9 @@
 use hearth_io::{BufSlice, Class, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
 
+/// Blocks in one device operation of a request: 1 MiB.
+pub(crate) const RUN_MAX: u64 = 256;
+
 /// An operation on a device, before it has a name.
 #[derive(Debug)]
 pub(crate) struct Io {

@@ -1,6 +1,5 @@
 //! What the engine knows of one disk: its settings, who holds which range, what is dirty.
 
-pub(crate) mod grow;
 pub(crate) mod ready;
 pub(crate) mod spans;
 
@@ -203,7 +202,13 @@ impl Disk {
         disk
     }
 
-    pub fn set_size(&mut self, size: u64) {
+    /// Gives it its new size.
+    pub fn resize(&mut self, size: u64) {
+        self.set_size(size);
+        self.voiding = None;
+    }
+
+    fn set_size(&mut self, size: u64) {
         self.cfg.size = size;
         self.blocks = size.div_ceil(4096);
         self.origin.intents.fit(self.blocks);

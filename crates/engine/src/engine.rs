@@ -3,6 +3,8 @@
 //! All state is in one [`Core`] behind one short lock, which plain read hits do without
 //! ([`crate::lanes`]); checksums, copies and system calls happen outside.
 
+mod sample;
+
 use crate::api::{
     DiskConfig, DiskId, Effects, ExtentState, FlashFault, Mode, OriginState, Request,
 };
@@ -11,9 +13,9 @@ use crate::cache::Cache;
 use crate::cache::ahead::UNUSED_SHARE;
 use crate::cache::index::{Index, Key};
 use crate::cache::stage::Stage;
+use crate::core::fold::Folding;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
-use crate::disk::grow::resize;
 use crate::disk::ready::{Ready, Totals};
 use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
@@ -21,7 +23,7 @@ use crate::flash::device::FlashDevice;
 use crate::flash::fail::Noted;
 use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
 use crate::lanes::{After, Shared};
-use crate::origin::Destaging;
+use crate::origin::pace::Destaging;
 use crate::origin::trouble::Trouble;
 use crate::paths::{Path, took};
 use crate::request::Requests;
@@ -226,6 +228,7 @@ impl Engine {
             reqs: Requests::default(),
             destaging: Destaging::default(),
             shared,
+            folding: Folding::default(),
             ops: Slab::new(),
             next_ticket: 0,
             zero_runs: 0,
@@ -368,7 +371,7 @@ impl Engine {
             false => origin,
         };
         core.alter(id, |d| {
-            resize(d, cfg.size);
+            d.resize(cfg.size);
             d.cfg = cfg;
             d.attached = true;
             d.fenced = false;

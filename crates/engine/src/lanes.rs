@@ -5,7 +5,7 @@
 //! looks its blocks up in the index ([`Lookup`]), pins what it found, reads, and answers, all under the
 //! lock of its own lane, which nobody else wants but for moments. Whatever is no plain hit (a block
 //! that is not on flash, or lost, or cannot be told; a disk that is off, leaving or fenced; flash that is
-//! slow or failed) goes to [`Core`] as ever, and so does a hit whose read failed.
+//! slow or failed) goes to the core as ever, and so does a hit whose read failed.
 //!
 //! A lane's lock is there for one rule, that of a **grace period**: whoever has changed something that
 //! hits rely on takes each lane's lock once. Who looked before has said what it pins by then, and
@@ -14,23 +14,21 @@
 //! no hit is answered any more after [`Shared::grace`].
 //!
 //! What the core has to learn of hits (their use for policy, streams, how fast flash is) is *folded*
-//! into it some at a time ([`fold`](self::fold)): whenever the lane needs the core anyway, when enough
+//! into it some at a time (`core/fold.rs`): whenever the lane needs the core anyway, when enough
 //! has gathered, and at every tick.
 //!
 //! Lock order: the core, then a lane. Whoever has a lane never waits for the core.
 
 #[cfg(any(test, feature = "check"))]
 mod check;
-mod fold;
 mod hit;
 #[cfg(all(test, feature = "model"))]
 mod model;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
 
-use crate::api::{DiskId, Mode};
+use crate::api::DiskId;
 use crate::cache::index::{Lookup, SlotNo};
-use crate::disk::Disk;
 use crate::stats::Latency;
 use crate::sync::{Mutex, MutexGuard};
 use hearth_io::Target;
@@ -42,7 +40,7 @@ pub(crate) use hit::{After, Hit, Op, Run, Use};
 
 /// Lanes there are: more than there are data threads, so that none shares one. Threads that do
 /// are right, and slower.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 /// Disks whose published states are allocated together.
 const CHUNK: usize = 256;
 const CHUNKS: usize = 1 << (16 - 8);
@@ -78,7 +76,16 @@ impl<T: Default> Rooms<T> {
     }
 }
 
-/// What hits need to know of a disk.
+/// A disk as hits see it; one that is gone is like one that is off.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// Bytes up to which hits may be served; 0: none.
+    pub size: u64,
+    /// Nothing may be answered.
+    pub fenced: bool,
+}
+
+/// The same, for all threads.
 #[derive(Default)]
 struct Cell {
     /// Bytes up to which hits may be served; 0: none.
@@ -95,25 +102,25 @@ struct Pulse {
 
 /// What a lane counts of one disk.
 #[derive(Default)]
-struct Counts {
+pub(crate) struct Counts {
     in_flight: u64,
-    hits: u64,
-    hit_bytes: u64,
-    read_ns: u64,
-    errors: u64,
-    latency: Latency,
+    pub hits: u64,
+    pub hit_bytes: u64,
+    pub read_ns: u64,
+    pub errors: u64,
+    pub latency: Latency,
     /// Something came since the core last looked for disks that are quiet.
     fresh: bool,
 }
 
 /// Reads of flash that are not folded yet.
 #[derive(Default)]
-struct Reads {
+pub(crate) struct Reads {
     /// Asked for.
-    bytes: u64,
+    pub bytes: u64,
     /// Good ones, and their time.
-    count: u64,
-    ns: u64,
+    pub count: u64,
+    pub ns: u64,
 }
 
 /// One thread's hits.
@@ -186,11 +193,9 @@ impl Shared {
         chunk.get(disk as usize % CHUNK)
     }
 
-    /// Says what hits may know of a disk (`None`: it is gone), from now on.
-    pub fn publish(&self, id: DiskId, disk: Option<&Disk>) {
-        let plain = |d: &&Disk| d.attached && !d.fenced && d.cfg.mode != Mode::Off;
-        let size = disk.filter(plain).map_or(0, |d| d.cfg.size);
-        let fenced = disk.is_some_and(|d| d.fenced);
+    /// Says what hits may know of a disk, from now on.
+    pub fn publish(&self, id: DiskId, disk: Seen) {
+        let Seen { size, fenced } = disk;
         let chunk = self.disks[id as usize / CHUNK]
             .get_or_init(|| (0..CHUNK).map(|_| Cell::default()).collect());
         let cell = &chunk[id as usize % CHUNK];
@@ -222,6 +227,63 @@ impl Shared {
         let mut sum = 0;
         self.lanes.each(|lane| sum += lane.hits.len() as u64);
         sum
+    }
+
+    /// Takes what a lane has noted: uses, into `uses`, which is empty and kept for its memory; how flash
+    /// answered; and whether hits wait for the core.
+    pub fn take_notes(&self, n: usize, uses: &mut Vec<Use>) -> (Reads, bool) {
+        let mut lane = self.lanes.enter(n);
+        std::mem::swap(&mut lane.uses, uses);
+        (std::mem::take(&mut lane.reads), !lane.trouble.is_empty())
+    }
+
+    /// Takes only how flash answered.
+    pub fn take_reads(&self, n: usize) -> Reads {
+        std::mem::take(&mut self.lanes.enter(n).reads)
+    }
+
+    /// Takes a hit that ended badly out of a lane. What it read `pin` keeps from being overwritten instead.
+    pub fn take_bad(&self, n: usize, mut pin: impl FnMut(SlotNo)) -> Option<Hit> {
+        let mut lane = self.lanes.enter(n);
+        let at = lane.trouble.pop()?;
+        let hit = lane.hits.remove(at);
+        lane.counts(hit.r.disk).in_flight -= 1;
+        for (op, _) in &hit.bad {
+            pin(op.slot);
+            self.unpin(&mut lane, op.slot);
+        }
+        Some(hit)
+    }
+
+    /// Shows what lanes have counted of a disk.
+    pub fn gather(&self, id: DiskId, mut add: impl FnMut(&mut Counts)) {
+        self.lanes.each(|lane| {
+            let counts = lane.counts.get_mut(id as usize);
+            if let Some(counts) = counts.and_then(Option::as_mut) {
+                add(counts);
+            }
+        });
+    }
+
+    /// Shows what lanes count of disks that have been quiet since the last call, and forgets it.
+    pub fn sweep(&self, mut add: impl FnMut(DiskId, &mut Counts)) {
+        self.lanes.each(|lane| {
+            let (all, mut counted) = (&mut lane.counts, std::mem::take(&mut lane.counted));
+            counted.retain(|id| {
+                let Some(counts) = all.get_mut(*id as usize) else {
+                    return false;
+                };
+                if let Some(c) = counts
+                    && !std::mem::take(&mut c.fresh)
+                    && c.in_flight == 0
+                {
+                    add(*id, c);
+                    *counts = None;
+                }
+                counts.is_some()
+            });
+            lane.counted = counted;
+        });
     }
 
     /// Waits until every hit that may not have seen an earlier change is done with what it looked at.

@@ -1,17 +1,15 @@
 //! Origins: bringing them what is dirty, what of it is durable, and what keeps one from taking it.
 
-pub(crate) mod destage;
-pub(crate) mod fence;
 pub(crate) mod intents;
+pub(crate) mod job;
+pub(crate) mod pace;
 pub(crate) mod progress;
 pub(crate) mod sync;
 pub(crate) mod trouble;
 
-use crate::origin::destage::DestageJob;
 use crate::origin::intents::Intents;
 use crate::origin::progress::Destage;
 use crate::origin::sync::OriginSync;
-use slab::Slab;
 
 /// One disk's origin: where it may differ from what is recorded, what of it is durable, how far
 /// destaging to it is, how fast it answers. It knows neither requests, but by name, nor the log.
@@ -47,18 +45,4 @@ impl Origin {
         }
         written
     }
-}
-
-/// Destaging of all disks: what is on its way, and what it may take.
-#[derive(Default)]
-pub(crate) struct Destaging {
-    pub jobs: Slab<DestageJob>,
-    /// Those of them that may not write before it is noted that flash was given up.
-    pub unnoted: Vec<usize>,
-    pub tokens: i64,
-    /// While clients are active, background destaging rests until this time.
-    pub pause_ns: u64,
-    pub refill_ns: u64,
-    /// Hits in flight in lanes when the destager last looked.
-    pub lane_hits: u64,
 }

@@ -1,6 +1,6 @@
 //! A hit from request to answer, within one lane.
 
-use super::{Counts, LANES, Lane, Rooms, SLOW_NS, Shared};
+use super::{Counts, LANES, Lane, SLOW_NS, Shared};
 use crate::api::{Completion, DiskId, Effects, ReqError, ReqOp, Request};
 use crate::cache::index::{FREQ_MAX, Key, SlotNo};
 use hearth_io::{BLOCK, Class, IoDone, IoOp, OpKind};
@@ -303,10 +303,6 @@ impl Shared {
             settle: self.settle_ns.0.load(Relaxed) <= now,
             fold: false,
         }
-    }
-
-    pub(super) fn lanes(&self) -> &Rooms<Lane> {
-        &self.lanes
     }
 }
 

@@ -9,6 +9,11 @@ use crate::blocks::runset::RunSet;
 use crate::origin::trouble::Trouble;
 use hearth_io::IoError;
 
+/// Runs written before the origin is flushed.
+const WRITTEN_MAX: usize = 1024;
+/// First wait after the origin failed a write; doubles up to 32 times this.
+pub(crate) const BACKOFF_NS: u64 = 1_000_000_000;
+
 /// A block written to the origin, waiting for the flush that lets it be called clean.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Written {
@@ -56,6 +61,26 @@ impl Destage {
         }
     }
 
+    /// The origin (or flash) failed: nothing is tried for some time.
+    pub fn back_off(&mut self, now: u64) {
+        self.not_before_ns = now + (BACKOFF_NS << self.failures.min(5));
+        self.failures += 1;
+        self.hangs = false;
+        self.urgent.clear();
+    }
+
+    /// Is a flush of the origin due, because enough was written, nothing more is coming, or it is
+    /// `awaited`? Then it covers all that was written so far.
+    pub fn cover(&mut self, awaited: bool, now: u64) -> bool {
+        let due = awaited || self.written.len() >= WRITTEN_MAX || self.busy.is_empty();
+        if self.written.is_empty() || self.covered > 0 || !due {
+            return false;
+        }
+        self.covered = self.written.len();
+        self.covered_ns = now;
+        true
+    }
+
     /// A run could not be written back, or a flush failed.
     pub fn note_trouble(&mut self, error: Option<IoError>, now: u64) {
         let trouble = self.trouble.get_or_insert(Trouble {
@@ -75,5 +100,39 @@ impl Destage {
     /// True if the origin was given operations that it has not answered yet.
     pub fn is_given(&self) -> bool {
         !self.busy.is_empty() || self.covered > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_covers_what_was_written_and_the_next_one_waits_for_it() {
+        let mut d = Destage::default();
+        assert!(!d.cover(true, 1), "nothing was written");
+        d.busy.push((8, 16, 0));
+        d.written.push(Written::Data { block: 1, slot: 1 });
+        assert!(!d.cover(false, 1), "more is coming, and nobody waits");
+        assert!(d.cover(true, 1));
+        d.written.push(Written::Data { block: 2, slot: 2 });
+        assert!(!d.cover(true, 2), "one at a time");
+        assert_eq!((d.covered, d.covered_ns), (1, 1));
+        d.covered = 0;
+        d.busy.clear();
+        assert!(d.cover(false, 3));
+        assert_eq!(d.covered, 2);
+    }
+
+    #[test]
+    fn an_origin_that_fails_again_and_again_is_asked_less_and_less_often() {
+        let mut d = Destage::default();
+        let waits: Vec<u64> = (0..8)
+            .map(|_| {
+                d.back_off(100);
+                (d.not_before_ns - 100) / BACKOFF_NS
+            })
+            .collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 32, 32]);
     }
 }

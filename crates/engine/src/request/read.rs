@@ -12,6 +12,7 @@ use crate::core::apply::{Apply, Purpose, Then};
 use crate::core::left::Unread;
 use crate::core::{Core, OpCtx, req_error};
 use crate::ctx::Io;
+use crate::ctx::RUN_MAX;
 use crate::disk::{Disk, Ticket};
 use crate::faults::Fault;
 use crate::flash::log::Item;
@@ -26,8 +27,6 @@ use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Blocks in one device operation of a request: 1 MiB.
-pub(crate) const RUN_MAX: u64 = 256;
 /// Fills in flight per disk; more misses are served without being cached.
 pub(crate) const FILLS_MAX: usize = 512;
 /// How often a read looks again for a block that moved or could not be read; a request has this

@@ -1,17 +1,36 @@
 //! What the core learns of hits.
 
-use super::{Counts, LANES, Reads, SLOW_NS, Use};
-use crate::api::{DiskId, Effects};
+use crate::api::{DiskId, Effects, Mode};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
 use crate::core::Core;
+use crate::lanes::{Counts, LANES, Reads, SLOW_NS, Seen, Use};
 use crate::request::answer::Asker;
 use hearth_policy::Use as Used;
+
+/// What folding keeps between two times.
+#[derive(Default)]
+pub(crate) struct Folding {
+    /// Kept for its memory.
+    uses: Vec<Use>,
+    /// When lanes were last looked through for disks that are quiet.
+    swept_ns: u64,
+}
+
+/// How often lanes are looked through for disks that are quiet.
+const SWEEP_NS: u64 = 1_000_000_000;
 
 impl Core {
     /// Tells hits whether there may be any, and how a disk is.
     pub fn publish(&self, id: DiskId) {
-        self.shared.publish(id, self.disk(id));
+        let known = self.disk(id).map(|d| {
+            let plain = d.attached && !d.fenced && d.cfg.mode != Mode::Off;
+            Seen {
+                size: if plain { d.cfg.size } else { 0 },
+                fenced: d.fenced,
+            }
+        });
+        self.shared.publish(id, known.unwrap_or_default());
     }
 
     /// Tells hits what holds for all of them. Whenever something of it may have changed.
@@ -46,12 +65,8 @@ impl Core {
 
     /// The same of one lane; true if it has hits that need the core.
     fn fold_notes(&mut self, n: usize, fx: &mut Effects) -> bool {
-        let mut uses = std::mem::take(&mut self.cache.uses);
-        let (reads, trouble) = {
-            let mut lane = self.shared.lanes().enter(n);
-            std::mem::swap(&mut lane.uses, &mut uses);
-            (std::mem::take(&mut lane.reads), !lane.trouble.is_empty())
-        };
+        let mut uses = std::mem::take(&mut self.folding.uses);
+        let (reads, trouble) = self.shared.take_notes(n, &mut uses);
         self.fold_reads(reads);
         self.fold_uses(uses, fx);
         trouble
@@ -66,7 +81,7 @@ impl Core {
     /// The same of all lanes.
     pub fn fold_all_reads(&mut self) {
         for n in 0..LANES {
-            let reads = std::mem::take(&mut self.shared.lanes().enter(n).reads);
+            let reads = self.shared.take_reads(n);
             self.fold_reads(reads);
         }
     }
@@ -101,7 +116,7 @@ impl Core {
                 }
             }
         }
-        self.cache.uses = uses;
+        self.folding.uses = uses;
         if !wishes.is_empty() {
             self.read_ahead(&wishes, fx);
         }
@@ -112,17 +127,9 @@ impl Core {
     fn take_over(&mut self, n: usize, now: u64, fx: &mut Effects) {
         loop {
             let shared = self.shared.clone();
-            let mut lane = shared.lanes().enter(n);
-            let Some(at) = lane.trouble.pop() else {
+            let Some(hit) = shared.take_bad(n, |slot| self.flash.pin(slot)) else {
                 return;
             };
-            let hit = lane.hits.remove(at);
-            lane.counts(hit.r.disk).in_flight -= 1;
-            for (op, _) in &hit.bad {
-                self.flash.pin(op.slot);
-                shared.unpin(&mut lane, op.slot);
-            }
-            drop(lane);
             if let Some(d) = self.disk_mut(hit.r.disk) {
                 d.in_flight += 1;
             }
@@ -141,14 +148,8 @@ impl Core {
 
     /// Adds to a disk's statistics what lanes have counted.
     pub fn gather(&mut self, id: DiskId) {
-        for n in 0..LANES {
-            let shared = self.shared.clone();
-            let mut lane = shared.lanes().enter(n);
-            let counts = lane.counts.get_mut(id as usize);
-            if let Some(counts) = counts.and_then(Option::as_mut) {
-                self.add(id, counts);
-            }
-        }
+        let shared = self.shared.clone();
+        shared.gather(id, |counts| self.add(id, counts));
     }
 
     fn add(&mut self, id: DiskId, counts: &mut Counts) {
@@ -160,25 +161,13 @@ impl Core {
         d.hit_latency.absorb(&mut counts.latency);
     }
 
-    /// Takes from lanes what they count of disks that have been quiet since the last call.
-    pub fn sweep_lanes(&mut self) {
+    /// Now and then takes from lanes what they count of disks that have been quiet since the last time.
+    pub fn sweep_lanes(&mut self, now: u64) {
+        if now.saturating_sub(self.folding.swept_ns) <= SWEEP_NS {
+            return;
+        }
+        self.folding.swept_ns = now;
         let shared = self.shared.clone();
-        shared.lanes().each(|lane| {
-            let (all, mut counted) = (&mut lane.counts, std::mem::take(&mut lane.counted));
-            counted.retain(|id| {
-                let Some(counts) = all.get_mut(*id as usize) else {
-                    return false;
-                };
-                if let Some(c) = counts
-                    && !std::mem::take(&mut c.fresh)
-                    && c.in_flight == 0
-                {
-                    self.add(*id, c);
-                    *counts = None;
-                }
-                counts.is_some()
-            });
-            lane.counted = counted;
-        });
+        shared.sweep(|id, counts| self.add(id, counts));
     }
 }

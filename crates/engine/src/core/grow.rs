@@ -11,7 +11,6 @@ use crate::api::{DISK_MAX, DiskId};
 use crate::cache::index::Key;
 use crate::core::Core;
 use crate::core::route::FlashWaiter;
-use crate::disk::Disk;
 use crate::engine::{ControlError, Engine};
 use crate::faults::Fault;
 use crate::flash::durable::Until;
@@ -75,7 +74,7 @@ impl Core {
             }
         }
         let d = self.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        resize(d, size);
+        d.resize(size);
         Ok(())
     }
 
@@ -136,10 +135,4 @@ impl Core {
             self.forget_block(id, block);
         }
     }
-}
-
-/// Gives a disk its new size.
-pub(crate) fn resize(d: &mut Disk, size: u64) {
-    d.set_size(size);
-    d.voiding = None;
 }

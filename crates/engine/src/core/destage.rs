@@ -18,6 +18,8 @@ use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::durable::Until;
+use crate::origin::job::{DestageJob, NOWHERE};
+use crate::origin::pace::{self, JOBS_BUSY, Need};
 use crate::origin::progress::Written;
 use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
@@ -25,26 +27,12 @@ use hearth_format::Kind;
 use hearth_io::{Buf, IoDone, IoError, OpKind, Target};
 use smallvec::SmallVec;
 
-/// Runs on their way to the origins while somebody waits for them: enough to let a hard disk
-/// reorder.
-const JOBS_BUSY: usize = 16;
-/// The same while nobody waits.
-const JOBS_IDLE: usize = 4;
-/// Clients asked for something within this time: background runs go one at a time, with pauses.
-const ACTIVE_NS: u64 = 5_000_000;
-/// Longest pause after a background run while clients are active, in times of the run's own
-/// duration; it shrinks to nothing as the dirty share nears the point where haste begins.
-const PAUSE_MAX: u64 = 16;
 /// The share of flash that may be dirty, in percent, below the high mark, before haste begins.
 const HASTE_PERCENT: u32 = 5;
 /// Longest run: 1 MiB.
 const RUN_MAX: u64 = 256;
-/// Runs written before the origin is flushed.
-const WRITTEN_MAX: usize = 1024;
 /// Longest punch told to the origin at once: 1 GiB.
 const ZERO_RUN_MAX: u64 = 1 << 18;
-/// First wait after the origin failed a write; doubles up to 32 times this.
-const BACKOFF_NS: u64 = 1_000_000_000;
 /// An origin that takes so long over a write or a flush of the destager hangs. Until it answers, what it
 /// was given is dirty like the rest, and eviction need not wait for it.
 const HANGS_NS: u64 = 10_000_000_000;
@@ -52,42 +40,6 @@ const HANGS_NS: u64 = 10_000_000_000;
 const OWING_PER_STEP: usize = 8;
 /// A disk with a need of its own that may not start a run is looked at again after this time at least.
 const PAUSE_MIN_NS: u64 = 1_000_000;
-/// In place of a slot: the run does not hold this block any more.
-pub(crate) const NOWHERE: SlotNo = SlotNo::MAX;
-
-/// One run being destaged.
-#[derive(Debug)]
-pub(crate) struct DestageJob {
-    pub disk: DiskId,
-    pub start: u64,
-    pub count: u64,
-    pub buf: Option<Buf>,
-    /// Where each block was read from; [`NOWHERE`] if it was let go.
-    pub slots: Vec<SlotNo>,
-    pub reads: u32,
-    pub failed: bool,
-    /// Flash refused to give back a part of it.
-    pub struck: bool,
-    /// A part of it is not what was written, and lost.
-    pub rotten: bool,
-    pub zero: bool,
-    /// Zeros that keep their space on the origin.
-    pub solid: bool,
-    pub started_ns: u64,
-    /// The log must be durable up to this batch before the origin is written. A batch, not an
-    /// ord: of an item cut in two, the first part counts before the item does.
-    pub batch: u64,
-}
-
-/// How much the destager wants to do for a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Need {
-    None,
-    Idle,
-    Background,
-    Urgent,
-}
-
 impl Core {
     pub fn jobs_active(&self) -> bool {
         !self.destaging.jobs.is_empty()
@@ -189,7 +141,7 @@ impl Core {
         let (hits, last) = self.shared.pulse();
         self.destaging.lane_hits = hits;
         self.reqs.last_foreground_ns = self.reqs.last_foreground_ns.max(last);
-        self.refill_tokens(now);
+        self.destaging.refill(self.opts.destage_bytes_per_s, now);
         for _ in 0..self.ready.touched.len() {
             let Some(disk) = self.ready.touched.next() else {
                 break;
@@ -207,19 +159,11 @@ impl Core {
         }
     }
 
-    /// How many runs of a disk in such need may be on their way at a time, and whether its tokens let one
-    /// more begin: 0 if not.
+    /// How many runs of a disk in such need may be on their way at a time: 0 if none may begin.
     fn may_start(&self, need: Need, now: u64) -> usize {
-        let paced = self.paced(now);
-        let spent = self.opts.destage_bytes_per_s > 0 && self.destaging.tokens <= 0;
-        match need {
-            Need::None => 0,
-            Need::Urgent => JOBS_BUSY,
-            Need::Background | Need::Idle if spent => 0,
-            Need::Background if paced && self.destaging.pause_ns > now => 0,
-            Need::Background if paced => 1,
-            Need::Background | Need::Idle => JOBS_IDLE,
-        }
+        let limited = self.opts.destage_bytes_per_s > 0;
+        self.destaging
+            .may_start(need, self.paced(now), limited, now)
     }
 
     /// Starts as many runs of a disk as are due, and puts it on the list where it belongs then.
@@ -281,32 +225,18 @@ impl Core {
     /// Clients are active: what nobody waits for stands back.
     fn paced(&self, now: u64) -> bool {
         self.reqs.foreground + self.destaging.lane_hits > 0
-            || now.saturating_sub(self.reqs.last_foreground_ns) < ACTIVE_NS
+            || pace::is_active(self.reqs.last_foreground_ns, now)
     }
 
-    /// After a background run: how long to leave the devices to clients. The nearer the dirty
+    /// After a background run: leaves the devices to clients for some time. The nearer the dirty
     /// share is to where writes would have to wait, the shorter.
     fn pause_destaging(&mut self, started_ns: u64, now: u64) {
-        let took = now.saturating_sub(started_ns);
         let percent = |p: u32| self.capacity_blocks() * u64::from(p) / 100;
-        let haste = percent(self.haste_percent());
         let low = percent(self.opts.dirty_low_percent);
-        let left = haste
-            .saturating_sub(self.dirty_total)
-            .min(haste - low.min(haste));
-        let span = haste.saturating_sub(low).max(1);
-        let pause = u128::from(took) * u128::from(PAUSE_MAX * left) / u128::from(span);
-        self.destaging.pause_ns = now + pause.min(u128::from(BACKOFF_NS)) as u64;
-    }
-
-    fn refill_tokens(&mut self, now: u64) {
-        let rate = self.opts.destage_bytes_per_s;
-        let elapsed = now
-            .saturating_sub(self.destaging.refill_ns)
-            .min(1_000_000_000);
-        self.destaging.refill_ns = now;
-        let add = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as i64;
-        self.destaging.tokens = (self.destaging.tokens + add).min(rate as i64 / 4 + 1);
+        let haste = percent(self.haste_percent());
+        let took = now.saturating_sub(started_ns);
+        self.destaging
+            .pause(took, self.dirty_total, low..haste, now);
     }
 
     /// Starts the next run of a disk; false if there is none to start.
@@ -750,10 +680,7 @@ impl Core {
         let flash_failed = self.flash.failed;
         self.ready.touch(disk);
         let d = self.known_mut(disk);
-        d.origin.destage.not_before_ns = now + (BACKOFF_NS << d.origin.destage.failures.min(5));
-        d.origin.destage.failures += 1;
-        d.origin.destage.hangs = false;
-        d.origin.destage.urgent.clear();
+        d.origin.destage.back_off(now);
         if flash_failed {
             self.wake_clean_waiters(disk, now, fx);
             return;
@@ -767,14 +694,10 @@ impl Core {
     /// Flushes the origin when enough was written, or nothing more is coming.
     fn destage_flush_if_due(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let d = self.known_mut(disk);
-        let ds = &mut d.origin.destage;
-        let due =
-            ds.written.len() >= WRITTEN_MAX || ds.busy.is_empty() || !d.clean_waiters.is_empty();
-        if ds.written.is_empty() || ds.covered > 0 || !due {
+        let awaited = !d.clean_waiters.is_empty();
+        if !d.origin.destage.cover(awaited, now) {
             return;
         }
-        ds.covered = ds.written.len();
-        ds.covered_ns = now;
         let target = d.origin.sync.completed();
         self.ready.given.add(disk);
         self.wait_origin(disk, target, SyncWaiter::Destage, now, fx);

@@ -1,0 +1,195 @@
+//! What is read of origins, and stays: in RAM at first, then on flash if it is worth more than what it displaces.
+
+use crate::api::{DiskId, Mode};
+use crate::cache::stage::{BYTES, disk_and_block, one_block, policy_key};
+use crate::core::Core;
+use crate::faults::Fault;
+use crate::request::read::FILLS_MAX;
+use hearth_io::BufSlice;
+use hearth_policy::{Place, Stay};
+
+/// Slots looked at for the block a newcomer would displace.
+const RIVAL_SCAN: u32 = 64;
+/// Newcomers it may turn away: counts are estimates, and one that is much too high must not keep
+/// everybody out for good.
+const RIVAL_TRIES: u32 = 128;
+
+impl Core {
+    /// While flash fills for the first time everything is welcome.
+    pub fn filling(&self) -> bool {
+        // Eviction keeps as many ready and no more.
+        self.opts.first_fill && self.flash.log.free.len() > self.flash.free_target()
+    }
+
+    /// Keeps a copy of a run in RAM, with what `stay` says of each block (by its place in the
+    /// run); what has been here longest goes to flash or is dropped. The caller has made sure
+    /// that the run equals the origin and nobody writes it.
+    pub fn stage_put(
+        &mut self,
+        disk: DiskId,
+        block: u64,
+        data: &BufSlice,
+        stay: impl Fn(u64) -> Stay,
+    ) {
+        for (i, bytes) in (0..).zip(data.bytes().chunks_exact(BYTES)) {
+            let key = policy_key(disk, block + i);
+            if self.cache.stage.contains(key) {
+                continue;
+            }
+            self.unstage_oldest();
+            self.cache.stage.put(key, bytes, stay(i));
+        }
+    }
+
+    /// Empties the oldest place of the stage; its block goes to flash or is dropped.
+    fn unstage_oldest(&mut self) {
+        let full = !self.filling();
+        let Some((key, stay)) = self.cache.stage.take_oldest() else {
+            return;
+        };
+        let (disk, block) = disk_and_block(key);
+        let freq = match self.cache.policy.leave(stay, full) {
+            Place::Drop => None,
+            Place::Put(freq) => Some(freq),
+            Place::Compete => self.wins(key).then(|| self.cache.policy.credit(stay)),
+        };
+        if let Some(freq) = freq
+            && self.has_fill_room(disk, 1)
+            && self.own_room(disk, 1)
+        {
+            let data = one_block(self.cache.stage.oldest_data());
+            self.fill(disk, block, data, freq);
+        } else if let Some(d) = self.disk_mut(disk) {
+            if stay.unused.is_some() {
+                d.counters.prefetch_wasted += 1;
+            } else {
+                d.counters.fills_rejected += 1;
+            }
+        }
+    }
+
+    /// Moves a staged block, of which `data` is a copy, on to flash, because a client asked for it there.
+    pub fn promote(&mut self, disk: DiskId, block: u64, data: &BufSlice) {
+        if !self.admit(disk, block, 1, true) {
+            return;
+        }
+        self.stage_forget(disk, block, block + 1);
+        self.fill(disk, block, one_block(data.bytes()), 0);
+    }
+
+    /// Puts a clean run, which nobody writes, in the append queue.
+    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, freq: u8) {
+        let count = (data.len() / BYTES) as u64;
+        let ticket = self.take_ticket(disk, block, block + count, false);
+        if let Some(d) = self.disk_mut(disk) {
+            d.counters.fills += count;
+        }
+        self.append_clean(disk, block, data, ticket, freq);
+    }
+
+    /// May a fill be appended at all: is there room, is the disk cached, is what the origin said
+    /// durable there?
+    pub fn has_fill_room(&self, disk: DiskId, count: u64) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return false;
+        };
+        u64::from(self.flash.log.room()) >= count * 2
+            && !self.flash.failed
+            && !self.quiescing
+            && d.attached
+            && d.cfg.mode != Mode::Off
+            && (d.origin.sync.is_guarded() || self.opts.faults.has(Fault::CacheUnguarded))
+            && d.tickets.len() < FILLS_MAX
+    }
+
+    /// Is the disk within its maximum with `count` more blocks, if need be at the cost of others
+    /// of its own?
+    pub fn own_room(&mut self, disk: DiskId, count: u64) -> bool {
+        let Some(d) = self.disk(disk) else {
+            return true;
+        };
+        let max = d.cfg.max_bytes / 4096;
+        if max == 0 || d.cached + count <= max {
+            return true;
+        }
+        // Far above it, after it was lowered, it comes down with every fill.
+        let more = count.min(d.excess());
+        self.make_own_room(disk, count + more)
+    }
+
+    /// Policy's word on a run that has not been in the stage. What was `asked` for needs no
+    /// merit, but a budget that is used up refuses it, too.
+    pub fn deserves(&mut self, disk: DiskId, block: u64, asked: bool) -> bool {
+        let stay = Stay {
+            freq: 0,
+            covered: false,
+            unused: None,
+        };
+        match self.cache.policy.leave(stay, !asked && !self.filling()) {
+            Place::Drop => false,
+            Place::Put(_) => true,
+            Place::Compete => self.wins(policy_key(disk, block)),
+        }
+    }
+
+    /// Does a block deserve flash more than what has to go for it? If so, that has lost its place to
+    /// it and is no rival of anybody else; if not, it stays the one to beat, for a while, as the log
+    /// stays where it is while nobody gets in.
+    fn wins(&mut self, key: u64) -> bool {
+        let rival = self.rival();
+        let wins = rival.is_none_or(|rival| self.cache.policy.displaces(key, rival));
+        self.cache.rival_losses += 1;
+        if wins || self.cache.rival_losses >= RIVAL_TRIES {
+            self.cache.rival_at.1 += 1;
+            self.cache.rival_losses = 0;
+        }
+        wins
+    }
+
+    /// The next block eviction would drop that has not lost its place. None if the next slot holds
+    /// nothing, or all nearby was used since it was written: then the log must go on, or nothing would
+    /// ever leave it.
+    fn rival(&mut self) -> Option<u64> {
+        let log = &self.flash.log;
+        // Segments are in the order of their numbers.
+        let mut place = log
+            .order
+            .partition_point(|s| log.segments[*s as usize].seq < self.cache.rival_at.0);
+        for _ in 0..RIVAL_SCAN {
+            let Some(seg) = log.order.get(place).copied() else {
+                self.cache.rival_at = (0, 0);
+                return None;
+            };
+            let number = log.segments[seg as usize].seq;
+            if self.cache.rival_at.0 != number {
+                self.cache.rival_at = (number, 0);
+            }
+            let at = &mut self.cache.rival_at.1;
+            *at = self.flash.sifted(seg).max(*at);
+            if *at >= log.data_blocks {
+                place += 1;
+                continue;
+            }
+            let info = self.cache.index.slot(seg * log.segment_blocks + *at)?;
+            if !info.dirty
+                && self.cache.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop
+            {
+                return Some(policy_key(info.key.disk(), info.key.block()));
+            }
+            *at += 1;
+        }
+        None
+    }
+
+    /// Forgets what is staged of a range that is about to change or to be hidden.
+    pub fn stage_forget(&mut self, disk: DiskId, start: u64, end: u64) {
+        let before = self.cache.stage.unused();
+        self.cache.stage.forget(disk, start, end);
+        let wasted = before - self.cache.stage.unused();
+        if wasted > 0
+            && let Some(d) = self.disk_mut(disk)
+        {
+            d.counters.prefetch_wasted += wasted as u64;
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! How fast origins are given what is dirty: as fast as it must, and else so that clients do not feel it.
+
+use crate::origin::job::DestageJob;
+use crate::origin::progress::BACKOFF_NS;
+use slab::Slab;
+use std::ops::Range;
+
+/// Runs on their way to the origins while somebody waits for them: enough to let a hard disk
+/// reorder.
+pub(crate) const JOBS_BUSY: usize = 16;
+/// The same while nobody waits.
+const JOBS_IDLE: usize = 4;
+/// Clients asked for something within this time: background runs go one at a time, with pauses.
+const ACTIVE_NS: u64 = 5_000_000;
+/// Longest pause after a background run while clients are active, in times of the run's own
+/// duration; it shrinks to nothing as the dirty share nears the point where haste begins.
+const PAUSE_MAX: u64 = 16;
+
+/// How much the destager wants to do for a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    None,
+    Idle,
+    Background,
+    Urgent,
+}
+
+/// Destaging of all disks: what is on its way, and what it may take.
+#[derive(Default)]
+pub(crate) struct Destaging {
+    pub jobs: Slab<DestageJob>,
+    /// Those of them that may not write before it is noted that flash was given up.
+    pub unnoted: Vec<usize>,
+    pub tokens: i64,
+    /// While clients are active, background destaging rests until this time.
+    pub pause_ns: u64,
+    pub refill_ns: u64,
+    /// Hits in flight in lanes when the destager last looked.
+    pub lane_hits: u64,
+}
+
+/// Did a client ask for something lately?
+pub(crate) fn is_active(last_ns: u64, now: u64) -> bool {
+    now.saturating_sub(last_ns) < ACTIVE_NS
+}
+
+impl Destaging {
+    /// How many runs of a disk in such need may be on their way at a time, and whether its tokens let one
+    /// more begin: 0 if not. `paced`: clients are active; `limited`: there is a limit on bandwidth.
+    pub fn may_start(&self, need: Need, paced: bool, limited: bool, now: u64) -> usize {
+        let spent = limited && self.tokens <= 0;
+        match need {
+            Need::None => 0,
+            Need::Urgent => JOBS_BUSY,
+            Need::Background | Need::Idle if spent => 0,
+            Need::Background if paced && self.pause_ns > now => 0,
+            Need::Background if paced => 1,
+            Need::Background | Need::Idle => JOBS_IDLE,
+        }
+    }
+
+    /// A background run that took so long has ended: what is in the background pauses. `range` is from where it
+    /// works at all to where haste begins, in dirty blocks: the nearer to its end, the shorter.
+    pub fn pause(&mut self, took_ns: u64, dirty: u64, range: Range<u64>, now: u64) {
+        let (low, haste) = (range.start, range.end);
+        let left = haste.saturating_sub(dirty).min(haste - low.min(haste));
+        let span = haste.saturating_sub(low).max(1);
+        let pause = u128::from(took_ns) * u128::from(PAUSE_MAX * left) / u128::from(span);
+        self.pause_ns = now + pause.min(u128::from(BACKOFF_NS)) as u64;
+    }
+
+    /// Time has passed, and with it as many bytes may be written as a limit of `rate` a second gives.
+    pub fn refill(&mut self, rate: u64, now: u64) {
+        let elapsed = now.saturating_sub(self.refill_ns).min(1_000_000_000);
+        self.refill_ns = now;
+        let add = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as i64;
+        self.tokens = (self.tokens + add).min(rate as i64 / 4 + 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_stands_back_while_clients_are_active() {
+        let mut d = Destaging::default();
+        assert_eq!(d.may_start(Need::None, false, false, 0), 0);
+        assert_eq!(d.may_start(Need::Background, false, false, 0), JOBS_IDLE);
+        assert_eq!(d.may_start(Need::Background, true, false, 0), 1);
+        d.pause(1000, 0, 10..20, 0);
+        assert_eq!(d.pause_ns, 1000 * PAUSE_MAX);
+        assert_eq!(d.may_start(Need::Background, true, false, 0), 0);
+        assert_eq!(d.may_start(Need::Background, true, false, d.pause_ns), 1);
+        assert_eq!(d.may_start(Need::Urgent, true, false, 0), JOBS_BUSY);
+        // Near where writes would have to wait there is no pause.
+        d.pause(1000, 15, 10..20, 0);
+        assert_eq!(d.pause_ns, 1000 * PAUSE_MAX / 2);
+        d.pause(1000, 20, 10..20, 0);
+        assert_eq!(d.pause_ns, 0);
+    }
+
+    #[test]
+    fn a_limit_holds_back_what_nobody_waits_for() {
+        let mut d = Destaging::default();
+        d.tokens = -1_000_000;
+        d.refill(1_000_000, 500_000_000);
+        assert_eq!(d.tokens, -500_000);
+        assert_eq!(d.may_start(Need::Idle, false, true, 0), 0);
+        assert_eq!(d.may_start(Need::Urgent, false, true, 0), JOBS_BUSY);
+        d.refill(1_000_000, 10_000_000_000);
+        assert_eq!(
+            d.tokens, 250_001,
+            "a pause gives no more than a quarter of a second"
+        );
+        assert_eq!(d.may_start(Need::Idle, false, true, 0), JOBS_IDLE);
+    }
+}
