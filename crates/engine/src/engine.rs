@@ -545,7 +545,7 @@ impl Engine {
                 continue;
             }
             core.forget_block(id, *block);
-            if core.flash.failed {
+            if !core.flash.takes_writes() {
                 took(Path::LossAcceptedFailed);
                 continue;
             }
@@ -566,10 +566,10 @@ impl Engine {
         let d = core.disk(id)?;
         let unfinished = !d.origin.destage.busy.is_empty()
             || !d.origin.destage.written.is_empty()
-            || (!d.origin.intents.is_empty() && !core.flash.failed);
+            || (!d.origin.intents.is_empty() && core.flash.takes_writes());
         let settled = !unfinished
             && d.origin.sync.is_durable()
-            && (core.flash.failed || d.cleaned_ord <= core.flash.log.applied_ord);
+            && (!core.flash.takes_writes() || d.cleaned_ord <= core.flash.log.applied_ord);
         Some(DiskStatus {
             attached: d.attached,
             cached_blocks: d.cached,
@@ -649,8 +649,8 @@ impl Engine {
             gate: core.cache.policy.rules().gate,
             rule_switches: core.cache.policy.switches(),
             endurance_pressure: core.cache.policy.pressure(),
-            flash_failed: core.flash.failed,
-            flash_fault: core.flash.fault,
+            flash_failed: !core.flash.takes_writes(),
+            flash_fault: core.flash.given_up(),
             flash_unnoted: core.flash.noted == Noted::Nowhere,
             flash_read_ns: core.flash.ewma_ns,
         }
@@ -780,7 +780,7 @@ impl Engine {
             && core.destaging.jobs.is_empty()
             && core.flash.log.quiet()
             && !busy_evict
-            && (!intents || core.flash.failed)
+            && (!intents || !core.flash.takes_writes())
     }
 
     /// Writes the checkpoint and marks the pool clean. Needs [`idle`](Self::idle).
@@ -790,7 +790,7 @@ impl Engine {
         if hits > 0 || !core.reqs.is_empty() || !core.ops.is_empty() || !core.flash.log.quiet() {
             return Err(OpenError::Busy);
         }
-        if core.flash.failed {
+        if !core.flash.takes_writes() {
             // Once more: perhaps it answers again, and then nothing on it may be believed.
             if core.flash.sb.state == PoolState::Failed {
                 core.flash.sb.store(media)?;
@@ -854,7 +854,7 @@ impl Engine {
         let safe = !d.is_dirty()
             && d.origin.destage.written.is_empty()
             && d.origin.sync.is_superseded_durably();
-        (core.flash.failed && quiet && safe).then_some(core.flash.log.next_segment_seq)
+        (!core.flash.takes_writes() && quiet && safe).then_some(core.flash.log.next_segment_seq)
     }
 
     /// The engine's inner state in words, for diagnosis of a stall.

@@ -40,7 +40,7 @@ impl Core {
     pub fn reads_ahead(&self, disk: DiskId) -> bool {
         self.opts.prefetch
             && self.cache.stage.capacity() > 0
-            && !self.flash.failed
+            && self.flash.takes_writes()
             && !self.quiescing
             && self.disk(disk).is_some_and(|d| {
                 d.attached
@@ -224,7 +224,7 @@ impl Core {
         let mut r = self.cache.ahead.reads.remove(read);
         self.cache.ahead.blocks -= r.count as usize;
         let raced = self.opts.faults.has(Fault::KeepRacedPrefetch);
-        let failed = self.flash.failed;
+        let failed = !self.flash.takes_writes();
         let (mut valid, mut staged) = (false, false);
         if let Some(d) = self.disk_mut(r.disk) {
             let cancelled = d.ticket(r.ticket).is_none_or(|t| t.is_cancelled()) && !raced;

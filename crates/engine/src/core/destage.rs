@@ -64,7 +64,7 @@ impl Core {
             return Need::None;
         };
         let pool = self.pool_need(now);
-        if self.quiescing && !self.flash.failed {
+        if self.stops_with_dirty() {
             return match d.clean_waiters.is_empty() {
                 true => pool,
                 false => Need::Urgent,
@@ -93,9 +93,7 @@ impl Core {
 
     /// What of it is not the disk's own.
     fn pool_need(&self, now: u64) -> Need {
-        if self.quiescing && !self.flash.failed {
-            // A stop keeps what is dirty on flash. Were it destaged, one run would follow the other
-            // and the engine would not come to rest.
+        if self.stops_with_dirty() {
             let awaited = !self.reqs.stalled.is_empty()
                 || !self.reqs.stalled_through.is_empty()
                 || self.flash.starved();
@@ -103,7 +101,7 @@ impl Core {
         }
         let over = |percent| is_over(self.dirty_total, self.capacity_blocks(), percent);
         if !self.reqs.stalled.is_empty()
-            || self.flash.failed
+            || !self.flash.takes_writes()
             || over(self.haste_percent())
             || self.flash.wants_clean()
         {
@@ -118,6 +116,12 @@ impl Core {
             return Need::Idle;
         }
         Need::None
+    }
+
+    /// A stop keeps what is dirty on flash, if it can. Were it destaged, one run would follow the other
+    /// and the engine would not come to rest.
+    fn stops_with_dirty(&self) -> bool {
+        self.quiescing && self.flash.takes_writes()
     }
 
     fn haste_percent(&self) -> u32 {
@@ -325,7 +329,7 @@ impl Core {
         {
             return Some(*end);
         }
-        let refused = !self.flash.failed && d.is_refused(block, now);
+        let refused = self.flash.takes_writes() && d.is_refused(block, now);
         if d.lost.contains(block) {
             return Some(block + d.lost.run_len(block, u64::MAX));
         }
@@ -333,7 +337,7 @@ impl Core {
             return Some(block + 1);
         }
         // After flash failed, writes go to the origin past what is dirty: theirs is newer.
-        if self.flash.failed
+        if !self.flash.takes_writes()
             && let Some(l) = d.locks.meeting(block, block + 1).next()
         {
             return Some(l.end);
@@ -498,7 +502,7 @@ impl Core {
     /// back while the origin has the run's data.
     fn destage_durable(&mut self, id: usize, now: u64, fx: &mut Effects) {
         if self.flash.log.durable_seq < self.destaging.jobs[id].batch
-            && !self.flash.failed
+            && self.flash.takes_writes()
             && !self.opts.faults.has(Fault::DestageUndurable)
         {
             let until = Until::Batch(self.destaging.jobs[id].batch);
@@ -557,7 +561,7 @@ impl Core {
                 .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
                 // As in `destage_obstacle`.
                 .chain(
-                    (self.flash.failed)
+                    (!self.flash.takes_writes())
                         .then(|| d.locks.next_start(block))
                         .flatten(),
                 )
@@ -646,7 +650,7 @@ impl Core {
             self.mark_clean(job.disk, n, now, fx);
             return;
         }
-        if self.flash.failed {
+        if !self.flash.takes_writes() {
             self.wake_clean_waiters(job.disk, now, fx);
         }
         self.pause_destaging(job.started_ns, now);
@@ -677,7 +681,7 @@ impl Core {
 
     /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
     fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
-        let flash_failed = self.flash.failed;
+        let flash_failed = !self.flash.takes_writes();
         self.ready.touch(disk);
         let d = self.known_mut(disk);
         d.origin.destage.back_off(now);

@@ -94,7 +94,7 @@ impl Core {
             return false;
         };
         u64::from(self.flash.log.room()) >= count * 2
-            && !self.flash.failed
+            && self.flash.takes_writes()
             && !self.quiescing
             && d.attached
             && d.cfg.mode != Mode::Off

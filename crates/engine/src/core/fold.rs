@@ -35,7 +35,7 @@ impl Core {
 
     /// Tells hits what holds for all of them. Whenever something of it may have changed.
     pub fn publish_pool(&self, now: u64) {
-        let open = !self.quiescing && !self.flash.failed && self.flash.ewma_ns <= SLOW_NS;
+        let open = !self.quiescing && self.flash.takes_writes() && self.flash.ewma_ns <= SLOW_NS;
         self.shared.open(open);
         if self.flash.victim().is_none() {
             self.shared.want(false);

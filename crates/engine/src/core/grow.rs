@@ -84,7 +84,7 @@ impl Core {
         let Some(d) = self.disk(id) else { return true };
         let (last, voiding) = (d.blocks.saturating_sub(1), d.voiding);
         let cached = self.forget_block(id, last);
-        if self.flash.failed {
+        if !self.flash.takes_writes() {
             // Nothing clean on it is believed again.
             return true;
         }

@@ -41,7 +41,7 @@ impl Core {
         unread: Unread,
         now: u64,
     ) -> bool {
-        let sound = !self.flash.failed;
+        let sound = self.flash.takes_writes();
         let hasty = self.opts.faults.has(Fault::LoseTooSoon);
         let d = self.known_mut(disk);
         d.doubtful.insert(block);

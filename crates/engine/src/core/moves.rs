@@ -33,7 +33,7 @@ impl Core {
             );
             // What is lost is lost whether the device says so or not.
             let rotten = info.dirty && (bad || unread && info.lost);
-            if rotten && !superseding && !self.flash.failed {
+            if rotten && !superseding && self.flash.takes_writes() {
                 took(if info.lost {
                     Path::LostMoved
                 } else {
@@ -42,7 +42,7 @@ impl Core {
                 self.lose(disk, block, slot + i);
             } else if bad
                 || unread
-                || self.flash.failed
+                || !self.flash.takes_writes()
                 || superseding
                 || !info.dirty && self.disk(disk).is_some_and(Disk::may_differ)
             {

@@ -18,7 +18,7 @@ const VICTIMS_MAX: u32 = 4;
 impl Core {
     /// One step of making room, if it is short.
     pub fn make_room(&mut self, now: u64, fx: &mut Effects) {
-        if self.rescue_step(now, fx) || self.flash.failed {
+        if self.rescue_step(now, fx) || !self.flash.takes_writes() {
             return;
         }
         for _ in 0..VICTIMS_MAX {

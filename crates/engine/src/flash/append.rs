@@ -25,7 +25,7 @@ impl<U: Users> FlashDevice<U> {
     /// Sends what may be sent.
     pub fn pump(&mut self, now: u64) {
         loop {
-            if self.failed {
+            if !self.takes_writes() {
                 // Only notes about what became clean still come; there is nowhere to put them.
                 self.log.clear_queue();
             }
@@ -93,7 +93,7 @@ impl<U: Users> FlashDevice<U> {
         self.log.order.push_back(head.seg);
         self.counters.segments_sealed += 1;
         // On failed flash its last batches may never have been applied.
-        if head.entries.is_empty() || self.failed {
+        if head.entries.is_empty() || !self.takes_writes() {
             return;
         }
         // The summary is an operation on the segment: keep it from being freed before.
@@ -227,7 +227,10 @@ impl<U: Users> FlashDevice<U> {
         let batch = self.log.batches.iter_mut().find(|b| b.seq == seq);
         let Some(batch) = batch else {
             // What was in flight when the device was given up has gone other ways.
-            assert!(self.failed, "batch {seq} ended, and was not in flight");
+            assert!(
+                !self.takes_writes(),
+                "batch {seq} ended, and was not in flight"
+            );
             return;
         };
         batch.state = if result.is_ok() {

@@ -90,9 +90,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub waiters: Vec<Waiting<U::Waiter>>,
     pub(in crate::flash) evict: Evict,
     pub rescue: Rescue,
-    pub failed: bool,
-    /// Why, if so.
-    pub fault: Option<FlashFault>,
+    /// Why nothing is appended any more, if so.
+    pub(in crate::flash) given_up: Option<FlashFault>,
     /// It refused the last write that failed for want of room.
     pub full: bool,
     /// Discards whole segments as they are freed.
@@ -142,8 +141,7 @@ impl<U: Users> FlashDevice<U> {
             waiters: Vec::new(),
             evict: Evict::default(),
             rescue: Rescue::default(),
-            failed: false,
-            fault: None,
+            given_up: None,
             full: false,
             trim,
             mark: None,
@@ -163,6 +161,16 @@ impl<U: Users> FlashDevice<U> {
     /// What operations on it name.
     pub fn target(&self) -> Target {
         Target::Flash(self.number)
+    }
+
+    /// Can anything be appended? Else the origins carry the disks, and it only gives back what it has.
+    pub fn takes_writes(&self) -> bool {
+        self.given_up.is_none()
+    }
+
+    /// Why it was given up, if it was.
+    pub fn given_up(&self) -> Option<FlashFault> {
+        self.given_up
     }
 
     /// Where a slot lies on it, in bytes.

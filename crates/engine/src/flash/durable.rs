@@ -56,7 +56,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Starts a flush unless one is in flight; waiters it does not cover start the next.
     pub fn flush(&mut self, now: u64) {
-        if self.flush_inflight || self.failed {
+        if self.flush_inflight || !self.takes_writes() {
             return;
         }
         if self.log.applied_seq <= self.log.durable_seq && !self.waiters.is_empty() {

@@ -140,7 +140,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// The segment to be freed now, if room is short, and whether that begins only now.
     pub fn next_victim(&mut self) -> Option<(u32, bool)> {
-        if self.failed {
+        if !self.takes_writes() {
             return None;
         }
         let log = &self.log;

@@ -170,10 +170,10 @@ impl<U: Users> FlashDevice<U> {
 
     /// From here on the origins carry the disks. With `mark`, the device itself is told.
     pub fn give_up(&mut self, fault: FlashFault, mark: bool, now: u64) {
-        if self.failed {
+        if !self.takes_writes() {
             // It may get worse, never better.
-            if self.fault == Some(FlashFault::Unwritable) || fault == FlashFault::Broken {
-                self.fault = Some(fault);
+            if self.given_up == Some(FlashFault::Unwritable) || fault == FlashFault::Broken {
+                self.given_up = Some(fault);
             }
             return;
         }
@@ -181,8 +181,7 @@ impl<U: Users> FlashDevice<U> {
             FlashFault::Broken => Path::FlashBroken,
             FlashFault::Unwritable | FlashFault::Leaving => Path::FlashUnwritable,
         });
-        self.failed = true;
-        self.fault = Some(fault);
+        self.given_up = Some(fault);
         if mark {
             self.mark_failed(now);
         }
@@ -201,7 +200,7 @@ impl<U: Users> FlashDevice<U> {
     /// durable as before; what was removed under us is gone after a power cut, so there a flush
     /// waits until the origin has all, rather than end the guest's file system with an error.
     pub fn promise(&self) -> Promise {
-        match self.fault {
+        match self.given_up {
             Some(FlashFault::Leaving) => Promise::Later,
             Some(FlashFault::Unwritable) if self.is_all_durable() => Promise::Durable,
             // The note's flush covers the log.
@@ -260,7 +259,7 @@ impl<U: Users> FlashDevice<U> {
             self.log.durable_ord = self.log.applied_ord;
             self.log.durable_seq = self.log.applied_seq;
         } else {
-            self.fault = Some(FlashFault::Broken);
+            self.given_up = Some(FlashFault::Broken);
         }
         if mark.sound {
             self.sb.copy = mark.copy;

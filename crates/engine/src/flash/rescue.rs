@@ -66,7 +66,7 @@ impl<U: Users> FlashDevice<U> {
         log.free.is_empty()
             && log.head.is_none()
             && log.batches.is_empty()
-            && !self.failed
+            && self.takes_writes()
             && !log
                 .freeing
                 .iter()
@@ -130,7 +130,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn floor_ended(&mut self, result: &Result<(), IoError>, now: u64) {
         let step = self.rescue.step.take();
         let step = step.expect("the floor is being stored");
-        if self.failed {
+        if !self.takes_writes() {
             return;
         }
         if let Err(e) = result {

@@ -304,8 +304,8 @@ fn a_failed_flush_is_the_end_of_the_device() {
     let (ord, seq) = flush(&sent(&mut d));
     append(&mut d, 1, 1, 2);
     assert!(!d.flush_ended(ord, seq, &Err(IO), 0));
-    assert!(d.failed);
-    assert_eq!(d.fault, Some(FlashFault::Broken));
+    assert!(!d.takes_writes());
+    assert_eq!(d.given_up(), Some(FlashFault::Broken));
     assert_eq!(d.promise(), Promise::None);
     assert!(!d.is_durable(ord), "nobody knows what it kept");
     assert_eq!(given_up(&mut d), (vec![Mark::Awaited(2)], vec![10]));
@@ -325,7 +325,7 @@ fn refused_writes_are_tried_elsewhere_with_the_same_numbers_and_then_no_more() {
     d.log.urgent = true;
     d.pump(0);
     let mut tries = 0;
-    while !d.failed {
+    while d.takes_writes() {
         let ops = sent(&mut d);
         assert_eq!(batches(&ops), [1], "{ops:?}");
         assert_eq!(d.log.next_batch_seq, 2);
@@ -340,7 +340,7 @@ fn refused_writes_are_tried_elsewhere_with_the_same_numbers_and_then_no_more() {
         "what is trimmed now, a full file system may not give back"
     );
     // It was full, and what it holds (nothing) is durable.
-    assert_eq!(d.fault, Some(FlashFault::Unwritable));
+    assert_eq!(d.given_up(), Some(FlashFault::Unwritable));
     assert_eq!(d.promise(), Promise::Durable);
     let both = vec![Mark::Awaited(1), Mark::Awaited(2)];
     assert_eq!(given_up(&mut d), (both, vec![]));
@@ -378,12 +378,12 @@ fn many_places_that_cannot_be_read_are_a_failed_device_and_one_is_not() {
         d.read_errors.insert(4096);
         d.read_failed(0);
     }
-    assert!(!d.failed, "one place says nothing about the rest");
+    assert!(d.takes_writes(), "one place says nothing about the rest");
     for place in 0..100 {
         d.read_errors.insert(place * 4096);
         d.read_failed(0);
     }
-    assert!(d.failed);
+    assert!(!d.takes_writes());
 }
 
 /// What lies on a device, as a cache of one disk without any policy would know it.

@@ -29,7 +29,7 @@ impl Core {
         let d = self.known(disk);
         let flash = d.is_dirty() && self.flash.log.durable_ord < applied;
         let (guest, durable) = (d.origin.sync.guest(), d.origin.sync.durable());
-        if self.flash.failed && d.is_dirty() {
+        if !self.flash.takes_writes() && d.is_dirty() {
             match self.promise_of_left_flash(disk) {
                 Promise::None if self.opts.faults.has(Fault::PromiseBroken) => {}
                 Promise::None => {
@@ -97,8 +97,9 @@ impl Core {
     /// between and may still promise something, the request waits with those that come a moment later.
     pub fn request_flushed(&mut self, id: ReqId, failed: bool, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].disk;
-        let again =
-            failed && self.flash.failed && self.promise_of_left_flash(disk) != Promise::None;
+        let again = failed
+            && !self.flash.takes_writes()
+            && self.promise_of_left_flash(disk) != Promise::None;
         if again {
             self.flush_again(id, now, fx);
         }
@@ -235,14 +236,14 @@ impl Core {
     ) -> bool {
         let seg_hint = self.flash.log.next_segment_seq;
         if self.reqs[id].regions().is_some()
-            || self.flash.failed
+            || !self.flash.takes_writes()
             || self.opts.faults.has(Fault::DropIntent)
         {
             let waiting = self.reqs[id].regions().is_some_and(|regions| {
                 let d = self.disk(disk);
                 d.is_some_and(|d| !d.origin.intents.are_active(regions))
             });
-            if waiting && !self.flash.failed {
+            if waiting && self.flash.takes_writes() {
                 // It may have waited for something else before.
                 self.reqs[id].write_mut().step = Step::WaitsForIntent;
                 return false;

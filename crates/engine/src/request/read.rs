@@ -280,7 +280,7 @@ impl Core {
     /// Should a clean hit go to the origin: the cache is off, flash failed, or flash is slower
     /// than this disk's own origin just now? One in sixteen still asks flash, to notice when it recovers.
     fn avoid_flash(&mut self, disk: u16, mode: Mode) -> bool {
-        if mode == Mode::Off || self.flash.failed {
+        if mode == Mode::Off || !self.flash.takes_writes() {
             return true;
         }
         let origin = self.disk(disk).map_or(0, |d| d.origin.read_ns);
@@ -322,7 +322,7 @@ impl Core {
         let seek = std::mem::take(&mut self.reqs[id].read_mut().seeks) && client;
         let cacheable = fill == Fill::Allowed
             && mode != Mode::Off
-            && !self.flash.failed
+            && self.flash.takes_writes()
             && (client || prefetch)
             && count <= RUN_MAX
             && self.disk(disk).is_some_and(|d| {
@@ -569,7 +569,7 @@ impl Core {
             self.copy_out(id, &miss);
         }
         let ignore = self.opts.faults.has(Fault::CacheRacedMiss);
-        let failed = self.flash.failed;
+        let failed = !self.flash.takes_writes();
         let room = u64::from(self.flash.log.room()) >= miss.count;
         let d = self.known_mut(miss.disk);
         let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.is_cancelled()) && !ignore;

@@ -119,7 +119,7 @@ impl Core {
         let d = self.disks[disk as usize].as_deref_mut();
         let d = d.expect("a disk stays while a request holds a range of it");
         assert!(d.locks.remove(span), "{id:?} did not hold its range");
-        if self.flash.failed {
+        if !self.flash.takes_writes() {
             // What it held may be destaged now.
             self.ready.touch(disk);
         }
@@ -159,7 +159,7 @@ impl Core {
         let r = &self.reqs[id];
         let (disk, offset, len) = (r.disk, r.offset, r.len);
         let d = self.known(disk);
-        let through = self.flash.failed || !d.writes_to_flash();
+        let through = !self.flash.takes_writes() || !d.writes_to_flash();
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].write_mut().through = through;
         if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
@@ -270,7 +270,7 @@ impl Core {
         } else {
             self.reqs[id].crcs.clear();
             // Whole blocks from here on.
-            if self.reqs[id].write().through || self.flash.failed {
+            if self.reqs[id].write().through || !self.flash.takes_writes() {
                 self.go_through(id, now, fx);
             } else {
                 self.append_or_stall(id, now, fx);
@@ -304,7 +304,7 @@ impl Core {
     fn append_some(&mut self, id: ReqId, now: u64, fx: &mut Effects) -> Appended {
         let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
-        if self.flash.failed {
+        if !self.flash.takes_writes() {
             // What had waited when it failed has been diverted, and no part of this was sent since.
             self.divert(id, now, fx);
             return Appended::All;
@@ -477,7 +477,7 @@ impl Core {
         // Each pass admits one or ends; `go_through` may put one back only for want of room.
         while let Some(id) = self.reqs.stalled_through.front().copied() {
             let disk = self.reqs[id].disk;
-            if !self.flash.failed && !self.has_record_room(disk) {
+            if self.flash.takes_writes() && !self.has_record_room(disk) {
                 return;
             }
             self.reqs.stalled_through.pop_front();
@@ -553,7 +553,7 @@ impl Core {
             self.reqs.mark_waiters.push(id);
             return;
         }
-        if !self.flash.failed
+        if self.flash.takes_writes()
             && self
                 .disk(disk)
                 .is_some_and(|d| d.lost.range(start, end).next().is_some())
@@ -564,7 +564,7 @@ impl Core {
         if !self.clean_or_wait(id, disk, start, end, now, fx) {
             return;
         }
-        let admitted = self.reqs[id].regions().is_some() || self.flash.failed;
+        let admitted = self.reqs[id].regions().is_some() || !self.flash.takes_writes();
         if !admitted && !self.has_record_room(disk) {
             // What it leaves behind is at least a record, and a flood of records would eat the
             // reserve without which eviction cannot make room.
@@ -580,7 +580,7 @@ impl Core {
         let d = self.known(disk);
         let partial =
             offset % 4096 != 0 || ((offset + len) % 4096 != 0 && offset + len != d.cfg.size);
-        if self.flash.failed && partial && !self.reqs[id].write().merged {
+        if !self.flash.takes_writes() && partial && !self.reqs[id].write().merged {
             // The rest of the block may be newer on flash than on the origin, and what is on
             // flash is forgotten once the origin has been written.
             self.merge_edges(id, now, fx);
@@ -682,7 +682,7 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) -> bool {
-        if self.flash.failed {
+        if !self.flash.takes_writes() {
             // Nothing on flash counts any more, but a run on its way must not land after us.
             let Some(d) = self.disk_mut(disk).filter(|d| d.destaging(start, end)) else {
                 return true;
@@ -761,11 +761,11 @@ impl Core {
         let evicting =
             self.flash.holds_evicted() && !self.opts.faults.has(Fault::ForgetEvictedCopies);
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
-        let replaced = ok || !self.flash.failed;
+        let replaced = ok || self.flash.takes_writes();
         let cached = replaced
             && !self.opts.faults.has(Fault::KeepOverwritten)
             && self.forget_range(disk, start, end);
-        if self.flash.failed
+        if !self.flash.takes_writes()
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
         {
@@ -787,7 +787,11 @@ impl Core {
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
             && self.renew(id, disk, start, end, read, &done);
-        if had && !renewed && !self.flash.failed && !self.opts.faults.has(Fault::SkipDropRecord) {
+        if had
+            && !renewed
+            && self.flash.takes_writes()
+            && !self.opts.faults.has(Fault::SkipDropRecord)
+        {
             self.record_drop(disk, start, end - start);
         }
         let fua = match op {
@@ -818,7 +822,7 @@ impl Core {
         let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
         let count = end - start;
         let buf = self.reqs[id].buf.as_ref().expect(HAS_DATA);
-        if !whole || self.flash.failed || buf.is_shared() {
+        if !whole || !self.flash.takes_writes() || buf.is_shared() {
             return false;
         }
         // While flash fills, there is nothing to compete with. Of an origin as fast as flash, a block

@@ -103,7 +103,7 @@ impl Core {
 
     /// Appends the zero run and, for partial edges, the merged blocks.
     pub fn zero_with_edges(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
-        if self.flash.failed || self.reqs[id].write().through {
+        if !self.flash.takes_writes() || self.reqs[id].write().through {
             self.reqs[id].write_mut().through = true;
             self.go_through(id, now, fx);
             return;
