@@ -130,9 +130,7 @@ impl Core {
                 }
                 Apply::Clean { ticket, freq } => {
                     let raced = self.opts.faults.has(Fault::CacheRacedMiss);
-                    let ticket = self
-                        .disk_mut(item.disk)
-                        .and_then(|d| d.ticket(ticket).cloned());
+                    let ticket = self.known_mut(item.disk).ticket(ticket).cloned();
                     let mut voided = 0;
                     for i in 0..item.count {
                         let block = item.block + u64::from(i);
@@ -195,10 +193,11 @@ impl Core {
         }
         let mut run = block;
         for b in block..=block + count {
+            let d = self.known(disk);
             let newer = b == block + count
-                || self
-                    .disk(disk)
-                    .is_none_or(|d| d.zero.contains(b) || d.dirty.contains(b) || d.copy_queued(b))
+                || d.zero.contains(b)
+                || d.dirty.contains(b)
+                || d.copy_queued(b)
                 || self.superseding(disk, b, b + 1);
             if newer {
                 if b > run {

@@ -4,7 +4,6 @@ use crate::cache::index::SlotNo;
 use crate::core::Core;
 use crate::core::apply::{Apply, Purpose, Then};
 use crate::core::left::Unread;
-use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::paths::{Path, took};
 use hearth_format::Kind;
@@ -44,7 +43,7 @@ impl Core {
                 || unread
                 || !self.flash.takes_writes()
                 || superseding
-                || !info.dirty && self.disk(disk).is_some_and(Disk::may_differ)
+                || !info.dirty && self.known(disk).may_differ()
             {
                 self.cache.index.set_mark(slot + i, false);
                 if info.dirty {

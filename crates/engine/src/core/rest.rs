@@ -125,14 +125,14 @@ impl Rest<'_> {
     pub fn forget_block(&mut self, disk: DiskId, block: u64) -> Option<Gone> {
         let key = Key::new(disk, block);
         let slot = self.cache.index.get(key)?;
-        let dirty = self.cache.index.slot(slot).is_some_and(|s| s.dirty);
+        let info = self.cache.index.slot(slot);
+        let dirty = info.expect("the index leads to what is there").dirty;
         self.cache.index.remove(key);
         let stays = self.faults.has(Fault::CachedStaysCounted);
-        if let Some(d) = self.disk_mut(disk) {
-            d.cached -= u64::from(!stays);
-            if dirty {
-                d.no_longer_dirty(block);
-            }
+        let d = self.known_mut(disk);
+        d.cached -= u64::from(!stays);
+        if dirty {
+            d.no_longer_dirty(block);
         }
         if dirty {
             *self.dirty_total -= 1;
@@ -165,9 +165,8 @@ impl Rest<'_> {
 
     /// Keeps "dirty for" honest.
     pub fn note_clean(&mut self, disk: DiskId) {
-        if let Some(d) = self.disk_mut(disk)
-            && !d.is_dirty()
-        {
+        let d = self.known_mut(disk);
+        if !d.is_dirty() {
             d.dirty_since_ns = 0;
             d.origin.destage.trouble = None;
         }

@@ -354,7 +354,7 @@ impl<U: Users> FlashDevice<U> {
         };
         let segment = self.log.summary_capacity;
         let head = self.log.head.as_ref();
-        let room = head.map_or(0, |h| segment.saturating_sub(h.entries.len()));
+        let room = head.map_or(0, |h| segment - h.entries.len());
         let free = self.log.free.len();
         if free > 0 && records.len() > room + free * segment {
             // A pool of an earlier version may have more runs of zeros than fit. What origins are told

@@ -372,8 +372,8 @@ impl<T: Token> Log<T> {
         let whole = self.data_blocks.min(self.summary_capacity as u32) * 9 / 10;
         let free = (self.free.len() - reserve) as u32 * whole;
         let head = self.head.as_ref().map_or(0, |h| {
-            let blocks = self.data_blocks.saturating_sub(h.next);
-            let entries = self.summary_capacity.saturating_sub(h.entries.len()) as u32;
+            let blocks = self.data_blocks - h.next;
+            let entries = (self.summary_capacity - h.entries.len()) as u32;
             blocks.min(entries) * 8 / 10
         });
         (free + head).saturating_sub(self.queued_blocks + self.queued_records)
@@ -395,7 +395,7 @@ impl<T: Token> Log<T> {
         let head = self.head.as_ref()?;
         let mut room_blocks = self.data_blocks.saturating_sub(head.next + 1);
         let mut room_entries =
-            BATCH_ENTRIES_MAX.min(self.summary_capacity.saturating_sub(head.entries.len())) as u32;
+            BATCH_ENTRIES_MAX.min(self.summary_capacity - head.entries.len()) as u32;
         // A descriptor block must fit even for a batch of records.
         if head.next >= self.data_blocks || room_entries == 0 {
             return None;

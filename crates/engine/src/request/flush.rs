@@ -192,7 +192,7 @@ impl Core {
         for who in d.origin.sync.end_flush(covers, error, now) {
             self.origin_waited(disk, who, error.is_some(), now, fx);
         }
-        let Some(d) = self.disk_mut(disk) else { return };
+        let d = self.known_mut(disk);
         if d.origin.sync.waiters().next().is_none() {
             return;
         }
@@ -363,8 +363,7 @@ impl Core {
             false => durable,
         };
         let in_use = faults.has(Fault::CloseInUse);
-        let Some(d) = self.disk_mut(disk) else { return };
-        let intents = &mut d.origin.intents;
+        let intents = &mut self.known_mut(disk).origin.intents;
         let count = intents.region_blocks();
         for closed in intents.close(durable, now, idle_ns, in_use) {
             let block = u64::from(closed.region) * count;

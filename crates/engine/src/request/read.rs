@@ -540,9 +540,8 @@ impl Core {
     /// Notes that the only copy of a dirty block is bad.
     pub fn lose(&mut self, disk: u16, block: u64, slot: SlotNo) {
         self.cache.index.set_lost(slot);
-        if let Some(d) = self.disk_mut(disk)
-            && d.lost.insert(block)
-        {
+        let d = self.known_mut(disk);
+        if d.lost.insert(block) {
             took(Path::BlockLost);
             d.counters.bad_dirty_blocks += 1;
         }
