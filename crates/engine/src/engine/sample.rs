@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::api::DiskId;
+use crate::cache::index::Key;
 use crate::engine::Engine;
 
 /// Clean blocks by number in the order of the disk, with their checksums.
@@ -17,6 +18,42 @@ type Sample = Vec<(u64, u32)>;
 const LOOK_MAX: u32 = 1 << 16;
 
 impl Engine {
+    /// Clean cached blocks of a disk with their checksums, for comparison with the origin: those
+    /// within `ranges` (block numbers), then the most used ones, at most `n` of each.
+    pub fn sample_clean(
+        &self,
+        id: DiskId,
+        ranges: &[std::ops::Range<u64>],
+        n: usize,
+    ) -> Vec<(u64, u32)> {
+        let core = self.core();
+        let mut sample = BTreeMap::new();
+        for block in ranges.iter().cloned().flatten() {
+            if sample.len() >= n {
+                break;
+            }
+            if block >= 1 << 36 {
+                continue;
+            }
+            if let Some(slot) = core.cache.index.get(Key::new(id, block))
+                && core.cache.index.slot(slot).is_some_and(|s| !s.dirty)
+            {
+                sample.insert(block, core.cache.index.crc(slot));
+            }
+        }
+        let slots = core.cache.index.slots();
+        let step = (slots / (n as u32 * 16).max(1)).max(1);
+        let mut hot: Vec<(u64, u64, u32)> = (0..slots)
+            .step_by(step as usize)
+            .filter_map(|slot| core.cache.index.slot(slot).map(|s| (slot, s)))
+            .filter(|(_, s)| s.key.disk() == id && !s.dirty)
+            .map(|(slot, s)| (s.freq, s.key.block(), core.cache.index.crc(slot)))
+            .collect();
+        hot.sort_unstable_by(|a, b| b.cmp(a));
+        sample.extend(hot.into_iter().take(n).map(|(_, block, crc)| (block, crc)));
+        sample.into_iter().collect()
+    }
+
     /// Clean cached blocks of a disk, each list in the order of the disk: `recent` of those that were
     /// put on flash last, and `spread` others from all over the flash.
     pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> (Sample, Sample) {

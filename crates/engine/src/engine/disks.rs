@@ -1,0 +1,273 @@
+//! Disks come, change and go.
+
+use crate::api::{DiskConfig, DiskId, Effects, Mode, OriginState};
+use crate::blocks::runset::RunSet;
+use crate::core::Core;
+use crate::disk::Disk;
+use crate::disk::ready::Totals;
+use crate::engine::Engine;
+use crate::faults::Fault;
+use crate::paths::{Path, took};
+use hearth_io::BLOCK;
+
+// In this crate a `Fault` is a deliberate mistake.
+use hearth_fault::Fault as Failure;
+
+/// Why a control call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.fault())]
+pub enum ControlError {
+    /// No such disk.
+    NoDisk,
+    /// Requests or background work of this disk are in flight.
+    Busy,
+    /// Already attached.
+    Attached,
+    /// A size the engine cannot hold.
+    Size,
+    /// It has data the origin does not have.
+    Dirty,
+}
+
+impl ControlError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Failure {
+        match self {
+            ControlError::NoDisk => Failure::bare("no such disk"),
+            ControlError::Busy => Failure::new("the disk is busy", "try again in a moment"),
+            ControlError::Attached => Failure::bare("the disk is attached already"),
+            ControlError::Size => {
+                Failure::bare("disks may have up to 256 TiB and must not shrink while attached")
+            }
+            ControlError::Dirty => Failure::new("the disk has dirty data", "flush it first"),
+        }
+    }
+}
+
+impl Engine {
+    /// Starts serving a disk. `origin` says whether its volatile writes were flushed since it was
+    /// opened.
+    pub fn attach(&self, cfg: DiskConfig, origin: OriginState) -> Result<(), ControlError> {
+        let mut core = self.core();
+        if cfg.size == 0 || cfg.size > crate::api::DISK_MAX || cfg.id == 0 || cfg.id == DiskId::MAX
+        {
+            return Err(ControlError::Size);
+        }
+        let id = cfg.id;
+        match core.disk(id) {
+            Some(d) if d.attached => return Err(ControlError::Attached),
+            Some(_) => {
+                took(Path::Reattached);
+                core.drop_padding(id, cfg.size);
+                core.drop_beyond(id, cfg.size.div_ceil(BLOCK));
+            }
+            None => {
+                let disk = Disk::new(cfg.clone(), core.opts.intent_region_blocks);
+                place(&mut core, disk);
+            }
+        }
+        let origin = match core.opts.faults.has(Fault::TrustUnknownOrigin) {
+            true => OriginState::Flushed,
+            false => origin,
+        };
+        core.alter(id, |d| {
+            d.resize(cfg.size);
+            d.cfg = cfg;
+            d.attached = true;
+            d.fenced = false;
+        });
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        match origin {
+            OriginState::Unknown => {
+                // A daemon that died may have left writes the origin has not flushed.
+                d.origin.sync.opened_unknown();
+            }
+            // Nothing is written to an origin that is not attached: that flush covers all.
+            OriginState::Flushed => d.origin.sync.opened_flushed(),
+        }
+        core.publish(id);
+        Ok(())
+    }
+
+    /// Stops serving a disk; what is cached stays.
+    pub fn detach(&self, id: DiskId) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let hits = core.shared.shut(id);
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        let io = !d.origin.destage.busy.is_empty()
+            || !d.tickets.is_empty()
+            || d.origin.sync.is_flushing();
+        if d.in_flight + hits > 0 || io || !d.origin.destage.written.is_empty() {
+            core.publish(id);
+            return Err(ControlError::Busy);
+        }
+        took(Path::Detached);
+        core.alter(id, |d| d.attached = false);
+        core.stage_forget(id, 0, u64::MAX);
+        Ok(())
+    }
+
+    /// Drops everything cached of a disk, dirty data included, and returns the segment number
+    /// below which its records are void. The caller stores that in the registry before the
+    /// disk is used again; only then is the drop durable.
+    pub fn forget(&self, id: DiskId, fx: &mut Effects) -> Result<u64, ControlError> {
+        let mut core = self.core();
+        let quiet = core.flash.log.queue.iter().all(|i| i.disk != id)
+            && core
+                .flash
+                .log
+                .batches
+                .iter()
+                .all(|b| b.items.iter().all(|i| i.disk != id));
+        let hits = core.shared.shut(id);
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if d.in_flight + hits > 0
+            || !d.tickets.is_empty()
+            || !d.origin.destage.busy.is_empty()
+            || !d.origin.destage.written.is_empty()
+            || d.origin.sync.is_flushing()
+            || !quiet
+        {
+            core.flash.log.urgent = true;
+            core.publish(id);
+            return Err(ControlError::Busy);
+        }
+        let blocks = d.blocks.max(1 << 36);
+        core.forget_range(id, 0, blocks);
+        core.stage_forget(id, 0, u64::MAX);
+        core.change_zeros(id, RunSet::clear);
+        if let Some(d) = core.disk_mut(id) {
+            d.solid.clear();
+            d.zero_seg_seq = None;
+            d.lost.clear();
+            d.doubtful.clear();
+            d.refused.clear();
+            d.refusals.clear();
+            d.origin.intents.clear();
+        }
+        if !core.opts.faults.has(Fault::ForgetInHead) {
+            core.flash.roll();
+            core.route_flash(0, fx);
+        }
+        core.publish(id);
+        Ok(core.flash.log.next_segment_seq)
+    }
+
+    /// Forgets that the disk exists. It must be detached and hold nothing dirty.
+    pub fn remove(&self, id: DiskId) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if d.attached || d.in_flight > 0 {
+            return Err(ControlError::Busy);
+        }
+        if d.is_dirty() || d.cached > 0 {
+            return Err(ControlError::Dirty);
+        }
+        took(Path::Removed);
+        core.gather(id);
+        if let Some(d) = core.disks[id as usize].take() {
+            core.totals.take(Totals::of(&d));
+        }
+        core.publish(id);
+        Ok(())
+    }
+
+    /// Changes the cache mode; requests in flight end as they began.
+    pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk(id).ok_or(ControlError::NoDisk)?;
+        core.alter(id, |d| d.cfg.mode = mode);
+        core.publish(id);
+        if mode == Mode::Off {
+            core.stage_forget(id, 0, u64::MAX);
+        }
+        Ok(())
+    }
+
+    /// Changes the share of flash a disk keeps and may take, in bytes.
+    pub fn set_limits(
+        &self,
+        id: DiskId,
+        min_bytes: u64,
+        max_bytes: u64,
+    ) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk(id).ok_or(ControlError::NoDisk)?;
+        core.alter(id, |d| {
+            d.cfg.min_bytes = min_bytes;
+            d.cfg.max_bytes = max_bytes;
+        });
+        Ok(())
+    }
+
+    /// Changes the unit of filling, in bytes.
+    pub fn set_block_size(&self, id: DiskId, bytes: u32) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk_mut(id)
+            .ok_or(ControlError::NoDisk)?
+            .cfg
+            .block_size = bytes;
+        Ok(())
+    }
+
+    /// Changes the sequential bypass, in bytes; 0 turns it off.
+    pub fn set_seq_cutoff(&self, id: DiskId, bytes: u64) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk_mut(id)
+            .ok_or(ControlError::NoDisk)?
+            .cfg
+            .seq_cutoff = bytes;
+        Ok(())
+    }
+
+    /// Asks for (or stops asking for) everything dirty to be destaged.
+    pub fn drain(&self, id: DiskId, on: bool) -> Result<(), ControlError> {
+        let mut core = self.core();
+        let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
+        d.drain = on;
+        if on {
+            // Whoever asks has perhaps just put the origin right.
+            d.origin.destage.not_before_ns = 0;
+            d.origin.sync.try_at_once();
+        }
+        core.ready.all(id);
+        Ok(())
+    }
+
+    /// Gives up lost blocks: their ranges read what the origin has. Returns how many.
+    pub fn accept_loss(&self, id: DiskId) -> Result<u64, ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        let lost: Vec<u64> = d.lost.range(0, u64::MAX).collect();
+        for block in &lost {
+            if core.superseding(id, *block, *block + 1) {
+                took(Path::LossAcceptedBehindWrite);
+                continue;
+            }
+            core.forget_block(id, *block);
+            if !core.flash.takes_writes() {
+                took(Path::LossAcceptedFailed);
+                continue;
+            }
+            took(Path::LossAcceptedSound);
+            let ord = core.record_drop(id, *block, 1);
+            if let Some(d) = core.disk_mut(id) {
+                // A write past the cache must find the drop durable, or after a crash what it wrote
+                // would be hidden by the lost block again.
+                d.cleaned_ord = d.cleaned_ord.max(ord);
+            }
+        }
+        Ok(lost.len() as u64)
+    }
+}
+
+/// Puts a disk into the engine.
+pub(crate) fn place(core: &mut Core, disk: Disk) {
+    let at = disk.cfg.id as usize;
+    if core.disks.len() <= at {
+        core.disks.resize_with(at + 1, || None);
+    }
+    core.totals.add(Totals::of(&disk));
+    core.ready.all(disk.cfg.id);
+    core.disks[at] = Some(Box::new(disk));
+}

@@ -1,0 +1,296 @@
+//! What the engine tells of itself and of its disks.
+
+use crate::api::{DiskId, ExtentState};
+use crate::cache::ahead::UNUSED_SHARE;
+use crate::cache::index::{Index, Key};
+use crate::cache::stage::Stage;
+use crate::engine::Engine;
+use crate::flash::fail::Noted;
+use crate::origin::trouble::Trouble;
+use crate::stats::{DiskStats, Latencies, PoolStats};
+use hearth_io::BLOCK;
+use hearth_policy::{Config, Policy};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A disk's state for the control plane.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DiskStatus {
+    /// Attached, i.e. serving requests.
+    pub attached: bool,
+    /// Blocks on flash.
+    pub cached_blocks: u64,
+    /// Of these, dirty.
+    pub dirty_blocks: u64,
+    /// Zeroed blocks the origin does not know of.
+    pub zero_blocks: u64,
+    /// The origin alone is the disk: nothing dirty, every write flushed, no region open.
+    pub drained: bool,
+    /// The same, but for ranges that are lost: nothing more will come of writing back.
+    pub only_lost_left: bool,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Lost ranges: (byte offset, length).
+    pub lost_ranges: Vec<(u64, u64)>,
+    /// Why what is dirty does not reach the origin, if it does not.
+    pub trouble: Option<Trouble>,
+    /// Since when the origin has owed an answer to the destager, on the clock the engine is given.
+    pub unanswered_ns: Option<u64>,
+    /// Shut out or taken over: nothing is answered, nothing goes to the origin.
+    pub fenced: bool,
+}
+
+impl DiskStatus {
+    /// Blocks the origin does not have yet, zeroed ones included.
+    pub fn owed_blocks(&self) -> u64 {
+        self.dirty_blocks + self.zero_blocks
+    }
+
+    /// The same in bytes.
+    pub fn owed_bytes(&self) -> u64 {
+        self.owed_blocks().saturating_mul(BLOCK)
+    }
+}
+
+impl Engine {
+    /// A disk's state.
+    pub fn status(&self, id: DiskId) -> Option<DiskStatus> {
+        let core = self.core();
+        let d = core.disk(id)?;
+        let unfinished = !d.origin.destage.busy.is_empty()
+            || !d.origin.destage.written.is_empty()
+            || (!d.origin.intents.is_empty() && core.flash.takes_writes());
+        let settled = !unfinished
+            && d.origin.sync.is_durable()
+            && (!core.flash.takes_writes() || d.cleaned_ord <= core.flash.log.applied_ord);
+        Some(DiskStatus {
+            attached: d.attached,
+            cached_blocks: d.cached,
+            dirty_blocks: d.dirty.len(),
+            zero_blocks: d.zero.len(),
+            drained: !d.is_dirty() && settled,
+            only_lost_left: !d.lost.is_empty()
+                && d.lost.len() == d.dirty.len()
+                && d.zero.is_empty()
+                && settled,
+            in_flight: d.in_flight + core.shared.in_flight(id),
+            lost_ranges: d
+                .lost
+                .runs()
+                .iter()
+                .map(|(b, n)| (b * BLOCK, n * BLOCK))
+                .collect(),
+            trouble: d.trouble(),
+            unanswered_ns: core.destage_unanswered(d),
+            fenced: d.fenced,
+        })
+    }
+
+    /// A disk's statistics. Data left dirty by an earlier run counts as dirty since the first call.
+    pub fn stats(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
+        let mut core = self.core();
+        core.gather(id);
+        let d = core.disk_mut(id)?;
+        if d.is_dirty() && d.dirty_since_ns == 0 {
+            d.dirty_since_ns = now_ns;
+        }
+        Some(DiskStats {
+            counters: d.counters,
+            cached_blocks: d.cached,
+            dirty_blocks: d.dirty.len(),
+            zero_blocks: d.zero.len(),
+            dirty_for_ns: if d.is_dirty() {
+                now_ns.saturating_sub(d.dirty_since_ns).max(1)
+            } else {
+                0
+            },
+            read_hit_latency: d.hit_latency.percentiles(),
+            read_miss_latency: d.miss_latency.percentiles(),
+            write_hit_latency: d.write_hit_latency.percentiles(),
+            write_miss_latency: d.write_miss_latency.percentiles(),
+        })
+    }
+
+    /// A disk's latencies so far, to be compared with later ones.
+    pub fn latencies(&self, id: DiskId) -> Option<Latencies> {
+        let mut core = self.core();
+        core.gather(id);
+        let d = core.disk(id)?;
+        Some(Latencies {
+            read_hit: d.hit_latency.tally(),
+            read_miss: d.miss_latency.tally(),
+            write_hit: d.write_hit_latency.tally(),
+            write_miss: d.write_miss_latency.tally(),
+        })
+    }
+
+    /// The pool's statistics.
+    pub fn pool_stats(&self) -> PoolStats {
+        let mut core = self.core();
+        core.fold_all_reads();
+        PoolStats {
+            counters: core.flash.counters,
+            capacity_blocks: core.capacity_blocks(),
+            cached_blocks: core.cache.index.len() as u64,
+            dirty_blocks: core.dirty_total,
+            free_segments: core.flash.log.free.len() as u64,
+            segments: core.flash.log.segments.len() as u64,
+            footprint_bytes: Index::footprint(core.cache.index.slots())
+                + core.cache.policy.footprint() as u64
+                + Self::stage_footprint(core.cache.stage.capacity(), core.opts.prefetch),
+            stage_blocks: core.cache.stage.len() as u64,
+            gate: core.cache.policy.rules().gate,
+            rule_switches: core.cache.policy.switches(),
+            endurance_pressure: core.cache.policy.pressure(),
+            flash_failed: !core.flash.takes_writes(),
+            flash_fault: core.flash.given_up(),
+            flash_unnoted: core.flash.noted == Noted::Nowhere,
+            flash_read_ns: core.flash.ewma_ns,
+        }
+    }
+
+    /// Bytes of RAM that index, policy and RAM stage take for `slots` slots of flash, with a
+    /// stage of `stage` blocks or else as many as the pool's size asks for.
+    pub fn footprint(slots: u32, stage: Option<usize>) -> u64 {
+        let stage = stage.unwrap_or_else(|| Config::stage_of(slots as usize));
+        Index::footprint(slots)
+            + Policy::footprint_of(slots as usize + stage, true) as u64
+            + Self::stage_footprint(stage, true)
+    }
+
+    /// Bytes of a stage and, with prefetch, of what is on its way there at most.
+    fn stage_footprint(blocks: usize, prefetch: bool) -> u64 {
+        let coming = if prefetch { blocks / UNUSED_SHARE } else { 0 };
+        Stage::footprint(blocks) + coming as u64 * BLOCK
+    }
+
+    /// What the cache knows of a byte range: consecutive extents covering it.
+    pub fn block_status(
+        &self,
+        id: DiskId,
+        offset: u64,
+        len: u64,
+        out: &mut Vec<(u64, ExtentState)>,
+    ) {
+        /// Blocks looked at under the lock; the rest is told by a later call.
+        const LOOK_MAX: u64 = 65_536;
+        let core = self.core();
+        let Some(d) = core.disk(id) else { return };
+        let end = offset.saturating_add(len).min(d.cfg.size);
+        let mut at = offset;
+        let last = (offset / BLOCK + LOOK_MAX) * BLOCK;
+        while at < end.min(last) {
+            let block = at / BLOCK;
+            let next = ((block + 1) * BLOCK).min(end);
+            let state = if d.zero.contains(block) {
+                ExtentState::Zero
+            } else if core
+                .cache
+                .index
+                .get(Key::new(id, block))
+                .and_then(|s| core.cache.index.slot(s))
+                .is_some_and(|s| s.dirty)
+            {
+                ExtentState::Data
+            } else {
+                ExtentState::Origin
+            };
+            match out.last_mut() {
+                Some((n, s)) if *s == state => *n += next - at,
+                _ => out.push((next - at, state)),
+            }
+            at = next;
+        }
+    }
+
+    /// Disks with anything the origin does not have: (id, dirty blocks, zeroed blocks).
+    pub fn dirty_disks(&self) -> Vec<(DiskId, u64, u64)> {
+        let core = self.core();
+        core.disks
+            .iter()
+            .flatten()
+            .filter(|d| d.is_dirty())
+            .map(|d| (d.cfg.id, d.dirty.len(), d.zero.len()))
+            .collect()
+    }
+
+    /// A segment number above all on flash and not above any that a later run will write: a disk that
+    /// has nothing dirty, on flash that is written no more, may have its records up to there voided
+    /// without being brought to rest. `None` if the disk has something dirty or flash is in use.
+    pub fn void_seq(&self, id: DiskId) -> Option<u64> {
+        let core = self.core();
+        let quiet = core.flash.log.batches.is_empty() && core.flash.log.queue.is_empty();
+        let d = core.disk(id)?;
+        let safe = !d.is_dirty()
+            && d.origin.destage.written.is_empty()
+            && d.origin.sync.is_superseded_durably();
+        (!core.flash.takes_writes() && quiet && safe).then_some(core.flash.log.next_segment_seq)
+    }
+
+    /// The engine's inner state in words, for diagnosis of a stall.
+    pub fn explain(&self) -> String {
+        let core = self.core();
+        let mut states = BTreeMap::new();
+        for s in &core.flash.log.segments {
+            *states
+                .entry(
+                    format!("{:?}", s.state)
+                        .split(' ')
+                        .next()
+                        .unwrap_or("")
+                        .to_owned(),
+                )
+                .or_insert(0u32) += 1;
+        }
+        let phases: Vec<String> = core
+            .reqs
+            .iter()
+            .take(8)
+            .map(|(id, r)| format!("{id}:{:?}", r.state))
+            .collect();
+        let front = core
+            .flash
+            .log
+            .order
+            .front()
+            .map(|s| core.flash.log.segments[*s as usize]);
+        format!(
+            "hits {}; requests {phases:?} of {}; operations {}; queue {} items {} blocks; batches {}; sealing {}; stalled {} and {}; \
+             segments {states:?}; oldest {front:?}; evict {:?}; jobs {}; dirty {}; ord next {} applied {} durable {}; \
+             flush in flight {}; waiters {}; disks {:?}",
+            core.shared.all_in_flight(),
+            core.reqs.len(),
+            core.ops.len(),
+            core.flash.log.queue.len(),
+            core.flash.log.queued_blocks,
+            core.flash.log.batches.len(),
+            core.flash.log.sealing.len(),
+            core.reqs.stalled.len(),
+            core.reqs.stalled_through.len(),
+            core.flash.eviction(),
+            core.destaging.jobs.len(),
+            core.dirty_total,
+            core.flash.log.next_ord,
+            core.flash.log.applied_ord,
+            core.flash.log.durable_ord,
+            core.flash.flush_inflight,
+            core.flash.waiters.len(),
+            core.disks
+                .iter()
+                .flatten()
+                .map(|d| {
+                    let g = &d.origin.destage;
+                    (
+                        d.cfg.id,
+                        g.busy.len(),
+                        g.written.len(),
+                        g.covered,
+                        g.not_before_ns,
+                        d.tickets.len(),
+                        d.locks.len(),
+                    )
+                })
+                .collect::<Vec<_>>(),
+        )
+    }
+}
