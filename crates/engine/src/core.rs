@@ -1,8 +1,8 @@
 //! The engine's state and how events reach it.
 //!
 //! [`Core`] is pure: it has no clock, no thread, no device. Every method takes the time and
-//! leaves what should happen in [`Effects`]. Its duties are folders, each with its `impl Core`:
-//! `request`, `flash`, `origin`, `cache`, `disk`.
+//! leaves what should happen in [`Effects`]. Its duties are owners in folders of their own (`flash`, `cache`,
+//! `origin`, `disk`, `request`); what needs several of them is done here.
 
 mod ahead;
 pub(crate) mod apply;

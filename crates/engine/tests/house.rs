@@ -20,18 +20,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blocks", &[]),
     ("stats", &["api", "tally"]),
     ("flash", &["api", "ctx", "faults", "paths", "stats"]),
-    (
-        "cache",
-        &["api", "ctx", "faults", "ids", "paths", "stats", "sync"],
-    ),
-    (
-        "origin",
-        &["api", "blocks", "ctx", "faults", "ids", "paths", "stats"],
-    ),
-    (
-        "disk",
-        &["api", "blocks", "faults", "ids", "origin", "paths", "stats"],
-    ),
+    ("cache", &["api", "ctx", "ids", "sync"]),
+    ("origin", &["api", "blocks", "ids"]),
+    ("disk", &["api", "blocks", "ids", "origin", "stats"]),
     ("lanes", &["api", "cache", "faults", "stats", "sync"]),
 ];
 
