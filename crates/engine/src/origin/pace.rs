@@ -102,8 +102,10 @@ mod tests {
 
     #[test]
     fn a_limit_holds_back_what_nobody_waits_for() {
-        let mut d = Destaging::default();
-        d.tokens = -1_000_000;
+        let mut d = Destaging {
+            tokens: -1_000_000,
+            ..Destaging::default()
+        };
         d.refill(1_000_000, 500_000_000);
         assert_eq!(d.tokens, -500_000);
         assert_eq!(d.may_start(Need::Idle, false, true, 0), 0);
