@@ -7,6 +7,7 @@
 
 pub mod advise;
 mod budget;
+pub mod cleaning;
 pub mod histogram;
 mod loglinear;
 mod mini;

@@ -10,6 +10,7 @@ pub mod made;
 mod outcome;
 pub mod plot;
 mod run;
+pub mod segmented;
 mod workload;
 
 pub use cache::{Cache, WriteMode};
