@@ -267,7 +267,7 @@ fn refusals() -> Result<()> {
         ("nbd+unix:///x?socket=/nowhere/s", "cannot connect"),
         ("nbd://127.0.0.1:1/x", "cannot connect"),
         ("zip:/x", "no kind of origin"),
-        ("model-hdd:nbd://h/x", "needs one underneath"),
+        ("model-hdd:nbd://h/x", "needs a file underneath"),
     ] {
         let words = hearth.refused(&["disk", "add", "d", "--sole-user", "--origin", origin])?;
         ensure!(words.contains(want), "{origin}: {words}");
