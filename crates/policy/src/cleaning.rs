@@ -6,16 +6,15 @@
 //! segment is what lives in it, and the art is to wait until that is little: to free what has died, and to
 //! append together what will die together. Three things are decided here from a few counts per segment:
 //!
-//! - **Eviction** ([`Cleaner::turn`]): while more lives than [`Plan::target`], a hand goes over the
-//!   segments in turn and drops clean blocks where they lie, as a clock does: nothing is written for
-//!   a block that stays.
-//! - **Cleaning** ([`Cleaner::pick`], [`Cleaner::fate`]): the segment whose freeing gives most for what is
-//!   moved. What was not evicted is moved if it is worth a write.
+//! - **Eviction and cleaning** ([`Cleaner::pick`], [`Cleaner::fate`]): the segment whose freeing gives most for
+//!   what is moved. While more lives than [`Cleaner::target`], what was not used is dropped and what was
+//!   is moved with a use less; below, all that lives is moved. Only when flash is brimful is a block dropped
+//!   where it lies, by a hand that goes over the segments in turn ([`Cleaner::turn`]).
 //! - **Heads** ([`Cleaner::head`]): what is rewritten often, what is not and what was moved lie apart.
 //!
 //! An event costs constant time, or the logarithm of the number of segments when a segment's live
 //! blocks pass one of [`BUCKETS`] marks; a choice looks at one segment for each mark. It knows no
-//! device: the engine calls it, and so does the simulator. Measured in `docs/decisions/0006-cleaning.md`.
+//! device. Only the simulator calls it so far; measured in `docs/decisions/0006-cleaning.md`.
 
 use std::collections::BTreeSet;
 
