@@ -617,8 +617,8 @@ fn after_a_failure_of_the_flash_it_is_said_which_side_is_likely_right() {
     bench.start();
     let disk = bench.disk("vm");
     assert_eq!(disk["state"], "refused", "{disk}");
-    let reason = disk["reason"].as_str().unwrap();
-    assert!(reason.contains("flash failed while serving"), "{reason}");
+    let remedy = disk["remedy"].as_str().unwrap();
+    assert!(remedy.contains("flash failed while serving"), "{disk}");
     bench.ok(&["disk", "set", "vm", "--trust", "origin"]);
     let mut client = bench.connect("vm").unwrap();
     assert_eq!(client.read(0, 4096), [2; 4096]);
