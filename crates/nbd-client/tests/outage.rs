@@ -153,7 +153,7 @@ fn a_smaller_size_is_told_and_not_taken_over() {
     until("it is refused", || {
         rig.link()
             .reason
-            .is_some_and(|why| why.what.contains("size"))
+            .is_some_and(|why| why.remedy.contains("size"))
     });
     server.size.store(SIZE, Ordering::SeqCst);
     assert_eq!(rig.wait(id).1, pattern(4096, 1));
