@@ -18,7 +18,7 @@ const BARE: &[(&str, usize)] = &[
     ("crates/cli/src/replay.rs", 1),
     ("crates/cli/src/trace.rs", 1),
     ("crates/daemon/src/daemon/report.rs", 2),
-    ("crates/engine/src/engine.rs", 3),
+    ("crates/engine/src/engine/disks.rs", 3),
     ("crates/engine/src/flash/checkpoint.rs", 1),
     ("crates/format/src/error.rs", 2),
     ("crates/nbd-client/src/worker.rs", 4),
