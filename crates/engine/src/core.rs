@@ -230,6 +230,7 @@ impl Core {
             len: io.len,
             bufs: io.bufs,
             crcs: io.crcs,
+            sums: io.sums,
             class: io.class,
         });
     }

@@ -10,6 +10,9 @@ use smallvec::{SmallVec, smallvec};
 /// Blocks in one device operation of a request: 1 MiB.
 pub(crate) const RUN_MAX: u64 = 256;
 
+/// Checksums, block by block.
+pub(crate) type Sums = SmallVec<[u32; 4]>;
+
 /// An operation on a device, before it has a name.
 #[derive(Debug)]
 pub(crate) struct Io {
@@ -20,6 +23,8 @@ pub(crate) struct Io {
     pub bufs: SmallVec<[BufSlice; 2]>,
     /// Checksums that what is read must have, block by block.
     pub crcs: SmallVec<[u32; 4]>,
+    /// What is read is to be kept: its checksums come with it.
+    pub sums: bool,
     pub class: Class,
 }
 
@@ -61,6 +66,7 @@ impl Io {
             len,
             bufs,
             crcs: SmallVec::new(),
+            sums: false,
             class: Class::Foreground,
         }
     }
@@ -68,6 +74,13 @@ impl Io {
     /// What is read must have these checksums.
     pub fn checked(mut self, crcs: SmallVec<[u32; 4]>) -> Io {
         self.crcs = crcs;
+        self
+    }
+
+    /// What is read will be kept if `kept`, so its checksums are wanted: whoever reads computes them, and
+    /// not the core under its lock.
+    pub fn summed(mut self, kept: bool) -> Io {
+        self.sums = kept;
         self
     }
 

@@ -428,6 +428,7 @@ fn call(
         len,
         bufs,
         crcs: SmallVec::new(),
+        sums: false,
         class: Class::Foreground,
     });
     remote.push(job);
@@ -486,6 +487,7 @@ mod tests {
                 .into_iter()
                 .collect(),
             crcs: SmallVec::new(),
+            sums: false,
             class: Class::Foreground,
         }
     }

@@ -64,8 +64,11 @@ pub struct IoOp {
     pub len: u64,
     /// Memory, in order of offset. Every piece but the last is a whole number of blocks.
     pub bufs: SmallVec<[BufSlice; 2]>,
-    /// Flash reads: expected CRC32C per block, checked by [`IoOp::verify`].
+    /// Flash reads: expected CRC32C per block, checked by [`IoOp::verify`]. With `sums`: those of what
+    /// was read, once it was.
     pub crcs: SmallVec<[u32; 4]>,
+    /// A read whose data is to be kept: what ends tells its checksums, block by block.
+    pub sums: bool,
     /// Whether somebody waits for it.
     pub class: Class,
 }
@@ -136,8 +139,27 @@ impl IoOp {
         bad
     }
 
-    /// Wraps the operation as finished, verifying checksums of a successful read.
-    pub fn done(self, result: Result<(), IoError>, latency_ns: u64) -> IoDone {
+    /// The checksum of every block, of which the last may be short.
+    fn summed(&self) -> SmallVec<[u32; 4]> {
+        let blocks = self
+            .bufs
+            .iter()
+            .flat_map(|b| b.bytes().chunks(BLOCK as usize));
+        blocks.map(crc32c).collect()
+    }
+
+    /// Wraps the operation as finished, verifying checksums of a successful read, or telling them. Done
+    /// outside the engine's lock, on the thread that did the read.
+    pub fn done(mut self, result: Result<(), IoError>, latency_ns: u64) -> IoDone {
+        if self.sums && result.is_ok() && self.kind == OpKind::Read {
+            self.crcs = self.summed();
+            return IoDone {
+                op: self,
+                result,
+                bad_blocks: SmallVec::new(),
+                latency_ns,
+            };
+        }
         let bad_blocks = if result.is_ok() && self.kind == OpKind::Read {
             self.verify()
         } else {

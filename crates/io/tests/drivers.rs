@@ -50,6 +50,7 @@ impl Rig {
             len,
             bufs,
             crcs,
+            sums: false,
             class: Class::Foreground,
         }
     }
@@ -255,6 +256,12 @@ fn checksums_are_verified(backend: Backend) {
     let done = rig.run(op);
     assert_eq!(done.result, Ok(()));
     assert_eq!(done.bad_blocks.as_slice(), [1]);
+    rig.write(4096, &[4; 4096]).unwrap();
+    let mut op = rig.op(OpKind::Read, 0, 8192, &[Buf::zeroed(8192).all()]);
+    op.sums = true;
+    let done = rig.run(op);
+    let told = [crc32c(&[3; 4096]), crc32c(&[4; 4096])];
+    assert_eq!(done.op.crcs.as_slice(), told);
 }
 
 fn faults_and_latency(backend: Backend) {

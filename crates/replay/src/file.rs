@@ -94,6 +94,7 @@ impl Target for FileTarget {
             len: job.len,
             bufs: job.buf.into_iter().collect(),
             crcs: Default::default(),
+            sums: false,
             class: Class::Foreground,
         });
         Ok(())

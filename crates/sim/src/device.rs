@@ -748,6 +748,7 @@ mod tests {
             len,
             bufs,
             crcs: SmallVec::new(),
+            sums: false,
             class: Class::Foreground,
         }
     }

@@ -125,6 +125,7 @@ impl Toy {
             len: request.len,
             bufs: SmallVec::new(),
             crcs: SmallVec::new(),
+            sums: false,
             class: Class::Foreground,
         };
         if let Some(buf) = &request.buf {
@@ -282,6 +283,7 @@ impl Subject for Toy {
                     len: 0,
                     bufs: SmallVec::new(),
                     crcs: SmallVec::new(),
+                    sums: false,
                     class: Class::Foreground,
                 });
                 s.running.insert(id, r);

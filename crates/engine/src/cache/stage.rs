@@ -30,6 +30,7 @@ const FREE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Held {
     key: u64,
+    crc: u32,
     stay: Stay,
 }
 
@@ -51,6 +52,7 @@ impl Stage {
     pub fn new(blocks: usize, seed: u64) -> Stage {
         let nobody = Held {
             key: NOBODY,
+            crc: 0,
             stay: Stay {
                 freq: 0,
                 covered: false,
@@ -172,15 +174,20 @@ impl Stage {
     }
 
     /// What lies in the place that is needed next: just after [`take_oldest`](Self::take_oldest)
-    /// the data of what that returned.
-    pub fn oldest_data(&self) -> &[u8] {
+    /// the data of what that returned, and its checksum.
+    pub fn oldest_data(&self) -> (&[u8], u32) {
         let from = self.head * BYTES;
-        &self.data[from..from + BYTES]
+        (&self.data[from..from + BYTES], self.places[self.head].crc)
     }
 
-    /// Keeps a copy of a block in the oldest place, which [`take_oldest`](Self::take_oldest) has
+    /// The checksum of a block that is here.
+    pub fn crc(&self, key: u64) -> Option<u32> {
+        Some(self.places[self.table[self.find(key)?] as usize].crc)
+    }
+
+    /// Keeps a copy of a block, with its checksum, in the oldest place, which [`take_oldest`](Self::take_oldest) has
     /// emptied.
-    pub fn put(&mut self, key: u64, data: &[u8], stay: Stay) {
+    pub fn put(&mut self, key: u64, data: &[u8], crc: u32, stay: Stay) {
         if self.places.is_empty() || self.contains(key) {
             return;
         }
@@ -193,7 +200,7 @@ impl Stage {
             at = (at + 1) & (self.table.len() - 1);
         }
         self.table[at] = place as u32;
-        self.places[place] = Held { key, stay };
+        self.places[place] = Held { key, crc, stay };
         self.live += 1;
         self.unused += usize::from(stay.unused.is_some());
     }
@@ -274,17 +281,18 @@ mod tests {
     fn what_is_forgotten_keeps_its_place_but_is_not_served() {
         let mut s = Stage::new(2, 5);
         let mut out = block(0);
-        s.put(policy_key(1, 10), block(1).bytes(), STAY);
-        s.put(policy_key(1, 11), block(2).bytes(), STAY);
+        s.put(policy_key(1, 10), block(1).bytes(), 11, STAY);
+        s.put(policy_key(1, 11), block(2).bytes(), 12, STAY);
         assert_eq!(s.read(policy_key(1, 10), &mut out), Some(Use::Hit));
-        assert_eq!(out.bytes()[7], 1);
+        assert_eq!((out.bytes()[7], s.crc(policy_key(1, 10))), (1, Some(11)));
         s.forget(1, 10, 11);
         assert_eq!(s.read(policy_key(1, 10), &mut out), None);
         assert!(s.take_oldest().is_none(), "its place is empty");
-        s.put(policy_key(1, 10), block(3).bytes(), STAY);
+        s.put(policy_key(1, 10), block(3).bytes(), 13, STAY);
         let (key, stay) = s.take_oldest().unwrap();
         assert_eq!((disk_and_block(key), stay.freq), ((1, 11), 0));
-        assert_eq!(s.oldest_data()[9], 2);
+        let (data, crc) = s.oldest_data();
+        assert_eq!((data[9], crc), (2, 12));
         s.forget(1, 0, u64::MAX);
         assert_eq!(s.len(), 0);
     }
@@ -298,7 +306,7 @@ mod tests {
             ..STAY
         };
         let key = policy_key(3, 1);
-        s.put(key, block(1).bytes(), ahead);
+        s.put(key, block(1).bytes(), 11, ahead);
         assert_eq!(s.unused(), 1);
         let mut out = block(0);
         let first = s.read(key, &mut out);
@@ -319,10 +327,10 @@ mod tests {
             for (n, (op, b)) in ops.into_iter().enumerate() {
                 let key = policy_key(2, b);
                 if op < 3 {
-                    let oldest = s.take_oldest().map(|(k, _)| (k, s.oldest_data()[0]));
+                    let oldest = s.take_oldest().map(|(k, _)| (k, s.oldest_data().0[0]));
                     prop_assert_eq!(oldest, model[head].take());
                     if !s.contains(key) {
-                        s.put(key, block(n as u8).bytes(), STAY);
+                        s.put(key, block(n as u8).bytes(), n as u32, STAY);
                         model[head] = Some((key, n as u8));
                         head = (head + 1) % 16;
                     }

@@ -19,7 +19,7 @@ use crate::ctx::{Io, RUN_MAX};
 use crate::disk::Ticket;
 use crate::faults::Fault;
 use crate::ids::ReqId;
-use crate::request::read::{FILLS_MAX, Fill};
+use crate::request::read::{FILLS_MAX, Fill, padded_sums};
 use hearth_io::{Buf, IoDone, Target};
 use hearth_policy::prefetch::Source;
 use hearth_policy::{Range, Stay, Use};
@@ -169,7 +169,8 @@ impl Core {
             used: Default::default(),
             joined: SmallVec::new(),
         });
-        let io = Io::read(Target::Origin(disk), from * 4096, piece).in_background();
+        let io = Io::read(Target::Origin(disk), from * 4096, piece);
+        let io = io.summed(true).in_background();
         self.io(fx, OpCtx::Ahead { read }, io);
         Some(to)
     }
@@ -246,7 +247,8 @@ impl Core {
                     unused: (!used).then_some(r.source),
                 }
             };
-            self.stage_put(r.disk, r.block, &r.data, stay);
+            let crcs = padded_sums(done.op.crcs, done.op.len as usize, &r.data);
+            self.stage_put(r.disk, r.block, &r.data, &crcs, stay);
         } else {
             self.waste(r.disk, r.source, r.unused());
         }

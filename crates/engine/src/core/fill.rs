@@ -3,10 +3,12 @@
 use crate::api::{DiskId, Mode};
 use crate::cache::stage::{BYTES, disk_and_block, one_block, policy_key};
 use crate::core::Core;
+use crate::ctx::Sums;
 use crate::faults::Fault;
 use crate::request::read::FILLS_MAX;
 use hearth_io::BufSlice;
 use hearth_policy::{Place, Stay};
+use smallvec::smallvec;
 
 /// Slots looked at for the block a newcomer would displace.
 const RIVAL_SCAN: u32 = 64;
@@ -29,15 +31,18 @@ impl Core {
         disk: DiskId,
         block: u64,
         data: &BufSlice,
+        crcs: &[u32],
         stay: impl Fn(u64) -> Stay,
     ) {
-        for (i, bytes) in (0..).zip(data.bytes().chunks_exact(BYTES)) {
+        let blocks = data.bytes().chunks_exact(BYTES);
+        debug_assert_eq!(blocks.len(), crcs.len(), "a checksum for each block");
+        for ((i, bytes), crc) in (0..).zip(blocks).zip(crcs) {
             let key = policy_key(disk, block + i);
             if self.cache.stage.contains(key) {
                 continue;
             }
             self.unstage_oldest();
-            self.cache.stage.put(key, bytes, stay(i));
+            self.cache.stage.put(key, bytes, *crc, stay(i));
         }
     }
 
@@ -57,8 +62,9 @@ impl Core {
             && self.has_fill_room(disk, 1)
             && self.own_room(disk, 1)
         {
-            let data = one_block(self.cache.stage.oldest_data());
-            self.fill(disk, block, data, freq);
+            let (data, crc) = self.cache.stage.oldest_data();
+            let data = one_block(data);
+            self.fill(disk, block, data, smallvec![crc], freq);
         } else if let Some(d) = self.disk_mut(disk) {
             if stay.unused.is_some() {
                 d.counters.prefetch_wasted += 1;
@@ -73,18 +79,22 @@ impl Core {
         if !self.admit(disk, block, 1, true) {
             return;
         }
+        // The checksum of what the origin said: the copy may lie in memory that a guest can write.
+        let Some(crc) = self.cache.stage.crc(policy_key(disk, block)) else {
+            return;
+        };
         self.stage_forget(disk, block, block + 1);
-        self.fill(disk, block, one_block(data.bytes()), 0);
+        self.fill(disk, block, one_block(data.bytes()), smallvec![crc], 0);
     }
 
     /// Puts a clean run, which nobody writes, in the append queue.
-    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, freq: u8) {
+    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, crcs: Sums, freq: u8) {
         let count = (data.len() / BYTES) as u64;
         let ticket = self.take_ticket(disk, block, block + count, false);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.fills += count;
         }
-        self.append_clean(disk, block, data, ticket, freq);
+        self.append_clean(disk, block, data, crcs, ticket, freq);
     }
 
     /// May a fill be appended at all: is there room, is the disk cached, is what the origin said

@@ -200,6 +200,7 @@ impl Shared {
                 len: count * BLOCK,
                 bufs: smallvec![buf.sub(at, (count * BLOCK) as usize)],
                 crcs: run.crcs,
+                sums: false,
                 class: Class::Foreground,
             });
         }

@@ -11,8 +11,7 @@ use crate::cache::stage::policy_key;
 use crate::core::apply::{Apply, Purpose, Then};
 use crate::core::left::Unread;
 use crate::core::{Core, OpCtx, req_error};
-use crate::ctx::Io;
-use crate::ctx::RUN_MAX;
+use crate::ctx::{Io, RUN_MAX, Sums};
 use crate::disk::{Disk, Ticket};
 use crate::faults::Fault;
 use crate::flash::log::Item;
@@ -373,7 +372,7 @@ impl Core {
             copy,
             seek,
         };
-        let io = Io::read(Target::Origin(disk), block * 4096, piece);
+        let io = Io::read(Target::Origin(disk), block * 4096, piece).summed(admit || stage);
         self.io(fx, OpCtx::MissRead(miss), io);
     }
 
@@ -564,6 +563,7 @@ impl Core {
         }
         let got = done.op.len as usize;
         miss.data.bytes_mut()[got..].fill(0);
+        let crcs = |data| padded_sums(done.op.crcs, got, data);
         if miss.copy {
             self.copy_out(id, &miss);
         }
@@ -579,7 +579,8 @@ impl Core {
             }
             d.counters.fills += miss.count;
             self.origin_was_read(miss.disk);
-            self.append_clean(miss.disk, miss.block, miss.data, miss.ticket, 0);
+            let crcs = crcs(&miss.data);
+            self.append_clean(miss.disk, miss.block, miss.data, crcs, miss.ticket, 0);
         } else {
             d.drop_ticket(miss.ticket);
             self.origin_was_read(miss.disk);
@@ -589,7 +590,9 @@ impl Core {
                     covered: false,
                     unused: None,
                 };
-                self.stage_put(miss.disk, miss.block, &miss.data, |_| stay);
+                self.stage_put(miss.disk, miss.block, &miss.data, &crcs(&miss.data), |_| {
+                    stay
+                });
             }
         }
         self.read_part_done(id, now, fx);
@@ -623,9 +626,16 @@ impl Core {
         id
     }
 
-    /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
-    pub fn append_clean(&mut self, disk: u16, block: u64, data: BufSlice, ticket: u64, freq: u8) {
-        let crcs = data.bytes().chunks(4096).map(crc32c).collect();
+    /// Puts a copy of the origin with its checksums, used `freq` times since it came, in the append queue.
+    pub fn append_clean(
+        &mut self,
+        disk: u16,
+        block: u64,
+        data: BufSlice,
+        crcs: Sums,
+        ticket: u64,
+        freq: u8,
+    ) {
         let token = Purpose {
             apply: Apply::Clean { ticket, freq },
             then: Then::Ticket { disk, ticket },
@@ -697,4 +707,13 @@ impl Core {
         let r = Request::read(0, disk, offset, step, &buf, now);
         self.start(r, Asker::Request(id), now, fx);
     }
+}
+
+/// Checksums of `data`, of which the first `got` bytes were read and summed up by whoever read them, and
+/// zeros stand behind.
+pub(crate) fn padded_sums(mut crcs: Sums, got: usize, data: &BufSlice) -> Sums {
+    crcs.truncate(got / 4096);
+    let rest = data.bytes().chunks(4096).skip(crcs.len());
+    crcs.extend(rest.map(crc32c));
+    crcs
 }

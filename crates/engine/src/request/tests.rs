@@ -5,8 +5,10 @@ use crate::core::{Core, EngineOptions};
 use crate::engine::{Engine, KnownDisk};
 use crate::ids::ReqId;
 use crate::request::answer::{Answer, Asker};
+use crate::request::read::padded_sums;
 use crate::request::state::{Flush, State, Step};
 use hearth_format::{Layout, Superblock, Uuid};
+use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, IoError, IoOp, OpKind, Target};
 use std::mem::take;
 
@@ -349,4 +351,17 @@ fn an_answer_reaches_the_client_that_asked() {
     Answer::to(asker).client(Err(ReqError::NoSpace), None, &mut fx);
     let told = fx.completions.iter().map(|c| (c.owner, c.tag, c.result));
     assert_eq!(told.collect::<Vec<_>>(), [(3, 7, Err(ReqError::NoSpace))]);
+}
+
+#[test]
+fn what_a_reader_summed_up_is_believed_and_what_stands_behind_is_added() {
+    let mut data = Buf::zeroed(3 * BLOCK as usize).all();
+    data.bytes_mut()[..5000].fill(7);
+    let crc = |block: usize| crc32c(&data.bytes()[block * 4096..(block + 1) * 4096]);
+    // The reader knew nothing of the zeros behind byte 5000.
+    let of_reader = [1234, crc32c(&data.bytes()[4096..5000])];
+    let sums = padded_sums(of_reader.into_iter().collect(), 5000, &data);
+    assert_eq!(sums.as_slice(), [1234, crc(1), crc(2)]);
+    let sums = padded_sums(Default::default(), 5000, &data);
+    assert_eq!(sums.as_slice(), [crc(0), crc(1), crc(2)]);
 }

@@ -836,13 +836,18 @@ impl Core {
         }
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
+        // Whoever brought the request has summed it up, unless it was not of whole blocks.
+        let mut crcs = self.reqs[id].crcs.clone();
+        if crcs.len() as u64 != count || bytes % 4096 != 0 {
+            crcs = data.bytes().chunks(4096).map(crc32c).collect();
+        }
         if !self.filling() && count <= self.cache.stage.run_max() {
             let stay = Stay {
                 freq: u8::from(read),
                 covered: false,
                 unused: None,
             };
-            self.stage_put(disk, start, &data, |_| stay);
+            self.stage_put(disk, start, &data, &crcs, |_| stay);
             return false;
         }
         let room = u64::from(self.flash.log.room()) >= count * 2;
@@ -853,7 +858,7 @@ impl Core {
             return false;
         }
         let ticket = self.take_ticket(disk, start, end, false);
-        self.append_clean(disk, start, data, ticket, u8::from(read));
+        self.append_clean(disk, start, data, crcs, ticket, u8::from(read));
         true
     }
 }

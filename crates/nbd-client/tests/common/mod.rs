@@ -349,6 +349,7 @@ impl Rig {
             len,
             bufs,
             crcs: smallvec::SmallVec::new(),
+            sums: false,
             class: Class::Foreground,
         });
         id

@@ -65,6 +65,7 @@ impl BlockEngine for PassThrough {
                 len: req.len,
                 bufs: req.buf.into_iter().collect(),
                 crcs: Default::default(),
+                sums: false,
                 class: Class::Foreground,
             });
         }
