@@ -1,0 +1,22 @@
+//! NFS version 3 over TCP: the protocol, and nothing of what is behind it.
+//!
+//! A hypervisor that knows no NBD can mount NFS. What it then sends are remote procedure calls in a
+//! format of 1995, over connections that carry many calls at once, are lost and made anew, and over
+//! which anybody may send anything. Everything here is made to be told apart and tried without a
+//! socket:
+//!
+//! | module | what it knows |
+//! | --- | --- |
+//! | [`xdr`] | how numbers, texts and byte strings are written (RFC 4506) |
+//! | [`record`] | where a message begins and ends in a stream of bytes (RFC 5531, 11) |
+//! | [`rpc`] | who calls which procedure, and how calls are accepted and denied (RFC 5531) |
+//! | [`portmap`] | on which port a program is found (RFC 1833) |
+//!
+//! Bytes from outside are bounded before they are kept: a length is compared with what is left of
+//! the message before anything is reserved for it, and no message is longer than
+//! [`record::MESSAGE_MAX`].
+
+pub mod portmap;
+pub mod record;
+pub mod rpc;
+pub mod xdr;
