@@ -11,12 +11,20 @@
 //! | [`record`] | where a message begins and ends in a stream of bytes (RFC 5531, 11) |
 //! | [`rpc`] | who calls which procedure, and how calls are accepted and denied (RFC 5531) |
 //! | [`portmap`] | on which port a program is found (RFC 1833) |
+//! | [`mount`] | how a client gets its first handle (RFC 1813, appendix I) |
+//! | [`v3`] | what is asked of files, and how it is answered (RFC 1813) |
+//! | [`handle`] | what clients call files |
+//! | [`access`] | who may come, and whom they count as |
 //!
 //! Bytes from outside are bounded before they are kept: a length is compared with what is left of
 //! the message before anything is reserved for it, and no message is longer than
 //! [`record::MESSAGE_MAX`].
 
+pub mod access;
+pub mod handle;
+pub mod mount;
 pub mod portmap;
 pub mod record;
 pub mod rpc;
+pub mod v3;
 pub mod xdr;
