@@ -14,6 +14,10 @@
 //! | [`mount`] | how a client gets its first handle (RFC 1813, appendix I) |
 //! | [`v3`] | what is asked of files, and how it is answered (RFC 1813) |
 //! | [`handle`] | what clients call files |
+//! | [`tree`] | what is needed of a tree of files |
+//! | [`local`] | a directory as such a tree |
+//! | [`identity`] | what an export keeps over restarts |
+//! | [`server`] | connections and threads around all that |
 //! | [`access`] | who may come, and whom they count as |
 //!
 //! Bytes from outside are bounded before they are kept: a length is compared with what is left of
@@ -22,9 +26,13 @@
 
 pub mod access;
 pub mod handle;
+pub mod identity;
+pub mod local;
 pub mod mount;
 pub mod portmap;
 pub mod record;
 pub mod rpc;
+pub mod server;
+pub mod tree;
 pub mod v3;
 pub mod xdr;

@@ -295,6 +295,30 @@ impl<'a> Args<'a> {
         }
     }
 
+    /// The file or directory it is about, and the second one of those that have two.
+    pub fn handles(&self) -> (Handle<'a>, Option<Handle<'a>>) {
+        match *self {
+            Args::Null => (&[], None),
+            Args::GetAttr { file: handle }
+            | Args::SetAttr { file: handle, .. }
+            | Args::Access { file: handle, .. }
+            | Args::ReadLink { link: handle }
+            | Args::Read { file: handle, .. }
+            | Args::Write { file: handle, .. }
+            | Args::ReadDir { dir: handle, .. }
+            | Args::ReadDirPlus { dir: handle, .. }
+            | Args::FsStat { root: handle }
+            | Args::FsInfo { root: handle }
+            | Args::PathConf { file: handle }
+            | Args::Commit { file: handle, .. } => (handle, None),
+            Args::Lookup(at) | Args::Create { at, .. } | Args::Remove(at) | Args::RmDir(at) => {
+                (at.dir, None)
+            }
+            Args::Rename { from, to } => (from.dir, Some(to.dir)),
+            Args::Link { file, at } => (at.dir, Some(file)),
+        }
+    }
+
     /// Writes them, as a client does.
     pub fn write(&self, w: &mut Writer) {
         match *self {

@@ -48,7 +48,8 @@ impl Status {
             libc::EPERM => Status::Perm,
             libc::ENOENT => Status::NoEnt,
             libc::ENXIO => Status::NxIo,
-            libc::EACCES => Status::Access,
+            // What is mounted there keeps it from being removed.
+            libc::EACCES | libc::EBUSY => Status::Access,
             libc::EEXIST => Status::Exist,
             libc::EXDEV => Status::XDev,
             libc::ENODEV => Status::NoDev,
@@ -66,12 +67,9 @@ impl Status {
             libc::ESTALE => Status::Stale,
             libc::EOPNOTSUPP | libc::ENOSYS => Status::NotSupp,
             // Something here is used up that comes back: the client is to ask again.
-            libc::EMFILE
-            | libc::ENFILE
-            | libc::ENOMEM
-            | libc::EAGAIN
-            | libc::EINTR
-            | libc::EBUSY => Status::JukeBox,
+            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::EINTR => {
+                Status::JukeBox
+            }
             _ => Status::Io,
         }
     }

@@ -1,0 +1,824 @@
+//! The thread that moves bytes: listens, takes messages apart, sends answers, and looks at the clock.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use super::flight::Flight;
+use super::pool::Pool;
+use super::service::{Export, Served, Service, Taken};
+use crate::portmap::{self, Mapping};
+use crate::record::{Assembler, mark};
+use crate::tree::Data;
+use crate::xdr::{Writer, padding};
+use crate::{mount, v3};
+
+/// Connections of all clients.
+const CONNECTIONS_MAX: usize = 512;
+/// Connections of one client: hypervisors open a few for each datastore.
+const CLIENT_CONNECTIONS_MAX: usize = 64;
+/// Calls of one client under way, and their bytes with those of their answers. A client that sends
+/// more is read from again when some are answered.
+const CLIENT_CALLS_MAX: usize = 1024;
+const CLIENT_BYTES_MAX: usize = 64 << 20;
+/// The same for all clients. One that has nothing under way is always read from.
+const ALL_BYTES_MAX: usize = 512 << 20;
+/// Answers a connection does not take: then nothing more is read from it.
+const UNSENT_MAX: usize = 8 << 20;
+/// Read at once.
+const SCRATCH: usize = 256 << 10;
+/// Answers that are sent with one system call.
+const GATHER: usize = 16;
+/// Datagrams answered in a row, and their length; questions to a portmapper have 56 bytes and a credential.
+const DATAGRAMS: usize = 64;
+const DATAGRAM_MAX: usize = 1024;
+/// How long the calls under way may take when the server stops.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+const TOKEN_WAKE: u64 = 0;
+const TOKEN_DATAGRAM: u64 = 1;
+const TOKEN_LISTENERS: u64 = 16;
+const TOKEN_CONNECTIONS: u64 = 1 << 16;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where NFS and MOUNT are found, both on the same port.
+    pub listen: Vec<SocketAddr>,
+    /// Where to answer as a portmapper, if nobody else does on this host: TCP and UDP.
+    pub portmap: Option<SocketAddr>,
+    /// Threads of each export.
+    pub workers: usize,
+    /// After which a call that takes longer is answered "ask again".
+    pub patience: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            listen: Vec::new(),
+            portmap: None,
+            workers: 16,
+            patience: Duration::from_secs(4),
+        }
+    }
+}
+
+/// An answer on its way: what was written for it, and the data behind that.
+pub(super) struct Answer {
+    mark: [u8; 4],
+    head: Vec<u8>,
+    data: Option<Data>,
+}
+
+impl From<Writer> for Answer {
+    fn from(w: Writer) -> Answer {
+        Answer::from(w.into_vec())
+    }
+}
+
+impl From<Vec<u8>> for Answer {
+    fn from(head: Vec<u8>) -> Answer {
+        Answer {
+            mark: mark(head.len()),
+            head,
+            data: None,
+        }
+    }
+}
+
+impl Answer {
+    pub fn with_data(w: Writer, data: Data) -> Answer {
+        let len = (*data).as_ref().len();
+        Answer {
+            mark: mark(w.len() + len + padding(len)),
+            head: w.into_vec(),
+            data: Some(data),
+        }
+    }
+
+    /// Its bytes, if they are few.
+    pub fn short(&self, max: usize) -> Option<Vec<u8>> {
+        (self.data.is_none() && self.head.len() <= max).then(|| self.head.clone())
+    }
+
+    fn pieces(&self) -> [&[u8]; 4] {
+        let data = self.data.as_ref().map_or(&[][..], |data| (**data).as_ref());
+        [&self.mark, &self.head, data, &[0; 3][..padding(data.len())]]
+    }
+
+    fn len(&self) -> usize {
+        self.pieces().iter().map(|p| p.len()).sum()
+    }
+}
+
+/// Rings for the thread that moves bytes.
+struct Bell {
+    fd: OwnedFd,
+    rung: AtomicBool,
+    /// Connections that have something to send.
+    tokens: Mutex<Vec<u64>>,
+}
+
+impl Bell {
+    fn tokens(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // Cannot fail but by being full, and then it has rung.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[derive(Default)]
+struct Unsent {
+    answers: VecDeque<Answer>,
+    bytes: usize,
+    closed: bool,
+}
+
+/// A connection as those see it who answer.
+pub(super) struct Link {
+    token: u64,
+    unsent: Mutex<Unsent>,
+    bell: Arc<Bell>,
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, Unsent> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends an answer, unless the connection is gone.
+    pub fn send(&self, answer: Answer) {
+        let mut unsent = self.lock();
+        if unsent.closed {
+            return;
+        }
+        unsent.bytes += answer.len();
+        unsent.answers.push_back(answer);
+        let first = unsent.answers.len() == 1;
+        drop(unsent);
+        if first {
+            self.bell.tokens().push(self.token);
+        }
+        // Also for others: the calls of one client share its room.
+        self.bell.ring();
+    }
+}
+
+/// What a client, or all of them, hold.
+#[derive(Default)]
+struct Budget {
+    bytes: AtomicUsize,
+    calls: AtomicUsize,
+}
+
+/// A call's part of a budget, until it is answered.
+pub(super) struct Charge {
+    bytes: usize,
+    budgets: [Arc<Budget>; 2],
+}
+
+impl Charge {
+    fn new(bytes: usize, budgets: [&Arc<Budget>; 2]) -> Charge {
+        for budget in budgets {
+            budget.bytes.fetch_add(bytes, Ordering::Relaxed);
+            budget.calls.fetch_add(1, Ordering::Relaxed);
+        }
+        Charge {
+            bytes,
+            budgets: budgets.map(Arc::clone),
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        for budget in &self.budgets {
+            budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+            budget.calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// One client's connection.
+struct Connection {
+    stream: TcpStream,
+    client: IpAddr,
+    budget: Arc<Budget>,
+    assembler: Assembler,
+    link: Arc<Link>,
+    /// Taken from the link, and how much of the first was sent.
+    sending: VecDeque<Answer>,
+    sent: usize,
+    /// What the kernel was asked to tell.
+    interest: epoll::EventFlags,
+}
+
+/// A server that runs. Dropped, it stops.
+pub struct Server {
+    service: Arc<Service>,
+    bell: Arc<Bell>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    addresses: Vec<SocketAddr>,
+    portmap: Option<SocketAddr>,
+    workers: usize,
+}
+
+impl Server {
+    /// Listens. Nothing is offered yet.
+    pub fn start(config: &Config) -> io::Result<Server> {
+        let service = Arc::new(Service::new());
+        let bell = Arc::new(Bell {
+            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            rung: AtomicBool::new(false),
+            tokens: Mutex::default(),
+        });
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut listeners = config
+            .listen
+            .iter()
+            .map(TcpListener::bind)
+            .collect::<io::Result<Vec<_>>>()?;
+        let addresses = listeners
+            .iter()
+            .map(TcpListener::local_addr)
+            .collect::<io::Result<Vec<_>>>()?;
+        let mut datagrams = None;
+        let mut portmap_at = None;
+        if let Some(at) = config.portmap {
+            let tcp = TcpListener::bind(at)?;
+            let at = tcp.local_addr()?;
+            datagrams = Some(UdpSocket::bind(at)?);
+            portmap_at = Some(at);
+            listeners.push(tcp);
+        }
+        service.set_mappings(mappings(&addresses, portmap_at));
+        let mut net = Net {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            service: Arc::clone(&service),
+            bell: Arc::clone(&bell),
+            stop: Arc::clone(&stop),
+            listeners,
+            datagrams,
+            connections: HashMap::new(),
+            next: TOKEN_CONNECTIONS,
+            budgets: HashMap::new(),
+            all: Arc::default(),
+            held_back: Vec::new(),
+            patience: config.patience,
+            watched: VecDeque::new(),
+            scratch: vec![0; SCRATCH],
+        };
+        net.prepare()?;
+        let thread = thread::Builder::new()
+            .name("nfs-net".into())
+            .spawn(move || net.run())?;
+        let workers = config.workers;
+        Ok(Server {
+            service,
+            bell,
+            stop,
+            thread: Some(thread),
+            addresses,
+            portmap: portmap_at,
+            workers,
+        })
+    }
+
+    /// Where it listens for NFS and MOUNT.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Where it answers as a portmapper.
+    pub fn portmap(&self) -> Option<SocketAddr> {
+        self.portmap
+    }
+
+    /// What a portmapper has to know of it.
+    pub fn mappings(&self) -> Vec<Mapping> {
+        self.service.mappings()
+    }
+
+    /// Offers a tree.
+    pub fn offer(&self, export: Export) -> io::Result<()> {
+        let pool = Pool::start(self.workers)?;
+        self.service.add(Served { export, pool });
+        Ok(())
+    }
+
+    /// Offers a tree no longer. Calls under way are answered; later ones are told that their handles
+    /// are stale.
+    pub fn withdraw(&self, store: u64) {
+        if let Some(served) = self.service.remove(store) {
+            served.pool.stop();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to tell.
+            let _ = thread.join();
+        }
+        for served in self.service.exports() {
+            served.pool.stop();
+        }
+    }
+}
+
+fn mappings(addresses: &[SocketAddr], portmap: Option<SocketAddr>) -> Vec<Mapping> {
+    let tcp = |program, version, at: &SocketAddr| Mapping {
+        program,
+        version,
+        protocol: portmap::TCP,
+        port: at.port(),
+    };
+    let mut all = Vec::new();
+    if let Some(first) = addresses.first() {
+        all.push(tcp(v3::PROGRAM, v3::VERSION, first));
+        all.push(tcp(mount::PROGRAM, mount::VERSION, first));
+    }
+    if let Some(at) = &portmap {
+        let own = tcp(portmap::PROGRAM, portmap::VERSION, at);
+        all.extend([
+            own,
+            Mapping {
+                protocol: portmap::UDP,
+                ..own
+            },
+        ]);
+    }
+    all
+}
+
+/// What the thread has.
+struct Net {
+    epoll: OwnedFd,
+    service: Arc<Service>,
+    bell: Arc<Bell>,
+    stop: Arc<AtomicBool>,
+    listeners: Vec<TcpListener>,
+    datagrams: Option<UdpSocket>,
+    connections: HashMap<u64, Connection>,
+    next: u64,
+    budgets: HashMap<IpAddr, Arc<Budget>>,
+    all: Arc<Budget>,
+    /// Connections nothing is read from, for want of room.
+    held_back: Vec<u64>,
+    patience: Duration,
+    /// Calls under way, in the order in which patience with them ends.
+    watched: VecDeque<(Instant, Weak<Flight>)>,
+    scratch: Vec<u8>,
+}
+
+impl Net {
+    fn prepare(&mut self) -> io::Result<()> {
+        let readable = epoll::EventFlags::IN;
+        let add = |fd: &dyn AsFdRef, token| {
+            epoll::add(
+                &self.epoll,
+                fd.fd(),
+                epoll::EventData::new_u64(token),
+                readable,
+            )
+        };
+        add(&self.bell.fd, TOKEN_WAKE)?;
+        for (token, listener) in (TOKEN_LISTENERS..).zip(&self.listeners) {
+            listener.set_nonblocking(true)?;
+            add(listener, token)?;
+        }
+        if let Some(socket) = &self.datagrams {
+            socket.set_nonblocking(true)?;
+            add(socket, TOKEN_DATAGRAM)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) {
+        let mut events = Vec::with_capacity(256);
+        let mut stopping: Option<Instant> = None;
+        loop {
+            let now = Instant::now();
+            self.expire(now);
+            if self.stop.load(Ordering::Acquire) && stopping.is_none() {
+                stopping = Some(now + FAREWELL);
+                self.listeners.clear();
+                self.datagrams = None;
+            }
+            if let Some(last) = stopping {
+                let idle = self.all.calls.load(Ordering::Relaxed) == 0
+                    && self
+                        .connections
+                        .values()
+                        .all(|c| c.sending.is_empty() && c.link.lock().answers.is_empty());
+                if idle || now >= last {
+                    return;
+                }
+            }
+            events.clear();
+            let wait = self.until_next(now, stopping);
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                wait.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    // There is nothing left with which to serve.
+                    tracing::error!(%error, "the NFS server cannot wait for its connections and ends");
+                    return;
+                }
+            }
+            for event in events.drain(..) {
+                let (token, flags) = (event.data.u64(), event.flags);
+                match token {
+                    TOKEN_WAKE => self.woken(),
+                    TOKEN_DATAGRAM => self.answer_datagrams(),
+                    TOKEN_CONNECTIONS.. => self.connection(token, flags, stopping.is_some()),
+                    listener => self.accept((listener - TOKEN_LISTENERS) as usize),
+                }
+            }
+            if stopping.is_none() {
+                self.let_go_on();
+            }
+        }
+    }
+
+    /// How long nothing has to be done unless something happens.
+    fn until_next(&self, now: Instant, stopping: Option<Instant>) -> Option<Timespec> {
+        let next = self.watched.front().map(|(at, _)| *at);
+        let next = match (next, stopping) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }?;
+        let wait = next.saturating_duration_since(now);
+        Some(Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        })
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some((at, _)) = self.watched.front() {
+            if *at > now {
+                break;
+            }
+            if let Some(flight) = self
+                .watched
+                .pop_front()
+                .and_then(|(_, flight)| flight.upgrade())
+            {
+                flight.expire();
+            }
+        }
+        // Those that are answered are not worth waking up for.
+        while self
+            .watched
+            .front()
+            .is_some_and(|(_, flight)| flight.strong_count() == 0)
+        {
+            self.watched.pop_front();
+        }
+    }
+
+    fn woken(&mut self) {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.bell.fd, &mut count);
+        // In this order: who comes after it rings again.
+        self.bell.rung.store(false, Ordering::Release);
+        let tokens = std::mem::take(&mut *self.bell.tokens());
+        for token in tokens {
+            self.send(token);
+        }
+    }
+
+    fn answer_datagrams(&mut self) {
+        let Some(socket) = &self.datagrams else {
+            return;
+        };
+        let mut bytes = [0; DATAGRAM_MAX];
+        for _ in 0..DATAGRAMS {
+            let Ok((len, from)) = socket.recv_from(&mut bytes) else {
+                return;
+            };
+            // Nobody else gets a packet from us, or one could be sent in the name of others.
+            if !self.service.knows(from.ip()) {
+                continue;
+            }
+            if let Some(answer) = self.service.datagram(&bytes[..len]) {
+                // Who asks by datagram asks again.
+                let _ = socket.send_to(answer.as_slice(), from);
+            }
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        let Some(listener) = self.listeners.get(listener) else {
+            return;
+        };
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an NFS client's connection could not be taken");
+                return;
+            }
+        };
+        let client = from.ip().to_canonical();
+        let of_client = self
+            .connections
+            .values()
+            .filter(|c| c.client == client)
+            .count();
+        if !self.service.knows(client) {
+            tracing::info!(%client, "an NFS client was turned away: no export is for it");
+            return;
+        }
+        if self.connections.len() >= CONNECTIONS_MAX || of_client >= CLIENT_CONNECTIONS_MAX {
+            tracing::warn!(%client, of_client, "an NFS client was turned away: too many connections");
+            return;
+        }
+        if let Err(error) = self.welcome(stream, client) {
+            tracing::warn!(%client, %error, "an NFS client's connection could not be set up");
+        }
+    }
+
+    fn welcome(&mut self, stream: TcpStream, client: IpAddr) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        // A client that is gone without a word is noticed some day.
+        rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+        let token = self.next;
+        self.next += 1;
+        let link = Arc::new(Link {
+            token,
+            unsent: Mutex::default(),
+            bell: Arc::clone(&self.bell),
+        });
+        let budget = Arc::clone(self.budgets.entry(client).or_default());
+        let interest = epoll::EventFlags::IN;
+        epoll::add(
+            &self.epoll,
+            &stream,
+            epoll::EventData::new_u64(token),
+            interest,
+        )?;
+        let connection = Connection {
+            stream,
+            client,
+            budget,
+            assembler: Assembler::new(),
+            link,
+            sending: VecDeque::new(),
+            sent: 0,
+            interest,
+        };
+        self.connections.insert(token, connection);
+        Ok(())
+    }
+
+    fn connection(&mut self, token: u64, flags: epoll::EventFlags, stopping: bool) {
+        if flags.contains(epoll::EventFlags::OUT) {
+            self.send(token);
+        }
+        let ended = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        if flags.contains(epoll::EventFlags::IN) || ended {
+            let held_back = self
+                .connections
+                .get(&token)
+                .is_none_or(|c| !c.interest.contains(epoll::EventFlags::IN));
+            if held_back {
+                // There is no room for what it sends; its end can be seen nevertheless.
+                if ended {
+                    self.close(token);
+                }
+            } else if !stopping {
+                self.receive(token);
+            } else {
+                self.listen(token, false);
+            }
+        }
+    }
+
+    /// True if a connection may bring further calls.
+    fn has_room(&self, connection: &Connection) -> bool {
+        let (own, all) = (&connection.budget, &self.all);
+        own.calls.load(Ordering::Relaxed) < CLIENT_CALLS_MAX
+            && own.bytes.load(Ordering::Relaxed) < CLIENT_BYTES_MAX
+            && connection.link.lock().bytes < UNSENT_MAX
+            && (all.bytes.load(Ordering::Relaxed) < ALL_BYTES_MAX
+                || own.calls.load(Ordering::Relaxed) == 0)
+    }
+
+    fn receive(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        let len = match connection.stream.read(&mut self.scratch) {
+            Ok(0) => return self.close(token),
+            Ok(len) => len,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                return;
+            }
+            Err(_) => return self.close(token),
+        };
+        if let Err(broken) = connection.assembler.feed(&self.scratch[..len]) {
+            tracing::warn!(client = %connection.client, %broken, "an NFS client was cut off");
+            return self.close(token);
+        }
+        self.take_messages(token);
+    }
+
+    /// Takes the messages that have arrived, as long as there is room for what they ask; the rest
+    /// waits, and nothing more is read. A few bytes may ask for many.
+    fn take_messages(&mut self, token: u64) {
+        while let Some(connection) = self.connections.get(&token) {
+            if !self.has_room(connection) {
+                self.held_back.push(token);
+                return self.listen(token, false);
+            }
+            let Some(connection) = self.connections.get_mut(&token) else {
+                return;
+            };
+            let Some(message) = connection.assembler.next_message() else {
+                return self.listen(token, true);
+            };
+            let charge = |bytes| Charge::new(bytes, [&connection.budget, &self.all]);
+            match self
+                .service
+                .take(&connection.link, connection.client, message, charge)
+            {
+                Taken::Answered(None) => {}
+                Taken::Answered(Some(flight)) => {
+                    let until = Instant::now() + self.patience;
+                    self.watched.push_back((until, Arc::downgrade(&flight)));
+                }
+                Taken::Nonsense => {
+                    let client = connection.client;
+                    tracing::warn!(%client, "an NFS client was cut off: it does not speak RPC");
+                    return self.close(token);
+                }
+            }
+        }
+    }
+
+    /// Goes on with connections for which there is room again.
+    fn let_go_on(&mut self) {
+        for token in std::mem::take(&mut self.held_back) {
+            self.take_messages(token);
+        }
+    }
+
+    /// Has the kernel tell, or not tell, of bytes that arrive.
+    fn listen(&mut self, token: u64, read: bool) {
+        let Some(connection) = self.connections.get(&token) else {
+            return;
+        };
+        let mut interest = connection.interest;
+        interest.set(epoll::EventFlags::IN, read);
+        self.ask(token, interest);
+    }
+
+    fn ask(&mut self, token: u64, interest: epoll::EventFlags) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        if connection.interest == interest {
+            return;
+        }
+        connection.interest = interest;
+        if epoll::modify(
+            &self.epoll,
+            &connection.stream,
+            epoll::EventData::new_u64(token),
+            interest,
+        )
+        .is_err()
+        {
+            self.close(token);
+        }
+    }
+
+    /// Sends what there is, as far as the client takes it.
+    fn send(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return;
+        };
+        let more = match connection.send() {
+            Ok(more) => more,
+            Err(_) => return self.close(token),
+        };
+        let mut interest = connection.interest;
+        interest.set(epoll::EventFlags::OUT, more);
+        self.ask(token, interest);
+    }
+
+    fn close(&mut self, token: u64) {
+        let Some(connection) = self.connections.remove(&token) else {
+            return;
+        };
+        let mut unsent = connection.link.lock();
+        unsent.closed = true;
+        unsent.answers.clear();
+        drop(unsent);
+        // Its calls go on: they may come again over another connection, which is told how they ended.
+        let client = connection.client;
+        drop(connection);
+        if !self.connections.values().any(|c| c.client == client) {
+            // Whoever has calls under way holds it by them.
+            if self
+                .budgets
+                .get(&client)
+                .is_some_and(|b| Arc::strong_count(b) == 1)
+            {
+                self.budgets.remove(&client);
+            }
+        }
+        self.budgets
+            .retain(|_, budget| Arc::strong_count(budget) > 1);
+    }
+}
+
+impl Connection {
+    /// True if the client has to take something before more can be sent.
+    fn send(&mut self) -> io::Result<bool> {
+        loop {
+            if self.sending.len() < GATHER {
+                let mut unsent = self.link.lock();
+                while self.sending.len() < GATHER {
+                    let Some(answer) = unsent.answers.pop_front() else {
+                        break;
+                    };
+                    self.sending.push_back(answer);
+                }
+                // Whoever finds the queue empty rings; all that was rung for is here now.
+            }
+            if self.sending.is_empty() {
+                return Ok(false);
+            }
+            let mut skip = self.sent;
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER * 4);
+            for piece in self.sending.iter().flat_map(Answer::pieces) {
+                let gone = skip.min(piece.len());
+                skip -= gone;
+                if gone < piece.len() {
+                    slices.push(IoSlice::new(&piece[gone..]));
+                }
+            }
+            match self.stream.write_vectored(&slices) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(len) => self.went_out(len),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn went_out(&mut self, len: usize) {
+        self.sent += len;
+        while let Some(first) = self.sending.front() {
+            let whole = first.len();
+            if self.sent < whole {
+                break;
+            }
+            self.sent -= whole;
+            self.sending.pop_front();
+            self.link.lock().bytes -= whole;
+        }
+    }
+}
+
+/// Anything that can be waited for.
+trait AsFdRef {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
+}
+
+impl<T: AsFd> AsFdRef for T {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.as_fd()
+    }
+}

@@ -1,0 +1,370 @@
+//! What is done with a message: whose it is, whether it may, and who carries it out.
+
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::call;
+use super::flight::{About, Also, Flight, Job};
+use super::net::{Answer, Charge, Link};
+use super::pool::Pool;
+use super::replies::{Known, Replies};
+use crate::access::{Access, Rights, Who};
+use crate::handle::{self, Key, Sealer};
+use crate::mount::{self, Ask};
+use crate::portmap::{self, Mapping};
+use crate::rpc::{self, Call, Credential, Head};
+use crate::tree::Tree;
+use crate::v3::{self, Args, Kind, Procedure, Status, refusal};
+use crate::xdr::{Reader, Writer};
+
+/// A tree on offer.
+pub struct Export {
+    /// Under which it is mounted: `/vms`. A client may mount a directory in it as well.
+    pub path: String,
+    /// Makes its handles.
+    pub sealer: Sealer,
+    /// The number its handles carry, and its files' attributes.
+    pub store: u64,
+    /// Who may come.
+    pub access: Access,
+    /// What is behind it.
+    pub tree: Arc<dyn Tree>,
+}
+
+/// An export with its workers.
+pub(super) struct Served {
+    pub export: Export,
+    pub pool: Arc<Pool>,
+}
+
+/// See the module.
+pub(super) struct Service {
+    exports: RwLock<Vec<Arc<Served>>>,
+    replies: Arc<Replies>,
+    /// What the portmapper says.
+    mappings: RwLock<Vec<Mapping>>,
+}
+
+/// What becomes of a message.
+pub(super) enum Taken {
+    /// It is answered, now or later; the flight, if there is one, has to be watched.
+    Answered(Option<Arc<Flight>>),
+    /// Its sender does not speak this protocol.
+    Nonsense,
+}
+
+impl Service {
+    pub fn new() -> Service {
+        Service {
+            exports: RwLock::default(),
+            replies: Arc::default(),
+            mappings: RwLock::default(),
+        }
+    }
+
+    pub fn exports(&self) -> Vec<Arc<Served>> {
+        self.exports
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub fn add(&self, served: Served) {
+        self.exports
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::new(served));
+    }
+
+    pub fn remove(&self, store: u64) -> Option<Arc<Served>> {
+        let mut exports = self.exports.write().unwrap_or_else(PoisonError::into_inner);
+        let at = exports.iter().position(|s| s.export.store == store)?;
+        Some(exports.remove(at))
+    }
+
+    pub fn set_mappings(&self, mappings: Vec<Mapping>) {
+        *self
+            .mappings
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = mappings;
+    }
+
+    pub fn mappings(&self) -> Vec<Mapping> {
+        self.mappings
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Some export is for this address.
+    pub fn knows(&self, client: IpAddr) -> bool {
+        let exports = self.exports.read().unwrap_or_else(PoisonError::into_inner);
+        exports.iter().any(|s| s.export.access.of(client).is_some())
+    }
+
+    /// Answers a question to the portmapper that came in a datagram.
+    pub fn datagram(&self, message: &[u8]) -> Option<Writer> {
+        let mut r = Reader::new(message);
+        match Call::read(&mut r).ok()? {
+            Head::Call(call) if call.program == portmap::PROGRAM => {
+                Some(portmap::answer(&call, &mut r, &self.mappings()))
+            }
+            Head::Call(call) => Some(rpc::no_program(call.xid)),
+            _ => None,
+        }
+    }
+
+    /// Takes a message that a client sent.
+    pub fn take(
+        &self,
+        link: &Arc<Link>,
+        client: IpAddr,
+        message: Vec<u8>,
+        charge: impl FnOnce(usize) -> Charge,
+    ) -> Taken {
+        let mut r = Reader::new(&message);
+        let now = |answer: Writer| {
+            link.send(Answer::from(answer));
+            Taken::Answered(None)
+        };
+        let call = match Call::read(&mut r) {
+            Ok(Head::Call(call)) => call,
+            Ok(Head::WrongVersion(xid)) => return now(rpc::wrong_rpc_version(xid)),
+            Ok(Head::BadCredential(xid)) => return now(rpc::bad_credential(xid)),
+            Err(_) => return Taken::Nonsense,
+        };
+        match call.program {
+            v3::PROGRAM => {}
+            mount::PROGRAM => return self.mount(link, client, &call, &mut r, charge),
+            portmap::PROGRAM => return now(portmap::answer(&call, &mut r, &self.mappings())),
+            _ => return now(rpc::no_program(call.xid)),
+        }
+        if call.version != v3::VERSION {
+            return now(rpc::wrong_version(call.xid, v3::VERSION, v3::VERSION));
+        }
+        let Some(procedure) = Procedure::of(call.procedure) else {
+            return now(rpc::no_procedure(call.xid));
+        };
+        if procedure == Procedure::Null {
+            return now(rpc::success(call.xid));
+        }
+        if matches!(call.credential, Credential::Unknown(_)) {
+            return now(rpc::weak_credential(call.xid));
+        }
+        let args_at = message.len() - r.rest().len();
+        let Ok(args) = Args::read(procedure, &mut r) else {
+            return now(rpc::garbage(call.xid));
+        };
+        let data_end = message.len() - r.rest().len();
+        let no = |status| now(refusal(call.xid, procedure, status));
+        let (served, rights, spot) = match self.judge(&args, client) {
+            Ok(judged) => judged,
+            Err(status) => return no(status),
+        };
+        let cost = message.len() + call::expected(&args);
+        let slip = procedure
+            .changes()
+            .then(|| self.replies.slip(client, call.xid, procedure, &message));
+        let about = About {
+            xid: call.xid,
+            procedure: Some(procedure),
+            spot,
+            slip,
+        };
+        let who = Who::of(&call.credential, rights);
+        let job: Job = {
+            let served = Arc::clone(&served);
+            let whole = call::Whole {
+                message,
+                args_at,
+                data_end,
+                procedure,
+            };
+            Box::new(move |flight| call::carry_out(&served.export, who, rights, whole, flight))
+        };
+        let make = || {
+            Flight::new(
+                about,
+                job,
+                Arc::clone(link),
+                charge(cost),
+                Arc::clone(&served.pool),
+                Arc::clone(&self.replies),
+            )
+        };
+        let flight = match slip {
+            None => make(),
+            Some(slip) => match self.replies.take(&slip, make) {
+                (Known::New, Some(flight)) => flight,
+                (Known::New, None) | (Known::Hangs, _) => return no(Status::JukeBox),
+                (Known::Ended(answer), _) => {
+                    link.send(Answer::from(answer));
+                    return Taken::Answered(None);
+                }
+                (Known::UnderWay(flight), _) => {
+                    match flight.also(link) {
+                        Also::Sent => {}
+                        Also::Hangs => link.send(flight.later()),
+                        Also::Ended => link.send(
+                            self.replies
+                                .of(&slip)
+                                .map_or_else(|| flight.later(), Answer::from),
+                        ),
+                    }
+                    return Taken::Answered(None);
+                }
+            },
+        };
+        if served.pool.submit(Arc::clone(&flight)) {
+            Taken::Answered(Some(flight))
+        } else {
+            flight.expire();
+            Taken::Answered(None)
+        }
+    }
+
+    /// Whose files a call is about, and what its client may do with them.
+    fn judge(&self, args: &Args<'_>, client: IpAddr) -> Result<(Arc<Served>, Rights, Key), Status> {
+        let (first, second) = args.handles();
+        let store = handle::store(first).ok_or(Status::BadHandle)?;
+        let served = {
+            let exports = self.exports.read().unwrap_or_else(PoisonError::into_inner);
+            let served = exports.iter().find(|s| s.export.store == store);
+            // Of a datastore that is served no more, or was another's.
+            Arc::clone(served.ok_or(Status::Stale)?)
+        };
+        let rights = served.export.access.of(client).ok_or(Status::Access)?;
+        let key = served.export.sealer.open(first).ok_or(Status::BadHandle)?;
+        if let Some(second) = second {
+            if handle::store(second) != Some(store) {
+                return Err(Status::XDev);
+            }
+            served.export.sealer.open(second).ok_or(Status::BadHandle)?;
+        }
+        if args.procedure().changes() && !rights.write {
+            return Err(Status::RoFs);
+        }
+        Ok((served, rights, key))
+    }
+
+    fn mount(
+        &self,
+        link: &Arc<Link>,
+        client: IpAddr,
+        call: &Call,
+        args: &mut Reader<'_>,
+        charge: impl FnOnce(usize) -> Charge,
+    ) -> Taken {
+        let now = |answer: Writer| {
+            link.send(Answer::from(answer));
+            Taken::Answered(None)
+        };
+        let xid = call.xid;
+        if call.version != mount::VERSION {
+            return now(rpc::wrong_version(xid, mount::VERSION, mount::VERSION));
+        }
+        let path = match Ask::read(call.procedure, args) {
+            None => return now(rpc::no_procedure(xid)),
+            Some(Err(_)) => return now(rpc::garbage(xid)),
+            Some(Ok(Ask::Null | Ask::Unmount(_) | Ask::UnmountAll)) => {
+                return now(rpc::success(xid));
+            }
+            Some(Ok(Ask::Dump)) => return now(mount::nothing(xid)),
+            Some(Ok(Ask::Exports)) => return now(mount::exports(xid, self.list(client))),
+            Some(Ok(Ask::Mount(path))) => path,
+        };
+        let Some((served, below)) = self.find(path) else {
+            return now(mount::mounted(xid, Err(Status::NoEnt)));
+        };
+        if served.export.access.of(client).is_none() {
+            return now(mount::mounted(xid, Err(Status::Access)));
+        }
+        let about = About {
+            xid,
+            procedure: None,
+            spot: served.export.tree.root(),
+            slip: None,
+        };
+        let job: Job = {
+            let served = Arc::clone(&served);
+            Box::new(move |flight| {
+                let found = descend(&*served.export.tree, &below);
+                let handle = found.map(|key| served.export.sealer.seal(&key));
+                flight.finish(Answer::from(mount::mounted(
+                    xid,
+                    handle.as_deref().map_err(|s| *s),
+                )));
+            })
+        };
+        let flight = Flight::new(
+            about,
+            job,
+            Arc::clone(link),
+            charge(1024),
+            Arc::clone(&served.pool),
+            Arc::clone(&self.replies),
+        );
+        if served.pool.submit(Arc::clone(&flight)) {
+            Taken::Answered(Some(flight))
+        } else {
+            flight.expire();
+            Taken::Answered(None)
+        }
+    }
+
+    /// What a client may mount.
+    fn list(&self, client: IpAddr) -> Vec<(String, Vec<String>)> {
+        let mut list = Vec::new();
+        for served in self.exports() {
+            if served.export.access.of(client).is_some() {
+                let networks = served
+                    .export
+                    .access
+                    .networks()
+                    .map(ToString::to_string)
+                    .collect();
+                list.push((served.export.path.clone(), networks));
+            }
+        }
+        list
+    }
+
+    /// The export a path lies in (of several, the one with the longest name), and the names below it.
+    fn find(&self, path: &[u8]) -> Option<(Arc<Served>, Vec<Vec<u8>>)> {
+        let asked = components(path);
+        let exports = self.exports();
+        let fits = exports.iter().filter_map(|served| {
+            let own = components(served.export.path.as_bytes());
+            asked.starts_with(&own).then_some((served, own.len()))
+        });
+        let (served, depth) = fits.max_by_key(|(_, depth)| *depth)?;
+        let below = asked[depth..].iter().map(|name| name.to_vec()).collect();
+        Some((Arc::clone(served), below))
+    }
+}
+
+fn components(path: &[u8]) -> Vec<&[u8]> {
+    path.split(|b| *b == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+        .collect()
+}
+
+/// Goes down to a directory that is mounted. What may be done in it, its own mode says.
+fn descend(tree: &dyn Tree, below: &[Vec<u8>]) -> Result<Key, Status> {
+    let root = Who {
+        uid: 0,
+        gid: 0,
+        groups: Vec::new(),
+    };
+    let mut at = tree.root();
+    for name in below {
+        call::check_name(name)?;
+        at = tree.lookup(&root, &at, name)?.key;
+    }
+    let kind = tree.attributes(&at)?.kind;
+    if kind == Kind::Directory {
+        Ok(at)
+    } else {
+        Err(Status::NotDir)
+    }
+}

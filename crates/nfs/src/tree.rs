@@ -1,0 +1,201 @@
+//! What the protocol needs of a tree of files.
+//!
+//! A [`Tree`] is what is behind an export: a directory on a local file system, or one whose large
+//! files are disks of a cache. Its methods are called on worker threads and may block; calls about one
+//! file never take all of them. Reads, writes and commits tell their outcome through a [`Done`], so
+//! that a tree can also hand them to somebody else and return: then no thread waits for them.
+//!
+//! # What a tree promises
+//!
+//! - A [`Key`] names the same file as long as the file lives, over restarts and renames, and never
+//!   another one afterwards.
+//! - Changes of names and attributes are durable when they are answered.
+//! - A write is as durable as was asked when it is answered; one that is not becomes durable
+//!   by [`commit`](Tree::commit). The verifier both tell changes when data that was answered as
+//!   [unstable](Stability::Unstable) may have been lost, and at no other time: clients keep such
+//!   data until a commit tells them the verifier of their write.
+//! - Attributes are those of what was answered before, wherever the data is by then.
+//! - [`Wcc::before`] is told only where nobody else changed the file in between.
+
+use crate::access::Who;
+use crate::handle::Key;
+use crate::v3::{Attributes, Create, SetAttributes, Stability, Status, Time, Wcc};
+
+/// How something ended.
+pub type Outcome<T> = Result<T, Status>;
+
+/// Bytes of a file on their way to a client.
+pub type Data = Box<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A change, and what it did to what it changed, whether it succeeded or not.
+#[derive(Debug)]
+pub struct Changed<T> {
+    /// How it ended.
+    pub outcome: Outcome<T>,
+    /// The file or directory before and after.
+    pub wcc: Wcc,
+}
+
+/// A file that was found or made.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// What it is called.
+    pub key: Key,
+    /// What is known of it.
+    pub attributes: Attributes,
+}
+
+/// What was read.
+pub struct Read {
+    /// The bytes. Fewer than were asked for only at the end.
+    pub data: Data,
+    /// True if the file ends with them, or before.
+    pub end: bool,
+    /// The file afterwards.
+    pub attributes: Option<Attributes>,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// Bytes.
+    pub count: u32,
+    /// How durable they are: at least as was asked.
+    pub stable: Stability,
+    /// See [`Tree`].
+    pub verifier: [u8; 8],
+}
+
+/// A name in a directory.
+pub struct Entry<'a> {
+    /// The number of the file.
+    pub id: u64,
+    /// The name.
+    pub name: &'a [u8],
+    /// Where to go on behind it: never 0.
+    pub cookie: u64,
+    /// The file, if that was asked for and could be found out.
+    pub found: Option<Found>,
+}
+
+/// Room of a tree, bytes and files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Room {
+    pub bytes: u64,
+    pub bytes_free: u64,
+    /// Free for those who are not root.
+    pub bytes_available: u64,
+    pub files: u64,
+    pub files_free: u64,
+    pub files_available: u64,
+}
+
+/// Tells how something ended, once. Dropped without a word, it tells that something is wrong with us.
+pub struct Done<T>(Option<Box<dyn FnOnce(T) + Send>>, fn() -> T);
+
+impl<T> Done<T> {
+    /// Calls `tell` with the outcome, or with what `lost` makes if there never is one.
+    pub fn new(tell: impl FnOnce(T) + Send + 'static, lost: fn() -> T) -> Done<T> {
+        Done(Some(Box::new(tell)), lost)
+    }
+
+    /// It ended like this.
+    pub fn tell(mut self, outcome: T) {
+        if let Some(tell) = self.0.take() {
+            tell(outcome);
+        }
+    }
+}
+
+impl<T> Drop for Done<T> {
+    fn drop(&mut self) {
+        if let Some(tell) = self.0.take() {
+            tell((self.1)());
+        }
+    }
+}
+
+/// Data that was received, inside the message it came with.
+#[derive(Debug)]
+pub struct Payload {
+    message: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Payload {
+    /// The `len` bytes from `start` on; `None` if the message has fewer.
+    pub fn new(message: Vec<u8>, start: usize, len: usize) -> Option<Payload> {
+        let end = start.checked_add(len)?;
+        (end <= message.len()).then_some(Payload {
+            message,
+            start,
+            len,
+        })
+    }
+}
+
+impl AsRef<[u8]> for Payload {
+    fn as_ref(&self) -> &[u8] {
+        &self.message[self.start..self.start + self.len]
+    }
+}
+
+/// A write.
+#[derive(Debug)]
+pub struct Write {
+    /// Where.
+    pub offset: u64,
+    /// What.
+    pub data: Payload,
+    /// How durable it must be when it is answered.
+    pub stable: Stability,
+}
+
+/// See the module. Names are one component, never empty, `.` or `..`, without `/` and zero bytes, and at
+/// most [`NAME_MAX`](crate::v3::NAME_MAX) long; only [`lookup`](Self::lookup) gets `.` and `..`.
+pub trait Tree: Send + Sync {
+    /// The directory that is exported.
+    fn root(&self) -> Key;
+    /// What is known of a file.
+    fn attributes(&self, file: &Key) -> Outcome<Attributes>;
+    /// Changes attributes; the size among them. `only_if`: only if the file was last changed then.
+    fn set_attributes(
+        &self,
+        who: &Who,
+        file: &Key,
+        set: &SetAttributes,
+        only_if: Option<Time>,
+    ) -> Changed<()>;
+    /// Finds a name. `..` of the root is the root.
+    fn lookup(&self, who: &Who, dir: &Key, name: &[u8]) -> Outcome<Found>;
+    /// What a symbolic link holds. It is never followed here.
+    fn read_link(&self, who: &Who, link: &Key) -> Outcome<Vec<u8>>;
+    /// Reads at most `count` bytes, which is at most [`TRANSFER_MAX`](crate::v3::TRANSFER_MAX).
+    fn read(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Outcome<Read>>);
+    /// Writes.
+    fn write(&self, who: &Who, file: &Key, write: Write, done: Done<Changed<Written>>);
+    /// Makes durable what was written in a range; a length of 0 means up to the end. Tells the verifier.
+    fn commit(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Changed<[u8; 8]>>);
+    /// Makes something new.
+    fn create(&self, who: &Who, dir: &Key, name: &[u8], what: &Create<'_>) -> Changed<Found>;
+    /// Removes a directory, or what is none.
+    fn remove(&self, who: &Who, dir: &Key, name: &[u8], directory: bool) -> Changed<()>;
+    /// Renames, in place of what has the new name. Tells of both directories.
+    fn rename(&self, who: &Who, from: (&Key, &[u8]), to: (&Key, &[u8])) -> (Outcome<()>, Wcc, Wcc);
+    /// Gives a file one more name. Tells of the directory.
+    fn link(&self, who: &Who, file: &Key, dir: &Key, name: &[u8]) -> Changed<Attributes>;
+    /// Lists the names behind `cookie` until `take` has no room for one more. True if there are no
+    /// more. With `whole`, files are found as well.
+    fn list(
+        &self,
+        who: &Who,
+        dir: &Key,
+        cookie: u64,
+        whole: bool,
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Outcome<bool>;
+    /// How much room there is.
+    fn room(&self) -> Outcome<Room>;
+}
