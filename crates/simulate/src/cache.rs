@@ -22,6 +22,8 @@ pub enum WriteMode {
     Through,
     /// Every write goes on flash at once.
     Back,
+    /// The origin is written at once, and the copy in the cache is dropped.
+    Around,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +224,14 @@ impl Cache {
                 self.out.updates += 1;
                 self.make_room();
                 self.put(key, At::Flash, freq, false, None);
+            }
+            (WriteMode::Around, at) if write => {
+                match at {
+                    Some(At::Ram) => self.in_ram -= 1,
+                    Some(At::Flash) => self.on_flash -= 1,
+                    None => {}
+                }
+                self.held.remove(&key);
             }
             // The copy on flash is void, the new one begins in RAM.
             (_, Some(At::Flash)) if write => {

@@ -27,6 +27,10 @@ pub struct Outcome {
     pub reinsertions: u64,
     /// Written blocks put on flash because of the write itself.
     pub updates: u64,
+    /// Time the origin spent on reads, those ahead of their use among them, microseconds.
+    pub disk_us: u64,
+    /// Time it would have spent on them without a cache.
+    pub bare_disk_us: u64,
 }
 
 impl Outcome {
@@ -53,6 +57,14 @@ impl Outcome {
         without.score()
     }
 
+    /// Share of the origin's time for reads that the cache saved; negative if it cost more.
+    pub fn saved_disk_time(&self) -> f64 {
+        match self.bare_disk_us {
+            0 => 0.0,
+            bare => 1.0 - self.disk_us as f64 / bare as f64,
+        }
+    }
+
     /// What happened after `before`.
     pub fn since(&self, before: &Outcome) -> Outcome {
         Outcome {
@@ -68,6 +80,8 @@ impl Outcome {
             insertions: self.insertions - before.insertions,
             reinsertions: self.reinsertions - before.reinsertions,
             updates: self.updates - before.updates,
+            disk_us: self.disk_us - before.disk_us,
+            bare_disk_us: self.bare_disk_us - before.bare_disk_us,
         }
     }
 

@@ -7,7 +7,9 @@ use hearth_policy::reference::Kind;
 use hearth_policy::{Budget, Config, Rules};
 
 use crate::cache::{Cache, WriteMode};
+use crate::device::{Arm, Device, US};
 use crate::outcome::Outcome;
+use crate::twin::{Disk, Player};
 use crate::workload::{Request, Workload};
 
 /// What can be run.
@@ -44,9 +46,21 @@ impl Policy {
     }
 }
 
+/// What Hearth's own policy runs in.
+#[derive(Clone, Debug, Default)]
+pub enum Model {
+    /// A log without segments and a disk that answers after [`Settings::latency_us`], to compare rules.
+    #[default]
+    Rules,
+    /// What the engine makes of them.
+    Engine(Disk),
+}
+
 /// How to run.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What Hearth's own policy runs in.
+    pub model: Model,
     /// What happens to written data; the policies of others know only
     /// [`WriteMode::Through`]: each write renews flash.
     pub write_mode: WriteMode,
@@ -67,6 +81,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
+            model: Model::Rules,
             write_mode: WriteMode::Through,
             budget: Budget::unlimited(),
             latency_us: 0,
@@ -90,12 +105,32 @@ pub fn run(
         Policy::Reference(kind) => {
             let mut cache = kind.build(capacity, load.unique, &load.ids);
             let (mut out, mut at, mut misses) = (Outcome::default(), 0, 0);
+            let device = match &settings.model {
+                Model::Rules => Device::INSTANT,
+                Model::Engine(disk) => disk.device,
+            };
+            let (mut arm, mut bare) = (Arm::new(device), Arm::new(device));
             in_parts(load, settings.parts, |request| {
                 let n = request.count as usize;
-                let mut hits = 0u64;
-                for id in &load.ids[at..at + n] {
-                    hits += u64::from(cache.access(*id));
+                let (mut hits, mut run) = (0u64, 0);
+                for (key, id) in (request.block..).zip(&load.ids[at..at + n]) {
+                    let hit = cache.access(*id);
+                    hits += u64::from(hit);
+                    if !hit && !request.write {
+                        run += 1;
+                    } else if run > 0 {
+                        arm.serve(0, key - run, run);
+                        run = 0;
+                    }
                 }
+                if run > 0 {
+                    arm.serve(0, request.block + n as u64 - run, run);
+                }
+                if !request.write {
+                    bare.serve(0, request.block, n as u64);
+                }
+                out.disk_us = arm.busy_ns / US;
+                out.bare_disk_us = bare.busy_ns / US;
                 at += n;
                 misses += n as u64 - hits;
                 out.insertions = misses - cache.bypassed();
@@ -110,6 +145,15 @@ pub fn run(
                 }
                 out
             })
+        }
+        Policy::Hearth | Policy::HearthDemand if matches!(settings.model, Model::Engine(_)) => {
+            let Model::Engine(disk) = &settings.model else {
+                return (Outcome::default(), Vec::new());
+            };
+            let setup = disk.setup(policy == Policy::Hearth, capacity, settings);
+            let mut player = Player::new(setup, disk.depth);
+            let (_, parts) = in_parts(load, settings.parts, |request| player.play(request));
+            (player.end(), parts)
         }
         Policy::Hearth | Policy::HearthDemand => {
             let ram = settings.stage.map_or_else(

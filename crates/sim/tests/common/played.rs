@@ -1,0 +1,309 @@
+//! The engine as a guest in virtual time finds it: an origin of one arm, flash that answers after 100 µs.
+//!
+//! All data is zeros, so that the devices need to keep only the engine's own structures.
+
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
+use hearth_engine::{Engine, EngineOptions};
+use hearth_format::{Layout, Superblock, Uuid};
+use hearth_io::{Buf, IoOp, Media, OpKind, Target};
+use hearth_simulate::device::{Arm, Device};
+use hearth_simulate::twin::{Disk, Freed};
+use hearth_simulate::{
+    Model, Outcome, Policy, Request as Access, Settings, Workload, WriteMode, run,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+
+const BLOCK: u64 = 4096;
+const SEGMENT_BLOCKS: u32 = 256;
+/// Segments of a pool at least.
+pub const SEGMENTS_MIN: u64 = 64;
+const FLASH_NS: u64 = 100_000;
+/// The disk, as policy's keys have its number.
+const DISK: u64 = 1 << 36;
+const DISK_BLOCKS: u64 = 1 << 35;
+/// As `disk add` has it.
+const SEQ_CUTOFF: u64 = 1 << 20;
+
+/// A device that keeps only blocks that are not zeros.
+#[derive(Default)]
+struct Sparse {
+    blocks: HashMap<u64, Box<[u8]>>,
+    bytes: u64,
+}
+
+impl Media for Sparse {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        for (i, out) in data.chunks_mut(BLOCK as usize).enumerate() {
+            match self.blocks.get(&(offset / BLOCK + i as u64)) {
+                Some(block) => out.copy_from_slice(&block[..out.len()]),
+                None => out.fill(0),
+            }
+        }
+        Ok(())
+    }
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        for (i, bytes) in data.chunks(BLOCK as usize).enumerate() {
+            let at = offset / BLOCK + i as u64;
+            if bytes.iter().all(|b| *b == 0) {
+                self.blocks.remove(&at);
+            } else {
+                self.blocks.insert(at, bytes.into());
+            }
+        }
+        Ok(())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The engine, its devices and its guest.
+pub struct Live {
+    flash: Sparse,
+    engine: Engine,
+    fx: Effects,
+    arm: Arm,
+    /// What is under way and since when, by when it ends.
+    under_way: BTreeMap<(u64, u64), (IoOp, u64)>,
+    ops: u64,
+    now: u64,
+    next_tick: u64,
+    in_flight: usize,
+}
+
+impl Live {
+    fn new(segments: u64, mode: Mode, prefetch: bool, device: Device) -> Live {
+        let mut flash = Sparse {
+            bytes: (segments + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK,
+            ..Sparse::default()
+        };
+        let layout = Layout::for_device(flash.bytes, SEGMENT_BLOCKS).expect("it fits");
+        Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "agree", 0)
+            .store(&mut flash)
+            .expect("formatted");
+        let options = EngineOptions {
+            prefetch,
+            // The origin is what it is said to be, however fast.
+            fast_origin_ns: 0,
+            ..EngineOptions::default()
+        };
+        let (engine, _) = Engine::open(&mut flash, options, &[]).expect("a pool");
+        let config = DiskConfig {
+            id: 1,
+            size: DISK_BLOCKS * BLOCK,
+            origin_align: 4096,
+            mode,
+            block_size: BLOCK as u32,
+            min_bytes: 0,
+            max_bytes: 0,
+            seq_cutoff: SEQ_CUTOFF,
+            read_only: false,
+        };
+        engine
+            .attach(config, OriginState::Flushed)
+            .expect("attached");
+        Live {
+            flash,
+            engine,
+            fx: Effects::default(),
+            arm: Arm::new(device),
+            under_way: BTreeMap::new(),
+            ops: 0,
+            now: 0,
+            next_tick: 0,
+            in_flight: 0,
+        }
+    }
+
+    fn serve(&mut self, op: &IoOp) {
+        let mut at = op.offset;
+        for buf in &op.bufs {
+            let mut buf = buf.clone();
+            match (op.target, op.kind) {
+                (Target::Flash(_), OpKind::Read) => self.flash.read_at(at, buf.bytes_mut()),
+                (Target::Flash(_), OpKind::Write) => self.flash.write_at(at, buf.bytes()),
+                (_, OpKind::Read) => {
+                    buf.bytes_mut().fill(0);
+                    Ok(())
+                }
+                _ => Ok(()),
+            }
+            .expect("memory does not fail");
+            at += buf.len() as u64;
+        }
+    }
+
+    /// Sends off what the engine asked for, and takes in what it answered.
+    fn take(&mut self) {
+        for op in std::mem::take(&mut self.fx.ios) {
+            let (first, count) = (op.offset / BLOCK, op.len.div_ceil(BLOCK));
+            let at = match (op.target, op.kind) {
+                (Target::Flash(_), _) => self.now + FLASH_NS,
+                (_, OpKind::Read | OpKind::Write) => self.arm.serve(self.now, first, count),
+                _ => self.now.max(self.arm.free_ns()),
+            };
+            self.ops += 1;
+            self.under_way.insert((at, self.ops), (op, self.now));
+        }
+        for done in self.fx.completions.drain(..) {
+            assert!(done.result.is_ok());
+            self.in_flight -= 1;
+        }
+    }
+
+    /// The next thing happens, if it does before `until`.
+    fn step(&mut self, until: u64) -> bool {
+        let first = self.under_way.first_key_value().map(|(key, _)| key.0);
+        let at = first.unwrap_or(u64::MAX).min(self.next_tick);
+        if at > until || at == u64::MAX {
+            return false;
+        }
+        self.now = self.now.max(at);
+        if self.next_tick <= at {
+            let next = self.engine.tick(self.now, &mut self.fx);
+            self.next_tick = next.unwrap_or(u64::MAX);
+        } else if let Some((_, (op, sent))) = self.under_way.pop_first() {
+            self.serve(&op);
+            let mut dones = vec![op.done(Ok(()), self.now - sent)];
+            self.engine.io_done(self.now, &mut dones, &mut self.fx);
+        }
+        self.take();
+        true
+    }
+
+    /// Plays a workload as the simulator's guest does; returns hits among blocks read.
+    fn play(&mut self, load: &Workload, depth: usize) -> f64 {
+        let mut late = 0;
+        for (tag, r) in (0..).zip(&load.requests) {
+            let due = r.time_us * 1000 + late;
+            let start = due.max(self.now);
+            while self.step(start) {}
+            while self.in_flight >= depth {
+                assert!(self.step(u64::MAX), "{}", self.engine.explain());
+            }
+            self.now = self.now.max(start);
+            late += self.now - due;
+            let (offset, len) = ((r.block ^ DISK) * BLOCK, u64::from(r.count) * BLOCK);
+            let buf = Buf::zeroed(len as usize);
+            let request = if r.write {
+                Request::write(tag, 1, offset, len, false, &buf, self.now)
+            } else {
+                Request::read(tag, 1, offset, len, &buf, self.now)
+            };
+            self.in_flight += 1;
+            self.engine
+                .submit(self.now, &mut vec![request], &mut self.fx);
+            self.take();
+            // What a request made necessary may be due before what was known to be.
+            self.next_tick = self.next_tick.min(self.now + 1_000_000);
+        }
+        while self.in_flight > 0 {
+            assert!(self.step(u64::MAX), "{}", self.engine.explain());
+        }
+        let c = self.engine.stats(1, self.now).expect("attached").counters;
+        (c.read_hit_bytes / BLOCK) as f64 / load.reads.max(1) as f64
+    }
+
+    fn words(&self, out: &Outcome) -> String {
+        let c = self.engine.stats(1, self.now).expect("attached").counters;
+        let pool = self.engine.pool_stats();
+        format!(
+            "  engine: fills {} again {} ahead {} used {} late {} wasted {} cached {} dirty {} stage hits {} until {} s\n  \
+             simulated: fills {} again {} ahead {} used {} late {} wasted {}",
+            c.fills,
+            c.reinsertions,
+            c.prefetched,
+            c.prefetch_used,
+            c.prefetch_late,
+            c.prefetch_wasted,
+            pool.cached_blocks,
+            pool.dirty_blocks,
+            c.stage_hit_bytes / BLOCK,
+            self.now / 1_000_000_000,
+            out.insertions,
+            out.reinsertions,
+            out.prefetched,
+            out.prefetch_hits + out.prefetch_late,
+            out.prefetch_late,
+            out.prefetch_wasted,
+        )
+    }
+}
+
+/// A workload's first requests, on the disk there is.
+pub fn cut(load: Workload, requests: usize) -> Workload {
+    // Blocks are known to policy by disk and number, and which are sampled depends on both.
+    let on_disk = load.requests.into_iter().take(requests).map(|r| Access {
+        block: (r.block % DISK_BLOCKS) | DISK,
+        ..r
+    });
+    Workload::made(&load.name, on_disk)
+}
+
+/// What a comparison is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    pub mode: WriteMode,
+    pub prefetch: bool,
+    pub segments: u64,
+    pub device: Device,
+    pub depth: usize,
+    pub freed: Freed,
+}
+
+/// Hits of the engine and of the simulator, in hundredths of the blocks read.
+pub struct Both {
+    pub engine: f64,
+    pub simulated: f64,
+    /// Bytes of the pool.
+    pub capacity: u64,
+    /// What either did, in words.
+    pub words: String,
+}
+
+impl Both {
+    /// How far the simulator is above the engine, in points.
+    pub fn apart(&self) -> f64 {
+        self.simulated - self.engine
+    }
+}
+
+/// The same requests through both.
+pub fn compare(load: &Workload, terms: &Terms) -> Both {
+    let mode = match terms.mode {
+        WriteMode::Back => Mode::WriteBack,
+        WriteMode::Through => Mode::WriteThrough,
+        WriteMode::Around => Mode::WriteAround,
+    };
+    let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
+    let engine = live.play(load, terms.depth) * 100.0;
+    let pool = live.engine.pool_stats();
+    let disk = Disk {
+        segments: Some(pool.segments as u32),
+        seq_cutoff: SEQ_CUTOFF,
+        freed: terms.freed,
+        device: terms.device,
+        depth: terms.depth,
+        ..Disk::default()
+    };
+    let settings = Settings {
+        model: Model::Engine(disk),
+        write_mode: terms.mode,
+        ..Settings::default()
+    };
+    let policy = match terms.prefetch {
+        true => Policy::Hearth,
+        false => Policy::HearthDemand,
+    };
+    let (out, _) = run(policy, load, pool.capacity_blocks as usize, &settings);
+    Both {
+        engine,
+        simulated: out.score() * 100.0,
+        capacity: pool.capacity_blocks * BLOCK,
+        words: live.words(&out),
+    }
+}
