@@ -79,6 +79,8 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want xmllint libxml2-utils
     # A directory as another host sees it.
     want bindfs bindfs
+    # Another client of our NFS server.
+    want nfs-ls libnfs-utils
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
 fi
 

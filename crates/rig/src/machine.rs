@@ -101,7 +101,7 @@ pub struct Plan {
     pub cpus: u32,
     /// More words on the kernel's command line.
     pub words: String,
-    /// Option and value pairs for the disks; a pair that is there already is not repeated.
+    /// Option and value pairs for the disks and the network; a pair that is there already is not repeated.
     disks: Vec<[String; 2]>,
 }
 
@@ -115,6 +115,24 @@ impl Plan {
             words: String::new(),
             disks: Vec::new(),
         }
+    }
+
+    /// With the guest's own system, straight from its image: what it writes there is lost with it.
+    pub fn own_root(mut self) -> Result<Plan> {
+        let image = image()?.join("root.img");
+        let drive = format!("file={},format=raw,if=virtio,snapshot=on", path(&image));
+        self.disks.push(["-drive".into(), drive]);
+        Ok(self)
+    }
+
+    /// With a network of its own, in which this host's loopback is 10.0.2.2.
+    pub fn network(mut self) -> Plan {
+        let net = [
+            ["-netdev", "user,id=net"],
+            ["-device", "virtio-net-pci,netdev=net,romfile="],
+        ];
+        self.disks.extend(net.map(|pair| pair.map(String::from)));
+        self
     }
 
     /// With one more disk, after those it has: `/dev/vda` is the first.
