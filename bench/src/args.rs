@@ -21,6 +21,7 @@ hearth-bench: Hearth beside its peers
                     11 rounds; rows are asked for by their names with --only
   --old PATH        the old build's binary, for --aab
   --list            list the rows
+  --bare-nbd FILE SOCKET   be the bare NBD loop, one of the peers (nothing else may be said)
 ";
 
 /// What to measure, how long, and where.

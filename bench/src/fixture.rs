@@ -53,8 +53,14 @@ pub fn file_unless(
 
 /// A served pool with room for `capacity` bytes, on a flash file that was written in full.
 pub fn pool(args: &Args, capacity: u64) -> Result<Hearth> {
+    pool_served_with(args, capacity, &[])
+}
+
+/// The same, by a daemon with further options.
+pub fn pool_served_with(args: &Args, capacity: u64, options: &[&str]) -> Result<Hearth> {
     let slack = if args.smoke { 64 << 20 } else { POOL_SLACK };
-    pool_of(args, capacity + capacity / 8 + slack)
+    let size = capacity + capacity / 8 + slack;
+    made_unless(&args.hearth, &args.dir, size, options, &|| Ok(()))
 }
 
 /// A served pool on a flash file of exactly `size` bytes.
@@ -74,8 +80,19 @@ pub fn pool_unless(
     size: u64,
     stop: &dyn Fn() -> Result<()>,
 ) -> Result<Hearth> {
+    made_unless(bin, dir, size, &[], stop)
+}
+
+fn made_unless(
+    bin: &Path,
+    dir: &Path,
+    size: u64,
+    options: &[&str],
+    stop: &dyn Fn() -> Result<()>,
+) -> Result<Hearth> {
     let mut hearth = Hearth::bare_in(bin.to_owned(), dir)?;
     hearth.bound = true;
+    hearth.serve_args = options.iter().map(|word| (*word).to_owned()).collect();
     write_random_unless(hearth.flash(), size, 2, stop)?;
     hearth.ok(&["pool", "create", "--flash", path(hearth.flash()), "--force"])?;
     hearth.start()?;

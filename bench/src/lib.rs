@@ -7,6 +7,7 @@
 
 pub mod aab;
 pub mod args;
+pub mod bare;
 pub mod fio;
 pub mod fixture;
 pub mod host;

@@ -3,9 +3,15 @@
 //! and to JSON.
 
 use anyhow::{Context, Result};
-use hearth_bench::{aab, args, host, report, rows};
+use hearth_bench::{aab, args, bare, host, report, rows};
 
 fn main() -> Result<()> {
+    let words: Vec<_> = std::env::args_os().collect();
+    if let [_, word, file, socket] = words.as_slice()
+        && word == bare::WORD
+    {
+        return bare::serve(file.as_ref(), socket.as_ref());
+    }
     let Some(args) = args::Args::parse(std::env::args().skip(1))? else {
         return Ok(());
     };

@@ -109,6 +109,14 @@ impl Drop for Server {
     }
 }
 
+/// The bare loop on a file ([`bare`](crate::bare)): this program, asked to be that.
+pub fn bare(file: &Path, dir: &Path) -> Result<Server> {
+    let socket = dir.join("bare.sock");
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(crate::bare::WORD).arg(file).arg(&socket);
+    Server::start("bare loop", "", socket, command)
+}
+
 /// qemu-nbd on a file: O_DIRECT, io_uring. Without QEMU's locks: where peers only read, the file is
 /// the flash of a daemon that serves.
 pub fn qemu_nbd(file: &Path, dir: &Path) -> Result<Server> {

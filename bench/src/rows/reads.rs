@@ -12,6 +12,8 @@ pub fn qd24(args: &Args) -> Result<Outcome> {
     let mut outcome = against_peers(args, &job)?;
     outcome.compare_iops("hearth", "qemu-nbd", Wanted::AtLeast(1.0));
     outcome.compare_cpu("hearth", "qemu-nbd", Wanted::AtMost(0.6));
+    outcome.compare_iops("hearth", "bare loop", Wanted::AtLeast(1.1));
+    outcome.compare_cpu("hearth", "bare loop", Wanted::Shown);
     shown(&mut outcome);
     Ok(outcome)
 }
@@ -21,6 +23,8 @@ pub fn qd1(args: &Args) -> Result<Outcome> {
     let mut outcome = against_peers(args, &job)?;
     outcome.compare_iops("hearth", "qemu-nbd", Wanted::AtLeast(1.3));
     outcome.compare_cpu("hearth", "qemu-nbd", Wanted::AtMost(0.6));
+    outcome.compare_iops("hearth", "bare loop", Wanted::AtLeast(0.97));
+    outcome.compare_cpu("hearth", "bare loop", Wanted::Shown);
     shown(&mut outcome);
     Ok(outcome)
 }
@@ -28,6 +32,9 @@ pub fn qd1(args: &Args) -> Result<Outcome> {
 pub fn sequential(args: &Args) -> Result<Outcome> {
     let job = Job::sequential("read", 16, args.seconds, args.disk);
     let mut outcome = against_peers(args, &job)?;
+    outcome.compare_iops("hearth", "bare loop", Wanted::AtLeast(0.9));
+    outcome.compare_cpu("hearth", "bare loop", Wanted::AtMost(1.3));
+    outcome.compare_iops("bare loop", "raw", Wanted::Shown);
     outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.8));
     outcome.compare_iops("hearth", "qemu-nbd", Wanted::Shown);
     outcome.compare_iops("qemu-nbd", "raw", Wanted::Shown);
@@ -150,7 +157,13 @@ fn against_peers(args: &Args, job: &Job) -> Result<Outcome> {
     let file = fixture::to_read(args, hearth.as_ref())?;
     let qemu = peers::qemu_nbd(&file, &args.dir)?;
     let nbdkit = peers::nbdkit_file(&file, &args.dir)?;
-    let mut contenders = vec![peers::raw(&file), qemu.contender(), nbdkit.contender()];
+    let bare = peers::bare(&file, &args.dir)?;
+    let mut contenders = vec![
+        peers::raw(&file),
+        qemu.contender(),
+        nbdkit.contender(),
+        bare.contender(),
+    ];
     if let Some(hearth) = &hearth {
         contenders.push(fixture::contender(hearth, "warm", "hearth")?);
     }

@@ -14,6 +14,9 @@ use anyhow::Result;
 use hearth_rig::Hearth;
 use hearth_rig::daemon::path;
 
+/// What the destager may write a second where it is to leave the device alone.
+const HELD_BACK: &str = "64K";
+
 pub fn qd24(args: &Args) -> Result<Outcome> {
     let mut outcome = write_back(
         args,
@@ -26,15 +29,41 @@ pub fn qd24(args: &Args) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Beside the bare loop, on one file; with and without what the destager writes to an origin on the same device.
 pub fn sequential(args: &Args) -> Result<Outcome> {
-    let mut outcome = write_back(
-        args,
-        &Job::sequential("write", 16, args.seconds, args.disk),
-        false,
-    )?;
+    let job = Job::sequential("write", 16, args.seconds, args.disk);
+    let file = fixture::file(&args.dir, "raw.img", args.disk)?;
+    let qemu = peers::qemu_nbd(&file, &args.dir)?;
+    let bare = peers::bare(&file, &args.dir)?;
+    let mut contenders = vec![peers::raw(&file), qemu.contender(), bare.contender()];
+    if args.peers_only {
+        return rounds(args, &job, &contenders, |_| Ok(()));
+    }
+    let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
+    let (size, rate) = (args.disk * 2, ["--destage-rate", HELD_BACK]);
+    let held = fixture::pool_served_with(args, size, &rate)?;
+    fixture::add(&held, "back", path(&origin), "write-back")?;
+    contenders.push(fixture::contender(&held, "back", "hearth, held back")?);
+    let other = fixture::file(&args.dir, "third.img", args.disk)?;
+    let hearth = fixture::pool(args, size)?;
+    fixture::add(&hearth, "back", path(&other), "write-back")?;
+    contenders.push(fixture::contender(&hearth, "back", "hearth")?);
+    let mut outcome = rounds(args, &job, &contenders, |c| match c.name.as_str() {
+        "hearth" => fixture::drain(&hearth, "back"),
+        "hearth, held back" => fixture::drain(&held, "back"),
+        _ => Ok(()),
+    })?;
+    outcome.compare_iops("hearth, held back", "bare loop", Wanted::AtLeast(0.9));
+    outcome.compare_cpu("hearth, held back", "bare loop", Wanted::AtMost(1.3));
+    outcome.compare_iops("hearth", "bare loop", Wanted::Shown);
+    outcome.compare_iops("bare loop", "raw", Wanted::Shown);
     outcome.compare_iops("hearth", "raw", Wanted::AtLeast(0.8));
     outcome.compare_iops("hearth", "qemu-nbd", Wanted::Shown);
     outcome.compare_iops("qemu-nbd", "raw", Wanted::Shown);
+    amplification_note(&held, &mut outcome)?;
+    outcome.notes.push(format!(
+        "\"Held back\" gives the origin {HELD_BACK} a second while clients write (`--destage-rate`): the flash alone."
+    ));
     Ok(outcome)
 }
 
