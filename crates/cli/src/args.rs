@@ -18,7 +18,7 @@ use hearth_fault::Fault;
 pub use pool::{Pool, PoolAt, PoolCreate, PoolExport};
 pub use serve::{LogFormat, Serve, Tls};
 pub use settings::Settings;
-pub use simulate::{Simulate, WriteTo};
+pub use simulate::{Log, Simulate, WriteTo};
 pub use trace::{Trace, TraceConvert, TraceInfo, TraceRecord, TraceReplay};
 
 /// A size in bytes, as `4K`, `512M` or `1.5G`.
@@ -275,6 +275,8 @@ mod tests {
             "hearth bench --table storm --guest /g --storms 3",
             "hearth bench compare a.json b.json --json",
             "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
+            "hearth simulate a --write-mode write-around --seq-cutoff 0 --block-size 64K --min 1G --max 2G --segments 200 --reserve 4",
+            "hearth simulate a --log cleaned --disk-access 100 --disk-rate 500M --in-flight 8",
         ] {
             if let Err(e) = parse(line) {
                 panic!("{line}: {e}");
@@ -314,6 +316,8 @@ mod tests {
             "hearth trace info a --format nonsense",
             "hearth trace convert a b --to keys",
             "hearth simulate",
+            "hearth simulate a --disk-access 0",
+            "hearth simulate a --segments 2",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -5,10 +5,12 @@ use std::sync::Mutex;
 use hearth_daemon::error::Error;
 use hearth_daemon::size;
 use hearth_policy::Budget;
-use hearth_simulate::{Policy, Row, Settings, Size, Workload, WriteMode, matrix, plot};
+use hearth_simulate::device::Device;
+use hearth_simulate::twin::{Disk, Freed};
+use hearth_simulate::{Model, Policy, Row, Settings, Size, Workload, WriteMode, matrix, plot};
 use hearth_trace::{BLOCK, Options, Reader, sparkline};
 
-use crate::args::{Global, Simulate, WriteTo};
+use crate::args::{Global, Log, Simulate, WriteTo};
 use crate::status::StatusLine;
 use crate::table::Table;
 use crate::trace::{QUIET, failed_in, reading, torn_words};
@@ -23,13 +25,14 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
     let policies = policies(&args.policy)?;
     let settings = Settings {
         write_mode: match args.write_mode {
-            WriteTo::WriteThrough => WriteMode::Through,
-            WriteTo::WriteBack => WriteMode::Back,
+            WriteTo::Through => WriteMode::Through,
+            WriteTo::Back => WriteMode::Back,
+            WriteTo::Around => WriteMode::Around,
         },
+        model: Model::Engine(disk(args)?),
         budget: args
             .flash_rate
             .map_or_else(Budget::unlimited, |s| Budget::bytes_per_second(s.0)),
-        latency_us: args.prefetch_latency,
         parts: usize::from(args.parts),
         ..Settings::default()
     };
@@ -79,7 +82,42 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
         return print_json(&rows);
     }
     print!("{}", table(&rows));
+    println!(
+        "\nThe disk is a model: {} µs to get to a place, {} a second from there. Its time for reads, those ahead among them, is compared with that without a cache.",
+        args.disk_access,
+        size::human(args.disk_rate.0)
+    );
     Ok(())
+}
+
+/// A disk with these settings.
+fn disk(args: &Simulate) -> Result<Disk, Error> {
+    /// What a write to flash costs where the log is cleaned, in 1024ths of a hit.
+    const PRICE: u64 = 64;
+    let block_size = args.block_size.0;
+    if !block_size.is_power_of_two() || !(BLOCK..=1 << 20).contains(&block_size) {
+        return Err(Error::invalid(
+            format!("the cache block size {block_size} is no power of two from 4K to 1M"),
+            "choose 4K, 8K, 16K, 32K, 64K, 128K, 256K, 512K or 1M",
+        ));
+    }
+    Ok(Disk {
+        seq_cutoff: args.seq_cutoff.0,
+        block_size,
+        min: args.min.0,
+        max: args.max.0,
+        segments: args.segments,
+        reserve: args.reserve,
+        freed: match args.log {
+            Log::Oldest => Freed::Oldest,
+            Log::Cleaned => Freed::Cheapest { price: PRICE },
+        },
+        device: Device {
+            access_us: args.disk_access,
+            rate: args.disk_rate.0,
+        },
+        depth: usize::from(args.in_flight),
+    })
 }
 
 fn cache_size(text: &str) -> Result<Size, Error> {
@@ -144,6 +182,7 @@ fn table(rows: &[Row]) -> String {
         ">READ HIT %",
         ">ALL HIT %",
         ">PREFETCH HIT %",
+        ">DISK TIME SAVED %",
         ">FLASH BLOCKS WRITTEN",
     ];
     if parts {
@@ -170,6 +209,10 @@ fn table(rows: &[Row]) -> String {
             of_reads(o.read_hits),
             percent(r.hit_ratio),
             of_reads(o.prefetch_hits),
+            match o.bare_disk_us {
+                0 => "-".to_owned(),
+                _ => percent(r.disk_time_saved),
+            },
             r.flash_writes.to_string(),
         ];
         if parts {

@@ -215,6 +215,8 @@ pub struct Row {
     pub hit_ratio: f64,
     /// Blocks written to flash.
     pub flash_writes: u64,
+    /// Share of the origin's time for reads that was saved: seeks and transfer.
+    pub disk_time_saved: f64,
     /// The counts behind it.
     pub outcome: Outcome,
     /// Score in each part of the trace, if parts were asked for.
@@ -294,6 +296,7 @@ fn one(load: &Workload, size: Size, policy: Policy, settings: &Settings) -> Row 
         score: outcome.score(),
         hit_ratio: outcome.hit_ratio(),
         flash_writes: outcome.flash_writes(),
+        disk_time_saved: outcome.saved_disk_time(),
         outcome,
         parts: if settings.parts > 1 {
             parts.iter().map(Outcome::score).collect()

@@ -272,6 +272,8 @@ pub struct Twin {
     wishes: Vec<(Range, Source)>,
     /// Misses on their way: number, range, overwritten meanwhile.
     reading: Vec<(u64, u64, u64, bool)>,
+    /// Ranges being written past the cache, and until when.
+    writing: Vec<(u64, u64, u64)>,
     /// Fills that gather to be appended; they are nowhere else meanwhile, and nowhere if overwritten.
     queue: Vec<Fill>,
     queued_ns: u64,
@@ -337,6 +339,7 @@ impl Twin {
             ahead: VecDeque::new(),
             wishes: Vec::new(),
             reading: Vec::new(),
+            writing: Vec::new(),
             queue: Vec::new(),
             queued_ns: 0,
             sent: VecDeque::new(),
@@ -547,7 +550,9 @@ impl Twin {
         let done = self.arm.serve(self.now, from, to - from);
         self.note_disk_time();
         let ticket = self.number();
-        self.reading.push((ticket, from, to, false));
+        // What is being written is read, but not cached.
+        let raced = self.writing.iter().any(|w| w.0 < to && from < w.1);
+        self.reading.push((ticket, from, to, raced));
         let then = Then::Filled {
             key: from,
             count: to - from,
@@ -803,7 +808,11 @@ impl Twin {
             self.policy.used(key, true, how);
         }
         if self.setup.mode != WriteMode::Back {
-            let done = self.write_disk(key, count);
+            // Two writes of the same place go one after the other.
+            let meets = self.writing.iter().filter(|w| w.0 < end && key < w.1);
+            let behind = meets.map(|w| w.2).max().unwrap_or(0);
+            let done = self.write_disk(key, count).max(behind);
+            self.writing.push((key, end, done));
             self.later(done, Then::Written { key, count, queued });
             return done;
         }
@@ -830,6 +839,8 @@ impl Twin {
     /// A write past the cache is on the origin: the copy is renewed, or void.
     fn written(&mut self, key: u64, count: u64, queued: bool) {
         let end = key + count;
+        let now = self.now;
+        self.writing.retain(|w| w.2 > now);
         let (mut cached, mut hot) = (false, false);
         for key in key..end {
             if let Some(copy) = self.index.get(&key).copied() {
@@ -1195,8 +1206,12 @@ impl Twin {
         let held = |at: u64| {
             let ahead = self.coming.iter().map(|(_, r)| (r.key, r.key + r.count));
             let misses = self.reading.iter().map(|r| (r.1, r.2));
+            let writes = self.writing.iter().map(|w| (w.0, w.1));
+            let queued = self.sent.iter().flatten().chain(&self.queue);
             ahead
                 .chain(misses)
+                .chain(writes)
+                .chain(queued.map(|f| (f.key, f.key + 1)))
                 .find(|(s, e)| (*s..*e).contains(&at))
                 .map(|(_, e)| e)
         };
@@ -1300,7 +1315,7 @@ impl Default for Disk {
             reserve: None,
             freed: Freed::Oldest,
             device: Device::HARD_DISK,
-            depth: 4,
+            depth: 1,
         }
     }
 }
