@@ -309,7 +309,7 @@ pub struct PoolStats {
     pub footprint_bytes: u64,
     /// Blocks in the RAM stage.
     pub stage_blocks: u64,
-    /// Must a block have been missed more often than what it displaces on flash?
+    /// Must what was read have been missed more often than what it displaces on flash?
     pub gate: bool,
     /// How often that was changed.
     pub rule_switches: u64,

@@ -24,7 +24,7 @@ mod tuner;
 pub use budget::Budget;
 pub use percentiles::{Percentiles, quantile};
 pub use policy::{Config, Place, Policy, Stay, Use};
-pub use rules::{FREQ_MAX, Rules, Verdict};
+pub use rules::{FREQ_MAX, Gate, Rules, Verdict};
 pub use sequential::Sequential;
 pub use sketch::Sketch;
 pub use tuner::{EXPERTS, Tuner};

@@ -24,12 +24,15 @@ struct Held {
     seq: u32,
     freq: u8,
     covered: bool,
+    written: bool,
 }
 
 /// One miniature under fixed rules. Blocks are known by the low half of their hash.
 #[derive(Debug)]
 pub(crate) struct Mini {
     rules: Rules,
+    /// Its own misses, counted: under other rules others are missed.
+    sketch: Sketch,
     held: HashMap<u32, Held>,
     /// RAM and flash; oldest in front. An entry whose number is not its block's is dead space.
     queues: [VecDeque<(u32, u32)>; 2],
@@ -48,6 +51,7 @@ impl Mini {
     pub fn new(rules: Rules, ram: usize, flash: usize, dead_space: bool) -> Mini {
         Mini {
             rules,
+            sketch: Sketch::new(ram + flash),
             held: HashMap::with_capacity(ram + flash + 1),
             queues: Default::default(),
             ram: 0,
@@ -60,7 +64,7 @@ impl Mini {
         }
     }
 
-    fn push(&mut self, block: u32, at: usize, freq: u8, covered: bool) {
+    fn push(&mut self, block: u32, at: usize, freq: u8, covered: bool, written: bool) {
         self.seq = self.seq.wrapping_add(1);
         // Where dead space costs nothing, nothing else would bound the queue.
         if at == FLASH && self.queues[FLASH].len() > 2 * self.flash_max + MINI_BLOCKS {
@@ -83,6 +87,7 @@ impl Mini {
                 seq,
                 freq,
                 covered,
+                written,
             },
         );
     }
@@ -101,20 +106,22 @@ impl Mini {
     }
 
     /// Uses a block; true if it was held. `covered` if prefetch had just brought it.
-    pub fn access(&mut self, block: u32, write: bool, covered: bool, sketch: &Sketch) -> bool {
+    pub fn access(&mut self, block: u32, write: bool, covered: bool) -> bool {
         let Some(held) = self.held.get_mut(&block) else {
-            self.push(block, RAM, 0, covered);
-            self.settle(sketch);
+            self.sketch.add(block);
+            self.push(block, RAM, 0, covered, write);
+            self.settle();
             return false;
         };
         held.freq = (held.freq + 1).min(FREQ_MAX);
         held.covered &= covered;
+        held.written |= write;
         let held = *held;
         if write && held.at != RAM {
             // The flash copy is void; the new one begins in RAM.
             self.on_flash -= 1;
-            self.push(block, RAM, held.freq, held.covered);
-            self.settle(sketch);
+            self.push(block, RAM, held.freq, held.covered, true);
+            self.settle();
         }
         true
     }
@@ -128,7 +135,7 @@ impl Mini {
         }
     }
 
-    fn settle(&mut self, sketch: &Sketch) {
+    fn settle(&mut self) {
         while self.ram > self.ram_max {
             let Some((block, held)) = self.oldest(RAM) else {
                 self.ram = 0;
@@ -141,20 +148,21 @@ impl Mini {
                 continue;
             }
             if self.taken() < self.flash_max {
-                self.push(block, FLASH, 0, false);
+                self.push(block, FLASH, 0, false, false);
                 continue;
             }
             let victim = self.victim();
             if let Some(victim) = victim {
-                if self.rules.gate && !Rules::beats(sketch.estimate(block), sketch.estimate(victim))
-                {
+                let wins =
+                    || Rules::beats(self.sketch.estimate(block), self.sketch.estimate(victim));
+                if self.rules.stops(held.written) && !wins() {
                     continue;
                 }
                 self.held.remove(&victim);
                 self.queues[FLASH].pop_front();
                 self.on_flash -= 1;
             }
-            self.push(block, FLASH, held.freq.min(1), false);
+            self.push(block, FLASH, held.freq.min(1), false, false);
         }
     }
 
@@ -172,7 +180,7 @@ impl Mini {
                 Verdict::Keep { freq } => {
                     self.queues[FLASH].pop_front();
                     self.on_flash -= 1;
-                    self.push(block, FLASH, freq, false);
+                    self.push(block, FLASH, freq, false, false);
                 }
             }
         }

@@ -93,6 +93,8 @@ pub struct Stay {
     pub covered: bool,
     /// Prefetched and never used.
     pub unused: Option<Source>,
+    /// What it holds was written, not read.
+    pub written: bool,
 }
 
 /// What becomes of a block that leaves the RAM stage.
@@ -180,7 +182,7 @@ impl Policy {
             self.prefetcher.outcome(source, true);
         }
         if self.config.rules.is_none() {
-            self.tuner.access(hash, write, covered, &self.sketch);
+            self.tuner.access(hash, write, covered);
         }
     }
 
@@ -205,9 +207,10 @@ impl Policy {
         Place::Compete
     }
 
-    /// Does `candidate` deserve the place of `victim`, which [`evict`](Self::evict) let go?
-    pub fn displaces(&self, candidate: u64, victim: u64) -> bool {
-        if !self.rules().gate && self.pressure < budget::GATE {
+    /// Does `candidate`, of which `stay` is known, deserve the place of `victim`, which [`evict`](Self::evict)
+    /// let go?
+    pub fn displaces(&self, stay: Stay, candidate: u64, victim: u64) -> bool {
+        if !self.rules().stops(stay.written) && self.pressure < budget::GATE {
             return true;
         }
         Rules::beats(
@@ -280,6 +283,7 @@ mod tests {
             freq,
             covered,
             unused: None,
+            written: false,
         }
     }
 
@@ -301,7 +305,16 @@ mod tests {
         assert_eq!(policy.leave(stay(0, false), false), Place::Put(0));
         policy.wrote(2800);
         policy.tick(0);
-        assert!(!policy.displaces(1, 2), "under pressure a tie is no reason");
+        let written = Stay {
+            written: true,
+            ..stay(0, false)
+        };
+        for stay in [stay(0, false), written] {
+            assert!(
+                !policy.displaces(stay, 1, 2),
+                "under pressure a tie is no reason"
+            );
+        }
         policy.wrote(2000);
         policy.tick(0);
         assert_eq!(policy.leave(stay(3, false), true), Place::Drop);

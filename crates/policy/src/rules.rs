@@ -2,8 +2,9 @@
 //!
 //! Flash is one log of segments: the oldest goes first, as flash likes it. A block that was used
 //! since it was appended is appended again, with one use less; the rest is dropped. The knob is
-//! whether a newcomer must beat what it displaces: with a gate it is much like TinyLFU, without
-//! one a clock.
+//! who must beat what it displaces: with a gate for all it is much like TinyLFU, without one a clock.
+//! Between them stands a gate for what was read only. Written data is read soon or not at all, and what a
+//! rewrite made void had earned its place by hits, which a count of misses cannot show: at a gate both lose.
 
 /// Highest use count a slot keeps: two bits.
 pub const FREQ_MAX: u8 = 3;
@@ -11,11 +12,22 @@ pub const FREQ_MAX: u8 = 3;
 /// uses as any other, but for being one ahead of what the loop has not reached yet.
 const LEAD: u8 = 2;
 
+/// Who must have been missed more often than the block it displaces?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// What was read; what was written comes in as it is.
+    Reads,
+    /// Nobody.
+    Open,
+    /// Everything.
+    All,
+}
+
 /// One setting of the knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Must a block have been missed more often than the one it displaces?
-    pub gate: bool,
+    /// Who must beat what it displaces.
+    pub gate: Gate,
 }
 
 /// What becomes of the oldest block of the log.
@@ -39,6 +51,16 @@ impl Rules {
         }
     }
 
+    /// Must such a newcomer beat what it displaces?
+    #[inline]
+    pub fn stops(&self, written: bool) -> bool {
+        match self.gate {
+            Gate::Reads => !written,
+            Gate::Open => false,
+            Gate::All => true,
+        }
+    }
+
     /// At the gate: may a block displace another, missed so often lately?
     pub fn beats(candidate: u8, victim: u8) -> bool {
         candidate >= victim.saturating_add(LEAD)
@@ -51,7 +73,7 @@ mod tests {
 
     #[test]
     fn every_block_is_dropped_in_the_end() {
-        for gate in [false, true] {
+        for gate in [Gate::Reads, Gate::Open, Gate::All] {
             let (mut freq, mut turns) = (FREQ_MAX, 0);
             while let Verdict::Keep { freq: left } = (Rules { gate }).verdict(freq) {
                 freq = left;

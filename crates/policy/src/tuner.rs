@@ -2,36 +2,45 @@
 //!
 //! No rule is best for all disks: a loop larger than flash wants what is there kept, a shifting
 //! working set wants the newest kept, and the same disk changes its mind between day and night.
-//! Every use of a sampled block is played to a miniature of each rule; what it hits counts for the
-//! rule, what it writes counts against it.
+//! Every use of a sampled block is played to a miniature of each rule; what it misses and what it
+//! writes count against the rule.
+//!
+//! When to change? Following whoever was best lately loses to patterns that swing, and waiting for who is
+//! best in all loses to those that change for good. What is kept for each rule is the *work function* of a
+//! task system (Borodin, Linial and Saks 1992): how much more the best sequence of rules would have cost
+//! that ends with this one, if each change costs a fixed price. That needs no epochs and forgets by itself:
+//! the difference is never more than the price, and when the rule in force has reached it, the best one takes over.
 
 use crate::mini::{MINI_BLOCKS, Mini};
-use crate::rules::Rules;
-use crate::sketch::Sketch;
+use crate::rules::{Gate, Rules};
 
-/// The rules tried.
-pub const EXPERTS: [Rules; 2] = [Rules { gate: true }, Rules { gate: false }];
-/// What a hit is worth.
-const HIT: i64 = 1024;
+/// The rules tried; the first are in force at the start.
+pub const EXPERTS: [Rules; 3] = [
+    Rules { gate: Gate::Reads },
+    Rules { gate: Gate::Open },
+    Rules { gate: Gate::All },
+];
+/// What a read that misses costs.
+const MISS: u64 = 1024;
+/// What a write that misses costs: it waits for nothing, but keeps us honest where nothing is read.
+const WRITE_MISS: u64 = MISS / 16;
 /// What a block written to flash costs beside it, when the endurance budget is untouched: about a
 /// hundredth of a miss on a hard disk.
 pub(crate) const WRITE_COST: u64 = 12;
-/// Epochs over which scores are remembered, as the divisor of their decay.
-const MEMORY: i64 = 16;
-/// Share of a score by which a rule must be better to be changed to, as a divisor.
-const MARGIN: i64 = 256;
+/// Misses that others must have saved before their rules are changed to, as a share of the miniature's
+/// blocks: changed rules bring nothing before the cache has been filled by them.
+const PATIENCE: u64 = 16;
 
 /// Chooses among [`EXPERTS`].
 #[derive(Debug)]
 pub struct Tuner {
     minis: Vec<Mini>,
-    /// Worth of hits less cost of writes, decayed.
-    score: [i64; EXPERTS.len()],
-    hits: [i64; EXPERTS.len()],
+    /// What each has lost more than the best way of having changed between them so far.
+    lost: [u64; EXPERTS.len()],
+    /// What a change of rules is taken to cost, and so the most that is held against any.
+    bound: u64,
     /// Blocks whose hash's upper half is below this are sampled.
     threshold: u64,
-    accesses: u64,
-    epoch: u64,
     current: usize,
     write_cost: u64,
     switches: u64,
@@ -49,11 +58,9 @@ impl Tuner {
                 .iter()
                 .map(|rules| Mini::new(*rules, mini_ram, mini_flash, dead_space))
                 .collect(),
-            score: [0; EXPERTS.len()],
-            hits: [0; EXPERTS.len()],
+            lost: [0; EXPERTS.len()],
+            bound: kept as u64 * MISS / PATIENCE,
             threshold: ((kept as u64) << 32) / all as u64,
-            accesses: 0,
-            epoch: (kept as u64 / 4).max(64),
             current: 0,
             write_cost: WRITE_COST,
             switches: 0,
@@ -75,7 +82,7 @@ impl Tuner {
         self.switches
     }
 
-    /// Sets what a block written to flash costs, in 1024ths of a hit.
+    /// Sets what a block written to flash costs, in 1024ths of a read that misses.
     pub fn set_write_cost(&mut self, cost: u64) {
         self.write_cost = cost;
     }
@@ -83,42 +90,34 @@ impl Tuner {
     /// Notes a use of a block by its hash. `covered` if prefetch had just brought it: then
     /// nothing was gained by caching it.
     #[inline]
-    pub fn access(&mut self, hash: u64, write: bool, covered: bool, sketch: &Sketch) {
+    pub fn access(&mut self, hash: u64, write: bool, covered: bool) {
         if hash >> 32 < self.threshold {
-            self.play(hash as u32, write, covered, sketch);
+            self.play(hash as u32, write, covered);
         }
     }
 
-    fn play(&mut self, block: u32, write: bool, covered: bool, sketch: &Sketch) {
-        let worth = if covered { 0 } else { HIT };
-        for (mini, hits) in self.minis.iter_mut().zip(&mut self.hits) {
-            if mini.access(block, write, covered, sketch) {
-                *hits += worth;
+    fn play(&mut self, block: u32, write: bool, covered: bool) {
+        let miss = match (covered, write) {
+            (true, _) => 0,
+            (_, true) => WRITE_MISS,
+            (_, false) => MISS,
+        };
+        let mut least = u64::MAX;
+        for (mini, lost) in self.minis.iter_mut().zip(&mut self.lost) {
+            if !mini.access(block, write, covered) {
+                *lost += miss;
             }
+            *lost += std::mem::take(&mut mini.written) * self.write_cost;
+            least = least.min(*lost);
         }
-        self.accesses += 1;
-        if self.accesses >= self.epoch {
-            self.accesses = 0;
-            self.choose();
+        // Whoever is further behind could have been left for the best at the cost of one change.
+        for lost in &mut self.lost {
+            *lost = (*lost - least).min(self.bound);
         }
-    }
-
-    fn choose(&mut self) {
-        for ((mini, hits), score) in self
-            .minis
-            .iter_mut()
-            .zip(&mut self.hits)
-            .zip(&mut self.score)
-        {
-            let cost = std::mem::take(&mut mini.written) * self.write_cost;
-            *score += std::mem::take(hits) - cost as i64 - *score / MEMORY;
-        }
-        let here = self.score[self.current];
-        let best = (0..EXPERTS.len())
-            .max_by_key(|i| self.score[*i])
-            .unwrap_or(self.current);
-        if self.score[best] > here + here.abs() / MARGIN {
-            self.current = best;
+        if self.lost[self.current] == self.bound {
+            self.current = (0..EXPERTS.len())
+                .min_by_key(|i| self.lost[*i])
+                .unwrap_or(self.current);
             self.switches += 1;
         }
     }
@@ -129,26 +128,27 @@ mod tests {
     use super::*;
     use crate::spread;
 
-    fn feed(tuner: &mut Tuner, sketch: &mut Sketch, keys: impl Iterator<Item = u64>) {
+    fn feed(tuner: &mut Tuner, keys: impl Iterator<Item = u64>) {
         for key in keys {
-            let hash = spread(key);
-            sketch.add(hash as u32);
-            tuner.access(hash, false, false, sketch);
+            tuner.access(spread(key), false, false);
         }
     }
 
     #[test]
     fn a_loop_wants_the_gate_and_a_drift_does_not() {
-        let mut sketch = Sketch::new(1000);
         let mut tuner = Tuner::new(10, 990, true);
-        feed(&mut tuner, &mut sketch, (0..40_000).map(|i| i % 1500));
-        assert!(tuner.rules().gate, "a loop of one and a half caches");
+        feed(&mut tuner, (0..40_000).map(|i| i % 1500));
+        assert_ne!(
+            tuner.rules().gate,
+            Gate::Open,
+            "a loop of one and a half caches"
+        );
         // A working set of half the cache that moves on: only the newest matters.
         let drift = (0..120_000u64).map(|i| 10_000 + i / 20 + spread(i) % 500);
-        feed(&mut tuner, &mut sketch, drift);
-        assert!(!tuner.rules().gate, "a drifting working set");
-        feed(&mut tuner, &mut sketch, (0..120_000).map(|i| i % 1500));
-        assert!(tuner.rules().gate, "the loop again");
+        feed(&mut tuner, drift);
+        assert_eq!(tuner.rules().gate, Gate::Open, "a drifting working set");
+        feed(&mut tuner, (0..120_000).map(|i| i % 1500));
+        assert_ne!(tuner.rules().gate, Gate::Open, "the loop again");
         assert!(tuner.switches() >= 2);
     }
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_policy::{EXPERTS, reference::Kind};
 use hearth_simulate::judge::{self, Cell, Did, REFERENCES};
-use hearth_simulate::{Policy, Settings, Workload, made};
+use hearth_simulate::{Policy, Settings, Workload, WriteMode, made};
 use hearth_trace::{Options, Reader};
 
 #[derive(Default)]
@@ -113,6 +113,14 @@ fn variants(ablation: bool) -> Vec<(String, Settings)> {
             "as it is, no dead space",
             Settings {
                 dead_space: false,
+                ..plain.clone()
+            },
+        ),
+        of(
+            "write-back, no dead space",
+            Settings {
+                dead_space: false,
+                write_mode: WriteMode::Back,
                 ..plain.clone()
             },
         ),

@@ -39,6 +39,7 @@ struct Held {
     freq: u8,
     covered: bool,
     unused: Option<Source>,
+    written: bool,
     /// When a prefetched block arrives.
     ready_us: u64,
 }
@@ -182,6 +183,7 @@ impl Cache {
                 freq,
                 covered,
                 unused,
+                written: false,
                 ready_us: self.now_us.saturating_add(self.latency_us),
             },
         );
@@ -245,6 +247,9 @@ impl Cache {
             }
             _ => {}
         }
+        if write && let Some(held) = self.held.get_mut(&key) {
+            held.written = true;
+        }
         how
     }
 
@@ -283,6 +288,7 @@ impl Cache {
                 freq: held.freq,
                 covered: held.covered,
                 unused: held.unused,
+                written: held.written,
             };
             if stay.unused.is_some() {
                 self.waiting -= 1;
@@ -293,7 +299,7 @@ impl Cache {
                 Place::Put(freq) => self.put(key, At::Flash, freq, false, None),
                 Place::Compete => {
                     if let Some(victim) = self.victim() {
-                        if !self.policy.displaces(key, victim) {
+                        if !self.policy.displaces(stay, key, victim) {
                             continue;
                         }
                         self.drop_oldest(victim);

@@ -279,6 +279,7 @@ impl Segmented {
                 freq: held.freq,
                 covered: false,
                 unused: None,
+                written: held.rewritten,
             };
             let back = held.was_cached && self.setup.returns;
             let freq = match self.policy.leave(stay, self.full()) {
@@ -286,7 +287,7 @@ impl Segmented {
                 Place::Put(freq) => freq,
                 Place::Compete => {
                     if let Some(victim) = self.victim() {
-                        let beats = || self.policy.displaces(key, self.key_at(victim));
+                        let beats = || self.policy.displaces(stay, key, self.key_at(victim));
                         let wins = back || beats();
                         self.losses += 1;
                         if wins || self.losses >= RIVAL_TRIES {

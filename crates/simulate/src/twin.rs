@@ -535,7 +535,7 @@ impl Twin {
 
     fn miss(&mut self, key: u64, count: u64, long: bool) -> u64 {
         let stage = !long && !self.filling() && count <= self.run_max();
-        let admit = stage || !long && self.deserves(key) && self.own_room(key, count);
+        let admit = stage || !long && self.deserves(key, false) && self.own_room(key, count);
         let (mut from, mut to) = (key, key + count);
         if admit && self.setup.unit > 1 {
             let unit = self.setup.unit;
@@ -570,21 +570,23 @@ impl Twin {
     }
 
     /// Policy's word on what has not been in the stage.
-    fn deserves(&mut self, key: u64) -> bool {
-        match self.policy.leave(FRESH, !self.filling()) {
+    fn deserves(&mut self, key: u64, written: bool) -> bool {
+        let stay = Stay { written, ..FRESH };
+        match self.policy.leave(stay, !self.filling()) {
             Place::Drop => false,
             Place::Put(_) => true,
-            Place::Compete => self.wins(key),
+            Place::Compete => self.wins(stay, key),
         }
     }
 
-    fn wins(&mut self, key: u64) -> bool {
+    fn wins(&mut self, stay: Stay, key: u64) -> bool {
         let rival = self.rival();
         let wins = match rival {
             None => true,
-            Some((seg, slot)) => self
-                .policy
-                .displaces(key, self.segments[seg as usize][slot as usize]),
+            Some((seg, slot)) => {
+                self.policy
+                    .displaces(stay, key, self.segments[seg as usize][slot as usize])
+            }
         };
         self.losses += 1;
         if wins || self.losses >= RIVAL_TRIES {
@@ -726,7 +728,7 @@ impl Twin {
         let freq = match self.policy.leave(stay, !self.filling()) {
             Place::Drop => return,
             Place::Put(freq) => freq,
-            Place::Compete if self.wins(key) => self.policy.credit(stay),
+            Place::Compete if self.wins(stay, key) => self.policy.credit(stay),
             Place::Compete => return,
         };
         if self.own_room(key, 1) {
@@ -856,10 +858,11 @@ impl Twin {
             if !self.filling() && count <= self.run_max() {
                 let stay = Stay {
                     freq: u8::from(cached),
+                    written: true,
                     ..FRESH
                 };
                 (key..end).for_each(|k| self.put_in_stage(k, stay, why));
-            } else if (cached || self.deserves(key)) && self.own_room(key, count) {
+            } else if (cached || self.deserves(key, true)) && self.own_room(key, count) {
                 (key..end).for_each(|k| self.fill(k, u8::from(cached), why));
                 return;
             }
@@ -1262,6 +1265,7 @@ impl Twin {
                 freq: 0,
                 covered: !used,
                 unused: (!used).then_some(read.source),
+                written: false,
             };
             if !read.cancelled {
                 self.put_in_stage(read.key + i as u64, stay, Why::Filled);
@@ -1278,6 +1282,7 @@ const FRESH: Stay = Stay {
     freq: 0,
     covered: false,
     unused: None,
+    written: false,
 };
 
 /// The settings of a disk, and of its pool, that decide what is hit.

@@ -408,7 +408,7 @@ pub struct PoolReport {
     pub ram: u64,
     /// Bytes cached in the RAM stage: read lately, not on flash.
     pub staged: u64,
-    /// Whether a block must have been missed more often than what it displaces on flash
+    /// Whether what was read must have been missed more often than what it displaces on flash
     /// (`gated`) or not (`open`): chosen by what works better for the load.
     pub admission: String,
     /// How often `admission` changed.

@@ -57,6 +57,7 @@ impl Stage {
                 freq: 0,
                 covered: false,
                 unused: None,
+                written: false,
             },
         };
         Stage {
@@ -269,6 +270,7 @@ mod tests {
         freq: 0,
         covered: false,
         unused: None,
+        written: false,
     };
 
     fn block(byte: u8) -> BufSlice {

@@ -245,6 +245,7 @@ impl Core {
                     // A block that came too late is worth its place on flash like any miss.
                     covered: !used,
                     unused: (!used).then_some(r.source),
+                    written: false,
                 }
             };
             let crcs = padded_sums(done.op.crcs, done.op.len as usize, &r.data);
@@ -276,6 +277,7 @@ impl Core {
             freq: 0,
             covered: true,
             unused: Some(source),
+            written: false,
         };
         for _ in 0..count {
             self.cache.policy.leave(stay, true);

@@ -56,7 +56,7 @@ impl Core {
         let freq = match self.cache.policy.leave(stay, full) {
             Place::Drop => None,
             Place::Put(freq) => Some(freq),
-            Place::Compete => self.wins(key).then(|| self.cache.policy.credit(stay)),
+            Place::Compete => self.wins(stay, key).then(|| self.cache.policy.credit(stay)),
         };
         if let Some(freq) = freq
             && self.has_fill_room(disk, 1)
@@ -129,25 +129,26 @@ impl Core {
 
     /// Policy's word on a run that has not been in the stage. What was `asked` for needs no
     /// merit, but a budget that is used up refuses it, too.
-    pub fn deserves(&mut self, disk: DiskId, block: u64, asked: bool) -> bool {
+    pub fn deserves(&mut self, disk: DiskId, block: u64, asked: bool, written: bool) -> bool {
         let stay = Stay {
             freq: 0,
             covered: false,
             unused: None,
+            written,
         };
         match self.cache.policy.leave(stay, !asked && !self.filling()) {
             Place::Drop => false,
             Place::Put(_) => true,
-            Place::Compete => self.wins(policy_key(disk, block)),
+            Place::Compete => self.wins(stay, policy_key(disk, block)),
         }
     }
 
     /// Does a block deserve flash more than what has to go for it? If so, that has lost its place to
     /// it and is no rival of anybody else; if not, it stays the one to beat, for a while, as the log
     /// stays where it is while nobody gets in.
-    fn wins(&mut self, key: u64) -> bool {
+    fn wins(&mut self, stay: Stay, key: u64) -> bool {
         let rival = self.rival();
-        let wins = rival.is_none_or(|rival| self.cache.policy.displaces(key, rival));
+        let wins = rival.is_none_or(|rival| self.cache.policy.displaces(stay, key, rival));
         self.cache.rival_losses += 1;
         if wins || self.cache.rival_losses >= RIVAL_TRIES {
             self.cache.rival_at.1 += 1;

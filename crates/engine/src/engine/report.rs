@@ -9,7 +9,7 @@ use crate::flash::fail::Noted;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskStats, Latencies, PoolStats};
 use hearth_io::BLOCK;
-use hearth_policy::{Config, Policy};
+use hearth_policy::{Config, Gate, Policy};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -139,7 +139,7 @@ impl Engine {
                 + core.cache.policy.footprint() as u64
                 + Self::stage_footprint(core.cache.stage.capacity(), core.opts.prefetch),
             stage_blocks: core.cache.stage.len() as u64,
-            gate: core.cache.policy.rules().gate,
+            gate: core.cache.policy.rules().gate != Gate::Open,
             rule_switches: core.cache.policy.switches(),
             endurance_pressure: core.cache.policy.pressure(),
             flash_failed: !core.flash.takes_writes(),

@@ -379,7 +379,7 @@ impl Core {
     /// Decides whether a missed run goes on flash without waiting in RAM.
     pub fn admit(&mut self, disk: u16, block: u64, count: u64, asked: bool) -> bool {
         self.has_fill_room(disk, count)
-            && self.deserves(disk, block, asked)
+            && self.deserves(disk, block, asked, false)
             && self.own_room(disk, count)
     }
 
@@ -589,6 +589,7 @@ impl Core {
                     freq: 0,
                     covered: false,
                     unused: None,
+                    written: false,
                 };
                 self.stage_put(miss.disk, miss.block, &miss.data, &crcs(&miss.data), |_| {
                     stay

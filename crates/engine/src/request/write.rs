@@ -846,12 +846,13 @@ impl Core {
                 freq: u8::from(read),
                 covered: false,
                 unused: None,
+                written: true,
             };
             self.stage_put(disk, start, &data, &crcs, |_| stay);
             return false;
         }
         let room = u64::from(self.flash.log.room()) >= count * 2;
-        if !room || !(read || self.deserves(disk, start, false)) {
+        if !room || !(read || self.deserves(disk, start, false, true)) {
             return false;
         }
         if !self.own_room(disk, count) {
