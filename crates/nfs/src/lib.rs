@@ -11,6 +11,7 @@
 //! | [`record`] | where a message begins and ends in a stream of bytes (RFC 5531, 11) |
 //! | [`rpc`] | who calls which procedure, and how calls are accepted and denied (RFC 5531) |
 //! | [`portmap`] | on which port a program is found (RFC 1833) |
+//! | [`rpcbind`] | how the host's own portmapper is told of it |
 //! | [`mount`] | how a client gets its first handle (RFC 1813, appendix I) |
 //! | [`v3`] | what is asked of files, and how it is answered (RFC 1813) |
 //! | [`handle`] | what clients call files |
@@ -32,6 +33,7 @@ pub mod mount;
 pub mod portmap;
 pub mod record;
 pub mod rpc;
+pub mod rpcbind;
 pub mod server;
 pub mod tree;
 pub mod v3;
