@@ -114,3 +114,33 @@ impl Directory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v3::Status;
+
+    /// A failed write-back cannot be made to happen on every machine; what follows from it can be seen.
+    #[test]
+    fn a_failed_sync_is_told_to_all_who_have_unstable_data() {
+        let place = tempfile::tempdir().expect("a directory");
+        let state = place.path().join("state");
+        let open = || match Directory::open(place.path(), &state) {
+            Ok((directory, _)) => Some(directory),
+            Err(error) => {
+                eprintln!("a_failed_sync_is_told_to_all_who_have_unstable_data: skipped: {error}");
+                None
+            }
+        };
+        let Some(directory) = open() else { return };
+        let before = directory.verifier.get();
+        assert_eq!(directory.synced(Ok(())), Ok(()));
+        assert_eq!(directory.verifier.get(), before);
+        let failed = directory.synced(Err(io::Error::from_raw_os_error(libc::EIO)));
+        assert_eq!(failed, Err(Status::Io));
+        let after = directory.verifier.get();
+        assert_ne!(after, before);
+        drop(directory);
+        assert_eq!(open().expect("as before").verifier.get(), after);
+    }
+}

@@ -894,3 +894,98 @@ fn what_others_write_here_is_seen() -> Result<()> {
     ensure!(get(&mut client, &a)?.size == 15);
     Ok(())
 }
+
+/// A file system that is full: what does not fit is refused, what was promised stays.
+#[test]
+fn a_full_file_system_says_so() -> Result<()> {
+    const TEST: &str = "a_full_file_system_says_so";
+    const INSIDE: &str = "HEARTH_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_none() {
+        // A small file system that nobody else sees.
+        let own = std::env::current_exe()?;
+        let script = format!(
+            "mount -t tmpfs -o size=4M tmpfs /mnt && exec {} --exact {TEST} --nocapture",
+            own.display()
+        );
+        let output = std::process::Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .env(INSIDE, "1")
+            .output()?;
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        if said.contains("Operation not permitted") {
+            eprintln!("{TEST}: skipped: this user may not mount a file system");
+            return Ok(());
+        }
+        ensure!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+        return Ok(());
+    }
+    let place = tempfile::tempdir_in("/mnt")?;
+    fs::create_dir(place.path().join("vms"))?;
+    let mut stage = Stage {
+        place,
+        server: None,
+    };
+    stage.start()?;
+    let (mut client, root) = stage.client()?;
+    let a = file(&mut client, &root, "a")?;
+    let mega = vec![5; 1 << 20];
+    let mut written = 0;
+    let refused = loop {
+        let args = Args::Write {
+            file: &a,
+            offset: written,
+            count: 1 << 20,
+            stable: Stability::File,
+            data: &mega,
+        };
+        let results = client.call(&args)?;
+        if results.status != 0 {
+            break results;
+        }
+        let mut r = results.reader();
+        wcc(&mut r)?;
+        written += u64::from(r.u32()?);
+        ensure!(written < 5 << 20, "it is no larger than 4 MiB");
+    };
+    refused.is(Status::NoSpace)?;
+    ensure!(written > 2 << 20);
+    let results = client.call(&Args::FsStat { root: &root })?.ok()?;
+    let mut r = results.reader();
+    r.optional(attributes)?;
+    ensure!(r.u64()? == 4 << 20 && r.u64()? < 1 << 20);
+    ensure!(get(&mut client, &a)?.size == written);
+    ensure!(read(&mut client, &a, written - 1, 9)? == (vec![5], true));
+    // A hole takes no room, and what is removed gives it back.
+    let set = SetAttributes {
+        size: Some(1 << 30),
+        ..SetAttributes::default()
+    };
+    client
+        .call(&Args::SetAttr {
+            file: &a,
+            set,
+            only_if: None,
+        })?
+        .ok()?;
+    let b = file(&mut client, &root, "b")?;
+    let args = Args::Write {
+        file: &b,
+        offset: 0,
+        count: 1 << 20,
+        stable: Stability::File,
+        data: &mega,
+    };
+    client.call(&Args::Remove(at(&root, "a")))?.ok()?;
+    let results = client.call(&args)?.ok()?;
+    let mut r = results.reader();
+    wcc(&mut r)?;
+    ensure!(r.u32()? == 1 << 20);
+    Ok(())
+}

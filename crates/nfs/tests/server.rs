@@ -504,6 +504,34 @@ fn a_client_that_takes_no_answers_is_not_read_from() -> Result<()> {
     Ok(())
 }
 
+/// Connections of one client, as the server has it.
+const CONNECTIONS: usize = 64;
+
+#[test]
+fn a_client_has_only_so_many_connections() -> Result<()> {
+    let stage = Stage::new(LONG)?;
+    let file = handle("file");
+    let serves = |client: &mut Client| -> Result<bool> {
+        let sent = client.send(&Args::GetAttr { file: &file });
+        // It may be gone before the call is.
+        Ok(sent.is_ok() && matches!(client.receive(), Ok(Some(_))))
+    };
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut client = stage.client()?;
+        ensure!(serves(&mut client)?);
+        clients.push(client);
+    }
+    ensure!(!serves(&mut stage.client()?)?, "one too many");
+    // Those who are there are served on; and when one goes, there is room again, if not at once.
+    for client in &mut clients {
+        ensure!(serves(client)?);
+    }
+    clients.pop();
+    while !serves(&mut stage.client()?)? {}
+    Ok(())
+}
+
 #[test]
 fn a_call_in_many_pieces_is_one_call() -> Result<()> {
     let stage = Stage::new(LONG)?;
