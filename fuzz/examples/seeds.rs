@@ -151,6 +151,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         save("foreign", name, 0, &[&patch[..], &[0xff; 11]].concat())?;
     }
     vhost_chains()?;
+    nfs_messages()?;
     Ok(())
 }
 
@@ -192,4 +193,38 @@ fn vhost_chains() -> std::io::Result<()> {
     content[..16].copy_from_slice(&header(0, 8));
     content[0x100..].copy_from_slice(read.as_flattened());
     save("vhost_chain", "indirect", 0xf0, &input(&table, &content))
+}
+
+/// A call to each kind of procedure, whole, and one as a stream in two fragments.
+fn nfs_messages() -> std::io::Result<()> {
+    use hearth_nfs::rpc::{Call, Credential};
+    use hearth_nfs::v3::{Args, Create, How, Named, PROGRAM, SetAttributes, Stability, VERSION};
+    use hearth_nfs::xdr::Writer;
+    let (file, set) = (&[7; 36][..], SetAttributes { mode: Some(0o644), ..SetAttributes::default() });
+    let at = Named { dir: file, name: b".lck-1" };
+    let message = |args: &Args<'_>| {
+        let credential = Credential::Sys { uid: 0, gid: 0, groups: vec![1] };
+        let procedure = args.procedure() as u32;
+        let mut w = Writer::new();
+        Call { xid: 9, program: PROGRAM, version: VERSION, procedure, credential }.write(&mut w);
+        args.write(&mut w);
+        w.into_vec()
+    };
+    for (name, args) in [
+        ("create", Args::Create { at, what: Create::File(How::Guarded(set)) }),
+        ("link", Args::Create { at, what: Create::Link { to: b"a/b", set } }),
+        ("set", Args::SetAttr { file, set, only_if: None }),
+        ("write", Args::Write { file, offset: 512, count: 4, stable: Stability::File, data: b"data" }),
+        ("rename", Args::Rename { from: at, to: at }),
+        ("list", Args::ReadDirPlus { dir: file, cookie: 1, verifier: [0; 8], names: 512, bytes: 4096 }),
+    ] {
+        save("nfs_message", name, 0, &message(&args))?;
+    }
+    let whole = message(&Args::GetAttr { file });
+    let (a, b) = whole.split_at(40);
+    let mut stream = vec![3, 0, 0, 0, 40, 39];
+    stream.extend_from_slice(a);
+    stream.extend_from_slice(&[3, 0x80, 0, 0, b.len() as u8, b.len() as u8 - 1]);
+    stream.extend_from_slice(b);
+    save("nfs_message", "stream", 0x80, &stream)
 }
