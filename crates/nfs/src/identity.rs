@@ -1,5 +1,5 @@
-//! What an export keeps over restarts: its number, the key its handles are authenticated with, and its
-//! write verifier.
+//! What an export keeps over restarts: its number, the key its handles are authenticated with, how
+//! its files are found, and its write verifier.
 //!
 //! Number and key are made once, in a directory of the daemon's own, which only it may read: whoever knows the key can
 //! make handles. They are neither on flash nor in the directory that is served, so that they outlive
@@ -14,9 +14,12 @@ use std::sync::Mutex;
 
 use ring::rand::{SecureRandom, SystemRandom};
 
+use crate::local::By;
+
 const NAME: &str = "identity";
 const MAGIC: &[u8; 8] = b"HRTHNFS1";
 const VERIFIER: &str = "verifier";
+const WAY: &str = "files";
 
 /// An export's number and key.
 #[derive(Clone, PartialEq, Eq)]
@@ -86,6 +89,31 @@ fn parse(bytes: &[u8]) -> Option<Identity> {
         store: u64::from_be_bytes(*store),
         secret: secret.try_into().ok()?,
     })
+}
+
+/// How a directory's files are found, if that was decided.
+pub(crate) fn way(dir: &Path) -> io::Result<Option<By>> {
+    match fs::read(dir.join(WAY)) {
+        Ok(text) => match text.trim_ascii() {
+            b"handle" => Ok(Some(By::Handle)),
+            b"number" => Ok(Some(By::Number)),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{} is damaged", dir.join(WAY).display()),
+            )),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Decides it.
+pub(crate) fn keep_way(dir: &Path, by: By) -> io::Result<()> {
+    let text = match by {
+        By::Handle => "handle\n",
+        By::Number => "number\n",
+    };
+    replace(dir, WAY, text.as_bytes())
 }
 
 /// The number by which clients notice that data they were told is unstable may be lost.

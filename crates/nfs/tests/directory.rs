@@ -1,6 +1,7 @@
 //! A directory of a local file system, over the protocol.
 //!
-//! Files are opened by handle, which only root may; without that these tests say so and end.
+//! Everything is tried twice: with files found by handle, which only root may (without that these tests say so), and
+//! with files found by number.
 
 mod common;
 
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use common::{Client, Results, attributes, user, wcc};
 use hearth_nfs::access::{Access, Rights};
-use hearth_nfs::local::Directory;
+use hearth_nfs::local::{By, Directory};
 use hearth_nfs::server::{Config, Server};
 use hearth_nfs::v3::{
     Args, Attributes, Create, How, Kind, Named, SetAttributes, SetTime, Stability, Status, Time,
@@ -26,20 +27,22 @@ const ALL: Rights = Rights {
 
 struct Stage {
     place: TempDir,
+    by: By,
     server: Option<Server>,
 }
 
 impl Stage {
-    /// `None`, and a line that says why, where files cannot be opened by handle.
-    fn new(test: &str) -> Result<Option<Stage>> {
+    /// `None`, and a line that says why, where files cannot be found so.
+    fn new(by: By, test: &str) -> Result<Option<Stage>> {
         let place = tempfile::tempdir()?;
         fs::create_dir(place.path().join("vms"))?;
         fs::set_permissions(place.path().join("vms"), fs::Permissions::from_mode(0o777))?;
         let mut stage = Stage {
             place,
+            by,
             server: None,
         };
-        match Directory::open(&stage.dir(), &stage.state()) {
+        match Directory::open_by(by, &stage.dir(), &stage.state()) {
             Ok(_) => {}
             Err(error) => {
                 eprintln!("{test}: skipped: {error}");
@@ -66,7 +69,7 @@ impl Stage {
             listen,
             ..Config::default()
         })?;
-        let (directory, identity) = Directory::open(&self.dir(), &self.state())?;
+        let (directory, identity) = Directory::open_by(self.by, &self.dir(), &self.state())?;
         let access = Access::nobody().allow("127.0.0.1".parse()?, ALL);
         server.offer(directory.export("/vms", &identity, access))?;
         self.server = Some(server);
@@ -81,15 +84,56 @@ impl Stage {
     }
 }
 
-/// Ends a test where it cannot be made.
-macro_rules! stage {
-    ($name:literal) => {
-        match Stage::new($name)? {
-            Some(stage) => stage,
-            None => return Ok(()),
+/// Without root's rights nobody can be given a file.
+const OF_ROOT: [&str; 2] = [
+    "attributes_are_set_and_guarded",
+    "others_may_what_the_mode_says",
+];
+
+fn on_stage(by: By, test: &str, run: fn(Stage) -> Result<()>) -> Result<()> {
+    if OF_ROOT.contains(&test) && !rustix::process::geteuid().is_root() {
+        eprintln!("{test}: skipped: only root can give files away");
+        return Ok(());
+    }
+    match Stage::new(by, test)? {
+        Some(stage) => run(stage),
+        None => Ok(()),
+    }
+}
+
+macro_rules! twice {
+    ($($test:ident),* $(,)?) => {
+        mod by_handle {
+            $(#[test]
+            fn $test() -> anyhow::Result<()> {
+                super::on_stage(super::By::Handle, stringify!($test), super::$test)
+            })*
+        }
+        mod by_number {
+            $(#[test]
+            fn $test() -> anyhow::Result<()> {
+                super::on_stage(super::By::Number, stringify!($test), super::$test)
+            })*
         }
     };
 }
+
+twice!(
+    what_is_written_is_read_and_in_the_file,
+    files_are_sparse_and_large,
+    a_commit_tells_the_verifier_of_the_writes_before_it_also_after_a_restart,
+    handles_live_through_renames_and_restarts_and_die_with_the_file,
+    creating_is_unchecked_guarded_or_exclusive,
+    of_many_who_create_one_wins,
+    attributes_are_set_and_guarded,
+    others_may_what_the_mode_says,
+    nothing_leads_out_of_the_directory,
+    names_are_made_moved_linked_and_removed,
+    five_thousand_names_are_listed_once_each,
+    what_a_client_asks_of_the_whole,
+    what_others_move_here_is_found_again,
+    what_others_write_here_is_seen,
+);
 
 fn at<'a>(dir: &'a [u8], name: &'a str) -> Named<'a> {
     Named {
@@ -187,9 +231,7 @@ fn read(client: &mut Client, file: &[u8], offset: u64, count: u32) -> Result<(Ve
     Ok((data, end))
 }
 
-#[test]
-fn what_is_written_is_read_and_in_the_file() -> Result<()> {
-    let stage = stage!("what_is_written_is_read_and_in_the_file");
+fn what_is_written_is_read_and_in_the_file(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let a = file(&mut client, &root, "a")?;
     ensure!(a.len() <= 56, "ESXi takes no more");
@@ -210,9 +252,7 @@ fn what_is_written_is_read_and_in_the_file() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn files_are_sparse_and_large() -> Result<()> {
-    let stage = stage!("files_are_sparse_and_large");
+fn files_are_sparse_and_large(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     // As ESXi makes a thin disk.
     let disk = file(&mut client, &root, "vm-flat.vmdk")?;
@@ -259,10 +299,9 @@ fn files_are_sparse_and_large() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_commit_tells_the_verifier_of_the_writes_before_it_also_after_a_restart() -> Result<()> {
-    let mut stage =
-        stage!("a_commit_tells_the_verifier_of_the_writes_before_it_also_after_a_restart");
+fn a_commit_tells_the_verifier_of_the_writes_before_it_also_after_a_restart(
+    mut stage: Stage,
+) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let a = file(&mut client, &root, "a")?;
     let commit = |client: &mut Client| -> Result<[u8; 8]> {
@@ -298,9 +337,7 @@ fn a_commit_tells_the_verifier_of_the_writes_before_it_also_after_a_restart() ->
     Ok(())
 }
 
-#[test]
-fn handles_live_through_renames_and_restarts_and_die_with_the_file() -> Result<()> {
-    let mut stage = stage!("handles_live_through_renames_and_restarts_and_die_with_the_file");
+fn handles_live_through_renames_and_restarts_and_die_with_the_file(mut stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let dir = made(client.call(&Args::Create {
         at: at(&root, "dir"),
@@ -347,9 +384,7 @@ fn handles_live_through_renames_and_restarts_and_die_with_the_file() -> Result<(
     Ok(())
 }
 
-#[test]
-fn creating_is_unchecked_guarded_or_exclusive() -> Result<()> {
-    let stage = stage!("creating_is_unchecked_guarded_or_exclusive");
+fn creating_is_unchecked_guarded_or_exclusive(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let set = SetAttributes {
         mode: Some(0o640),
@@ -386,9 +421,7 @@ fn creating_is_unchecked_guarded_or_exclusive() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn of_many_who_create_one_wins() -> Result<()> {
-    let stage = stage!("of_many_who_create_one_wins");
+fn of_many_who_create_one_wins(stage: Stage) -> Result<()> {
     for round in 0..20 {
         let won: Vec<Result<u32>> = std::thread::scope(|scope| {
             let tries: Vec<_> = (0..4u8)
@@ -420,9 +453,7 @@ fn of_many_who_create_one_wins() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn attributes_are_set_and_guarded() -> Result<()> {
-    let stage = stage!("attributes_are_set_and_guarded");
+fn attributes_are_set_and_guarded(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let a = file(&mut client, &root, "a")?;
     let old = get(&mut client, &a)?;
@@ -493,9 +524,7 @@ fn attributes_are_set_and_guarded() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn others_may_what_the_mode_says() -> Result<()> {
-    let stage = stage!("others_may_what_the_mode_says");
+fn others_may_what_the_mode_says(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let a = file(&mut client, &root, "a")?;
     write(&mut client, &a, 0, b"root's", Stability::File)?;
@@ -607,9 +636,7 @@ fn others_may_what_the_mode_says() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn nothing_leads_out_of_the_directory() -> Result<()> {
-    let stage = stage!("nothing_leads_out_of_the_directory");
+fn nothing_leads_out_of_the_directory(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     fs::write(stage.place.path().join("secret"), b"secret")?;
     fs::create_dir_all(stage.dir().join("sub/deep"))?;
@@ -678,9 +705,7 @@ fn nothing_leads_out_of_the_directory() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn names_are_made_moved_linked_and_removed() -> Result<()> {
-    let stage = stage!("names_are_made_moved_linked_and_removed");
+fn names_are_made_moved_linked_and_removed(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let set = SetAttributes::default();
     let (dir, a) = made(client.call(&Args::Create {
@@ -789,9 +814,7 @@ fn names_are_made_moved_linked_and_removed() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn five_thousand_names_are_listed_once_each() -> Result<()> {
-    let stage = stage!("five_thousand_names_are_listed_once_each");
+fn five_thousand_names_are_listed_once_each(stage: Stage) -> Result<()> {
     for n in 0..5000 {
         fs::write(stage.dir().join(format!("name-{n}")), b"")?;
     }
@@ -854,9 +877,7 @@ fn five_thousand_names_are_listed_once_each() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn what_a_client_asks_of_the_whole() -> Result<()> {
-    let stage = stage!("what_a_client_asks_of_the_whole");
+fn what_a_client_asks_of_the_whole(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let results = client.call(&Args::FsInfo { root: &root })?.ok()?;
     let mut r = results.reader();
@@ -881,9 +902,49 @@ fn what_a_client_asks_of_the_whole() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn what_others_write_here_is_seen() -> Result<()> {
-    let stage = stage!("what_others_write_here_is_seen");
+/// What somebody on the host moves is the same file still, wherever it lies, in either order of looking.
+fn what_others_move_here_is_found_again(mut stage: Stage) -> Result<()> {
+    let (mut client, root) = stage.client()?;
+    let a = file(&mut client, &root, "a")?;
+    let b = file(&mut client, &root, "b")?;
+    write(&mut client, &a, 0, b"a", Stability::File)?;
+    write(&mut client, &b, 0, b"b", Stability::File)?;
+    let dir = stage.dir();
+    fs::create_dir_all(dir.join("x/y/z"))?;
+    // Each now has the other's name.
+    fs::rename(dir.join("a"), dir.join("x/y/z/a"))?;
+    fs::rename(dir.join("b"), dir.join("a"))?;
+    fs::rename(dir.join("x/y/z/a"), dir.join("b"))?;
+    ensure!(read(&mut client, &a, 0, 9)?.0 == b"a" && read(&mut client, &b, 0, 9)?.0 == b"b");
+    fs::rename(dir.join("b"), dir.join("x/y/z/b"))?;
+    fs::rename(dir.join("x"), dir.join("v"))?;
+    stage.start()?;
+    let (mut client, root) = stage.client()?;
+    ensure!(read(&mut client, &a, 0, 9)?.0 == b"a" && read(&mut client, &b, 0, 9)?.0 == b"b");
+    ensure!(lookup(&mut client, &root, "a")?.0 == b);
+    // By a second name when the first is gone; and once that is gone as well, not at all.
+    fs::hard_link(dir.join("a"), dir.join("v/second"))?;
+    fs::remove_file(dir.join("a"))?;
+    ensure!(read(&mut client, &b, 0, 9)?.0 == b"b");
+    fs::remove_file(dir.join("v/second"))?;
+    client
+        .call(&Args::GetAttr { file: &b })?
+        .is(Status::Stale)?;
+    client
+        .call(&Args::GetAttr { file: &b })?
+        .is(Status::Stale)?;
+    // Another one in the same place is another.
+    fs::write(dir.join("a"), "new")?;
+    client
+        .call(&Args::Read {
+            file: &b,
+            offset: 0,
+            count: 9,
+        })?
+        .is(Status::Stale)
+}
+
+fn what_others_write_here_is_seen(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     let a = file(&mut client, &root, "a")?;
     let local = fs::OpenOptions::new()
@@ -930,6 +991,7 @@ fn a_full_file_system_says_so() -> Result<()> {
     fs::create_dir(place.path().join("vms"))?;
     let mut stage = Stage {
         place,
+        by: By::Handle,
         server: None,
     };
     stage.start()?;

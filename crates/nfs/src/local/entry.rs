@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 
-use super::{Directory, sys};
+use super::Directory;
 use crate::access::{Want, Who};
 use crate::handle::Key;
 use crate::tree::{Found, Outcome};
@@ -69,7 +69,7 @@ impl Directory {
 
     /// The file of a key.
     pub(super) fn node(&self, key: &Key) -> Outcome<Node> {
-        let fd = sys::open(&self.root, key, OFlags::PATH)?;
+        let fd = self.open_key(key, OFlags::PATH)?;
         let attributes = self.stat(&fd)?;
         if attributes.links == 0 {
             // Still open somewhere, but without a name: gone, as far as clients are concerned.
@@ -88,7 +88,7 @@ impl Directory {
         if node.attributes.kind != Kind::Directory {
             return Err(Status::NotDir);
         }
-        let fd = sys::open(&self.root, key, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let fd = self.open_key(key, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok(Node { fd, ..node })
     }
 
@@ -99,30 +99,30 @@ impl Directory {
             Kind::Directory => return Err(Status::IsDir),
             _ => return Err(Status::Inval),
         }
-        Ok(File::from(sys::open(
-            &self.root,
+        Ok(File::from(self.open_key(
             &node.key,
             flags | OFlags::NONBLOCK | OFlags::NOCTTY,
         )?))
     }
 
     /// The file of a name in a directory. A link is found itself, other mounts are not entered.
-    pub(super) fn named(&self, dir: &impl AsFd, name: &[u8]) -> Outcome<Node> {
+    pub(super) fn named(&self, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let resolve = ResolveFlags::BENEATH
             | ResolveFlags::NO_SYMLINKS
             | ResolveFlags::NO_MAGICLINKS
             | ResolveFlags::NO_XDEV;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve) {
+        let fd = match rustix::fs::openat2(&dir.fd, name, flags, Mode::empty(), resolve) {
             Ok(fd) => fd,
             // Something is mounted there.
             Err(rustix::io::Errno::XDEV) => return Err(Status::Access),
             Err(error) => return Err(std::io::Error::from(error).into()),
         };
-        let (key, mount) = sys::key_of(&fd)?;
+        let (key, mount) = self.by.key_of(&fd)?;
         if mount != self.mount {
             return Err(Status::Access);
         }
+        self.walk.note(&key, &dir.key, name);
         let attributes = self.stat(&fd)?;
         Ok(Node {
             fd,
@@ -142,7 +142,7 @@ impl Directory {
             rustix::fs::openat(fd, "..", flags, Mode::empty()).map_err(std::io::Error::from)
         };
         let parent = up(&dir.fd)?;
-        let (key, _) = sys::key_of(&parent)?;
+        let (key, _) = self.by.key_of(&parent)?;
         let mut at = rustix::io::dup(&parent).map_err(std::io::Error::from)?;
         let mut at_key = key;
         for _ in 0..DEPTH_MAX {
@@ -155,7 +155,7 @@ impl Directory {
                 });
             }
             at = up(&at)?;
-            let (next, mount) = sys::key_of(&at)?;
+            let (next, mount) = self.by.key_of(&at)?;
             if mount != self.mount || next == at_key {
                 break;
             }

@@ -10,9 +10,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::Directory;
 use super::changes::Change;
 use super::entry::Node;
-use super::{Directory, sys};
 use crate::access::{Want, Who};
 use crate::handle::Key;
 use crate::tree::{Changed, Entry, Found, Outcome};
@@ -101,7 +101,7 @@ impl Directory {
         let found = match name {
             b"." => node,
             b".." => self.above(&node)?,
-            _ => self.named(&node.fd, name)?,
+            _ => self.named(&node, name)?,
         };
         Ok(Self::found(&found))
     }
@@ -210,7 +210,7 @@ impl Directory {
 
     /// A file that is to be created has a name already.
     fn is_there(&self, who: &Who, dir: &Node, name: &[u8], how: &How) -> Outcome<Found> {
-        let node = self.named(&dir.fd, name)?;
+        let node = self.named(dir, name)?;
         match how {
             How::Guarded(_) => Err(Status::Exist),
             How::Exclusive(verifier) => {
@@ -256,7 +256,7 @@ impl Directory {
         set: &SetAttributes,
         remove: AtFlags,
     ) -> Outcome<Found> {
-        let dressed = self.named(&dir.fd, name).and_then(|node| {
+        let dressed = self.named(dir, name).and_then(|node| {
             // The group of a directory with the set-group bit is that of all in it.
             let gid = (dir.attributes.mode & 0o2000 == 0).then_some(who.gid);
             // Only root may give files away.
@@ -267,6 +267,16 @@ impl Directory {
                     .filter(|gid| who.is_root() || who.is_in(*gid))
                     .or(gid),
                 ..*set
+            };
+            // Without root's rights all files are the daemon's own.
+            let own = if self.privileged {
+                own
+            } else {
+                SetAttributes {
+                    uid: None,
+                    gid: None,
+                    ..own
+                }
             };
             self.apply(&node, &own)?;
             self.sync_node(&node)?;
@@ -365,7 +375,7 @@ impl Directory {
             // These cannot be opened without effects; their file system can be synced.
             _ => return os(rustix::fs::syncfs(&self.root)),
         };
-        let file: OwnedFd = sys::open(&self.root, &node.key, flags)?;
+        let file: OwnedFd = self.open_key(&node.key, flags)?;
         self.synced(rustix::fs::fsync(&file).map_err(io::Error::from))
     }
 
@@ -386,7 +396,7 @@ impl Directory {
         directory: bool,
     ) -> Changed<()> {
         self.change(who, dir, |dir| {
-            let victim = self.named(&dir.fd, name)?;
+            let victim = self.named(dir, name)?;
             self.require_removal(who, dir, &victim)?;
             let flags = if directory {
                 AtFlags::REMOVEDIR
@@ -420,9 +430,9 @@ impl Directory {
         };
         let outcome = (|| {
             let (a, b) = (&from_dir.dir, &to_dir.dir);
-            let moved = self.named(&a.fd, from.1)?;
+            let moved = self.named(a, from.1)?;
             self.require_removal(who, a, &moved)?;
-            let victim = match self.named(&b.fd, to.1) {
+            let victim = match self.named(b, to.1) {
                 Ok(victim) => Some(victim),
                 Err(Status::NoEnt) => None,
                 Err(status) => return Err(status),
@@ -431,6 +441,7 @@ impl Directory {
                 self.require_removal(who, b, victim)?;
             }
             os(rustix::fs::renameat(&a.fd, from.1, &b.fd, to.1))?;
+            self.walk.note(&moved.key, &b.key, to.1);
             if let Some(victim) = victim.filter(|victim| victim.key != moved.key) {
                 self.bury(&victim);
             }
@@ -459,12 +470,18 @@ impl Directory {
             if node.attributes.kind == Kind::Directory {
                 return Err(Status::IsDir);
             }
+            // Through the name among our open files, which takes no rights beyond those to the file.
+            let own = format!(
+                "/proc/self/fd/{}",
+                std::os::fd::AsRawFd::as_raw_fd(&node.fd)
+            );
+            let follow = AtFlags::SYMLINK_FOLLOW;
             os(rustix::fs::linkat(
-                &node.fd,
-                "",
+                rustix::fs::CWD,
+                own,
                 &dir.fd,
                 name,
-                AtFlags::EMPTY_PATH,
+                follow,
             ))?;
             self.sync_node(&node)?;
             sync(&dir.fd)?;
@@ -505,10 +522,7 @@ impl Directory {
                 b"." => Some(Self::found(&node)),
                 b".." => self.above(&node).ok().map(|node| Self::found(&node)),
                 // Removed meanwhile, or something is mounted there: then only its name is told.
-                _ => self
-                    .named(&node.fd, name)
-                    .ok()
-                    .map(|node| Self::found(&node)),
+                _ => self.named(&node, name).ok().map(|node| Self::found(&node)),
             };
             let id = match &found {
                 Some(found) => found.attributes.id,
