@@ -104,11 +104,6 @@ impl Assembler {
     pub fn held(&self) -> usize {
         self.message.capacity() + self.whole.iter().map(Vec::capacity).sum::<usize>()
     }
-
-    /// How many bytes the message that is under way still needs at least.
-    pub fn missing(&self) -> usize {
-        self.missing
-    }
 }
 
 /// The word in front of a message that is sent as one fragment.

@@ -532,6 +532,53 @@ fn a_client_has_only_so_many_connections() -> Result<()> {
     Ok(())
 }
 
+/// With no file descriptor left, connections wait; those that are there are served, and when one goes, the
+/// next is taken.
+#[test]
+fn who_cannot_be_taken_now_is_taken_later() -> Result<()> {
+    const TEST: &str = "who_cannot_be_taken_now_is_taken_later";
+    const INSIDE: &str = "HEARTH_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_none() {
+        // In a process of its own: the others need theirs.
+        let output = std::process::Command::new("sh")
+            .arg("-c")
+            .arg(format!(
+                "ulimit -n 40; exec {} --exact {TEST}",
+                std::env::current_exe()?.display()
+            ))
+            .env(INSIDE, "1")
+            .output()?;
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        ensure!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+        return Ok(());
+    }
+    let stage = Stage::new(LONG)?;
+    let file = handle("file");
+    let mut first = stage.client()?;
+    first.call(&read(&file))?.ok()?;
+    // Each takes two here, on either side; the last ones find none for the server's.
+    let mut clients = Vec::new();
+    while let Ok(client) = stage.client() {
+        clients.push(client);
+    }
+    ensure!(clients.len() > 5);
+    first.call(&read(&file))?.ok()?;
+    // All whose call is taken are answered, once there is room: nobody is forgotten.
+    let mut waiting = clients.split_off(clients.len() / 2);
+    drop(clients);
+    for client in &mut waiting {
+        client.call(&read(&file))?.ok()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_call_in_many_pieces_is_one_call() -> Result<()> {
     let stage = Stage::new(LONG)?;

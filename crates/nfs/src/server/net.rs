@@ -39,6 +39,10 @@ const GATHER: usize = 16;
 /// Datagrams answered in a row, and their length; questions to a portmapper have 56 bytes and a credential.
 const DATAGRAMS: usize = 64;
 const DATAGRAM_MAX: usize = 1024;
+/// After so much silence the kernel asks whether a client is still there.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How long no connection is taken when one could not be: what is used up here comes back.
+const DEAF: Duration = Duration::from_secs(1);
 /// How long the calls under way may take when the server stops.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -278,6 +282,7 @@ impl Server {
             budgets: HashMap::new(),
             all: Arc::default(),
             held_back: Vec::new(),
+            deaf_until: None,
             patience: config.patience,
             watched: VecDeque::new(),
             scratch: vec![0; SCRATCH],
@@ -382,6 +387,8 @@ struct Net {
     all: Arc<Budget>,
     /// Connections nothing is read from, for want of room.
     held_back: Vec<u64>,
+    /// Until when no connection is taken.
+    deaf_until: Option<Instant>,
     patience: Duration,
     /// Calls under way, in the order in which patience with them ends.
     watched: VecDeque<(Instant, Weak<Flight>)>,
@@ -417,6 +424,10 @@ impl Net {
         loop {
             let now = Instant::now();
             self.expire(now);
+            if self.deaf_until.is_some_and(|until| until <= now) {
+                self.deaf_until = None;
+                self.hear(true);
+            }
             if self.stop.load(Ordering::Acquire) && stopping.is_none() {
                 stopping = Some(now + FAREWELL);
                 self.listeners.clear();
@@ -464,10 +475,10 @@ impl Net {
     /// How long nothing has to be done unless something happens.
     fn until_next(&self, now: Instant, stopping: Option<Instant>) -> Option<Timespec> {
         let next = self.watched.front().map(|(at, _)| *at);
-        let next = match (next, stopping) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }?;
+        let next = [next, stopping, self.deaf_until]
+            .into_iter()
+            .flatten()
+            .min()?;
         let wait = next.saturating_duration_since(now);
         Some(Timespec {
             tv_sec: wait.as_secs() as i64,
@@ -542,6 +553,9 @@ impl Net {
             }
             Err(error) => {
                 tracing::warn!(%error, "an NFS client's connection could not be taken");
+                // It waits still: to be told of it again and again would help nobody.
+                self.hear(false);
+                self.deaf_until = Some(Instant::now() + DEAF);
                 return;
             }
         };
@@ -564,11 +578,29 @@ impl Net {
         }
     }
 
+    /// Has the kernel tell, or not tell, of new connections.
+    fn hear(&self, new: bool) {
+        let interest = if new {
+            epoll::EventFlags::IN
+        } else {
+            epoll::EventFlags::empty()
+        };
+        for (token, listener) in (TOKEN_LISTENERS..).zip(&self.listeners) {
+            let data = epoll::EventData::new_u64(token);
+            if let Err(error) = epoll::modify(&self.epoll, listener, data, interest) {
+                tracing::error!(%error, "the NFS server cannot tell whether it is called");
+            }
+        }
+    }
+
     fn welcome(&mut self, stream: TcpStream, client: IpAddr) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        // A client that is gone without a word is noticed some day.
+        // A client that is gone without a word must not keep its place for hours.
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+        rustix::net::sockopt::set_tcp_keepidle(&stream, SILENCE)?;
+        rustix::net::sockopt::set_tcp_keepintvl(&stream, SILENCE / 6)?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, 2 * SILENCE.as_millis() as u32)?;
         let token = self.next;
         self.next += 1;
         let link = Arc::new(Link {
