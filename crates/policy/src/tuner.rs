@@ -10,6 +10,10 @@
 //! task system (Borodin, Linial and Saks 1992): how much more the best sequence of rules would have cost
 //! that ends with this one, if each change costs a fixed price. That needs no epochs and forgets by itself:
 //! the difference is never more than the price, and when the rule in force has reached it, the best one takes over.
+//!
+//! A change that is taken back soon cost more than that price. So each doubles it, and it falls again with time: where
+//! the lead swings, as in sweeps that turn round, the rules stay what they are, and where the load changes
+//! for good, it is followed as fast as before.
 
 use crate::mini::{MINI_BLOCKS, Mini};
 use crate::rules::{Gate, Rules};
@@ -30,6 +34,11 @@ pub(crate) const WRITE_COST: u64 = 12;
 /// Misses that others must have saved before their rules are changed to, as a share of the miniature's
 /// blocks: changed rules bring nothing before the cache has been filled by them.
 const PATIENCE: u64 = 16;
+/// Most that this is raised to by changes that follow one another, in the miniature's blocks: more than the
+/// leads can swing in a sweep that turns round.
+const PATIENCE_MOST: u64 = 4;
+/// Accesses in which a raised price falls by two thirds, in the miniature's blocks.
+const FORGIVEN: u64 = 16;
 
 /// Chooses among [`EXPERTS`].
 #[derive(Debug)]
@@ -37,8 +46,10 @@ pub struct Tuner {
     minis: Vec<Mini>,
     /// What each has lost more than the best way of having changed between them so far.
     lost: [u64; EXPERTS.len()],
-    /// What a change of rules is taken to cost, and so the most that is held against any.
-    bound: u64,
+    /// What a change of rules is taken to cost now, and so the most that is held against any.
+    price: u64,
+    /// Blocks of a miniature.
+    blocks: u64,
     /// Blocks whose hash's upper half is below this are sampled.
     threshold: u64,
     current: usize,
@@ -59,7 +70,8 @@ impl Tuner {
                 .map(|rules| Mini::new(*rules, mini_ram, mini_flash, dead_space))
                 .collect(),
             lost: [0; EXPERTS.len()],
-            bound: kept as u64 * MISS / PATIENCE,
+            price: kept as u64 * MISS / PATIENCE,
+            blocks: kept as u64,
             threshold: ((kept as u64) << 32) / all as u64,
             current: 0,
             write_cost: WRITE_COST,
@@ -110,15 +122,18 @@ impl Tuner {
             *lost += std::mem::take(&mut mini.written) * self.write_cost;
             least = least.min(*lost);
         }
+        let all = self.blocks * MISS;
+        self.price = (self.price - self.price / (self.blocks * FORGIVEN)).max(all / PATIENCE);
         // Whoever is further behind could have been left for the best at the cost of one change.
         for lost in &mut self.lost {
-            *lost = (*lost - least).min(self.bound);
+            *lost = (*lost - least).min(self.price);
         }
-        if self.lost[self.current] == self.bound {
+        if self.lost[self.current] == self.price {
             self.current = (0..EXPERTS.len())
                 .min_by_key(|i| self.lost[*i])
                 .unwrap_or(self.current);
             self.switches += 1;
+            self.price = (self.price * 2).min(all * PATIENCE_MOST);
         }
     }
 }

@@ -32,3 +32,26 @@ fn where_phases_change_the_choice_is_hardly_worse_than_the_best_rules_kept() {
         }
     }
 }
+
+#[test]
+fn where_the_lead_swings_the_choice_calms_down() {
+    for seed in 0..3 {
+        // Forwards and backwards over more than fits: in turn each of the rules is far ahead.
+        let load = made::Kind::Zigzag.make(seed, 200_000);
+        for share in [0.20, 0.40] {
+            let blocks = load.capacity(share);
+            let settings = |rules| Settings {
+                rules,
+                dead_space: false,
+                ..Settings::default()
+            };
+            let chosen = hits(&load, blocks, &settings(None));
+            let kept = EXPERTS.map(|rules| hits(&load, blocks, &settings(Some(rules))));
+            let best = kept.into_iter().fold(0.0, f64::max);
+            assert!(
+                chosen >= best / 2.0,
+                "seed {seed}, {blocks} blocks: {chosen:.3}, kept {kept:.3?}"
+            );
+        }
+    }
+}
