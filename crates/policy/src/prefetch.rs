@@ -11,8 +11,9 @@
 //!   came true: a boot, an application's start or a nightly job repeats its order, not its
 //!   addresses.
 //!
-//! It limits itself. Each predictor knows how many of its blocks were used and how many were
-//! dropped unused; the reach shrinks as the share of waste grows, down to a probe now and then.
+//! It limits itself. Of streams that have just begun and of those that have come far, of history that came
+//! true here and of guesses, it knows apart how many blocks were used and how many dropped unused; the
+//! reach shrinks as the share of waste grows, down to a probe now and then.
 //! Prefetched blocks wait in RAM and never go on flash before they were used.
 
 use crate::{Range, spread};
@@ -38,7 +39,9 @@ const MEMORY: u32 = 256;
 /// At this share it reaches as far as it asked for; also where it begins.
 const USEFUL_FULL: u32 = 192;
 /// Below this share of used blocks (of 256) a predictor only probes.
-const USEFUL_MIN: u32 = 64;
+const USEFUL_MIN: u32 = 104;
+/// Blocks from which on a stream has come far.
+const OLD: u64 = 64;
 /// Reach of a probe.
 const PROBE_BLOCKS: u32 = 8;
 /// While probing, one in this many chances is taken.
@@ -47,10 +50,19 @@ const PROBE: u32 = 16;
 /// Who predicted a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A sequential stream.
+    /// A sequential stream that has come far.
     Stream,
-    /// The history of requests.
+    /// One that has just begun.
+    Young,
+    /// The history of requests, which came true here before.
     History,
+    /// The same, on the strength of one request.
+    Guess,
+}
+
+impl Source {
+    /// All of them.
+    const COUNT: usize = 4;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -161,8 +173,7 @@ pub struct Prefetcher {
     wrapped: bool,
     clock: u32,
     reach_max: u32,
-    stream: Useful,
-    past: Useful,
+    useful: [Useful; Source::COUNT],
 }
 
 /// Requests remembered at least and at most.
@@ -186,8 +197,7 @@ impl Prefetcher {
             wrapped: false,
             clock: 0,
             reach_max: reach_max.clamp(1, REACH_MAX),
-            stream: Useful::default(),
-            past: Useful::default(),
+            useful: Default::default(),
         }
     }
 
@@ -212,15 +222,13 @@ impl Prefetcher {
 
     /// A prefetched block was used, or dropped without a use.
     pub fn outcome(&mut self, source: Source, used: bool) {
-        match source {
-            Source::Stream => self.stream.note(used),
-            Source::History => self.past.note(used),
-        }
+        self.useful[source as usize].note(used);
     }
 
     /// Share of prefetched blocks that were used lately, in 256ths: streams, history.
     pub fn useful(&self) -> (u32, u32) {
-        (self.stream.share(), self.past.share())
+        let share = |source: Source| self.useful[source as usize].share();
+        (share(Source::Stream), share(Source::History))
     }
 
     /// The stream that a request from `key` to `end` continues.
@@ -284,7 +292,12 @@ impl Prefetcher {
         let left = s.ahead.saturating_sub(end) as u32;
         // Read on when half of what was read ahead is used up: fewer, larger reads.
         if left * 2 <= want {
-            let reach = self.stream.reach(want);
+            let source = if s.run < OLD {
+                Source::Young
+            } else {
+                Source::Stream
+            };
+            let reach = self.useful[source as usize].reach(want);
             let from = s.ahead.max(end);
             let to = end + u64::from(reach);
             if to > from {
@@ -294,7 +307,7 @@ impl Prefetcher {
                         key: from,
                         count: (to - from) as u32,
                     },
-                    Source::Stream,
+                    source,
                 ));
             }
         }
@@ -408,7 +421,13 @@ impl Prefetcher {
         let waiting: u32 = (1..=ahead)
             .map(|n| self.entry(self.after(f.at, n)).count())
             .sum();
-        let mut budget = self.past.reach(self.reach_max).saturating_sub(waiting);
+        let source = if f.depth == 1 {
+            Source::Guess
+        } else {
+            Source::History
+        };
+        let useful = &mut self.useful[source as usize];
+        let mut budget = useful.reach(self.reach_max).saturating_sub(waiting);
         while ahead < f.depth && budget > 0 && self.reachable(f.at, ahead + 1) {
             let e = self.entry(self.after(f.at, ahead + 1));
             let count = e.count().min(budget);
@@ -417,7 +436,7 @@ impl Prefetcher {
                     key: e.start(),
                     count,
                 },
-                Source::History,
+                source,
             ));
             budget -= count;
             ahead += 1;
@@ -512,8 +531,9 @@ mod tests {
             blocks(out).len()
         };
         let at_first = run(&mut p, &mut out, 0);
-        for _ in 0..2000 {
-            p.outcome(Source::Stream, false);
+        let all = [Source::Young, Source::Stream];
+        for source in all.iter().cycle().take(4000) {
+            p.outcome(*source, false);
         }
         let wasted: usize = (1..33).map(|i| run(&mut p, &mut out, i << 20)).sum();
         assert!(
@@ -521,9 +541,25 @@ mod tests {
             "{wasted} blocks after waste, {at_first} before"
         );
         assert!(wasted > 0, "it must go on probing");
-        for _ in 0..2000 {
-            p.outcome(Source::Stream, true);
+        for source in all.iter().cycle().take(4000) {
+            p.outcome(*source, true);
         }
         assert!(run(&mut p, &mut out, 99 << 20) * 2 >= at_first);
+    }
+    #[test]
+    fn short_streams_do_not_spoil_long_ones() {
+        let mut p = Prefetcher::new(256, 64);
+        for _ in 0..2000 {
+            p.outcome(Source::Young, false);
+        }
+        let mut out = Vec::new();
+        let mut ahead = [0, 0];
+        for i in 0..64u64 {
+            out.clear();
+            p.request(i * 8, 8, &mut out);
+            ahead[usize::from(i >= 7)] += blocks(&out).len();
+        }
+        assert!(ahead[0] <= 8, "{ahead:?}: it has just begun");
+        assert!(ahead[1] >= 400, "{ahead:?}: it has come far");
     }
 }
