@@ -67,6 +67,7 @@ impl Stage {
         let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
         let server = Server::start(&Config {
             listen,
+            patience: common::LONG,
             ..Config::default()
         })?;
         let (directory, identity) = Directory::open_by(self.by, &self.dir(), &self.state())?;

@@ -96,6 +96,7 @@ fn a_host_keeps_its_datastore_under_load() -> Result<()> {
     let server = Server::start(&Config {
         listen: vec![any],
         portmap: Some(any),
+        patience: common::LONG,
         ..Config::default()
     })?;
     let (directory, identity) = match Directory::open(&dir, &place.path().join("state")) {

@@ -17,6 +17,9 @@ use hearth_nfs::{mount, v3};
 /// An answer that does not come in this time never will.
 const NEVER: Duration = Duration::from_secs(30);
 
+/// Patience for tests that are not about it: a disk that others keep busy is no fault of ours.
+pub const LONG: Duration = Duration::from_secs(3600);
+
 /// Each numbers its calls from another number on, as clients do: to the server one that counts the same is the same.
 static CLIENTS: AtomicU32 = AtomicU32::new(0x1000);
 
