@@ -84,8 +84,9 @@ pub trait Proactor {
     fn submit_io(&mut self, op: IoOp);
 
     /// Receives into `buf`. At most one receive per token at a time. `more` says that bytes
-    /// are probably waiting already; it only affects speed.
-    fn recv(&mut self, token: u64, fd: RawFd, buf: BufSlice, more: bool);
+    /// are probably waiting already, `all` that nothing is gained by fewer bytes than `buf` has room for;
+    /// both only affect speed, and fewer may come nevertheless.
+    fn recv(&mut self, token: u64, fd: RawFd, buf: BufSlice, more: bool, all: bool);
 
     /// Sends `list`. At most one send per token at a time.
     fn send(&mut self, token: u64, fd: RawFd, list: SendList);

@@ -262,7 +262,7 @@ impl Proactor for PollDriver {
         }
     }
 
-    fn recv(&mut self, token: u64, fd: RawFd, buf: BufSlice, _more: bool) {
+    fn recv(&mut self, token: u64, fd: RawFd, buf: BufSlice, _more: bool, _all: bool) {
         self.start_socket(fd, Socket::Recv { token, buf });
     }
 

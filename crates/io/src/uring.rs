@@ -668,13 +668,15 @@ impl Proactor for RingDriver {
         }
     }
 
-    fn recv(&mut self, token: u64, fd: RawFd, buf: BufSlice, more: bool) {
+    fn recv(&mut self, token: u64, fd: RawFd, buf: BufSlice, more: bool, all: bool) {
         let (ptr, len) = (buf.as_ptr(), buf.len() as u32);
         let index = self.slot(Work::Recv { token, _buf: buf });
         let first = if more { 0 } else { POLL_FIRST };
+        let flags = if all { libc::MSG_WAITALL } else { 0 };
         self.push(
             opcode::Recv::new(types::Fd(fd), ptr, len)
                 .ioprio(first)
+                .flags(flags)
                 .build()
                 .user_data(u64::from(index)),
         );

@@ -6,6 +6,7 @@ use hearth_io::{
     IoError, IoOp, OpKind, OpenMode, OriginSpec, Proactor, SendList, Target, Targets, Wait,
     checksum::crc32c,
 };
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -359,7 +360,8 @@ fn sockets(backend: Backend) {
     };
     let (client_fd, server_fd) = (client.as_raw_fd(), server.as_raw_fd());
     let buf = Buf::zeroed(4096);
-    rig.driver.recv(2, server_fd, buf.slice(0, 100), false);
+    rig.driver
+        .recv(2, server_fd, buf.slice(0, 100), false, false);
     let mut list = SendList::new();
     let mut out = Buf::zeroed(8192).all();
     out.bytes_mut()[..3].copy_from_slice(b"abc");
@@ -401,8 +403,27 @@ fn sockets(backend: Backend) {
     drop(UnixStream::connect(&path).unwrap());
     listener.set_nonblocking(false).unwrap();
     listener.accept().unwrap();
+    // Asked for all at once, what came before the peer went is told nevertheless, and then that it went.
+    let (mut theirs, ours) = UnixStream::pair().unwrap();
+    theirs.write_all(&[7; 60]).unwrap();
+    drop(theirs);
+    for came in [60, 0] {
+        let fd = ours.as_raw_fd();
+        rig.driver.recv(7, fd, buf.slice(0, 100), true, true);
+        let Event::Recv {
+            token: 7,
+            result: Ok(n),
+            ..
+        } = event(&mut rig)
+        else {
+            panic!("nothing came")
+        };
+        assert_eq!(n, came);
+    }
+    assert_eq!(buf.all().bytes()[..60], [7; 60]);
     // A peer that goes away.
-    rig.driver.recv(5, server_fd, buf.slice(0, 100), false);
+    rig.driver
+        .recv(5, server_fd, buf.slice(0, 100), false, false);
     drop(client);
     assert!(matches!(
         event(&mut rig),
@@ -507,7 +528,7 @@ fn dropped_with_work_in_flight(backend: Backend) {
         rig.driver.submit_io(op);
     }
     rig.driver
-        .recv(1, a.as_raw_fd(), memory.slice(0, 10), false);
+        .recv(1, a.as_raw_fd(), memory.slice(0, 10), false, false);
     rig.driver
         .wait(Wait::Poll, &mut Vec::new(), &mut Vec::new())
         .unwrap();

@@ -94,7 +94,7 @@ impl Line {
             self.direct = direct.is_some();
             self.receiving = true;
             let window = direct.unwrap_or_else(|| self.scratch.clone());
-            io.recv(self.token, fd, window, self.more);
+            io.recv(self.token, fd, window, self.more, false);
         }
     }
 

@@ -297,6 +297,10 @@ impl Session for NbdSession {
         self.input.space(limit)
     }
 
+    fn wants_all(&self) -> bool {
+        self.direct
+    }
+
     fn received(&mut self, n: usize, cx: &mut SessionCx<'_>) {
         self.out.reclaim(cx.bufs);
         if n == 0 {

@@ -48,7 +48,12 @@ pub trait Session: Send {
     /// the reactor asks again after the next completion or send. The memory belongs to the
     /// kernel until `received` is called.
     fn recv_buf(&mut self, cx: &mut SessionCx<'_>) -> Option<BufSlice>;
-    /// `n` bytes have arrived in the last `recv_buf`; 0 is the peer's end of stream.
+    /// True if nothing can be done with the last `recv_buf` before it is full: then it may be worth waiting
+    /// for all of it at once, instead of being woken for every piece.
+    fn wants_all(&self) -> bool {
+        false
+    }
+    /// `n` bytes have arrived in the last `recv_buf`, all of them or fewer; 0 is the peer's end of stream.
     fn received(&mut self, n: usize, cx: &mut SessionCx<'_>);
     /// A request ended.
     fn completed(&mut self, completion: Completion, cx: &mut SessionCx<'_>);

@@ -528,11 +528,14 @@ impl Worker {
                 if let Some(buf) = conn.session.recv_buf(cx).filter(|b| !b.is_empty()) {
                     conn.receiving = buf.len();
                     conn.recv_ns = cx.now_ns;
-                    window = Some((conn.fd(), buf, conn.more));
+                    // No longer than what a peer may take its time over: of that, every piece is to be seen.
+                    let all = conn.session.wants_all() && buf.len() as u64 <= SMALL;
+                    window = Some((conn.fd(), buf, conn.more, all));
                 }
             });
-            if let Some((fd, buf, more)) = window {
-                self.proactor.recv(RECV | u64::from(index), fd, buf, more);
+            if let Some((fd, buf, more, all)) = window {
+                let token = RECV | u64::from(index);
+                self.proactor.recv(token, fd, buf, more, all);
             }
         }
     }

@@ -17,6 +17,10 @@ impl BlockSet {
         new
     }
 
+    pub fn insert_range(&mut self, start: u64, end: u64) {
+        self.len += self.set.insert_range(start..end);
+    }
+
     pub fn remove(&mut self, block: u64) -> bool {
         if self.len == 0 {
             return false;
@@ -24,6 +28,12 @@ impl BlockSet {
         let had = self.set.remove(block);
         self.len -= u64::from(had);
         had
+    }
+
+    pub fn remove_range(&mut self, start: u64, end: u64) {
+        if self.len > 0 {
+            self.len -= self.set.remove_range(start..end);
+        }
     }
 
     pub fn contains(&self, block: u64) -> bool {
@@ -77,5 +87,25 @@ impl BlockSet {
             }
         }
         runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_counted_once_whatever_they_meet() {
+        let mut set = BlockSet::default();
+        set.insert(5);
+        set.insert_range(3, 9);
+        set.insert_range(8, 10);
+        assert_eq!((set.len(), set.runs()), (7, vec![(3, 7)]));
+        set.remove_range(0, 4);
+        set.remove_range(6, 8);
+        set.remove_range(20, 30);
+        assert_eq!((set.len(), set.runs()), (4, vec![(4, 2), (8, 2)]));
+        set.insert_range(7, 7);
+        assert_eq!(set.len(), 4);
     }
 }

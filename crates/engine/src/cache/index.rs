@@ -432,10 +432,24 @@ impl Index {
         dirty: bool,
         freq: u64,
     ) -> Option<(SlotNo, bool)> {
+        self.set_by(key, slot, crc, dirty, |_| freq)
+    }
+
+    /// The same with as many uses as `freq` says, which is told those of the place that `key` had.
+    pub fn set_by(
+        &mut self,
+        key: Key,
+        slot: SlotNo,
+        crc: u32,
+        dirty: bool,
+        freq: impl FnOnce(Option<u64>) -> u64,
+    ) -> Option<(SlotNo, bool)> {
         let t = &*self.t;
         debug_assert_eq!(t.word(slot), 0, "slot in use");
-        let flags = if dirty { DIRTY } else { 0 } | freq.min(FREQ_MAX) << FREQ_SHIFT;
-        let new = key.0 << KEY_SHIFT | flags;
+        let word = |freq: u64| {
+            let flags = if dirty { DIRTY } else { 0 } | freq.min(FREQ_MAX) << FREQ_SHIFT;
+            key.0 << KEY_SHIFT | flags
+        };
         t.crc[slot as usize].store(crc, Relaxed);
         let hash = t.hash(key);
         let tag = Table::tag(hash);
@@ -450,6 +464,7 @@ impl Index {
                 let old = bucket[4 + way].load(Relaxed);
                 let was = t.word(old);
                 if was >> KEY_SHIFT == key.0 {
+                    let new = word(freq(Some((was & FREQ_MASK) >> FREQ_SHIFT)));
                     // The new place first: who looks without the lock finds one of them.
                     t.fill(slot, new);
                     bucket[4 + way].store(slot, Relaxed);
@@ -470,7 +485,7 @@ impl Index {
             b = t.next(b);
         }
         // Only now: a damaged table may name the slot already, which must not be found above.
-        t.fill(slot, new);
+        t.fill(slot, word(freq(None)));
         // There is room for every slot, unless a checkpoint brought entries that lead nowhere.
         let (place, way) = free.or_else(|| self.stale()).unwrap_or((home, 0));
         let t = &*self.t;

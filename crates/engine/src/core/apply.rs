@@ -14,6 +14,7 @@ use crate::flash::log::{Batch, Gone, Item};
 use crate::flash::replay::Copied;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
+use crate::request::write::FETCH_BLOCKS;
 use hearth_format::Kind;
 
 /// How an item changes the index, block by block, once it is on flash.
@@ -119,14 +120,8 @@ impl Core {
         for item in batch.items {
             match item.token.apply {
                 Apply::Dirty => {
-                    for i in 0..item.count {
-                        let block = item.block + u64::from(i);
-                        // A block that is written again is in use.
-                        let old = self.cache.index.get(Key::new(item.disk, block));
-                        let old = old.and_then(|slot| self.cache.index.slot(slot));
-                        let freq = old.map_or(0, |s| s.freq + 1);
-                        self.map(copy(&item, i, true), freq, now);
-                    }
+                    let (flash, mut rest) = self.apart();
+                    rest.map_written(&item, now, |slot, old| flash.slot_replaced(slot, true, old));
                 }
                 Apply::Clean { ticket, freq } => {
                     let raced = self.opts.faults.has(Fault::CacheRacedMiss);
@@ -265,6 +260,51 @@ impl Core {
 }
 
 impl Rest<'_> {
+    /// Points the index at the new places of a run that a client wrote; tells for each of them where the
+    /// block was. What is known of the disk by ranges is changed once for the run, not for each block.
+    fn map_written(
+        &mut self,
+        item: &Item<Purpose>,
+        now: u64,
+        mut moved: impl FnMut(SlotNo, Option<Gone>),
+    ) {
+        let (disk, count) = (item.disk, u64::from(item.count));
+        let (start, end) = (item.block, item.block + count);
+        if count >= FETCH_BLOCKS {
+            (start..end).for_each(|b| self.cache.index.prefetch(Key::new(disk, b)));
+        }
+        let (mut new, mut were_dirty) = (0, 0);
+        for ((block, slot), crc) in (start..end).zip(item.slot..).zip(&item.crcs) {
+            // A block that is written again is in use.
+            let used = |freq: Option<u64>| freq.map_or(0, |f| f + 1);
+            let key = Key::new(disk, block);
+            let old = self.cache.index.set_by(key, slot, *crc, true, used);
+            new += u64::from(old.is_none());
+            were_dirty += u64::from(old.is_some_and(|(_, dirty)| dirty));
+            moved(slot, old.map(|(slot, dirty)| Gone { slot, dirty }));
+        }
+        *self.dirty_total += count;
+        *self.dirty_total -= were_dirty;
+        let keep_zeros = self.faults.has(Fault::WriteKeepsZeros);
+        let d = self.known_mut(disk);
+        d.cached += new;
+        if !d.is_dirty() {
+            d.dirty_since_ns = now;
+        }
+        if !d.refusals.is_empty() {
+            d.refusals.retain(|block, _| !(start..end).contains(block));
+        }
+        d.lost.remove_range(start, end);
+        d.dirty.insert_range(start, end);
+        if d.zero.first_in(start, end).is_some() && !keep_zeros {
+            d.solid.remove_range(start, end);
+            self.change_zeros(disk, |zero| zero.remove_range(start, end));
+        }
+        if !self.faults.has(Fault::OverlookDirty) {
+            self.ready.touch(disk);
+        }
+    }
+
     /// Points the index at a block's new place; tells where it was.
     pub fn map(&mut self, copy: Copied, freq: u64, now: u64) -> Option<Gone> {
         let Copied {

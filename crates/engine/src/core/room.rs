@@ -33,7 +33,10 @@ impl Core {
                 break;
             }
         }
-        self.flash.flush_to_free(now);
+        let awaited = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
+        if awaited || self.flash.is_short_of_free() {
+            self.flash.flush_to_free(now);
+        }
         self.route_flash(now, fx);
         self.rescue_step(now, fx);
     }

@@ -9,10 +9,11 @@ use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::log::{
-    BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, Head, Item, Log, Sealing, SegState,
+    BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, FULL_BATCHES_IN_FLIGHT, Head, Item,
+    Log, Sealing, SegState,
 };
 use crate::paths::{Path, took};
-use hearth_format::{BatchHeader, Entry, FormatError, Kind, SummaryHeader};
+use hearth_format::{BATCH_ENTRIES_MAX, BatchHeader, Entry, FormatError, Kind, SummaryHeader};
 use hearth_io::{BLOCK, Buf, BufSlice, IoError, OpKind};
 use smallvec::SmallVec;
 
@@ -47,7 +48,11 @@ impl<U: Users> FlashDevice<U> {
             }
             let inflight = self.log.batches.len();
             let small = self.log.queued_blocks < BATCH_MIN_BLOCKS && !self.log.urgent;
-            if inflight >= BATCHES_IN_FLIGHT || (inflight > 0 && small) {
+            let most = match self.log.queued_blocks as usize >= BATCH_ENTRIES_MAX {
+                true => FULL_BATCHES_IN_FLIGHT,
+                false => BATCHES_IN_FLIGHT,
+            };
+            if inflight >= most || (inflight > 0 && small) {
                 return;
             }
             if self.log.head.is_none() && !self.open_head() {

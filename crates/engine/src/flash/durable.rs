@@ -54,6 +54,15 @@ impl<U: Users> FlashDevice<U> {
         self.flush(now);
     }
 
+    /// Are free segments so few that those which are to be free cannot wait for a flush that comes anyway? Each
+    /// takes two, one for the record that frees it and one for the record that claims so, and a device that is
+    /// written as fast as it takes it would be flushed twice for every segment, were they not to wait for others.
+    pub fn is_short_of_free(&self) -> bool {
+        let target = self.free_target();
+        let ahead = target - self.log.reserve();
+        self.log.free.len() < target - (ahead / 2).min(ahead.saturating_sub(2))
+    }
+
     /// Starts a flush unless one is in flight; waiters it does not cover start the next.
     pub fn flush(&mut self, now: u64) {
         if self.flush_inflight || !self.takes_writes() {

@@ -12,9 +12,12 @@ use hearth_io::BufSlice;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Batches in flight at once. Two keep the device busy while the next one gathers; more would
-/// only make batches smaller.
+/// Batches in flight at once while what is queued would not fill one. Two keep the device busy while the next
+/// one gathers; more would only make batches smaller.
 pub(crate) const BATCHES_IN_FLIGHT: usize = 2;
+/// Batches in flight at once in any case: what is queued behind two of them fills the next, so waiting
+/// would leave the device idle and gather nothing.
+pub(crate) const FULL_BATCHES_IN_FLIGHT: usize = 6;
 /// While another batch is in flight, wait for this many blocks before sending one.
 pub(crate) const BATCH_MIN_BLOCKS: u32 = 16;
 /// What nobody waits for (fills, notes) is sent when this many blocks have gathered ...

@@ -7,8 +7,8 @@ use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
 use crate::flash::evict::{Contents, Fate, Said, Terms};
 use crate::flash::fail::{Noted, Promise};
-use crate::flash::log::{Item, SegState, Slot};
-use hearth_format::{Kind, Layout, Superblock, Uuid};
+use crate::flash::log::{FULL_BATCHES_IN_FLIGHT, Item, SegState, Slot};
+use hearth_format::{BATCH_ENTRIES_MAX, Kind, Layout, Superblock, Uuid};
 use hearth_io::{Buf, IoError, OpKind, Target};
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -593,4 +593,54 @@ fn what_a_segment_says_is_on_flash_again_before_it_goes() {
     assert_eq!(written(&mut d, batch), [Mark::Own, Mark::Relogged]);
     d.relogged();
     assert!(d.say_again(seg, &mut shelf) && !d.is_relog_unsure());
+}
+
+#[test]
+fn what_is_queued_goes_out_behind_two_batches_only_if_it_fills_one() {
+    let full = BATCH_ENTRIES_MAX as u32;
+    let mut d = device();
+    append(&mut d, 0, 16, 1);
+    d.pump(0);
+    append(&mut d, 100, 16, 2);
+    d.pump(0);
+    assert_eq!(batches(&sent(&mut d)).len(), 2);
+    append(&mut d, 200, full - 1, 3);
+    d.pump(0);
+    assert!(sent(&mut d).is_empty(), "it gathers");
+    append(&mut d, 1000, 1, 4);
+    d.pump(0);
+    assert_eq!(
+        batches(&sent(&mut d)).len(),
+        1,
+        "waiting would gain nothing"
+    );
+    for i in 0..10 {
+        append(&mut d, 2000 + u64::from(i * full), full, 5 + i);
+        d.pump(0);
+    }
+    assert_eq!(d.log.batches.len(), FULL_BATCHES_IN_FLIGHT);
+}
+
+#[test]
+fn segments_that_are_to_be_free_wait_for_each_other_while_others_are_free() {
+    let mut d = device();
+    assert!(!d.is_short_of_free());
+    let target = d.free_target();
+    assert_eq!(
+        target - d.log.reserve(),
+        2,
+        "a small pool keeps few segments ahead"
+    );
+    d.log.free.truncate(target);
+    assert!(!d.is_short_of_free());
+    d.log.free.pop_back();
+    assert!(d.is_short_of_free(), "and so cannot wait");
+    // A large one keeps many.
+    let segment = d.log.segments[0];
+    d.log.segments.resize(1024, segment);
+    let (target, reserve) = (d.free_target(), d.log.reserve());
+    d.log.free = (0..target as u32 - 1).collect();
+    assert!(!d.is_short_of_free());
+    d.log.free.truncate(reserve + 1);
+    assert!(d.is_short_of_free());
 }

@@ -37,7 +37,7 @@ use smallvec::SmallVec;
 /// Blocks appended as one item at most, so that a large write fits a small pool piecewise.
 const APPEND_MAX: u64 = 128;
 /// From this length on a write's places in the index are fetched into the CPU's cache together.
-const FETCH_BLOCKS: u64 = 4;
+pub(crate) const FETCH_BLOCKS: u64 = 4;
 
 /// Of the room for dirty blocks one part in so many is divided among the disks; the rest is for whoever
 /// comes first. Without it one origin that takes no writes would in the end stop those of all disks.
