@@ -80,6 +80,7 @@ impl Stage {
     fn client(&self) -> Result<(Client, Vec<u8>)> {
         let server = self.server.as_ref().context("a server")?;
         let mut client = Client::connect(server.addresses()[0])?;
+        client.patient = true;
         let root = client.mount("/vms")?.ok().context("mounted")?;
         Ok((client, root))
     }

@@ -46,6 +46,9 @@ pub struct Client {
     early: HashMap<u32, Vec<u8>>,
     pub credential: Credential,
     xid: u32,
+    /// Asks again when told to, as clients do. A file's number that is being given out anew at this
+    /// moment looks to the kernel like a want of memory, not like a file that is gone.
+    pub patient: bool,
 }
 
 impl Client {
@@ -60,6 +63,7 @@ impl Client {
             early,
             credential: root(),
             xid: CLIENTS.fetch_add(1 << 20, Ordering::Relaxed),
+            patient: false,
         })
     }
 
@@ -135,8 +139,13 @@ impl Client {
     }
 
     pub fn call(&mut self, args: &Args<'_>) -> Result<Results> {
-        let xid = self.send(args)?;
-        self.results(xid)
+        loop {
+            let xid = self.send(args)?;
+            let results = self.results(xid)?;
+            if !self.patient || results.status != Status::JukeBox as u32 {
+                return Ok(results);
+            }
+        }
     }
 
     /// Mounts a path: its handle.
