@@ -149,13 +149,22 @@ fn disk(a: &Advice) -> String {
     );
     out.push_str(&chart(a));
     out.push('\n');
-    let mut table = Table::new(&["", ">FLASH", ">HIT RATIO", ">MEAN READ"]);
+    let mut table = Table::new(&[
+        "",
+        ">FLASH",
+        ">HIT RATIO",
+        ">AS LRU",
+        ">MEAN READ",
+        ">FLASH WRITES",
+    ]);
     let mut row = |name: &str, e: &hearth_daemon::api::advice::Expected| {
         table.row([
             name.to_owned(),
             human(e.bytes),
             percent(Some(e.hit_ratio)),
+            percent(Some(e.lru_hit_ratio)),
             micros(Some(e.latency_us)),
+            e.flash_writes.map_or("-".to_owned(), |n| format!("{n:.2}")),
         ]);
     };
     row("now", &a.present);
@@ -165,9 +174,10 @@ fn disk(a: &Advice) -> String {
     row("until the next GiB brings < 1 %", &a.advised);
     row("its share of the pool", &a.share);
     out.push_str(&table.render());
+    let _ = writeln!(out, "\n{}", basis(a));
     let _ = writeln!(
         out,
-        "\nA hit takes {}, a miss {}{}.",
+        "A hit takes {}, a miss {}{}.",
         micros(Some(a.hit_us)),
         micros(Some(a.miss_us)),
         if a.latency_guessed {
@@ -189,6 +199,29 @@ fn disk(a: &Advice) -> String {
     if let Some(s) = &a.mode {
         let text = suggestion("Cache mode", s, |m| m.word().to_owned());
         let _ = writeln!(out, "{text}");
+    }
+    out
+}
+
+/// Where the figures come from.
+fn basis(a: &Advice) -> String {
+    let mut out = if a.own_rules {
+        "The curve is what Hearth's own rules do in miniature (without reading ahead); AS LRU is what plain LRU would do."
+    } else {
+        "The curve is LRU's: too little was seen to tell what Hearth's own rules do."
+    }
+    .to_owned();
+    if a.present.flash_writes.is_some() {
+        out.push_str(
+            "\nFLASH WRITES is what flash takes, in write-back, for each block that the guest writes: the block, what \
+             misses bring, and what is moved.",
+        );
+    }
+    if let Some(cost) = a.measured_flash_writes {
+        let _ = write!(
+            out,
+            "\nMeasured since the daemon started: {cost:.2} bytes written to flash for each byte that the guest wrote."
+        );
     }
     out
 }
@@ -342,6 +375,7 @@ mod tests {
             bytes,
             hit_ratio,
             latency_us: 100.0,
+            ..Expected::default()
         };
         Advice {
             name: "a<b".to_owned(),
@@ -366,6 +400,28 @@ mod tests {
         assert!(lines[ROWS - 1].contains("│█"));
         assert!(lines[ROWS + 1].trim_start().starts_with('N'));
         assert!(lines[ROWS + 1].ends_with('A'));
+    }
+
+    #[test]
+    fn whose_curve_it_is_and_what_writes_cost_is_said() {
+        let mut own = advice();
+        let shown = disk(&own);
+        assert!(shown.contains("The curve is LRU's"), "{shown}");
+        assert!(!shown.contains("FLASH WRITES is"), "{shown}");
+        own.own_rules = true;
+        own.present.lru_hit_ratio = 0.123;
+        own.present.flash_writes = Some(1.5);
+        own.measured_flash_writes = Some(2.25);
+        let shown = disk(&own);
+        let now = shown.lines().find(|l| l.starts_with("now"));
+        assert!(
+            now.is_some_and(|l| l.contains("12.3 %") && l.ends_with("1.50")),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("Hearth's own rules") && shown.contains("2.25 bytes"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -177,12 +177,13 @@ fn advice_finds_the_hot_part_and_is_applied() {
         "{advice:#}"
     );
     assert!(advice["advised"]["latency_us"].as_f64() <= advice["miss_us"].as_f64());
+    assert_eq!(advice["own_rules"], true, "{advice:#}");
     assert_eq!(advice["block_size"]["advised"], 4096);
     assert_eq!(advice["mode"]["advised"], "write-through");
     assert_eq!(bytes(&advice["working_set"]), (512 + 8 * 180) * 4096);
     let text = bench.ok(&["advise", "vm", "--svg", &bench.path("c.svg")]);
     assert!(
-        text.contains("Cache mode should be write-through"),
+        text.contains("Cache mode should be write-through") && text.contains("AS LRU"),
         "{text}"
     );
     assert!(

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hearth_engine::api::{DiskId, ReqOp, Request};
 use hearth_io::BLOCK;
 use hearth_policy::histogram::{Histograms, Mix, Outstanding};
+use hearth_policy::ladder::Ladder;
 use hearth_policy::mrc::{self, Mrc, SAMPLES_MIN};
 use hearth_reactor::Ended;
 
@@ -40,8 +41,16 @@ pub struct Counted {
 /// A disk's miss-ratio curve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
-    /// (blocks of 4 KiB, share of blocks read that an LRU cache of that size has), ascending.
+    /// (blocks of 4 KiB, share of blocks read that a cache of that size by Hearth's rules has), ascending;
+    /// LRU's unless `own`.
     pub points: Vec<(f64, f64)>,
+    /// The same of an LRU cache.
+    pub lru: Vec<(f64, f64)>,
+    /// Enough was seen to tell the two apart.
+    pub own: bool,
+    /// (blocks of 4 KiB, blocks written to flash for each that the guest writes), ascending; empty while too
+    /// little was written.
+    pub flash_writes: Vec<(f64, f64)>,
     /// Different blocks seen, read or written: the working set.
     pub working_set: f64,
     /// Blocks read; older ones count less.
@@ -96,6 +105,7 @@ pub(crate) struct Front {
 /// What the keeper makes of it.
 pub(crate) struct Back {
     mrc: Mrc,
+    ladder: Ladder,
     spare: Vec<u64>,
     first_ns: u64,
     /// Nanoseconds that count, as of `now_ns`.
@@ -274,6 +284,7 @@ impl Disk {
         let back = back.get_or_insert_with(|| {
             Box::new(Back {
                 mrc: Mrc::with_samples(self.samples),
+                ladder: Ladder::new(self.samples),
                 spare: Vec::with_capacity(WAITING_MIN),
                 first_ns: since_ns,
                 counted_ns: 0.0,
@@ -301,7 +312,9 @@ impl Disk {
         back.mrc.missed(missed as f64);
         let came = waiting.len();
         for access in waiting.drain(..) {
-            back.mrc.sampled(access & !WRITTEN, access & WRITTEN == 0);
+            let (block, write) = (access & !WRITTEN, access & WRITTEN != 0);
+            let distance = back.mrc.sampled(block, !write);
+            back.ladder.sampled(&back.mrc, block, write, distance);
         }
         // As many may come again, or the data thread would have to make room.
         waiting.reserve_exact((came * 2).clamp(WAITING_MIN, WAITING_MAX));
@@ -314,11 +327,13 @@ impl Disk {
             back.halved_ns = now_ns;
             back.counted_ns /= 2.0;
             back.mrc.decay();
+            back.ladder.decay();
             anew = back.mrc.threshold() < mrc::ALL
                 && back.mrc.sample_blocks() < self.samples / SAMPLE_WASTED;
             back.before = anew.then(|| back.curve()).filter(Curve::is_enough);
             if anew {
                 back.mrc = Mrc::with_samples(self.samples);
+                back.ladder = Ladder::new(self.samples);
                 back.counted_ns = 0.0;
             }
         }
@@ -359,9 +374,9 @@ impl Disk {
         let front = lock(&self.front)
             .as_ref()
             .map_or(0, |f| size_of::<Front>() + f.waiting.capacity() * 8);
-        let back = lock(&self.back)
-            .as_ref()
-            .map_or(0, |b| b.mrc.footprint() + b.spare.capacity() * 8);
+        let back = lock(&self.back).as_ref().map_or(0, |b| {
+            b.mrc.footprint() + b.ladder.footprint() + b.spare.capacity() * 8
+        });
         front + back
     }
 
@@ -396,8 +411,13 @@ impl Disk {
 impl Back {
     fn curve(&self) -> Curve {
         let seconds = self.counted_ns / 1e9;
+        let lru = self.mrc.points();
+        let own = self.ladder.corrected(&lru);
         Curve {
-            points: self.mrc.points(),
+            own: own.is_some(),
+            points: own.unwrap_or_else(|| lru.clone()),
+            lru,
+            flash_writes: self.ladder.flash_writes(),
             working_set: self.mrc.blocks(),
             accesses: self.mrc.accesses(),
             rate: if seconds > 0.0 {
@@ -478,8 +498,37 @@ mod tests {
         assert_eq!(curve.working_set, 1000.0);
         assert_eq!(curve.accesses, 20_000.0);
         assert!((curve.rate - 1000.0).abs() < 1.0, "{}", curve.rate);
-        let at = |blocks| hearth_policy::advise::at(&curve.points, blocks);
-        assert!(at(900.0) < 0.01 && at(1000.0) > 0.9, "{:?}", curve.points);
+        let at = |blocks| hearth_policy::advise::at(&curve.lru, blocks);
+        assert!(at(900.0) < 0.01 && at(1000.0) > 0.9, "{:?}", curve.lru);
+        // Of a loop Hearth keeps what fits.
+        let own = |blocks| hearth_policy::advise::at(&curve.points, blocks);
+        assert!(curve.own && own(768.0) > 0.5, "{:?}", curve.points);
+        assert!(curve.flash_writes.is_empty(), "nothing was written");
+    }
+
+    #[test]
+    fn what_overwrites_cost_is_told() {
+        let disk = Disk::new(1, 4096);
+        let write = |block: u64| {
+            let op = ReqOp::Write { fua: false };
+            Request::new(0, 1, op, block * 4096, 4096, None, 7)
+        };
+        for i in 0..40_000u64 {
+            disk.arrived(&[write(i * 37 % 2000), read(i * 91 % 2000 * 4096, 4096, 7)]);
+            if i % 1000 == 0 {
+                disk.digest(8);
+            }
+        }
+        let curve = disk.curve(9).expect("a curve");
+        let costs = &curve.flash_writes;
+        assert!(
+            !costs.is_empty() && costs.iter().all(|c| c.1 >= 1.0),
+            "{costs:?}"
+        );
+        // Short of all blocks, live ones are appended again to get at the dead; with room for all nobody is.
+        let most = costs.iter().map(|c| c.1).fold(0.0, f64::max);
+        let last = costs[costs.len() - 1].1;
+        assert!(most > 1.5 && last < 1.05, "{costs:?}");
     }
 
     #[test]
@@ -495,7 +544,7 @@ mod tests {
         assert_eq!(curve.accesses, 400_000.0);
         assert!(curve.sampled < 0.1, "{}", curve.sampled);
         assert!((curve.working_set / 10_000.0 - 1.0).abs() < 0.2);
-        let at = |blocks| hearth_policy::advise::at(&curve.points, blocks);
+        let at = |blocks| hearth_policy::advise::at(&curve.lru, blocks);
         assert!(at(7000.0) < 0.1 && at(13_000.0) > 0.9);
         assert!(disk.footprint() < 1 << 20, "{}", disk.footprint());
     }
@@ -521,7 +570,7 @@ mod tests {
         assert!(curve.sample_blocks > 100.0, "{curve:?}");
         assert!((curve.working_set / 4000.0 - 1.0).abs() < 0.2);
         assert_eq!(curve.accesses, 21.0 * 400.0 * 4000.0);
-        let at = |blocks| hearth_policy::advise::at(&curve.points, blocks);
+        let at = |blocks| hearth_policy::advise::at(&curve.lru, blocks);
         assert!(at(2500.0) < 0.1 && at(5500.0) > 0.9);
 
         // What was dropped is not held against it for ever: the sample begins anew, and the old

@@ -9,6 +9,7 @@ pub mod advise;
 mod budget;
 pub mod cleaning;
 pub mod histogram;
+pub mod ladder;
 mod loglinear;
 mod mini;
 pub mod mrc;

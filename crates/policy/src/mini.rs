@@ -49,9 +49,21 @@ pub(crate) struct Mini {
 impl Mini {
     /// An empty miniature with so many blocks of RAM and flash.
     pub fn new(rules: Rules, ram: usize, flash: usize, dead_space: bool) -> Mini {
+        let sketch = Sketch::new(ram + flash);
+        Mini::with_sketch(rules, ram, flash, dead_space, sketch)
+    }
+
+    /// The same that counts its misses in this.
+    pub fn with_sketch(
+        rules: Rules,
+        ram: usize,
+        flash: usize,
+        dead_space: bool,
+        sketch: Sketch,
+    ) -> Mini {
         Mini {
             rules,
-            sketch: Sketch::new(ram + flash),
+            sketch,
             held: HashMap::with_capacity(ram + flash + 1),
             queues: Default::default(),
             ram: 0,
@@ -126,6 +138,48 @@ impl Mini {
         true
     }
 
+    /// Writes a block straight to flash, as write-back does; true if it was held.
+    pub fn write_back(&mut self, block: u32) -> bool {
+        let old = self.held.remove(&block);
+        match old {
+            None => self.sketch.add(block),
+            Some(old) if old.at == RAM => self.ram -= 1,
+            Some(_) => self.on_flash -= 1,
+        }
+        while self.taken() >= self.flash_max {
+            let Some(victim) = self.victim() else {
+                break;
+            };
+            self.evict(victim);
+        }
+        let freq = old.map_or(0, |old| (old.freq + 1).min(FREQ_MAX));
+        self.push(block, FLASH, freq, false, true);
+        old.is_some()
+    }
+
+    /// Goes on under these rules.
+    pub fn follow(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Is there no room left on flash that does not have to be made?
+    pub fn is_full(&self) -> bool {
+        self.taken() >= self.flash_max
+    }
+
+    /// Bytes it takes, roughly.
+    pub fn footprint(&self) -> usize {
+        let queues: usize = self.queues.iter().map(VecDeque::capacity).sum();
+        self.held.allocation_size() + queues * size_of::<(u32, u32)>() + self.sketch.footprint()
+    }
+
+    /// Drops the block that [`victim`](Self::victim) named.
+    fn evict(&mut self, victim: u32) {
+        self.held.remove(&victim);
+        self.queues[FLASH].pop_front();
+        self.on_flash -= 1;
+    }
+
     /// Blocks of flash that hold something, be it dead.
     fn taken(&self) -> usize {
         if self.dead_space {
@@ -158,9 +212,7 @@ impl Mini {
                 if self.rules.stops(held.written) && !wins() {
                     continue;
                 }
-                self.held.remove(&victim);
-                self.queues[FLASH].pop_front();
-                self.on_flash -= 1;
+                self.evict(victim);
             }
             self.push(block, FLASH, held.freq.min(1), false, false);
         }

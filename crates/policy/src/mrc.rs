@@ -247,15 +247,16 @@ impl Mrc {
 
     /// Notes an access of a sampled block. One that is `counted` was counted with
     /// [`count`](Self::count); else it only makes the block recently used (a write that leaves
-    /// the block in the cache, when only reads are of interest).
-    pub fn sampled(&mut self, key: u64, counted: bool) {
+    /// the block in the cache, when only reads are of interest). Blocks of the smallest LRU cache that
+    /// hits, if it is a counted use of a block that was used before.
+    pub fn sampled(&mut self, key: u64, counted: bool) -> Option<u64> {
         let place = place(key);
-        if place < self.threshold {
-            self.sample(key, place, counted);
-        }
+        (place < self.threshold)
+            .then(|| self.sample(key, place, counted))
+            .flatten()
     }
 
-    fn sample(&mut self, key: u64, place: u32, counted: bool) {
+    fn sample(&mut self, key: u64, place: u32, counted: bool) -> Option<u64> {
         if self.now as usize == self.samples * TIMES {
             self.renumber();
         }
@@ -268,11 +269,13 @@ impl Mrc {
         self.now += 1;
         if let Some(seen) = self.last.get_mut(&key) {
             let before = std::mem::replace(&mut seen.time, now);
+            let mut distance = None;
             if counted {
                 seen.counted = seen.counted.saturating_add(1);
                 let pull = f64::from(seen.counted) / (rate * rate);
                 let others = self.last.len() as u32 - self.up_to(before);
                 let size = (f64::from(others) / rate + 1.0) as u64;
+                distance = Some(size);
                 let at = self.bucket(size);
                 self.hits_from[at] += 1.0 / rate;
                 let at = loglinear::bucket(size, PULL_BITS).min(self.pull.len() - 1);
@@ -281,7 +284,7 @@ impl Mrc {
             }
             self.add(before, u16::MAX);
             self.add(now, 1);
-            return;
+            return distance;
         }
         self.pulls += f64::from(u8::from(counted)) / (rate * rate);
         let seen = Seen {
@@ -298,6 +301,7 @@ impl Mrc {
             self.threshold = *place;
             self.shed();
         }
+        None
     }
 
     /// Drops the blocks that are no longer in the sample.

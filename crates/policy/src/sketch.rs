@@ -67,17 +67,23 @@ pub struct Sketch {
 impl Sketch {
     /// A sketch for a cache of `blocks`.
     pub fn new(blocks: usize) -> Sketch {
+        Self::with_lines(blocks, Self::lines(blocks))
+    }
+
+    /// The same with so many lines: in a miniature, each holds the counts of as many blocks as in the full one.
+    pub(crate) fn with_lines(blocks: usize, lines: usize) -> Sketch {
         // The first period is twice as long, as every one begins with half of the last.
         let period = (blocks as u64 * PERIOD / 2).max(64);
         Sketch {
-            lines: vec![Line([0; 8]); Self::lines(blocks)],
+            lines: vec![Line([0; 8]); lines.max(1)],
             epoch: 0,
             left: period * 2,
             period,
         }
     }
 
-    fn lines(blocks: usize) -> usize {
+    /// Lines for a cache of `blocks`.
+    pub(crate) fn lines(blocks: usize) -> usize {
         (blocks * BITS_PER_BLOCK / LINE_BITS).max(LINES_MIN)
     }
 

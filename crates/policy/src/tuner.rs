@@ -17,6 +17,7 @@
 
 use crate::mini::{MINI_BLOCKS, Mini};
 use crate::rules::{Gate, Rules};
+use crate::sketch::Sketch;
 
 /// The rules tried; the first are in force at the start.
 pub const EXPERTS: [Rules; 3] = [
@@ -64,15 +65,28 @@ impl Tuner {
         let kept = all.min(MINI_BLOCKS);
         let mini_ram = (ram * kept / all).max(1);
         let mini_flash = kept.saturating_sub(mini_ram).max(1);
+        let mini = |rules: &Rules| Mini::new(*rules, mini_ram, mini_flash, dead_space);
+        let threshold = ((kept as u64) << 32) / all as u64;
+        Tuner::of(EXPERTS.iter().map(mini).collect(), kept, threshold)
+    }
+
+    /// For a cache that is in miniature itself, of so many blocks; its miniatures' sketches have `lines`.
+    pub(crate) fn scaled(ram: usize, flash: usize, dead_space: bool, lines: usize) -> Tuner {
+        let kept = ram + flash;
+        let mini = |rules: &Rules| {
+            let sketch = Sketch::with_lines(kept, lines);
+            Mini::with_sketch(*rules, ram, flash, dead_space, sketch)
+        };
+        Tuner::of(EXPERTS.iter().map(mini).collect(), kept, 1 << 32)
+    }
+
+    fn of(minis: Vec<Mini>, kept: usize, threshold: u64) -> Tuner {
         Tuner {
-            minis: EXPERTS
-                .iter()
-                .map(|rules| Mini::new(*rules, mini_ram, mini_flash, dead_space))
-                .collect(),
+            minis,
             lost: [0; EXPERTS.len()],
             price: kept as u64 * MISS / PATIENCE,
             blocks: kept as u64,
-            threshold: ((kept as u64) << 32) / all as u64,
+            threshold,
             current: 0,
             write_cost: WRITE_COST,
             switches: 0,
@@ -108,7 +122,13 @@ impl Tuner {
         }
     }
 
-    fn play(&mut self, block: u32, write: bool, covered: bool) {
+    /// Bytes it takes, roughly.
+    pub(crate) fn footprint(&self) -> usize {
+        self.minis.iter().map(Mini::footprint).sum()
+    }
+
+    /// Plays a use of a sampled block.
+    pub(crate) fn play(&mut self, block: u32, write: bool, covered: bool) {
         let miss = match (covered, write) {
             (true, _) => 0,
             (_, true) => WRITE_MISS,

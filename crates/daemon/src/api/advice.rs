@@ -12,8 +12,15 @@ pub struct Expected {
     pub bytes: u64,
     /// Share of the blocks read that come from flash.
     pub hit_ratio: f64,
+    /// The same if Hearth were an LRU cache.
+    #[serde(default)]
+    pub lru_hit_ratio: f64,
     /// Mean latency of reads, microseconds.
     pub latency_us: f64,
+    /// Blocks written to flash for each block that the guest writes, in write-back; absent while too little
+    /// was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_writes: Option<f64>,
 }
 
 /// A point of a miss-ratio curve.
@@ -53,6 +60,11 @@ pub struct Advice {
     /// Share of bytes read that did come from flash in the last hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_hit_ratio: Option<f64>,
+    /// Bytes written to flash for each byte that the guest wrote, since the daemon started: what it wrote,
+    /// what misses brought and what was appended again, with their part of the log's own. Absent if it wrote nothing, or
+    /// the mode is not write-back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_flash_writes: Option<f64>,
     /// Mean latency of a hit, microseconds.
     pub hit_us: f64,
     /// Mean latency of a miss, microseconds.
@@ -74,7 +86,11 @@ pub struct Advice {
     /// Cache mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Suggestion<CacheMode>>,
-    /// Hit ratio over size, of an LRU cache; at most 200 points.
+    /// The curve and all that follows from it are of Hearth's own rules, in miniature; as long as too little
+    /// was seen for that, of an LRU cache.
+    #[serde(default)]
+    pub own_rules: bool,
+    /// Hit ratio over size; at most 200 points.
     pub curve: Vec<CurvePoint>,
 }
 

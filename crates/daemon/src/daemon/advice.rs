@@ -8,11 +8,13 @@ use std::sync::atomic::Ordering;
 
 use hearth_engine::ControlError;
 use hearth_engine::api::DiskId;
+use hearth_engine::stats::{DiskCounters, PoolCounters};
 use hearth_format::DiskRecord;
 use hearth_io::BLOCK;
 use hearth_observe::Curve;
 use hearth_policy::advise::{self, Demand, Share};
 use hearth_policy::histogram::Mix;
+use hearth_policy::ladder;
 
 use super::{Daemon, control_error, lock};
 use crate::api::advice::{Advice, AdviceReport, Applied, CurvePoint, Expected, Suggestion};
@@ -72,6 +74,8 @@ struct Known {
     /// The pool's mean read of flash: what a hit takes where none was measured.
     flash_us: Option<f64>,
     measured: Option<f64>,
+    /// Bytes written to flash for each that the guest wrote.
+    flash_writes: Option<f64>,
     curve: Option<Curve>,
     mix: Option<Mix>,
 }
@@ -167,6 +171,25 @@ impl Known {
     }
 }
 
+/// Bytes written to flash for each byte of data among them: descriptors and summaries are the difference.
+fn log_share(pool: &PoolCounters) -> f64 {
+    let data = pool.flash_payload_bytes + pool.flash_reinsert_bytes;
+    if data == 0 {
+        return 1.0;
+    }
+    (pool.flash_write_bytes as f64 / data as f64).max(1.0)
+}
+
+/// Bytes written to flash on behalf of a disk for each that its guest wrote; `None` if there were none, or not all
+/// of them go to flash: then nothing counts those that do.
+fn flash_writes(disk: &DiskCounters, mode: CacheMode, log_share: f64) -> Option<f64> {
+    if mode != CacheMode::WriteBack || disk.write_bytes == 0 {
+        return None;
+    }
+    let data = disk.write_bytes + (disk.fills + disk.reinsertions) * BLOCK;
+    Some(data as f64 * log_share / disk.write_bytes as f64)
+}
+
 /// At most so many points of a curve, the last one among them.
 fn thin(points: &[(f64, f64)]) -> Vec<CurvePoint> {
     let step = points.len().div_ceil(POINTS_MAX - 1).max(1);
@@ -187,7 +210,9 @@ impl Daemon {
         let now = self.now_s();
         let disks = self.disks.lock();
         let pool = lock(&self.pool);
-        let flash_us = Some(self.engine.pool_stats().flash_read_ns)
+        let flash = self.engine.pool_stats();
+        let log_share = log_share(&flash.counters);
+        let flash_us = Some(flash.flash_read_ns)
             .filter(|ns| *ns > 0)
             .map(|ns| ns as f64 / 1000.0);
         let list: Vec<(u16, Known)> = disks
@@ -198,6 +223,7 @@ impl Daemon {
                     .engine
                     .stats(slot.id, hearth_io::now_ns())
                     .unwrap_or_default();
+                let record_mode = record.mode;
                 let hit = stats.read_hit_latency;
                 let miss = stats.read_miss_latency;
                 let counters = Counters::from(&stats.counters);
@@ -215,6 +241,7 @@ impl Daemon {
                     miss_us: (miss.count > 0).then_some(miss.mean_us),
                     flash_us,
                     measured,
+                    flash_writes: flash_writes(&stats.counters, mode_of(record_mode), log_share),
                     curve: None,
                     mix: None,
                 };
@@ -475,6 +502,7 @@ fn advice(known: &Known, demand: &Demand, share: &Share) -> Advice {
     let mut advice = Advice {
         name: known.name.clone(),
         measured_hit_ratio: known.measured,
+        measured_flash_writes: known.flash_writes,
         hit_us: demand.hit_us,
         miss_us: demand.miss_us,
         latency_guessed: known.hit_us.is_none() || known.miss_us.is_none(),
@@ -498,9 +526,13 @@ fn advice(known: &Known, demand: &Demand, share: &Share) -> Advice {
     let expected = |size: f64| Expected {
         bytes: bytes(size),
         hit_ratio: advise::at(&curve.points, size),
+        lru_hit_ratio: advise::at(&curve.lru, size),
+        flash_writes: (!curve.flash_writes.is_empty())
+            .then(|| ladder::between(&curve.flash_writes, size)),
         latency_us: advise::latency(demand, size),
     };
     let best = curve.points.last().map_or(0.0, |p| p.1);
+    advice.own_rules = curve.own;
     advice.seconds = curve.seconds;
     advice.bytes_per_second = curve.rate * BLOCK as f64;
     advice.working_set = bytes(curve.working_set);
@@ -547,6 +579,7 @@ mod tests {
             sampled: 1.0,
             sample_blocks: 2000.0,
             sample_reads: 1e6,
+            ..Curve::default()
         };
         let known = |miss_us: f64| Known {
             name: "d".to_owned(),
@@ -557,6 +590,7 @@ mod tests {
             miss_us: Some(miss_us),
             flash_us: None,
             measured: None,
+            flash_writes: None,
             curve: Some(curve.clone()),
             mix: None,
         };
@@ -577,6 +611,35 @@ mod tests {
         assert!(mode.because.contains("as fast as the flash"), "{mode:?}");
         let slow = advised(5000.0);
         assert!(slow.advised.bytes > 0 && slow.share.bytes > 0);
+    }
+
+    #[test]
+    fn what_writes_cost_is_what_was_written_to_flash_for_them() {
+        let disk = DiskCounters {
+            write_bytes: 100 * BLOCK,
+            fills: 30,
+            reinsertions: 20,
+            ..DiskCounters::default()
+        };
+        let pool = PoolCounters {
+            flash_payload_bytes: 900,
+            flash_reinsert_bytes: 100,
+            flash_write_bytes: 1100,
+            ..PoolCounters::default()
+        };
+        let share = log_share(&pool);
+        let cost = |mode| flash_writes(&disk, mode, share).map(|c| (c * 1000.0).round());
+        assert_eq!(cost(CacheMode::WriteBack), Some(1650.0));
+        for past in [
+            CacheMode::WriteThrough,
+            CacheMode::WriteAround,
+            CacheMode::Off,
+        ] {
+            assert_eq!(cost(past), None);
+        }
+        let idle = DiskCounters::default();
+        assert_eq!(flash_writes(&idle, CacheMode::WriteBack, 1.0), None);
+        assert_eq!(log_share(&PoolCounters::default()), 1.0);
     }
 
     #[test]
@@ -650,6 +713,7 @@ mod tests {
             miss_us: Some(8000.0),
             flash_us: Some(90.0),
             measured: None,
+            flash_writes: None,
             curve: None,
             mix: None,
         }
