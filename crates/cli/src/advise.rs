@@ -211,7 +211,7 @@ fn basis(a: &Advice) -> String {
         "The curve is LRU's: too little was seen to tell what Hearth's own rules do."
     }
     .to_owned();
-    if a.present.flash_writes.is_some() {
+    if a.present.flash_writes.or(a.advised.flash_writes).is_some() {
         out.push_str(
             "\nFLASH WRITES is what flash takes, in write-back, for each block that the guest writes: the block, what \
              misses bring, and what is moved.",

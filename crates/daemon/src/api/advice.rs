@@ -18,7 +18,7 @@ pub struct Expected {
     /// Mean latency of reads, microseconds.
     pub latency_us: f64,
     /// Blocks written to flash for each block that the guest writes, in write-back; absent while too little
-    /// was written.
+    /// was written, and for sizes that no miniature of was ever full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_writes: Option<f64>,
 }

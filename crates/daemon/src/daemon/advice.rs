@@ -190,6 +190,13 @@ fn flash_writes(disk: &DiskCounters, mode: CacheMode, log_share: f64) -> Option<
     Some(data as f64 * log_share / disk.write_bytes as f64)
 }
 
+/// What a written block costs at a size; `None` far beyond the largest miniature that was ever full: what comes
+/// when such a cache is, nobody has seen.
+fn cost_at(costs: &[(f64, f64)], size: f64) -> Option<f64> {
+    let largest = costs.last()?.0;
+    (size <= largest * 2.0).then(|| ladder::between(costs, size))
+}
+
 /// At most so many points of a curve, the last one among them.
 fn thin(points: &[(f64, f64)]) -> Vec<CurvePoint> {
     let step = points.len().div_ceil(POINTS_MAX - 1).max(1);
@@ -527,8 +534,7 @@ fn advice(known: &Known, demand: &Demand, share: &Share) -> Advice {
         bytes: bytes(size),
         hit_ratio: advise::at(&curve.points, size),
         lru_hit_ratio: advise::at(&curve.lru, size),
-        flash_writes: (!curve.flash_writes.is_empty())
-            .then(|| ladder::between(&curve.flash_writes, size)),
+        flash_writes: cost_at(&curve.flash_writes, size),
         latency_us: advise::latency(demand, size),
     };
     let best = curve.points.last().map_or(0.0, |p| p.1);
@@ -640,6 +646,15 @@ mod tests {
         let idle = DiskCounters::default();
         assert_eq!(flash_writes(&idle, CacheMode::WriteBack, 1.0), None);
         assert_eq!(log_share(&PoolCounters::default()), 1.0);
+    }
+
+    #[test]
+    fn what_writes_cost_is_not_made_up_for_sizes_that_were_never_full() {
+        let costs = [(100.0, 1.5), (200.0, 2.0)];
+        assert_eq!(cost_at(&costs, 150.0), Some(1.75));
+        assert_eq!(cost_at(&costs, 400.0), Some(2.0));
+        assert_eq!(cost_at(&costs, 401.0), None);
+        assert_eq!(cost_at(&[], 1.0), None);
     }
 
     #[test]
