@@ -8,6 +8,8 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use hearth_fault::Fault;
+
 use crate::rpc::Credential;
 
 /// Who has no rights of his own.
@@ -22,8 +24,18 @@ pub struct Network {
 
 /// This is no address or network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no address and no network; write 192.0.2.7 or 192.0.2.0/24")]
+#[error("{}", self.fault())]
 pub struct NoNetwork(String);
+
+impl NoNetwork {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        Fault::new(
+            format!("'{}' is no address and no network", self.0),
+            "write 192.0.2.7 or 192.0.2.0/24",
+        )
+    }
+}
 
 impl Network {
     /// Every address that begins like this one. `None` if it has fewer bits.

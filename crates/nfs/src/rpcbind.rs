@@ -10,6 +10,8 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use hearth_fault::Fault;
+
 use crate::portmap::{self, Mapping};
 
 /// Where it listens.
@@ -31,15 +33,30 @@ pub enum Refused {
     #[error("no portmapper answers at {0}: {1}")]
     Silent(SocketAddr, io::Error),
     /// It says no.
-    #[error(
-        "rpcbind does not take program {program} version {version}; it is registered for another server already, or another process may register only"
-    )]
+    #[error("{}", Refused::no(*program, *version))]
     No {
         /// The program.
         program: u32,
         /// Its version.
         version: u32,
     },
+}
+
+impl Refused {
+    fn no(program: u32, version: u32) -> Fault {
+        Fault::new(
+            format!("rpcbind does not take program {program} version {version}"),
+            "stop the other NFS server of this host, or ask rpcbind's settings who may register",
+        )
+    }
+
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Refused::No { program, version } => Refused::no(*program, *version),
+            other => Fault::bare(other.to_string()),
+        }
+    }
 }
 
 /// What is registered; taken out when it is dropped.
