@@ -49,14 +49,6 @@ impl Refused {
             "stop the other NFS server of this host, or ask rpcbind's settings who may register",
         )
     }
-
-    /// What is wrong, and what to do about it.
-    pub fn fault(&self) -> Fault {
-        match self {
-            Refused::No { program, version } => Refused::no(*program, *version),
-            other => Fault::bare(other.to_string()),
-        }
-    }
 }
 
 /// What is registered; taken out when it is dropped.
