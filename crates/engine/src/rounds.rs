@@ -76,6 +76,15 @@ impl Core {
         if missing(d.is_noted(), ready.noted.contains(id)) {
             return Some("has records to be logged again");
         }
+        if let Some(until) = d.origin.destage.gathers_until()
+            && missing(
+                true,
+                ready.touched.contains(id)
+                    || ready.timers.contains(&(until, id)) && ready.gathering.contains(id),
+            )
+        {
+            return Some("has written what nobody will flush");
+        }
         missing(d.origin.destage.is_given(), ready.given.contains(id))
             .then_some("waits for its origin")
     }

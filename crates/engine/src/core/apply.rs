@@ -117,6 +117,7 @@ fn copy(item: &Item<Purpose>, i: u32, dirty: bool) -> Copied {
 impl Core {
     /// Maps a batch and tells who waited for it.
     pub fn apply(&mut self, batch: Batch<Purpose>, now: u64, fx: &mut Effects) {
+        self.destaging.note_batch(batch.seg, batch.seq);
         for item in batch.items {
             match item.token.apply {
                 Apply::Dirty => {

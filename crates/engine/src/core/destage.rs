@@ -19,13 +19,14 @@ use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::durable::Until;
 use crate::origin::job::{DestageJob, NOWHERE};
-use crate::origin::pace::{self, JOBS_BUSY, Need};
+use crate::origin::pace::{self, JOBS_BUSY, Need, PIECES_PACED, RUN_PACED};
 use crate::origin::progress::Written;
 use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
 use hearth_format::Kind;
 use hearth_io::{Buf, IoDone, IoError, OpKind, Target};
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// The share of flash that may be dirty, in percent, below the high mark, before haste begins.
 const HASTE_PERCENT: u32 = 5;
@@ -100,12 +101,11 @@ impl Core {
             return if awaited { Need::Urgent } else { Need::None };
         }
         let over = |percent| is_over(self.dirty_total, self.capacity_blocks(), percent);
-        if !self.reqs.stalled.is_empty()
-            || !self.flash.takes_writes()
-            || over(self.haste_percent())
-            || self.flash.wants_clean()
-        {
+        if !self.reqs.stalled.is_empty() || !self.flash.takes_writes() || self.flash.wants_clean() {
             return Need::Urgent;
+        }
+        if over(self.haste_percent()) {
+            return Need::Haste;
         }
         if over(self.opts.dirty_low_percent) {
             return Need::Background;
@@ -139,6 +139,11 @@ impl Core {
         while let Some(disk) = self.ready.due(now) {
             self.ready.touch(disk);
         }
+        if !self.ready.gathering.is_empty() && self.pool_need(now) == Need::Urgent {
+            for disk in self.ready.gathering.take() {
+                self.ready.touch(disk);
+            }
+        }
         if self.ready.touched.is_empty() && self.ready.owing.is_empty() {
             return;
         }
@@ -166,8 +171,15 @@ impl Core {
     /// How many runs of a disk in such need may be on their way at a time: 0 if none may begin.
     fn may_start(&self, need: Need, now: u64) -> usize {
         let limited = self.opts.destage_bytes_per_s > 0;
+        let hasty = pace::hasty(self.dirty_total, self.haste_range());
         self.destaging
-            .may_start(need, self.paced(now), limited, now)
+            .may_start(need, self.paced(now), hasty, limited, now)
+    }
+
+    /// From where haste begins to where writes have to wait, in dirty blocks.
+    fn haste_range(&self) -> Range<u64> {
+        let percent = |p: u32| self.capacity_blocks() * u64::from(p) / 100;
+        percent(self.haste_percent())..percent(self.opts.dirty_high_percent)
     }
 
     /// Starts as many runs of a disk as are due, and puts it on the list where it belongs then.
@@ -189,9 +201,12 @@ impl Core {
             // would cost each of them a seek. When haste begins, the sweep takes them all.
             if need == Need::Background && self.paced(now) {
                 let d = self.known_mut(disk);
-                d.origin.destage.cursor = d.origin.destage.near;
+                if let Some(near) = d.origin.destage.near.take() {
+                    d.origin.destage.cursor = near;
+                }
             }
-            if !self.destage_one(disk, now, fx) {
+            let paced = need <= Need::Background && self.paced(now);
+            if !self.destage_one(disk, paced, now, fx) {
                 blocked = true;
                 break;
             }
@@ -243,8 +258,9 @@ impl Core {
             .pause(took, self.dirty_total, low..haste, now);
     }
 
-    /// Starts the next run of a disk; false if there is none to start.
-    fn destage_one(&mut self, disk: DiskId, now: u64, fx: &mut Effects) -> bool {
+    /// Starts the next run of a disk; false if there is none to start. If `paced`, one that holds up clients as
+    /// little as can be: short, and without a flush of the log if there is one that needs none.
+    fn destage_one(&mut self, disk: DiskId, paced: bool, now: u64, fx: &mut Effects) -> bool {
         if self.destage_urgent(disk, now, fx) {
             return true;
         }
@@ -253,32 +269,48 @@ impl Core {
             self.destage_zero(disk, block, past, now, fx);
             return true;
         }
-        match self.disk(disk).and_then(|d| self.next_run(d, now)) {
-            Some((block, left)) => self.destage_run(disk, block, left, now, fx),
+        let next = self.disk(disk).and_then(|d| {
+            let durable = paced.then(|| self.next_run(d, true, now)).flatten();
+            durable.or_else(|| self.next_run(d, false, now))
+        });
+        match next {
+            Some((block, left)) => self.destage_run(disk, block, left, paced, now, fx),
             None => false,
         }
     }
 
     /// The next dirty block of a disk's sweep that nothing keeps from the origin, and how many may go with
-    /// it at most.
-    fn next_run(&self, d: &Disk, now: u64) -> Option<(u64, u64)> {
+    /// it at most. If `durable`, one of which the log is durable.
+    fn next_run(&self, d: &Disk, durable: bool, now: u64) -> Option<(u64, u64)> {
         // One sweep over the disk, wrapping once.
         let (disk, cursor) = (d.cfg.id, d.origin.destage.cursor);
         for (from, to) in [(cursor, u64::MAX), (0, cursor)] {
             let mut at = from;
-            // Bounded: every step passes a busy range, a waiting read, or lost or written blocks.
+            // Bounded: every step passes a busy range, a waiting read, or lost, written or fresh blocks.
             for _ in 0..64 {
                 let Some(block) = d.dirty.first_in(at, to) else {
                     break;
                 };
                 at = match self.destage_obstacle(disk, block, now) {
                     Some(past) => past,
-                    None if self.dirty_slot(disk, block).is_none() => block + 1,
+                    None if !self.may_go(disk, block, durable) => block + 1,
                     None => return Some((block, d.dirty.run_len(block, RUN_MAX.min(to - block)))),
                 };
             }
         }
         None
+    }
+
+    /// Can a dirty block be given to the origin, and, if that matters, without a flush of the log?
+    fn may_go(&self, disk: DiskId, block: u64, durable: bool) -> bool {
+        self.dirty_slot(disk, block)
+            .is_some_and(|slot| !durable || self.newest_at(&[slot]) <= self.flash.log.durable_seq)
+    }
+
+    /// The last batch of the segments in which these slots lie.
+    fn newest_at(&self, slots: &[SlotNo]) -> u64 {
+        let segments = slots.iter().map(|slot| self.flash.log.segment_of(*slot));
+        self.destaging.newest_of(segments)
     }
 
     /// Where a dirty block lies that flash is not known to have lost.
@@ -294,7 +326,7 @@ impl Core {
         d.may_destage(now)
             && d.origin.destage.busy.len() < JOBS_BUSY
             && d.refusals.is_empty()
-            && (self.next_run(d, now).is_some() || self.next_zeros(d, now).is_some())
+            && (self.next_run(d, false, now).is_some() || self.next_zeros(d, now).is_some())
     }
 
     /// Starts a run that somebody waits for. Those with an obstacle stay for the sweep, which comes
@@ -310,7 +342,7 @@ impl Core {
             let left = d.dirty.run_len(block, RUN_MAX);
             if dirty
                 && self.destage_obstacle(disk, block, now).is_none()
-                && self.destage_run(disk, block, left, now, fx)
+                && self.destage_run(disk, block, left, false, now, fx)
             {
                 return true;
             }
@@ -369,11 +401,16 @@ impl Core {
         disk: DiskId,
         start: u64,
         left: u64,
+        paced: bool,
         now: u64,
         fx: &mut Effects,
     ) -> bool {
-        let mut slots = Vec::new();
-        for block in start..start + left {
+        let mut slots: Vec<SlotNo> = Vec::new();
+        let (longest, mut pieces) = match paced {
+            true => (RUN_PACED, PIECES_PACED),
+            false => (left, usize::MAX),
+        };
+        for block in start..start + left.min(longest) {
             if block > start
                 && (self.destage_obstacle(disk, block, now).is_some()
                     || self.doubtful(disk, start)
@@ -382,7 +419,15 @@ impl Core {
                 break;
             }
             match self.dirty_slot(disk, block) {
-                Some(slot) => slots.push(slot),
+                Some(slot) => {
+                    if slots.last().is_none_or(|last| last + 1 != slot) {
+                        if pieces == 0 {
+                            break;
+                        }
+                        pieces -= 1;
+                    }
+                    slots.push(slot);
+                }
                 None => break,
             }
         }
@@ -391,7 +436,8 @@ impl Core {
         }
         let count = slots.len() as u64;
         let buf = Buf::zeroed((count * 4096) as usize);
-        let batch = self.flash.log.applied_seq;
+        // Most of it lies in segments that are durable for long, and needs no flush of its own.
+        let batch = self.newest_at(&slots);
         let job = self.destaging.jobs.insert(DestageJob {
             disk,
             start,
@@ -628,18 +674,17 @@ impl Core {
             // Whatever was void there, it was so of what was told before.
             let end = job.start + job.count;
             d.origin.destage.zero_void.remove_range(job.start, end);
-            d.origin.destage.written.push(Written::Zero {
+            let zeros = Written::Zero {
                 block: job.start,
                 count: job.count,
-            });
+            };
+            d.origin.destage.push(zeros, now);
         } else {
             for (block, slot) in (job.start..).zip(&job.slots) {
                 if *slot != NOWHERE {
                     d.counters.destaged += 1;
-                    d.origin
-                        .destage
-                        .written
-                        .push(Written::Data { block, slot: *slot });
+                    let data = Written::Data { block, slot: *slot };
+                    d.origin.destage.push(data, now);
                 }
             }
         }
@@ -695,11 +740,24 @@ impl Core {
         }
     }
 
+    /// Is it well if what was written to the origin waits for more before it is flushed?
+    fn may_gather(&self, disk: DiskId, now: u64) -> bool {
+        let in_service = |d: &Disk| d.may_destage(now) && !self.quiescing;
+        self.paced(now)
+            && self.disk(disk).is_some_and(in_service)
+            && self.need(disk, now) < Need::Urgent
+    }
+
     /// Flushes the origin when enough was written, or nothing more is coming.
     fn destage_flush_if_due(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let may_gather = self.may_gather(disk, now);
         let d = self.known_mut(disk);
         let awaited = !d.clean_waiters.is_empty();
-        if !d.origin.destage.cover(awaited, now) {
+        if !d.origin.destage.cover(awaited, may_gather, now) {
+            if let Some(until) = d.origin.destage.gathers_until() {
+                self.ready.timers.insert((until, disk));
+                self.ready.gathering.add(disk);
+            }
             return;
         }
         let target = d.origin.sync.completed();

@@ -12,6 +12,7 @@
 //! | draining | has to give the origin all it has | every tick |
 //! | restless | time may bring it work: dirty, open intents, too much flash, writes nobody flushed | in turn, so many per tick |
 //! | given | its origin was given something that it may not have answered | when flash is short of segments |
+//! | gathering | its origin was written, and the flush waits for more | when it cannot wait any longer |
 //! | noted | has intents or zeros, whose records are logged again before their segment is freed | per segment evicted |
 //! | timers | the destager leaves it alone until some time | when it has come |
 //!
@@ -88,6 +89,7 @@ pub(crate) struct Ready {
     pub draining: Turns,
     pub restless: Turns,
     pub given: Turns,
+    pub gathering: Turns,
     pub noted: Turns,
     /// When the time has come, and whose.
     pub timers: BTreeSet<(u64, DiskId)>,

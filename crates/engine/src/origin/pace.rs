@@ -8,6 +8,11 @@ use std::ops::Range;
 /// Runs on their way to the origins while somebody waits for them: enough to let a hard disk
 /// reorder.
 pub(crate) const JOBS_BUSY: usize = 16;
+/// Blocks of a run that is read and written beside requests of clients: 128 KiB, which hold up a request that comes
+/// behind them no longer than one of the guest's own would.
+pub(crate) const RUN_PACED: u64 = 32;
+/// Reads of flash that such a run consists of.
+pub(crate) const PIECES_PACED: usize = 8;
 /// The same while nobody waits.
 const JOBS_IDLE: usize = 4;
 /// Clients asked for something within this time: background runs go one at a time, with pauses.
@@ -22,6 +27,9 @@ pub(crate) enum Need {
     None,
     Idle,
     Background,
+    /// So much is dirty that writes may soon have to wait.
+    Haste,
+    /// Somebody waits.
     Urgent,
 }
 
@@ -35,6 +43,8 @@ pub(crate) struct Destaging {
     /// While clients are active, background destaging rests until this time.
     pub pause_ns: u64,
     pub refill_ns: u64,
+    /// For each segment, the last batch that is known in it, if it was written in this run.
+    pub newest: Vec<u64>,
     /// Hits in flight in lanes when the destager last looked.
     pub lane_hits: u64,
 }
@@ -45,13 +55,37 @@ pub(crate) fn is_active(last_ns: u64, now: u64) -> bool {
 }
 
 impl Destaging {
+    /// A batch is on flash, in this segment.
+    pub fn note_batch(&mut self, seg: u32, seq: u64) {
+        let seg = seg as usize;
+        if self.newest.len() <= seg {
+            self.newest.resize(seg + 1, 0);
+        }
+        self.newest[seg] = seq;
+    }
+
+    /// Up to which batch the log must be durable so that what lies in these segments is.
+    pub fn newest_of(&self, segments: impl Iterator<Item = usize>) -> u64 {
+        let newest = segments.filter_map(|seg| self.newest.get(seg));
+        newest.copied().max().unwrap_or(0)
+    }
+
     /// How many runs of a disk in such need may be on their way at a time, and whether its tokens let one
-    /// more begin: 0 if not. `paced`: clients are active; `limited`: there is a limit on bandwidth.
-    pub fn may_start(&self, need: Need, paced: bool, limited: bool, now: u64) -> usize {
+    /// more begin: 0 if not. `paced`: clients are active; `hasty`: so many in haste beside them; `limited`: there
+    /// is a limit on bandwidth.
+    pub fn may_start(
+        &self,
+        need: Need,
+        paced: bool,
+        hasty: usize,
+        limited: bool,
+        now: u64,
+    ) -> usize {
         let spent = limited && self.tokens <= 0;
         match need {
             Need::None => 0,
-            Need::Urgent => JOBS_BUSY,
+            Need::Haste if paced => hasty,
+            Need::Haste | Need::Urgent => JOBS_BUSY,
             Need::Background | Need::Idle if spent => 0,
             Need::Background if paced && self.pause_ns > now => 0,
             Need::Background if paced => 1,
@@ -78,6 +112,14 @@ impl Destaging {
     }
 }
 
+/// Runs on their way at a time in haste, beside clients: the nearer to where writes have to wait (the end of
+/// `range`, in dirty blocks; haste begins with it), the more.
+pub(crate) fn hasty(dirty: u64, range: Range<u64>) -> usize {
+    let span = range.end.saturating_sub(range.start).max(1);
+    let over = dirty.saturating_sub(range.start).min(span);
+    1 + (over * (JOBS_BUSY as u64 - 1) / span) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,19 +127,39 @@ mod tests {
     #[test]
     fn what_nobody_waits_for_stands_back_while_clients_are_active() {
         let mut d = Destaging::default();
-        assert_eq!(d.may_start(Need::None, false, false, 0), 0);
-        assert_eq!(d.may_start(Need::Background, false, false, 0), JOBS_IDLE);
-        assert_eq!(d.may_start(Need::Background, true, false, 0), 1);
+        assert_eq!(d.may_start(Need::None, false, 3, false, 0), 0);
+        assert_eq!(d.may_start(Need::Background, false, 3, false, 0), JOBS_IDLE);
+        assert_eq!(d.may_start(Need::Background, true, 3, false, 0), 1);
         d.pause(1000, 0, 10..20, 0);
         assert_eq!(d.pause_ns, 1000 * PAUSE_MAX);
-        assert_eq!(d.may_start(Need::Background, true, false, 0), 0);
-        assert_eq!(d.may_start(Need::Background, true, false, d.pause_ns), 1);
-        assert_eq!(d.may_start(Need::Urgent, true, false, 0), JOBS_BUSY);
+        assert_eq!(d.may_start(Need::Background, true, 3, false, 0), 0);
+        assert_eq!(d.may_start(Need::Background, true, 3, false, d.pause_ns), 1);
+        assert_eq!(d.may_start(Need::Urgent, true, 3, false, 0), JOBS_BUSY);
+        assert_eq!(d.may_start(Need::Haste, true, 3, false, 0), 3);
+        assert_eq!(d.may_start(Need::Haste, false, 3, false, 0), JOBS_BUSY);
         // Near where writes would have to wait there is no pause.
         d.pause(1000, 15, 10..20, 0);
         assert_eq!(d.pause_ns, 1000 * PAUSE_MAX / 2);
         d.pause(1000, 20, 10..20, 0);
         assert_eq!(d.pause_ns, 0);
+    }
+
+    #[test]
+    fn haste_grows_until_writes_would_have_to_wait() {
+        let runs = [0, 100, 150, 199, 200, 300].map(|dirty| hasty(dirty, 100..200));
+        assert_eq!(runs, [1, 1, 8, 15, JOBS_BUSY, JOBS_BUSY]);
+        assert_eq!(hasty(7, 7..7), 1, "a pool without a span between");
+    }
+
+    #[test]
+    fn what_was_written_in_this_run_is_durable_with_its_segments_last_batch() {
+        let mut d = Destaging::default();
+        d.note_batch(3, 10);
+        d.note_batch(1, 11);
+        d.note_batch(3, 12);
+        assert_eq!(d.newest_of([1].into_iter()), 11);
+        assert_eq!(d.newest_of([1, 3].into_iter()), 12);
+        assert_eq!(d.newest_of([0, 2, 70].into_iter()), 0, "from before");
     }
 
     #[test]
@@ -108,13 +170,13 @@ mod tests {
         };
         d.refill(1_000_000, 500_000_000);
         assert_eq!(d.tokens, -500_000);
-        assert_eq!(d.may_start(Need::Idle, false, true, 0), 0);
-        assert_eq!(d.may_start(Need::Urgent, false, true, 0), JOBS_BUSY);
+        assert_eq!(d.may_start(Need::Idle, false, 3, true, 0), 0);
+        assert_eq!(d.may_start(Need::Urgent, false, 3, true, 0), JOBS_BUSY);
         d.refill(1_000_000, 10_000_000_000);
         assert_eq!(
             d.tokens, 250_001,
             "a pause gives no more than a quarter of a second"
         );
-        assert_eq!(d.may_start(Need::Idle, false, true, 0), JOBS_IDLE);
+        assert_eq!(d.may_start(Need::Idle, false, 3, true, 0), JOBS_IDLE);
     }
 }

@@ -11,6 +11,11 @@ use hearth_io::IoError;
 
 /// Runs written before the origin is flushed.
 const WRITTEN_MAX: usize = 1024;
+/// The same where there is time for more to come. Calling them clean takes the engine's lock for a while.
+const GATHERED_MAX: usize = 2048;
+/// While clients are active, what was written waits so long for more that the same flush may cover: on a device that
+/// they share, every flush holds them up, and nobody waits for this one.
+const GATHER_NS: u64 = 1_000_000_000;
 /// First wait after the origin failed a write; doubles up to 32 times this.
 pub(crate) const BACKOFF_NS: u64 = 1_000_000_000;
 
@@ -26,8 +31,8 @@ pub(crate) enum Written {
 pub(crate) struct Destage {
     /// Where the sweep in disk order goes on.
     pub cursor: u64,
-    /// Where a client last made the origin read: its arm is there, if it has one.
-    pub near: u64,
+    /// Where a client made the origin read since the last run was begun: its arm is there, if it has one.
+    pub near: Option<u64>,
     /// Ranges being written to the origin: (start, end, job).
     pub busy: Vec<(u64, u64, usize)>,
     /// Written, not yet flushed.
@@ -35,6 +40,8 @@ pub(crate) struct Destage {
     /// Zeros in `written` that were written and zeroed again since: the origin may hold what was
     /// between, so the entry says nothing about them.
     pub zero_void: RunSet,
+    /// Since when the oldest of `written` that no flush covers has been waiting.
+    pub since_ns: u64,
     /// Of `written`, how many the flush in flight covers, and since when.
     pub covered: usize,
     pub covered_ns: u64,
@@ -69,10 +76,31 @@ impl Destage {
         self.urgent.clear();
     }
 
+    /// The origin has taken a block, or a run of zeros.
+    pub fn push(&mut self, written: Written, now: u64) {
+        if self.written.len() == self.covered {
+            self.since_ns = now;
+        }
+        self.written.push(written);
+    }
+
+    /// When a flush is due only because what was written has waited for long enough, if it waits for nothing
+    /// else.
+    pub fn gathers_until(&self) -> Option<u64> {
+        let waits = self.covered == 0 && self.busy.is_empty() && !self.written.is_empty();
+        waits.then_some(self.since_ns + GATHER_NS)
+    }
+
     /// Is a flush of the origin due, because enough was written, nothing more is coming, or it is
-    /// `awaited`? Then it covers all that was written so far.
-    pub fn cover(&mut self, awaited: bool, now: u64) -> bool {
-        let due = awaited || self.written.len() >= WRITTEN_MAX || self.busy.is_empty();
+    /// `awaited`? Then it covers all that was written so far. If it `may_gather`, there is time for more to
+    /// come.
+    pub fn cover(&mut self, awaited: bool, may_gather: bool, now: u64) -> bool {
+        let enough = match may_gather {
+            true => self.written.len() >= GATHERED_MAX,
+            false => self.written.len() >= WRITTEN_MAX,
+        };
+        let early = may_gather && self.gathers_until().is_some_and(|until| now < until);
+        let due = awaited || enough || self.busy.is_empty() && !early;
         if self.written.is_empty() || self.covered > 0 || !due {
             return false;
         }
@@ -110,18 +138,48 @@ mod tests {
     #[test]
     fn a_flush_covers_what_was_written_and_the_next_one_waits_for_it() {
         let mut d = Destage::default();
-        assert!(!d.cover(true, 1), "nothing was written");
+        assert!(!d.cover(true, false, 1), "nothing was written");
         d.busy.push((8, 16, 0));
-        d.written.push(Written::Data { block: 1, slot: 1 });
-        assert!(!d.cover(false, 1), "more is coming, and nobody waits");
-        assert!(d.cover(true, 1));
-        d.written.push(Written::Data { block: 2, slot: 2 });
-        assert!(!d.cover(true, 2), "one at a time");
+        d.push(Written::Data { block: 1, slot: 1 }, 1);
+        assert!(
+            !d.cover(false, false, 1),
+            "more is coming, and nobody waits"
+        );
+        assert!(d.cover(true, false, 1));
+        d.push(Written::Data { block: 2, slot: 2 }, 1);
+        assert!(!d.cover(true, false, 2), "one at a time");
         assert_eq!((d.covered, d.covered_ns), (1, 1));
         d.covered = 0;
         d.busy.clear();
-        assert!(d.cover(false, 3));
+        assert!(d.cover(false, false, 3));
         assert_eq!(d.covered, 2);
+    }
+
+    #[test]
+    fn beside_clients_a_flush_waits_for_more_but_not_for_long() {
+        let data = |block: u64| Written::Data {
+            block,
+            slot: block as u32,
+        };
+        let mut d = Destage::default();
+        d.push(data(1), 5);
+        d.push(data(2), 9);
+        assert_eq!(d.gathers_until(), Some(5 + GATHER_NS));
+        assert!(!d.cover(false, true, 4 + GATHER_NS));
+        assert!(d.cover(false, true, 5 + GATHER_NS), "long enough");
+        // What comes while it is under way has a time of its own.
+        d.push(data(3), 6 + GATHER_NS);
+        d.written.drain(..2);
+        d.covered = 0;
+        assert_eq!(d.gathers_until(), Some(6 + 2 * GATHER_NS));
+        assert!(!d.cover(false, true, 7 + GATHER_NS));
+        for block in 4..3 + GATHERED_MAX as u64 {
+            d.push(data(block), 7 + GATHER_NS);
+        }
+        assert!(d.cover(false, true, 8 + GATHER_NS), "enough");
+        assert_eq!((d.covered, d.gathers_until()), (GATHERED_MAX, None));
+        d.covered = 0;
+        assert!(d.cover(true, true, 8 + GATHER_NS), "somebody waits");
     }
 
     #[test]

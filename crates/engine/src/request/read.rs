@@ -355,7 +355,7 @@ impl Core {
         }
         if client {
             d.counters.read_miss_bytes += asked * 4096;
-            d.origin.destage.near = block + count;
+            d.origin.destage.near = Some(block + count);
         }
         let len = d.clip(block, count);
         self.reqs[id].read_mut().pending += 1;

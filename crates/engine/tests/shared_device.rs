@@ -1,0 +1,240 @@
+//! What destaging costs the guest whose writes share a device with it.
+//!
+//! Flash and origin are one modelled device that does one thing at a time, so whatever the destager asks of it
+//! stands in the way of the writes behind it. Time is virtual: the numbers are the same on every machine.
+
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqOp, Request};
+use hearth_engine::{Engine, EngineOptions};
+use hearth_format::{Layout, Superblock, Uuid};
+use hearth_io::{BLOCK, Buf, IoDone, IoOp, Media, OpKind, Target};
+use smallvec::{SmallVec, smallvec};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+
+const POOL: u64 = 256 << 20;
+const DISK: u64 = 1 << 30;
+/// A guest's writes: one each so many nanoseconds in the mean.
+const EVERY_NS: u64 = 500_000;
+const MEASURED: u64 = 8_000;
+const FLUSH_NS: u64 = 1_000_000;
+const OPERATION_NS: u64 = 20_000;
+
+/// The device while the pool is opened: zeros where nothing was stored.
+#[derive(Default)]
+struct Sparse(HashMap<u64, Vec<u8>>);
+
+impl Media for Sparse {
+    fn len(&self) -> u64 {
+        POOL
+    }
+
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        for (at, block) in (offset / BLOCK..).zip(data.chunks_mut(BLOCK as usize)) {
+            match self.0.get(&at) {
+                Some(stored) => block.copy_from_slice(&stored[..block.len()]),
+                None => block.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        for (at, block) in (offset / BLOCK..).zip(data.chunks(BLOCK as usize)) {
+            let stored = self.0.entry(at).or_insert_with(|| vec![0; BLOCK as usize]);
+            stored[..block.len()].copy_from_slice(block);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A pool and a disk on one device that takes a gigabyte a second, and time.
+struct World {
+    engine: Engine,
+    now: u64,
+    tick_at: u64,
+    /// When the device has done what it was given.
+    free_at: u64,
+    /// By the time they end.
+    busy: BTreeMap<(u64, u64), IoOp>,
+    fx: Effects,
+    buf: Buf,
+    issued: u64,
+    asked_ns: HashMap<u64, u64>,
+    latencies: Vec<u64>,
+    origin_flushes: u64,
+    destaged: u64,
+    seed: u64,
+}
+
+impl World {
+    fn new(destage_bytes_per_s: u64) -> World {
+        let mut media = Sparse::default();
+        let layout = Layout::for_device(POOL, Layout::segment_blocks_for(POOL)).expect("it fits");
+        let uuid = Uuid::from_u128(1);
+        let mut sb = Superblock::new(layout, uuid, uuid, "shared", 0);
+        sb.store(&mut media).expect("it is stored");
+        let opts = EngineOptions {
+            prefetch: false,
+            destage_bytes_per_s,
+            ..EngineOptions::default()
+        };
+        let (engine, _) = Engine::open(&mut media, opts, &[]).expect("it opens");
+        let cfg = DiskConfig {
+            id: 1,
+            size: DISK,
+            origin_align: 4096,
+            mode: Mode::WriteBack,
+            block_size: 4096,
+            min_bytes: 0,
+            max_bytes: 0,
+            seq_cutoff: 0,
+            read_only: false,
+        };
+        engine
+            .attach(cfg, OriginState::Flushed)
+            .expect("it is attached");
+        World {
+            engine,
+            now: 1_000_000_000,
+            tick_at: 0,
+            free_at: 0,
+            busy: BTreeMap::new(),
+            fx: Effects::default(),
+            buf: Buf::zeroed(BLOCK as usize),
+            issued: 0,
+            asked_ns: HashMap::new(),
+            latencies: Vec::new(),
+            origin_flushes: 0,
+            destaged: 0,
+            seed: 7,
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.seed = hearth_policy::spread(self.seed);
+        self.seed
+    }
+
+    /// Gives the device what the engine wants done.
+    fn take_effects(&mut self) {
+        for op in self.fx.ios.drain(..) {
+            let origin = matches!(op.target, Target::Origin(_));
+            let takes = match op.kind {
+                OpKind::Flush => FLUSH_NS,
+                _ => OPERATION_NS + op.len,
+            };
+            self.origin_flushes += u64::from(origin && op.kind == OpKind::Flush);
+            self.destaged += match op.kind {
+                OpKind::Write if origin => op.len / BLOCK,
+                _ => 0,
+            };
+            self.free_at = self.free_at.max(self.now) + takes;
+            self.issued += 1;
+            self.busy.insert((self.free_at, self.issued), op);
+        }
+        for c in self.fx.completions.drain(..) {
+            c.result.expect("the device fails nothing");
+            let asked = self.asked_ns.remove(&c.tag).expect("it was asked for");
+            self.latencies.push(self.now - asked);
+        }
+    }
+
+    /// Lets time pass up to `until`, or until the device or the engine has something to say.
+    fn pass(&mut self, until: u64) {
+        let ends = self.busy.keys().next().map_or(u64::MAX, |(at, _)| *at);
+        self.now = until.min(ends).min(self.tick_at).max(self.now);
+        if ends == self.now
+            && let Some((_, op)) = self.busy.pop_first()
+        {
+            let mut done = vec![IoDone {
+                op,
+                result: Ok(()),
+                bad_blocks: SmallVec::new(),
+                latency_ns: 1_000,
+            }];
+            self.engine.io_done(self.now, &mut done, &mut self.fx);
+        }
+        if self.tick_at <= self.now {
+            let next = self.engine.tick(self.now, &mut self.fx);
+            self.tick_at = next.unwrap_or(self.now + 1_000_000);
+        }
+        self.take_effects();
+    }
+
+    fn write(&mut self, block: u64) {
+        self.issued += 1;
+        let (op, window) = (ReqOp::Write { fua: false }, self.buf.all());
+        let (at, tag) = (block * BLOCK, self.issued);
+        let mut r = Request::new(tag, 1, op, at, BLOCK, Some(window), self.now);
+        r.crcs = smallvec![1];
+        self.asked_ns.insert(tag, self.now);
+        self.engine.submit(self.now, &mut vec![r], &mut self.fx);
+        self.take_effects();
+    }
+
+    /// Makes about so much of the pool dirty, eight writes at a time; `place` says where.
+    fn fill(&mut self, blocks: u64, place: impl Fn(u64, u64) -> u64) {
+        for n in 0..blocks {
+            let random = self.random();
+            self.write(place(n, random));
+            while self.asked_ns.len() >= 8 {
+                self.pass(u64::MAX);
+            }
+        }
+    }
+
+    /// Writes at random places, one after the other whether or not those before have ended; the 99th percentile of
+    /// how long they took, in microseconds.
+    fn measure(&mut self) -> u64 {
+        self.latencies.clear();
+        (self.origin_flushes, self.destaged) = (0, 0);
+        for _ in 0..MEASURED {
+            let until = self.now + self.random() % (2 * EVERY_NS);
+            while self.now < until {
+                self.pass(until);
+            }
+            let block = self.random() % (DISK / BLOCK);
+            self.write(block);
+        }
+        self.latencies.sort_unstable();
+        self.latencies[self.latencies.len() * 99 / 100] / 1000
+    }
+}
+
+fn compare(place: impl Fn(u64, u64) -> u64) {
+    let blocks = POOL / BLOCK * 35 / 100;
+    let mut alone = World::new(1);
+    alone.fill(blocks, &place);
+    let p99_alone = alone.measure();
+    let mut beside = World::new(0);
+    beside.fill(blocks, &place);
+    let p99 = beside.measure();
+    println!(
+        "p99 {p99_alone} µs alone, {p99} µs beside {} blocks destaged with {} flushes of the origin ({} alone)",
+        beside.destaged, beside.origin_flushes, alone.destaged
+    );
+    assert!(beside.destaged > MEASURED / 4, "it destages on");
+    assert!(
+        beside.origin_flushes <= 5 + beside.destaged / 1500,
+        "flushes are shared"
+    );
+    // A run of 128 KiB, read in pieces or written, may stand in the way.
+    assert!(
+        p99 <= p99_alone + 300,
+        "{p99} µs beside the destager, {p99_alone} alone"
+    );
+}
+
+#[test]
+fn small_writes_hardly_feel_small_runs_being_destaged() {
+    compare(|_, random| random % (DISK / BLOCK));
+}
+
+#[test]
+fn small_writes_hardly_feel_long_runs_being_destaged() {
+    compare(|n, _| n);
+}
