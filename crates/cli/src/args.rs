@@ -1,6 +1,7 @@
 //! The command line's grammar. Scripts rely on its spelling; see `docs/cli.md`.
 
 mod bench;
+mod datastore;
 mod disk;
 mod pool;
 mod serve;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 
 pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
 pub use disk::{Disk, DiskAdd, DiskRemove, DiskSet, Mode, Switch, Users};
 use hearth_daemon::size;
 use hearth_fault::Fault;
@@ -91,6 +93,13 @@ pub enum Command {
         hearth disk remove vm1"
     )]
     Disk(Disk),
+    /// Serve directories of virtual machines over NFS
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth datastore add /srv/vms --nfs\n  hearth datastore list\n  \
+        hearth datastore remove vms"
+    )]
+    Datastore(Datastore),
     /// Show what the cache does
     Stats(Stats),
     /// Show what a guest does to a disk: request lengths, distances, latencies, queue depths
@@ -249,6 +258,14 @@ mod tests {
             "hearth disk remove vm --discard-dirty --yes",
             "hearth disk remove vm --force --yes",
             "hearth disk accept-loss vm",
+            "hearth datastore add /srv/vms --nfs --name vms --listen 192.0.2.1:2049 --client 192.0.2.0/24=rw,root --client ::1",
+            "hearth datastore add vms --nfs --read-only",
+            "hearth datastore list --json",
+            "hearth datastore show vms",
+            "hearth datastore set vms --client 192.0.2.7=ro --read-only off",
+            "hearth datastore flush vms",
+            "hearth datastore remove vms",
+            "hearth serve --flash /a --state-dir /s",
             "hearth stats",
             "hearth stats vm --watch --json",
             "hearth advise",

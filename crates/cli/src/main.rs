@@ -7,6 +7,7 @@ mod advise;
 mod args;
 mod attach;
 mod bench;
+mod datastore;
 mod disk;
 mod histogram;
 mod interrupt;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Pool(command) => pool::run(&global, command),
         Command::Serve(args) => serve::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),
+        Command::Datastore(command) => datastore::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
         Command::Advise(args) => advise::run(&global, &args),
         Command::Histogram(args) => histogram::run(&global, &args),

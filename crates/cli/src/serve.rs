@@ -62,6 +62,9 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
                 .collect(),
             brake: None,
             exit_when_room: args.exit_when_room.map(Duration::from_secs_f64),
+            state_dir: args
+                .state_dir
+                .map(|dir| std::path::absolute(&dir).unwrap_or(dir)),
         },
         run_dir: global.dir(),
         socket_group: args.sockets.socket_group,

@@ -273,7 +273,16 @@ fn read_until(stream: &mut UnixStream, end: Instant) -> std::io::Result<Vec<u8>>
 /// The path `/v1/disks/NAME` with `rest` appended. Names that are no disk names cannot exist;
 /// they are percent-encoded so that they arrive as what they are.
 pub fn disk_path(name: &str, rest: &str) -> String {
-    let mut path = String::from("/v1/disks/");
+    named_path("/v1/disks/", name, rest)
+}
+
+/// The path `/v1/datastores/NAME` with `rest` appended.
+pub fn datastore_path(name: &str, rest: &str) -> String {
+    named_path("/v1/datastores/", name, rest)
+}
+
+fn named_path(front: &str, name: &str, rest: &str) -> String {
+    let mut path = String::from(front);
     for byte in name.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => path.push(byte as char),

@@ -81,6 +81,15 @@ impl Error {
             "list the disks with `hearth disk list`",
         )
     }
+
+    /// There is no such datastore.
+    pub fn no_datastore(name: &str) -> Error {
+        Error::new(
+            Kind::NotFound,
+            format!("there is no datastore named {name}"),
+            "list the datastores with `hearth datastore list`",
+        )
+    }
 }
 
 impl fmt::Display for Error {

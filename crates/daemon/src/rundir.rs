@@ -44,6 +44,24 @@ pub fn default_dir() -> PathBuf {
     }
 }
 
+/// Where is kept what must outlive reboots and the flash, unless the user says otherwise.
+pub fn default_state_dir() -> PathBuf {
+    let uid = own_uid();
+    if uid == 0 {
+        return PathBuf::from(crate::degraded::STATE_DIR);
+    }
+    let absolute = |name: &str| {
+        let dir = std::env::var_os(name).map(PathBuf::from);
+        dir.filter(|dir| dir.is_absolute())
+    };
+    absolute("XDG_STATE_HOME")
+        .or_else(|| Some(absolute("HOME")?.join(".local/state")))
+        .map_or_else(
+            || PathBuf::from(format!("/tmp/hearth-{uid}-state")),
+            |dir| dir.join("hearth"),
+        )
+}
+
 /// Whose files we may use.
 pub(crate) fn own_uid() -> u32 {
     // SAFETY: geteuid has no preconditions and cannot fail.

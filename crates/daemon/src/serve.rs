@@ -141,6 +141,7 @@ fn serve(
         }
     };
     register(daemon, &dir, rights, tcp)?;
+    daemon.open_datastores();
     tracing::info!(
         ms = begin.elapsed().as_millis() as u64,
         "all disks are on offer"
@@ -152,6 +153,7 @@ fn serve(
     notify.stopping();
     tracing::info!(?reason, "stopping");
     daemon.exports().close();
+    daemon.close_datastores();
     drop((monitor, signs));
     let outcome = daemon.shut_down(reason);
     // Control clients wait for the end of an export until the socket is gone.

@@ -52,8 +52,10 @@ mod tag {
     pub const CLIENTS: u16 = 21;
     /// An older version would destage what waits, over what another host wrote since.
     pub const FENCED_AT: u16 = super::CRITICAL | 22;
+    /// An older version would take the origin for a file's name.
+    pub const DATASTORE: u16 = super::CRITICAL | 23;
     /// The last number this version knows.
-    pub const LAST: u16 = 22;
+    pub const LAST: u16 = 23;
 }
 
 /// How a disk is cached.
@@ -139,6 +141,9 @@ pub struct DiskRecord {
     /// When the origin's server shut this pool out, seconds since 1970; 0 if it has not. Such a
     /// disk is not served and nothing of it is destaged until the user decides.
     pub fenced_at: u64,
+    /// The datastore whose file this is; empty for a disk of its own. The origin then is what the
+    /// file system calls the file, and the size no more than an upper bound of the file's.
+    pub datastore: String,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -168,6 +173,7 @@ impl Default for DiskRecord {
             chain: Vec::new(),
             clients: 0,
             fenced_at: 0,
+            datastore: String::new(),
             unknown: Vec::new(),
         }
     }
@@ -221,6 +227,8 @@ impl DiskRecord {
             "the name of a file below its image is empty or has a line break in it"
         } else if self.chain.iter().map(|name| name.len() + 1).sum::<usize>() > CHAIN_MAX {
             "the names of the files below its image are longer than 32 KiB"
+        } else if !self.datastore.is_empty() && check_name(&self.datastore).is_err() {
+            "the name of its datastore is none"
         } else if self.unknown.len() > FIELDS_MAX - usize::from(tag::LAST) {
             "it has too many unknown fields"
         } else if self
@@ -303,6 +311,9 @@ impl DiskRecord {
         }
         if self.fenced_at != 0 {
             field(out, tag::FENCED_AT, &self.fenced_at.to_le_bytes());
+        }
+        if !self.datastore.is_empty() {
+            field(out, tag::DATASTORE, self.datastore.as_bytes());
         }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
@@ -388,6 +399,7 @@ impl DiskRecord {
             tag::CHAIN => self.chain = text(tag, bytes)?.split('\n').map(str::to_owned).collect(),
             tag::CLIENTS => self.clients = u32::from_le_bytes(exact(tag, bytes)?),
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::DATASTORE => self.datastore = text(tag, bytes)?,
             tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
             tag => self.unknown.push((tag, bytes.to_vec())),
         }
@@ -407,13 +419,13 @@ fn newer(feature: String) -> FormatError {
     }
 }
 
-fn field(out: &mut Vec<u8>, tag: u16, bytes: &[u8]) {
+pub(crate) fn field(out: &mut Vec<u8>, tag: u16, bytes: &[u8]) {
     out.extend_from_slice(&tag.to_le_bytes());
     out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 
-fn split_field(rest: &[u8]) -> Result<(u16, &[u8], &[u8]), FormatError> {
+pub(crate) fn split_field(rest: &[u8]) -> Result<(u16, &[u8], &[u8]), FormatError> {
     let short = || FormatError::damaged(WHAT, "a field is cut short");
     let (header, rest) = rest.split_first_chunk::<FIELD_HEADER>().ok_or_else(short)?;
     let tag = u16::from_le_bytes([header[0], header[1]]);

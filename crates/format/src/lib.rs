@@ -11,6 +11,7 @@
 pub mod batch;
 pub mod checkpoint;
 mod copies;
+pub mod datastore;
 pub mod disk;
 pub mod entry;
 pub mod error;
@@ -25,6 +26,7 @@ mod wire;
 
 pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
 pub use checkpoint::{CheckpointHeader, Section};
+pub use datastore::DatastoreRecord;
 pub use disk::{CacheMode, DISK_ID_MAX, DiskRecord, OriginIdentity, check_name};
 pub use entry::{Entry, Kind};
 pub use error::FormatError;

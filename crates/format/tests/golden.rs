@@ -199,6 +199,7 @@ fn registry() {
         chain: Vec::new(),
         clients: 0,
         fenced_at: 0,
+        datastore: String::new(),
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
@@ -230,6 +231,7 @@ fn terms_of_a_disk() {
         chain: vec!["/b".to_owned(), "/c".to_owned()],
         clients: 1,
         fenced_at: 0x6912_3456,
+        datastore: String::new(),
         ..plain.clone()
     };
     let encode = |disk: &DiskRecord| {

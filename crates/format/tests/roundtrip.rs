@@ -76,6 +76,7 @@ prop_compose! {
         identity: (u64, i64, i64, u64, u64), origin in "[ -~]{1,200}",
         unknown in vec((100u16..0x8000, vec(any::<u8>(), 0..40)), 0..4),
         terms: (u8, bool, bool, u32, u64), chain in vec("[ -~]{1,60}", 0..4),
+        datastore in "([a-z]{1,9})?",
     ) -> DiskRecord {
         let (rules, sole_user, allow_backing, clients, fenced_at) = terms;
         let modes = [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::WriteAround, CacheMode::Off];
@@ -103,6 +104,7 @@ prop_compose! {
             chain,
             clients,
             fenced_at,
+            datastore,
             unknown,
         }
     }

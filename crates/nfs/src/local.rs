@@ -17,6 +17,7 @@
 //! name without its file. A rename syncs both directories, the new one first: a crash in between leaves two names and
 //! never none, where the file system itself does not keep the two together.
 
+mod cached;
 mod changes;
 mod entry;
 mod names;
@@ -35,6 +36,7 @@ use crate::handle::Key;
 use crate::identity::{self, Identity, Verifier};
 use crate::server::Export;
 use crate::tree::Tree;
+pub use cached::may_use_data;
 use changes::Changes;
 use uncommitted::Uncommitted;
 use walk::Walk;

@@ -120,6 +120,10 @@ pub struct Serve {
     /// daemon anew, with its cache [default: go on without it]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub exit_when_room: Option<f64>,
+    /// Directory of what must outlive the flash: the keys of datastores, whose files clients know by them
+    /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,

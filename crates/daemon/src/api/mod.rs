@@ -2,6 +2,7 @@
 //! routes, `listen` the connections).
 
 pub mod advice;
+pub mod datastores;
 pub mod listen;
 pub mod server;
 pub mod stats;

@@ -19,6 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
+use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
 use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolExport, PoolInfo};
@@ -68,6 +69,18 @@ pub trait Control: Send + Sync + 'static {
     fn record(&self, name: &str, start: RecordStart) -> Result<Recording>;
     /// Ends a recording.
     fn stop_recording(&self, name: &str) -> Result<Recording>;
+    /// All datastores, by name.
+    fn datastores(&self) -> Result<Vec<DatastoreInfo>>;
+    /// One datastore.
+    fn datastore(&self, name: &str) -> Result<DatastoreInfo>;
+    /// Serves a directory as a datastore.
+    fn add_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo>;
+    /// Changes settings of a datastore.
+    fn set_datastore(&self, name: &str, set: DatastoreSet) -> Result<DatastoreInfo>;
+    /// Begins to write everything of a datastore to its directory.
+    fn flush_datastore(&self, name: &str) -> Result<DatastoreInfo>;
+    /// Serves a datastore no longer.
+    fn remove_datastore(&self, name: &str) -> Result<()>;
 }
 
 /// What handlers need.
@@ -167,6 +180,7 @@ pub(super) async fn change<T: Send + 'static>(
     let spot = match what {
         Changed::Disk(name) => format!("disk {name}"),
         Changed::Pool => "the pool".to_owned(),
+        Changed::Datastore(name) => format!("datastore {name}"),
     };
     run_at(panel, Spot::new(spot), Class::Asked, work).await
 }
@@ -177,6 +191,8 @@ pub(super) enum Changed<'a> {
     Disk(&'a str),
     /// The pool, or all its disks.
     Pool,
+    /// The datastore of this name.
+    Datastore(&'a str),
 }
 
 /// Changes something after asking an origin, which may take as long as it likes.
@@ -328,6 +344,7 @@ async fn get_openapi() -> Response {
     tags(
         (name = "pool", description = "The pool being served"),
         (name = "disks", description = "Virtual disks"),
+        (name = "datastores", description = "Directories served whole, over NFS"),
         (name = "statistics", description = "Counters, windows, latencies; defined in docs/statistics.md"),
         (name = "workload", description = "What guests do to a disk: histograms, recordings, advice"),
         (name = "about", description = "The API itself")
@@ -348,6 +365,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(get_stats))
         .routes(routes!(get_disk_stats))
         .routes(routes!(get_openapi))
+        .merge(super::datastores::routes())
         .merge(super::watching::routes())
 }
 

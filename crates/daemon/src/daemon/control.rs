@@ -19,6 +19,7 @@ use super::chains::check_chain_names;
 use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, StopReason, control_error, lock, trouble};
 use crate::api::advice::AdviceReport;
+use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{
@@ -724,6 +725,34 @@ impl Control for Arc<Daemon> {
 
     fn stop_recording(&self, name: &str) -> Result<Recording> {
         self.end_recording(name)
+    }
+
+    fn datastores(&self) -> Result<Vec<DatastoreInfo>> {
+        Ok(self.datastore_infos())
+    }
+
+    fn datastore(&self, name: &str) -> Result<DatastoreInfo> {
+        self.datastore_info(name)
+    }
+
+    fn add_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo> {
+        self.not_stopping()?;
+        self.begin_datastore(add)
+    }
+
+    fn set_datastore(&self, name: &str, set: DatastoreSet) -> Result<DatastoreInfo> {
+        self.not_stopping()?;
+        self.change_datastore(name, set)
+    }
+
+    fn flush_datastore(&self, name: &str) -> Result<DatastoreInfo> {
+        self.not_stopping()?;
+        self.begin_datastore_flush(name)
+    }
+
+    fn remove_datastore(&self, name: &str) -> Result<()> {
+        self.not_stopping()?;
+        self.end_datastore(name)
     }
 }
 

@@ -15,6 +15,7 @@ mod attach;
 mod chains;
 mod control;
 mod course;
+mod datastores;
 mod fence;
 mod flash;
 mod jobs;
@@ -113,6 +114,8 @@ pub struct Options {
     /// If the cache is off for want of room: stop when there has been room for so long, to be started
     /// again.
     pub exit_when_room: Option<Duration>,
+    /// Where is kept what must outlive the flash; `None`: the usual place.
+    pub state_dir: Option<PathBuf>,
 }
 
 /// The engine, as the data threads call it. They ring for those who wait for something of it.
@@ -179,6 +182,8 @@ pub struct Daemon {
     auto_due: AtomicU64,
     /// Where the sizes of origins are being looked at.
     measuring: attach::MeasuredSpots,
+    /// The directories that are served whole.
+    stores: datastores::Stores,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -291,6 +296,7 @@ impl Daemon {
             stuck: Mutex::default(),
             auto_due: AtomicU64::new(advice::AUTO_SECONDS),
             measuring: attach::MeasuredSpots::default(),
+            stores: datastores::Stores::new(options.state_dir.clone()),
         });
         daemon.attach_all();
         Ok(daemon)
@@ -439,6 +445,7 @@ pub(crate) mod testing {
             flash: dir.join("flash"),
             threads: 1,
             images: dir.join("images"),
+            state_dir: Some(dir.join("state")),
             ..Options::default()
         };
         Daemon::start(&options).unwrap()

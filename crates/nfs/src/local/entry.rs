@@ -177,15 +177,7 @@ impl Directory {
     /// Reading and writing data: the owner always may. Clients look at the mode when a file is
     /// opened, and who has it open goes on, also when it was made read-only since.
     pub(super) fn require_data(&self, who: &Who, node: &Node, write: bool) -> Outcome<()> {
-        let a = &node.attributes;
-        let want = if write { Want::Write } else { Want::Read };
-        // A program is read to be run.
-        let run = !write && who.may(a, Want::Search as u32);
-        if who.uid == a.uid || run || who.may(a, want as u32) {
-            Ok(())
-        } else {
-            Err(Status::Access)
-        }
+        super::may_use_data(who, &node.attributes, write)
     }
 
     /// In a directory with the sticky bit only the owner of either may take a name away.

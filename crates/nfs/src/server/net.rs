@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use super::flight::Flight;
 use super::pool::Pool;
 use super::service::{Export, Served, Service, Taken};
+use crate::access::Access;
 use crate::portmap::{self, Mapping};
 use crate::record::{Assembler, mark};
 use crate::tree::Data;
@@ -321,8 +322,14 @@ impl Server {
     /// Offers a tree.
     pub fn offer(&self, export: Export) -> io::Result<()> {
         let pool = Pool::start(self.workers)?;
-        self.service.add(Served { export, pool });
+        self.service.add(Served::new(export, pool));
         Ok(())
+    }
+
+    /// Changes who may come to a tree and what they may do there, from the next call on; false if it is not on
+    /// offer.
+    pub fn set_access(&self, store: u64, access: Access) -> bool {
+        self.service.set_access(store, access)
     }
 
     /// Offers a tree no longer. Calls under way are answered; later ones are told that their handles

@@ -25,7 +25,7 @@ pub struct Export {
     pub sealer: Sealer,
     /// The number its handles carry, and its files' attributes.
     pub store: u64,
-    /// Who may come.
+    /// Who may come, at first.
     pub access: Access,
     /// What is behind it.
     pub tree: Arc<dyn Tree>,
@@ -35,6 +35,24 @@ pub struct Export {
 pub(super) struct Served {
     pub export: Export,
     pub pool: Arc<Pool>,
+    /// Who may come now.
+    access: RwLock<Access>,
+}
+
+impl Served {
+    pub fn new(export: Export, pool: Arc<Pool>) -> Served {
+        let access = RwLock::new(export.access.clone());
+        Served {
+            export,
+            pool,
+            access,
+        }
+    }
+
+    fn rights(&self, client: IpAddr) -> Option<Rights> {
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        access.of(client)
+    }
 }
 
 /// See the module.
@@ -82,6 +100,19 @@ impl Service {
         Some(exports.remove(at))
     }
 
+    /// False if there is no such export.
+    pub fn set_access(&self, store: u64, access: Access) -> bool {
+        let exports = self.exports.read().unwrap_or_else(PoisonError::into_inner);
+        let served = exports.iter().find(|s| s.export.store == store);
+        if let Some(served) = served {
+            *served
+                .access
+                .write()
+                .unwrap_or_else(PoisonError::into_inner) = access;
+        }
+        served.is_some()
+    }
+
     pub fn set_mappings(&self, mappings: Vec<Mapping>) {
         *self
             .mappings
@@ -99,7 +130,7 @@ impl Service {
     /// Some export is for this address.
     pub fn knows(&self, client: IpAddr) -> bool {
         let exports = self.exports.read().unwrap_or_else(PoisonError::into_inner);
-        exports.iter().any(|s| s.export.access.of(client).is_some())
+        exports.iter().any(|s| s.rights(client).is_some())
     }
 
     /// Answers a question to the portmapper that came in a datagram.
@@ -233,7 +264,7 @@ impl Service {
             // Of a datastore that is served no more, or was another's.
             Arc::clone(served.ok_or(Status::Stale)?)
         };
-        let rights = served.export.access.of(client).ok_or(Status::Access)?;
+        let rights = served.rights(client).ok_or(Status::Access)?;
         let key = served.export.sealer.open(first).ok_or(Status::BadHandle)?;
         if let Some(second) = second {
             if handle::store(second) != Some(store) {
@@ -276,7 +307,7 @@ impl Service {
         let Some((served, below)) = self.find(path) else {
             return now(mount::mounted(xid, Err(Status::NoEnt)));
         };
-        if served.export.access.of(client).is_none() {
+        if served.rights(client).is_none() {
             return now(mount::mounted(xid, Err(Status::Access)));
         }
         let about = About {
@@ -316,10 +347,10 @@ impl Service {
     fn list(&self, client: IpAddr) -> Vec<(String, Vec<String>)> {
         let mut list = Vec::new();
         for served in self.exports() {
-            if served.export.access.of(client).is_some() {
-                let networks = served
-                    .export
-                    .access
+            if served.rights(client).is_some() {
+                let access = served.access.read();
+                let networks = access
+                    .unwrap_or_else(PoisonError::into_inner)
                     .networks()
                     .map(ToString::to_string)
                     .collect();

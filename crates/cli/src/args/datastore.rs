@@ -1,0 +1,127 @@
+//! The grammar of `hearth datastore`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use hearth_daemon::api::datastores::DatastoreClient;
+use hearth_fault::Fault;
+
+use super::Switch;
+
+/// `NETWORK[=rw|ro][,root]`.
+fn parse_client(text: &str) -> Result<DatastoreClient, Fault> {
+    let (network, how) = text.split_once('=').unwrap_or((text, ""));
+    let mut client = DatastoreClient {
+        network: network.to_owned(),
+        write: true,
+        root: false,
+    };
+    for word in how.split(',').filter(|word| !word.is_empty()) {
+        match word {
+            "rw" => client.write = true,
+            "ro" => client.write = false,
+            "root" => client.root = true,
+            _ => {
+                return Err(Fault::new(
+                    format!("“{word}” is nothing a client can be allowed"),
+                    "write 192.0.2.7, 192.0.2.0/24=ro or 192.0.2.7=rw,root",
+                ));
+            }
+        }
+    }
+    Ok(client)
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Datastore {
+    /// Serve a directory of virtual machines over NFS; everything in it stays as it is
+    #[command(after_help = "Example:\n  hearth datastore add /srv/vms --nfs\n  \
+        hearth datastore add /srv/vms --nfs --listen 192.0.2.1 --client 192.0.2.10=rw,root\n  \
+        hearth datastore add /srv/isos --nfs --name iso --client 192.0.2.0/24=ro")]
+    Add(DatastoreAdd),
+    /// List the datastores
+    #[command(after_help = "Example:\n  hearth datastore list")]
+    List,
+    /// Show one datastore
+    #[command(after_help = "Example:\n  hearth datastore show vms")]
+    Show(DatastoreName),
+    /// Change who may use a datastore, and where, while it is in use
+    #[command(
+        after_help = "Example:\n  hearth datastore set vms --client 192.0.2.10=rw,root --client 192.0.2.11=rw,root\n  \
+        hearth datastore set vms --read-only on"
+    )]
+    Set(DatastoreSet),
+    /// Write everything to the directory that is only on flash
+    #[command(after_help = "Example:\n  hearth datastore flush vms")]
+    Flush(DatastoreName),
+    /// Flush a datastore and serve it no longer; the directory is what it was
+    #[command(after_help = "Example:\n  hearth datastore remove vms")]
+    Remove(DatastoreName),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DatastoreName {
+    /// The datastore
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DatastoreAdd {
+    /// The directory
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+    /// Serve it over NFS version 3
+    #[arg(long, required = true)]
+    pub nfs: bool,
+    /// Name of the datastore; clients mount it as /NAME [default: the directory's own]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Where to listen [default: 127.0.0.1:2049]
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    pub listen: Option<String>,
+    /// Who may come, and how: rw (if nothing is said) or ro, and root if root is not to count as
+    /// nobody; may be given several times [default: this host, rw]
+    #[arg(long = "client", value_name = "NETWORK[=rw|ro][,root]", value_parser = parse_client)]
+    pub clients: Vec<DatastoreClient>,
+    /// Nobody may change anything
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+pub struct DatastoreSet {
+    /// The datastore
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Where to listen; clients have to mount it anew
+    #[arg(long, value_name = "ADDRESS[:PORT]", group = "change")]
+    pub listen: Option<String>,
+    /// Who may come from now on, as with add; those that are not named may no longer
+    #[arg(long = "client", value_name = "NETWORK[=rw|ro][,root]", value_parser = parse_client, group = "change")]
+    pub clients: Vec<DatastoreClient>,
+    /// Whether nobody may change anything
+    #[arg(long, value_enum, group = "change")]
+    pub read_only: Option<Switch>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_read() {
+        let client = |text: &str| {
+            let c = parse_client(text).unwrap();
+            (c.network, c.write, c.root)
+        };
+        assert_eq!(client("192.0.2.7"), ("192.0.2.7".into(), true, false));
+        assert_eq!(client("::1=ro"), ("::1".into(), false, false));
+        assert_eq!(
+            client("10.0.0.0/8=rw,root"),
+            ("10.0.0.0/8".into(), true, true)
+        );
+        assert!(parse_client("10.0.0.0/8=wr").is_err());
+    }
+}

@@ -1,0 +1,169 @@
+//! `hearth datastore …`: clients of the control API.
+
+use hearth_daemon::api::datastores::{self as api, DatastoreClient, DatastoreInfo};
+use hearth_daemon::api::types::Done;
+use hearth_daemon::client::{Client, datastore_path};
+use hearth_daemon::error::Error;
+
+use crate::args::{Datastore, DatastoreAdd, DatastoreSet, Global, Switch};
+use crate::table::{Table, plain};
+use crate::{Outcome, print_json};
+
+pub fn run(global: &Global, command: Datastore) -> Outcome {
+    let client = Client::new(&global.dir());
+    match command {
+        Datastore::Add(args) => add(global, &client, args),
+        Datastore::List => list(global, &client),
+        Datastore::Show(args) => show(global, &client.get(&datastore_path(&args.name, ""))?),
+        Datastore::Set(args) => set(global, &client, args),
+        Datastore::Flush(args) => {
+            let info: DatastoreInfo = client.order(&datastore_path(&args.name, "/flush"))?;
+            said(global, &info, "the directory has everything")
+        }
+        Datastore::Remove(args) => {
+            let done: Done = client.order(&datastore_path(&args.name, "/remove"))?;
+            if global.json {
+                return print_json(&done);
+            }
+            println!("datastore {} is served no longer", plain(&args.name));
+            Ok(())
+        }
+    }
+}
+
+fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
+    let directory = std::path::absolute(&args.directory).map_err(|e| {
+        Error::invalid(
+            format!("{} cannot be made absolute: {e}", args.directory.display()),
+            "give an absolute path",
+        )
+    })?;
+    let own = directory.file_name().and_then(|name| name.to_str());
+    let Some(name) = args.name.or_else(|| own.map(str::to_owned)) else {
+        return Err(Error::invalid(
+            format!("{} has no name of its own", directory.display()),
+            "choose one with --name",
+        )
+        .into());
+    };
+    let body = api::DatastoreAdd {
+        name,
+        directory: directory.display().to_string(),
+        listen: args.listen,
+        clients: (!args.clients.is_empty()).then_some(args.clients),
+        read_only: args.read_only,
+    };
+    let info: DatastoreInfo = client.post("/v1/datastores", &body)?;
+    if global.json {
+        return print_json(&info);
+    }
+    println!(
+        "datastore {} added: {}, served over NFS on {}",
+        plain(&info.name),
+        plain(&info.directory),
+        plain(&info.listen)
+    );
+    warn(&info);
+    println!(
+        "`hearth attach-help {} --for linux` (or esxi, proxmox) prints how to mount it",
+        plain(&info.name)
+    );
+    Ok(())
+}
+
+fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
+    let body = api::DatastoreSet {
+        listen: args.listen,
+        clients: (!args.clients.is_empty()).then_some(args.clients),
+        read_only: args.read_only.map(|switch| switch == Switch::On),
+    };
+    let info: DatastoreInfo = client.patch(&datastore_path(&args.name, ""), &body)?;
+    said(global, &info, "changed")
+}
+
+/// Tells that something was done.
+fn said(global: &Global, info: &DatastoreInfo, what: &str) -> Outcome {
+    if global.json {
+        return print_json(info);
+    }
+    println!("datastore {}: {what}", plain(&info.name));
+    warn(info);
+    Ok(())
+}
+
+/// What somebody should know of it, on standard error.
+fn warn(info: &DatastoreInfo) {
+    for notice in &info.notices {
+        eprintln!("{}: {}", plain(&info.name), plain(notice));
+    }
+    if let Some(reason) = &info.reason {
+        let remedy = info.remedy.as_deref().unwrap_or_default();
+        eprintln!(
+            "{} is not served: {}: {}",
+            plain(&info.name),
+            plain(reason),
+            plain(remedy)
+        );
+    }
+}
+
+fn client_text(client: &DatastoreClient) -> String {
+    let how = if client.write { "rw" } else { "ro" };
+    let root = if client.root { ",root" } else { "" };
+    format!("{}={how}{root}", client.network)
+}
+
+fn state(info: &DatastoreInfo) -> &'static str {
+    match (info.served, info.read_only) {
+        (false, _) => "not served",
+        (true, true) => "read-only",
+        (true, false) => "served",
+    }
+}
+
+fn list(global: &Global, client: &Client) -> Outcome {
+    let stores: Vec<DatastoreInfo> = client.get("/v1/datastores")?;
+    if global.json {
+        return print_json(&stores);
+    }
+    if stores.is_empty() {
+        println!("no datastores; add one with `hearth datastore add DIRECTORY --nfs`");
+        return Ok(());
+    }
+    let mut table = Table::new(&["NAME", "STATE", "LISTEN", "DIRECTORY"]);
+    for info in &stores {
+        table.row([
+            plain(&info.name),
+            state(info).to_owned(),
+            plain(&info.listen),
+            plain(&info.directory),
+        ]);
+    }
+    print!("{}", table.render());
+    stores.iter().for_each(warn);
+    Ok(())
+}
+
+fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
+    if global.json {
+        return print_json(info);
+    }
+    let clients: Vec<String> = info.clients.iter().map(client_text).collect();
+    let rows = [
+        ("name", plain(&info.name)),
+        ("state", state(info).to_owned()),
+        ("directory", plain(&info.directory)),
+        ("mounted as", plain(&info.path)),
+        ("listens on", plain(&info.listen)),
+        (
+            "portmapper",
+            if info.portmapper { "yes" } else { "no" }.to_owned(),
+        ),
+        ("clients", plain(&clients.join(" "))),
+    ];
+    for (what, value) in rows {
+        println!("{what:<14}{value}");
+    }
+    warn(info);
+    Ok(())
+}

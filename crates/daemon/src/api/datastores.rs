@@ -1,0 +1,171 @@
+//! Datastores over the control API: bodies and routes.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::server::{Body, Changed, Panel, Shared, change, run};
+use super::types::{Done, ErrorBody};
+use crate::error::Result;
+
+/// Who may use a datastore, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreClient {
+    /// An address, or a network such as `192.0.2.0/24`.
+    pub network: String,
+    /// May change files.
+    #[serde(default)]
+    pub write: bool,
+    /// May be root; else root counts as nobody.
+    #[serde(default)]
+    pub root: bool,
+}
+
+/// A datastore to be added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreAdd {
+    /// What it is called; clients mount it as `/NAME`.
+    pub name: String,
+    /// The directory, an absolute path.
+    pub directory: String,
+    /// Address, or address and port, to serve it on; `127.0.0.1:2049` if absent.
+    #[serde(default)]
+    pub listen: Option<String>,
+    /// Who may come; this host, without being root, if absent.
+    #[serde(default)]
+    pub clients: Option<Vec<DatastoreClient>>,
+    /// Nobody may change anything.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// What to change of a datastore.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreSet {
+    /// Serve it on another address; clients have to mount it anew.
+    #[serde(default)]
+    pub listen: Option<String>,
+    /// Who may come, instead of those who might before.
+    #[serde(default)]
+    pub clients: Option<Vec<DatastoreClient>>,
+    /// Nobody may change anything.
+    #[serde(default)]
+    pub read_only: Option<bool>,
+}
+
+/// A datastore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DatastoreInfo {
+    /// What it is called.
+    pub name: String,
+    /// The directory.
+    pub directory: String,
+    /// Clients can use it.
+    pub served: bool,
+    /// Why they cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// What somebody should know of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
+    /// Address and port it is served on.
+    pub listen: String,
+    /// A portmapper tells clients the port.
+    pub portmapper: bool,
+    /// The path under which clients mount it.
+    pub path: String,
+    /// Who may come.
+    pub clients: Vec<DatastoreClient>,
+    /// Nobody may change anything.
+    pub read_only: bool,
+}
+
+/// All datastores, by name.
+#[utoipa::path(get, path = "/v1/datastores", tag = "datastores", responses(
+    (status = 200, body = Vec<DatastoreInfo>), (status = "default", body = ErrorBody)))]
+async fn get_datastores(State(panel): Shared) -> Result<Json<Vec<DatastoreInfo>>> {
+    run(panel, |c| c.datastores()).await
+}
+
+/// Serve a directory as a datastore.
+#[utoipa::path(post, path = "/v1/datastores", tag = "datastores", request_body = DatastoreAdd, responses(
+    (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
+async fn add_datastore(
+    State(panel): Shared,
+    Body(add): Body<DatastoreAdd>,
+) -> Result<Json<DatastoreInfo>> {
+    let name = add.name.clone();
+    change(panel, Changed::Datastore(&name), move |c| {
+        c.add_datastore(add)
+    })
+    .await
+}
+
+/// One datastore.
+#[utoipa::path(get, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
+async fn get_datastore(
+    State(panel): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<DatastoreInfo>> {
+    run(panel, move |c| c.datastore(&name)).await
+}
+
+/// Change settings of a datastore. Clients that stay allowed notice nothing.
+#[utoipa::path(patch, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)),
+    request_body = DatastoreSet, responses(
+    (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
+async fn set_datastore(
+    State(panel): Shared,
+    Path(name): Path<String>,
+    Body(set): Body<DatastoreSet>,
+) -> Result<Json<DatastoreInfo>> {
+    let store = name.clone();
+    change(panel, Changed::Datastore(&store), move |c| {
+        c.set_datastore(&name, set)
+    })
+    .await
+}
+
+/// Write everything to the directory that is only on flash. Answered when that is done.
+#[utoipa::path(post, path = "/v1/datastores/{name}/flush", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
+async fn flush_datastore(
+    State(panel): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<DatastoreInfo>> {
+    let store = name.clone();
+    change(panel, Changed::Datastore(&store), move |c| {
+        c.flush_datastore(&name)
+    })
+    .await
+}
+
+/// Serve a datastore no longer. The directory has everything afterwards.
+#[utoipa::path(post, path = "/v1/datastores/{name}/remove", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 200, body = Done), (status = "default", body = ErrorBody)))]
+async fn remove_datastore(State(panel): Shared, Path(name): Path<String>) -> Result<Json<Done>> {
+    let store = name.clone();
+    change(panel, Changed::Datastore(&store), move |c| {
+        c.remove_datastore(&name).map(|()| Done { done: true })
+    })
+    .await
+}
+
+/// The routes of this module.
+pub(super) fn routes() -> OpenApiRouter<Panel> {
+    OpenApiRouter::new()
+        .routes(routes!(get_datastores, add_datastore))
+        .routes(routes!(get_datastore, set_datastore))
+        .routes(routes!(flush_datastore))
+        .routes(routes!(remove_datastore))
+}

@@ -1,0 +1,615 @@
+//! Datastores: directories that are served whole over NFS.
+//!
+//! What a datastore is (its directory, who may come, where it listens) is in the pool's registry, beside
+//! the disks. What its clients have of it must outlive the flash: a hypervisor keeps the handles of a
+//! datastore's files for months, so the number and key of which they are made lie in the state directory, by
+//! the datastore's serial number, and neither on flash nor in the directory.
+//!
+//! One server listens on each address, for all datastores on it. A datastore that cannot be served (its
+//! directory is not mounted, its address is taken) is listed with the reason, and tried again
+//! at the next start or when it is changed.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use hearth_format::datastore::DatastoreRecord;
+use hearth_format::{Uuid, check_name};
+use hearth_nfs::access::{Access, Network, Rights};
+use hearth_nfs::local::Directory;
+use hearth_nfs::portmap;
+use hearth_nfs::rpcbind::{self, Registration};
+use hearth_nfs::server::{Config, Server};
+
+use super::{Daemon, lock};
+use crate::api::datastores::{DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet};
+use crate::api::types::fields;
+use crate::error::{Error, Kind, Result};
+use crate::pool::format_error;
+
+/// Where NFS is expected.
+const PORT: u16 = 2049;
+/// Most datastores of a pool: each has threads of its own.
+const STORES_MAX: usize = 32;
+
+/// All datastores.
+pub(super) struct Stores {
+    state_dir: PathBuf,
+    /// Whoever adds, changes or removes one has this meanwhile.
+    turn: Mutex<()>,
+    by_name: Mutex<BTreeMap<String, Store>>,
+    servers: Mutex<BTreeMap<SocketAddr, Arc<Listening>>>,
+}
+
+/// One datastore.
+struct Store {
+    record: DatastoreRecord,
+    served: std::result::Result<Served, Error>,
+}
+
+/// A datastore that clients can use.
+struct Served {
+    /// The number its handles carry.
+    number: u64,
+    on: Arc<Listening>,
+}
+
+/// A server, as long as a datastore is on it.
+struct Listening {
+    server: Server,
+    /// The host's own portmapper knows of it.
+    registered: Option<Registration>,
+    /// Why no portmapper knows of it, although clients elsewhere will ask one.
+    unknown: Option<String>,
+}
+
+impl Listening {
+    /// A portmapper tells clients its port.
+    fn is_mapped(&self) -> bool {
+        self.server.portmap().is_some() || self.registered.is_some()
+    }
+}
+
+impl Stores {
+    pub(super) fn new(state_dir: Option<PathBuf>) -> Stores {
+        Stores {
+            state_dir: state_dir.unwrap_or_else(crate::rundir::default_state_dir),
+            turn: Mutex::default(),
+            by_name: Mutex::default(),
+            servers: Mutex::default(),
+        }
+    }
+
+    /// Where is kept what clients have of a datastore.
+    fn state(&self, record: &DatastoreRecord) -> PathBuf {
+        let serial = record.serial.to_string();
+        self.state_dir.join("datastores").join(serial)
+    }
+
+    /// The server on an address, started if there is none.
+    fn listening(&self, at: SocketAddr) -> Result<Arc<Listening>> {
+        let mut servers = lock(&self.servers);
+        if let Some(listening) = servers.get(&at) {
+            return Ok(listening.clone());
+        }
+        let listening = Arc::new(listen(at)?);
+        servers.insert(at, listening.clone());
+        Ok(listening)
+    }
+
+    /// Stops servers nothing is on any more.
+    fn tidy(&self) {
+        let mut servers = lock(&self.servers);
+        let idle: Vec<SocketAddr> = servers
+            .iter()
+            .filter(|(_, listening)| Arc::strong_count(listening) == 1)
+            .map(|(at, _)| *at)
+            .collect();
+        let gone: Vec<_> = idle.iter().filter_map(|at| servers.remove(at)).collect();
+        drop(servers);
+        // Waits for calls under way.
+        drop(gone);
+    }
+}
+
+/// Starts a server, and tells a portmapper of it if clients elsewhere will ask one.
+fn listen(at: SocketAddr) -> Result<Listening> {
+    let start = |portmap: Option<SocketAddr>| {
+        Server::start(&Config {
+            listen: vec![at],
+            portmap,
+            ..Config::default()
+        })
+    };
+    let refused = |e: std::io::Error| {
+        Error::unavailable(
+            format!("cannot listen on {at}: {e}"),
+            if e.kind() == std::io::ErrorKind::AddrInUse {
+                "stop the other NFS server of this host, or choose another port with --listen"
+            } else {
+                "choose an address of this host with --listen"
+            },
+        )
+    };
+    if at.ip().is_loopback() {
+        return Ok(Listening {
+            server: start(None).map_err(refused)?,
+            registered: None,
+            unknown: None,
+        });
+    }
+    if let Ok(server) = start(Some(SocketAddr::new(at.ip(), portmap::PORT))) {
+        return Ok(Listening {
+            server,
+            registered: None,
+            unknown: None,
+        });
+    }
+    // The port of portmappers is taken, or not ours to take.
+    let server = start(None).map_err(refused)?;
+    let (registered, unknown) = match Registration::make(rpcbind::ADDRESS, &server.mappings()) {
+        Ok(registration) => (Some(registration), None),
+        Err(e) => (
+            None,
+            Some(format!(
+                "no portmapper tells clients the port ({e}); ESXi cannot mount it so, others need port={0},mountport={0}",
+                at.port()
+            )),
+        ),
+    };
+    Ok(Listening {
+        server,
+        registered,
+        unknown,
+    })
+}
+
+/// An address, or an address and a port.
+fn parse_listen(text: &str) -> Result<SocketAddr> {
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    text.parse()
+        .or_else(|_| bare.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, PORT)))
+        .map_err(|_| {
+            Error::invalid(
+                format!("\"{text}\" is no address to listen on"),
+                "give an address of this host, such as 192.0.2.1, or an address and port, such as 127.0.0.1:2049",
+            )
+        })
+}
+
+/// As the registry has it.
+fn client_text(client: &DatastoreClient) -> String {
+    let how = if client.write { "rw" } else { "ro" };
+    let root = if client.root { ",root" } else { "" };
+    format!("{}={how}{root}", client.network)
+}
+
+fn parse_client(text: &str) -> Option<DatastoreClient> {
+    let (network, how) = text.split_once('=')?;
+    let (how, root) = match how.split_once(',') {
+        Some((how, "root")) => (how, true),
+        Some(_) => return None,
+        None => (how, false),
+    };
+    let write = match how {
+        "rw" => true,
+        "ro" => false,
+        _ => return None,
+    };
+    Some(DatastoreClient {
+        network: network.to_owned(),
+        write,
+        root,
+    })
+}
+
+/// This host may come, without being root: whoever can open a socket here could say he is.
+fn own_host() -> Vec<DatastoreClient> {
+    let own = |network: &str| DatastoreClient {
+        network: network.to_owned(),
+        write: true,
+        root: false,
+    };
+    vec![own("127.0.0.0/8"), own("::1")]
+}
+
+fn check_clients(clients: &[DatastoreClient]) -> Result<Vec<String>> {
+    for client in clients {
+        let network = client.network.parse::<Network>();
+        network.map_err(|e| Error::of(Kind::Invalid, e.fault()))?;
+    }
+    Ok(clients.iter().map(client_text).collect())
+}
+
+fn access(record: &DatastoreRecord) -> Access {
+    let clients = record.clients.iter().filter_map(|text| parse_client(text));
+    clients.fold(Access::nobody(), |access, client| {
+        match client.network.parse() {
+            Ok(network) => access.allow(
+                network,
+                Rights {
+                    write: client.write && !record.read_only,
+                    root: client.root,
+                },
+            ),
+            Err(_) => access,
+        }
+    })
+}
+
+/// Two directories of which one is in the other, or the same.
+fn overlap(a: &Path, b: &Path) -> bool {
+    a.starts_with(b) || b.starts_with(a)
+}
+
+impl Daemon {
+    /// Serves every datastore of the registry that can be.
+    pub fn open_datastores(&self) {
+        let records = match lock(&self.pool).registry().datastores() {
+            Ok(records) => records,
+            Err(e) => {
+                let error = format_error(Path::new("the registry"), &e);
+                tracing::error!("no datastore is served: {error}");
+                return;
+            }
+        };
+        for record in records {
+            let served = self.serve_datastore(&record);
+            if let Err(e) = &served {
+                tracing::error!(datastore = %record.name, "not served: {e}");
+            }
+            let name = record.name.clone();
+            lock(&self.stores.by_name).insert(name, Store { record, served });
+        }
+    }
+
+    /// Takes no more calls; those under way are answered.
+    pub fn close_datastores(&self) {
+        let _turn = lock(&self.stores.turn);
+        let stores = std::mem::take(&mut *lock(&self.stores.by_name));
+        drop(stores);
+        self.stores.tidy();
+    }
+
+    fn serve_datastore(&self, record: &DatastoreRecord) -> Result<Served> {
+        let at = parse_listen(&record.listen)?;
+        let state = self.stores.state(record);
+        let (directory, identity) =
+            Directory::open(Path::new(&record.directory), &state).map_err(|e| {
+                Error::unavailable(
+                    format!("cannot serve {}: {e}", record.directory),
+                    "see whether it is there and mounted; it takes a file system of this host",
+                )
+            })?;
+        let on = self.stores.listening(at)?;
+        let path = format!("/{}", record.name);
+        let export = directory.export(&path, &identity, access(record));
+        on.server.offer(export).map_err(|e| {
+            Error::unavailable(
+                format!("cannot start threads for datastore {}: {e}", record.name),
+                "check the limit on processes",
+            )
+        })?;
+        Ok(Served {
+            number: identity.store,
+            on,
+        })
+    }
+
+    /// Refuses a directory that cannot be a datastore beside what there is.
+    fn check_directory(&self, name: &str, directory: &Path) -> Result<PathBuf> {
+        let invalid = |e: std::io::Error| {
+            Error::invalid(
+                format!("cannot use {}: {e}", directory.display()),
+                "give a directory of this host",
+            )
+        };
+        let real = directory.canonicalize().map_err(invalid)?;
+        if !real.is_dir() {
+            return Err(Error::invalid(
+                format!("{} is no directory", directory.display()),
+                "give the directory that holds the virtual machines",
+            ));
+        }
+        if real.to_str().is_none() {
+            return Err(Error::invalid(
+                "the directory's name is no UTF-8",
+                "rename it, or mount it elsewhere",
+            ));
+        }
+        let flash = lock(&self.pool).path().to_owned();
+        let holds = |path: &Path| path.canonicalize().is_ok_and(|p| p.starts_with(&real));
+        let own = [flash.as_path(), &self.stores.state_dir, &self.images];
+        if let Some(own) = own.iter().find(|path| holds(path)) {
+            return Err(Error::refused(
+                format!(
+                    "{} holds {}, which is Hearth's own and must not be in a client's reach",
+                    directory.display(),
+                    own.display()
+                ),
+                "give a directory that holds virtual machines only",
+            ));
+        }
+        let stores = lock(&self.stores.by_name);
+        let near = stores.values().find(|store| {
+            store.record.name != name && overlap(Path::new(&store.record.directory), &real)
+        });
+        if let Some(near) = near {
+            return Err(Error::conflict(
+                format!(
+                    "{} and {}, the directory of datastore {}, have files in common",
+                    directory.display(),
+                    near.record.directory,
+                    near.record.name
+                ),
+                "give another directory; clients can also mount one that is inside a datastore",
+            ));
+        }
+        Ok(real)
+    }
+
+    pub(super) fn begin_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo> {
+        let _turn = lock(&self.stores.turn);
+        if let Err(fault) = check_name(&add.name) {
+            return Err(Error::invalid(
+                format!("\"{}\" cannot be a datastore's name: {fault}", add.name),
+                "choose another name with --name",
+            ));
+        }
+        let stores = lock(&self.stores.by_name);
+        if stores.contains_key(&add.name) {
+            return Err(Error::conflict(
+                format!("there is already a datastore named {}", add.name),
+                "choose another name with --name",
+            ));
+        }
+        if stores.len() >= STORES_MAX {
+            return Err(Error::conflict(
+                format!("there are {STORES_MAX} datastores already"),
+                "remove one first",
+            ));
+        }
+        drop(stores);
+        let directory = self.check_directory(&add.name, Path::new(&add.directory))?;
+        let clients = add.clients.unwrap_or_else(own_host);
+        let listen = match &add.listen {
+            Some(text) => parse_listen(text)?,
+            None => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT),
+        };
+        let record = DatastoreRecord {
+            name: add.name,
+            directory: directory.display().to_string(),
+            serial: Uuid::new_v4(),
+            listen: listen.to_string(),
+            clients: check_clients(&clients)?,
+            read_only: add.read_only,
+            unknown: Vec::new(),
+        };
+        // Served first: what cannot be is not added.
+        let served = self.serve_datastore(&record);
+        let stored = served.and_then(|served| {
+            self.store_datastore(&record).inspect_err(|_| {
+                served.on.server.withdraw(served.number);
+            })?;
+            Ok(served)
+        });
+        let served = match stored {
+            Ok(served) => served,
+            Err(e) => {
+                self.stores.tidy();
+                // Nobody has a handle yet.
+                let _ = std::fs::remove_dir_all(self.stores.state(&record));
+                return Err(e);
+            }
+        };
+        let name = record.name.clone();
+        let store = Store {
+            record,
+            served: Ok(served),
+        };
+        lock(&self.stores.by_name).insert(name.clone(), store);
+        self.datastore_info(&name)
+    }
+
+    fn store_datastore(&self, record: &DatastoreRecord) -> Result<()> {
+        lock(&self.pool).change(|registry| {
+            let stored = registry.put_datastore(record);
+            stored.map_err(|e| format_error(Path::new(&record.directory), &e))
+        })
+    }
+
+    pub(super) fn change_datastore(&self, name: &str, set: DatastoreSet) -> Result<DatastoreInfo> {
+        let _turn = lock(&self.stores.turn);
+        let before = self.datastore_record(name)?;
+        let mut record = before.clone();
+        if let Some(listen) = &set.listen {
+            record.listen = parse_listen(listen)?.to_string();
+        }
+        if let Some(clients) = &set.clients {
+            record.clients = check_clients(clients)?;
+        }
+        record.read_only = set.read_only.unwrap_or(record.read_only);
+        self.store_datastore(&record)?;
+        let mut stores = lock(&self.stores.by_name);
+        let store = stores.get_mut(name);
+        let store = store.ok_or_else(|| Error::no_datastore(name))?;
+        store.record = record.clone();
+        match &store.served {
+            Ok(served) if record.listen == before.listen => {
+                served.on.server.set_access(served.number, access(&record));
+                drop(stores);
+            }
+            _ => {
+                if let Ok(served) = &store.served {
+                    served.on.server.withdraw(served.number);
+                }
+                store.served = Err(Error::unavailable("it is being changed", "wait a moment"));
+                drop(stores);
+                self.stores.tidy();
+                let served = self.serve_datastore(&record);
+                if let Some(store) = lock(&self.stores.by_name).get_mut(name) {
+                    store.served = served;
+                }
+            }
+        }
+        self.datastore_info(name)
+    }
+
+    pub(super) fn begin_datastore_flush(&self, name: &str) -> Result<DatastoreInfo> {
+        self.datastore_info(name)
+    }
+
+    pub(super) fn end_datastore(&self, name: &str) -> Result<()> {
+        let _turn = lock(&self.stores.turn);
+        let record = self.datastore_record(name)?;
+        if let Some(Ok(served)) = lock(&self.stores.by_name).get(name).map(|s| &s.served) {
+            served.on.server.withdraw(served.number);
+        }
+        lock(&self.pool).change(|registry| {
+            registry.take_datastore(name);
+            Ok(())
+        })?;
+        let gone = lock(&self.stores.by_name).remove(name);
+        drop(gone);
+        self.stores.tidy();
+        if let Err(e) = std::fs::remove_dir_all(self.stores.state(&record)) {
+            tracing::warn!(
+                datastore = name,
+                "what was kept of its handles cannot be removed: {e}"
+            );
+        }
+        Ok(())
+    }
+
+    fn datastore_record(&self, name: &str) -> Result<DatastoreRecord> {
+        let stores = lock(&self.stores.by_name);
+        let store = stores.get(name).ok_or_else(|| Error::no_datastore(name))?;
+        Ok(store.record.clone())
+    }
+
+    pub(super) fn datastore_info(&self, name: &str) -> Result<DatastoreInfo> {
+        let stores = lock(&self.stores.by_name);
+        let store = stores.get(name).ok_or_else(|| Error::no_datastore(name))?;
+        Ok(info(store))
+    }
+
+    pub(super) fn datastore_infos(&self) -> Vec<DatastoreInfo> {
+        lock(&self.stores.by_name).values().map(info).collect()
+    }
+}
+
+fn info(store: &Store) -> DatastoreInfo {
+    let record = &store.record;
+    let served = store.served.as_ref();
+    let (reason, remedy) = fields(served.err().cloned().map(Into::into));
+    let on = served.ok().map(|served| &served.on);
+    // It may have been asked for any port that is free.
+    let at = on.and_then(|on| on.server.addresses().first().copied());
+    DatastoreInfo {
+        name: record.name.clone(),
+        directory: record.directory.clone(),
+        served: served.is_ok(),
+        reason,
+        remedy,
+        notices: on.and_then(|on| on.unknown.clone()).into_iter().collect(),
+        listen: at.map_or_else(|| record.listen.clone(), |at| at.to_string()),
+        portmapper: on.is_some_and(|on| on.is_mapped()),
+        path: format!("/{}", record.name),
+        clients: record
+            .clients
+            .iter()
+            .filter_map(|text| parse_client(text))
+            .collect(),
+        read_only: record.read_only,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{StopReason, testing};
+    use super::*;
+
+    fn add(name: &str, directory: &Path) -> DatastoreAdd {
+        DatastoreAdd {
+            name: name.to_owned(),
+            directory: directory.display().to_string(),
+            listen: Some("127.0.0.1:0".to_owned()),
+            clients: None,
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_datastore_is_refused_and_leaves_nothing() {
+        let (dir, daemon) = testing::daemon();
+        let place = tempfile::tempdir().unwrap();
+        let vms = place.path().join("vms");
+        std::fs::create_dir_all(vms.join("inner")).unwrap();
+        let refused = |add: DatastoreAdd| daemon.begin_datastore(add).unwrap_err();
+        assert!(refused(add("../x", &vms)).what.contains("name"));
+        let e = refused(add("vms", dir.path()));
+        assert!(e.what.contains("own"), "{e}");
+        let e = refused(add("vms", &vms.join("none")));
+        assert_eq!(e.kind, Kind::Invalid);
+        let mut odd = add("vms", &vms);
+        odd.clients = Some(vec![DatastoreClient {
+            network: "everybody".to_owned(),
+            write: true,
+            root: true,
+        }]);
+        assert!(refused(odd).what.contains("everybody"));
+        let mut odd = add("vms", &vms);
+        odd.listen = Some("here".to_owned());
+        assert!(refused(odd).what.contains("here"));
+        assert_eq!(daemon.datastore_infos(), []);
+
+        let info = daemon.begin_datastore(add("vms", &vms)).unwrap();
+        assert!(info.served, "{info:?}");
+        assert_eq!(refused(add("vms", &vms)).kind, Kind::Conflict);
+        let e = refused(add("inner", &vms.join("inner")));
+        assert!(e.what.contains("in common"), "{e}");
+        daemon.close_datastores();
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    #[test]
+    fn a_datastore_is_there_again_with_its_clients_and_gone_when_removed() {
+        let (_dir, daemon) = testing::daemon();
+        let vms = tempfile::tempdir().unwrap();
+        let mut wanted = add("vms", vms.path());
+        let clients = vec![DatastoreClient {
+            network: "192.0.2.0/24".to_owned(),
+            write: true,
+            root: true,
+        }];
+        wanted.clients = Some(clients.clone());
+        daemon.begin_datastore(wanted).unwrap();
+        let number = |daemon: &Daemon| {
+            let stores = lock(&daemon.stores.by_name);
+            stores["vms"].served.as_ref().unwrap().number
+        };
+        let before = number(&daemon);
+        // As at the next start.
+        daemon.close_datastores();
+        assert_eq!(daemon.datastore_infos(), []);
+        daemon.open_datastores();
+        let info = daemon.datastore_info("vms").unwrap();
+        assert!(info.served && info.clients == clients && !info.read_only);
+        // Clients go on with the handles they have.
+        assert_eq!(number(&daemon), before);
+        let set = DatastoreSet {
+            read_only: Some(true),
+            ..DatastoreSet::default()
+        };
+        assert!(daemon.change_datastore("vms", set).unwrap().read_only);
+        daemon.end_datastore("vms").unwrap();
+        daemon.open_datastores();
+        assert_eq!(daemon.datastore_infos(), []);
+        assert_eq!(
+            daemon.datastore_info("vms").unwrap_err().kind,
+            Kind::NotFound
+        );
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+}
