@@ -13,6 +13,7 @@ use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, ReqOp, 
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, Buf, IoDone, IoOp, Media};
+use hearth_policy::Config;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, VecDeque};
 use std::hint::black_box;
@@ -31,6 +32,8 @@ const WORKING_SET: u64 = 8192;
 const BATCH: u64 = 16;
 /// Disks with something dirty, besides the one that is read.
 const DIRTY_DISKS: [u16; 6] = [1, 8, 64, 512, 2048, 4096];
+/// Bytes of a long write.
+const LONG: u64 = 128 << 10;
 /// Writes outstanding.
 const OUTSTANDING: [usize; 4] = [16, 256, 1024, 4096];
 /// Disks attached to see what one costs.
@@ -45,6 +48,10 @@ const SMOKE_NS: u64 = 5_000_000;
 const DISKS_GOAL: f64 = 1.3;
 /// The same for 4096 outstanding writes and 16.
 const WRITES_GOAL: f64 = 1.5;
+/// Bytes of RAM there may be for each block of a pool, the RAM stage apart.
+const BLOCK_GOAL: f64 = 24.0;
+/// The same of what was written in sequence.
+const SEQUENTIAL_GOAL: f64 = 16.0;
 /// Bytes of RAM an idle disk may take.
 const RAM_GOAL: f64 = 4096.0;
 /// Microseconds attaching a disk may take.
@@ -107,9 +114,13 @@ fn pool() -> Result<Engine> {
 }
 
 fn attach(engine: &Engine, id: DiskId) -> Result<()> {
+    attach_of(engine, id, DISK)
+}
+
+fn attach_of(engine: &Engine, id: DiskId, size: u64) -> Result<()> {
     let cfg = DiskConfig {
         id,
-        size: DISK,
+        size,
         origin_align: 4096,
         mode: Mode::WriteBack,
         block_size: 4096,
@@ -166,6 +177,15 @@ impl<'a> Driver<'a> {
         let mut r = Request::new(0, disk, op, block * BLOCK, BLOCK, Some(window), self.now);
         // Whoever receives a write computes it outside the engine.
         r.crcs = smallvec![1];
+        self.reqs.push(r);
+    }
+
+    /// The whole buffer, at `offset`.
+    fn write_long(&mut self, disk: DiskId, offset: u64) {
+        let (op, window) = (ReqOp::Write { fua: false }, self.buf.all());
+        let len = window.len() as u64;
+        let mut r = Request::new(0, disk, op, offset, len, Some(window), self.now);
+        r.crcs = SmallVec::from_elem(1, (len / BLOCK) as usize);
         self.reqs.push(r);
     }
 
@@ -357,6 +377,56 @@ fn writes(outstanding: usize, budget: u64) -> Result<f64> {
     })
 }
 
+/// CPU of a long write, in sequence over half of the pool again and again.
+fn long_writes(budget: u64) -> Result<f64> {
+    let engine = pool()?;
+    attach_of(&engine, 1, POOL)?;
+    let mut driver = Driver::new(&engine);
+    driver.buf = Buf::zeroed(LONG as usize);
+    let (span, mut at) = (POOL / 2 / LONG, 0);
+    each(budget, || {
+        for _ in 0..4 {
+            driver.write_long(1, at % span * LONG);
+            at += 1;
+        }
+        driver.submit();
+        driver.rest()
+    })
+}
+
+/// RAM for each block of a full pool, the stage apart, written in sequence or in no order.
+fn cached(in_sequence: bool) -> Result<f64> {
+    let before = heap_bytes();
+    let engine = pool()?;
+    attach_of(&engine, 1, POOL)?;
+    let mut driver = Driver::new(&engine);
+    let blocks = engine.pool_stats().capacity_blocks * 15 / 16;
+    for n in 0..blocks {
+        // An odd factor visits every block once.
+        let scattered = n.wrapping_mul(2_654_435_761) % (POOL / BLOCK);
+        driver.write(1, if in_sequence { n } else { scattered });
+        if n % BATCH == BATCH - 1 || n + 1 == blocks {
+            let mut open = driver.reqs.len() as u64;
+            driver.submit();
+            open -= driver.rest()?;
+            // Where too much is dirty, writes wait for the destager.
+            while open > 0 {
+                driver.now += 1_000_000;
+                driver.submit();
+                open -= driver.rest()?;
+            }
+        }
+    }
+    let (all, stats) = (heap_bytes().saturating_sub(before), engine.pool_stats());
+    ensure!(
+        stats.cached_blocks > blocks / 2,
+        "the pool did not become full"
+    );
+    let stage = Config::stage_of((POOL / BLOCK) as usize) as u64 * BLOCK;
+    // Of the blocks there is room for: single blocks take a descriptor each here, where nothing takes time.
+    Ok(all.saturating_sub(stage) as f64 / stats.capacity_blocks as f64)
+}
+
 /// What the allocator has handed out.
 fn heap_bytes() -> u64 {
     // SAFETY: takes nothing and returns a struct by value.
@@ -467,6 +537,28 @@ pub fn run(args: &Args) -> Result<Outcome> {
             "",
             Wanted::AtMost(WRITES_GOAL),
         );
+
+        let long = long_writes(budget)?;
+        rows.tell(
+            "one write of 128 KiB in sequence",
+            long,
+            "ns",
+            Wanted::Shown,
+        );
+        if !args.smoke {
+            rows.tell(
+                "RAM for each block of a full pool of 4 GiB, written in no order, the stage apart",
+                cached(false)?,
+                "bytes",
+                Wanted::AtMost(BLOCK_GOAL),
+            );
+            rows.tell(
+                "the same written in sequence",
+                cached(true)?,
+                "bytes",
+                Wanted::AtMost(SEQUENTIAL_GOAL),
+            );
+        }
 
         let (bytes, median, longest) = idle(false)?;
         rows.tell(
