@@ -14,8 +14,8 @@ const WRITTEN_MAX: usize = 1024;
 /// The same where there is time for more to come. Calling them clean takes the engine's lock for a while.
 const GATHERED_MAX: usize = 2048;
 /// While clients are active, what was written waits so long for more that the same flush may cover: on a device that
-/// they share, every flush holds them up, and nobody waits for this one. Not longer: there are devices whose flush takes the
-/// longer the more was written since the last one.
+/// they share, every flush holds them up, and nobody waits for this one. Not longer: until then
+/// what was written stays pinned on flash, and a crash repeats it.
 const GATHER_NS: u64 = 300_000_000;
 /// First wait after the origin failed a write; doubles up to 32 times this.
 pub(crate) const BACKOFF_NS: u64 = 1_000_000_000;
