@@ -2,6 +2,9 @@
 //!
 //! All data is zeros, so that the devices need to keep only the engine's own structures.
 
+// Not all who include it use all of it.
+#![allow(dead_code)]
+
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
@@ -73,6 +76,8 @@ pub struct Live {
     now: u64,
     next_tick: u64,
     in_flight: usize,
+    /// Bytes written to flash, whatever they are.
+    flash_written: u64,
 }
 
 impl Live {
@@ -116,6 +121,7 @@ impl Live {
             now: 0,
             next_tick: 0,
             in_flight: 0,
+            flash_written: 0,
         }
     }
 
@@ -125,7 +131,10 @@ impl Live {
             let mut buf = buf.clone();
             match (op.target, op.kind) {
                 (Target::Flash(_), OpKind::Read) => self.flash.read_at(at, buf.bytes_mut()),
-                (Target::Flash(_), OpKind::Write) => self.flash.write_at(at, buf.bytes()),
+                (Target::Flash(_), OpKind::Write) => {
+                    self.flash_written += buf.len() as u64;
+                    self.flash.write_at(at, buf.bytes())
+                }
                 (_, OpKind::Read) => {
                     buf.bytes_mut().fill(0);
                     Ok(())
@@ -204,8 +213,13 @@ impl Live {
         while self.in_flight > 0 {
             assert!(self.step(u64::MAX), "{}", self.engine.explain());
         }
+        self.hit() as f64 / load.reads.max(1) as f64
+    }
+
+    /// Blocks read that were cached.
+    fn hit(&self) -> u64 {
         let c = self.engine.stats(1, self.now).expect("attached").counters;
-        (c.read_hit_bytes / BLOCK) as f64 / load.reads.max(1) as f64
+        c.read_hit_bytes / BLOCK
     }
 
     fn words(&self, out: &Outcome) -> String {
@@ -272,13 +286,44 @@ impl Both {
     }
 }
 
-/// The same requests through both.
-pub fn compare(load: &Workload, terms: &Terms) -> Both {
-    let mode = match terms.mode {
+fn mode_of(mode: WriteMode) -> Mode {
+    match mode {
         WriteMode::Back => Mode::WriteBack,
         WriteMode::Through => Mode::WriteThrough,
         WriteMode::Around => Mode::WriteAround,
+    }
+}
+
+/// What the engine did with a part of a workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Of the blocks read, in hundredths.
+    pub hits: f64,
+    /// Blocks written to flash, with all that the log needs.
+    pub flash: u64,
+    /// Blocks that can be cached.
+    pub capacity: u64,
+}
+
+/// A pool of so many segments plays one part of a workload after the other.
+pub fn parts(loads: &[Workload], terms: &Terms) -> Vec<Part> {
+    let mode = mode_of(terms.mode);
+    let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
+    let mut play = |load: &Workload| {
+        let before = (live.hit(), live.flash_written);
+        live.play(load, terms.depth);
+        Part {
+            hits: (live.hit() - before.0) as f64 * 100.0 / load.reads.max(1) as f64,
+            flash: (live.flash_written - before.1) / BLOCK,
+            capacity: live.engine.pool_stats().capacity_blocks,
+        }
     };
+    loads.iter().map(&mut play).collect()
+}
+
+/// The same requests through both.
+pub fn compare(load: &Workload, terms: &Terms) -> Both {
+    let mode = mode_of(terms.mode);
     let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
     let engine = live.play(load, terms.depth) * 100.0;
     let pool = live.engine.pool_stats();
