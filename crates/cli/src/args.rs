@@ -116,9 +116,9 @@ pub enum Command {
     Simulate(Simulate),
     /// Measure disks of your own before and after: the slow one, the cache, the flash
     Bench(Bench),
-    /// Print what to type to give a disk to a virtual machine
+    /// Print what to type to give a disk to a virtual machine, or to mount a datastore
     #[command(
-        after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd"
+        after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd\n  hearth attach-help vms --for esxi"
     )]
     AttachHelp(AttachHelp),
 }
@@ -131,6 +131,10 @@ pub enum Hypervisor {
     Libvirt,
     /// A command for Proxmox VE
     Proxmox,
+    /// A datastore: the command for an ESXi host
+    Esxi,
+    /// A datastore: the command that mounts it
+    Linux,
 }
 
 impl Hypervisor {
@@ -140,6 +144,8 @@ impl Hypervisor {
             Hypervisor::Qemu => "qemu",
             Hypervisor::Libvirt => "libvirt",
             Hypervisor::Proxmox => "proxmox",
+            Hypervisor::Esxi => "esxi",
+            Hypervisor::Linux => "linux",
         }
     }
 }
@@ -154,10 +160,10 @@ pub enum Over {
 
 #[derive(Clone, Debug, Args)]
 pub struct AttachHelp {
-    /// The disk
-    #[arg(value_name = "DISK")]
+    /// The disk or datastore
+    #[arg(value_name = "NAME")]
     pub name: String,
-    /// The hypervisor
+    /// The hypervisor; esxi and linux are for datastores
     #[arg(long = "for", value_enum, value_name = "HYPERVISOR")]
     pub hypervisor: Hypervisor,
     /// Only this way [default: every way the hypervisor has]

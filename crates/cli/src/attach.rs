@@ -6,15 +6,16 @@
 
 use std::path::Path;
 
+use hearth_daemon::api::datastores::DatastoreInfo;
 use hearth_daemon::api::types::DiskInfo;
-use hearth_daemon::client::{Client, disk_path};
-use hearth_daemon::error::Error;
+use hearth_daemon::client::{Client, datastore_path, disk_path};
+use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::rundir::{nbd_socket, vhost_socket};
 use serde::Serialize;
 
 use crate::args::{AttachHelp, Global, Hypervisor, Over};
 use crate::versions::{self, LIBVIRT_RECONNECTS, Version};
-use crate::{Outcome, print_json};
+use crate::{Outcome, mount, print_json};
 
 /// Seconds a guest's requests wait for a daemon that restarts.
 const RECONNECT_DELAY: u32 = 60;
@@ -50,7 +51,21 @@ struct Help {
 }
 
 pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
-    let info: DiskInfo = Client::new(&global.dir()).get(&disk_path(&args.name, ""))?;
+    if matches!(args.hypervisor, Hypervisor::Esxi | Hypervisor::Linux) {
+        return mount::run(global, &args.name, args.hypervisor);
+    }
+    let found = Client::new(&global.dir()).get(&disk_path(&args.name, ""));
+    let info: DiskInfo = match found {
+        Ok(info) => info,
+        // It may be a datastore; if it is not either, the first answer is the one that fits.
+        Err(e) if e.kind == Kind::NotFound && args.over.is_none() => {
+            let path = datastore_path(&args.name, "");
+            let known = Client::new(&global.dir()).get::<DatastoreInfo>(&path);
+            known.map_err(|_| e)?;
+            return mount::run(global, &args.name, args.hypervisor);
+        }
+        Err(e) => return Err(e.into()),
+    };
     let dir = std::path::absolute(global.dir()).unwrap_or_else(|_| global.dir());
     let installed = Installed::look(args.hypervisor);
     let help = Help {
@@ -136,7 +151,7 @@ fn ways(
         match hypervisor {
             Hypervisor::Qemu => ways.push(qemu_vhost(&vhost, disk, installed.qemu)),
             Hypervisor::Libvirt => ways.push(libvirt_vhost(&vhost)),
-            Hypervisor::Proxmox => {}
+            Hypervisor::Proxmox | Hypervisor::Esxi | Hypervisor::Linux => {}
         }
     }
     if over != Some(Over::VhostUser) {
@@ -146,6 +161,7 @@ fn ways(
                 ways.extend(libvirt_nbd(&nbd, disk, read_only, installed.libvirt))
             }
             Hypervisor::Proxmox => ways.push(proxmox_nbd(&nbd, disk, read_only)),
+            Hypervisor::Esxi | Hypervisor::Linux => {}
         }
     }
     Ok(ways)

@@ -1,13 +1,25 @@
 //! `hearth datastore …`: clients of the control API.
 
+use std::time::Duration;
+
 use hearth_daemon::api::datastores::{self as api, DatastoreClient, DatastoreInfo};
 use hearth_daemon::api::types::Done;
 use hearth_daemon::client::{Client, datastore_path};
 use hearth_daemon::error::Error;
+use hearth_daemon::size::human;
+use hearth_fault::Fault;
 
 use crate::args::{Datastore, DatastoreAdd, DatastoreSet, Global, Switch};
+use crate::interrupt::Interrupt;
+use crate::status::StatusLine;
 use crate::table::{Table, plain};
-use crate::{Outcome, print_json};
+use crate::{Failure, Outcome, print_json};
+
+/// How often progress is asked for, at first and later.
+const POLL_FIRST: Duration = Duration::from_millis(10);
+const POLL: Duration = Duration::from_millis(200);
+/// How often it is printed where it cannot be rewritten in place.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 pub fn run(global: &Global, command: Datastore) -> Outcome {
     let client = Client::new(&global.dir());
@@ -17,10 +29,15 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
         Datastore::Show(args) => show(global, &client.get(&datastore_path(&args.name, ""))?),
         Datastore::Set(args) => set(global, &client, args),
         Datastore::Flush(args) => {
-            let info: DatastoreInfo = client.order(&datastore_path(&args.name, "/flush"))?;
+            let interrupt = Interrupt::watch();
+            client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
+            let info = follow(global, &client, &interrupt, &args.name)?;
             said(global, &info, "the directory has everything")
         }
         Datastore::Remove(args) => {
+            let interrupt = Interrupt::watch();
+            client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
+            follow(global, &client, &interrupt, &args.name)?;
             let done: Done = client.order(&datastore_path(&args.name, "/remove"))?;
             if global.json {
                 return print_json(&done);
@@ -28,6 +45,35 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
             println!("datastore {} is served no longer", plain(&args.name));
             Ok(())
         }
+    }
+}
+
+/// Waits until everything is in the directory.
+fn follow(
+    global: &Global,
+    client: &Client,
+    interrupt: &Interrupt,
+    name: &str,
+) -> Result<DatastoreInfo, Failure> {
+    let mut line = StatusLine::new(!global.json).lines_every(LOG_EVERY);
+    let mut wait = POLL_FIRST;
+    loop {
+        let called_off = interrupt.sleep(wait);
+        wait = (wait * 2).min(POLL);
+        if called_off {
+            line.end();
+            return Err(Failure::Interrupted(Fault::new(
+                format!("no longer waiting for datastore {name}"),
+                "what is only on flash is still being written to its directory",
+            )));
+        }
+        let info = client.get::<DatastoreInfo>(&datastore_path(name, ""));
+        let info = info.inspect_err(|_| line.end())?;
+        if !info.flushing {
+            line.end();
+            return Ok(info);
+        }
+        line.show(|| format!("{} to go", human(info.dirty)));
     }
 }
 
@@ -160,6 +206,11 @@ fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
             if info.portmapper { "yes" } else { "no" }.to_owned(),
         ),
         ("clients", plain(&clients.join(" "))),
+        (
+            "cached files",
+            format!("{}, {} of them in use", info.disks, info.open),
+        ),
+        ("dirty", human(info.dirty)),
     ];
     for (what, value) in rows {
         println!("{what:<14}{value}");

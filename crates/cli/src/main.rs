@@ -11,6 +11,7 @@ mod datastore;
 mod disk;
 mod histogram;
 mod interrupt;
+mod mount;
 mod pool;
 mod record;
 mod replay;

@@ -666,7 +666,12 @@ impl Pool {
 
     /// The pool with its disks, looking for their origins.
     pub fn info_with_origins(&self) -> PoolInfo {
-        let disks = self.registry.disks.iter().map(|disk| DiskRef {
+        let plain = self
+            .registry
+            .disks
+            .iter()
+            .filter(|d| d.datastore.is_empty());
+        let disks = plain.map(|disk| DiskRef {
             name: disk.name.clone(),
             origin: disk.origin.clone(),
             size: disk.size,
@@ -689,7 +694,9 @@ impl Pool {
                 info.cached = Some(contents.iter().map(|c| c.cached).sum());
                 info.dirty = Some(contents.iter().fold(0, |n, c| c.dirty.saturating_add(n)));
                 // Both are in the order of the registry.
-                for (disk, found) in info.disks.iter_mut().zip(contents) {
+                let all = self.registry.disks.iter().zip(contents);
+                let plain = all.filter(|(record, _)| record.datastore.is_empty());
+                for (disk, (_, found)) in info.disks.iter_mut().zip(plain) {
                     disk.cached = Some(found.cached);
                     disk.dirty = Some(found.dirty);
                 }

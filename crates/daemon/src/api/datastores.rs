@@ -87,6 +87,14 @@ pub struct DatastoreInfo {
     pub clients: Vec<DatastoreClient>,
     /// Nobody may change anything.
     pub read_only: bool,
+    /// Files that are or were disks of the cache.
+    pub disks: u64,
+    /// Of these, those in use.
+    pub open: u64,
+    /// Bytes that the directory does not have yet.
+    pub dirty: u64,
+    /// These are being written to it.
+    pub flushing: bool,
 }
 
 /// All datastores, by name.
@@ -136,7 +144,7 @@ async fn set_datastore(
     .await
 }
 
-/// Write everything to the directory that is only on flash. Answered when that is done.
+/// Begin to write everything to the directory that is only on flash. Poll the datastore until it is not flushing.
 #[utoipa::path(post, path = "/v1/datastores/{name}/flush", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
 async fn flush_datastore(

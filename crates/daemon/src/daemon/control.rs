@@ -217,7 +217,10 @@ impl Daemon {
         check_name_free(&disks, name)?;
         self.same_data(&disks, origin, place.as_ref())?;
         let pool = lock(&self.pool);
-        let id = pool.registry().free_disk_id(|id| disks.contains(id));
+        let numbers = &self.stores.numbers;
+        let id = pool
+            .registry()
+            .free_disk_id(|id| disks.contains(id) || numbers.has(id));
         drop(pool);
         let id = id.ok_or_else(|| {
             Error::conflict(

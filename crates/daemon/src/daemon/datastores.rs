@@ -8,28 +8,45 @@
 //! One server listens on each address, for all datastores on it. A datastore that cannot be served (its
 //! directory is not mounted, its address is taken) is listed with the reason, and tried again
 //! at the next start or when it is changed.
+//!
+//! Its large files are disks of the pool (`files.rs`), also while nobody can use the datastore: what waits on flash is
+//! written back, if only its directory is there.
+
+mod files;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use hearth_datastore::rules::Rules;
+use hearth_datastore::tree::{Census, Datastore};
+use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{Uuid, check_name};
 use hearth_nfs::access::{Access, Network, Rights};
+use hearth_nfs::handle::Sealer;
+use hearth_nfs::identity::Identity;
 use hearth_nfs::local::Directory;
 use hearth_nfs::portmap;
 use hearth_nfs::rpcbind::{self, Registration};
-use hearth_nfs::server::{Config, Server};
+use hearth_nfs::server::{Config, Export, Server};
 
 use super::{Daemon, lock};
 use crate::api::datastores::{DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet};
 use crate::api::types::fields;
 use crate::error::{Error, Kind, Result};
 use crate::pool::format_error;
+use crate::size::human;
 
 /// Where NFS is expected.
 const PORT: u16 = 2049;
+/// How long a removal waits for what is written back while the datastore is in use, and when it is not any more.
+const FLUSH_TIME: Duration = Duration::from_secs(60);
+const LAST_FLUSH_TIME: Duration = Duration::from_secs(30);
+/// Between two looks whether that is done.
+const FLUSH_PACE: Duration = Duration::from_millis(50);
 /// Most datastores of a pool: each has threads of its own.
 const STORES_MAX: usize = 32;
 
@@ -40,12 +57,23 @@ pub(super) struct Stores {
     turn: Mutex<()>,
     by_name: Mutex<BTreeMap<String, Store>>,
     servers: Mutex<BTreeMap<SocketAddr, Arc<Listening>>>,
+    /// The files that are disks.
+    pub(super) numbers: files::Numbers,
 }
 
 /// One datastore.
 struct Store {
     record: DatastoreRecord,
+    /// Its directory, if that is there.
+    opened: Option<Opened>,
     served: std::result::Result<Served, Error>,
+}
+
+/// A datastore whose directory is there.
+#[derive(Clone)]
+struct Opened {
+    files: Arc<Datastore>,
+    identity: Arc<Identity>,
 }
 
 /// A datastore that clients can use.
@@ -78,6 +106,7 @@ impl Stores {
             turn: Mutex::default(),
             by_name: Mutex::default(),
             servers: Mutex::default(),
+            numbers: files::Numbers::default(),
         }
     }
 
@@ -245,7 +274,25 @@ fn overlap(a: &Path, b: &Path) -> bool {
 
 impl Daemon {
     /// Serves every datastore of the registry that can be.
-    pub fn open_datastores(&self) {
+    pub fn open_datastores(self: &Arc<Daemon>) {
+        self.find_datastores();
+        let stores = std::mem::take(&mut *lock(&self.stores.by_name));
+        for (name, mut store) in stores {
+            if let Some(opened) = &store.opened {
+                store.served = self.serve_datastore(&store.record, opened);
+            }
+            if let Err(e) = &store.served {
+                tracing::error!(datastore = %name, "not served: {e}");
+            }
+            lock(&self.stores.by_name).insert(name, store);
+        }
+    }
+
+    /// Opens the directory of every datastore of the registry. Nobody is served yet.
+    fn find_datastores(self: &Arc<Daemon>) {
+        if !lock(&self.stores.by_name).is_empty() {
+            return;
+        }
         let records = match lock(&self.pool).registry().datastores() {
             Ok(records) => records,
             Err(e) => {
@@ -255,25 +302,74 @@ impl Daemon {
             }
         };
         for record in records {
-            let served = self.serve_datastore(&record);
-            if let Err(e) = &served {
-                tracing::error!(datastore = %record.name, "not served: {e}");
-            }
+            let (opened, served) = match self.open_datastore(&record) {
+                Ok(opened) => (Some(opened), Err(not_yet())),
+                Err(e) => (None, Err(e)),
+            };
             let name = record.name.clone();
-            lock(&self.stores.by_name).insert(name, Store { record, served });
+            let store = Store {
+                record,
+                opened,
+                served,
+            };
+            lock(&self.stores.by_name).insert(name, store);
         }
     }
 
     /// Takes no more calls; those under way are answered.
     pub fn close_datastores(&self) {
         let _turn = lock(&self.stores.turn);
-        let stores = std::mem::take(&mut *lock(&self.stores.by_name));
-        drop(stores);
+        for store in lock(&self.stores.by_name).values_mut() {
+            if let Ok(served) = std::mem::replace(&mut store.served, Err(not_yet())) {
+                served.on.server.withdraw(served.number);
+            }
+        }
         self.stores.tidy();
     }
 
-    fn serve_datastore(&self, record: &DatastoreRecord) -> Result<Served> {
-        let at = parse_listen(&record.listen)?;
+    /// Ends what goes on in the background. Files that are disks stay so.
+    pub(super) fn still_datastores(&self) {
+        let stores = lock(&self.stores.by_name);
+        let opened = stores.values().filter_map(|store| store.opened.clone());
+        let opened: Vec<Opened> = opened.collect();
+        drop(stores);
+        for opened in opened {
+            opened.files.stop();
+        }
+    }
+
+    /// Makes every file a disk that has something only on flash, so that it can be written back.
+    pub(super) fn open_dirty_files(self: &Arc<Daemon>) {
+        self.find_datastores();
+        let stores = lock(&self.stores.by_name);
+        let opened = stores.values().filter_map(|store| store.opened.clone());
+        let opened: Vec<Opened> = opened.collect();
+        drop(stores);
+        for opened in opened {
+            opened.files.open_dirty();
+        }
+    }
+
+    /// Refuses if a file has something only on flash and is not among the `open` disks: it cannot be written back.
+    pub(super) fn check_files_open(&self, open: &[DiskId]) -> Result<()> {
+        let records = lock(&self.pool).registry().disks.clone();
+        let files = records.iter().filter(|r| !r.datastore.is_empty());
+        let owed = |id| self.engine.status(id).map_or(0, |s| s.owed_bytes());
+        let mut left = files.filter(|r| !open.contains(&r.id) && owed(r.id) > 0);
+        match left.next() {
+            None => Ok(()),
+            Some(file) => Err(Error::unavailable(
+                format!(
+                    "{} of a file of datastore {} are only on flash, and it cannot be opened",
+                    human(owed(file.id)),
+                    file.datastore
+                ),
+                "see whether the datastore's directory is there and mounted",
+            )),
+        }
+    }
+
+    fn open_datastore(self: &Arc<Daemon>, record: &DatastoreRecord) -> Result<Opened> {
         let state = self.stores.state(record);
         let (directory, identity) =
             Directory::open(Path::new(&record.directory), &state).map_err(|e| {
@@ -282,9 +378,36 @@ impl Daemon {
                     "see whether it is there and mounted; it takes a file system of this host",
                 )
             })?;
+        let threads = |e: std::io::Error| {
+            Error::unavailable(
+                format!("cannot start threads for datastore {}: {e}", record.name),
+                "check the limit on processes",
+            )
+        };
+        let disks = files::Files::new(self, &record.name).map_err(threads)?;
+        let files = Datastore::open(
+            Arc::new(directory),
+            Arc::new(disks),
+            &self.reactors,
+            Rules::default(),
+        );
+        Ok(Opened {
+            files: Arc::new(files.map_err(threads)?),
+            identity: Arc::new(identity),
+        })
+    }
+
+    fn serve_datastore(&self, record: &DatastoreRecord, opened: &Opened) -> Result<Served> {
+        let at = parse_listen(&record.listen)?;
         let on = self.stores.listening(at)?;
-        let path = format!("/{}", record.name);
-        let export = directory.export(&path, &identity, access(record));
+        let identity = &opened.identity;
+        let export = Export {
+            path: format!("/{}", record.name),
+            sealer: Sealer::new(identity.store, &identity.secret),
+            store: identity.store,
+            access: access(record),
+            tree: opened.files.tree(),
+        };
         on.server.offer(export).map_err(|e| {
             Error::unavailable(
                 format!("cannot start threads for datastore {}: {e}", record.name),
@@ -349,7 +472,7 @@ impl Daemon {
         Ok(real)
     }
 
-    pub(super) fn begin_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo> {
+    pub(super) fn begin_datastore(self: &Arc<Daemon>, add: DatastoreAdd) -> Result<DatastoreInfo> {
         let _turn = lock(&self.stores.turn);
         if let Err(fault) = check_name(&add.name) {
             return Err(Error::invalid(
@@ -387,15 +510,15 @@ impl Daemon {
             unknown: Vec::new(),
         };
         // Served first: what cannot be is not added.
-        let served = self.serve_datastore(&record);
-        let stored = served.and_then(|served| {
+        let tried = self.open_datastore(&record).and_then(|opened| {
+            let served = self.serve_datastore(&record, &opened)?;
             self.store_datastore(&record).inspect_err(|_| {
                 served.on.server.withdraw(served.number);
             })?;
-            Ok(served)
+            Ok((opened, served))
         });
-        let served = match stored {
-            Ok(served) => served,
+        let (opened, served) = match tried {
+            Ok(tried) => tried,
             Err(e) => {
                 self.stores.tidy();
                 // Nobody has a handle yet.
@@ -406,6 +529,7 @@ impl Daemon {
         let name = record.name.clone();
         let store = Store {
             record,
+            opened: Some(opened),
             served: Ok(served),
         };
         lock(&self.stores.by_name).insert(name.clone(), store);
@@ -419,7 +543,11 @@ impl Daemon {
         })
     }
 
-    pub(super) fn change_datastore(&self, name: &str, set: DatastoreSet) -> Result<DatastoreInfo> {
+    pub(super) fn change_datastore(
+        self: &Arc<Daemon>,
+        name: &str,
+        set: DatastoreSet,
+    ) -> Result<DatastoreInfo> {
         let _turn = lock(&self.stores.turn);
         let before = self.datastore_record(name)?;
         let mut record = before.clone();
@@ -444,11 +572,20 @@ impl Daemon {
                 if let Ok(served) = &store.served {
                     served.on.server.withdraw(served.number);
                 }
-                store.served = Err(Error::unavailable("it is being changed", "wait a moment"));
+                store.served = Err(not_yet());
+                let before = store.opened.clone();
                 drop(stores);
                 self.stores.tidy();
-                let served = self.serve_datastore(&record);
+                let opened = match before {
+                    Some(opened) => Ok(opened),
+                    None => self.open_datastore(&record),
+                };
+                let served = match &opened {
+                    Ok(opened) => self.serve_datastore(&record, opened),
+                    Err(e) => Err(e.clone()),
+                };
                 if let Some(store) = lock(&self.stores.by_name).get_mut(name) {
+                    store.opened = opened.ok();
                     store.served = served;
                 }
             }
@@ -457,14 +594,85 @@ impl Daemon {
     }
 
     pub(super) fn begin_datastore_flush(&self, name: &str) -> Result<DatastoreInfo> {
+        self.opened_datastore(name)?.files.begin_flush();
         self.datastore_info(name)
+    }
+
+    /// The directory of a datastore.
+    fn opened_datastore(&self, name: &str) -> Result<Opened> {
+        let stores = lock(&self.stores.by_name);
+        let store = stores.get(name).ok_or_else(|| Error::no_datastore(name))?;
+        match (&store.opened, &store.served) {
+            (Some(opened), _) => Ok(opened.clone()),
+            (None, Err(e)) => Err(e.clone()),
+            (None, Ok(_)) => Err(not_yet()),
+        }
+    }
+
+    /// Writes everything back within `limit`.
+    fn flush_within(&self, name: &str, files: &Datastore, limit: Duration) -> Result<()> {
+        let end = Instant::now() + limit;
+        files.begin_flush();
+        loop {
+            let Census {
+                dirty, flushing, ..
+            } = files.census();
+            if !flushing && dirty == 0 {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(Error::conflict(
+                    format!(
+                        "{} of datastore {name} are only on flash still, and are being written to its directory",
+                        human(dirty)
+                    ),
+                    format!("wait for `hearth datastore flush {name}`, and remove it then"),
+                ));
+            }
+            std::thread::sleep(FLUSH_PACE);
+        }
     }
 
     pub(super) fn end_datastore(&self, name: &str) -> Result<()> {
         let _turn = lock(&self.stores.turn);
         let record = self.datastore_record(name)?;
-        if let Some(Ok(served)) = lock(&self.stores.by_name).get(name).map(|s| &s.served) {
+        let known = lock(&self.pool)
+            .registry()
+            .disks
+            .iter()
+            .any(|d| d.datastore == name);
+        let opened = match self.opened_datastore(name) {
+            Err(e) if known => return Err(e),
+            Err(_) => None,
+            Ok(opened) => Some(opened),
+        };
+        if let Some(opened) = &opened {
+            self.flush_within(name, &opened.files, FLUSH_TIME)?;
+        }
+        if let Some(store) = lock(&self.stores.by_name).get_mut(name)
+            && let Ok(served) = std::mem::replace(&mut store.served, Err(not_yet()))
+        {
             served.on.server.withdraw(served.number);
+        }
+        if let Some(opened) = &opened {
+            let flushed = self
+                .flush_within(name, &opened.files, LAST_FLUSH_TIME)
+                .and_then(|()| {
+                    if opened.files.dissolve() {
+                        return Ok(());
+                    }
+                    Err(Error::unavailable(
+                        format!("what is cached of datastore {name} cannot be dropped now"),
+                        "see whether its directory or the flash hangs, and try again",
+                    ))
+                });
+            if let Err(e) = flushed {
+                let served = self.serve_datastore(&record, opened);
+                if let Some(store) = lock(&self.stores.by_name).get_mut(name) {
+                    store.served = served;
+                }
+                return Err(e);
+            }
         }
         lock(&self.pool).change(|registry| {
             registry.take_datastore(name);
@@ -501,6 +709,10 @@ impl Daemon {
 
 fn info(store: &Store) -> DatastoreInfo {
     let record = &store.record;
+    let opened = store.opened.as_ref();
+    let census = opened
+        .map(|opened| opened.files.census())
+        .unwrap_or_default();
     let served = store.served.as_ref();
     let (reason, remedy) = fields(served.err().cloned().map(Into::into));
     let on = served.ok().map(|served| &served.on);
@@ -522,7 +734,16 @@ fn info(store: &Store) -> DatastoreInfo {
             .filter_map(|text| parse_client(text))
             .collect(),
         read_only: record.read_only,
+        disks: census.disks,
+        open: census.open,
+        dirty: census.dirty,
+        flushing: census.flushing,
     }
+}
+
+/// What is said of one that nobody can use at this moment.
+fn not_yet() -> Error {
+    Error::unavailable("it is not served at this moment", "wait a moment")
 }
 
 #[cfg(test)]
@@ -592,7 +813,9 @@ mod tests {
         let before = number(&daemon);
         // As at the next start.
         daemon.close_datastores();
-        assert_eq!(daemon.datastore_infos(), []);
+        assert!(!daemon.datastore_info("vms").unwrap().served);
+        daemon.still_datastores();
+        lock(&daemon.stores.by_name).clear();
         daemon.open_datastores();
         let info = daemon.datastore_info("vms").unwrap();
         assert!(info.served && info.clients == clients && !info.read_only);

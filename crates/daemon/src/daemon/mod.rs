@@ -240,7 +240,10 @@ impl Daemon {
         let owners = admission::Owners::new(pool.info().uuid, host_name(), workers.clone());
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
-        let nbd = NbdLimits::of(options.nbd_memory, pool.registry().disks.len())?;
+        let nbd = NbdLimits::of(
+            options.nbd_memory,
+            Daemon::plain_disks(pool.registry()).len(),
+        )?;
         let config = Config {
             threads: options.threads,
             poll: options.poll,

@@ -64,7 +64,8 @@ impl Daemon {
         flash_notices.extend(self.room_notice());
         flash_notices.extend_from_slice(self.flash.place());
         let pool = lock(&self.pool);
-        let disks = pool.registry().disks.iter().map(|r| {
+        let plain = Daemon::plain_disks(pool.registry());
+        let disks = plain.iter().map(|r| {
             let status = self.engine.status(r.id);
             DiskRef {
                 name: r.name.clone(),

@@ -105,6 +105,10 @@ impl Daemon {
             self.disks.close(changes_time)
         };
         self.exports.stop();
+        if reason == StopReason::Export {
+            self.open_dirty_files();
+        }
+        self.still_datastores();
         let ended = self.reactors.disconnect();
         self.observer.end_recordings();
         self.hurry();
@@ -159,7 +163,7 @@ impl Daemon {
         };
         let claims = self.close_origins();
         if reason == StopReason::Export && outcome.is_ok() {
-            let records = lock(&self.pool).registry().disks.clone();
+            let records = Daemon::plain_disks(lock(&self.pool).registry());
             Notify::from_env().stop_goes_on();
             self.owners.give_up_all(&records, claims);
         }
@@ -177,12 +181,15 @@ impl Daemon {
             self.exports.remove(&slot.name);
             claims.extend(slot.claim.take().map(|claim| (id, claim)));
         }
-        self.release_all(&ids);
+        let files = self.stores.numbers.close();
+        self.release_all(&[ids, files].concat());
         claims
     }
 
-    fn drain_everything(&self) -> Result<()> {
-        let disks = self.open_disks();
+    fn drain_everything(self: &Arc<Daemon>) -> Result<()> {
+        let mut disks = self.open_disks();
+        disks.extend(self.stores.numbers.open());
+        self.check_files_open(&disks)?;
         for id in &disks {
             // A disk that is gone has nothing to drain.
             let _ = self.engine.drain(*id, true);
@@ -236,7 +243,8 @@ impl Daemon {
         drop(pool);
         // Not while the pool is held: it may take as long as the origin likes.
         let served: Vec<u16> = attached.iter().map(|(id, ..)| *id).collect();
-        let attached = self.identities(attached);
+        let mut attached = self.identities(attached);
+        attached.extend(self.stores.numbers.leave());
         // What has something left on flash that is given up: if it answers again, it has what was dirty
         // before the guests wrote past it.
         let left: Vec<u16> = served

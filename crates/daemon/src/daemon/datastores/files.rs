@@ -1,0 +1,532 @@
+//! Files of datastores as disks of the pool.
+//!
+//! A file's disk is in the registry like any other, and in no slot of the table: it has no clients of its own, no
+//! name that people use, and comes and goes with the file's use. What it is called there is what the file system
+//! calls the file, so that it is found again wherever the file was moved to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use hearth_datastore::origin::{Disk, FileOrigin, Hands};
+use hearth_datastore::{Disks, Look, NotNow, tree};
+use hearth_engine::api::{DiskId, ExtentState, OriginState, ReqOp, Request};
+use hearth_format::{DiskRecord, OriginIdentity, Registry, Uuid};
+use hearth_io::{BLOCK, Device, Target, Targets};
+use hearth_nfs::handle::Key;
+
+use super::super::admission::RULES;
+use super::super::{Daemon, REST_PACE, REST_TIME, lock};
+use crate::error::Result;
+use crate::{compare, settings};
+
+/// What the origin of a file's disk begins with in the registry.
+const FILE: &str = "file:";
+
+/// Longest wait for the last user of a file that is being closed.
+const RELEASE_TIME: Duration = Duration::from_secs(2);
+
+/// What a file is called in the registry.
+fn text_of(key: &Key) -> String {
+    key.bytes().iter().fold(FILE.to_owned(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The file that is called so.
+fn key_of(text: &str) -> Option<Key> {
+    let digits = text.strip_prefix(FILE)?;
+    let bytes: Option<Vec<u8>> = (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok())
+        .collect();
+    Key::new(&bytes?)
+}
+
+fn identity(look: Look) -> OriginIdentity {
+    OriginIdentity {
+        size: look.size,
+        mtime_ns: look.modified_ns,
+        ctime_ns: look.changed_ns,
+        dev: look.device,
+        inode: look.inode,
+    }
+}
+
+/// Disks of all datastores that are not in the table.
+#[derive(Default)]
+pub(in crate::daemon) struct Numbers {
+    /// Promised, and not in the registry yet.
+    promised: Mutex<BTreeSet<DiskId>>,
+    /// Those that the engine serves, with what they are of.
+    open: Mutex<BTreeMap<DiskId, Arc<FileOrigin>>>,
+}
+
+impl Numbers {
+    /// Somebody is about to use this number.
+    pub(in crate::daemon) fn has(&self, id: DiskId) -> bool {
+        lock(&self.promised).contains(&id) || lock(&self.open).contains_key(&id)
+    }
+
+    /// Those that are served.
+    pub(in crate::daemon) fn open(&self) -> Vec<DiskId> {
+        lock(&self.open).keys().copied().collect()
+    }
+
+    /// What they look like, for the promise that they stay so.
+    pub(in crate::daemon) fn leave(&self) -> Vec<(DiskId, OriginIdentity)> {
+        let open = lock(&self.open).clone();
+        let left = open.into_iter().filter_map(|(id, origin)| {
+            let look = origin.leave();
+            let look = look.inspect_err(|e| tracing::warn!("{origin:?}: {e}"));
+            Some((id, identity(look.ok()?)))
+        });
+        left.collect()
+    }
+
+    /// They are closed.
+    pub(in crate::daemon) fn close(&self) -> Vec<DiskId> {
+        let open = std::mem::take(&mut *lock(&self.open));
+        open.into_keys().collect()
+    }
+}
+
+/// A number that is promised, until it is in the registry or given back.
+struct Promised {
+    daemon: Arc<Daemon>,
+    id: DiskId,
+}
+
+impl Drop for Promised {
+    fn drop(&mut self) {
+        lock(&self.daemon.stores.numbers.promised).remove(&self.id);
+    }
+}
+
+/// The pool, as one datastore has it.
+pub(super) struct Files {
+    daemon: Weak<Daemon>,
+    store: String,
+    hands: Arc<Hands>,
+}
+
+impl Files {
+    pub(super) fn new(daemon: &Arc<Daemon>, store: &str) -> std::io::Result<Files> {
+        Ok(Files {
+            daemon: Arc::downgrade(daemon),
+            store: store.to_owned(),
+            hands: Hands::start()?,
+        })
+    }
+
+    fn daemon(&self) -> std::result::Result<Arc<Daemon>, NotNow> {
+        self.daemon.upgrade().ok_or(NotNow::Wait)
+    }
+
+    /// Gives a file to the engine. Nothing is written to it before `settled`.
+    fn serve(
+        &self,
+        daemon: &Arc<Daemon>,
+        record: &DiskRecord,
+        origin: &Arc<FileOrigin>,
+        settled: &Arc<AtomicBool>,
+    ) -> std::result::Result<(), NotNow> {
+        let id = record.id;
+        origin.set_bound(record.size);
+        let (weak, settled) = (self.daemon.clone(), settled.clone());
+        origin.before_change(Box::new(move || {
+            let daemon = weak.upgrade().filter(|_| settled.load(Ordering::Acquire));
+            daemon.is_some_and(|daemon| daemon.withdraw_file(id))
+        }));
+        let device = Arc::new(Device::remote(Arc::new(Disk::new(origin, &self.hands))));
+        daemon.targets.set(Target::Origin(id), Some(device.clone()));
+        // It was synced when it was opened.
+        let config = settings::config(record, &device);
+        if let Err(e) = daemon.engine.attach(config, OriginState::Flushed) {
+            tracing::error!(file = %device.name(), "cannot be cached: {e}");
+            daemon.targets.set(Target::Origin(id), None);
+            daemon.poke();
+            return Err(NotNow::Wait);
+        }
+        lock(&daemon.stores.numbers.open).insert(id, origin.clone());
+        daemon.poke();
+        Ok(())
+    }
+
+    /// Takes a file from the engine.
+    fn end(&self, daemon: &Daemon, id: DiskId) -> bool {
+        if daemon.engine.detach(id).is_err() {
+            return false;
+        }
+        lock(&daemon.stores.numbers.open).remove(&id);
+        let device = daemon.targets.set(Target::Origin(id), None);
+        daemon.poke();
+        // Closed when this returns: whoever opens the file next must not find it in use by us.
+        if let Some(device) = device
+            && Targets::wait_unused(device, RELEASE_TIME).is_err()
+        {
+            tracing::warn!(
+                disk = id,
+                "a file is still being used; it is closed when that ends"
+            );
+        }
+        true
+    }
+
+    /// Serves a file that has been a disk before.
+    fn attach_known(
+        &self,
+        daemon: &Arc<Daemon>,
+        mut record: DiskRecord,
+        origin: &Arc<FileOrigin>,
+    ) -> std::result::Result<DiskId, NotNow> {
+        let id = record.id;
+        let looks = origin.looks().map_err(|_| NotNow::Wait)?;
+        let bound = tree::bound(looks.size);
+        if bound > record.size {
+            record.size = bound;
+            daemon.store_file(&record).map_err(|_| NotNow::Wait)?;
+        }
+        // Judged before the engine may write anything back.
+        let device = Device::remote(Arc::new(Disk::new(origin, &self.hands)));
+        origin.set_bound(record.size);
+        let owed = daemon.engine.status(id).unwrap_or_default().owed_blocks();
+        let left = record.origin_identity.filter(|_| record.clean_detach);
+        let fits = match left {
+            // Nothing was done to it but what changes no content.
+            Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
+            None => compare::sample(&daemon.engine, id, &device).is_none(),
+        };
+        if !fits {
+            if owed > 0 {
+                tracing::error!(file = %device.name(), "the file was changed by somebody else while writes to it waited on flash: these are thrown away");
+            } else {
+                tracing::info!(file = %device.name(), "the file was changed by somebody else; its cache is dropped");
+            }
+            if !self.empty(id) {
+                return Err(NotNow::Wait);
+            }
+            record.since_seq = lock(&daemon.pool).record(id).map_or(0, |r| r.since_seq);
+        } else if owed > 0 {
+            // What was answered since is newer than the file.
+            origin.written();
+        }
+        // Behind the end may be what was written and whose length was never made durable. It must not count as
+        // written back, for it would be shown when the file grows.
+        let behind = if owed > 0 {
+            daemon.dirty_behind(id, looks.size, record.size)
+        } else {
+            Vec::new()
+        };
+        let settled = Arc::new(AtomicBool::new(behind.is_empty()));
+        self.serve(daemon, &record, origin, &settled)?;
+        if !behind
+            .into_iter()
+            .all(|(offset, len)| self.zero(id, offset, len))
+        {
+            self.end(daemon, id);
+            return Err(NotNow::Wait);
+        }
+        settled.store(true, Ordering::Release);
+        Ok(id)
+    }
+
+    /// Makes a file a disk.
+    fn attach_new(
+        &self,
+        daemon: &Arc<Daemon>,
+        key: &Key,
+        origin: &Arc<FileOrigin>,
+    ) -> std::result::Result<DiskId, NotNow> {
+        let promised = daemon.promise_number().ok_or(NotNow::Pass)?;
+        let id = promised.id;
+        let serial = Uuid::new_v4();
+        let (high, _) = serial.as_u64_pair();
+        // People never see it; it has to be like no other.
+        let front: String = self.store.chars().take(40).collect();
+        let mut record = DiskRecord {
+            id,
+            name: format!("{front}.{high:016x}"),
+            origin: text_of(key),
+            size: tree::bound(origin.len()),
+            serial,
+            rules: RULES,
+            datastore: self.store.clone(),
+            ..settings::defaults()
+        };
+        self.serve(daemon, &record, origin, &Arc::new(AtomicBool::new(true)))?;
+        // What the log may hold of this number was another disk's.
+        let stored = daemon.forget(id).and_then(|since_seq| {
+            record.since_seq = since_seq;
+            lock(&daemon.pool).change(|registry| {
+                registry.disk_id_taken(id);
+                registry.disks.push(record.clone().into());
+                Ok(())
+            })
+        });
+        drop(promised);
+        if let Err(e) = stored {
+            tracing::warn!(file = ?origin, "cannot be cached: {e}");
+            if self.end(daemon, id) {
+                let _ = daemon.engine.remove(id);
+            }
+            return Err(NotNow::Pass);
+        }
+        Ok(id)
+    }
+}
+
+impl Disks for Files {
+    fn known(&self) -> Vec<(Key, DiskId)> {
+        let Ok(daemon) = self.daemon() else {
+            return Vec::new();
+        };
+        let pool = lock(&daemon.pool);
+        let own = pool.registry().disks.iter();
+        let own = own.filter(|record| record.datastore == self.store);
+        own.filter_map(|record| Some((key_of(&record.origin)?, record.id)))
+            .collect()
+    }
+
+    fn attach(&self, file: &Key, origin: &Arc<FileOrigin>) -> std::result::Result<DiskId, NotNow> {
+        let daemon = self.daemon()?;
+        let text = text_of(file);
+        let record = {
+            let pool = lock(&daemon.pool);
+            let mut all = pool.registry().disks.iter();
+            let own = all.find(|r| r.datastore == self.store && r.origin == text);
+            own.map(|record| (**record).clone())
+        };
+        match record {
+            Some(record) => self.attach_known(&daemon, record, origin),
+            None if daemon.cache_is_off() => Err(NotNow::Pass),
+            None => self.attach_new(&daemon, file, origin),
+        }
+    }
+
+    fn grow(&self, disk: DiskId, bound: u64) -> bool {
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        // The registry first: what is written behind what it says is not found after a crash. All sizes are whole
+        // blocks, so that no copy of a last block is padded.
+        let stored = lock(&daemon.pool).change(|registry| {
+            if let Some(record) = registry.by_id_mut(disk) {
+                record.size = record.size.max(bound);
+            }
+            Ok(())
+        });
+        stored.is_ok() && daemon.engine.set_size(disk, bound).is_ok()
+    }
+
+    fn withdraw(&self, disk: DiskId) -> bool {
+        self.daemon().is_ok_and(|daemon| daemon.withdraw_file(disk))
+    }
+
+    fn detach(&self, disk: DiskId, origin: &FileOrigin) -> bool {
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        let Ok(look) = origin.leave() else {
+            return false;
+        };
+        if !self.is_drained(disk) || !self.end(&daemon, disk) {
+            return false;
+        }
+        let stored = lock(&daemon.pool).change_or_keep(|registry| {
+            if let Some(record) = registry.by_id_mut(disk) {
+                record.origin_identity = Some(identity(look));
+                record.clean_detach = true;
+            }
+            Ok(())
+        });
+        if let Err(e) = stored {
+            // Then its content is compared when it is opened again.
+            tracing::warn!("cannot note how a file was left: {e}");
+        }
+        true
+    }
+
+    fn empty(&self, disk: DiskId) -> bool {
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        let emptied = daemon.forget(disk).and_then(|since_seq| {
+            lock(&daemon.pool).change_or_keep(|registry| {
+                if let Some(record) = registry.by_id_mut(disk) {
+                    record.since_seq = since_seq;
+                }
+                Ok(())
+            })
+        });
+        emptied
+            .inspect_err(|e| tracing::error!("a file's cache cannot be dropped: {e}"))
+            .is_ok()
+    }
+
+    fn forget(&self, _file: &Key, disk: DiskId) -> bool {
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        let erase = || -> Result<()> {
+            lock(&daemon.pool).change(|registry| {
+                registry.disks.retain(|record| record.id != disk);
+                Ok(())
+            })
+        };
+        // The engine forgets what it serves or has served; the number is given to others much later.
+        if daemon.engine.status(disk).is_some() && daemon.forget(disk).is_err() {
+            return false;
+        }
+        if let Err(e) = erase() {
+            tracing::error!("a file that is gone cannot be taken out of the registry: {e}");
+            return false;
+        }
+        let served = lock(&daemon.stores.numbers.open).contains_key(&disk);
+        let end = || {
+            let ended = self.end(&daemon, disk).then_some(());
+            ended.or_else(|| {
+                daemon.poke();
+                None
+            })
+        };
+        if served && daemon.bell.wait(REST_TIME, REST_PACE, end).is_none() {
+            return false;
+        }
+        let _ = daemon.engine.remove(disk);
+        true
+    }
+
+    fn still_fits(&self, disk: DiskId, origin: &Arc<FileOrigin>) -> bool {
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        let device = Device::remote(Arc::new(Disk::new(origin, &self.hands)));
+        compare::wide(&daemon.engine, disk, &device).is_enough()
+    }
+
+    fn zero(&self, disk: DiskId, offset: u64, len: u64) -> bool {
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        if len == 0 {
+            return true;
+        }
+        let op = ReqOp::WriteZeroes {
+            fua: true,
+            punch: true,
+        };
+        let request = Request::new(0, disk, op, offset, len, None, hearth_io::now_ns());
+        let done = daemon.reactors.request_blocking(request);
+        done.is_ok_and(|completion| completion.result.is_ok())
+    }
+
+    fn owed(&self, disk: DiskId) -> u64 {
+        let status = self.daemon().ok().and_then(|d| d.engine.status(disk));
+        status.map_or(0, |status| status.owed_bytes())
+    }
+
+    fn needs(&self, disk: DiskId) -> u64 {
+        let status = self.daemon().ok().and_then(|d| d.engine.status(disk));
+        status.map_or(0, |status| status.dirty_blocks.saturating_mul(BLOCK))
+    }
+
+    fn is_drained(&self, disk: DiskId) -> bool {
+        let status = self.daemon().ok().and_then(|d| d.engine.status(disk));
+        status.is_none_or(|status| status.drained)
+    }
+
+    fn drain(&self, disk: DiskId, on: bool) {
+        if let Ok(daemon) = self.daemon() {
+            // One that is gone has nothing to be written back.
+            let _ = daemon.engine.drain(disk, on);
+            daemon.poke();
+        }
+    }
+}
+
+impl Daemon {
+    /// A number for a new disk that is in no slot.
+    fn promise_number(self: &Arc<Daemon>) -> Option<Promised> {
+        let disks = self.disks.lock();
+        let numbers = &self.stores.numbers;
+        let id = lock(&self.pool)
+            .registry()
+            .free_disk_id(|id| disks.contains(id) || numbers.has(id))?;
+        lock(&numbers.promised).insert(id);
+        Some(Promised {
+            daemon: self.clone(),
+            id,
+        })
+    }
+
+    /// Ranges between two offsets whose newest bytes are on flash only.
+    fn dirty_behind(&self, id: DiskId, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut ranges = Vec::new();
+        let mut at = from;
+        while at < to {
+            let mut known = Vec::new();
+            self.engine.block_status(id, at, to - at, &mut known);
+            if known.is_empty() {
+                break;
+            }
+            for (len, state) in known {
+                if state == ExtentState::Data {
+                    ranges.push((at, len));
+                }
+                at += len;
+            }
+        }
+        ranges
+    }
+
+    /// Notes durably that a file need not look as it was left.
+    fn withdraw_file(&self, id: DiskId) -> bool {
+        let noted = lock(&self.pool).change_or_keep(|registry| {
+            if let Some(record) = registry.by_id_mut(id) {
+                record.clean_detach = false;
+            }
+            Ok(())
+        });
+        noted
+            .inspect_err(|e| {
+                tracing::error!("cannot note on flash that a file is being changed: {e}")
+            })
+            .is_ok()
+    }
+
+    fn store_file(&self, record: &DiskRecord) -> Result<()> {
+        lock(&self.pool).change_or_keep(|registry| {
+            if let Some(place) = registry.by_id_mut(record.id) {
+                *place = record.clone();
+            }
+            Ok(())
+        })
+    }
+
+    /// The disks of the registry that are no files of datastores.
+    pub(in crate::daemon) fn plain_disks(registry: &Registry) -> Vec<hearth_format::SharedRecord> {
+        let plain = registry.disks.iter().filter(|r| r.datastore.is_empty());
+        plain.cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_files_are_called_is_read_again() {
+        for bytes in [&b"\x01\x01\xff\x00"[..], b""] {
+            let key = Key::new(bytes).unwrap();
+            assert_eq!(key_of(&text_of(&key)), Some(key));
+        }
+        for text in ["file:0", "file:zz", "0102", "file:\u{fc}\u{fc}"] {
+            assert_eq!(key_of(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! A directory of virtual machines whose large files are disks of the cache.
+//!
+//! A datastore's files are made, extended, cut, renamed and removed by clients at any time, and some of them by
+//! people on this host. Each large one is a disk of the engine, with a flash copy that must stay in step with a
+//! file that lives a life of its own. This crate is what stands between: a
+//! [`Tree`](hearth_nfs::tree::Tree) for the NFS server, over a plain
+//! [`Directory`](hearth_nfs::local::Directory) and the engine.
+//!
+//! | module | what it knows |
+//! | --- | --- |
+//! | [`rules`] | which files become disks |
+//! | [`tree`] | what clients ask for, file by file |
+//! | [`file`] | who uses a file now, and who has it alone |
+//! | [`origin`] | a file as the origin of a disk |
+//! | [`port`] | requests to the engine, by way of the data threads |
+//! | [`room`] | how much more can be promised |
+//!
+//! # An endless disk
+//!
+//! To the engine, a file is a disk that never ends: behind the file's end there are zeros. Reads of the origin give
+//! zeros there, and writes to it are cut off at the end ([`origin`]). So the engine need not know how long the file
+//! is, and growing and cutting it are no changes of the disk. The size that is recorded is an upper
+//! bound, in steps of 1 GiB, stored before anything is written beyond it.
+//!
+//! What has to hold for that: *behind the file's end, all copies on flash are zeros or void.* The orders below keep it.
+//!
+//! # What is done in which order
+//!
+//! - **A file becomes a disk** when it is first used. Its record is durable before anything of it is cached; a record
+//!   whose file is gone is dropped at the next start.
+//! - **A durable write** is answered when it is in the log and the log is flushed. If it makes the file longer, the file gets
+//!   its new length first, and that is made durable first: after a power cut the log never holds an
+//!   answered write behind the end. An unstable write makes it longer as well, and a commit makes that durable.
+//! - **Cutting** a file off: nobody else uses it meanwhile. (1) What is cut off, to the end of its last block, becomes zeros
+//!   in the log, durably; (2) the file is cut, durably; (3) answered. After a crash between (1) and (2)
+//!   the file has its old length and zeros at its end, which only the client sees who asked for the cut, and asks again. The other order
+//!   would let a crash bring back what was cut off, as soon as the file grows again. A destage that is on its way meanwhile cannot
+//!   make the file longer, for its writes are cut off at the end.
+//! - **Renaming** changes nothing: the disk is known by what the file system calls the file.
+//! - **Removing**, or renaming over: first the name, durably, then the record and with it all that is cached. What the file system
+//!   calls a file is never given to another one, so a record that outlives its file does no harm.
+//! - **Closing** a disk that nobody uses: all is destaged and the file synced; then what the file looks like is stored, with the
+//!   promise that we do not write it. The promise is taken back, durably, before we change the file.
+//! - **Starting after a crash**: a file about which the promise stands must look as it was left. Where it had been
+//!   taken back, cached blocks are compared with the file, as for any disk. Then everything behind the end becomes zeros, durably: an
+//!   unstable write may have reached the log without the length that belongs to it.
+//!
+//! # Replaced behind our back
+//!
+//! Each of our own writes leaves the file's time of change as clients are told it, so whatever else it is, or another
+//! length, is somebody else's work. It is looked at when a file is opened, at least every second while it is used, and
+//! before each of our own writes. Then what is cached goes, dirty or not, unless something is dirty and
+//! what is clean still equals the file (somebody set its times).
+
+pub mod file;
+pub mod origin;
+pub mod port;
+pub mod room;
+pub mod rules;
+pub mod tree;
+
+use std::sync::Arc;
+
+use hearth_engine::api::DiskId;
+use hearth_nfs::handle::Key;
+
+use origin::FileOrigin;
+
+/// What an upper bound of a file's length is a multiple of.
+pub const STEP: u64 = 1 << 30;
+
+/// Why a file is no disk now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// It has nothing cached and can be used as it is.
+    Pass,
+    /// Somebody on this host uses it.
+    InUse,
+    /// It cannot be used at all at this moment.
+    Wait,
+}
+
+/// What a file looked like when its disk was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Bytes.
+    pub size: u64,
+    /// When its content changed last, nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// When anything about it changed last.
+    pub changed_ns: i64,
+    /// The file system.
+    pub device: u64,
+    /// The file's number.
+    pub inode: u64,
+}
+
+/// The pool, as a datastore needs it. Methods may block, but for [`owed`](Self::owed).
+pub trait Disks: Send + Sync {
+    /// The files that are disks.
+    fn known(&self) -> Vec<(Key, DiskId)>;
+    /// Serves a file as a disk: the one it is, or a new one.
+    fn attach(&self, file: &Key, origin: &Arc<FileOrigin>) -> Result<DiskId, NotNow>;
+    /// The disk may be this long from now on, also after a crash.
+    fn grow(&self, disk: DiskId, bound: u64) -> bool;
+    /// The file is about to be changed: it need not look as it was left any more, also after a crash.
+    fn withdraw(&self, disk: DiskId) -> bool;
+    /// Serves it no longer; false if something is dirty or under way.
+    fn detach(&self, disk: DiskId, origin: &FileOrigin) -> bool;
+    /// Drops everything cached, dirty or not, of a disk that is served and that nobody uses.
+    fn empty(&self, disk: DiskId) -> bool;
+    /// Drops everything cached, and the record: its file is gone, or the datastore. It is not served any more.
+    fn forget(&self, file: &Key, disk: DiskId) -> bool;
+    /// True if what is cached and clean equals the file.
+    fn still_fits(&self, disk: DiskId, origin: &Arc<FileOrigin>) -> bool;
+    /// Makes a range zeros, durably.
+    fn zero(&self, disk: DiskId, offset: u64, len: u64) -> bool;
+    /// Bytes the file does not have yet.
+    fn owed(&self, disk: DiskId) -> u64;
+    /// Of these, those for which the file may need room.
+    fn needs(&self, disk: DiskId) -> u64;
+    /// The file has everything, durably.
+    fn is_drained(&self, disk: DiskId) -> bool;
+    /// Writes everything back at once, or no longer.
+    fn drain(&self, disk: DiskId, on: bool);
+}

@@ -1,0 +1,717 @@
+//! A file as the origin of a disk that never ends.
+//!
+//! Reads behind the file's end give zeros; writes and zeroing are cut off there, so that nothing the engine
+//! writes back late makes a file longer that was cut meanwhile. Everything goes through the page cache, as other
+//! programs on this host do: what they read after a flush is what was written.
+//!
+//! Clients must see a file's times as of the last write that was answered, not as of its writing
+//! back. So each write of ours sets the time of change back to what clients are told. That it is so
+//! between two of our writes also tells them from somebody else's.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hearth_io::{BLOCK, IoError, IoOp, Job, Link, OpKind, Remote};
+use hearth_nfs::v3::Time;
+use rustix::fs::{FallocateFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+
+use crate::Look;
+
+/// Threads that read and write the files of a datastore.
+const HANDS: usize = 8;
+/// Pieces of memory in one call.
+const PIECES_MAX: usize = 64;
+
+/// The present, nanoseconds since 1970.
+pub fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// As clients are told.
+pub fn time(ns: i64) -> Time {
+    Time {
+        seconds: (ns.div_euclid(1_000_000_000)).clamp(0, i64::from(u32::MAX)) as u32,
+        nanos: ns.rem_euclid(1_000_000_000) as u32,
+    }
+}
+
+fn modified_ns(stat: &Stat) -> i64 {
+    stat.st_mtime * 1_000_000_000 + stat.st_mtime_nsec as i64
+}
+
+fn changed_ns(stat: &Stat) -> i64 {
+    stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64
+}
+
+/// What the file looks like when nobody else has touched it.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    size: u64,
+    modified_ns: i64,
+}
+
+/// Takes back the promise that a file looks as it was left; false if that is not durable.
+pub type Withdraw = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// See the module.
+pub struct FileOrigin {
+    file: File,
+    name: String,
+    /// What the engine may ask for.
+    bound: AtomicU64,
+    /// Held while the file is changed or compared.
+    seen: Mutex<Seen>,
+    /// Its length, to be read without the lock.
+    size: AtomicU64,
+    /// How much of that outlives a power cut.
+    synced: AtomicU64,
+    /// As clients are told.
+    modified: AtomicU64,
+    changed: AtomicU64,
+    /// Somebody else has changed the file.
+    replaced: AtomicBool,
+    /// There may be holes in it.
+    sparse: AtomicBool,
+    /// The promise is taken back.
+    withdrawn: AtomicBool,
+    withdraw: OnceLock<Withdraw>,
+    /// Nobody else on this host may use it as an image.
+    _claim: hearth_io::Claim,
+}
+
+impl fmt::Debug for FileOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FileOrigin").field(&self.name).finish()
+    }
+}
+
+fn os<T>(result: rustix::io::Result<T>) -> io::Result<T> {
+    result.map_err(io::Error::from)
+}
+
+/// Somebody else has changed the file: what would be done to it is not.
+fn too_far() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+impl FileOrigin {
+    /// Of an open file.
+    pub fn new(file: File, claim: hearth_io::Claim, name: String) -> io::Result<FileOrigin> {
+        let stat = os(rustix::fs::fstat(&file))?;
+        let size = stat.st_size as u64;
+        let origin = FileOrigin {
+            file,
+            name,
+            bound: AtomicU64::new(0),
+            seen: Mutex::new(Seen {
+                size,
+                modified_ns: modified_ns(&stat),
+            }),
+            size: AtomicU64::new(size),
+            synced: AtomicU64::new(0),
+            modified: AtomicU64::new(modified_ns(&stat) as u64),
+            changed: AtomicU64::new(changed_ns(&stat) as u64),
+            replaced: AtomicBool::new(false),
+            sparse: AtomicBool::new(true),
+            withdrawn: AtomicBool::new(false),
+            withdraw: OnceLock::new(),
+            _claim: claim,
+        };
+        origin.note_holes(&stat);
+        Ok(origin)
+    }
+
+    /// What is called, once, before the file is changed.
+    pub fn before_change(&self, withdraw: Withdraw) {
+        // Set once, before anybody else knows of it.
+        let _ = self.withdraw.set(withdraw);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_holes(&self, stat: &Stat) {
+        let has = stat.st_blocks as u64 * 512 < stat.st_size as u64;
+        self.sparse.store(has, Ordering::Relaxed);
+    }
+
+    /// Bytes the file has.
+    pub fn len(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// True if it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// What the engine may ask for.
+    pub fn bound(&self) -> u64 {
+        self.bound.load(Ordering::Acquire)
+    }
+
+    /// From now on it may ask for more.
+    pub fn set_bound(&self, bound: u64) {
+        self.bound.fetch_max(bound, Ordering::AcqRel);
+    }
+
+    /// There may be holes in it, for which the file system has to find room.
+    pub fn is_sparse(&self) -> bool {
+        self.sparse.load(Ordering::Relaxed)
+    }
+
+    /// When its content and when anything about it last changed, as clients are told.
+    pub fn times(&self) -> (Time, Time) {
+        let get = |t: &AtomicU64| time(t.load(Ordering::Acquire) as i64);
+        (get(&self.modified), get(&self.changed))
+    }
+
+    /// A write was answered.
+    pub fn written(&self) {
+        let now = now_ns();
+        self.modified.fetch_max(now as u64, Ordering::AcqRel);
+        self.changed.fetch_max(now as u64, Ordering::AcqRel);
+    }
+
+    /// Takes the promise back, durably, if that was not done.
+    fn begin_change(&self) -> io::Result<()> {
+        if self.withdrawn.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if !self.withdraw.get().is_none_or(|withdraw| withdraw()) {
+            return Err(too_far());
+        }
+        self.withdrawn.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Compares the file with what it was left as; false if somebody else changed it.
+    pub fn look(&self) -> io::Result<bool> {
+        let seen = self.lock();
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        Ok(self.compare(&seen, &stat))
+    }
+
+    /// The same, but does not wait for a write of ours, which looks itself.
+    pub fn looks_same(&self) -> io::Result<bool> {
+        let Ok(seen) = self.seen.try_lock() else {
+            return Ok(!self.replaced.load(Ordering::Acquire));
+        };
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        Ok(self.compare(&seen, &stat))
+    }
+
+    fn compare(&self, seen: &Seen, stat: &Stat) -> bool {
+        self.note_holes(stat);
+        if stat.st_size as u64 != seen.size || modified_ns(stat) != seen.modified_ns {
+            self.replaced.store(true, Ordering::Release);
+        }
+        !self.replaced.load(Ordering::Acquire)
+    }
+
+    /// Takes the file as it is now.
+    pub fn accept(&self) -> io::Result<()> {
+        let mut seen = self.lock();
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        self.take_over(&mut seen, &stat);
+        self.modified
+            .store(modified_ns(&stat) as u64, Ordering::Release);
+        self.changed
+            .fetch_max(changed_ns(&stat) as u64, Ordering::AcqRel);
+        self.replaced.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    fn take_over(&self, seen: &mut Seen, stat: &Stat) {
+        seen.size = stat.st_size as u64;
+        seen.modified_ns = modified_ns(stat);
+        self.size.store(seen.size, Ordering::Release);
+        self.synced.fetch_min(seen.size, Ordering::AcqRel);
+        self.note_holes(stat);
+    }
+
+    /// Sets the time of change to what clients are told.
+    fn set_times(&self, seen: &mut Seen) -> io::Result<()> {
+        let ns = self.modified.load(Ordering::Acquire) as i64;
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT as _,
+            },
+            last_modification: Timespec {
+                tv_sec: ns.div_euclid(1_000_000_000),
+                tv_nsec: ns.rem_euclid(1_000_000_000) as _,
+            },
+        };
+        os(rustix::fs::futimens(&self.file, &times))?;
+        // A file system may keep less of it.
+        seen.modified_ns = modified_ns(&os(rustix::fs::fstat(&self.file))?);
+        Ok(())
+    }
+
+    /// Changes the file, if nobody else has, and leaves the times as told.
+    fn change<T>(&self, work: impl FnOnce(&mut Seen) -> io::Result<T>) -> io::Result<T> {
+        let mut seen = self.lock();
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        if !self.compare(&seen, &stat) {
+            // What is to be written back would be mixed with somebody else's.
+            return Err(too_far());
+        }
+        self.begin_change()?;
+        let done = work(&mut seen);
+        let timed = self.set_times(&mut seen);
+        let done = done?;
+        timed?;
+        Ok(done)
+    }
+
+    /// True if the file is so long, and with `durable`, stays so in a power cut.
+    pub fn reaches(&self, len: u64, durable: bool) -> bool {
+        len <= self.len() && (!durable || len <= self.synced.load(Ordering::Acquire))
+    }
+
+    /// Makes the file at least `len` long; with `durable`, durably.
+    pub fn extend(&self, len: u64, durable: bool) -> io::Result<()> {
+        if len > self.len() {
+            self.change(|seen| {
+                if len > seen.size {
+                    os(rustix::fs::ftruncate(&self.file, len))?;
+                    seen.size = len;
+                    self.size.store(len, Ordering::Release);
+                    self.sparse.store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            })?;
+        }
+        if durable && len > self.synced.load(Ordering::Acquire) {
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Makes durable how long the file is.
+    pub fn sync_length(&self) -> io::Result<()> {
+        if self.len() > self.synced.load(Ordering::Acquire) {
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // What it has from here on may come too late.
+        let len = self.len();
+        self.file.sync_all()?;
+        self.synced.fetch_max(len, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Lets `work` change the file's length, times or owner, and takes over what it left. With `timed`, clients are
+    /// told the time of change it left.
+    pub fn changed_by<T>(&self, timed: bool, work: impl FnOnce() -> T) -> io::Result<T> {
+        let mut seen = self.lock();
+        let before = os(rustix::fs::fstat(&self.file))?;
+        if !self.compare(&seen, &before) {
+            return Err(too_far());
+        }
+        self.begin_change()?;
+        let done = work();
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        self.take_over(&mut seen, &stat);
+        if timed {
+            self.modified
+                .store(modified_ns(&stat) as u64, Ordering::Release);
+        }
+        self.changed
+            .fetch_max(changed_ns(&stat) as u64, Ordering::AcqRel);
+        Ok(done)
+    }
+
+    /// What it looks like, for the promise that it stays so. All is durable, times included.
+    pub fn leave(&self) -> io::Result<Look> {
+        let seen = self.lock();
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        if !self.compare(&seen, &stat) {
+            return Err(too_far());
+        }
+        self.file.sync_all()?;
+        Ok(Look {
+            size: stat.st_size as u64,
+            modified_ns: modified_ns(&stat),
+            changed_ns: changed_ns(&stat),
+            device: stat.st_dev as u64,
+            inode: stat.st_ino,
+        })
+    }
+
+    /// What it looks like now.
+    pub fn looks(&self) -> io::Result<Look> {
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        Ok(Look {
+            size: stat.st_size as u64,
+            modified_ns: modified_ns(&stat),
+            changed_ns: changed_ns(&stat),
+            device: stat.st_dev as u64,
+            inode: stat.st_ino,
+        })
+    }
+
+    fn read(&self, op: &IoOp) -> io::Result<()> {
+        let mut at = op.offset;
+        for buf in &op.bufs {
+            // Another handle of the same memory, which nobody else uses until the operation has ended.
+            let mut buf = buf.clone();
+            let mut rest = buf.bytes_mut();
+            while !rest.is_empty() {
+                let got = rustix::io::preadv(&self.file, &mut [IoSliceMut::new(rest)], at);
+                match got {
+                    // Behind the end there are zeros.
+                    Ok(0) => {
+                        rest.fill(0);
+                        at += rest.len() as u64;
+                        rest = &mut [];
+                    }
+                    Ok(n) => {
+                        at += n as u64;
+                        rest = rest.get_mut(n..).unwrap_or_default();
+                    }
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, op: &IoOp) -> io::Result<()> {
+        self.change(|seen| {
+            let mut at = op.offset;
+            for bufs in op.bufs.chunks(PIECES_MAX) {
+                for buf in bufs {
+                    let most = seen.size.saturating_sub(at).min(buf.len() as u64) as usize;
+                    let mut rest = buf.bytes().get(..most).unwrap_or_default();
+                    let mut to = at;
+                    while !rest.is_empty() {
+                        match rustix::io::pwritev(&self.file, &[IoSlice::new(rest)], to) {
+                            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                            Ok(n) => {
+                                rest = rest.get(n..).unwrap_or_default();
+                                to += n as u64;
+                            }
+                            Err(rustix::io::Errno::INTR) => {}
+                            Err(e) => return Err(e.into()),
+                        }
+                    }
+                    at += buf.len() as u64;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn zero(&self, offset: u64, len: u64, punch: bool) -> io::Result<()> {
+        self.change(|seen| {
+            let len = seen.size.saturating_sub(offset).min(len);
+            if len == 0 {
+                return Ok(());
+            }
+            let how = if punch {
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+            } else {
+                FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
+            };
+            match rustix::fs::fallocate(&self.file, how, offset, len) {
+                Err(rustix::io::Errno::OPNOTSUPP) => {
+                    let zeros = vec![0; (BLOCK as usize) << 4];
+                    let mut at = offset;
+                    while at < offset + len {
+                        let most = (offset + len - at).min(zeros.len() as u64) as usize;
+                        self.file.write_all_at(&zeros[..most], at)?;
+                        at += most as u64;
+                    }
+                    Ok(())
+                }
+                other => os(other),
+            }
+        })
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let mut seen = self.lock();
+        // Clients may have written since the last write back; then this is the newer time.
+        let stat = os(rustix::fs::fstat(&self.file))?;
+        if self.compare(&seen, &stat)
+            && self.withdrawn.load(Ordering::Acquire)
+            && seen.modified_ns != self.modified.load(Ordering::Acquire) as i64
+        {
+            self.set_times(&mut seen)?;
+        }
+        drop(seen);
+        self.sync()
+    }
+
+    fn execute(&self, op: &IoOp) -> Result<(), IoError> {
+        let done = match op.kind {
+            OpKind::Read => self.read(op),
+            OpKind::Write => self.write(op),
+            OpKind::Flush => self.flush(),
+            OpKind::Discard => self.zero(op.offset, op.len, true),
+            OpKind::WriteZeroes { punch } => self.zero(op.offset, op.len, punch),
+        };
+        done.map_err(|e| IoError::Os(e.raw_os_error().unwrap_or(libc::EIO)))
+    }
+}
+
+/// A file's disk, as the engine's I/O sees it.
+#[derive(Debug)]
+pub struct Disk {
+    origin: Arc<FileOrigin>,
+    hands: Arc<Hands>,
+}
+
+impl Disk {
+    /// The disk of a file, whose operations `hands` do.
+    pub fn new(origin: &Arc<FileOrigin>, hands: &Arc<Hands>) -> Disk {
+        Disk {
+            origin: origin.clone(),
+            hands: hands.clone(),
+        }
+    }
+}
+
+impl Remote for Disk {
+    fn name(&self) -> String {
+        self.origin.name.clone()
+    }
+
+    fn size(&self) -> u64 {
+        self.origin.bound()
+    }
+
+    fn refresh_size(&self) -> io::Result<u64> {
+        Ok(self.origin.bound())
+    }
+
+    fn align(&self) -> u32 {
+        512
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn push(&self, job: Job) {
+        self.hands.push((self.origin.clone(), job));
+    }
+
+    fn link(&self) -> Link {
+        Link::up()
+    }
+
+    fn set_timeout(&self, _timeout: Duration) {}
+
+    fn hurry(&self) {}
+}
+
+type Task = (Arc<FileOrigin>, Job);
+
+#[derive(Default)]
+struct Tasks {
+    waiting: VecDeque<Task>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Table {
+    tasks: Mutex<Tasks>,
+    bell: Condvar,
+}
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, Tasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut tasks = self.lock();
+        loop {
+            if let Some((origin, job)) = tasks.waiting.pop_front() {
+                drop(tasks);
+                let result = match job.op() {
+                    Some(op) => origin.execute(op),
+                    None => Ok(()),
+                };
+                job.finish(result);
+                drop(origin);
+                tasks = self.lock();
+            } else if tasks.stop {
+                return;
+            } else {
+                tasks = self
+                    .bell
+                    .wait(tasks)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// The threads that read and write the files of a datastore. They end when this is dropped.
+pub struct Hands(Arc<Table>);
+
+impl fmt::Debug for Hands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hands")
+    }
+}
+
+impl Hands {
+    /// Starts them.
+    pub fn start() -> io::Result<Arc<Hands>> {
+        let hands = Hands(Arc::default());
+        for _ in 0..HANDS {
+            let table = hands.0.clone();
+            thread::Builder::new()
+                .name("store-files".to_owned())
+                .spawn(move || table.work())?;
+        }
+        Ok(Arc::new(hands))
+    }
+
+    fn push(&self, task: Task) {
+        self.0.lock().waiting.push_back(task);
+        self.0.bell.notify_one();
+    }
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        self.0.lock().stop = true;
+        self.0.bell.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn origin(path: &Path) -> FileOrigin {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let claim = hearth_io::Claim::default();
+        FileOrigin::new(file, claim, path.display().to_string()).unwrap()
+    }
+
+    fn write(origin: &FileOrigin, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let mut buf = hearth_io::Buf::zeroed(data.len()).slice(0, data.len());
+        buf.bytes_mut().copy_from_slice(data);
+        origin.execute(&op(OpKind::Write, offset, data.len(), Some(buf)))
+    }
+
+    fn read(origin: &FileOrigin, offset: u64, len: usize) -> Vec<u8> {
+        let mut buf = hearth_io::Buf::zeroed(len).slice(0, len);
+        buf.bytes_mut().fill(9);
+        let op = op(OpKind::Read, offset, len, Some(buf));
+        origin.execute(&op).unwrap();
+        op.bufs[0].bytes().to_vec()
+    }
+
+    fn op(kind: OpKind, offset: u64, len: usize, buf: Option<hearth_io::BufSlice>) -> IoOp {
+        IoOp {
+            id: 0,
+            target: hearth_io::Target::Origin(1),
+            kind,
+            offset,
+            len: len as u64,
+            bufs: buf.into_iter().collect(),
+            crcs: Default::default(),
+            sums: false,
+            class: hearth_io::Class::Background,
+        }
+    }
+
+    #[test]
+    fn behind_the_end_are_zeros_and_nothing_makes_it_longer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"abcdef").unwrap();
+        let origin = origin(&path);
+        assert_eq!(read(&origin, 4, 4), b"ef\0\0");
+        write(&origin, 4, b"XYZ").unwrap();
+        write(&origin, 4096, b"far behind").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"abcdXY");
+        let zero = OpKind::WriteZeroes { punch: true };
+        origin.execute(&op(zero, 5, 8192, None)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"abcdX\0");
+        origin.extend(8, true).unwrap();
+        assert_eq!(
+            (origin.len(), read(&origin, 4, 5)),
+            (8, b"X\0\0\0\0".to_vec())
+        );
+    }
+
+    #[test]
+    fn the_time_of_change_is_that_of_the_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, [1; 8192]).unwrap();
+        let origin = origin(&path);
+        let before = std::fs::metadata(&path).unwrap().modified().unwrap();
+        write(&origin, 0, b"written back").unwrap();
+        let modified = || std::fs::metadata(&path).unwrap().modified().unwrap();
+        assert_eq!(modified(), before);
+        origin.written();
+        let told = origin.times().0;
+        write(&origin, 4096, b"more").unwrap();
+        let since = modified().duration_since(UNIX_EPOCH).unwrap();
+        assert_eq!(u64::from(told.seconds), since.as_secs());
+        assert_eq!(told.nanos, since.subsec_nanos());
+        assert!(origin.look().unwrap());
+    }
+
+    #[test]
+    fn somebody_else_is_noticed_and_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"ours").unwrap();
+        let origin = origin(&path);
+        std::fs::write(&path, b"theirs").unwrap();
+        assert!(write(&origin, 0, b"ours").is_err());
+        assert!(!origin.look().unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+        origin.accept().unwrap();
+        assert!(origin.look().unwrap());
+        write(&origin, 0, b"T").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"Theirs");
+    }
+
+    #[test]
+    fn the_promise_is_taken_back_before_the_file_is_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"as it was").unwrap();
+        let origin = origin(&path);
+        let allowed = Arc::new(AtomicBool::new(false));
+        let withdraw = allowed.clone();
+        origin.before_change(Box::new(move || withdraw.load(Ordering::Relaxed)));
+        assert!(write(&origin, 0, b"x").is_err());
+        assert!(origin.extend(100, false).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"as it was");
+        allowed.store(true, Ordering::Relaxed);
+        write(&origin, 0, b"x").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"xs it was");
+    }
+}
