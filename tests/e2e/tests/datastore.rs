@@ -460,3 +460,45 @@ fn listing_many_files_opens_none() -> Result<()> {
     ensure!(lab.show()?["open"] == 1, "{}", lab.show()?);
     Ok(())
 }
+
+/// A clean stop and start keeps the cache, and an export of the pool leaves nothing on flash only, served or not.
+#[test]
+fn a_stop_keeps_the_cache_and_an_export_empties_it_into_the_files() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "a.img")?;
+    write(&mut client, &disk, 0, &pattern(0, 1, 1 << 19))?;
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let cached = |lab: &Lab| -> Result<u64> {
+        let text = lab.hearth.ok(&["pool", "show", "--json"])?;
+        let pool: Value = serde_json::from_str(&text)?;
+        ensure!(pool["disks"] == Value::Array(Vec::new()), "{pool}");
+        pool["cached"].as_u64().context("a number")
+    };
+    ensure!(cached(&lab)? >= 1 << 19);
+    lab.hearth.stop()?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(read(&mut client, &disk, 4096, 4096)? == pattern(4096, 1, 4096));
+    ensure!(cached(&lab)? >= 1 << 19, "{}", cached(&lab)?);
+
+    // Dirty when the daemon ends, and exported while nobody serves the pool.
+    write(&mut client, &disk, 8192, &pattern(8192, 2, 4096))?;
+    lab.hearth.kill9()?;
+    let flash = path(lab.hearth.flash()).to_owned();
+    lab.hearth.ok(&["pool", "export", "--flash", &flash])?;
+    let plain = fs::read(lab.vms.join("a.img"))?;
+    ensure!(plain[8192..12288] == pattern(8192, 2, 4096));
+
+    // And while it is served.
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(read(&mut client, &disk, 8192, 4096)? == pattern(8192, 2, 4096));
+    write(&mut client, &disk, 12288, &pattern(12288, 3, 4096))?;
+    lab.hearth.ok(&["pool", "export", "--yes"])?;
+    lab.hearth.ended()?;
+    let plain = fs::read(lab.vms.join("a.img"))?;
+    ensure!(plain[12288..16384] == pattern(12288, 3, 4096));
+    Ok(())
+}
