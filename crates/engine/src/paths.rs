@@ -67,6 +67,7 @@ paths! {
     ToldLoggedAgain: "it is logged again that an origin has zeros, before the segment that says so goes",
     CleanLoggedAgain: "it is logged again that blocks are clean, before the segment that says so goes",
     VoidLoggedAgain: "it is logged again that copies are void, before the segment that says so goes",
+    SegmentClean: "the map says that a segment is clean",
     SegmentPutOff: "a segment says so much again that another is freed before it",
     SegmentUnreadable: "a segment is not freed because nobody can read what it says",
     RelogWaitsForWrite: "a segment stays because something newer than what it says is on its way",

@@ -23,6 +23,8 @@ pub const MAP_ENTRIES: usize = (BLOCK_BYTES - TABLE_HEADER_BYTES) / ENTRY_BYTES;
 const TABLE_HEADER_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 16;
 const CRC_AT: usize = 4;
+/// Beside the number of a life: the segment is clean. Numbers never grow so large.
+const CLEAN: u64 = 1 << 63;
 
 /// What the map says of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct MapEntry {
     pub seq: u64,
     /// Its last batch that was durable when the map was written.
     pub last_batch: u64,
+    /// Its blocks are clean, whatever it says itself: the origins have them, or something newer.
+    pub clean: bool,
 }
 
 /// A copy of the map, but for its table.
@@ -87,7 +91,11 @@ pub fn encode_table(place: u32, entries: &[MapEntry]) -> (Box<[u8; BLOCK_BYTES]>
     put(out, 8, &place.to_le_bytes());
     for (entry, i) in entries.iter().zip(0..MAP_ENTRIES) {
         let at = TABLE_HEADER_BYTES + i * ENTRY_BYTES;
-        put(out, at, &entry.seq.to_le_bytes());
+        let seq = match entry.clean {
+            true => entry.seq | CLEAN,
+            false => entry.seq,
+        };
+        put(out, at, &seq.to_le_bytes());
         put(out, at + 8, &entry.last_batch.to_le_bytes());
     }
     let crc = crc_with_hole(out, CRC_AT);
@@ -110,8 +118,9 @@ fn decode_table(
     for i in 0..count.min(MAP_ENTRIES) {
         let at = TABLE_HEADER_BYTES + i * ENTRY_BYTES;
         entries.push(MapEntry {
-            seq: u64_at(block, at),
+            seq: u64_at(block, at) & !CLEAN,
             last_batch: u64_at(block, at + 8),
+            clean: u64_at(block, at) & CLEAN != 0,
         });
     }
     whole.then_some(crc)

@@ -196,7 +196,11 @@ fn segment_map() {
     let layout = Layout::for_device(300 << 20, 256).unwrap();
     let mut entries = vec![MapEntry::default(); layout.segment_count as usize];
     for (seg, seq, last_batch) in [(0, 17, 1005), (2, 5, 900), (256, 18, 1007)] {
-        entries[seg] = MapEntry { seq, last_batch };
+        entries[seg] = MapEntry {
+            seq,
+            last_batch,
+            clean: false,
+        };
     }
     let mut map = SegmentMap {
         header: MapHeader {

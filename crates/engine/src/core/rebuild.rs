@@ -341,7 +341,7 @@ mod tests {
         let replay = |core: &mut Core, log: &[Entry], open: &mut Intents| {
             let since = BTreeMap::from([(1, 0)]);
             let (flash, rest) = core.apart();
-            flash.replay(0, 7, log, &mut Rebuild::new(rest, &since), open);
+            flash.replay((0, 7, false), log, &mut Rebuild::new(rest, &since), open);
         };
         let mut open = Intents::new();
         replay(&mut core, &log, &mut open);

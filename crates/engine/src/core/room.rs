@@ -165,21 +165,21 @@ impl Holds for Rest<'_> {
         self.cache.index.get(Key::new(disk, block)).is_some()
     }
 
-    fn clean_copies(&self, disk: u16, start: u64, end: u64) -> Vec<u64> {
+    fn clean_copies(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, SlotNo)> {
         let index = &self.cache.index;
         let clean = |slot: SlotNo| index.slot(slot).filter(|info| !info.dirty);
         if end - start <= u64::from(index.slots()) {
-            let cached = |block: &u64| {
-                let slot = index.get(Key::new(disk, *block));
-                slot.and_then(clean).is_some()
+            let cached = |block: u64| {
+                let slot = index.get(Key::new(disk, block))?;
+                clean(slot).map(|_| (block, slot))
             };
-            return (start..end).filter(cached).collect();
+            return (start..end).filter_map(cached).collect();
         }
         let of_disk = (0..index.slots()).filter_map(|slot| {
             let info = clean(slot).filter(|info| info.key.disk() == disk)?;
             (start..end)
                 .contains(&info.key.block())
-                .then_some(info.key.block())
+                .then_some((info.key.block(), slot))
         });
         of_disk.collect()
     }

@@ -7,7 +7,9 @@
 //! - *void*: a block that is not cached, and of which a dead copy lies in another segment;
 //! - *zeros* of which the origin does not know yet, and *told*: zeros that an older record elsewhere
 //!   claims, and that the origin has had, or that were written since;
-//! - *clean*: a copy elsewhere was logged as dirty, and the origin has it;
+//! - *clean*: a copy elsewhere was logged as dirty, and the origin has it. Where nothing dirty is left in the
+//!   segment it lies in, the map says so of all of that; or notes of one block each would fill whole segments,
+//!   and be moved around for ever;
 //! - *intents* that are open.
 //!
 //! The last entry about a block decides. So a record may only be logged as long as nothing newer about the
@@ -16,9 +18,9 @@
 use crate::blocks::runset::RunSet;
 use crate::faults::{Fault, Faults};
 use crate::flash::dead::Dead;
-use crate::flash::log::ZeroRecords;
+use crate::flash::log::{SegState, Segment, Slot, ZeroRecords};
 use hearth_format::{Entry, Kind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Something that is to be in the log again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +37,8 @@ pub(crate) trait Holds {
     fn is_known(&self, disk: u16) -> bool;
     /// Is the block cached?
     fn is_cached(&self, disk: u16, block: u64) -> bool;
-    /// Clean blocks of a range that are cached.
-    fn clean_copies(&self, disk: u16, start: u64, end: u64) -> Vec<u64>;
+    /// Clean blocks of a range that are cached, and where.
+    fn clean_copies(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, Slot)>;
     /// Parts of a range that are zeros of which the origin does not know.
     fn zeros(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)>;
     /// Ranges of open intents that meet this one.
@@ -50,6 +52,8 @@ pub(crate) struct Leaving<'a> {
     pub entries: &'a [Entry],
     pub dead: &'a Dead,
     pub zeros: &'a ZeroRecords,
+    pub segments: &'a [Segment],
+    pub segment_blocks: u32,
     /// Blocks about which something is on its way to the log, by disk.
     pub queued: BTreeMap<u16, RunSet>,
 }
@@ -58,8 +62,14 @@ pub(crate) struct Leaving<'a> {
 type Blocks = BTreeMap<(u16, u64), u64>;
 
 impl Leaving<'_> {
-    /// Everything of it that still holds. `None`: that is about to change.
-    pub fn still_said(&self, holds: &impl Holds, faults: Faults) -> Option<Vec<Said>> {
+    /// Everything of it that still holds, and segments of which the map is to say that they are clean. `None`:
+    /// that is about to change.
+    pub fn still_said(
+        &self,
+        holds: &impl Holds,
+        faults: Faults,
+    ) -> Option<(Vec<Said>, BTreeSet<u32>)> {
+        let mut all_clean = BTreeSet::new();
         let own = self.own_copies();
         let (mut void, mut clean, mut told) = (Blocks::new(), Blocks::new(), Blocks::new());
         let mut said = Vec::new();
@@ -69,8 +79,12 @@ impl Leaving<'_> {
                 Kind::Clean | Kind::Dirty => {}
                 Kind::DropRun | Kind::ZeroDoneRun => {}
                 Kind::CleanedRun => {
-                    for block in holds.clean_copies(e.disk, start, end) {
-                        add(&mut clean, e.disk, block, block + 1);
+                    for (block, slot) in holds.clean_copies(e.disk, start, end) {
+                        let seg = slot / self.segment_blocks;
+                        match self.is_all_clean(seg) {
+                            true => _ = all_clean.insert(seg),
+                            false => add(&mut clean, e.disk, block, block + 1),
+                        }
                     }
                 }
                 Kind::ZeroRun => {
@@ -126,7 +140,16 @@ impl Leaving<'_> {
                 && !faults.has(Fault::RelogBehindNewer)
                 && self.is_queued(s.disk, s.block, s.block + s.count)
         };
-        (!said.iter().any(newer)).then_some(said)
+        if faults.has(Fault::SkipRelogClean) {
+            all_clean.clear();
+        }
+        (!said.iter().any(newer)).then_some((said, all_clean))
+    }
+
+    /// Is nothing dirty in a segment, and never will be again?
+    fn is_all_clean(&self, seg: u32) -> bool {
+        let s = &self.segments[seg as usize];
+        s.state == SegState::Closed && s.dirty == 0
     }
 
     fn is_queued(&self, disk: u16, start: u64, end: u64) -> bool {

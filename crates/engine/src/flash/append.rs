@@ -78,6 +78,7 @@ impl<U: Users> FlashDevice<U> {
         debug_assert!(s.live == 0 && s.pins == 0);
         let first_batch = self.log.next_batch_seq;
         (s.first_batch, s.last_batch, s.eviction) = (first_batch, 0, 0);
+        s.clean_from = None;
         self.out.tell(FlashEvent::Opened { seg });
         self.cleaner.open(seg, 0);
         self.note_changed(seg);

@@ -145,6 +145,7 @@ impl<U: Users> FlashDevice<U> {
             first_batch: 0,
             last_batch: 0,
             eviction: 0,
+            clean_from: None,
         };
         let log = Log {
             segments: vec![segment; layout.segment_count as usize],

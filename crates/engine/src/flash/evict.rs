@@ -489,9 +489,11 @@ impl<U: Users> FlashDevice<U> {
             entries: &counting,
             dead: &self.dead,
             zeros: &self.log.zeros,
+            segments: &self.log.segments,
+            segment_blocks: self.log.segment_blocks,
             queued: self.log.on_their_way(),
         };
-        let Some(records) = leaving.still_said(holds, self.faults) else {
+        let Some((records, clean)) = leaving.still_said(holds, self.faults) else {
             took(Path::RelogWaitsForWrite);
             self.log.urgent = true;
             return None;
@@ -517,8 +519,17 @@ impl<U: Users> FlashDevice<U> {
             self.log
                 .record(said.kind, said.disk, said.block, said.count, U::Token::OWN);
         }
+        // What is newer than a block that was dirty there may be on its way.
+        let ord = self.log.next_ord;
+        for seg in clean {
+            took(Path::SegmentClean);
+            self.log.segments[seg as usize]
+                .clean_from
+                .get_or_insert(ord);
+            self.note_changed(seg);
+        }
         // Whatever is queued, too: it may say that an intent in the segment is closed.
-        Some(self.log.next_ord)
+        Some(ord)
     }
 
     /// Records that a segment may say again: others shall not be without room for theirs.

@@ -183,6 +183,8 @@ pub(crate) struct Segment {
     pub last_batch: u64,
     /// Which eviction of all it is that empties it; 0 for none.
     pub eviction: u64,
+    /// Notes that its blocks are clean may go once the log is durable up to this ord and the map says it.
+    pub clean_from: Option<u64>,
 }
 
 /// Runs of zeros that segments say: disk, first block, and the first behind it. As long as the segment is

@@ -11,7 +11,7 @@
 use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashOp, Users};
-use crate::flash::log::SegState;
+use crate::flash::log::{SegState, Segment};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::map::{MAP_ENTRIES, encode_table, table_crc};
 use hearth_format::{MapEntry, MapHeader, SegmentMap};
@@ -98,12 +98,19 @@ impl<U: Users> FlashDevice<U> {
             true => s.last_batch,
             false => self.log.last_batch_of(seg, through),
         };
+        // Until what is newer than its blocks is durable, they may be the newest there is.
+        let newer = match self.faults.has(Fault::CleanAhead) {
+            true => u64::MAX,
+            false => self.log.durable_ord,
+        };
+        let clean = settled && s.clean_from.is_some_and(|ord| ord <= newer);
         (
             MapEntry {
                 seq: s.seq,
                 last_batch,
+                clean,
             },
-            settled,
+            settled && clean == s.clean_from.is_some(),
         )
     }
 
@@ -137,6 +144,13 @@ impl<U: Users> FlashDevice<U> {
     /// Stores the map at a start, before anything is appended: what was found is what counts.
     pub fn store_whole_map(&mut self, media: &mut dyn Media) -> io::Result<()> {
         let before = self.read_map(media);
+        // What it says of segments that are still there holds.
+        for (seg, entry) in (0..).zip(before.iter().flat_map(|map| &map.entries)) {
+            let s: &mut Segment = &mut self.log.segments[seg as usize];
+            if entry.clean && entry.seq == s.seq && s.state == SegState::Closed {
+                s.clean_from = Some(0);
+            }
+        }
         self.map.generation = before.as_ref().map_or(0, |map| map.header.generation) + 1;
         let map = self.whole_map(before.map_or(1, |map| map.copy));
         map.store(media, &self.layout)?;

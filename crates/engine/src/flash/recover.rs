@@ -99,6 +99,12 @@ impl<U: Users> FlashDevice<U> {
         let through = map.as_ref().map_or(0, |map| map.header.through);
         if let Some(map) = &map {
             self.keep_mapped(&mut found, map, how)?;
+            for f in &found {
+                let entry = map.entries[f.seg as usize];
+                if entry.clean && entry.seq == f.seq {
+                    self.log.segments[f.seg as usize].clean_from = Some(0);
+                }
+            }
         }
         let durable = found.iter().map(claims_durable).max().unwrap_or(0);
         let durable = durable.max(through);
@@ -309,7 +315,9 @@ impl<U: Users> FlashDevice<U> {
         let c = p.chunks[at];
         let entries = p.told.entries.get(c.from..c.to.min(p.told.entries.len()));
         let entries = entries.unwrap_or_default();
-        self.replay(p.seg, p.seq, entries, replay, &mut out.intents);
+        let clean = self.log.segments[p.seg as usize].clean_from.is_some();
+        let life = (p.seg, p.seq, clean);
+        self.replay(life, entries, replay, &mut out.intents);
         // What was read a second time need not be kept.
         if p.again && p.accepted == p.chunks.len() && !self.faults.has(Fault::ReplayBackwards) {
             p.told = Told::default();

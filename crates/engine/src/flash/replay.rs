@@ -63,11 +63,10 @@ pub(crate) trait Replay {
 }
 
 impl<U: Users> FlashDevice<U> {
-    /// Applies entries of a segment in the log's order.
+    /// Applies entries of a segment, of which it is known whether all in it is clean, in the log's order.
     pub fn replay(
         &mut self,
-        seg: u32,
-        seg_seq: u64,
+        (seg, seg_seq, clean): (u32, u64, bool),
         entries: &[Entry],
         replay: &mut impl Replay,
         intents: &mut Intents,
@@ -84,7 +83,14 @@ impl<U: Users> FlashDevice<U> {
                 last = (e.disk, replay.counts(e.disk, seg_seq));
             }
             match last.1.filter(|limit| e.block < *limit) {
-                Some(limit) => self.replay_entry(e, base, limit, replay, intents),
+                Some(limit) => {
+                    self.replay_entry(e, base, limit, replay, intents);
+                    if clean && e.kind == Kind::Dirty {
+                        // As a record behind it would say.
+                        let end = e.block + 1;
+                        replay.cleaned(e.disk, e.block, end, |slot| self.slot_cleaned(slot));
+                    }
+                }
                 None if e.kind.is_data() => self.cleaner.skip(seg),
                 None => {}
             }

@@ -460,11 +460,11 @@ impl Holds for Shelf {
         self.slots.values().any(|(b, _)| *b == block)
     }
 
-    fn clean_copies(&self, _: u16, start: u64, end: u64) -> Vec<u64> {
-        let clean = self.slots.values().filter(|(_, dirty)| !dirty);
-        let blocks = clean.map(|(block, _)| *block);
+    fn clean_copies(&self, _: u16, start: u64, end: u64) -> Vec<(u64, Slot)> {
+        let clean = self.slots.iter().filter(|(_, (_, dirty))| !dirty);
+        let blocks = clean.map(|(slot, (block, _))| (*block, *slot));
         blocks
-            .filter(|block| (start..end).contains(block))
+            .filter(|(block, _)| (start..end).contains(block))
             .collect()
     }
 
