@@ -26,8 +26,6 @@ pub enum Fault {
     MapForgetsHead,
     /// Say in the map that what is only written is durable.
     MapAhead,
-    /// Say in the map that a segment is clean before what is newer than its blocks is durable.
-    CleanAhead,
     /// Say that a segment is free before what takes the place of its content is durable.
     FreeUndurable,
     /// Believe after a crash segments that the map calls free.
@@ -221,7 +219,7 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 67] = [
+    pub const BY_WORLDS: [Fault; 66] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -283,7 +281,6 @@ impl Fault {
         Fault::MapOneCopy,
         Fault::MapForgetsHead,
         Fault::MapAhead,
-        Fault::CleanAhead,
         Fault::FreeUndurable,
         Fault::BelieveFreed,
         Fault::SkipRelogVoid,

@@ -226,6 +226,7 @@ mod tests {
         let entries = (0..layout.segment_count).map(|seg| MapEntry {
             seq: u64::from(seg) * generation,
             last_batch: u64::from(seg) + 7,
+            clean: seg % 3 == 1,
         });
         SegmentMap {
             header: MapHeader {

@@ -434,9 +434,11 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// What is moved need not gather if somebody waits for room; else it may, for every batch costs a
-    /// block of flash.
+    /// block of flash. Where fills find no room it waits for what is being read beside it, and no longer.
     pub fn moves_go_on(&mut self, waited_for: bool) {
-        self.log.urgent |= waited_for || self.log.free.len() <= self.log.reserve();
+        let (free, reserve) = (self.log.free.len(), self.log.reserve());
+        let all_read = self.evict.moving <= self.log.queued_blocks;
+        self.log.urgent |= waited_for || free < reserve || free == reserve && all_read;
     }
 
     /// A block that was appended to be moved lies elsewhere now, or never will.

@@ -81,7 +81,7 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// What is to be said of a segment, and whether that is final.
-    fn map_entry(&self, seg: u32, through: u64) -> (MapEntry, bool) {
+    pub fn map_entry(&self, seg: u32, through: u64) -> (MapEntry, bool) {
         let s = &self.log.segments[seg as usize];
         let none = (MapEntry::default(), true);
         match s.state {
@@ -99,11 +99,8 @@ impl<U: Users> FlashDevice<U> {
             false => self.log.last_batch_of(seg, through),
         };
         // Until what is newer than its blocks is durable, they may be the newest there is.
-        let newer = match self.faults.has(Fault::CleanAhead) {
-            true => u64::MAX,
-            false => self.log.durable_ord,
-        };
-        let clean = settled && s.clean_from.is_some_and(|ord| ord <= newer);
+        let durable = self.log.durable_ord;
+        let clean = settled && s.clean_from.is_some_and(|ord| ord <= durable);
         (
             MapEntry {
                 seq: s.seq,

@@ -599,6 +599,38 @@ fn the_segment_with_the_most_holes_goes_and_only_when_room_is_short() {
     );
 }
 
+/// A note that a block is clean need not be said again where the map says it of the whole segment; but the map
+/// says so only when whatever is newer is durable.
+#[test]
+fn a_segment_without_dirty_blocks_is_clean_in_the_map() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (stays, goes) = (d.log.order[0], d.log.order[1]);
+    d.set_entries(
+        goes,
+        vec![said(Kind::CleanedRun, u64::from(stays) * 1000, 4)],
+    );
+    let newer = append(&mut d, 9_000_000, 1, 1);
+    let ord = d.say_again(goes, &shelf).expect("nothing holds it");
+    assert!(ord >= newer && d.log.queue.len() == 1, "no note");
+    let through = d.log.durable_seq;
+    let (entry, settled) = d.map_entry(stays, through);
+    assert!(entry.seq > 0 && !entry.clean && !settled);
+    write_all(&mut d);
+    make_durable(&mut d);
+    let (entry, settled) = d.map_entry(stays, d.log.durable_seq);
+    assert!(entry.clean && settled);
+    // One of them is dirty: then there is a note.
+    let other = d.log.order[2];
+    let slot = other * SEGMENT_BLOCKS + 1;
+    let (block, _) = shelf.slots[&slot];
+    shelf.slots.insert(slot, (block, false));
+    d.log.segments[other as usize].dirty += 1;
+    d.set_entries(goes, vec![said(Kind::CleanedRun, block, 1)]);
+    d.say_again(goes, &shelf).expect("nothing holds it");
+    let queued = d.log.queue.iter().map(|i| (i.kind, i.block));
+    assert_eq!(queued.collect::<Vec<_>>(), [(Kind::CleanedRun, block)]);
+}
+
 /// Zeros of which an origin that hangs is to know: they are waited for, but others are freed meanwhile.
 #[test]
 fn a_segment_that_says_too_much_again_is_put_off() {

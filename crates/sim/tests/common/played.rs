@@ -22,6 +22,8 @@ const SEGMENT_BLOCKS: u32 = 256;
 /// Segments of a pool at least.
 pub const SEGMENTS_MIN: u64 = 64;
 const FLASH_NS: u64 = 100_000;
+/// Events until a request is answered; it takes far fewer.
+const STEPS_MAX: u64 = 1_000_000;
 /// The disk, as policy's keys have its number.
 const DISK: u64 = 1 << 36;
 const DISK_BLOCKS: u64 = 1 << 35;
@@ -191,8 +193,11 @@ impl Live {
             let due = r.time_us * 1000 + late;
             let start = due.max(self.now);
             while self.step(start) {}
+            let mut steps = 0;
             while self.in_flight >= depth {
-                assert!(self.step(u64::MAX), "{}", self.engine.explain());
+                steps += 1;
+                let ends = steps < STEPS_MAX && self.step(u64::MAX);
+                assert!(ends, "{}", self.engine.explain());
             }
             self.now = self.now.max(start);
             late += self.now - due;
