@@ -48,6 +48,8 @@ pub(crate) trait Holds {
 /// A segment that is to be free, and what of the others bears on it.
 pub(crate) struct Leaving<'a> {
     pub seg: u32,
+    /// No older one is there: what it says of others speaks of nothing that a crash could bring back.
+    pub oldest: bool,
     /// What it says, of disks of which it counts.
     pub entries: &'a [Entry],
     pub dead: &'a Dead,
@@ -78,6 +80,7 @@ impl Leaving<'_> {
             match e.kind {
                 Kind::Clean | Kind::Dirty => {}
                 Kind::DropRun | Kind::ZeroDoneRun => {}
+                Kind::CleanedRun if self.oldest => {}
                 Kind::CleanedRun => {
                     for (block, slot) in holds.clean_copies(e.disk, start, end) {
                         let seg = slot / self.segment_blocks;
@@ -99,6 +102,9 @@ impl Leaving<'_> {
                     continue;
                 }
                 Kind::IntentClear => continue,
+            }
+            if self.oldest {
+                continue;
             }
             if matches!(e.kind, Kind::Dirty | Kind::ZeroDoneRun | Kind::ZeroRun) {
                 for (from, to) in self.zeros.of_others(self.seg, e.disk, start, end) {

@@ -42,6 +42,8 @@ const FREE_MIN: usize = 2;
 const DROP_SHARE: u32 = 16;
 /// No disk has such blocks; who finds one on flash has read what nobody wrote.
 const BLOCKS_END: u64 = 1 << 36;
+/// Segments that wait for room for what they say again, at most: what lay in them is gone from the cache.
+const PUT_OFF_MAX: usize = 4;
 /// Time between looks at a segment in which everything waits for something.
 const RESCAN_NS: u64 = 1_000_000;
 
@@ -163,6 +165,12 @@ impl<U: Users> FlashDevice<U> {
         let put_off = |seg: &u32| self.evict.put_off.iter().any(|(off, _)| off == seg);
         if let Some(seg) = self.evict.begun.iter().find(|seg| !put_off(seg)) {
             return Some(*seg);
+        }
+        if !self.evict.put_off.is_empty() {
+            // The oldest needs the fewest records. Were it any other, all might come to wait for room.
+            let others = self.log.order.iter().find(|seg| !put_off(seg));
+            let may = self.evict.put_off.len() < PUT_OFF_MAX;
+            return others.copied().filter(|_| may);
         }
         self.evict.forced = false;
         let best = self.cleaner.pick();
@@ -488,6 +496,7 @@ impl<U: Users> FlashDevice<U> {
         let counting: Vec<Entry> = counting.copied().collect();
         let leaving = Leaving {
             seg,
+            oldest: self.is_oldest(seg),
             entries: &counting,
             dead: &self.dead,
             zeros: &self.log.zeros,

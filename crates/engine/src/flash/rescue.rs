@@ -77,6 +77,13 @@ impl<U: Users> FlashDevice<U> {
         segments.min_by_key(|(_, s)| s.seq).map(|(seg, _)| seg)
     }
 
+    /// Is nothing older there but what goes with it or before?
+    pub fn is_oldest(&self, seg: u32) -> bool {
+        let seq = self.log.segments[seg as usize].seq;
+        let older = |s: &Segment| s.state == SegState::Closed && s.seq < seq;
+        !self.log.segments.iter().any(older)
+    }
+
     /// The oldest segment, if it is empty, and free only once records are durable for which there is no room.
     pub fn oldest_waits(&self) -> Option<u32> {
         let state = |seg: &u32| self.log.segments[*seg as usize].state;

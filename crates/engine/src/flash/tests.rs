@@ -8,7 +8,7 @@ use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
 use crate::flash::evict::{Contents, Fate, Terms};
 use crate::flash::fail::{Noted, Promise};
-use crate::flash::log::{FULL_BATCHES_IN_FLIGHT, Gone, Item, SegState, Slot};
+use crate::flash::log::{FULL_BATCHES_IN_FLIGHT, Gone, Item, SegState, Segment, Slot};
 use hearth_format::superblock::INCOMPAT_MAP;
 use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind, Layout, Superblock, Uuid};
 use hearth_io::{Buf, IoError, OpKind, Target};
@@ -784,6 +784,12 @@ fn what_a_segment_says_is_on_flash_again_before_it_goes() {
             said(Kind::Intent, 640, 64),
         ],
     );
+    // It is not the oldest.
+    d.log.segments[5] = Segment {
+        seq: d.log.segments[0].seq - 1,
+        ..d.log.segments[0]
+    };
+    d.log.order.push_front(5);
     // Something about one of the blocks is on its way.
     append(&mut d, 20, 1, 2);
     assert_eq!(d.say_again(0, &shelf), None);
