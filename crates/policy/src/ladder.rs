@@ -1,7 +1,7 @@
 //! What would Hearth do with more or less flash? Its own rules in miniature, at sizes that double.
 //!
 //! A miss-ratio curve from stack distances is LRU's, and Hearth is no LRU: it turns newcomers away, and
-//! overwritten copies keep their place for a while. No stack distance shows that, so at each of a few sizes
+//! keeps a loop's part that fits. No stack distance shows that, so at each of a few sizes
 //! there is a cache in miniature with the rules that its own tuner finds best, and written blocks go straight to
 //! its flash as in write-back. Miniatures of so few blocks are noisy, but most of the noise is in who is sampled, and
 //! hits LRU as well. So only the *difference* to what LRU hits among the same accesses is taken from
