@@ -116,7 +116,6 @@ pub struct Policy {
     tuner: Tuner,
     prefetcher: Prefetcher,
     pressure: u32,
-    write_cost: u64,
 }
 
 impl Policy {
@@ -133,7 +132,6 @@ impl Policy {
             ),
             tuner,
             pressure: 0,
-            write_cost: WRITE_COST,
             config,
         }
     }
@@ -246,14 +244,7 @@ impl Policy {
         self.config.budget.advance(now_us);
         self.pressure = self.config.budget.pressure();
         let extra = WRITE_COST * PRESSURE_COST * u64::from(self.pressure) / u64::from(budget::FULL);
-        self.write_cost = WRITE_COST + extra;
-        self.tuner.set_write_cost(self.write_cost);
-    }
-
-    /// What a block written to flash costs, in 1024ths of a read that misses: the more of the budget is used
-    /// up, the more.
-    pub fn write_cost(&self) -> u64 {
-        self.write_cost
+        self.tuner.set_write_cost(WRITE_COST + extra);
     }
 
     /// The rules in force.

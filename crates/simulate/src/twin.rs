@@ -4,7 +4,7 @@
 //! answers at once. That is what rules are compared by; it is not what a user gets. Here the engine's
 //! ways are followed as far as they decide what is hit: misses go straight to flash while it fills
 //! and wait in the RAM stage later, long runs are judged at once, a place in the stage stays taken when its
-//! block is overwritten, a batch costs a block for its descriptor, segments are freed ahead of need and in any order, long
+//! block is overwritten, a batch costs a block for its descriptor, segments are freed ahead of need, long
 //! streams pass by, blocks are dirty until the destager comes, and what is read ahead waits for an
 //! [`Arm`]. How far the two agree is measured by `cargo run -p hearth-sim --example agree`.
 
@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use hashbrown::HashMap;
-use hearth_policy::cleaning::{Cleaner, Fate, HEADS_MAX, Heads, Order, Plan, Why, most_of};
+use hearth_policy::cleaning::{Cleaner, Fate, HEADS_MAX, Heads, Order, Plan, Why};
 use hearth_policy::prefetch::Source;
 use hearth_policy::{Config, FREQ_MAX, Place, Policy, Range, Sequential, Stay, Use, Verdict};
 
@@ -103,11 +103,7 @@ impl LogShape {
 
     /// Segments that the engine keeps free of so many.
     pub fn kept_free(segments: u32) -> u32 {
-        let ahead = match segments {
-            ..64 => 2,
-            _ => (segments / 256).clamp(1, 16),
-        };
-        (segments / 200).clamp(2, 8) + ahead
+        2.max((segments / 64).min(8)) + (segments / 64).clamp(2, 16)
     }
 
     /// Blocks of all segments.
@@ -117,27 +113,17 @@ impl LogShape {
 }
 
 /// Which segment of the log is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Freed {
-    /// The oldest, as the engine once did.
+    /// The oldest.
+    #[default]
     Oldest,
-    /// The one that costs least for what it gives (`docs/decisions/0006-cleaning.md`).
+    /// The one that costs least for what it gives, with hot and cold data apart
+    /// (`docs/decisions/0006-cleaning.md`).
     Cheapest {
         /// What a block written to flash costs, in 1024ths of a hit.
         price: u64,
-        /// What is appended apart.
-        heads: Heads,
     },
-}
-
-impl Default for Freed {
-    /// As in the engine, at its price.
-    fn default() -> Freed {
-        Freed::Cheapest {
-            price: 56,
-            heads: Heads::One,
-        }
-    }
 }
 
 /// What a disk is set to, and the pool it is in.
@@ -313,14 +299,14 @@ impl Twin {
         } = setup.log;
         let (order, heads, price) = match setup.freed {
             Freed::Oldest => (Order::Oldest, Heads::One, 0),
-            Freed::Cheapest { price, heads } => (Order::Index, heads, price),
+            Freed::Cheapest { price } => (Order::Index, Heads::HotCold, price),
         };
         let taken = u64::from(reserve) + heads.count() as u64;
         let room = u64::from(segments).saturating_sub(taken).max(1) * u64::from(data);
         let plan = Plan {
             order,
             heads,
-            most: most_of(room),
+            most: room - room / 64,
             room,
             span: 8,
             price,
@@ -605,13 +591,18 @@ impl Twin {
         self.losses += 1;
         if wins || self.losses >= RIVAL_TRIES {
             self.losses = 0;
-            self.hand.1 = self.hand.1.saturating_add(1);
+            match rival {
+                Some(victim) if wins && self.in_place() && self.cleaner.brimful() => {
+                    self.evict(victim);
+                }
+                _ => self.hand.1 = self.hand.1.saturating_add(1),
+            }
         }
         wins
     }
 
-    /// Are segments freed in any order?
-    fn any_order(&self) -> bool {
+    /// Does eviction drop blocks where they lie, or only in a segment that is freed?
+    fn in_place(&self) -> bool {
         self.setup.freed != Freed::Oldest
     }
 
@@ -624,6 +615,9 @@ impl Twin {
 
     /// The next block that eviction would drop and that has not lost its place.
     fn rival(&mut self) -> Option<(u32, u32)> {
+        if self.in_place() && self.cleaner.brimful() {
+            return self.victim();
+        }
         let mut left = RIVAL_SCAN;
         let mut next = self.order_from(self.hand.0);
         while let Some(seg) = next {
@@ -636,7 +630,7 @@ impl Twin {
                 }
                 left -= 1;
                 let Some((_, copy)) = self.alive(seg, self.hand.1) else {
-                    if self.any_order() {
+                    if self.in_place() {
                         self.hand.1 += 1;
                         continue;
                     }
@@ -657,7 +651,7 @@ impl Twin {
     /// The closed segment from which on a block to beat is looked for: this one, or what comes first if it was
     /// freed.
     fn order_from(&self, seg: u32) -> Option<u32> {
-        if self.any_order() {
+        if self.in_place() {
             return self.cleaner.turns_from(seg).next();
         }
         let since = self.opened.get(seg as usize).copied().unwrap_or_default();
@@ -668,7 +662,7 @@ impl Twin {
     }
 
     fn order_after(&self, seg: u32) -> Option<u32> {
-        if self.any_order() {
+        if self.in_place() {
             return self.cleaner.turns_from(seg).nth(1);
         }
         let at = self
@@ -810,7 +804,7 @@ impl Twin {
             let hit = self.index.contains_key(&key);
             self.out.write_hits += u64::from(hit);
             if hit {
-                self.cleaner.rewrite(1);
+                self.cleaner.rewrite();
             }
             let how = if hit { Use::Hit } else { Use::Miss };
             self.policy.used(key, true, how);
@@ -1053,19 +1047,13 @@ impl Twin {
 
     /// Frees a segment, of which nothing is kept unless that is allowed; false if none can be.
     fn free_one(&mut self, may_keep: bool) -> bool {
-        if let Freed::Cheapest { price, .. } = self.setup.freed {
-            self.cleaner.set_price(self.policy.write_cost().max(price));
-        }
-        let picked = self.cleaner.pick();
-        // Nothing is worth freeing, and something must be.
-        let forced = picked.is_none() && self.any_order();
-        let Some(seg) = picked.or_else(|| self.cleaner.turn().filter(|_| forced)) else {
+        let Some(seg) = self.cleaner.pick() else {
             return false;
         };
         let data = self.setup.log.data;
         let (_, dirty) = self.cleaner.counts(seg);
-        let oldest = !self.any_order();
-        if !may_keep || dirty * 4 > data * 3 && (oldest || forced || dirty == data) {
+        let oldest = !self.in_place();
+        if !may_keep || dirty * 4 > data * 3 && (oldest || dirty == data) {
             for slot in 0..self.segments[seg as usize].len() as u32 {
                 if let Some((key, copy)) = self.alive(seg, slot)
                     && copy.dirty
@@ -1086,7 +1074,7 @@ impl Twin {
                 (true, copy.freq)
             } else {
                 let fades = match self.cleaner.fate(seg, copy.dirty, copy.freq) {
-                    _ if oldest || forced => true,
+                    _ if oldest => true,
                     Fate::Drop => true,
                     Fate::Move { fades, .. } => fades,
                 };
@@ -1330,7 +1318,7 @@ impl Default for Disk {
             max: 0,
             segments: None,
             reserve: None,
-            freed: Freed::default(),
+            freed: Freed::Oldest,
             device: Device::HARD_DISK,
             depth: 1,
         }
@@ -1477,11 +1465,7 @@ mod tests {
                 max: r(4) % 2 * (r(5) % (blocks as u64 * 4096)),
                 segments: (r(6) % 2 == 0).then_some((r(7) % 200) as u32),
                 reserve: (r(8) % 2 == 0).then_some((r(9) % 300) as u32),
-                freed: [Heads::One, Heads::HotCold]
-                    .map(|heads| Freed::Cheapest { price: 64, heads })
-                    .get(r(10) as usize % 3)
-                    .copied()
-                    .unwrap_or(Freed::Oldest),
+                freed: [Freed::Oldest, Freed::Cheapest { price: 64 }][r(10) as usize % 2],
                 device: [Device::HARD_DISK, Device::INSTANT][r(11) as usize % 2],
                 depth: 1 + r(12) as usize % 9,
             };

@@ -60,18 +60,13 @@ impl Core {
 
     /// Takes every cached block of a range out of the index; true if there was one.
     pub fn forget_range(&mut self, disk: DiskId, start: u64, end: u64) -> bool {
-        self.forget_copies(disk, start, end) > 0
-    }
-
-    /// The same; tells how many there were.
-    pub fn forget_copies(&mut self, disk: DiskId, start: u64, end: u64) -> u64 {
-        let mut count = 0;
+        let mut any = false;
         let (flash, mut rest) = self.apart();
         rest.forget_range(disk, start, end, |gone| {
-            count += 1;
+            any = true;
             flash.slot_gone(gone);
         });
-        count
+        any
     }
 
     /// Keeps "dirty for" honest.
@@ -143,12 +138,7 @@ impl Rest<'_> {
             *self.dirty_total -= 1;
             self.note_clean(disk);
         }
-        Some(Gone {
-            disk,
-            block,
-            slot,
-            dirty,
-        })
+        Some(Gone { slot, dirty })
     }
 
     /// Takes every cached block of a range out of the index, and tells of each.
@@ -196,5 +186,8 @@ impl Rest<'_> {
         self.change_zeros(disk, |zero| zero.remove_range(block, block + count));
         let d = self.known_mut(disk);
         d.solid.remove_range(block, block + count);
+        if d.zero.is_empty() {
+            d.zero_seg_seq = None;
+        }
     }
 }

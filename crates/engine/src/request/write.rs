@@ -31,7 +31,6 @@ use crate::request::state::Step;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, IoDone, OpKind, Target};
-use hearth_policy::cleaning::Why;
 use hearth_policy::{Stay, Use};
 use smallvec::SmallVec;
 
@@ -359,8 +358,6 @@ impl Core {
     /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
         let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
-        // Where most of flash takes no writes, a request may be larger than all that may be dirty.
-        let want = want.min((limit / 2).max(1));
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
         let coming = u64::from(self.flash.log.queued_blocks)
             + self
@@ -400,15 +397,14 @@ impl Core {
             apply: Apply::Dirty,
             then: Then::Request(id),
         };
-        let why = Why::Written { hot: false };
         self.flash
             .log
-            .push(Item::data(Kind::Dirty, disk, block, data, crcs, why, token));
+            .push(Item::data(Kind::Dirty, disk, block, data, crcs, token));
     }
 
-    /// Blocks of flash that can hold data: all but what is kept free, and the head.
+    /// Blocks of flash that can hold data.
     pub fn capacity_blocks(&self) -> u64 {
-        self.flash.cleaner.plan().most
+        self.flash.log.segments.len() as u64 * u64::from(self.flash.log.data_blocks)
     }
 
     /// Room may have come free: go on with writes that waited for it, in order but for those whose
@@ -456,11 +452,14 @@ impl Core {
     /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:
     /// nothing can become stale.
     pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
+        let log = &self.flash.log;
         let Some(d) = self.disk(disk).filter(|d| d.is_off_without_copies()) else {
             return false;
         };
+        let mut held = log.order.front().into_iter().chain(&log.freeing);
         (self.flash.is_durable(d.dropped_ord) || self.opts.faults.has(Fault::OffForgetsDropped))
-            && (self.flash.has_gone(d.evicted) || self.opts.faults.has(Fault::OffForgetsEvicted))
+            && (held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
+                || self.opts.faults.has(Fault::OffForgetsEvicted))
     }
 
     /// Queues the record that says copies are void; returns its number.
@@ -763,11 +762,9 @@ impl Core {
             self.flash.holds_evicted() && !self.opts.faults.has(Fault::ForgetEvictedCopies);
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || self.flash.takes_writes();
-        let copies = match replaced && !self.opts.faults.has(Fault::KeepOverwritten) {
-            true => self.forget_copies(disk, start, end),
-            false => 0,
-        };
-        let cached = copies > 0;
+        let cached = replaced
+            && !self.opts.faults.has(Fault::KeepOverwritten)
+            && self.forget_range(disk, start, end);
         if !self.flash.takes_writes()
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
@@ -790,10 +787,6 @@ impl Core {
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
             && self.renew(id, disk, start, end, read, &done);
-        if mode == Mode::WriteThrough {
-            // What is written now takes their place, at once or from the stage.
-            self.flash.cleaner.rewrite(copies);
-        }
         if had
             && !renewed
             && self.flash.takes_writes()
