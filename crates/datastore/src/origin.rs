@@ -35,20 +35,39 @@ pub fn now_ns() -> i64 {
     since.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
 }
 
+/// Nanoseconds in a second.
+const SECOND: i64 = 1_000_000_000;
+
+/// Seconds, and nanoseconds of the next one.
+fn split(ns: i64) -> (i64, u32) {
+    (ns.div_euclid(SECOND), ns.rem_euclid(SECOND) as u32)
+}
+
 /// As clients are told.
 pub fn time(ns: i64) -> Time {
+    let (seconds, nanos) = split(ns);
     Time {
-        seconds: (ns.div_euclid(1_000_000_000)).clamp(0, i64::from(u32::MAX)) as u32,
-        nanos: ns.rem_euclid(1_000_000_000) as u32,
+        seconds: seconds.clamp(0, i64::from(u32::MAX)) as u32,
+        nanos,
     }
 }
 
 fn modified_ns(stat: &Stat) -> i64 {
-    stat.st_mtime * 1_000_000_000 + stat.st_mtime_nsec as i64
+    stat.st_mtime * SECOND + stat.st_mtime_nsec as i64
 }
 
 fn changed_ns(stat: &Stat) -> i64 {
-    stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64
+    stat.st_ctime * SECOND + stat.st_ctime_nsec as i64
+}
+
+fn look_of(stat: &Stat) -> Look {
+    Look {
+        size: stat.st_size as u64,
+        modified_ns: modified_ns(stat),
+        changed_ns: changed_ns(stat),
+        device: stat.st_dev as u64,
+        inode: stat.st_ino,
+    }
 }
 
 /// What the file looks like when nobody else has touched it.
@@ -246,15 +265,15 @@ impl FileOrigin {
 
     /// Sets the time of change to what clients are told.
     fn set_times(&self, seen: &mut Seen) -> io::Result<()> {
-        let ns = self.modified.load(Ordering::Acquire) as i64;
+        let (seconds, nanos) = split(self.modified.load(Ordering::Acquire) as i64);
         let times = Timestamps {
             last_access: Timespec {
                 tv_sec: 0,
                 tv_nsec: UTIME_OMIT as _,
             },
             last_modification: Timespec {
-                tv_sec: ns.div_euclid(1_000_000_000),
-                tv_nsec: ns.rem_euclid(1_000_000_000) as _,
+                tv_sec: seconds,
+                tv_nsec: nanos.into(),
             },
         };
         os(rustix::fs::futimens(&self.file, &times))?;
@@ -348,25 +367,13 @@ impl FileOrigin {
             return Err(too_far());
         }
         self.file.sync_all()?;
-        Ok(Look {
-            size: stat.st_size as u64,
-            modified_ns: modified_ns(&stat),
-            changed_ns: changed_ns(&stat),
-            device: stat.st_dev as u64,
-            inode: stat.st_ino,
-        })
+        Ok(look_of(&stat))
     }
 
     /// What it looks like now.
     pub fn looks(&self) -> io::Result<Look> {
         let stat = os(rustix::fs::fstat(&self.file))?;
-        Ok(Look {
-            size: stat.st_size as u64,
-            modified_ns: modified_ns(&stat),
-            changed_ns: changed_ns(&stat),
-            device: stat.st_dev as u64,
-            inode: stat.st_ino,
-        })
+        Ok(look_of(&stat))
     }
 
     fn read(&self, op: &IoOp) -> io::Result<()> {
