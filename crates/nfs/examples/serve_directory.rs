@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let access = Access::nobody()
         .allow("127.0.0.0/8".parse()?, all)
         .allow("::1".parse()?, all);
-    server.offer(directory.export("/vms", &identity, access))?;
+    server.offer(directory.export("/vms", &identity), access)?;
     for address in server.addresses() {
         println!("{address}");
     }

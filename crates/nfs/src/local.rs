@@ -165,13 +165,12 @@ impl Directory {
         }
     }
 
-    /// An export of it, for those whom `access` names.
-    pub fn export(self, path: &str, identity: &Identity, access: crate::access::Access) -> Export {
+    /// An export of it.
+    pub fn export(self, path: &str, identity: &Identity) -> Export {
         Export {
             path: path.to_owned(),
             sealer: crate::handle::Sealer::new(identity.store, &identity.secret),
             store: identity.store,
-            access,
             tree: std::sync::Arc::new(self) as std::sync::Arc<dyn Tree>,
         }
     }

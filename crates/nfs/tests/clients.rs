@@ -73,7 +73,7 @@ fn libnfs_lists_reads_and_writes() -> Result<()> {
             root: true,
         },
     );
-    server.offer(directory.export("/vms", &identity, access))?;
+    server.offer(directory.export("/vms", &identity), access)?;
     let port = server.addresses()[0].port();
     let url =
         |path: &str| format!("nfs://127.0.0.1/vms{path}?version=3&nfsport={port}&mountport={port}");

@@ -72,7 +72,7 @@ impl Stage {
         })?;
         let (directory, identity) = Directory::open_by(self.by, &self.dir(), &self.state())?;
         let access = Access::nobody().allow("127.0.0.1".parse()?, ALL);
-        server.offer(directory.export("/vms", &identity, access))?;
+        server.offer(directory.export("/vms", &identity), access)?;
         self.server = Some(server);
         Ok(())
     }

@@ -113,7 +113,7 @@ fn a_host_keeps_its_datastore_under_load() -> Result<()> {
             root: true,
         },
     );
-    server.offer(directory.export("/vms", &identity, access))?;
+    server.offer(directory.export("/vms", &identity), access)?;
 
     let portmapper = server.portmap().context("a portmapper")?;
     let at = |program| {

@@ -269,13 +269,13 @@ impl Stage {
         };
         let server = Server::start(&config)?;
         let tree = Arc::new(Puppet::default());
-        server.offer(Export {
+        let export = Export {
             path: "/vms".into(),
             sealer: Sealer::new(STORE, &SECRET),
             store: STORE,
-            access,
             tree: Arc::clone(&tree) as Arc<dyn Tree>,
-        })?;
+        };
+        server.offer(export, access)?;
         Ok(Stage { server, tree })
     }
 

@@ -40,7 +40,7 @@ fn serve_for_another() -> Result<()> {
             root: true,
         },
     );
-    server.offer(directory.export("/vms", &identity, access))?;
+    server.offer(directory.export("/vms", &identity), access)?;
     eprintln!("serving {}", server.addresses()[0]);
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -405,10 +405,9 @@ impl Daemon {
             path: format!("/{}", record.name),
             sealer: Sealer::new(identity.store, &identity.secret),
             store: identity.store,
-            access: access(record),
             tree: opened.files.tree(),
         };
-        on.server.offer(export).map_err(|e| {
+        on.server.offer(export, access(record)).map_err(|e| {
             Error::unavailable(
                 format!("cannot start threads for datastore {}: {e}", record.name),
                 "check the limit on processes",

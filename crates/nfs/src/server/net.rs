@@ -319,10 +319,10 @@ impl Server {
         self.service.mappings()
     }
 
-    /// Offers a tree.
-    pub fn offer(&self, export: Export) -> io::Result<()> {
+    /// Offers a tree to those whom `access` names.
+    pub fn offer(&self, export: Export, access: Access) -> io::Result<()> {
         let pool = Pool::start(self.workers)?;
-        self.service.add(Served::new(export, pool));
+        self.service.add(Served::new(export, access, pool));
         Ok(())
     }
 

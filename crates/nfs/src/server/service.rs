@@ -25,8 +25,6 @@ pub struct Export {
     pub sealer: Sealer,
     /// The number its handles carry, and its files' attributes.
     pub store: u64,
-    /// Who may come, at first.
-    pub access: Access,
     /// What is behind it.
     pub tree: Arc<dyn Tree>,
 }
@@ -40,12 +38,11 @@ pub(super) struct Served {
 }
 
 impl Served {
-    pub fn new(export: Export, pool: Arc<Pool>) -> Served {
-        let access = RwLock::new(export.access.clone());
+    pub fn new(export: Export, access: Access, pool: Arc<Pool>) -> Served {
         Served {
             export,
             pool,
-            access,
+            access: RwLock::new(access),
         }
     }
 
