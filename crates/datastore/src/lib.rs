@@ -123,4 +123,6 @@ pub trait Disks: Send + Sync {
     fn is_drained(&self, disk: DiskId) -> bool;
     /// Writes everything back at once, or no longer.
     fn drain(&self, disk: DiskId, on: bool);
+    /// Everything is written back: who waits for that may look.
+    fn flushed(&self);
 }

@@ -551,6 +551,7 @@ impl Inner {
                 self.disks.drain(cached.disk, false);
             }
             self.flushing.store(false, Ordering::SeqCst);
+            self.disks.flushed();
         }
     }
 }

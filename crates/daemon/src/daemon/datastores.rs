@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearth_datastore::rules::Rules;
-use hearth_datastore::tree::{Census, Datastore};
+use hearth_datastore::tree::Datastore;
 use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{Uuid, check_name};
@@ -108,6 +108,13 @@ impl Stores {
             servers: Mutex::default(),
             numbers: files::Numbers::default(),
         }
+    }
+
+    /// Those whose directories are there.
+    fn opened(&self) -> Vec<Opened> {
+        let stores = lock(&self.by_name);
+        let opened = stores.values().filter_map(|store| store.opened.clone());
+        opened.collect()
     }
 
     /// Where is kept what clients have of a datastore.
@@ -267,6 +274,16 @@ fn access(record: &DatastoreRecord) -> Access {
     })
 }
 
+/// What is said when the threads of a datastore cannot be started.
+fn no_threads(record: &DatastoreRecord) -> impl Fn(std::io::Error) -> Error {
+    |e| {
+        Error::unavailable(
+            format!("cannot start threads for datastore {}: {e}", record.name),
+            "check the limit on processes",
+        )
+    }
+}
+
 /// Two directories of which one is in the other, or the same.
 fn overlap(a: &Path, b: &Path) -> bool {
     a.starts_with(b) || b.starts_with(a)
@@ -329,11 +346,7 @@ impl Daemon {
 
     /// Ends what goes on in the background. Files that are disks stay so.
     pub(super) fn still_datastores(&self) {
-        let stores = lock(&self.stores.by_name);
-        let opened = stores.values().filter_map(|store| store.opened.clone());
-        let opened: Vec<Opened> = opened.collect();
-        drop(stores);
-        for opened in opened {
+        for opened in self.stores.opened() {
             opened.files.stop();
         }
     }
@@ -341,11 +354,7 @@ impl Daemon {
     /// Makes every file a disk that has something only on flash, so that it can be written back.
     pub(super) fn open_dirty_files(self: &Arc<Daemon>) {
         self.find_datastores();
-        let stores = lock(&self.stores.by_name);
-        let opened = stores.values().filter_map(|store| store.opened.clone());
-        let opened: Vec<Opened> = opened.collect();
-        drop(stores);
-        for opened in opened {
+        for opened in self.stores.opened() {
             opened.files.open_dirty();
         }
     }
@@ -378,13 +387,8 @@ impl Daemon {
                     "see whether it is there and mounted; it takes a file system of this host",
                 )
             })?;
-        let threads = |e: std::io::Error| {
-            Error::unavailable(
-                format!("cannot start threads for datastore {}: {e}", record.name),
-                "check the limit on processes",
-            )
-        };
-        let disks = files::Files::new(self, &record.name).map_err(threads)?;
+        let refused = no_threads(record);
+        let disks = files::Files::new(self, &record.name).map_err(&refused)?;
         let files = Datastore::open(
             Arc::new(directory),
             Arc::new(disks),
@@ -392,7 +396,7 @@ impl Daemon {
             Rules::default(),
         );
         Ok(Opened {
-            files: Arc::new(files.map_err(threads)?),
+            files: Arc::new(files.map_err(refused)?),
             identity: Arc::new(identity),
         })
     }
@@ -407,12 +411,8 @@ impl Daemon {
             store: identity.store,
             tree: opened.files.tree(),
         };
-        on.server.offer(export, access(record)).map_err(|e| {
-            Error::unavailable(
-                format!("cannot start threads for datastore {}: {e}", record.name),
-                "check the limit on processes",
-            )
-        })?;
+        let offered = on.server.offer(export, access(record));
+        offered.map_err(no_threads(record))?;
         Ok(Served {
             number: identity.store,
             on,
@@ -610,26 +610,20 @@ impl Daemon {
 
     /// Writes everything back within `limit`.
     fn flush_within(&self, name: &str, files: &Datastore, limit: Duration) -> Result<()> {
-        let end = Instant::now() + limit;
         files.begin_flush();
-        loop {
-            let Census {
-                dirty, flushing, ..
-            } = files.census();
-            if !flushing && dirty == 0 {
-                return Ok(());
-            }
-            if Instant::now() > end {
-                return Err(Error::conflict(
-                    format!(
-                        "{} of datastore {name} are only on flash still, and are being written to its directory",
-                        human(dirty)
-                    ),
-                    format!("wait for `hearth datastore flush {name}`, and remove it then"),
-                ));
-            }
-            std::thread::sleep(FLUSH_PACE);
-        }
+        let flushed = self.bell.wait(limit, FLUSH_PACE, || {
+            let census = files.census();
+            (!census.flushing && census.dirty == 0).then_some(())
+        });
+        flushed.ok_or_else(|| {
+            Error::conflict(
+                format!(
+                    "{} of datastore {name} are only on flash still, and are being written to its directory",
+                    human(files.census().dirty)
+                ),
+                format!("wait for `hearth datastore flush {name}`, and remove it then"),
+            )
+        })
     }
 
     pub(super) fn end_datastore(&self, name: &str) -> Result<()> {

@@ -447,6 +447,12 @@ impl Disks for Files {
             daemon.poke();
         }
     }
+
+    fn flushed(&self) {
+        if let Ok(daemon) = self.daemon() {
+            daemon.bell.ring();
+        }
+    }
 }
 
 impl Daemon {
