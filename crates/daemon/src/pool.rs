@@ -666,12 +666,7 @@ impl Pool {
 
     /// The pool with its disks, looking for their origins.
     pub fn info_with_origins(&self) -> PoolInfo {
-        let plain = self
-            .registry
-            .disks
-            .iter()
-            .filter(|d| d.datastore.is_empty());
-        let disks = plain.map(|disk| DiskRef {
+        let disks = self.registry.plain_disks().map(|disk| DiskRef {
             name: disk.name.clone(),
             origin: disk.origin.clone(),
             size: disk.size,
@@ -695,7 +690,7 @@ impl Pool {
                 info.dirty = Some(contents.iter().fold(0, |n, c| c.dirty.saturating_add(n)));
                 // Both are in the order of the registry.
                 let all = self.registry.disks.iter().zip(contents);
-                let plain = all.filter(|(record, _)| record.datastore.is_empty());
+                let plain = all.filter(|(record, _)| !record.is_file());
                 for (disk, (_, found)) in info.disks.iter_mut().zip(plain) {
                     disk.cached = Some(found.cached);
                     disk.dirty = Some(found.dirty);

@@ -200,6 +200,11 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
 }
 
 impl DiskRecord {
+    /// True if it is a file of a datastore, and no disk that people know.
+    pub fn is_file(&self) -> bool {
+        !self.datastore.is_empty()
+    }
+
     /// Checks what must hold for a record, whoever made it.
     pub fn check(&self) -> Result<(), FormatError> {
         check_name(&self.name).map_err(|fault| {

@@ -151,6 +151,11 @@ impl Default for Registry {
 }
 
 impl Registry {
+    /// The disks that people know: those that are no files of datastores.
+    pub fn plain_disks(&self) -> impl Iterator<Item = &SharedRecord> {
+        self.disks.iter().filter(|record| !record.is_file())
+    }
+
     /// The disk of this name.
     pub fn by_name(&self, name: &str) -> Option<&DiskRecord> {
         let mut all = self.disks.iter();

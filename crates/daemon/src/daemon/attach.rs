@@ -197,7 +197,8 @@ impl Daemon {
     /// Origins are opened side by side, and one that does not answer (a dead network mount)
     /// keeps nobody waiting for long: its thread goes on, and the disk appears when it is done.
     pub(super) fn attach_all(self: &Arc<Daemon>) {
-        let records = Daemon::plain_disks(lock(&self.pool).registry());
+        // Taken along: opening origins may take long, and the pool must not wait for them.
+        let records: Vec<_> = lock(&self.pool).registry().plain_disks().cloned().collect();
         let now = self.now_s();
         let mut disks = self.disks.lock();
         for record in &records {

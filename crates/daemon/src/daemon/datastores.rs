@@ -361,8 +361,8 @@ impl Daemon {
 
     /// Refuses if a file has something only on flash and is not among the `open` disks: it cannot be written back.
     pub(super) fn check_files_open(&self, open: &[DiskId]) -> Result<()> {
-        let records = lock(&self.pool).registry().disks.clone();
-        let files = records.iter().filter(|r| !r.datastore.is_empty());
+        let pool = lock(&self.pool);
+        let files = pool.registry().disks.iter().filter(|r| r.is_file());
         let owed = |id| self.engine.status(id).map_or(0, |s| s.owed_bytes());
         let mut left = files.filter(|r| !open.contains(&r.id) && owed(r.id) > 0);
         match left.next() {

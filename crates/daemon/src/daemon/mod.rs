@@ -242,7 +242,7 @@ impl Daemon {
         targets.set(Target::Flash(0), Some(pool.media().clone()));
         let nbd = NbdLimits::of(
             options.nbd_memory,
-            Daemon::plain_disks(pool.registry()).len(),
+            pool.registry().plain_disks().count(),
         )?;
         let config = Config {
             threads: options.threads,

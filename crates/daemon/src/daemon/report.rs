@@ -64,8 +64,7 @@ impl Daemon {
         flash_notices.extend(self.room_notice());
         flash_notices.extend_from_slice(self.flash.place());
         let pool = lock(&self.pool);
-        let plain = Daemon::plain_disks(pool.registry());
-        let disks = plain.iter().map(|r| {
+        let disks = pool.registry().plain_disks().map(|r| {
             let status = self.engine.status(r.id);
             DiskRef {
                 name: r.name.clone(),

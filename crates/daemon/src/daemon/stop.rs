@@ -163,7 +163,7 @@ impl Daemon {
         };
         let claims = self.close_origins();
         if reason == StopReason::Export && outcome.is_ok() {
-            let records = Daemon::plain_disks(lock(&self.pool).registry());
+            let records: Vec<_> = lock(&self.pool).registry().plain_disks().cloned().collect();
             Notify::from_env().stop_goes_on();
             self.owners.give_up_all(&records, claims);
         }

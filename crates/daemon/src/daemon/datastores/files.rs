@@ -13,7 +13,7 @@ use std::time::Duration;
 use hearth_datastore::origin::{Disk, FileOrigin, Hands};
 use hearth_datastore::{Disks, Look, NotNow, tree};
 use hearth_engine::api::{DiskId, ExtentState, OriginState, ReqOp, Request};
-use hearth_format::{DiskRecord, OriginIdentity, Registry, Uuid};
+use hearth_format::{DiskRecord, OriginIdentity, Uuid};
 use hearth_io::{BLOCK, Device, Target, Targets};
 use hearth_nfs::handle::Key;
 
@@ -512,12 +512,6 @@ impl Daemon {
             }
             Ok(())
         })
-    }
-
-    /// The disks of the registry that are no files of datastores.
-    pub(in crate::daemon) fn plain_disks(registry: &Registry) -> Vec<hearth_format::SharedRecord> {
-        let plain = registry.disks.iter().filter(|r| r.datastore.is_empty());
-        plain.cloned().collect()
     }
 }
 
