@@ -1,8 +1,6 @@
 //! `hearth datastore …`: clients of the control API.
 
-use std::time::Duration;
-
-use hearth_daemon::api::datastores::{self as api, DatastoreClient, DatastoreInfo};
+use hearth_daemon::api::datastores::{self as api, DatastoreInfo};
 use hearth_daemon::api::types::Done;
 use hearth_daemon::client::{Client, datastore_path};
 use hearth_daemon::error::Error;
@@ -10,16 +8,10 @@ use hearth_daemon::size::human;
 use hearth_fault::Fault;
 
 use crate::args::{Datastore, DatastoreAdd, DatastoreSet, Global, Switch};
+use crate::follow::follow;
 use crate::interrupt::Interrupt;
-use crate::status::StatusLine;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
-
-/// How often progress is asked for, at first and later.
-const POLL_FIRST: Duration = Duration::from_millis(10);
-const POLL: Duration = Duration::from_millis(200);
-/// How often it is printed where it cannot be rewritten in place.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 pub fn run(global: &Global, command: Datastore) -> Outcome {
     let client = Client::new(&global.dir());
@@ -31,13 +23,13 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
         Datastore::Flush(args) => {
             let interrupt = Interrupt::watch();
             client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
-            let info = follow(global, &client, &interrupt, &args.name)?;
+            let info = flushed(global, &client, &interrupt, &args.name)?;
             said(global, &info, "the directory has everything")
         }
         Datastore::Remove(args) => {
             let interrupt = Interrupt::watch();
             client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
-            follow(global, &client, &interrupt, &args.name)?;
+            flushed(global, &client, &interrupt, &args.name)?;
             let done: Done = client.order(&datastore_path(&args.name, "/remove"))?;
             if global.json {
                 return print_json(&done);
@@ -49,32 +41,26 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
 }
 
 /// Waits until everything is in the directory.
-fn follow(
+fn flushed(
     global: &Global,
     client: &Client,
     interrupt: &Interrupt,
     name: &str,
 ) -> Result<DatastoreInfo, Failure> {
-    let mut line = StatusLine::new(!global.json).lines_every(LOG_EVERY);
-    let mut wait = POLL_FIRST;
-    loop {
-        let called_off = interrupt.sleep(wait);
-        wait = (wait * 2).min(POLL);
-        if called_off {
-            line.end();
-            return Err(Failure::Interrupted(Fault::new(
-                format!("no longer waiting for datastore {name}"),
-                "what is only on flash is still being written to its directory",
-            )));
-        }
-        let info = client.get::<DatastoreInfo>(&datastore_path(name, ""));
-        let info = info.inspect_err(|_| line.end())?;
+    let call_off = || {
+        Failure::Interrupted(Fault::new(
+            format!("no longer waiting for datastore {name}"),
+            "what is only on flash is still being written to its directory",
+        ))
+    };
+    follow(global, interrupt, call_off, |line| {
+        let info: DatastoreInfo = client.get(&datastore_path(name, ""))?;
         if !info.flushing {
-            line.end();
-            return Ok(info);
+            return Ok(Some(info));
         }
         line.show(|| format!("{} to go", human(info.dirty)));
-    }
+        Ok(None)
+    })
 }
 
 fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
@@ -153,12 +139,6 @@ fn warn(info: &DatastoreInfo) {
     }
 }
 
-fn client_text(client: &DatastoreClient) -> String {
-    let how = if client.write { "rw" } else { "ro" };
-    let root = if client.root { ",root" } else { "" };
-    format!("{}={how}{root}", client.network)
-}
-
 fn state(info: &DatastoreInfo) -> &'static str {
     match (info.served, info.read_only) {
         (false, _) => "not served",
@@ -194,7 +174,7 @@ fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
     if global.json {
         return print_json(info);
     }
-    let clients: Vec<String> = info.clients.iter().map(client_text).collect();
+    let clients: Vec<String> = info.clients.iter().map(ToString::to_string).collect();
     let rows = [
         ("name", plain(&info.name)),
         ("state", state(info).to_owned()),

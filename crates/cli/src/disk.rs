@@ -1,7 +1,5 @@
 //! `hearth disk …`: clients of the control API.
 
-use std::time::Duration;
-
 use hearth_daemon::api::types::{self, DiskInfo, DiskState, PoolInfo};
 use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
@@ -12,18 +10,11 @@ use hearth_io::OriginSpec;
 use serde_json::json;
 
 use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Users};
+use crate::follow::follow;
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
-
-/// How often progress is asked for and shown.
-const POLL: Duration = Duration::from_millis(200);
-/// How often progress is printed where it cannot be rewritten in place.
-const LOG_EVERY: Duration = Duration::from_secs(10);
-/// The first wait is this short, each further one twice as long, up to [`POLL`]: what takes no
-/// time should not seem to.
-const POLL_FIRST: Duration = Duration::from_millis(10);
 
 pub fn run(global: &Global, command: Disk) -> Outcome {
     let client = Client::new(&global.dir());
@@ -35,7 +26,7 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Flush(args) => {
             let interrupt = Interrupt::watch();
             client.order::<DiskInfo>(&disk_path(&args.name, "/flush"))?;
-            follow(global, &client, &interrupt, &args.name, Goal::Flush)
+            reach(global, &client, &interrupt, &args.name, Goal::Flush)
         }
         Disk::Remove(args) => remove(global, &client, &args),
         Disk::AcceptLoss(args) => {
@@ -364,7 +355,7 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
     };
     let interrupt = Interrupt::watch();
     client.post::<_, DiskInfo>(&disk_path(&args.name, "/remove"), &body)?;
-    follow(global, client, &interrupt, &args.name, Goal::Remove)
+    reach(global, client, &interrupt, &args.name, Goal::Remove)
 }
 
 /// Flushes every disk that can be, one after the other.
@@ -423,10 +414,7 @@ impl Told {
 }
 
 /// Shows progress until the goal is reached, and says so; Ctrl-C calls it off.
-///
-/// `interrupt` watches since before the order was given: a Ctrl-C in between would end this program
-/// and leave the daemon at work.
-fn follow(
+fn reach(
     global: &Global,
     client: &Client,
     interrupt: &Interrupt,
@@ -453,38 +441,24 @@ fn wait_for(
     name: &str,
     goal: Goal,
 ) -> Outcome {
-    let mut line = StatusLine::new(!global.json).lines_every(LOG_EVERY);
-    let mut wait = POLL_FIRST;
     let mut told = Told::default();
-    loop {
-        let called_off = interrupt.sleep(wait);
-        wait = (wait * 2).min(POLL);
-        if called_off {
-            line.end();
-            return Err(call_off(client, name, goal));
-        }
+    let call_off = || call_off(client, name, goal);
+    follow(global, interrupt, call_off, |line| {
         let info: DiskInfo = match client.get(&disk_path(name, "")) {
             Ok(info) => info,
-            Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => {
-                line.end();
-                return Ok(());
-            }
-            Err(e) => {
-                line.end();
-                return Err(e.into());
-            }
+            Err(e) if e.kind == Kind::NotFound && goal == Goal::Remove => return Ok(Some(())),
+            Err(e) => return Err(e.into()),
         };
         if !global.json {
-            told.tell(&mut line, &info);
+            told.tell(line, &info);
         }
-        show_progress(&mut line, &info);
+        show_progress(line, &info);
         let busy = matches!(info.state, DiskState::Flushing | DiskState::Removing);
         if busy {
-            continue;
+            return Ok(None);
         }
-        line.end();
-        return match (goal, info.progress) {
-            (Goal::Flush, Some(p)) if p.done => Ok(()),
+        match (goal, info.progress) {
+            (Goal::Flush, Some(p)) if p.done => Ok(Some(())),
             _ => {
                 let why = reason(&info);
                 let why = info
@@ -495,8 +469,8 @@ fn wait_for(
                 let whole = format!("the {} of {name} did not complete", goal.word());
                 Err(Error::of(Kind::Conflict, why.within(whole)).into())
             }
-        };
-    }
+        }
+    })
 }
 
 fn call_off(client: &Client, name: &str, goal: Goal) -> Failure {

@@ -9,6 +9,7 @@ mod attach;
 mod bench;
 mod datastore;
 mod disk;
+mod follow;
 mod histogram;
 mod interrupt;
 mod mount;

@@ -65,7 +65,7 @@ fn look_of(stat: &Stat) -> Look {
         size: stat.st_size as u64,
         modified_ns: modified_ns(stat),
         changed_ns: changed_ns(stat),
-        device: stat.st_dev as u64,
+        device: stat.st_dev,
         inode: stat.st_ino,
     }
 }

@@ -1,7 +1,11 @@
 //! Datastores over the control API: bodies and routes.
 
+use std::fmt;
+use std::str::FromStr;
+
 use axum::Json;
 use axum::extract::{Path, State};
+use hearth_fault::Fault;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -23,6 +27,43 @@ pub struct DatastoreClient {
     /// May be root; else root counts as nobody.
     #[serde(default)]
     pub root: bool,
+}
+
+/// `NETWORK=rw`, `NETWORK=ro,root` and the like, as [`FromStr`] reads it.
+impl fmt::Display for DatastoreClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.write { "rw" } else { "ro" };
+        let root = if self.root { ",root" } else { "" };
+        write!(f, "{}={how}{root}", self.network)
+    }
+}
+
+/// `NETWORK[=rw|ro][,root]`.
+impl FromStr for DatastoreClient {
+    type Err = Fault;
+
+    fn from_str(text: &str) -> std::result::Result<DatastoreClient, Fault> {
+        let (network, how) = text.split_once('=').unwrap_or((text, ""));
+        let mut client = DatastoreClient {
+            network: network.to_owned(),
+            write: true,
+            root: false,
+        };
+        for word in how.split(',').filter(|word| !word.is_empty()) {
+            match word {
+                "rw" => client.write = true,
+                "ro" => client.write = false,
+                "root" => client.root = true,
+                _ => {
+                    return Err(Fault::new(
+                        format!("“{word}” is nothing a client can be allowed"),
+                        "write 192.0.2.7, 192.0.2.0/24=ro or 192.0.2.7=rw,root",
+                    ));
+                }
+            }
+        }
+        Ok(client)
+    }
 }
 
 /// A datastore to be added.
@@ -176,4 +217,25 @@ pub(super) fn routes() -> OpenApiRouter<Panel> {
         .routes(routes!(get_datastore, set_datastore))
         .routes(routes!(flush_datastore))
         .routes(routes!(remove_datastore))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_read() {
+        let client = |text: &str| {
+            let c: DatastoreClient = text.parse().unwrap();
+            assert_eq!(c.to_string().parse(), Ok(c.clone()));
+            (c.network, c.write, c.root)
+        };
+        assert_eq!(client("192.0.2.7"), ("192.0.2.7".into(), true, false));
+        assert_eq!(client("::1=ro"), ("::1".into(), false, false));
+        assert_eq!(
+            client("10.0.0.0/8=rw,root"),
+            ("10.0.0.0/8".into(), true, true)
+        );
+        assert!("10.0.0.0/8=wr".parse::<DatastoreClient>().is_err());
+    }
 }

@@ -214,30 +214,9 @@ fn parse_listen(text: &str) -> Result<SocketAddr> {
         })
 }
 
-/// As the registry has it.
-fn client_text(client: &DatastoreClient) -> String {
-    let how = if client.write { "rw" } else { "ro" };
-    let root = if client.root { ",root" } else { "" };
-    format!("{}={how}{root}", client.network)
-}
-
-fn parse_client(text: &str) -> Option<DatastoreClient> {
-    let (network, how) = text.split_once('=')?;
-    let (how, root) = match how.split_once(',') {
-        Some((how, "root")) => (how, true),
-        Some(_) => return None,
-        None => (how, false),
-    };
-    let write = match how {
-        "rw" => true,
-        "ro" => false,
-        _ => return None,
-    };
-    Some(DatastoreClient {
-        network: network.to_owned(),
-        write,
-        root,
-    })
+/// Those of the registry. What a newer version allows somebody, this one does not.
+fn clients_of(record: &DatastoreRecord) -> impl Iterator<Item = DatastoreClient> {
+    record.clients.iter().filter_map(|text| text.parse().ok())
 }
 
 /// This host may come, without being root: whoever can open a socket here could say he is.
@@ -255,12 +234,11 @@ fn check_clients(clients: &[DatastoreClient]) -> Result<Vec<String>> {
         let network = client.network.parse::<Network>();
         network.map_err(|e| Error::of(Kind::Invalid, e.fault()))?;
     }
-    Ok(clients.iter().map(client_text).collect())
+    Ok(clients.iter().map(ToString::to_string).collect())
 }
 
 fn access(record: &DatastoreRecord) -> Access {
-    let clients = record.clients.iter().filter_map(|text| parse_client(text));
-    clients.fold(Access::nobody(), |access, client| {
+    clients_of(record).fold(Access::nobody(), |access, client| {
         match client.network.parse() {
             Ok(network) => access.allow(
                 network,
@@ -721,11 +699,7 @@ fn info(store: &Store) -> DatastoreInfo {
         listen: at.map_or_else(|| record.listen.clone(), |at| at.to_string()),
         portmapper: on.is_some_and(|on| on.is_mapped()),
         path: format!("/{}", record.name),
-        clients: record
-            .clients
-            .iter()
-            .filter_map(|text| parse_client(text))
-            .collect(),
+        clients: clients_of(record).collect(),
         read_only: record.read_only,
         disks: census.disks,
         open: census.open,

@@ -240,10 +240,7 @@ impl Daemon {
         let owners = admission::Owners::new(pool.info().uuid, host_name(), workers.clone());
         let targets = Targets::new();
         targets.set(Target::Flash(0), Some(pool.media().clone()));
-        let nbd = NbdLimits::of(
-            options.nbd_memory,
-            pool.registry().plain_disks().count(),
-        )?;
+        let nbd = NbdLimits::of(options.nbd_memory, pool.registry().plain_disks().count())?;
         let config = Config {
             threads: options.threads,
             poll: options.poll,
