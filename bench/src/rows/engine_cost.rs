@@ -12,12 +12,11 @@ use anyhow::{Context, Result, ensure};
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock};
-use hearth_io::{BLOCK, Buf, IoDone, IoOp, Media};
+use hearth_io::{BLOCK, Buf, IoDone, IoOp, Sparse};
 use hearth_policy::Config;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, VecDeque};
 use std::hint::black_box;
-use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -57,38 +56,6 @@ const RAM_GOAL: f64 = 4096.0;
 /// Microseconds attaching a disk may take.
 const ATTACH_GOAL: f64 = 1000.0;
 
-/// A device that holds what is stored while the pool is opened, and zeros everywhere else.
-#[derive(Default)]
-struct Sparse(HashMap<u64, [u8; BLOCK as usize]>);
-
-impl Media for Sparse {
-    fn len(&self) -> u64 {
-        POOL
-    }
-
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        for (at, block) in (offset / BLOCK..).zip(data.chunks_mut(BLOCK as usize)) {
-            match self.0.get(&at) {
-                Some(stored) => block.copy_from_slice(&stored[..block.len()]),
-                None => block.fill(0),
-            }
-        }
-        Ok(())
-    }
-
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        for (at, block) in (offset / BLOCK..).zip(data.chunks(BLOCK as usize)) {
-            let stored = self.0.entry(at).or_insert([0; BLOCK as usize]);
-            stored[..block.len()].copy_from_slice(block);
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The operation went well, whatever it was.
 fn answer(op: IoOp) -> IoDone {
     IoDone {
@@ -100,7 +67,7 @@ fn answer(op: IoOp) -> IoDone {
 }
 
 fn pool() -> Result<Engine> {
-    let mut media = Sparse::default();
+    let mut media = Sparse::new(POOL);
     let layout = Layout::for_device(POOL, Layout::segment_blocks_for(POOL))?;
     let uuid = Uuid::from_u128(1);
     Superblock::new(layout, uuid, uuid, "engine-cost", 0).store(&mut media)?;

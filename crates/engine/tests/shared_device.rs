@@ -6,10 +6,9 @@
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
-use hearth_io::{BLOCK, Buf, IoDone, IoOp, Media, OpKind, Target};
+use hearth_io::{BLOCK, Buf, IoDone, IoOp, OpKind, Sparse, Target};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 
 const POOL: u64 = 256 << 20;
 const DISK: u64 = 1 << 30;
@@ -18,38 +17,6 @@ const EVERY_NS: u64 = 500_000;
 const MEASURED: u64 = 8_000;
 const FLUSH_NS: u64 = 1_000_000;
 const OPERATION_NS: u64 = 20_000;
-
-/// The device while the pool is opened: zeros where nothing was stored.
-#[derive(Default)]
-struct Sparse(HashMap<u64, Vec<u8>>);
-
-impl Media for Sparse {
-    fn len(&self) -> u64 {
-        POOL
-    }
-
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        for (at, block) in (offset / BLOCK..).zip(data.chunks_mut(BLOCK as usize)) {
-            match self.0.get(&at) {
-                Some(stored) => block.copy_from_slice(&stored[..block.len()]),
-                None => block.fill(0),
-            }
-        }
-        Ok(())
-    }
-
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        for (at, block) in (offset / BLOCK..).zip(data.chunks(BLOCK as usize)) {
-            let stored = self.0.entry(at).or_insert_with(|| vec![0; BLOCK as usize]);
-            stored[..block.len()].copy_from_slice(block);
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// A pool and a disk on one device that takes a gigabyte a second, and time.
 struct World {
@@ -72,7 +39,7 @@ struct World {
 
 impl World {
     fn new(destage_bytes_per_s: u64) -> World {
-        let mut media = Sparse::default();
+        let mut media = Sparse::new(POOL);
         let layout = Layout::for_device(POOL, Layout::segment_blocks_for(POOL)).expect("it fits");
         let uuid = Uuid::from_u128(1);
         let mut sb = Superblock::new(layout, uuid, uuid, "shared", 0);

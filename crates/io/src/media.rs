@@ -1,7 +1,9 @@
 //! A flash device as plain synchronous storage, for what happens outside the data path:
 //! formatting, superblocks, the registry, recovery, checkpoints.
 
+use crate::BLOCK;
 use crate::buf::{Buf, BufSlice};
+use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{channel, sync_channel};
 
@@ -26,6 +28,54 @@ pub trait Media: Send {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
     /// Makes completed writes durable.
     fn flush(&mut self) -> io::Result<()>;
+}
+
+/// A device in memory that keeps only blocks that are not zeros: for tests and measurements of what stands above.
+#[derive(Debug, Default)]
+pub struct Sparse {
+    bytes: u64,
+    blocks: HashMap<u64, Box<[u8]>>,
+}
+
+impl Sparse {
+    /// One of this size, all zeros.
+    pub fn new(bytes: u64) -> Sparse {
+        Sparse {
+            bytes,
+            blocks: HashMap::new(),
+        }
+    }
+}
+
+impl Media for Sparse {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        for (at, out) in (offset / BLOCK..).zip(data.chunks_mut(BLOCK as usize)) {
+            match self.blocks.get(&at) {
+                Some(block) => out.copy_from_slice(block),
+                None => out.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        for (at, bytes) in (offset / BLOCK..).zip(data.chunks(BLOCK as usize)) {
+            if bytes.iter().all(|b| *b == 0) {
+                self.blocks.remove(&at);
+            } else {
+                self.blocks.insert(at, bytes.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Reads piece after piece into memory of `bytes` each, the next while `look` is busy with the one before.

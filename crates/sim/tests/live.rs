@@ -8,11 +8,10 @@ mod common;
 
 use hearth_engine::api::{DiskConfig, Effects, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions};
-use hearth_io::{Buf, IoOp, Media, OpKind, Target};
+use hearth_io::{Buf, IoOp, Media, OpKind, Sparse, Target};
 use hearth_policy::spread;
 use hearth_simulate::{Policy, Request as Access, Settings, Workload, run};
-use std::collections::{BTreeMap, HashMap};
-use std::io;
+use std::collections::BTreeMap;
 
 const BLOCK: usize = 4096;
 /// Segments of the pool, of 1 MiB: enough that those being written or emptied hardly count.
@@ -26,42 +25,6 @@ const STEP_NS: u64 = 200_000;
 const FLASH_NS: u64 = 100_000;
 const ORIGIN_NS: u64 = 8_000_000;
 
-/// A device that keeps only blocks that are not zeros.
-#[derive(Default)]
-struct Sparse {
-    blocks: HashMap<u64, Box<[u8]>>,
-    bytes: u64,
-}
-
-impl Media for Sparse {
-    fn len(&self) -> u64 {
-        self.bytes
-    }
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        for (i, out) in data.chunks_mut(BLOCK).enumerate() {
-            match self.blocks.get(&(offset / BLOCK as u64 + i as u64)) {
-                Some(block) => out.copy_from_slice(&block[..out.len()]),
-                None => out.fill(0),
-            }
-        }
-        Ok(())
-    }
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        for (i, bytes) in data.chunks(BLOCK).enumerate() {
-            let at = offset / BLOCK as u64 + i as u64;
-            if bytes.iter().all(|b| *b == 0) {
-                self.blocks.remove(&at);
-            } else {
-                self.blocks.insert(at, bytes.into());
-            }
-        }
-        Ok(())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 struct Live {
     flash: Sparse,
     engine: Engine,
@@ -72,11 +35,8 @@ struct Live {
 
 impl Live {
     fn new(disk_blocks: u64, prefetch: bool) -> Live {
-        let mut flash = Sparse {
-            bytes: (SEGMENTS + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK as u64,
-            ..Sparse::default()
-        };
-        let bytes = flash.bytes;
+        let bytes = (SEGMENTS + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+        let mut flash = Sparse::new(bytes);
         common::format(&mut flash, bytes, SEGMENT_BLOCKS);
         let options = EngineOptions {
             prefetch,

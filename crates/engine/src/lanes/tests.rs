@@ -3,52 +3,22 @@
 use crate::api::{Completion, DiskConfig, Effects, Mode, OriginState, ReqError, Request};
 use crate::{ControlError, Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
-use hearth_io::{BLOCK, Buf, IoDone, IoError, IoOp, Media, OpKind, Target};
-use std::collections::HashMap;
-use std::io;
+use hearth_io::{BLOCK, Buf, IoDone, IoError, IoOp, Media, OpKind, Sparse, Target};
 
 const BYTES: u64 = 64 << 20;
 const DISK: u16 = 1;
 
-/// A device with what was written to it.
-#[derive(Default)]
-struct Mem(HashMap<u64, Vec<u8>>);
-
-impl Media for Mem {
-    fn len(&self) -> u64 {
-        BYTES
-    }
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        for (at, block) in (offset / BLOCK..).zip(data.chunks_mut(BLOCK as usize)) {
-            match self.0.get(&at) {
-                Some(stored) => block.copy_from_slice(&stored[..block.len()]),
-                None => block.fill(0),
-            }
-        }
-        Ok(())
-    }
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        for (at, block) in (offset / BLOCK..).zip(data.chunks(BLOCK as usize)) {
-            self.0.insert(at, block.to_vec());
-        }
-        Ok(())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// An engine with one disk, of which blocks 0 to 15 are on flash and hold 7s.
 struct Rig {
     engine: Engine,
-    flash: Mem,
+    flash: Sparse,
     fx: Effects,
     now: u64,
 }
 
 impl Rig {
     fn new() -> Rig {
-        let mut flash = Mem::default();
+        let mut flash = Sparse::new(BYTES);
         let layout = Layout::for_device(BYTES, 256).unwrap();
         let uuid = Uuid::from_u128(1);
         Superblock::new(layout, uuid, uuid, "lanes", 0)

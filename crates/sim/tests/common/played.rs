@@ -5,14 +5,13 @@
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
-use hearth_io::{Buf, IoOp, Media, OpKind, Target};
+use hearth_io::{Buf, IoOp, Media, OpKind, Sparse, Target};
 use hearth_simulate::device::{Arm, Device};
 use hearth_simulate::twin::{Disk, Freed};
 use hearth_simulate::{
     Model, Outcome, Policy, Request as Access, Settings, Workload, WriteMode, run,
 };
-use std::collections::{BTreeMap, HashMap};
-use std::io;
+use std::collections::BTreeMap;
 
 const BLOCK: u64 = 4096;
 const SEGMENT_BLOCKS: u32 = 256;
@@ -24,42 +23,6 @@ const DISK: u64 = 1 << 36;
 const DISK_BLOCKS: u64 = 1 << 35;
 /// As `disk add` has it.
 const SEQ_CUTOFF: u64 = 1 << 20;
-
-/// A device that keeps only blocks that are not zeros.
-#[derive(Default)]
-struct Sparse {
-    blocks: HashMap<u64, Box<[u8]>>,
-    bytes: u64,
-}
-
-impl Media for Sparse {
-    fn len(&self) -> u64 {
-        self.bytes
-    }
-    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        for (i, out) in data.chunks_mut(BLOCK as usize).enumerate() {
-            match self.blocks.get(&(offset / BLOCK + i as u64)) {
-                Some(block) => out.copy_from_slice(&block[..out.len()]),
-                None => out.fill(0),
-            }
-        }
-        Ok(())
-    }
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        for (i, bytes) in data.chunks(BLOCK as usize).enumerate() {
-            let at = offset / BLOCK + i as u64;
-            if bytes.iter().all(|b| *b == 0) {
-                self.blocks.remove(&at);
-            } else {
-                self.blocks.insert(at, bytes.into());
-            }
-        }
-        Ok(())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// The engine, its devices and its guest.
 pub struct Live {
@@ -77,11 +40,9 @@ pub struct Live {
 
 impl Live {
     fn new(segments: u64, mode: Mode, prefetch: bool, device: Device) -> Live {
-        let mut flash = Sparse {
-            bytes: (segments + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK,
-            ..Sparse::default()
-        };
-        let layout = Layout::for_device(flash.bytes, SEGMENT_BLOCKS).expect("it fits");
+        let bytes = (segments + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK;
+        let mut flash = Sparse::new(bytes);
+        let layout = Layout::for_device(bytes, SEGMENT_BLOCKS).expect("it fits");
         Superblock::new(layout, Uuid::from_u128(1), Uuid::from_u128(2), "agree", 0)
             .store(&mut flash)
             .expect("formatted");
