@@ -28,6 +28,7 @@
 pub mod access;
 pub mod handle;
 pub mod identity;
+pub mod ledger;
 pub mod local;
 pub mod mount;
 pub mod portmap;

@@ -28,12 +28,13 @@ mod walk;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
 use crate::handle::Key;
 use crate::identity::{self, Identity, Verifier};
+use crate::ledger::Ledger;
 use crate::server::Export;
 use crate::tree::Tree;
 pub use cached::may_use_data;
@@ -95,6 +96,8 @@ pub struct Directory {
     privileged: bool,
     store: u64,
     verifier: Verifier,
+    /// Where what has to outlive restarts is kept.
+    state: PathBuf,
     changes: Changes,
     uncommitted: Uncommitted,
 }
@@ -151,6 +154,7 @@ impl Directory {
             privileged: rustix::process::geteuid().is_root(),
             store: identity.store,
             verifier,
+            state: state.to_owned(),
             changes: Changes::default(),
             uncommitted: Uncommitted::default(),
         };
@@ -171,6 +175,7 @@ impl Directory {
             path: path.to_owned(),
             sealer: crate::handle::Sealer::new(identity.store, &identity.secret),
             store: identity.store,
+            ledger: Ledger::beside(&self.state, identity),
             tree: std::sync::Arc::new(self) as std::sync::Arc<dyn Tree>,
         }
     }

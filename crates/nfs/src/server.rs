@@ -13,6 +13,7 @@ mod call;
 mod flight;
 mod net;
 mod pool;
+mod repeated;
 mod replies;
 mod service;
 

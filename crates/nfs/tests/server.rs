@@ -274,6 +274,7 @@ impl Stage {
             sealer: Sealer::new(STORE, &SECRET),
             store: STORE,
             tree: Arc::clone(&tree) as Arc<dyn Tree>,
+            ledger: None,
         };
         server.offer(export, access)?;
         Ok(Stage { server, tree })

@@ -236,7 +236,7 @@ fn killed_under_load_the_guest_goes_on() -> Result<()> {
     let direct = lab.guest.start(&job("direct", "--direct=1"))?;
     let cached = lab.guest.start(&job("cached", "--fsync=16"))?;
     // Names that are said to be there, are: each is noted outside of NFS when it was answered.
-    let names = lab.guest.start("cd /mnt && mkdir names && i=0; while ! test -e /tmp/stop; do i=$((i+1)); (set -C; echo $i >names/n$i) || exit 1; mv names/n$i names/m$i || exit 1; echo $i >/tmp/done; done")?;
+    let names = lab.guest.start("trap 'touch /tmp/ended' EXIT; cd /mnt && mkdir names && i=0; while ! test -e /tmp/stop; do i=$((i+1)); (set -C; echo $i >names/n$i) || exit 1; mv names/n$i names/m$i || exit 1; echo $i >/tmp/done; done")?;
     for cycle in 0..cycles {
         // Some work has to be done between two kills, or nothing would be disturbed.
         let before: u64 = lab
@@ -245,9 +245,14 @@ fn killed_under_load_the_guest_goes_on() -> Result<()> {
             .trim()
             .parse()?;
         lab.guest.run(&format!(
-            "while test \"$(cat /tmp/done 2>/dev/null || echo 0)\" -lt {}; do usleep 20000; done",
+            "until test -e /tmp/ended || test \"$(cat /tmp/done 2>/dev/null || echo 0)\" -ge {}; do usleep 20000; done",
             before + 10
         ))?;
+        ensure!(
+            !lab.guest.has_ended(&names)?,
+            "no names are made any more: {:?}",
+            lab.guest.wait(&names)?
+        );
         let address = lab.serving.kill()?;
         // Where the clients know it.
         lab.serving = Serving::start(lab.place.path(), address)?;

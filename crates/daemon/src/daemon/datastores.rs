@@ -28,6 +28,7 @@ use hearth_format::{Uuid, check_name};
 use hearth_nfs::access::{Access, Network, Rights};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
+use hearth_nfs::ledger::Ledger;
 use hearth_nfs::local::Directory;
 use hearth_nfs::portmap;
 use hearth_nfs::rpcbind::{self, Registration};
@@ -388,6 +389,7 @@ impl Daemon {
             sealer: Sealer::new(identity.store, &identity.secret),
             store: identity.store,
             tree: opened.files.tree(),
+            ledger: Ledger::beside(&self.stores.state(record), identity),
         };
         let offered = on.server.offer(export, access(record));
         offered.map_err(no_threads(record))?;

@@ -58,11 +58,11 @@ fn plain_name(name: &[u8], dots: Status) -> Outcome<()> {
 }
 
 /// What is on the way from arguments to an answer.
-struct Cx<'a> {
-    export: &'a Export,
-    who: Who,
+pub(super) struct Cx<'a> {
+    pub export: &'a Export,
+    pub who: Who,
     rights: Rights,
-    xid: u32,
+    pub xid: u32,
     procedure: Procedure,
 }
 
@@ -74,13 +74,7 @@ pub(super) fn carry_out(
     whole: Whole,
     flight: &Arc<Flight>,
 ) {
-    let cx = Cx {
-        export,
-        who,
-        rights,
-        xid: flight.about.xid,
-        procedure: whole.procedure,
-    };
+    let cx = Cx::new(export, who, rights, flight.about.xid, whole.procedure);
     let mut r = Reader::new(&whole.message[whole.args_at..]);
     let Ok(args) = Args::read(whole.procedure, &mut r) else {
         return flight.finish(Answer::from(rpc::garbage(cx.xid)));
@@ -132,24 +126,15 @@ pub(super) fn carry_out(
         } => return cx.commit(file, offset, count, flight),
         Args::Null => Ok(rpc::success(cx.xid)),
         Args::GetAttr { file } => cx.get_attr(file),
-        Args::SetAttr { file, set, only_if } => cx.key(file).map(|key| {
-            let changed = cx.export.tree.set_attributes(&cx.who, &key, &set, only_if);
-            cx.changed(&changed)
-        }),
         Args::Lookup(at) => cx.lookup(&at),
         Args::Access { file, asked } => cx.access(file, asked),
         Args::ReadLink { link } => cx.read_link(link),
-        Args::Create { at, what } => cx.named(&at, Status::Exist).map(|dir| {
-            let made = cx.export.tree.create(&cx.who, &dir, at.name, &what);
-            cx.created(&made)
-        }),
-        Args::Remove(at) | Args::RmDir(at) => cx.named(&at, Status::Inval).map(|dir| {
-            let directory = whole.procedure == Procedure::RmDir;
-            let removed = cx.export.tree.remove(&cx.who, &dir, at.name, directory);
-            cx.changed(&removed)
-        }),
-        Args::Rename { from, to } => cx.rename(&from, &to),
-        Args::Link { file, at } => cx.link(file, &at),
+        Args::SetAttr { .. }
+        | Args::Create { .. }
+        | Args::Remove(_)
+        | Args::RmDir(_)
+        | Args::Rename { .. }
+        | Args::Link { .. } => cx.noted(&args, flight.client(), &whole.message),
         Args::ReadDir {
             dir, cookie, bytes, ..
         } => cx.list(dir, cookie, None, bytes),
@@ -168,14 +153,53 @@ pub(super) fn carry_out(
     flight.finish(answer);
 }
 
-type Answered = Outcome<Writer>;
+pub(super) type Answered = Outcome<Writer>;
 
-impl Cx<'_> {
-    fn key(&self, handle: &[u8]) -> Outcome<Key> {
+impl<'a> Cx<'a> {
+    pub(super) fn new(
+        export: &'a Export,
+        who: Who,
+        rights: Rights,
+        xid: u32,
+        procedure: Procedure,
+    ) -> Cx<'a> {
+        Cx {
+            export,
+            who,
+            rights,
+            xid,
+            procedure,
+        }
+    }
+
+    /// Changes names or attributes.
+    pub(super) fn change(&self, args: &Args<'_>) -> Answered {
+        let tree = &self.export.tree;
+        match args {
+            Args::SetAttr { file, set, only_if } => {
+                let key = self.key(file)?;
+                Ok(self.changed(&tree.set_attributes(&self.who, &key, set, *only_if)))
+            }
+            Args::Create { at, what } => {
+                let dir = self.named(at, Status::Exist)?;
+                Ok(self.created(&tree.create(&self.who, &dir, at.name, what)))
+            }
+            Args::Remove(at) | Args::RmDir(at) => {
+                let dir = self.named(at, Status::Inval)?;
+                let directory = matches!(args, Args::RmDir(_));
+                Ok(self.changed(&tree.remove(&self.who, &dir, at.name, directory)))
+            }
+            Args::Rename { from, to } => self.rename(from, to),
+            Args::Link { file, at } => self.link(file, at),
+            _ => Err(Status::ServerFault),
+        }
+    }
+
+    pub(super) fn key(&self, handle: &[u8]) -> Outcome<Key> {
         self.export.sealer.open(handle).ok_or(Status::BadHandle)
     }
 
-    fn named(&self, at: &Named<'_>, dots: Status) -> Outcome<Key> {
+    pub(super) fn named(&self, at: &Named<'_>, dots: Status) -> Outcome<Key> {
         plain_name(at.name, dots)?;
         self.key(at.dir)
     }
@@ -184,7 +208,7 @@ impl Cx<'_> {
         Answer::from(refusal(self.xid, self.procedure, status))
     }
 
-    fn ok(&self) -> Writer {
+    pub(super) fn ok(&self) -> Writer {
         let mut w = rpc::success(self.xid);
         w.u32(0);
         w
@@ -209,7 +233,7 @@ impl Cx<'_> {
     }
 
     /// The answer to a change of which nothing but the change is told.
-    fn changed(&self, changed: &Changed<()>) -> Writer {
+    pub(super) fn changed(&self, changed: &Changed<()>) -> Writer {
         let mut w = self.begin(&changed.outcome);
         put_wcc(&mut w, &changed.wcc);
         w
@@ -220,7 +244,7 @@ impl Cx<'_> {
         put_optional(w, Some(&found.attributes));
     }
 
-    fn created(&self, made: &Changed<Found>) -> Writer {
+    pub(super) fn created(&self, made: &Changed<Found>) -> Writer {
         let mut w = self.begin(&made.outcome);
         if let Ok(found) = &made.outcome {
             self.put_found(&mut w, found);

@@ -4,6 +4,7 @@
 //! over, and a repetition of it that comes over another connection and wants the answer
 //! there as well. Whoever comes first answers; the others find it answered.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::net::{Answer, Link};
@@ -107,6 +108,11 @@ impl Flight {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who sent it, if it changes something.
+    pub fn client(&self) -> Option<IpAddr> {
+        self.about.slip.as_ref().map(Slip::client)
     }
 
     /// A worker begins it; `None` if it was answered while it waited.

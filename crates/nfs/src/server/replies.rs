@@ -38,6 +38,13 @@ pub(super) struct Slip {
     content: Content,
 }
 
+impl Slip {
+    /// Who sent it.
+    pub fn client(&self) -> IpAddr {
+        self.client
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Content {
     procedure: Procedure,

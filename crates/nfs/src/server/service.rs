@@ -10,6 +10,7 @@ use super::pool::Pool;
 use super::replies::{Known, Replies};
 use crate::access::{Access, Rights, Who};
 use crate::handle::{self, Key, Sealer};
+use crate::ledger::Ledger;
 use crate::mount::{self, Ask};
 use crate::portmap::{self, Mapping};
 use crate::rpc::{self, Call, Credential, Head};
@@ -27,6 +28,8 @@ pub struct Export {
     pub store: u64,
     /// What is behind it.
     pub tree: Arc<dyn Tree>,
+    /// Where calls are noted that a client may repeat after this process was killed. Without it, such a repetition may fail.
+    pub ledger: Option<Ledger>,
 }
 
 /// An export with its workers.
