@@ -132,6 +132,7 @@ fn serve(
 ) -> Result<StopReason> {
     let dir = run_dir.path().to_owned();
     let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
+    daemon.note_datastores();
     let api = Api::start(daemon, socket)?;
     let signs = match run_dir.pid_file() {
         Ok(pid) => Signs::start(pid, daemon),

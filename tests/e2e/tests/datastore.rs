@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use hearth_nfs::v3::{Args, Attributes, Create, How, Named, SetAttributes, Stability, Status};
 use hearth_rig::daemon::{Hearth, path};
+use hearth_rig::wait::until;
 use nfs::Client;
 use serde_json::Value;
 
@@ -50,8 +51,12 @@ impl Lab {
         Ok(serde_json::from_str(&text)?)
     }
 
+    /// A client, as soon as the datastore is served: after a start that is a moment after the daemon answers.
     fn client(&self) -> Result<Client> {
-        let shown = self.show()?;
+        let shown = until("the datastore is served", Duration::from_secs(30), || {
+            let shown = self.show().ok()?;
+            (shown["served"] == true).then_some(shown)
+        })?;
         let at: SocketAddr = shown["listen"].as_str().context("an address")?.parse()?;
         let mut client = Client::connect(at)?;
         client.patient = true;
@@ -334,7 +339,7 @@ fn a_file_replaced_behind_our_back_is_noticed() -> Result<()> {
     lab.hearth.ok(&["datastore", "flush", "vms"])?;
     ensure!(read(&mut client, &file, 0, 4096)? == pattern(0, 1, 4096));
     fs::write(lab.vms.join("a.img"), pattern(0, 2, 3 << 20))?;
-    hearth_rig::wait::until("the change is noticed", LIMIT, || {
+    until("the change is noticed", LIMIT, || {
         let now = read(&mut client, &file, 0, 4096).ok()?;
         (now == pattern(0, 2, 4096)).then_some(())
     })?;

@@ -269,24 +269,10 @@ fn overlap(a: &Path, b: &Path) -> bool {
 }
 
 impl Daemon {
-    /// Serves every datastore of the registry that can be.
-    pub fn open_datastores(self: &Arc<Daemon>) {
-        self.find_datastores();
-        let stores = std::mem::take(&mut *lock(&self.stores.by_name));
-        for (name, mut store) in stores {
-            if let Some(opened) = &store.opened {
-                store.served = self.serve_datastore(&store.record, opened);
-            }
-            if let Err(e) = &store.served {
-                tracing::error!(datastore = %name, "not served: {e}");
-            }
-            lock(&self.stores.by_name).insert(name, store);
-        }
-    }
-
-    /// Opens the directory of every datastore of the registry. Nobody is served yet.
-    fn find_datastores(self: &Arc<Daemon>) {
-        if !lock(&self.stores.by_name).is_empty() {
+    /// Knows the datastores of the registry, so that nobody is told there is none while they are being opened.
+    pub fn note_datastores(&self) {
+        let mut stores = lock(&self.stores.by_name);
+        if !stores.is_empty() {
             return;
         }
         let records = match lock(&self.pool).registry().datastores() {
@@ -297,18 +283,55 @@ impl Daemon {
                 return;
             }
         };
-        for record in records {
-            let (opened, served) = match self.open_datastore(&record) {
-                Ok(opened) => (Some(opened), Err(not_yet())),
-                Err(e) => (None, Err(e)),
-            };
-            let name = record.name.clone();
+        stores.extend(records.into_iter().map(|record| {
             let store = Store {
                 record,
-                opened,
-                served,
+                opened: None,
+                served: Err(not_yet()),
             };
-            lock(&self.stores.by_name).insert(name, store);
+            (store.record.name.clone(), store)
+        }));
+    }
+
+    /// Serves every datastore of the registry that can be.
+    pub fn open_datastores(self: &Arc<Daemon>) {
+        let _turn = lock(&self.stores.turn);
+        self.find_datastores();
+        let found: Vec<_> = lock(&self.stores.by_name)
+            .values()
+            .map(|store| (store.record.clone(), store.opened.clone()))
+            .collect();
+        for (record, opened) in found {
+            let served = opened.map(|opened| self.serve_datastore(&record, &opened));
+            let mut stores = lock(&self.stores.by_name);
+            let Some(store) = stores.get_mut(&record.name) else {
+                continue;
+            };
+            if let Some(served) = served {
+                store.served = served;
+            }
+            if let Err(e) = &store.served {
+                tracing::error!(datastore = %record.name, "not served: {e}");
+            }
+        }
+    }
+
+    /// Opens the directory of every datastore of the registry. Nobody is served yet.
+    fn find_datastores(self: &Arc<Daemon>) {
+        self.note_datastores();
+        let missing: Vec<DatastoreRecord> = lock(&self.stores.by_name)
+            .values()
+            .filter(|store| store.opened.is_none())
+            .map(|store| store.record.clone())
+            .collect();
+        for record in missing {
+            let opened = self.open_datastore(&record);
+            if let Some(store) = lock(&self.stores.by_name).get_mut(&record.name) {
+                match opened {
+                    Ok(opened) => store.opened = Some(opened),
+                    Err(e) => store.served = Err(e),
+                }
+            }
         }
     }
 
@@ -785,6 +808,10 @@ mod tests {
         assert!(!daemon.datastore_info("vms").unwrap().served);
         daemon.still_datastores();
         lock(&daemon.stores.by_name).clear();
+        // Who asks while it is being opened is not told that there is none.
+        daemon.note_datastores();
+        let info = daemon.datastore_info("vms").unwrap();
+        assert!(!info.served && info.remedy.is_some(), "{info:?}");
         daemon.open_datastores();
         let info = daemon.datastore_info("vms").unwrap();
         assert!(info.served && info.clients == clients && !info.read_only);

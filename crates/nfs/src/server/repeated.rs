@@ -201,7 +201,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::access::Access;
     use crate::access::Rights;
     use crate::handle::Key;
     use crate::local::Directory;
@@ -229,7 +228,7 @@ mod tests {
         let vms = place.join("vms");
         fs::create_dir_all(&vms).expect("made");
         let (directory, identity) = Directory::open(&vms, &place.join("state")).expect("opened");
-        directory.export("/vms", &identity, Access::nobody())
+        directory.export("/vms", &identity)
     }
 
     impl Stage {
