@@ -9,7 +9,7 @@
 //! | module | what it knows |
 //! | --- | --- |
 //! | [`rules`] | which files become disks |
-//! | [`tree`] | what clients ask for, file by file |
+//! | [`store`] | which files are disks now, what clients ask of them, and what goes on without clients |
 //! | [`file`] | who uses a file now, and who has it alone |
 //! | [`origin`] | a file as the origin of a disk |
 //! | [`port`] | requests to the engine, by way of the data threads |
@@ -57,7 +57,7 @@ pub mod origin;
 pub mod port;
 pub mod room;
 pub mod rules;
-pub mod tree;
+pub mod store;
 
 use std::sync::Arc;
 

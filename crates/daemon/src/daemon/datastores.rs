@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_datastore::rules::Rules;
-use hearth_datastore::tree::Datastore;
+use hearth_datastore::store::Datastore;
 use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{Uuid, check_name};

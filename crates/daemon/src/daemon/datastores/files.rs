@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hearth_datastore::origin::{Disk, FileOrigin, Hands};
-use hearth_datastore::{Disks, Look, NotNow, tree};
+use hearth_datastore::{Disks, Look, NotNow, store};
 use hearth_engine::api::{DiskId, ExtentState, OriginState, ReqOp, Request};
 use hearth_format::{DiskRecord, OriginIdentity, Uuid};
 use hearth_io::{BLOCK, Device, Target, Targets};
@@ -186,7 +186,7 @@ impl Files {
     ) -> std::result::Result<DiskId, NotNow> {
         let id = record.id;
         let looks = origin.looks().map_err(|_| NotNow::Wait)?;
-        let bound = tree::bound(looks.size);
+        let bound = store::bound(looks.size);
         if bound > record.size {
             record.size = bound;
             daemon.store_file(&record).map_err(|_| NotNow::Wait)?;
@@ -252,7 +252,7 @@ impl Files {
             id,
             name: format!("{front}.{high:016x}"),
             origin: text_of(key),
-            size: tree::bound(origin.len()),
+            size: store::bound(origin.len()),
             serial,
             rules: RULES,
             datastore: self.store.clone(),

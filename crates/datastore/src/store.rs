@@ -1,0 +1,370 @@
+//! The files of a datastore, and which of them are disks now.
+//!
+//! A file becomes a disk when it is first used, and is looked at while it is: somebody on this host may have changed
+//! it. What clients ask for is in [`view`], and what goes on without them in [`upkeep`].
+
+mod upkeep;
+mod view;
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use hearth_engine::api::{DISK_MAX, DiskId};
+use hearth_nfs::handle::Key;
+use hearth_nfs::local::Directory;
+use hearth_nfs::tree::{Outcome, Tree};
+use hearth_nfs::v3::{Kind, Status};
+use hearth_reactor::Reactors;
+use view::View;
+
+use crate::file::{Cached, File, Using};
+use crate::origin::FileOrigin;
+use crate::port::Port;
+use crate::room::Budget;
+use crate::rules::Rules;
+use crate::{Disks, NotNow, STEP};
+
+/// How long a look at a file is good for while it is used.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long a file that cannot be a disk is used as it is.
+const PASS: Duration = Duration::from_secs(5);
+/// Names that are remembered as those of disks-to-be.
+const NAMED_MAX: usize = 1 << 16;
+
+struct Inner {
+    dir: Arc<Directory>,
+    disks: Arc<dyn Disks>,
+    port: Port,
+    rules: Rules,
+    files: Mutex<HashMap<Key, Arc<File>>>,
+    /// Files that have been disks before.
+    known: Mutex<HashMap<Key, DiskId>>,
+    /// Files whose names say that they will be large.
+    named: Mutex<HashSet<Key>>,
+    budget: Budget,
+    turn: AtomicUsize,
+    /// Everything is being written back.
+    flushing: AtomicBool,
+    stop: Mutex<bool>,
+    bell: Condvar,
+}
+
+/// What a datastore is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Files that have a record.
+    pub disks: u64,
+    /// Of these, those in use.
+    pub open: u64,
+    /// Bytes the directory does not have yet.
+    pub dirty: u64,
+    /// These are being written to it.
+    pub flushing: bool,
+}
+
+/// See the module.
+pub struct Datastore {
+    inner: Arc<Inner>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Datastore {
+    /// A datastore over a directory. What was in use when the daemon ended is written back from now on.
+    pub fn open(
+        dir: Arc<Directory>,
+        disks: Arc<dyn Disks>,
+        reactors: &Arc<Reactors>,
+        rules: Rules,
+    ) -> std::io::Result<Datastore> {
+        let known: HashMap<Key, DiskId> = disks.known().into_iter().collect();
+        let inner = Arc::new(Inner {
+            dir,
+            disks,
+            port: Port::open(reactors)?,
+            rules,
+            files: Mutex::default(),
+            known: Mutex::new(known),
+            named: Mutex::default(),
+            budget: Budget::default(),
+            turn: AtomicUsize::new(0),
+            flushing: AtomicBool::new(false),
+            stop: Mutex::new(false),
+            bell: Condvar::new(),
+        });
+        let kept = Arc::downgrade(&inner);
+        let keeper = thread::Builder::new()
+            .name("store-keeper".to_owned())
+            .spawn(move || upkeep::keep(&kept))?;
+        Ok(Datastore {
+            inner,
+            keeper: Mutex::new(Some(keeper)),
+        })
+    }
+
+    /// What clients see.
+    pub fn tree(&self) -> Arc<dyn Tree> {
+        Arc::new(View(self.inner.clone()))
+    }
+
+    /// What it is doing.
+    pub fn census(&self) -> Census {
+        self.inner.census()
+    }
+
+    /// Begins to write everything to the directory that is only on flash. The census says when that is done.
+    pub fn begin_flush(&self) {
+        self.inner.flushing.store(true, Ordering::SeqCst);
+        self.inner.bell.notify_all();
+    }
+
+    /// The disks in use, with the files they are.
+    pub fn in_use(&self) -> Vec<(DiskId, Arc<FileOrigin>)> {
+        let open = self.inner.open().into_iter();
+        open.map(|c| (c.disk, c.origin.clone())).collect()
+    }
+
+    /// Serves every file that has something only on flash.
+    pub fn open_dirty(&self) {
+        self.inner.open_dirty();
+    }
+
+    /// Closes every disk, for which all must be written back, and forgets the datastore's files. False if something
+    /// is still on flash only.
+    pub fn dissolve(&self) -> bool {
+        self.inner.known().into_iter().all(|(key, disk)| {
+            let alone = self.inner.file(&key).take();
+            self.inner.disks.owed(disk) == 0 && self.inner.forget(&alone, &key, disk)
+        })
+    }
+
+    /// Ends what goes on in the background. Nobody may use the tree any more.
+    pub fn stop(&self) {
+        *lock(&self.inner.stop) = true;
+        self.inner.bell.notify_all();
+        if let Some(keeper) = lock(&self.keeper).take() {
+            // It has nothing to tell.
+            let _ = keeper.join();
+        }
+    }
+}
+
+impl Drop for Datastore {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Inner {
+    fn file(&self, key: &Key) -> Arc<File> {
+        let mut files = lock(&self.files);
+        let file = files.entry(*key);
+        file.or_insert_with(|| Arc::new(File::new(*key))).clone()
+    }
+
+    /// The files that are disks now.
+    fn open(&self) -> Vec<Arc<Cached>> {
+        let files = lock(&self.files);
+        files.values().filter_map(|file| file.cached()).collect()
+    }
+
+    /// The files that have been disks before.
+    fn known(&self) -> Vec<(Key, DiskId)> {
+        let known = lock(&self.known);
+        known.iter().map(|(key, disk)| (*key, *disk)).collect()
+    }
+
+    fn is_known(&self, key: &Key) -> Option<DiskId> {
+        lock(&self.known).get(key).copied()
+    }
+
+    fn note_name(&self, key: &Key, name: &[u8]) {
+        if self.rules.name_fits(name) {
+            let mut named = lock(&self.named);
+            if named.len() >= NAMED_MAX {
+                named.clear();
+            }
+            named.insert(*key);
+        }
+    }
+
+    /// True if a file is to be a disk.
+    fn fits(&self, key: &Key) -> Outcome<bool> {
+        if self.is_known(key).is_some() {
+            return Ok(true);
+        }
+        let known = self.dir.attributes(key)?;
+        Ok(known.kind == Kind::Regular
+            && (self.rules.size_fits(known.size) || lock(&self.named).contains(key)))
+    }
+
+    /// A file to be used, as the disk it is if it is one.
+    fn begin(&self, key: &Key) -> Outcome<(Using, Option<Arc<Cached>>)> {
+        let file = self.file(key);
+        loop {
+            let (using, cached) = file.share();
+            match cached {
+                None if file.passes() || !self.fits(key)? => return Ok((using, None)),
+                None => {
+                    drop(using);
+                    self.attach(&file)?;
+                }
+                Some(cached) => {
+                    if self.look(&cached)? {
+                        return Ok((using, Some(cached)));
+                    }
+                    drop((using, cached));
+                    self.take_replaced(&file)?;
+                }
+            }
+        }
+    }
+
+    /// Looks at a file, if that was not done lately; false if somebody else changed it.
+    fn look(&self, cached: &Cached) -> Outcome<bool> {
+        {
+            let mut known = lock(&cached.known);
+            if known.1.elapsed() < LOOK {
+                return Ok(true);
+            }
+            // Not held while the file is asked: data threads want to tell of it.
+            known.1 = Instant::now();
+        }
+        let same = cached.origin.looks_same()?;
+        if same {
+            let now = self.dir.attributes_of_open(cached.origin.file())?;
+            if now.links == 0 {
+                return Err(Status::Stale);
+            }
+            lock(&cached.known).0 = now;
+        }
+        Ok(same)
+    }
+
+    /// Makes a file a disk, if that can be now.
+    fn attach(&self, file: &Arc<File>) -> Outcome<()> {
+        let alone = file.take();
+        if alone.cached().is_some() || file.passes() {
+            return Ok(());
+        }
+        let key = &file.key;
+        let opened = self.dir.open_regular(key)?;
+        let known = self.dir.attributes_of_open(&opened)?;
+        // What was written past the cache so far, and is not durable: as a disk it will not be asked about.
+        opened
+            .sync_all()
+            .inspect_err(|_| self.dir.unstable_lost())?;
+        let claim = {
+            let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
+            hearth_io::file::claim_for_other(Path::new(&path), false)
+        };
+        let name = self.name_of(&opened, key);
+        let attached = match claim {
+            Ok(claim) => {
+                let origin = Arc::new(FileOrigin::new(opened, claim, name.clone())?);
+                let disk = self.disks.attach(key, &origin);
+                disk.map(|disk| (disk, origin))
+            }
+            Err(error) => {
+                tracing::warn!(file = %name, "{error}");
+                Err(NotNow::InUse)
+            }
+        };
+        match attached {
+            Ok((disk, origin)) => {
+                lock(&self.known).insert(*key, disk);
+                let known = Mutex::new((known, Instant::now()));
+                alone.set(Some(Arc::new(Cached {
+                    disk,
+                    origin,
+                    known,
+                    draining: AtomicBool::new(false),
+                })));
+                Ok(())
+            }
+            Err(NotNow::Pass) => {
+                alone.pass_until(Instant::now() + PASS);
+                Ok(())
+            }
+            Err(NotNow::InUse) => Err(Status::Access),
+            Err(NotNow::Wait) => Err(Status::JukeBox),
+        }
+    }
+
+    fn name_of(&self, file: &std::fs::File, key: &Key) -> String {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        path.map_or_else(
+            |_| format!("{:02x?}", key.bytes()),
+            |p| p.display().to_string(),
+        )
+    }
+
+    /// Somebody else changed a file: what is cached of it goes.
+    fn take_replaced(&self, file: &Arc<File>) -> Outcome<()> {
+        let alone = file.take();
+        let Some(cached) = alone.cached() else {
+            return Ok(());
+        };
+        if cached.origin.look()? {
+            return Ok(());
+        }
+        let name = self.name_of(cached.origin.file(), &file.key);
+        let owed = self.disks.owed(cached.disk);
+        if owed > 0 && self.disks.still_fits(cached.disk, &cached.origin) {
+            tracing::warn!(file = %name, "its times were changed by somebody else, its content is the same: what is cached stays");
+        } else {
+            if owed > 0 {
+                tracing::error!(file = %name, bytes = owed, "the file was changed by somebody else while writes to it waited on flash: these are thrown away");
+            } else {
+                tracing::info!(file = %name, "the file was changed by somebody else; its cache is dropped");
+            }
+            if !self.disks.empty(cached.disk) {
+                return Err(Status::JukeBox);
+            }
+        }
+        cached.origin.accept()?;
+        self.grow_to(&cached, cached.origin.len())?;
+        let now = self.dir.attributes_of_open(cached.origin.file())?;
+        *lock(&cached.known) = (now, Instant::now());
+        Ok(())
+    }
+
+    /// The disk of a file may be as long as this from now on.
+    fn grow_to(&self, cached: &Cached, len: u64) -> Outcome<()> {
+        let bound = bound(len);
+        if bound > cached.origin.bound() {
+            if !self.disks.grow(cached.disk, bound) {
+                return Err(Status::JukeBox);
+            }
+            cached.origin.set_bound(bound);
+        }
+        Ok(())
+    }
+
+    /// There is room for `len` more bytes of what is dirty.
+    fn has_room(&self, len: u64) -> bool {
+        self.budget.take(len, || {
+            let free = self.dir.room().ok()?.bytes_available;
+            Some((free, self.owed_by_sparse()))
+        })
+    }
+
+    fn owed_by_sparse(&self) -> u64 {
+        let open = self.open().into_iter();
+        let sparse = open.filter(|c| c.origin.is_sparse());
+        sparse.map(|c| self.disks.needs(c.disk)).sum()
+    }
+}
+
+/// The least bound for a file of this length.
+pub fn bound(len: u64) -> u64 {
+    len.max(1).next_multiple_of(STEP).min(DISK_MAX)
+}

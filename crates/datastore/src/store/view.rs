@@ -1,0 +1,519 @@
+//! What clients ask for, file by file: of the directory, or of the disk that a file is.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use hearth_engine::api::{DISK_MAX, ReqError, ReqOp, Request};
+use hearth_io::{BLOCK, Buf, BufSlice};
+use hearth_nfs::access::Who;
+use hearth_nfs::handle::Key;
+use hearth_nfs::local::may_use_data;
+use hearth_nfs::tree::{
+    Changed, Data, Done, Entry, Found, Outcome, Read, Room, Tree, Write, Written,
+};
+use hearth_nfs::v3::{
+    Attributes, Create, How, Kind, SetAttributes, SetTime, Stability, Status, Time, Wcc,
+};
+
+use super::{Inner, lock};
+use crate::file::{Cached, Using};
+
+/// Where calls are done on whose behalf nobody asks for rights.
+fn root() -> Who {
+    Who {
+        uid: 0,
+        gid: 0,
+        groups: Vec::new(),
+    }
+}
+
+/// What is known of a file that is a disk now.
+fn told(cached: &Cached) -> Attributes {
+    let mut known = lock(&cached.known).0;
+    overlay(&mut known, cached);
+    known
+}
+
+fn overlay(attributes: &mut Attributes, cached: &Cached) {
+    attributes.size = cached.origin.len();
+    (attributes.modified, attributes.changed) = cached.origin.times();
+}
+
+fn status(error: ReqError) -> Status {
+    match error {
+        ReqError::NoSpace => Status::NoSpace,
+        ReqError::Invalid => Status::Inval,
+        ReqError::ReadOnly => Status::RoFs,
+        // Whoever asks again finds a daemon that is back.
+        ReqError::NoDisk | ReqError::Shutdown => Status::JukeBox,
+        ReqError::Io => Status::Io,
+    }
+}
+
+/// Bytes of a file, in the memory they were read into.
+struct Piece {
+    buf: Option<BufSlice>,
+    start: usize,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        let bytes = self.buf.as_ref().map_or(&[][..], BufSlice::bytes);
+        bytes
+            .get(self.start..self.start + self.len)
+            .unwrap_or_default()
+    }
+}
+
+/// The tree, as the server has it.
+pub(super) struct View(pub(super) Arc<Inner>);
+
+fn failed<T>(status: Status) -> Changed<T> {
+    Changed {
+        outcome: Err(status),
+        wcc: Wcc::default(),
+    }
+}
+
+impl Inner {
+    /// Tells of a file as its disk has it.
+    fn told_of(&self, key: &Key, attributes: &mut Attributes) {
+        if attributes.kind != Kind::Regular {
+            return;
+        }
+        let file = lock(&self.files).get(key).cloned();
+        if let Some(cached) = file.and_then(|file| file.cached()) {
+            overlay(attributes, &cached);
+        }
+    }
+
+    fn found(&self, mut found: Found) -> Found {
+        self.told_of(&found.key, &mut found.attributes);
+        found
+    }
+
+    fn next_turn(&self) -> usize {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sees to it that a write may be done, and that the file is long enough for it.
+    fn prepare_write(&self, who: &Who, cached: &Cached, write: &Write) -> Outcome<()> {
+        let known = told(cached);
+        may_use_data(who, &known, true)?;
+        if known.mode & 0o6000 != 0 && !who.is_root() {
+            // A file that is written by somebody else than root runs as nobody's any more.
+            let mode = rustix::fs::Mode::from_raw_mode(known.mode & !0o6000);
+            let disarmed = rustix::fs::fchmod(cached.origin.file(), mode);
+            disarmed.map_err(std::io::Error::from)?;
+            lock(&cached.known).0.mode = known.mode & !0o6000;
+        }
+        let len = write.data.as_ref().len() as u64;
+        let end = write.offset.checked_add(len).filter(|end| *end <= DISK_MAX);
+        let end = end.ok_or(Status::FBig)?;
+        if cached.origin.is_sparse() || end > cached.origin.len() {
+            let whole = end.next_multiple_of(BLOCK) - write.offset / BLOCK * BLOCK;
+            if !self.has_room(whole) {
+                return Err(Status::NoSpace);
+            }
+        }
+        let durable = write.stable != Stability::Unstable;
+        if len > 0 && !cached.origin.reaches(end, durable) {
+            self.grow_to(cached, end)?;
+            // Before the data: what is answered never lies behind the end.
+            cached.origin.extend(end, durable)?;
+        }
+        Ok(())
+    }
+}
+
+impl View {
+    fn read_cached(
+        &self,
+        who: &Who,
+        using: Using,
+        cached: Arc<Cached>,
+        offset: u64,
+        count: u32,
+        done: Done<Outcome<Read>>,
+    ) {
+        let attributes = told(&cached);
+        if let Err(status) = may_use_data(who, &attributes, false) {
+            return done.tell(Err(status));
+        }
+        let size = cached.origin.len();
+        let len = size.saturating_sub(offset).min(u64::from(count));
+        let end = offset.saturating_add(len) >= size;
+        if len == 0 {
+            return done.tell(Ok(Read {
+                data: Box::new(Vec::new()),
+                end: true,
+                attributes: Some(attributes),
+            }));
+        }
+        let buf = Buf::zeroed(Request::buffer_len(offset, len) as usize);
+        let request = Request::read(0, cached.disk, offset, len, &buf, 0);
+        let answer = move |result: Result<(), ReqError>, buf: Option<BufSlice>| {
+            let read = result.map_err(status).map(|()| Read {
+                data: Box::new(Piece {
+                    buf,
+                    start: (offset % BLOCK) as usize,
+                    len: len as usize,
+                }) as Data,
+                end,
+                attributes: Some(attributes),
+            });
+            drop(using);
+            done.tell(read);
+        };
+        self.0
+            .port
+            .ask(self.0.next_turn(), request, Box::new(answer));
+    }
+
+    fn write_cached(
+        &self,
+        who: &Who,
+        using: Using,
+        cached: Arc<Cached>,
+        write: &Write,
+        done: Done<Changed<Written>>,
+    ) {
+        let inner = &self.0;
+        let prepared = inner.prepare_write(who, &cached, write);
+        if let Err(status) = prepared {
+            return done.tell(failed(status));
+        }
+        let data = write.data.as_ref();
+        let (offset, len) = (write.offset, data.len() as u64);
+        let verifier = inner.dir.write_verifier();
+        let stable = write.stable;
+        let tell = move |cached: &Cached, result: Result<(), ReqError>| {
+            let outcome = result.map_err(status).map(|()| {
+                cached.origin.written();
+                Written {
+                    count: len as u32,
+                    stable,
+                    verifier,
+                }
+            });
+            Changed {
+                outcome,
+                wcc: Wcc {
+                    before: None,
+                    after: Some(told(cached)),
+                },
+            }
+        };
+        if len == 0 {
+            return done.tell(tell(&cached, Ok(())));
+        }
+        let buf = Buf::zeroed(Request::buffer_len(offset, len) as usize);
+        let mut window = buf.slice((offset % BLOCK) as usize, len as usize);
+        window.bytes_mut().copy_from_slice(data);
+        drop(window);
+        let durable = stable != Stability::Unstable;
+        let request = Request::write(0, cached.disk, offset, len, durable, &buf, 0);
+        let answer = move |result: Result<(), ReqError>, _: Option<BufSlice>| {
+            let changed = tell(&cached, result);
+            drop(using);
+            done.tell(changed);
+        };
+        inner.port.ask(inner.next_turn(), request, Box::new(answer));
+    }
+
+    /// Cuts a file off, or makes it longer, and what else is to be set with it.
+    fn set_cached(
+        &self,
+        who: &Who,
+        cached: &Cached,
+        file: &Key,
+        set: &SetAttributes,
+        only_if: Option<Time>,
+    ) -> Changed<()> {
+        let inner = &self.0;
+        let before = told(cached);
+        let outcome = (|| {
+            if only_if.is_some_and(|time| time != before.changed) {
+                return Err(Status::NotSync);
+            }
+            if let Some(size) = set.size {
+                may_use_data(who, &before, true)?;
+                if size > DISK_MAX {
+                    return Err(Status::FBig);
+                }
+                inner.grow_to(cached, size)?;
+                let old = cached.origin.len();
+                if size < old {
+                    // Durably, before the file is cut: else a crash could bring it back when the file grows again.
+                    let end = old.next_multiple_of(BLOCK);
+                    if !inner.disks.zero(cached.disk, size, end - size) {
+                        return Err(Status::Io);
+                    }
+                }
+            }
+            let timed = set.size.is_some() || set.modified != SetTime::Keep;
+            let set = cached
+                .origin
+                .changed_by(timed, || inner.dir.set_attributes(who, file, set, None));
+            set?.outcome
+        })();
+        if let Ok(now) = inner.dir.attributes_of_open(cached.origin.file()) {
+            *lock(&cached.known) = (now, Instant::now());
+        }
+        Changed {
+            outcome,
+            wcc: Wcc {
+                before: Some(before.before()),
+                after: Some(told(cached)),
+            },
+        }
+    }
+
+    /// A file that a name stood for may be gone now, and its cache with it.
+    fn drop_if_gone(&self, victim: Option<Found>) {
+        let Some(victim) = victim else { return };
+        if let Some(disk) = self.0.is_known(&victim.key) {
+            self.0.forget_if_gone(&victim.key, disk);
+        }
+    }
+
+    /// What has a name, if that is a file.
+    fn victim(&self, dir: &Key, name: &[u8]) -> Option<Found> {
+        let found = self.0.dir.lookup(&root(), dir, name).ok();
+        found.filter(|found| found.attributes.kind == Kind::Regular)
+    }
+}
+
+impl Tree for View {
+    fn root(&self) -> Key {
+        self.0.dir.root()
+    }
+
+    fn attributes(&self, file: &Key) -> Outcome<Attributes> {
+        let open = lock(&self.0.files).get(file).cloned();
+        let Some(cached) = open.and_then(|open| open.cached()) else {
+            // What waits on flash since before a restart: its times are known once it is opened.
+            let owed = |disk| self.0.disks.owed(disk) > 0;
+            if self.0.is_known(file).is_some_and(owed) {
+                drop(self.0.begin(file)?);
+                let mut attributes = self.0.dir.attributes(file)?;
+                self.0.told_of(file, &mut attributes);
+                return Ok(attributes);
+            }
+            return self.0.dir.attributes(file);
+        };
+        // Somebody else's change is not waited for here: a heartbeat must not wait for requests in flight.
+        let same = self.0.look(&cached)?;
+        if same {
+            return Ok(told(&cached));
+        }
+        drop(cached);
+        let (using, cached) = self.0.begin(file)?;
+        let attributes = cached.map(|cached| told(&cached));
+        drop(using);
+        attributes.map_or_else(|| self.0.dir.attributes(file), Ok)
+    }
+
+    fn set_attributes(
+        &self,
+        who: &Who,
+        file: &Key,
+        set: &SetAttributes,
+        only_if: Option<Time>,
+    ) -> Changed<()> {
+        let kind = self.0.dir.attributes(file).map(|a| a.kind);
+        if kind != Ok(Kind::Regular) {
+            return self.0.dir.set_attributes(who, file, set, only_if);
+        }
+        match self.0.begin(file) {
+            Err(status) => failed(status),
+            Ok((using, None)) => {
+                let changed = self.0.dir.set_attributes(who, file, set, only_if);
+                drop(using);
+                changed
+            }
+            Ok((using, Some(cached))) => {
+                if set.size.is_none() {
+                    let changed = self.set_cached(who, &cached, file, set, only_if);
+                    drop(using);
+                    return changed;
+                }
+                drop((using, cached));
+                // Nobody else reads or writes meanwhile.
+                let alone = self.0.file(file).take();
+                match alone.cached() {
+                    Some(cached) => self.set_cached(who, &cached, file, set, only_if),
+                    // It was closed in between, for nobody used it.
+                    None => failed(Status::JukeBox),
+                }
+            }
+        }
+    }
+
+    fn lookup(&self, who: &Who, dir: &Key, name: &[u8]) -> Outcome<Found> {
+        let found = self.0.dir.lookup(who, dir, name)?;
+        if found.attributes.kind == Kind::Regular {
+            self.0.note_name(&found.key, name);
+        }
+        Ok(self.0.found(found))
+    }
+
+    fn read_link(&self, who: &Who, link: &Key) -> Outcome<Vec<u8>> {
+        self.0.dir.read_link(who, link)
+    }
+
+    fn read(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Outcome<Read>>) {
+        match self.0.begin(file) {
+            Err(status) => done.tell(Err(status)),
+            Ok((using, Some(cached))) => self.read_cached(who, using, cached, offset, count, done),
+            Ok((using, None)) => {
+                self.0.dir.read(who, file, offset, count, done);
+                drop(using);
+            }
+        }
+    }
+
+    fn write(&self, who: &Who, file: &Key, write: Write, done: Done<Changed<Written>>) {
+        match self.0.begin(file) {
+            Err(status) => done.tell(failed(status)),
+            Ok((using, Some(cached))) => self.write_cached(who, using, cached, &write, done),
+            Ok((using, None)) => {
+                self.0.dir.write(who, file, write, done);
+                drop(using);
+            }
+        }
+    }
+
+    fn commit(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Changed<[u8; 8]>>) {
+        let (using, cached) = match self.0.begin(file) {
+            Err(status) => return done.tell(failed(status)),
+            Ok((using, Some(cached))) => (using, cached),
+            Ok((using, None)) => {
+                self.0.dir.commit(who, file, offset, count, done);
+                drop(using);
+                return;
+            }
+        };
+        let inner = &self.0;
+        let ready = may_use_data(who, &told(&cached), true)
+            // Unstable writes may have made it longer.
+            .and_then(|()| Ok(cached.origin.sync_length()?));
+        if let Err(status) = ready {
+            if status == Status::Io {
+                inner.dir.unstable_lost();
+            }
+            return done.tell(failed(status));
+        }
+        let request = Request::new(0, cached.disk, ReqOp::Flush, 0, 0, None, 0);
+        let dir = inner.dir.clone();
+        let answer = move |result: Result<(), ReqError>, _: Option<BufSlice>| {
+            if result == Err(ReqError::Io) {
+                dir.unstable_lost();
+            }
+            let changed = Changed {
+                outcome: result.map_err(status).map(|()| dir.write_verifier()),
+                wcc: Wcc {
+                    before: None,
+                    after: Some(told(&cached)),
+                },
+            };
+            drop(using);
+            done.tell(changed);
+        };
+        inner.port.ask(inner.next_turn(), request, Box::new(answer));
+    }
+
+    fn create(&self, who: &Who, dir: &Key, name: &[u8], what: &Create<'_>) -> Changed<Found> {
+        // A file that is there may be a disk: what its creator wants of its length is done as with any disk.
+        let mut cut = None;
+        let mut what = *what;
+        if let Create::File(How::Unchecked(set)) = &mut what
+            && set.size.is_some()
+            && self.victim(dir, name).is_some()
+        {
+            cut = set.size.take();
+        }
+        let mut changed = self.0.dir.create(who, dir, name, &what);
+        if let Ok(found) = &mut changed.outcome {
+            if found.attributes.kind == Kind::Regular {
+                self.0.note_name(&found.key, name);
+            }
+            if let Some(size) = cut {
+                let set = SetAttributes {
+                    size: Some(size),
+                    ..SetAttributes::default()
+                };
+                let set = self.set_attributes(who, &found.key, &set, None);
+                match (set.outcome, set.wcc.after) {
+                    (Err(status), _) => {
+                        changed.outcome = Err(status);
+                        return changed;
+                    }
+                    (Ok(()), Some(after)) => found.attributes = after,
+                    (Ok(()), None) => {}
+                }
+            }
+            *found = self.0.found(*found);
+        }
+        changed
+    }
+
+    fn remove(&self, who: &Who, dir: &Key, name: &[u8], directory: bool) -> Changed<()> {
+        let victim = self.victim(dir, name);
+        let changed = self.0.dir.remove(who, dir, name, directory);
+        if changed.outcome.is_ok() {
+            self.drop_if_gone(victim);
+        }
+        changed
+    }
+
+    fn rename(&self, who: &Who, from: (&Key, &[u8]), to: (&Key, &[u8])) -> (Outcome<()>, Wcc, Wcc) {
+        let victim = self.victim(to.0, to.1);
+        let renamed = self.0.dir.rename(who, from, to);
+        if renamed.0.is_ok() {
+            self.drop_if_gone(victim);
+            if let Some(found) = self.victim(to.0, to.1) {
+                self.0.note_name(&found.key, to.1);
+            }
+        }
+        renamed
+    }
+
+    fn link(&self, who: &Who, file: &Key, dir: &Key, name: &[u8]) -> Changed<Attributes> {
+        let mut changed = self.0.dir.link(who, file, dir, name);
+        if let Ok(attributes) = &mut changed.outcome {
+            self.0.told_of(file, attributes);
+        }
+        changed
+    }
+
+    fn list(
+        &self,
+        who: &Who,
+        dir: &Key,
+        cookie: u64,
+        whole: bool,
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Outcome<bool> {
+        let mut tell = |mut entry: Entry<'_>| {
+            if let Some(found) = &mut entry.found {
+                if found.attributes.kind == Kind::Regular {
+                    self.0.note_name(&found.key, entry.name);
+                }
+                *found = self.0.found(*found);
+            }
+            take(entry)
+        };
+        self.0.dir.list(who, dir, cookie, whole, &mut tell)
+    }
+
+    fn room(&self) -> Outcome<Room> {
+        let mut room = self.0.dir.room()?;
+        let promised = self.0.owed_by_sparse();
+        room.bytes_free = room.bytes_free.saturating_sub(promised);
+        room.bytes_available = room.bytes_available.saturating_sub(promised);
+        Ok(room)
+    }
+}
