@@ -161,10 +161,10 @@ fn print_costs(hearth: &Hearth, sizes: &Sizes, before: u64) -> Result<()> {
         grown as f64 / sizes.disks as f64 / 1024.0,
         files as f64 / sizes.disks as f64
     );
-    let cpu = cpu_us(pid)?;
-    // A measurement, not a wait for anything.
-    std::thread::sleep(IDLE_TIME);
-    let busy = (cpu_us(pid)? - cpu) / IDLE_TIME.as_micros() as f64;
+    let (cpu, since) = (cpu_us(pid)?, Instant::now());
+    let watched = || Some(since.elapsed()).filter(|time| *time >= IDLE_TIME);
+    let time = wait::until("it was watched", 2 * IDLE_TIME, watched)?;
+    let busy = (cpu_us(pid)? - cpu) / time.as_micros() as f64;
     println!("idle, the daemon takes {:.2} % of a core", busy * 100.0);
     for question in ["/v1/disks", "/v1/stats", "/v1/pool"] {
         let (cpu, start) = (cpu_us(pid)?, Instant::now());

@@ -3,19 +3,23 @@
 //! `CHANGES` says how many changes there are at least; `SEED` repeats a run.
 
 use anyhow::{Context, Result, ensure};
-use hearth_rig::Hearth;
 use hearth_rig::daemon::path;
+use hearth_rig::{Hearth, wait};
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Disks that stay.
 const STAY: usize = 26;
 /// Other disks' names.
 const NAMES: u64 = 8;
-/// A daemon lives between these, in milliseconds.
-const LIFE_MS: (u64, u64) = (100, 900);
+/// A daemon answers fewer changes than this, and is killed within this time after the last one: at any step of the
+/// next.
+const LIFE: (u64, Duration) = (12, Duration::from_millis(60));
+/// Until the changes of a life are answered.
+const LIMIT: Duration = Duration::from_secs(60);
 /// Lives at most, whatever they achieve.
 const LIVES: u64 = 2000;
 
@@ -71,7 +75,7 @@ fn change(
     dir: &Path,
     disks: &mut BTreeSet<String>,
     random: &mut Random,
-    done: &mut u64,
+    done: &AtomicU64,
 ) -> Result<String> {
     loop {
         let name = format!("d{}", random.below(NAMES));
@@ -85,7 +89,7 @@ fn change(
         if !out.status.success() {
             return Ok(name);
         }
-        *done += 1;
+        done.fetch_add(1, Ordering::SeqCst);
         if there {
             disks.remove(&name);
         } else {
@@ -117,22 +121,33 @@ fn what_was_answered_of_adding_and_removing_disks_survives_kills() -> Result<()>
         }
     }
     ensure!(flags(&hearth)? == [1, 1], "the registry has no journal");
-    let (mut done, mut kills) = (0, 0);
-    while done < wanted {
+    let (done, mut kills) = (AtomicU64::new(0), 0);
+    let answered = || done.load(Ordering::SeqCst);
+    while answered() < wanted {
         kills += 1;
         ensure!(
             kills < LIVES,
-            "{done} changes in {kills} lives, SEED={seed}"
+            "{} changes in {kills} lives, SEED={seed}",
+            answered()
         );
         let pid = hearth.pid().context("no daemon")?;
-        let life = Duration::from_millis(LIFE_MS.0 + random.below(LIFE_MS.1 - LIFE_MS.0));
+        let last = answered() + random.below(LIFE.0);
+        let after = Duration::from_nanos(random.below(LIFE.1.as_nanos() as u64));
         let doubtful = std::thread::scope(|scope| {
-            let changes = scope.spawn(|| change(&hearth, &dir, &mut disks, &mut random, &mut done));
-            // How long it lives is the test's choice, not a wait for anything.
-            std::thread::sleep(life);
+            let changes = scope.spawn(|| change(&hearth, &dir, &mut disks, &mut random, &done));
+            let over = || answered() >= last || changes.is_finished();
+            let lived = wait::until("a life's changes are answered", LIMIT, || {
+                over().then_some(())
+            })
+            .and_then(|()| {
+                let since = Instant::now();
+                let time = || since.elapsed() >= after;
+                wait::until("the next is under way", LIMIT, || time().then_some(()))
+            });
             // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
             unsafe { libc::kill(pid as i32, libc::SIGKILL) };
-            changes.join().expect("the changing thread lives")
+            let doubtful = changes.join().expect("the changing thread lives");
+            lived.and(doubtful)
         })?;
         hearth.kill9()?;
         hearth
@@ -150,7 +165,7 @@ fn what_was_answered_of_adding_and_removing_disks_survives_kills() -> Result<()>
         );
         disks = found;
     }
-    println!("{done} changes, {kills} kills");
+    println!("{} changes, {kills} kills", answered());
     // A kill changes nothing that was not being changed.
     hearth.kill9()?;
     hearth.start()?;
