@@ -7,6 +7,7 @@
 //! version must refuse.
 
 use crate::error::FormatError;
+use crate::mirror::MirrorStamps;
 use uuid::Uuid;
 
 /// A number no disk gets: log entries that say nothing about any disk carry it.
@@ -54,8 +55,10 @@ mod tag {
     pub const FENCED_AT: u16 = super::CRITICAL | 22;
     /// An older version would take the origin for a file's name.
     pub const DATASTORE: u16 = super::CRITICAL | 23;
+    /// An older version would read and write one leg as if it were all.
+    pub const MIRROR: u16 = super::CRITICAL | 24;
     /// The last number this version knows.
-    pub const LAST: u16 = 23;
+    pub const LAST: u16 = 24;
 }
 
 /// How a disk is cached.
@@ -144,6 +147,8 @@ pub struct DiskRecord {
     /// The datastore whose file this is; empty for a disk of its own. The origin then is what the
     /// file system calls the file, and the size no more than an upper bound of the file's.
     pub datastore: String,
+    /// Which legs of a mirrored origin hold the disk; `None` for an origin that is no mirror.
+    pub mirror: Option<MirrorStamps>,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -174,6 +179,7 @@ impl Default for DiskRecord {
             clients: 0,
             fenced_at: 0,
             datastore: String::new(),
+            mirror: None,
             unknown: Vec::new(),
         }
     }
@@ -320,6 +326,9 @@ impl DiskRecord {
         if !self.datastore.is_empty() {
             field(out, tag::DATASTORE, self.datastore.as_bytes());
         }
+        if let Some(mirror) = &self.mirror {
+            field(out, tag::MIRROR, &mirror.encode()?);
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -405,6 +414,7 @@ impl DiskRecord {
             tag::CLIENTS => self.clients = u32::from_le_bytes(exact(tag, bytes)?),
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
             tag::DATASTORE => self.datastore = text(tag, bytes)?,
+            tag::MIRROR => self.mirror = Some(MirrorStamps::decode(bytes)?),
             tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
             tag => self.unknown.push((tag, bytes.to_vec())),
         }

@@ -6,6 +6,7 @@
 
 use hearth_format::disk::OriginIdentity;
 use hearth_format::journal::{Change, JournalEntry};
+use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::registry::{Front, Moved};
 use hearth_format::{
     BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, PoolState, Registry,
@@ -200,6 +201,7 @@ fn registry() {
         clients: 0,
         fenced_at: 0,
         datastore: String::new(),
+        mirror: None,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
@@ -232,6 +234,7 @@ fn terms_of_a_disk() {
         clients: 1,
         fenced_at: 0x6912_3456,
         datastore: String::new(),
+        mirror: None,
         ..plain.clone()
     };
     let encode = |disk: &DiskRecord| {
@@ -363,4 +366,57 @@ fn checkpoint() {
         CheckpointHeader::decode(&block(CHECKPOINT), 12288).unwrap(),
         header
     );
+}
+
+const MIRROR_STAMPS: &[&str] = &[
+    "0900000000000000010300000000000011111111111111111111111111111111",
+    "0900000000000000000000000000000001000000000000002222222222222222",
+    "2222222222222222070000000000000000000002000000000201000000000000",
+    "3333333333333333333333333333333304000000000000000000000000000000",
+    "0300000000000000",
+];
+
+/// The first 64 bytes of a slot; then come the stamps, and from 4096 on the regions.
+const MIRROR_NOTES: &[&str] = &[
+    "484d4952e9e15a820100880000200000a0a1a2a3a4a5a6a7a8a9aaabacadaeaf",
+    "0700000000000000000000010000000046000000000000000000000000000000",
+];
+
+#[test]
+fn a_mirrors_stamps_and_notes() {
+    let leg = |n: u8, generation, state, whole, copied| LegStamp {
+        id: Uuid::from_bytes([n; 16]),
+        generation,
+        state,
+        whole,
+        copied,
+    };
+    let stamps = MirrorStamps {
+        generation: 9,
+        open: true,
+        unknown: false,
+        legs: vec![
+            leg(0x11, 9, LegState::Current, false, 0),
+            leg(0x22, 7, LegState::Behind, true, 32 << 20),
+            leg(0x33, 4, LegState::Out, false, 0),
+        ],
+    };
+    let stamped = hex(&MIRROR_STAMPS.concat());
+    assert_eq!(stamps.encode().unwrap(), stamped);
+    assert_eq!(MirrorStamps::decode(&stamped).unwrap(), stamps);
+    let notes = MirrorNotes {
+        serial: device(),
+        sequence: 7,
+        region: 16 << 20,
+        regions: 70,
+        stamps,
+        touched: vec![1 | 1 << 63, 1 << 5],
+    };
+    let mut slot = hex(&MIRROR_NOTES.concat());
+    slot.extend(&stamped);
+    slot.resize(4096, 0);
+    slot.extend([1, 0, 0, 0, 0, 0, 0, 0x80, 0x20]);
+    slot.resize(8192, 0);
+    assert_eq!(notes.encode().unwrap(), (32 << 10, slot.clone()));
+    assert_eq!(MirrorNotes::newest(&slot, &device()), Some(notes));
 }

@@ -1,6 +1,7 @@
 //! What is written is read back; what is altered is refused; nothing panics.
 
 use hearth_format::disk::OriginIdentity;
+use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_format::{
     BATCH_ENTRIES_MAX, BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, FormatError,
     Kind, Layout, PoolState, Registry, Section, SummaryHeader, Superblock, Uuid, check_name,
@@ -40,6 +41,28 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 fn data_count(entries: &[Entry]) -> u16 {
     entries.iter().filter(|e| e.kind.is_data()).count() as u16
+}
+
+fn mirror(serial: [u8; 16], generation: u64) -> MirrorStamps {
+    let generation = generation.max(1);
+    let mut other = serial;
+    other[0] ^= 1;
+    let leg = |id, generation, state| LegStamp {
+        id: Uuid::from_bytes(id),
+        generation,
+        state,
+        whole: state == LegState::Out,
+        copied: 0,
+    };
+    MirrorStamps {
+        generation,
+        open: generation % 2 == 0,
+        unknown: generation % 3 == 0,
+        legs: vec![
+            leg(serial, generation, LegState::Current),
+            leg(other, generation - 1, LegState::Out),
+        ],
+    }
 }
 
 prop_compose! {
@@ -105,6 +128,7 @@ prop_compose! {
             clients,
             fenced_at,
             datastore,
+            mirror: flags[1].then(|| mirror(serial, size_then)),
             unknown,
         }
     }

@@ -1,0 +1,21 @@
+//! An origin of several legs that each hold all of it, so that any one of them may die.
+//!
+//! The engine sees one origin. Underneath, every write goes to all legs and a read to one of them. What
+//! makes that more than writing twice is what happens in between: a crash leaves some legs with a write and
+//! others without, a leg dies and comes back old, a leg hangs and its last write lands an hour later. None
+//! of it may ever show: a read never flips between two answers, and a leg that missed a write is never read
+//! before it has it.
+//!
+//! The rules are in [`machine`], which is told what happened and says what to do; it does no I/O and has no
+//! clock, so that the simulation (`sim`) drives the very same code through crashes, errors and hangs.
+
+pub mod machine;
+pub mod regions;
+
+mod locks;
+
+#[cfg(test)]
+mod sim;
+
+pub use machine::{Action, Machine};
+pub use regions::Regions;
