@@ -222,7 +222,7 @@ fn export(global: &Global, args: &PoolExport) -> Outcome {
     let at = &args.at;
     if !at.flash.is_empty() {
         let path = only_flash(&at.flash)?;
-        hearth_daemon::serve::export_offline(path)?;
+        hearth_daemon::serve::export_offline(path, args.state_dir.clone())?;
         return exported(global);
     }
     let client = Client::new(&global.dir());

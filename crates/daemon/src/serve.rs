@@ -20,14 +20,14 @@ use crate::api::listen::{self, Limits};
 use crate::api::server::{Control, router};
 use crate::api::types::PoolExport;
 use crate::brake::Brake;
-use crate::daemon::{Daemon, Options, StopReason};
+use crate::daemon::{Daemon, Options, StopReason, datastores};
 use crate::descriptors;
 use crate::error::{Error, Kind, Result};
 use crate::host::Site;
 use crate::monitor::Monitor;
 use crate::notify::Notify;
 use crate::rights::Rights;
-use crate::rundir::{RunDir, api_socket, images_dir, make_private};
+use crate::rundir::{RunDir, api_socket, default_state_dir, images_dir, make_private};
 use crate::sign::Signs;
 
 /// Longest wait for control requests to be answered at the end.
@@ -326,22 +326,27 @@ impl Drop for Api {
     }
 }
 
-/// Writes everything dirty of a pool nobody serves to its origins.
-pub fn export_offline(flash: &Path) -> Result<()> {
+/// Writes everything dirty of a pool nobody serves to its origins. `state_dir` is that of its `hearth serve`.
+pub fn export_offline(flash: &Path, state_dir: Option<PathBuf>) -> Result<()> {
     let images = std::env::temp_dir().join(format!("hearth-export-{}", std::process::id()));
     // Its name can be guessed.
     make_private(&images, 0o700)?;
-    let outcome = export_with(flash, images.clone());
+    let state_dir = state_dir.unwrap_or_else(default_state_dir);
+    let before = datastores::kept(&state_dir);
+    let outcome = export_with(flash, images.clone(), state_dir.clone());
+    // Nobody has mounted what was not there before.
+    datastores::keep_only(&state_dir, &before);
     // What is still in it is a process that did not end, or nothing worth a word.
     let _ = std::fs::remove_dir(images);
     outcome
 }
 
-fn export_with(flash: &Path, images: PathBuf) -> Result<()> {
+fn export_with(flash: &Path, images: PathBuf, state_dir: PathBuf) -> Result<()> {
     abort::on_panic();
     let daemon = Daemon::start(&Options {
         flash: flash.to_owned(),
         images,
+        state_dir: Some(state_dir),
         ..Options::default()
     })?;
     match daemon.export_pool(PoolExport { yes: true }) {

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_io::{BLOCK, IoError, IoOp, Job, Link, OpKind, Remote};
 use hearth_nfs::v3::Time;
-use rustix::fs::{FallocateFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timespec, Timestamps, UTIME_OMIT};
 
 use crate::Look;
 
@@ -191,6 +191,12 @@ impl FileOrigin {
     /// There may be holes in it, for which the file system has to find room.
     pub fn is_sparse(&self) -> bool {
         self.sparse.load(Ordering::Relaxed)
+    }
+
+    /// True if the file system has room for this range already: there is no hole in it.
+    pub fn has_place(&self, from: u64, to: u64) -> bool {
+        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(from));
+        hole.is_ok_and(|hole| hole >= to)
     }
 
     /// When its content and when anything about it last changed, as clients are told.
@@ -668,6 +674,23 @@ mod tests {
             (origin.len(), read(&origin, 4, 5)),
             (8, b"X\0\0\0\0".to_vec())
         );
+    }
+
+    #[test]
+    fn holes_have_no_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let file = File::create(&path).unwrap();
+        file.set_len(8 << 20).unwrap();
+        file.write_all_at(&[1; 8192], 4 << 20).unwrap();
+        file.sync_all().unwrap();
+        let origin = origin(&path);
+        let at = 4 << 20;
+        assert!(origin.has_place(at, at + 8192));
+        assert!(origin.has_place(at + 100, at + 200));
+        assert!(!origin.has_place(at, 5 << 20));
+        assert!(!origin.has_place(0, 4096));
+        assert!(!origin.has_place(8 << 20, (8 << 20) + 1));
     }
 
     #[test]

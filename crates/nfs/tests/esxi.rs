@@ -1,33 +1,22 @@
-//! A client that does what an ESXi host does with a datastore, after what is known of one: it finds the
-//! ports by the portmapper, makes lock files beside its disks and keeps renewing them, makes thin disks by
-//! their size, writes everything durably with many requests in flight, and declares the datastore dead when a
-//! heartbeat stays unanswered.
+//! A client that does what an ESXi host does with a datastore: it finds the ports by the portmapper, and works with
+//! the datastore as in `common/esxi.rs`.
 
 mod common;
+#[path = "common/esxi.rs"]
+mod host;
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use common::{Client, Results, attributes};
+use anyhow::{Context, Result};
+use common::{Client, Results};
 use hearth_nfs::access::{Access, Rights};
 use hearth_nfs::local::Directory;
 use hearth_nfs::rpc::{Call, Credential};
 use hearth_nfs::server::{Config, Server};
-use hearth_nfs::v3::{self, Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_nfs::v3;
 use hearth_nfs::xdr::Writer;
 use hearth_nfs::{mount, portmap};
-
-/// After which a host takes a heartbeat for lost.
-const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
-const DEPTH: usize = 32;
-const WRITES: usize = 1500;
-const DISK: u64 = 64 << 20;
-/// Its lock is renewed after so many answers, as a host does every ten seconds.
-const RENEW: usize = 100;
 
 fn port_of(portmapper: SocketAddr, program: u32) -> Result<u16> {
     let mut client = Client::connect(portmapper)?;
@@ -43,48 +32,6 @@ fn port_of(portmapper: SocketAddr, program: u32) -> Result<u16> {
     w.u32(program).u32(3).u32(portmap::TCP).u32(0);
     client.send_raw(w.as_slice())?;
     Ok(u16::try_from(Results::of(&client.answer(1)?)?.status)?)
-}
-
-fn create(client: &mut Client, dir: &[u8], name: &str) -> Result<Vec<u8>> {
-    let set = SetAttributes {
-        mode: Some(0o644),
-        ..SetAttributes::default()
-    };
-    let at = Named {
-        dir,
-        name: name.as_bytes(),
-    };
-    let results = client
-        .call(&Args::Create {
-            at,
-            what: Create::File(How::Guarded(set)),
-        })?
-        .ok()?;
-    let handle = results
-        .reader()
-        .optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
-    handle.context("a handle")
-}
-
-fn get(client: &mut Client, file: &[u8]) -> Result<v3::Attributes> {
-    let results = client.call(&Args::GetAttr { file })?.ok()?;
-    Ok(attributes(&mut results.reader())?)
-}
-
-fn durable<'a>(file: &'a [u8], offset: u64, data: &'a [u8]) -> Args<'a> {
-    Args::Write {
-        file,
-        offset,
-        count: data.len() as u32,
-        stable: Stability::File,
-        data,
-    }
-}
-
-/// What is in every write: where it was meant to be, and which one of those there it is.
-fn pattern(offset: u64, len: usize, number: u64) -> Vec<u8> {
-    let words = (0..len / 8).map(|n| (offset + n as u64 * 8) ^ number.rotate_left(40));
-    words.flat_map(u64::to_le_bytes).collect()
 }
 
 #[test]
@@ -126,123 +73,5 @@ fn a_host_keeps_its_datastore_under_load() -> Result<()> {
         .mount("/vms")?
         .ok()
         .context("mounted")?;
-    let address = at(v3::PROGRAM)?;
-    let mut client = Client::connect(address)?;
-
-    // A thin disk, and the lock beside it, which is named after the disk's number.
-    let disk = create(&mut client, &root, "vm-flat.vmdk")?;
-    let set = SetAttributes {
-        size: Some(DISK),
-        ..SetAttributes::default()
-    };
-    client
-        .call(&Args::SetAttr {
-            file: &disk,
-            set,
-            only_if: None,
-        })?
-        .ok()?;
-    let id = get(&mut client, &disk)?.id;
-    ensure!(id == fs::metadata(dir.join("vm-flat.vmdk"))?.ino());
-    let name: String = id
-        .to_le_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
-    let name = format!(".lck-{name}");
-    let lock = create(&mut client, &root, &name)?;
-    client.call(&durable(&lock, 0, b"host-1"))?.ok()?;
-    // Another host does not get it.
-    let mut other = Client::connect(address)?;
-    let set = SetAttributes::default();
-    let what = Create::File(How::Guarded(set));
-    other
-        .call(&Args::Create {
-            at: Named {
-                dir: &root,
-                name: name.as_bytes(),
-            },
-            what,
-        })?
-        .is(Status::Exist)?;
-
-    let done = AtomicBool::new(false);
-    let slowest = std::thread::scope(|scope| -> Result<Duration> {
-        let heart = scope.spawn(|| -> Result<(Duration, u32)> {
-            let mut client = Client::connect(address)?;
-            let (mut slowest, mut beats) = (Duration::ZERO, 0);
-            while !done.load(Ordering::Relaxed) {
-                let since = Instant::now();
-                get(&mut client, &root)?;
-                slowest = slowest.max(since.elapsed());
-                beats += 1;
-            }
-            Ok((slowest, beats))
-        });
-        let worked = load(&mut client, &disk, &lock);
-        done.store(true, Ordering::Relaxed);
-        let (slowest, beats) = heart.join().expect("no panic")?;
-        let newest = worked?;
-        ensure!(beats > 0);
-        // The other host has seen every renewal: the time of the lock is not that of its making.
-        let seen = get(&mut other, &lock)?;
-        ensure!(seen.size == 8 && seen.modified == get(&mut client, &lock)?.modified);
-        // What is in the file is what was answered last, whole.
-        let file = fs::File::open(dir.join("vm-flat.vmdk"))?;
-        for (block, number) in newest {
-            let offset = block * 65536;
-            let mut head = [0; 4096];
-            file.read_exact_at(&mut head, offset)?;
-            ensure!(head[..] == pattern(offset, 4096, number), "block {block}");
-        }
-        Ok(slowest)
-    })?;
-    eprintln!("slowest heartbeat: {slowest:?}");
-    ensure!(slowest < HEARTBEAT_TIMEOUT, "{slowest:?}");
-    Ok(())
-}
-
-/// Writes durably with many requests in flight, and renews the lock in between: which write is the
-/// newest of every block.
-fn load(client: &mut Client, disk: &[u8], lock: &[u8]) -> Result<Vec<(u64, u64)>> {
-    let blocks = DISK / 65536;
-    let mut newest = std::collections::BTreeMap::new();
-    let mut flying = std::collections::HashMap::new();
-    let mut busy = std::collections::HashSet::new();
-    let mut renewing = std::collections::HashSet::new();
-    let (mut sent, mut answered, mut dice) = (0, 0, 0x2545_f491_4f6c_dd1du64);
-    while answered < WRITES {
-        while sent < WRITES && flying.len() < DEPTH {
-            dice ^= dice << 13;
-            dice ^= dice >> 7;
-            dice ^= dice << 17;
-            let block = dice % blocks;
-            // A guest does not write where it is writing already.
-            if !busy.insert(block) {
-                continue;
-            }
-            let len = [4096, 8192, 16384, 65536][(dice >> 32) as usize % 4];
-            let number = sent as u64;
-            let data = pattern(block * 65536, len, number);
-            let xid = client.send(&durable(disk, block * 65536, &data))?;
-            flying.insert(xid, (block, number));
-            sent += 1;
-        }
-        let (xid, answer) = client.receive()?.context("the server has hung up")?;
-        Results::of(&answer)?.ok()?;
-        let Some((block, number)) = flying.remove(&xid) else {
-            ensure!(renewing.remove(&xid));
-            continue;
-        };
-        answered += 1;
-        busy.remove(&block);
-        newest.insert(block, number);
-        if answered % RENEW == 0 {
-            renewing.insert(client.send(&durable(lock, 0, &(answered as u64).to_le_bytes()))?);
-        }
-    }
-    for xid in renewing {
-        client.results(xid)?.ok()?;
-    }
-    Ok(newest.into_iter().collect())
+    host::work(at(v3::PROGRAM)?, &root, &dir, || Ok(()))
 }

@@ -1,117 +1,21 @@
 //! A directory served as a datastore by the real daemon.
 
-#[path = "../../../crates/nfs/tests/common/mod.rs"]
-mod nfs;
+mod stored;
 
-use std::fs;
-use std::net::SocketAddr;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{Args, Attributes, Create, How, Named, SetAttributes, Stability, Status};
-use hearth_rig::daemon::{Hearth, path};
+use hearth_nfs::v3::{Args, Named, Stability, Status};
+use hearth_rig::daemon::path;
+use hearth_rig::machine::copy_sparse;
 use hearth_rig::wait::until;
-use nfs::Client;
 use serde_json::Value;
-
-/// Far longer than anything here takes.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A daemon, a directory it serves as `/vms`, and nobody else.
-struct Lab {
-    hearth: Hearth,
-    vms: PathBuf,
-}
-
-impl Lab {
-    fn new() -> Result<Lab> {
-        let mut hearth = Hearth::with_pool("128M")?;
-        let state = hearth.dir().join("state");
-        hearth.serve_args = vec!["--state-dir".to_owned(), path(&state).to_owned()];
-        hearth.start()?;
-        let vms = hearth.dir().join("vms");
-        fs::create_dir(&vms)?;
-        let lab = Lab { hearth, vms };
-        lab.hearth.ok(&[
-            "datastore",
-            "add",
-            path(&lab.vms),
-            "--nfs",
-            "--listen",
-            "127.0.0.1:0",
-            "--client",
-            "127.0.0.1=rw,root",
-        ])?;
-        Ok(lab)
-    }
-
-    fn show(&self) -> Result<Value> {
-        let text = self.hearth.ok(&["datastore", "show", "vms", "--json"])?;
-        Ok(serde_json::from_str(&text)?)
-    }
-
-    /// A client, as soon as the datastore is served: after a start that is a moment after the daemon answers.
-    fn client(&self) -> Result<Client> {
-        let shown = until("the datastore is served", Duration::from_secs(30), || {
-            let shown = self.show().ok()?;
-            (shown["served"] == true).then_some(shown)
-        })?;
-        let at: SocketAddr = shown["listen"].as_str().context("an address")?.parse()?;
-        let mut client = Client::connect(at)?;
-        client.patient = true;
-        Ok(client)
-    }
-}
-
-fn root(client: &mut Client) -> Result<Vec<u8>> {
-    let mounted = client.mount("/vms")?;
-    mounted.map_err(|status| anyhow::anyhow!("mount: {status}"))
-}
-
-fn create(client: &mut Client, dir: &[u8], name: &str) -> Result<Vec<u8>> {
-    let what = Create::File(How::Guarded(SetAttributes {
-        mode: Some(0o644),
-        ..SetAttributes::default()
-    }));
-    let name = name.as_bytes();
-    let at = Named { dir, name };
-    let results = client.call(&Args::Create { at, what })?.ok()?;
-    let handle = results
-        .reader()
-        .optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
-    handle.context("a handle")
-}
-
-fn write(client: &mut Client, file: &[u8], offset: u64, data: &[u8]) -> Result<()> {
-    let args = Args::Write {
-        file,
-        offset,
-        count: data.len() as u32,
-        stable: Stability::File,
-        data,
-    };
-    client.call(&args)?.ok().map(drop)
-}
-
-fn read(client: &mut Client, file: &[u8], offset: u64, count: u32) -> Result<Vec<u8>> {
-    let args = Args::Read {
-        file,
-        offset,
-        count,
-    };
-    let results = client.call(&args)?.ok()?;
-    let mut r = results.reader();
-    r.optional(nfs::attributes)?;
-    r.u32()?;
-    r.u32()?;
-    Ok(r.opaque(count)?.to_vec())
-}
-
-fn lines(dir: &Path) -> Result<Vec<String>> {
-    let names = fs::read_dir(dir)?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
-    names.collect()
-}
+use stored::nfs::{self, Client};
+use stored::{LIMIT, Lab, create, get, lines, pattern, read, root, set_size, write};
 
 /// Clients go on with what they have when the daemon was killed: the same handles, and all that was
 /// answered as durable.
@@ -174,32 +78,6 @@ fn clients_are_let_in_and_shut_out_while_it_is_in_use() -> Result<()> {
     ensure!(lab.hearth.ok(&["datastore", "list", "--json"])?.trim() == "[]");
     ensure!(fs::read(lab.vms.join("a"))? == b"x");
     Ok(())
-}
-
-/// Bytes that depend on where they are and on when they were written.
-fn pattern(offset: u64, round: u8, len: usize) -> Vec<u8> {
-    let at = |n: usize| (offset + n as u64) / 512;
-    (0..len)
-        .map(|n| ((at(n).wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ round.wrapping_mul(37)) | 1)
-        .collect()
-}
-
-fn set_size(client: &mut Client, file: &[u8], size: u64) -> Result<()> {
-    let set = SetAttributes {
-        size: Some(size),
-        ..SetAttributes::default()
-    };
-    let args = Args::SetAttr {
-        file,
-        set,
-        only_if: None,
-    };
-    client.call(&args)?.ok().map(drop)
-}
-
-fn get(client: &mut Client, file: &[u8]) -> Result<Attributes> {
-    let results = client.call(&Args::GetAttr { file })?.ok()?;
-    Ok(nfs::attributes(&mut results.reader())?)
 }
 
 /// What is durable when it is answered is there after a kill, in the cache and, once it was
@@ -492,7 +370,23 @@ fn a_stop_keeps_the_cache_and_an_export_empties_it_into_the_files() -> Result<()
     write(&mut client, &disk, 8192, &pattern(8192, 2, 4096))?;
     lab.hearth.kill9()?;
     let flash = path(lab.hearth.flash()).to_owned();
-    lab.hearth.ok(&["pool", "export", "--flash", &flash])?;
+    // Elsewhere, too, where nothing is known of the datastore; and nothing of it stays there.
+    let elsewhere = lab.hearth.dir().join("elsewhere");
+    let state = lab.state();
+    let kept = lines(&state.join("datastores"))?;
+    ensure!(kept.len() == 1);
+    for state in [&elsewhere, &state] {
+        lab.hearth.ok(&[
+            "pool",
+            "export",
+            "--flash",
+            &flash,
+            "--state-dir",
+            path(state),
+        ])?;
+    }
+    ensure!(!elsewhere.join("datastores").exists());
+    ensure!(lines(&state.join("datastores"))? == kept);
     let plain = fs::read(lab.vms.join("a.img"))?;
     ensure!(plain[8192..12288] == pattern(8192, 2, 4096));
 
@@ -505,5 +399,253 @@ fn a_stop_keeps_the_cache_and_an_export_empties_it_into_the_files() -> Result<()
     lab.hearth.ended()?;
     let plain = fs::read(lab.vms.join("a.img"))?;
     ensure!(plain[12288..16384] == pattern(12288, 3, 4096));
+    Ok(())
+}
+
+/// A file system that is full: what does not fit beside what is dirty is refused, and all that was answered reaches
+/// the file.
+#[test]
+fn a_full_file_system_refuses_what_would_not_fit() -> Result<()> {
+    const TEST: &str = "a_full_file_system_refuses_what_would_not_fit";
+    const INSIDE: &str = "HEARTH_TEST_INSIDE";
+    const ROOM: u64 = 48 << 20;
+    const STEP: u64 = 256 << 10;
+    if std::env::var_os(INSIDE).is_none() {
+        // A small file system that nobody else sees.
+        let own = std::env::current_exe()?;
+        let script = format!(
+            "mount -t tmpfs -o size={ROOM} tmpfs /mnt && exec {} --exact {TEST} --nocapture",
+            own.display()
+        );
+        let output = Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .env(INSIDE, "1")
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        if said.contains("Operation not permitted") {
+            eprintln!("{TEST}: skipped: this user may not mount a file system");
+            return Ok(());
+        }
+        ensure!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+        return Ok(());
+    }
+    let vms = PathBuf::from("/mnt/vms");
+    let lab = Lab::with(&[], Some(vms.clone()), "127.0.0.1:0")?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "a.img")?;
+    // A thin disk, larger than all there is.
+    set_size(&mut client, &disk, 1 << 30)?;
+    let put = |client: &mut Client, file: &[u8], offset: u64, round: u8, len: u64| {
+        client.call(&Args::Write {
+            file,
+            offset,
+            count: len as u32,
+            stable: Stability::File,
+            data: &pattern(offset, round, len as usize),
+        })
+    };
+    // Every other step, so that holes stay between them.
+    let mut answered = Vec::new();
+    loop {
+        let at = answered.len() as u64 * 2 * STEP;
+        let results = put(&mut client, &disk, at, 1, STEP)?;
+        if results.status != 0 {
+            results.is(Status::NoSpace)?;
+            break;
+        }
+        answered.push(at);
+        ensure!(answered.len() as u64 * STEP < ROOM, "it is no larger");
+    }
+    let taken = answered.len() as u64 * STEP;
+    ensure!(taken > ROOM / 2, "{taken}");
+    let results = client.call(&Args::FsStat { root: &dir })?.ok()?;
+    let mut r = results.reader();
+    r.optional(nfs::attributes)?;
+    let (total, free) = (r.u64()?, r.u64()?);
+    ensure!(
+        total == ROOM && free <= ROOM - taken,
+        "{free} free of {total}"
+    );
+    // All that was answered has room.
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let plain = File::open(vms.join("a.img"))?;
+    let stored = |at: u64| -> Result<Vec<u8>> {
+        let mut data = vec![0; STEP as usize];
+        plain.read_exact_at(&mut data, at)?;
+        Ok(data)
+    };
+    for &at in &answered {
+        ensure!(stored(at)? == pattern(at, 1, STEP as usize), "{at}");
+    }
+    // Still full; but what has its room is written over, down to the last byte of the file system.
+    put(&mut client, &disk, STEP, 2, STEP)?.is(Status::NoSpace)?;
+    let mut rest = File::create(vms.join("rest.log"))?;
+    while rest.write_all(&[1; 4096]).is_ok() {}
+    put(&mut client, &disk, 513 << 20, 2, 1)?.is(Status::NoSpace)?;
+    for &at in &answered {
+        put(&mut client, &disk, at, 3, STEP)?.ok()?;
+    }
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    for &at in &answered {
+        ensure!(stored(at)? == pattern(at, 3, STEP as usize), "{at}");
+    }
+    drop(plain);
+    // What is removed gives its room back.
+    let name = b"a.img";
+    client
+        .call(&Args::Remove(Named { dir: &dir, name }))?
+        .ok()?;
+    let second = create(&mut client, &dir, "b.img")?;
+    set_size(&mut client, &second, 1 << 30)?;
+    let again = || Ok(put(&mut client, &second, 0, 4, STEP)?.ok().ok());
+    let mut again = again;
+    until("there is room again", LIMIT, || again().transpose())?.map(drop)
+}
+
+/// A copy that cannot be told from what it is of; one that was there stays the same file.
+fn copy_with_times(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp")
+        .args(["--preserve=timestamps", "--"])
+        .args([from, to])
+        .status()?;
+    ensure!(status.success(), "cp to {} failed", to.display());
+    Ok(())
+}
+
+/// Unstable writes, as clients have to treat them: sent again unless a commit gave the number that the write was
+/// answered with. However the daemon ends, even with all that was not durable, nothing is lost.
+#[test]
+fn what_is_unstable_is_there_or_its_writer_knows() -> Result<()> {
+    const TEST: &str = "what_is_unstable_is_there_or_its_writer_knows";
+    const BLOCKS: u64 = 300;
+    // The host's boot, as the daemon sees it.
+    let place = tempfile::tempdir()?;
+    let boot = place.path().join("boot");
+    fs::write(&boot, "first\n")?;
+    let script = format!(
+        "mount --bind {} /proc/sys/kernel/random/boot_id && exec \"$@\"",
+        path(&boot)
+    );
+    let wrap = ["unshare", "--mount", "sh", "-c", &script, "sh"];
+    let tried = Command::new(wrap[0])
+        .args(&wrap[1..])
+        .arg("true")
+        .output()?;
+    if !tried.status.success() {
+        eprintln!("{TEST}: skipped: this user may not mount a file");
+        return Ok(());
+    }
+    let mut lab = Lab::with(&wrap, None, "127.0.0.1:0")?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    // One that is a disk, and one that is none.
+    let files = [
+        create(&mut client, &dir, "a.img")?,
+        create(&mut client, &dir, "a.log")?,
+    ];
+    let send = |client: &mut Client, file: &[u8], block: u64, round: u8| -> Result<[u8; 8]> {
+        let data = pattern(block * 512, round, 512);
+        let args = Args::Write {
+            file,
+            offset: block * 512,
+            count: 512,
+            stable: Stability::Unstable,
+            data: &data,
+        };
+        let results = client.call(&args)?.ok()?;
+        let mut r = results.reader();
+        nfs::wcc(&mut r)?;
+        ensure!(r.u32()? == 512);
+        r.u32()?;
+        Ok(r.fixed()?)
+    };
+    let commit = |client: &mut Client, file: &[u8]| -> Result<[u8; 8]> {
+        let args = Args::Commit {
+            file,
+            offset: 0,
+            count: 0,
+        };
+        let results = client.call(&args)?.ok()?;
+        let mut r = results.reader();
+        nfs::wcc(&mut r)?;
+        Ok(r.fixed()?)
+    };
+    let mut seen = Vec::new();
+    for round in 1..=4u8 {
+        // Two of the four lives end with the host.
+        let host = round % 2 == 0;
+        let mut client = lab.client()?;
+        let saved = place.path().join(format!("saved-{round}"));
+        if host {
+            // What a power cut leaves: what was durable before the writes.
+            drop(client);
+            lab.hearth.kill9()?;
+            copy_sparse(lab.hearth.flash(), &saved)?;
+            fs::create_dir(place.path().join("vms"))?;
+            for name in ["a.img", "a.log"] {
+                copy_with_times(&lab.vms.join(name), &place.path().join("vms").join(name))?;
+            }
+            lab.hearth.start()?;
+            client = lab.client()?;
+        }
+        let mut pending = Vec::new();
+        for block in 0..BLOCKS {
+            for file in &files {
+                pending.push((file, block, send(&mut client, file, block, round)?));
+            }
+        }
+        lab.hearth.kill9()?;
+        if host {
+            copy_sparse(&saved, lab.hearth.flash())?;
+            for name in ["a.img", "a.log"] {
+                copy_with_times(&place.path().join("vms").join(name), &lab.vms.join(name))?;
+            }
+            fs::remove_dir_all(place.path().join("vms"))?;
+            fs::write(&boot, format!("boot-{round}\n"))?;
+        }
+        lab.hearth.start()?;
+        let mut client = lab.client()?;
+        let mut again = 0;
+        for file in &files {
+            let now = commit(&mut client, file)?;
+            seen.push(now);
+            for (of, block, verifier) in &pending {
+                if of == &file && *verifier != now {
+                    send(&mut client, file, *block, round)?;
+                    again += 1;
+                }
+            }
+            ensure!(commit(&mut client, file)? == now);
+        }
+        let all = 2 * BLOCKS;
+        ensure!(again == if host { all } else { 0 }, "{again} of {all}");
+        for file in &files {
+            for block in 0..BLOCKS {
+                let found = read(&mut client, file, block * 512, 512)?;
+                ensure!(
+                    found == pattern(block * 512, round, 512),
+                    "block {block} in life {round}"
+                );
+            }
+        }
+    }
+    seen.dedup();
+    ensure!(seen.len() >= 3, "{seen:?}");
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    for name in ["a.img", "a.log"] {
+        let plain = fs::read(lab.vms.join(name))?;
+        for block in 0..BLOCKS {
+            let at = block as usize * 512;
+            ensure!(
+                plain[at..at + 512] == pattern(block * 512, 4, 512),
+                "{block}"
+            );
+        }
+    }
     Ok(())
 }

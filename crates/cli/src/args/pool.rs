@@ -64,4 +64,8 @@ pub struct PoolExport {
     /// Yes, cut off clients that are connected
     #[arg(long)]
     pub yes: bool,
+    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
+    #[arg(long, value_name = "DIR", requires = "flash")]
+    pub state_dir: Option<PathBuf>,
 }

@@ -14,7 +14,7 @@
 
 mod files;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -48,6 +48,8 @@ const FLUSH_TIME: Duration = Duration::from_secs(60);
 const LAST_FLUSH_TIME: Duration = Duration::from_secs(30);
 /// Between two looks whether that is done.
 const FLUSH_PACE: Duration = Duration::from_millis(50);
+/// What they keep is in a directory of this name in the state directory.
+const DATASTORES: &str = "datastores";
 /// Most datastores of a pool: each has threads of its own.
 const STORES_MAX: usize = 32;
 
@@ -100,6 +102,26 @@ impl Listening {
     }
 }
 
+/// The directories of datastores there are in a state directory.
+pub(crate) fn kept(state_dir: &Path) -> BTreeSet<PathBuf> {
+    let all = std::fs::read_dir(state_dir.join(DATASTORES));
+    let all = all.into_iter().flatten().flatten();
+    all.map(|entry| entry.path()).collect()
+}
+
+/// Removes the others.
+pub(crate) fn keep_only(state_dir: &Path, kept: &BTreeSet<PathBuf>) {
+    for new in self::kept(state_dir).difference(kept) {
+        if let Err(e) = std::fs::remove_dir_all(new) {
+            tracing::warn!("{} cannot be removed: {e}", new.display());
+        }
+    }
+    if kept.is_empty() {
+        // Only if it is empty; who made it, is not known.
+        let _ = std::fs::remove_dir(state_dir.join(DATASTORES));
+    }
+}
+
 impl Stores {
     pub(super) fn new(state_dir: Option<PathBuf>) -> Stores {
         Stores {
@@ -121,7 +143,7 @@ impl Stores {
     /// Where is kept what clients have of a datastore.
     fn state(&self, record: &DatastoreRecord) -> PathBuf {
         let serial = record.serial.to_string();
-        self.state_dir.join("datastores").join(serial)
+        self.state_dir.join(DATASTORES).join(serial)
     }
 
     /// The server on an address, started if there is none.

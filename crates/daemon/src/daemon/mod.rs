@@ -15,7 +15,7 @@ mod attach;
 mod chains;
 mod control;
 mod course;
-mod datastores;
+pub(crate) mod datastores;
 mod fence;
 mod flash;
 mod jobs;

@@ -113,8 +113,10 @@ impl Inner {
         let end = write.offset.checked_add(len).filter(|end| *end <= DISK_MAX);
         let end = end.ok_or(Status::FBig)?;
         if cached.origin.is_sparse() || end > cached.origin.len() {
-            let whole = end.next_multiple_of(BLOCK) - write.offset / BLOCK * BLOCK;
-            if !self.has_room(whole) {
+            let from = write.offset / BLOCK * BLOCK;
+            let whole = end.next_multiple_of(BLOCK) - from;
+            // A full file system takes what is written over, as it would without a cache.
+            if !self.has_room(whole) && !cached.origin.has_place(from, end) {
                 return Err(Status::NoSpace);
             }
         }
