@@ -102,6 +102,8 @@ pub enum Command {
     Datastore(Datastore),
     /// Show what the cache does
     Stats(Stats),
+    /// Show what happened
+    Events(Events),
     /// Show what a guest does to a disk: request lengths, distances, latencies, queue depths
     Histogram(Histogram),
     /// Say what more or less flash would do for disks, and how to divide it
@@ -183,6 +185,54 @@ pub struct Stats {
     /// Show again every second until Ctrl-C
     #[arg(long)]
     pub watch: bool,
+}
+
+/// How much an event matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Severity {
+    /// All of them
+    Info,
+    /// What somebody may want to know
+    Notice,
+    /// What may right itself
+    Warning,
+    /// What somebody has to see to
+    Error,
+}
+
+impl Severity {
+    /// As it is typed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Notice => "notice",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth events --since 2h\n  hearth events --disk vm1 --follow\n\n\
+    Kinds and their names are listed in docs/events.md. With --json, one object a line."
+)]
+pub struct Events {
+    /// Only this disk's
+    #[arg(long, value_name = "NAME")]
+    pub disk: Option<String>,
+    /// Only the last so long: 90s, 10m, 2h, 7d
+    #[arg(long, value_name = "DURATION", value_parser = trace::parse_duration)]
+    pub since: Option<f64>,
+    /// At least so severe
+    #[arg(long, value_enum)]
+    pub severity: Option<Severity>,
+    /// So many at most, the newest
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+    /// Go on with what happens, until Ctrl-C
+    #[arg(long)]
+    pub follow: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -272,6 +322,8 @@ mod tests {
             "hearth datastore flush vms",
             "hearth datastore remove vms",
             "hearth serve --flash /a --state-dir /s",
+            "hearth events",
+            "hearth events --disk vm --since 2h --severity warning --limit 20 --follow --json",
             "hearth stats",
             "hearth stats vm --watch --json",
             "hearth advise",

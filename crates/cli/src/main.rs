@@ -9,6 +9,7 @@ mod attach;
 mod bench;
 mod datastore;
 mod disk;
+mod events;
 mod follow;
 mod histogram;
 mod interrupt;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Disk(command) => disk::run(&global, command),
         Command::Datastore(command) => datastore::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
+        Command::Events(args) => events::run(&global, &args),
         Command::Advise(args) => advise::run(&global, &args),
         Command::Histogram(args) => histogram::run(&global, &args),
         Command::Trace(command) => trace::run(&global, command),

@@ -62,6 +62,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
                 .collect(),
             brake: None,
             exit_when_room: args.exit_when_room.map(Duration::from_secs_f64),
+            events: std::sync::Arc::default(),
             state_dir: args
                 .state_dir
                 .map(|dir| std::path::absolute(&dir).unwrap_or(dir)),

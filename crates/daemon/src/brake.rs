@@ -19,6 +19,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use hearth_events::{Event, Events};
+
 use crate::degraded::{Degraded, STATE_DIR};
 use crate::error::{Error, Result};
 
@@ -72,7 +74,7 @@ impl Brake {
     }
 
     /// Looks at what was noted about `pool`, and has further aborts noted. Says how to start.
-    pub(crate) fn check(&self, pool: &str) -> Result<Option<Degraded>> {
+    pub(crate) fn check(&self, pool: &str, events: &Events) -> Result<Option<Degraded>> {
         let file = self.dir.join(format!("{pool}.aborts"));
         if self.release {
             match std::fs::remove_file(&file) {
@@ -94,8 +96,10 @@ impl Brake {
         let now = now.map_or(0, |d| d.as_secs());
         let recent = recent(&text, now, env!("CARGO_PKG_VERSION"));
         for abort in &recent {
-            let seconds = now.saturating_sub(abort.at);
-            tracing::error!(seconds, "Hearth aborted lately: {}", abort.message);
+            events.tell(Event::DaemonAbortedBefore {
+                seconds_ago: now.saturating_sub(abort.at),
+                message: abort.message.clone(),
+            });
         }
         match verdict(&recent) {
             Verdict::Go => Ok(None),
@@ -206,11 +210,31 @@ mod tests {
             dir: dir.path().to_owned(),
             release,
         };
-        assert!(brake(false).check("p").unwrap().is_some());
-        assert!(brake(false).check("other").unwrap().is_none());
-        assert!(brake(true).check("p").unwrap().is_none());
-        assert!(brake(false).check("p").unwrap().is_none());
+        assert!(
+            brake(false)
+                .check("p", &Events::in_memory())
+                .unwrap()
+                .is_some()
+        );
+        assert!(
+            brake(false)
+                .check("other", &Events::in_memory())
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            brake(true)
+                .check("p", &Events::in_memory())
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            brake(false)
+                .check("p", &Events::in_memory())
+                .unwrap()
+                .is_none()
+        );
         std::fs::write(&file, line.repeat(6)).unwrap();
-        assert!(brake(false).check("p").is_err());
+        assert!(brake(false).check("p", &Events::in_memory()).is_err());
     }
 }

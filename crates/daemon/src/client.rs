@@ -281,17 +281,21 @@ pub fn datastore_path(name: &str, rest: &str) -> String {
     named_path("/v1/datastores/", name, rest)
 }
 
-fn named_path(front: &str, name: &str, rest: &str) -> String {
-    let mut path = String::from(front);
-    for byte in name.bytes() {
+/// `text` as a part of a path or of a question.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => path.push(byte as char),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => escaped.push(byte as char),
             // A lone "." or ".." segment could be folded away by an intermediary.
-            _ => path.push_str(&format!("%{byte:02X}")),
+            _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }
-    path.push_str(rest);
-    path
+    escaped
+}
+
+fn named_path(front: &str, name: &str, rest: &str) -> String {
+    format!("{front}{}{rest}", escape(name))
 }
 
 fn refusal(status: u16, body: &[u8]) -> Error {

@@ -14,6 +14,7 @@ pub mod daemon;
 pub mod degraded;
 pub mod descriptors;
 pub mod error;
+mod events;
 pub mod exports;
 mod grounds;
 pub mod host;

@@ -14,6 +14,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use hearth_events::{Event, Events};
+
 use crate::api::stats::StuckThread;
 use crate::daemon::Daemon;
 use crate::notify::Notify;
@@ -50,7 +52,7 @@ impl Monitor {
                 {
                     notify.alive();
                 }
-                daemon.note_stuck(state.tell(&silent));
+                daemon.note_stuck(state.tell(&silent, daemon.events()));
             }
         };
         let thread = std::thread::Builder::new()
@@ -107,13 +109,16 @@ impl State {
     }
 
     /// Says in the log what has changed; those that count as stuck.
-    fn tell(&mut self, silent: &BTreeMap<String, Duration>) -> Vec<StuckThread> {
+    fn tell(&mut self, silent: &BTreeMap<String, Duration>, events: &Events) -> Vec<StuckThread> {
         let now = Instant::now();
         self.said.retain(|thread, said| {
             let still = silent.contains_key(thread);
             if !still {
                 let seconds = said.since.elapsed().map_or(0, |d| d.as_secs());
-                tracing::warn!(thread, seconds, "the thread that was stuck goes on");
+                events.tell(Event::ThreadGoesOn {
+                    thread: thread.clone(),
+                    seconds,
+                });
             }
             still
         });
@@ -129,13 +134,10 @@ impl State {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |d| d.as_secs());
             if now >= said.next {
-                tracing::error!(
-                    thread,
-                    seconds = quiet.as_secs(),
-                    since = %clock(since),
-                    "a thread is stuck: the clients it serves get no answers; see whether an origin's \
-                     device or mount, or the flash, hangs. Restart the daemon if it does not come back"
-                );
+                events.tell(Event::ThreadStuck {
+                    thread: thread.clone(),
+                    seconds: quiet.as_secs(),
+                });
                 said.next = now + said.pause;
                 said.pause = (said.pause * 2).min(SAY_MAX);
             }
@@ -149,12 +151,6 @@ impl State {
     }
 }
 
-/// A time of day, for people.
-fn clock(unix: u64) -> String {
-    let s = unix % 86_400;
-    format!("{:02}:{:02}:{:02} UTC", s / 3600, s / 60 % 60, s % 60)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,25 +158,21 @@ mod tests {
     #[test]
     fn who_is_stuck_is_said_once_at_first_and_until_it_goes_on() {
         let mut state = State::default();
+        let events = Events::in_memory();
         let quiet = |s: u64| BTreeMap::from([("hearth-data0".to_owned(), Duration::from_secs(s))]);
-        assert!(state.tell(&quiet(2)).is_empty());
+        assert!(state.tell(&quiet(2), &events).is_empty());
         assert!(state.said.is_empty());
-        let stuck = state.tell(&quiet(7));
+        let stuck = state.tell(&quiet(7), &events);
         assert_eq!(
             (stuck[0].thread.as_str(), stuck[0].seconds),
             ("hearth-data0", 7)
         );
         let first = stuck[0].since;
         let next = state.said["hearth-data0"].next;
-        let stuck = state.tell(&quiet(9));
+        let stuck = state.tell(&quiet(9), &events);
         assert_eq!(stuck[0].since, first);
         assert_eq!(state.said["hearth-data0"].next, next, "said twice at once");
-        assert!(state.tell(&BTreeMap::new()).is_empty());
+        assert!(state.tell(&BTreeMap::new(), &events).is_empty());
         assert!(state.said.is_empty());
-    }
-
-    #[test]
-    fn a_time_of_day() {
-        assert_eq!(clock(86_400 * 3 + 3_661), "01:01:01 UTC");
     }
 }

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hearth_events::Event;
 use hearth_nbd::NbdExporter;
 use hearth_vhost::VhostExporter;
 
@@ -92,10 +93,17 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     let tcp = options.tcp.as_ref().map(tcp_server).transpose()?;
     let mut daemon_options = options.daemon.clone();
     daemon_options.images = images_dir(run_dir.path());
+    let state_dir = daemon_options.state_dir.clone();
+    let state_dir = state_dir.unwrap_or_else(crate::rundir::default_state_dir);
+    let events = Arc::new(crate::events::open(&state_dir));
+    daemon_options.events = events.clone();
     daemon_options.brake = Some(Brake::beside(run_dir.path(), options.release_brake));
     // The run directory is ours alone now: what opens images there belongs to nobody.
     hearth_origin::sweep(&daemon_options.images);
-    let daemon = Daemon::start(&daemon_options)?;
+    let daemon = Daemon::start(&daemon_options).inspect_err(|e| {
+        // The user is told by the command's end.
+        events.keep(&Event::DaemonStartFailed { why: e.to_string() });
+    })?;
     let outcome = serve(
         &daemon,
         &mut run_dir,
@@ -111,6 +119,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
             tracing::error!("{e}");
         }
     }
+    events.close();
     match outcome? {
         StopReason::Signal | StopReason::Export => Ok(()),
         // A failure, as supervisors see it, so that they start it again.
@@ -147,21 +156,25 @@ fn serve(
         ms = begin.elapsed().as_millis() as u64,
         "all disks are on offer"
     );
+    daemon.tell_started();
     signalled.stop(daemon.clone());
     let monitor = Monitor::start(daemon);
     notify.ready("serving");
     let reason = daemon.housekeeping();
     notify.stopping();
-    tracing::info!(?reason, "stopping");
+    daemon.events().tell(Event::DaemonStopping {
+        why: reason.words().to_owned(),
+    });
     daemon.exports().close();
     daemon.close_datastores();
     drop((monitor, signs));
     let outcome = daemon.shut_down(reason);
     // Control clients wait for the end of an export until the socket is gone.
     drop(api);
-    if outcome.is_ok() {
-        tracing::info!("stopped");
-    }
+    daemon.events().tell(match &outcome {
+        Ok(()) => Event::DaemonStopped {},
+        Err(e) => Event::DaemonStoppedBadly { why: e.to_string() },
+    });
     outcome.map(|()| reason)
 }
 

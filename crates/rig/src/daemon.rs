@@ -307,6 +307,14 @@ impl Hearth {
         Ok(start.elapsed())
     }
 
+    /// What a daemon keeps beside its pool is the test's own, unless the test says where.
+    fn state_args(&self) -> Vec<PathBuf> {
+        if self.serve_args.iter().any(|arg| arg == "--state-dir") {
+            return Vec::new();
+        }
+        vec!["--state-dir".into(), self.dir().join("state")]
+    }
+
     /// Starts the daemon without waiting.
     pub fn spawn(&mut self) -> Result<()> {
         let log = OpenOptions::new()
@@ -330,6 +338,7 @@ impl Hearth {
             .arg(&self.flash)
             .arg("--run-dir")
             .arg(self.run_dir())
+            .args(self.state_args())
             .args(&self.serve_args)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

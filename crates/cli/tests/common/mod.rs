@@ -72,6 +72,12 @@ impl Bench {
             .arg(self.run_dir())
             .args(args)
             .stdin(Stdio::null());
+        // What a daemon keeps beside its pool is the test's own.
+        if args.first() == Some(&"serve") && !args.contains(&"--state-dir") {
+            command
+                .arg("--state-dir")
+                .arg(self.dir.path().join("state"));
+        }
         command
     }
 

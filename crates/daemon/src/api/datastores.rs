@@ -5,12 +5,14 @@ use std::str::FromStr;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use hearth_events::Event;
 use hearth_fault::Fault;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::caller::Caller;
 use super::server::{Body, Changed, Panel, Shared, change, run};
 use super::types::{Done, ErrorBody};
 use crate::error::Result;
@@ -150,11 +152,15 @@ async fn get_datastores(State(panel): Shared) -> Result<Json<Vec<DatastoreInfo>>
     (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
 async fn add_datastore(
     State(panel): Shared,
+    Caller(by): Caller,
     Body(add): Body<DatastoreAdd>,
 ) -> Result<Json<DatastoreInfo>> {
     let name = add.name.clone();
     change(panel, Changed::Datastore(&name), move |c| {
-        c.add_datastore(add)
+        let info = c.add_datastore(add)?;
+        let datastore = info.name.clone();
+        c.events().tell(Event::DatastoreAdded { datastore, by });
+        Ok(info)
     })
     .await
 }
@@ -175,12 +181,16 @@ async fn get_datastore(
     (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
 async fn set_datastore(
     State(panel): Shared,
+    Caller(by): Caller,
     Path(name): Path<String>,
     Body(set): Body<DatastoreSet>,
 ) -> Result<Json<DatastoreInfo>> {
     let store = name.clone();
     change(panel, Changed::Datastore(&store), move |c| {
-        c.set_datastore(&name, set)
+        let info = c.set_datastore(&name, set)?;
+        let datastore = name;
+        c.events().tell(Event::DatastoreChanged { datastore, by });
+        Ok(info)
     })
     .await
 }
@@ -202,10 +212,17 @@ async fn flush_datastore(
 /// Serve a datastore no longer. The directory has everything afterwards.
 #[utoipa::path(post, path = "/v1/datastores/{name}/remove", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 200, body = Done), (status = "default", body = ErrorBody)))]
-async fn remove_datastore(State(panel): Shared, Path(name): Path<String>) -> Result<Json<Done>> {
+async fn remove_datastore(
+    State(panel): Shared,
+    Caller(by): Caller,
+    Path(name): Path<String>,
+) -> Result<Json<Done>> {
     let store = name.clone();
     change(panel, Changed::Datastore(&store), move |c| {
-        c.remove_datastore(&name).map(|()| Done { done: true })
+        c.remove_datastore(&name)?;
+        let datastore = name;
+        c.events().tell(Event::DatastoreRemoved { datastore, by });
+        Ok(Done { done: true })
     })
     .await
 }

@@ -32,6 +32,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Sleep;
 
+use super::caller::Caller;
 use super::server::BODY_MAX;
 use super::types::ErrorBody;
 
@@ -273,9 +274,12 @@ async fn connection(
     place: Place,
     mut ending: watch::Receiver<bool>,
 ) {
+    // Whatever is asked over this connection, the same one asks.
+    let caller = Caller::of(&stream);
     let routes = TowerToHyperService::new(router);
     let of = place.clone();
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(caller.clone());
         let (routes, place) = (routes.clone(), of.clone());
         async move { Ok::<_, Infallible>(answer(routes, request, limits, &place).await) }
     });

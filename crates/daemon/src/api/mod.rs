@@ -2,7 +2,9 @@
 //! routes, `listen` the connections).
 
 pub mod advice;
+mod caller;
 pub mod datastores;
+pub mod events;
 pub mod listen;
 pub mod server;
 pub mod stats;

@@ -12,6 +12,7 @@ use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use hearth_events::{Event, Events};
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
@@ -19,6 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
+use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
@@ -54,7 +56,9 @@ pub trait Control: Send + Sync + 'static {
     /// Begins to remove a disk.
     fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo>;
     /// Gives up ranges whose only copy was lost; they read as the origin has them.
-    fn accept_loss(&self, name: &str) -> Result<DiskInfo>;
+    fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo>;
+    /// What happened, and where more is told.
+    fn events(&self) -> &Arc<Events>;
     /// All statistics.
     fn stats(&self) -> Result<StatsReport>;
     /// Statistics of one disk.
@@ -215,7 +219,11 @@ async fn get_pool(State(panel): Shared) -> Result<Json<PoolInfo>> {
 /// Write everything dirty to the origins, and stop the daemon, which leaves the pool clean.
 #[utoipa::path(post, path = "/v1/pool/export", tag = "pool", request_body = Option<PoolExport>,
     responses((status = 200, body = Done), (status = "default", body = ErrorBody)))]
-async fn export_pool(State(panel): Shared, request: Request) -> Result<Json<Done>> {
+async fn export_pool(
+    State(panel): Shared,
+    Caller(by): Caller,
+    request: Request,
+) -> Result<Json<Done>> {
     // Without a body it is as it always was, as long as no clients are connected.
     let bare = request.headers().get("content-type").is_none();
     let how = if bare {
@@ -224,7 +232,9 @@ async fn export_pool(State(panel): Shared, request: Request) -> Result<Json<Done
         Body::<PoolExport>::from_request(request, &()).await?.0
     };
     change(panel, Changed::Pool, move |c| {
-        c.export_pool(how).map(|()| Done { done: true })
+        c.export_pool(how)?;
+        c.events().tell(Event::PoolExport { by });
+        Ok(Done { done: true })
     })
     .await
 }
@@ -239,10 +249,31 @@ async fn get_disks(State(panel): Shared) -> Result<Json<Vec<DiskInfo>>> {
 /// Add a disk and serve it.
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskAdd, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn add_disk(State(panel): Shared, Body(disk): Body<DiskAdd>) -> Result<Json<DiskInfo>> {
+async fn add_disk(
+    State(panel): Shared,
+    Caller(by): Caller,
+    Body(disk): Body<DiskAdd>,
+) -> Result<Json<DiskInfo>> {
     let origin = disk.origin.clone();
     let find = move |_: &dyn Control| Ok(spot::of(&origin));
-    change_at(panel, find, move |c| c.add(disk)).await
+    let work = move |c: &dyn Control| {
+        let name = disk.name.clone();
+        let new = c.disk(&name).is_err();
+        let outcome = c.add(disk);
+        // One that was added and cannot be served is an error, too.
+        if let Ok(info) = c.disk(&name)
+            && new
+        {
+            c.events().tell(Event::DiskAdded {
+                disk: name,
+                origin: info.origin,
+                mode: info.settings.mode.word().to_owned(),
+                by,
+            });
+        }
+        outcome
+    };
+    change_at(panel, find, work).await
 }
 
 /// One disk.
@@ -258,19 +289,51 @@ async fn get_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Json
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn set_disk(
     State(panel): Shared,
+    Caller(by): Caller,
     Path(name): Path<String>,
     Body(set): Body<DiskSet>,
 ) -> Result<Json<DiskInfo>> {
     let decides = set.trust.is_some() || set.takeover || set.sole_user;
     let asks_origin = decides || set.size_from_origin || set.allow_backing;
     let asked = name.clone();
-    let work = move |c: &dyn Control| c.set(&name, set);
+    let what = changes(&set);
+    let work = move |c: &dyn Control| {
+        let info = c.set(&name, set)?;
+        c.events().tell(Event::DiskChanged {
+            disk: name,
+            what,
+            by,
+        });
+        Ok(info)
+    };
     if asks_origin {
         change_at(panel, move |c| c.spot_of(&asked), work).await
     } else {
         change(panel, Changed::Disk(&asked), work).await
     }
 }
+
+/// The settings that somebody changes, as `name=value`.
+fn changes(set: &DiskSet) -> String {
+    let all = serde_json::to_value(set).unwrap_or_default();
+    let given = |(name, value): (&String, &serde_json::Value)| match value {
+        // Not asked for.
+        serde_json::Value::Null | serde_json::Value::Bool(false)
+            if *value != serde_json::Value::Bool(false)
+                || ONLY_IF_ASKED.contains(&name.as_str()) =>
+        {
+            None
+        }
+        serde_json::Value::String(text) => Some(format!("{name}={text}")),
+        other => Some(format!("{name}={other}")),
+    };
+    let all = all.as_object();
+    let given: Vec<String> = all.into_iter().flatten().filter_map(given).collect();
+    given.join(" ")
+}
+
+/// Of a change, what is asked for by being true.
+const ONLY_IF_ASKED: [&str; 4] = ["size_from_origin", "allow_backing", "sole_user", "takeover"];
 
 /// Begin to write everything dirty to the origin. Poll the disk for its progress.
 #[utoipa::path(post, path = "/v1/disks/{name}/flush", tag = "disks", params(("name" = String, Path)), responses(
@@ -305,9 +368,16 @@ async fn cancel_disk(State(panel): Shared, Path(name): Path<String>) -> Result<J
 /// Give up the ranges whose only copy was lost with the flash: they read as the origin has them.
 #[utoipa::path(post, path = "/v1/disks/{name}/accept-loss", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
-async fn accept_loss(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+async fn accept_loss(
+    State(panel): Shared,
+    Caller(by): Caller,
+    Path(name): Path<String>,
+) -> Result<Json<DiskInfo>> {
     let disk = name.clone();
-    change(panel, Changed::Disk(&disk), move |c| c.accept_loss(&name)).await
+    change(panel, Changed::Disk(&disk), move |c| {
+        c.accept_loss(&name, &by)
+    })
+    .await
 }
 
 /// All statistics.
@@ -345,6 +415,7 @@ async fn get_openapi() -> Response {
         (name = "pool", description = "The pool being served"),
         (name = "disks", description = "Virtual disks"),
         (name = "datastores", description = "Directories served whole, over NFS"),
+        (name = "events", description = "What happened; kinds and their names in docs/events.md"),
         (name = "statistics", description = "Counters, windows, latencies; defined in docs/statistics.md"),
         (name = "workload", description = "What guests do to a disk: histograms, recordings, advice"),
         (name = "about", description = "The API itself")
@@ -366,6 +437,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(get_disk_stats))
         .routes(routes!(get_openapi))
         .merge(super::datastores::routes())
+        .merge(super::events::routes())
         .merge(super::watching::routes())
 }
 

@@ -331,7 +331,10 @@ impl Daemon {
                     return Err(control_error(&format!("apply advice to {name}"), *e));
                 }
                 Some((name, bytes, Ok(()))) => {
-                    tracing::info!(disk = %name, kept = bytes, "flash kept as advised");
+                    self.events.tell(hearth_events::Event::ShareChanged {
+                        disk: name.clone(),
+                        bytes: *bytes,
+                    });
                     report.applied.push(Applied {
                         name: name.clone(),
                         kept: *bytes,

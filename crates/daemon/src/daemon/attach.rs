@@ -361,8 +361,13 @@ impl Daemon {
         let size = hearth_volume::Volume::size(&**export);
         let short = (now < size).then_some(now);
         match (slot.session.short, short) {
-            (None, Some(now)) => tracing::error!(disk = %name, "{}", shrank(size, now)),
-            (Some(_), None) => tracing::info!(disk = %name, "the origin has its size back"),
+            (None, Some(now)) => self.events.tell(hearth_events::Event::OriginShrank {
+                disk: name.to_owned(),
+                what: shrank(size, now),
+            }),
+            (Some(_), None) => self.events.tell(hearth_events::Event::OriginSizeBack {
+                disk: name.to_owned(),
+            }),
             _ => {}
         }
         if std::mem::replace(&mut slot.session.short, short) != short {
@@ -440,7 +445,8 @@ impl Daemon {
                 for notice in &served.notices {
                     tracing::warn!(disk = %name, "{notice}");
                 }
-                tracing::info!(disk = %name, "attached");
+                self.events
+                    .tell(hearth_events::Event::DiskAttached { disk: name.clone() });
                 slot.device = Some(served.device);
                 slot.session.notices = served.notices;
                 slot.session.clean_fits = clean_fits;
@@ -468,9 +474,15 @@ impl Daemon {
                     });
                 match &why {
                     _ if told => {}
-                    Unserved::Waiting(e) => tracing::warn!(disk = %name, "waiting: {e}"),
+                    Unserved::Waiting(e) => self.events.tell(hearth_events::Event::DiskWaiting {
+                        disk: name.clone(),
+                        why: e.to_string(),
+                    }),
                     Unserved::Refused { why, .. } => {
-                        tracing::error!(disk = %name, "refused: {why}");
+                        self.events.tell(hearth_events::Event::DiskRefused {
+                            disk: name.clone(),
+                            why: why.to_string(),
+                        });
                     }
                 }
                 Event::NotTaken(why)

@@ -631,7 +631,9 @@ impl Control for Arc<Daemon> {
         self.with_slot(name, |slot| {
             let begun = slot.life.is_removed() || slot.life == (Life::Served { flushing: true });
             if begun {
-                tracing::info!(disk = %name, "flush or removal called off");
+                self.events.tell(hearth_events::Event::DiskFlushCancelled {
+                    disk: name.to_owned(),
+                });
             }
             Ok(())
         })?;
@@ -675,7 +677,7 @@ impl Control for Arc<Daemon> {
         Ok(info)
     }
 
-    fn accept_loss(&self, name: &str) -> Result<DiskInfo> {
+    fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo> {
         let turn = self.turn_for(name)?;
         let id = turn.id();
         let blocks = self
@@ -692,12 +694,20 @@ impl Control for Arc<Daemon> {
             slot.session.stranded = None;
             Ok(())
         })?;
-        tracing::warn!(disk = %name, blocks, "lost blocks accepted; they read as the origin has them");
+        self.events.tell(hearth_events::Event::LossAccepted {
+            disk: name.to_owned(),
+            blocks,
+            by: by.to_owned(),
+        });
         self.poke();
         // One that waited for this is served now.
         drop(turn);
         self.wait_reconciled(name)?;
         self.disk_info(name)
+    }
+
+    fn events(&self) -> &Arc<hearth_events::Events> {
+        &self.events
     }
 
     fn stats(&self) -> Result<StatsReport> {

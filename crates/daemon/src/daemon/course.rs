@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hearth_engine::ControlError;
 use hearth_engine::api::{DiskId, OriginState};
+use hearth_events::Events;
 
 use super::admission::GIVE_UP_TIME;
 use super::slot::Slot;
@@ -65,7 +66,7 @@ impl Drop for Attempt<'_> {
 
 impl Slot {
     /// Takes a step of its life; what has to follow.
-    fn step(&mut self, event: Event) -> std::result::Result<Vec<Effect>, Refusal> {
+    fn step(&mut self, event: Event, events: &Events) -> std::result::Result<Vec<Effect>, Refusal> {
         let done = matches!(event, Event::Drained);
         let begun = matches!(event, Event::Flush | Event::Remove { .. });
         let (next, effects) = self.life.on(event)?;
@@ -77,7 +78,9 @@ impl Slot {
         } else if before.is_busy() && !self.life.is_busy() {
             let shown = self.session.shown.take().filter(|_| done);
             if done {
-                tracing::info!(disk = %self.name, "flushed");
+                events.tell(hearth_events::Event::DiskFlushed {
+                    disk: self.name.clone(),
+                });
             }
             self.session.shown = shown.map(|p| DrainProgress { done: true, ..p });
         }
@@ -165,7 +168,7 @@ impl Daemon {
     fn step_of(&self, id: DiskId, event: Event) -> std::result::Result<Vec<Effect>, Refusal> {
         let mut disks = self.disks.lock();
         let slot = disks.by_id_mut(id).ok_or(Refusal::Unknown)?;
-        slot.step(event)
+        slot.step(event, &self.events)
     }
 
     /// Does what has to follow; what comes of it, if that matters.
@@ -373,7 +376,9 @@ impl Daemon {
         self.keep_shares();
         self.forget_gone();
         if known {
-            tracing::info!(disk = %name, "removed");
+            self.events.tell(hearth_events::Event::DiskRemoved {
+                disk: name.to_owned(),
+            });
         }
     }
 
@@ -405,7 +410,10 @@ impl Daemon {
             let session = &mut slot.session;
             let notice = error.to_string();
             if session.notices.last() != Some(&notice) {
-                tracing::error!(disk = %name, "cannot be completed now: {notice}");
+                self.events.tell(hearth_events::Event::DiskIncomplete {
+                    disk: name.to_owned(),
+                    why: notice.clone(),
+                });
                 session.notices.push(notice);
             }
             if session.notices.len() > NOTICES_MAX {

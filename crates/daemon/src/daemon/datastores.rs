@@ -333,7 +333,10 @@ impl Daemon {
                 store.served = served;
             }
             if let Err(e) = &store.served {
-                tracing::error!(datastore = %record.name, "not served: {e}");
+                self.events.tell(hearth_events::Event::DatastoreUnserved {
+                    datastore: record.name.clone(),
+                    why: e.to_string(),
+                });
             }
         }
     }

@@ -88,7 +88,10 @@ impl Daemon {
         let record = self.note_fenced(id, name)?;
         let error = self.fenced(&record);
         if first {
-            tracing::error!(disk = %name, "stopped, because {why}: {error}");
+            self.events.tell(hearth_events::Event::DiskFenced {
+                disk: name.to_owned(),
+                why: format!("{why}: {error}"),
+            });
         }
         // Whoever changes it goes first; the next round comes back to it.
         if let Some(turn) = self.disks.turn(id, Purpose::Changing) {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::FlashFault;
 use hearth_engine::api::{DiskId, Effects};
+use hearth_events::Event;
 use hearth_io::BLOCK;
 use hearth_io::file::{NameLeadsTo, Standing};
 
@@ -419,7 +420,9 @@ impl Daemon {
         let what = self.flash_notices().join("; ");
         let mut state = lock(&self.flash.state);
         if what.is_empty() {
-            state.told = None;
+            if state.told.take().is_some() {
+                self.events.tell(Event::FlashWell {});
+            }
             return;
         }
         let now = Instant::now();
@@ -429,7 +432,10 @@ impl Daemon {
             Some(told) if now < told.again_at => return,
             Some(told) => (told.wait * 2).min(TELL_AGAIN_MAX),
         };
-        tracing::error!(dirty_bytes = self.dirty_bytes(), "{what}");
+        self.events.tell(Event::FlashTrouble {
+            what: what.clone(),
+            dirty_bytes: self.dirty_bytes(),
+        });
         state.told = Some(Told {
             what,
             again_at: now + wait,

@@ -97,6 +97,7 @@ impl Daemon {
             let Some(stats) = self.engine.stats(id, hearth_io::now_ns()) else {
                 continue;
             };
+            self.watch_counters(slot, &stats.counters);
             let slot = &mut slot.session;
             let counters = Counters::from(&stats.counters);
             slot.windows.sample(now, &counters);
@@ -106,10 +107,9 @@ impl Daemon {
                 slot.latencies.sample(now, &latencies);
             }
         }
-        windows.sample(
-            now,
-            &FlashCounters::from(&self.engine.pool_stats().counters),
-        );
+        let flash = self.engine.pool_stats().counters;
+        self.watch_flash(&flash);
+        windows.sample(now, &FlashCounters::from(&flash));
     }
 
     /// Looks how far everything is that was begun; true if anything was.

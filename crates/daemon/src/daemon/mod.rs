@@ -23,6 +23,7 @@ mod report;
 mod slot;
 mod stop;
 mod trouble;
+mod watch;
 mod workload;
 
 use std::collections::BTreeSet;
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
+use hearth_events::{Event, Events};
 use hearth_io::{BLOCK, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
@@ -116,6 +118,8 @@ pub struct Options {
     pub exit_when_room: Option<Duration>,
     /// Where is kept what must outlive the flash; `None`: the usual place.
     pub state_dir: Option<PathBuf>,
+    /// Where it tells what happens.
+    pub events: Arc<Events>,
 }
 
 /// The engine, as the data threads call it. They ring for those who wait for something of it.
@@ -167,6 +171,8 @@ pub struct Daemon {
     windows: Mutex<Windows<FlashCounters>>,
     started: Instant,
     recovery: Recovery,
+    /// The run before did not end in order.
+    crashed: bool,
     flash: flash::FlashWatch,
     images: PathBuf,
     /// Whose the origins are that other hosts can reach.
@@ -184,6 +190,10 @@ pub struct Daemon {
     measuring: attach::MeasuredSpots,
     /// The directories that are served whole.
     stores: datastores::Stores,
+    /// Where is told what happens.
+    events: Arc<Events>,
+    /// What of the flash was counted when it was last told.
+    flash_errors: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -196,6 +206,8 @@ impl Daemon {
         let begin = Instant::now();
         chains::check_dirs(&options.backing_dirs)?;
         let (mut pool, read_only) = Pool::open_for_service(&options.flash)?;
+        // As it was found: from now on it is in use.
+        let crashed = pool.info().state == "dirty";
         crate::pool::check_memory(&pool, options.memory, options.ram_stage)?;
         let engine_options = EngineOptions {
             // Keeps guests from choosing block numbers that collide in the index.
@@ -213,7 +225,7 @@ impl Daemon {
             ..EngineOptions::default()
         };
         let braked = match &options.brake {
-            Some(brake) => brake.check(&pool.uuid())?,
+            Some(brake) => brake.check(&pool.uuid(), &options.events)?,
             None => None,
         };
         // What leaves the flash alone altogether comes first.
@@ -285,6 +297,7 @@ impl Daemon {
             windows: Mutex::new(Windows::new(0, FlashCounters::default())),
             started: begin,
             recovery,
+            crashed,
             flash: flash::FlashWatch::new(degraded, place, options.exit_when_room),
             images: options.images.clone(),
             owners,
@@ -297,6 +310,8 @@ impl Daemon {
             auto_due: AtomicU64::new(advice::AUTO_SECONDS),
             measuring: attach::MeasuredSpots::default(),
             stores: datastores::Stores::new(options.state_dir.clone()),
+            events: options.events.clone(),
+            flash_errors: AtomicU64::new(0),
         });
         daemon.attach_all();
         Ok(daemon)
@@ -315,6 +330,40 @@ impl Daemon {
     /// The threads for what may block.
     pub fn workers(&self) -> &Arc<Workers> {
         &self.workers
+    }
+
+    /// Where is told what happens.
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Tells that everything that can be is on offer, and how the pool was found.
+    pub(crate) fn tell_started(&self) {
+        let Recovery {
+            cached_blocks,
+            dirty_blocks,
+            millis,
+            ..
+        } = self.recovery;
+        let pool = lock(&self.pool).uuid();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        self.events.tell(if self.crashed {
+            Event::DaemonStartedAfterCrash {
+                version,
+                pool,
+                cached_blocks,
+                dirty_blocks,
+                millis,
+            }
+        } else {
+            Event::DaemonStarted {
+                version,
+                pool,
+                cached_blocks,
+                dirty_blocks,
+                millis,
+            }
+        });
     }
 
     /// Seconds since the start.

@@ -9,7 +9,7 @@ use hearth_format::DiskRecord;
 use hearth_io::Device;
 use hearth_origin::owner::Claim;
 
-use super::trouble;
+use super::{trouble, watch};
 use crate::api::stats::Counters;
 use crate::api::types::DrainProgress;
 use crate::error::Error;
@@ -43,6 +43,8 @@ pub(super) struct Session {
     pub(super) latencies: Windows<Latencies>,
     /// Tells when it cannot be written back.
     pub(super) alarm: trouble::Alarm,
+    /// What was told of it.
+    pub(super) told: watch::Told,
 }
 
 impl Session {
@@ -61,6 +63,7 @@ impl Session {
             windows: Windows::starting(now, &NOTHING.0),
             latencies: Windows::starting(now, &NOTHING.1),
             alarm: trouble::Alarm::default(),
+            told: watch::Told::default(),
         }
     }
 }

@@ -43,6 +43,17 @@ pub enum StopReason {
     Room,
 }
 
+impl StopReason {
+    /// For people.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            StopReason::Signal => "a signal",
+            StopReason::Export => "the pool is exported",
+            StopReason::Room => "there is room for the cache again",
+        }
+    }
+}
+
 impl Daemon {
     /// Tells [`housekeeping`](Self::housekeeping) to return. The first reason counts.
     pub fn request_stop(&self, reason: StopReason) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_engine::DiskStatus;
+use hearth_events::Event;
 use hearth_fault::Fault;
 use hearth_io::IoError;
 
@@ -143,25 +144,23 @@ impl Daemon {
         for (_, slot) in disks.all_mut() {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let trouble = write_back_trouble(&status, now_ns);
+            self.watch_link(slot);
             match (slot.session.alarm.look(trouble.is_some(), now), trouble) {
                 (Some(Say::Trouble), Some(t)) => {
                     let origin = self.origin_of(slot);
-                    tracing::error!(
-                        disk = %slot.name,
-                        origin = %origin,
-                        errno = t.errno,
-                        dirty_bytes = t.dirty,
-                        for_seconds = t.seconds as u64,
-                        failures = t.failures,
-                        "{}", fault(&t, &origin)
-                    );
+                    self.events.tell(Event::WriteBackFailing {
+                        disk: slot.name.clone(),
+                        dirty_bytes: t.dirty,
+                        seconds: t.seconds as u64,
+                        what: fault(&t, &origin).to_string(),
+                        origin,
+                    });
                 }
-                (Some(Say::Over), _) => tracing::info!(
-                    disk = %slot.name,
-                    origin = %self.origin_of(slot),
-                    dirty_bytes = status.owed_bytes(),
-                    "the origin takes what is written back again"
-                ),
+                (Some(Say::Over), _) => self.events.tell(Event::WriteBackWorks {
+                    disk: slot.name.clone(),
+                    origin: self.origin_of(slot),
+                    dirty_bytes: status.owed_bytes(),
+                }),
                 _ => {}
             }
         }

@@ -1,0 +1,265 @@
+//! The kinds of events: name, severity, fields and sentence of each, in one table.
+//!
+//! A name is never changed and never used for something else: rules and scripts rely on it. Fields may be
+//! added. `docs/events.md` lists them, which a test sees to.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// How much an event matters, in the words of syslog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// What was asked for.
+    Info,
+    /// Nothing is wrong, but somebody may want to know.
+    Notice,
+    /// Something is wrong that may right itself.
+    Warning,
+    /// Something is wrong that somebody has to see to.
+    Error,
+}
+
+impl Severity {
+    /// The word used in the API, the command line and the file.
+    pub fn word(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Notice => "notice",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        }
+    }
+
+    /// Syslog's number.
+    pub fn priority(self) -> u8 {
+        match self {
+            Severity::Info => 6,
+            Severity::Notice => 5,
+            Severity::Warning => 4,
+            Severity::Error => 3,
+        }
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])+ $name:literal $severity:ident $kind:ident { $($field:ident: $type:ty),* $(,)? } $text:literal)*) => {
+        /// Something that happened.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs)] // The fields are what their names say.
+        pub enum Event {
+            $($(#[doc = $doc])+ $kind { $($field: $type),* },)*
+        }
+
+        /// Every kind: its name, its severity, and what it means.
+        pub const KINDS: &[(&str, Severity, &str)] = &[
+            $(($name, Severity::$severity, concat!($($doc),+)),)*
+        ];
+
+        impl Event {
+            /// The name that stays.
+            pub fn name(&self) -> &'static str {
+                match self { $(Event::$kind { .. } => $name,)* }
+            }
+
+            /// How much it matters.
+            pub fn severity(&self) -> Severity {
+                match self { $(Event::$kind { .. } => Severity::$severity,)* }
+            }
+
+            /// What happened, for people.
+            #[allow(unused_variables)] // Not every field is in the sentence.
+            pub fn text(&self) -> String {
+                match self { $(Event::$kind { $($field),* } => format!($text),)* }
+            }
+
+            /// The kind's own fields.
+            pub fn details(&self) -> Map<String, Value> {
+                let mut map = Map::new();
+                match self {
+                    $(Event::$kind { $($field),* } => {
+                        $(map.insert(stringify!($field).to_owned(), json!($field));)*
+                    })*
+                }
+                // It has a place of its own in the record.
+                map.remove("disk");
+                map
+            }
+
+            /// The disk it is about.
+            #[allow(unused_mut, unused_assignments)]
+            pub fn disk(&self) -> Option<String> {
+                match self {
+                    $(Event::$kind { $($field),* } => {
+                        let mut found: Option<String> = None;
+                        $(kinds!(@disk found, $field $field);)*
+                        found
+                    })*
+                }
+            }
+        }
+    };
+    (@disk $found:ident, disk $field:ident) => { $found = Some($field.clone()) };
+    (@disk $found:ident, $other:ident $field:ident) => { let _ = $field; };
+}
+
+kinds! {
+    /// The daemon serves its pool: every disk that can be is on offer.
+    "daemon-started" Notice DaemonStarted { version: String, pool: String, cached_blocks: u64, dirty_blocks: u64, millis: u64 }
+        "serving pool {pool} with Hearth {version}, cache as a clean stop left it"
+    /// The same, but the run before did not end in order: it was killed, it crashed, or the host did.
+    "daemon-started-after-crash" Warning DaemonStartedAfterCrash { version: String, pool: String, cached_blocks: u64, dirty_blocks: u64, millis: u64 }
+        "serving pool {pool} with Hearth {version} after a crash; {cached_blocks} blocks were found again in the log, {dirty_blocks} of them dirty"
+    /// The daemon could not start.
+    "daemon-start-failed" Error DaemonStartFailed { why: String }
+        "could not start: {why}"
+    /// The daemon aborted lately; the message is that of the abort.
+    "daemon-aborted-before" Error DaemonAbortedBefore { seconds_ago: u64, message: String }
+        "Hearth aborted {seconds_ago} s before this start: {message}"
+    /// The daemon begins to stop, and why.
+    "daemon-stopping" Notice DaemonStopping { why: String }
+        "stopping: {why}"
+    /// The daemon stopped and left the pool clean.
+    "daemon-stopped" Notice DaemonStopped {}
+        "stopped; the pool is clean"
+    /// The daemon stopped and could not leave the pool clean.
+    "daemon-stopped-badly" Error DaemonStoppedBadly { why: String }
+        "stopped, and the pool is not clean: {why}"
+    /// A thread that serves clients does not come round.
+    "thread-stuck" Error ThreadStuck { thread: String, seconds: u64 }
+        "a thread is stuck: {thread} has not come round for {seconds} s, and the clients it serves get no answers; see whether an origin's device or mount, or the flash, hangs. Restart the daemon if it does not come back"
+    /// It does again.
+    "thread-goes-on" Notice ThreadGoesOn { thread: String, seconds: u64 }
+        "thread {thread} goes on after {seconds} s"
+    /// The flash failed or is not used, and why.
+    "flash-trouble" Error FlashTrouble { what: String, dirty_bytes: u64 }
+        "{what}"
+    /// What was said of the flash is over.
+    "flash-well" Notice FlashWell {}
+        "the flash is well again"
+    /// Operations on the flash failed; the count is of those since the last such event.
+    "flash-errors" Warning FlashErrors { count: u64 }
+        "{count} operations on the flash failed"
+    /// A disk was added to the registry.
+    "disk-added" Info DiskAdded { disk: String, origin: String, mode: String, by: String }
+        "added on {origin}, {mode}, by {by}"
+    /// Settings of a disk were changed, and by whom.
+    "disk-changed" Info DiskChanged { disk: String, what: String, by: String }
+        "changed by {by}: {what}"
+    /// A disk is served.
+    "disk-attached" Info DiskAttached { disk: String }
+        "attached"
+    /// A disk is not served, because its origin is missing; it is tried again.
+    "disk-waiting" Warning DiskWaiting { disk: String, why: String }
+        "waiting: {why}"
+    /// A disk is not served until somebody decides something.
+    "disk-refused" Error DiskRefused { disk: String, why: String }
+        "refused: {why}"
+    /// A disk's origin is another host's now.
+    "disk-fenced" Error DiskFenced { disk: String, why: String }
+        "stopped, because {why}"
+    /// Everything dirty of a disk is in its origin, as somebody had asked.
+    "disk-flushed" Info DiskFlushed { disk: String }
+        "flushed"
+    /// A flush or a removal was called off.
+    "disk-flush-cancelled" Info DiskFlushCancelled { disk: String }
+        "flush or removal called off"
+    /// A flush, a removal or an attachment could not be completed.
+    "disk-incomplete" Error DiskIncomplete { disk: String, why: String }
+        "cannot be completed now: {why}"
+    /// A disk was taken out of the registry.
+    "disk-removed" Info DiskRemoved { disk: String }
+        "removed"
+    /// The server of an origin is not connected; requests that need it wait or fail.
+    "origin-lost" Warning OriginLost { disk: String, origin: String, why: String }
+        "the origin is not connected: {why}"
+    /// It is again.
+    "origin-back" Notice OriginBack { disk: String, origin: String, reconnects: u64 }
+        "the origin is connected again"
+    /// An origin became smaller than its disk.
+    "origin-shrank" Error OriginShrank { disk: String, what: String }
+        "{what}"
+    /// It has its size back.
+    "origin-size-back" Notice OriginSizeBack { disk: String }
+        "the origin has its size back"
+    /// Operations on a disk's origin failed; the count is of those since the last such event.
+    "origin-errors" Warning OriginErrors { disk: String, count: u64 }
+        "{count} operations on the origin failed"
+    /// What is dirty cannot be written back.
+    "write-back-failing" Error WriteBackFailing { disk: String, origin: String, dirty_bytes: u64, seconds: u64, what: String }
+        "{what}"
+    /// It can again.
+    "write-back-works" Notice WriteBackWorks { disk: String, origin: String, dirty_bytes: u64 }
+        "the origin takes what is written back again"
+    /// Blocks on flash did not match their checksums and were read from the origin again.
+    "bad-blocks-repaired" Warning BadBlocksRepaired { disk: String, blocks: u64 }
+        "{blocks} bad blocks on flash were read again from the origin"
+    /// Blocks that were only on flash are lost.
+    "data-lost" Error DataLost { disk: String, blocks: u64 }
+        "{blocks} blocks that were only on flash are lost; `hearth disk show` lists them"
+    /// Somebody gave up lost blocks: they read as the origin has them.
+    "loss-accepted" Warning LossAccepted { disk: String, blocks: u64, by: String }
+        "{blocks} lost blocks given up by {by}; they read as the origin has them"
+    /// The share of flash of a disk was changed as advised.
+    "share-changed" Info ShareChanged { disk: String, bytes: u64 }
+        "flash kept as advised: {bytes} bytes"
+    /// A datastore of the registry is not served.
+    "datastore-unserved" Error DatastoreUnserved { datastore: String, why: String }
+        "datastore {datastore} is not served: {why}"
+    /// A directory is served as a datastore.
+    "datastore-added" Info DatastoreAdded { datastore: String, by: String }
+        "datastore {datastore} added by {by}"
+    /// Settings of a datastore were changed.
+    "datastore-changed" Info DatastoreChanged { datastore: String, by: String }
+        "datastore {datastore} changed by {by}"
+    /// A datastore is no longer served.
+    "datastore-removed" Info DatastoreRemoved { datastore: String, by: String }
+        "datastore {datastore} removed by {by}"
+    /// Somebody asked for the pool to be emptied and the daemon to stop.
+    "pool-export" Notice PoolExport { by: String }
+        "export of the pool asked for by {by}"
+    /// Events that came too fast to be written to the file.
+    "events-left-out" Warning EventsLeftOut { count: u64 }
+        "{count} events came too fast and are not in the file"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_one_of_a_kind_and_spelt_alike() {
+        let names: std::collections::BTreeSet<&str> = KINDS.iter().map(|k| k.0).collect();
+        assert_eq!(names.len(), KINDS.len());
+        for name in names {
+            let good = |c: char| c.is_ascii_lowercase() || c == '-';
+            assert!(name.chars().all(good), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_documentation_lists_every_kind() {
+        let page = include_str!("../../../docs/events.md");
+        for (name, severity, doc) in KINDS {
+            let row = format!("| `{name}` | {} | {} |", severity.word(), doc.trim());
+            assert!(page.contains(&row), "docs/events.md lacks this row:\n{row}");
+        }
+    }
+
+    #[test]
+    fn a_sentence_and_its_fields() {
+        let event = Event::DiskWaiting {
+            disk: "vm1".to_owned(),
+            why: "gone".to_owned(),
+        };
+        assert_eq!(event.text(), "waiting: gone");
+        assert_eq!(event.disk().as_deref(), Some("vm1"));
+        assert_eq!(
+            event.details(),
+            json!({"why": "gone"}).as_object().cloned().unwrap()
+        );
+        let event = Event::FlashErrors { count: 3 };
+        assert_eq!(event.disk(), None);
+        assert_eq!(event.details()["count"], 3);
+    }
+}
