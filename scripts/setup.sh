@@ -81,6 +81,8 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want bindfs bindfs
     # Another client of our NFS server.
     want nfs-ls libnfs-utils
+    # Kills the daemon at a step of its work.
+    want strace strace
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
 fi
 

@@ -1,0 +1,315 @@
+//! The daemon is killed at each step of what it does for a change of a file: before it cuts, writes, makes durable,
+//! renames or removes, and before what it puts on flash. Each time the file is afterwards as it was before the
+//! change or as it is after it, for clients and, once it was flushed, on the host.
+//!
+//! strace kills it as it enters a call of the kernel. What the kernel itself would lose in a power cut is not tried here.
+
+mod stored;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_rig::wait::until;
+use stored::nfs::Client;
+use stored::{Lab, get, lines, pattern, read, root};
+
+/// Long enough for whatever a daemon does until it is killed.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The calls of the kernel at which it is killed, and at which of them that one thread makes during a change.
+const STEPS: &[(&str, u32)] = &[
+    ("ftruncate", 1),
+    ("fallocate", 1),
+    ("pwritev", 2),
+    ("pwrite64", 1),
+    ("fsync", 2),
+    ("fdatasync", 1),
+    ("utimensat", 2),
+    ("renameat2,renameat,rename", 1),
+    ("unlinkat,unlink", 1),
+    ("openat", 2),
+    ("open_by_handle_at", 2),
+    ("io_uring_enter", 5),
+];
+
+/// A change of a file.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Create(&'static str),
+    Write(&'static str, u64, usize, u8),
+    SetSize(&'static str, u64),
+    Rename(&'static str, &'static str),
+    Remove(&'static str),
+    /// No change: what is on flash only is written back.
+    Flush,
+}
+
+/// Large files from their first block on, and one that is none.
+const CHANGES: &[Change] = &[
+    Change::Create("a.img"),
+    Change::Write("a.img", 0, 20_000, 1),
+    Change::Write("a.img", 100_000, 50_000, 2),
+    Change::Flush,
+    Change::SetSize("a.img", 110_001),
+    Change::Flush,
+    Change::SetSize("a.img", 200_000),
+    Change::Write("a.img", 5_000, 3_000, 3),
+    Change::Create("b.log"),
+    Change::Write("b.log", 10, 9_000, 4),
+    Change::Rename("a.img", "c.img"),
+    Change::Create("a.img"),
+    Change::Write("a.img", 0, 70_000, 5),
+    Change::Rename("c.img", "a.img"),
+    Change::SetSize("a.img", 4_097),
+    Change::Write("a.img", 8_192, 4_096, 6),
+    Change::Flush,
+    Change::Remove("b.log"),
+    Change::Remove("a.img"),
+];
+
+/// What is in the directory.
+type Files = BTreeMap<&'static str, Vec<u8>>;
+
+impl Change {
+    /// Carries it out in the model.
+    fn apply(self, files: &mut Files) {
+        match self {
+            Change::Create(name) => drop(files.insert(name, Vec::new())),
+            Change::Write(name, offset, len, round) => {
+                let file = files.entry(name).or_default();
+                let (from, to) = (offset as usize, offset as usize + len);
+                file.resize(file.len().max(to), 0);
+                file[from..to].copy_from_slice(&pattern(offset, round, len));
+            }
+            Change::SetSize(name, size) => files.entry(name).or_default().resize(size as usize, 0),
+            Change::Rename(from, to) => {
+                if let Some(file) = files.remove(from) {
+                    files.insert(to, file);
+                }
+            }
+            Change::Remove(name) => drop(files.remove(name)),
+            Change::Flush => {}
+        }
+    }
+
+    /// Asks for it. An error if the daemon is gone.
+    fn ask(self, lab: &Lab, client: &mut Client, dir: &[u8]) -> Result<()> {
+        let named = |name: &'static str| Named {
+            dir,
+            name: name.as_bytes(),
+        };
+        let results = match self {
+            Change::Create(name) => {
+                let set = SetAttributes {
+                    mode: Some(0o644),
+                    ..SetAttributes::default()
+                };
+                let at = named(name);
+                let what = Create::File(How::Guarded(set));
+                client.call(&Args::Create { at, what })?
+            }
+            Change::Write(name, offset, len, round) => {
+                let file = &find(client, dir, name)?.context("a file to write")?;
+                client.call(&Args::Write {
+                    file,
+                    offset,
+                    count: len as u32,
+                    stable: Stability::File,
+                    data: &pattern(offset, round, len),
+                })?
+            }
+            Change::SetSize(name, size) => {
+                let file = &find(client, dir, name)?.context("a file to cut")?;
+                let set = SetAttributes {
+                    size: Some(size),
+                    ..SetAttributes::default()
+                };
+                let only_if = None;
+                client.call(&Args::SetAttr { file, set, only_if })?
+            }
+            Change::Rename(from, to) => client.call(&Args::Rename {
+                from: named(from),
+                to: named(to),
+            })?,
+            Change::Remove(name) => client.call(&Args::Remove(named(name)))?,
+            Change::Flush => return lab.hearth.ok(&["datastore", "flush", "vms"]).map(drop),
+        };
+        results.ok().map(drop)
+    }
+}
+
+fn find(client: &mut Client, dir: &[u8], name: &str) -> Result<Option<Vec<u8>>> {
+    let name = name.as_bytes();
+    let found = client.call(&Args::Lookup(Named { dir, name }))?;
+    if found.is(Status::NoEnt).is_ok() {
+        return Ok(None);
+    }
+    let found = found.ok()?;
+    Ok(Some(found.reader().opaque(64)?.to_vec()))
+}
+
+/// What clients see of the names that occur.
+fn seen(client: &mut Client, dir: &[u8]) -> Result<Files> {
+    let mut files = Files::new();
+    for name in ["a.img", "b.log", "c.img"] {
+        if let Some(file) = find(client, dir, name)? {
+            let size = get(client, &file)?.size;
+            let content = read(client, &file, 0, 1 << 20)?;
+            ensure!(content.len() as u64 == size, "{name}: {size}");
+            files.insert(name, content);
+        }
+    }
+    Ok(files)
+}
+
+/// What is different, in few words.
+fn sketch(files: &Files) -> String {
+    let of = |(name, content): (&&str, &Vec<u8>)| {
+        let set = content.iter().filter(|b| **b != 0).count();
+        format!("{name}: {} bytes, {set} of them set; ", content.len())
+    };
+    files.iter().map(of).collect()
+}
+
+/// Kills a daemon at one of its steps, unless it is dropped before.
+struct Killer(Child);
+
+impl Killer {
+    fn new(pid: u32, calls: &str, at: u32) -> Result<Killer> {
+        let child = Command::new("strace")
+            .args(["-f", "-o", "/dev/null", "-p", &pid.to_string()])
+            .args(["-e", &format!("trace={calls}")])
+            .args(["-e", &format!("inject={calls}:signal=KILL:when={at}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("strace")?;
+        let mut killer = Killer(child);
+        let own = format!("TracerPid:\t{}\n", killer.0.id());
+        until("strace has all threads", LIMIT, || {
+            if !matches!(killer.0.try_wait(), Ok(None)) {
+                return Some(Err(anyhow::anyhow!("strace cannot attach")));
+            }
+            traced(pid, &own).then_some(Ok(()))
+        })??;
+        Ok(killer)
+    }
+}
+
+/// True if all threads of a process are traced by the one whose line this is.
+fn traced(pid: u32, own: &str) -> bool {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return false;
+    };
+    tasks.flatten().all(|task| {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        // The kernel's own workers cannot be, and end as they like.
+        status.is_empty() || status.starts_with("Name:\tiou-") || status.contains(own)
+    })
+}
+
+impl Drop for Killer {
+    fn drop(&mut self) {
+        // The kernel lets go of what it had.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_kill_at_any_step_leaves_a_file_as_before_or_after() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let pid = lab.hearth.pid().context("no daemon")?;
+    match Killer::new(pid, "mount", 1) {
+        Ok(killer) => drop(killer),
+        Err(e) => {
+            eprintln!("skipped: {e:#}; scripts/setup.sh test installs strace");
+            return Ok(());
+        }
+    }
+    let mut kills = BTreeMap::<&str, u32>::new();
+    for (calls, most) in STEPS {
+        for at in 1..=*most {
+            let mut files = Files::new();
+            for change in CHANGES {
+                let step = || format!("{change:?}, killed at {calls}, the {at}.");
+                let mut client = lab.client()?;
+                let dir = root(&mut client)?;
+                let pid = lab.hearth.pid().context("no daemon")?;
+                // It may be gone at once, for it has something to do of its own.
+                let killer = Killer::new(pid, calls, at);
+                let asked = killer.and_then(|_killer| change.ask(&lab, &mut client, &dir));
+                let mut after = files.clone();
+                change.apply(&mut after);
+                if asked.is_ok() && lab.hearth.running() {
+                    files = after;
+                    continue;
+                }
+                *kills.entry(calls).or_default() += 1;
+                until("the daemon is gone", LIMIT, || {
+                    (!lab.hearth.running()).then_some(())
+                })
+                .with_context(|| format!("{}: {asked:?}", step()))?;
+                // It has ended; this only says so.
+                lab.hearth.kill9()?;
+                lab.hearth.start().with_context(step)?;
+                let mut client = lab.client().with_context(step)?;
+                let found = seen(&mut client, &dir).with_context(step)?;
+                // A cut takes two steps: a file that still has its length may have lost its end.
+                let cut = match *change {
+                    Change::SetSize(name, size) => {
+                        let mut cut = files.clone();
+                        let file = cut.entry(name).or_default();
+                        let from = (size as usize).min(file.len());
+                        file[from..].fill(0);
+                        Some(cut)
+                    }
+                    _ => None,
+                };
+                // As the length is durable before the data is answered.
+                let grown = match *change {
+                    Change::Write(name, offset, len, _) => {
+                        let mut grown = files.clone();
+                        let file = grown.entry(name).or_default();
+                        file.resize(file.len().max(offset as usize + len), 0);
+                        Some(grown)
+                    }
+                    _ => None,
+                };
+                let allowed = [Some(&files), Some(&after), cut.as_ref(), grown.as_ref()];
+                let done = found == after;
+                ensure!(
+                    allowed.contains(&Some(&found)) && (done || asked.is_err()),
+                    "{}: {} instead of {} or {}",
+                    step(),
+                    sketch(&found),
+                    sketch(&files),
+                    sketch(&after)
+                );
+                if !done {
+                    change.ask(&lab, &mut client, &dir).with_context(step)?;
+                    let again = seen(&mut client, &dir).with_context(step)?;
+                    ensure!(again == after, "{}: done again: {}", step(), sketch(&again));
+                }
+                lab.hearth.ok(&["datastore", "flush", "vms"])?;
+                for (name, content) in &after {
+                    let plain = fs::read(lab.vms.join(name))?;
+                    ensure!(plain == *content, "{}: {name} on the host", step());
+                }
+                ensure!(lines(&lab.vms)?.len() == after.len(), "{}", step());
+                files = after;
+            }
+            ensure!(files.is_empty());
+        }
+    }
+    println!("killed: {kills:?}");
+    ensure!(kills.values().sum::<u32>() > 50, "{kills:?}");
+    // Nothing is left of the files that are gone.
+    until("their disks are forgotten", LIMIT, || {
+        (lab.show().ok()?["disks"] == 0).then_some(())
+    })
+}
