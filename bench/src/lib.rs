@@ -13,6 +13,7 @@ pub mod fixture;
 pub mod host;
 pub mod load;
 pub mod made;
+pub mod nfs;
 pub mod peers;
 pub mod report;
 pub mod rows;

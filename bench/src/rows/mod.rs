@@ -3,6 +3,7 @@
 mod cold;
 mod engine_cost;
 mod lookup;
+mod nfs;
 mod ram;
 mod reads;
 mod remote;
@@ -38,6 +39,8 @@ pub const SMOKE: &[&str] = &[
     "vhost-read-qd24",
     "cold",
     "replay-hdd",
+    "nfs-read",
+    "nfs-write",
     "lookup",
     "engine-cost",
     "wa",
@@ -122,6 +125,16 @@ pub const ALL: &[Row] = &[
         run: vhost::write_qd24,
     },
     Row {
+        id: "nfs-read",
+        title: "A datastore's file over NFS, a disk over NBD: warm random 4 KiB reads at depth 1, 32",
+        run: nfs::reads,
+    },
+    Row {
+        id: "nfs-write",
+        title: "A datastore's file over NFS, a disk over NBD: durable random 4 KiB writes at depth 1, 32",
+        run: nfs::writes,
+    },
+    Row {
         id: "cold",
         title: "Cache off or cold, SSD origin, random 4 KiB reads at depth 1, 4, 24, 64",
         run: cold::ssd,
@@ -199,7 +212,7 @@ pub const ALL: &[Row] = &[
 ];
 
 /// CPU time of this thread, nanoseconds: what others do on the machine is not in it.
-fn cpu_ns() -> u64 {
+pub(crate) fn cpu_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

@@ -1,0 +1,255 @@
+//! One timed run of a load over a connection of Hearth's own, by the same loop whether it speaks NBD or NFS.
+//!
+//! fio drives NBD in a way of its own and NFS not at all; a comparison of two protocols needs one client. This one is a
+//! thread that sends a request as soon as one is answered, and copies nothing it need not.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use hearth_nfs::mount;
+use hearth_nfs::record::{Assembler, mark};
+use hearth_nfs::rpc::{self, Answer, Call, Credential};
+use hearth_nfs::v3::{self, Args, Named, Stability};
+use hearth_nfs::xdr::{Reader, Writer};
+use hearth_rig::nbd::{self, Command};
+use hearth_rig::process::cpu_us;
+
+use crate::load::{Job, Sample};
+
+/// An answer that does not come in this time never will.
+const NEVER: Duration = Duration::from_secs(60);
+/// Bytes received at once.
+const RECEIVED: usize = 256 << 10;
+
+/// A connection to an NFS server, and the file that is read and written over it.
+#[derive(Debug)]
+pub struct Client {
+    stream: TcpStream,
+    assembler: Assembler,
+    bytes: Vec<u8>,
+    xid: u32,
+    file: Vec<u8>,
+}
+
+impl Client {
+    /// Mounts `path` and finds the file `name` in it.
+    pub fn connect(server: SocketAddr, path: &str, name: &str) -> Result<Client> {
+        let stream = TcpStream::connect(server)?;
+        stream.set_read_timeout(Some(NEVER))?;
+        stream.set_nodelay(true)?;
+        let mut client = Client {
+            stream,
+            assembler: Assembler::new(),
+            bytes: vec![0; RECEIVED],
+            // As clients do: one that counted from the same number again would be taken for its predecessor.
+            xid: SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos(),
+            file: Vec::new(),
+        };
+        let head = client.call(mount::PROGRAM, mount::VERSION, 1);
+        let mut w = head;
+        w.opaque(path.as_bytes());
+        let results = client.ask(&w)?;
+        let dir = Reader::new(&results).opaque(64)?.to_vec();
+        let mut w = client.call(v3::PROGRAM, v3::VERSION, v3::Procedure::Lookup as u32);
+        let name = name.as_bytes();
+        Args::Lookup(Named { dir: &dir, name }).write(&mut w);
+        let results = client.ask(&w)?;
+        client.file = Reader::new(&results).opaque(64)?.to_vec();
+        Ok(client)
+    }
+
+    fn call(&mut self, program: u32, version: u32, procedure: u32) -> Writer {
+        self.xid = self.xid.wrapping_add(1);
+        let call = Call {
+            xid: self.xid,
+            program,
+            version,
+            procedure,
+            credential: Credential::Sys {
+                uid: 0,
+                gid: 0,
+                groups: Vec::new(),
+            },
+        };
+        let mut w = Writer::new();
+        w.u32(0);
+        call.write(&mut w);
+        w
+    }
+
+    fn send(&mut self, message: Writer) -> Result<u64> {
+        let mut message = message.into_vec();
+        let mark = mark(message.len() - 4);
+        message[..4].copy_from_slice(&mark);
+        self.stream.write_all(&message)?;
+        Ok(u64::from(self.xid))
+    }
+
+    /// The next answer: its number, and what is behind its status.
+    fn receive(&mut self) -> Result<(u64, Vec<u8>)> {
+        let message = loop {
+            if let Some(message) = self.assembler.next_message() {
+                break message;
+            }
+            let n = self.stream.read(&mut self.bytes).context("no answer")?;
+            ensure!(n > 0, "the server has hung up");
+            self.assembler.feed(&self.bytes[..n])?;
+        };
+        let mut r = Reader::new(&message);
+        let (xid, answer) = rpc::read_answer(&mut r)?;
+        ensure!(answer == Answer::Success, "{answer:?}");
+        let status = r.u32()?;
+        ensure!(status == 0, "status {status}");
+        let at = message.len() - r.rest().len();
+        Ok((u64::from(xid), message[at..].to_vec()))
+    }
+
+    fn ask(&mut self, message: &Writer) -> Result<Vec<u8>> {
+        let mut own = Writer::new();
+        own.append(message);
+        self.send(own)?;
+        Ok(self.receive()?.1)
+    }
+}
+
+/// How a write becomes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durable {
+    /// It is so when it is answered: FUA, FILE_SYNC.
+    Itself,
+    /// By a flush after it.
+    ByFlush,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub enum Wire {
+    /// NBD.
+    Nbd(nbd::Client, Durable),
+    /// NFS.
+    Nfs(Client),
+}
+
+impl Wire {
+    fn read(&mut self, offset: u64, len: u32) -> Result<u64> {
+        match self {
+            Wire::Nbd(client, _) => Ok(client.send(Command::Read, offset, len, &[])?),
+            Wire::Nfs(client) => {
+                let procedure = v3::Procedure::Read as u32;
+                let mut w = client.call(v3::PROGRAM, v3::VERSION, procedure);
+                let args = Args::Read {
+                    file: &client.file,
+                    offset,
+                    count: len,
+                };
+                args.write(&mut w);
+                client.send(w)
+            }
+        }
+    }
+
+    /// Begins a durable write.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<u64> {
+        match self {
+            Wire::Nbd(client, durable) => {
+                let fua = *durable == Durable::Itself;
+                let command = Command::Write { fua };
+                Ok(client.send(command, offset, data.len() as u32, data)?)
+            }
+            Wire::Nfs(client) => {
+                let procedure = v3::Procedure::Write as u32;
+                let mut w = client.call(v3::PROGRAM, v3::VERSION, procedure);
+                let args = Args::Write {
+                    file: &client.file,
+                    offset,
+                    count: data.len() as u32,
+                    stable: Stability::File,
+                    data,
+                };
+                args.write(&mut w);
+                client.send(w)
+            }
+        }
+    }
+
+    /// The next that was answered.
+    pub fn receive(&mut self) -> Result<u64> {
+        match self {
+            Wire::Nbd(client, _) => {
+                let reply = client.receive()?;
+                ensure!(reply.error == 0, "error {}", reply.error);
+                Ok(reply.cookie)
+            }
+            Wire::Nfs(client) => Ok(client.receive()?.0),
+        }
+    }
+
+    /// A write was answered; the flush that has to follow, if one has.
+    fn settle(&mut self) -> Result<Option<u64>> {
+        match self {
+            Wire::Nbd(client, Durable::ByFlush) => {
+                Ok(Some(client.send(Command::Flush, 0, 0, &[])?))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Runs `job`, of random reads or durable writes, over `wire`; `pid` is the server's.
+pub fn run(job: &Job, wire: &mut Wire, pid: u32) -> Result<Sample> {
+    let reads = match job.rw {
+        "randread" => true,
+        "randwrite" => false,
+        other => anyhow::bail!("this loop has no {other}"),
+    };
+    let data = vec![0xa5; job.bs as usize];
+    let mut state = job.seed;
+    let mut next = |wire: &mut Wire| -> Result<u64> {
+        state = hearth_policy::spread(state);
+        let at = state % (job.size / job.bs) * job.bs;
+        match reads {
+            true => wire.read(at, job.bs as u32),
+            false => wire.write(at, &data),
+        }
+    };
+    let (server, client) = (cpu_us(pid)?, crate::rows::cpu_ns());
+    let start = Instant::now();
+    let end = start + Duration::from_secs(job.seconds);
+    // By the number of what is waited for: since when, and whether it is the flush.
+    let mut waiting = HashMap::new();
+    for _ in 0..job.depth {
+        waiting.insert(next(wire)?, (Instant::now(), false));
+    }
+    let mut took = Vec::new();
+    while !waiting.is_empty() {
+        let id = wire.receive()?;
+        let (since, flushed) = waiting.remove(&id).context("an answer to nothing")?;
+        if !reads
+            && !flushed
+            && let Some(flush) = wire.settle()?
+        {
+            waiting.insert(flush, (since, true));
+            continue;
+        }
+        let now = Instant::now();
+        took.push((now - since).as_nanos() as u64);
+        if now < end {
+            waiting.insert(next(wire)?, (now, false));
+        }
+    }
+    let time = start.elapsed();
+    let requests = took.len() as f64;
+    took.sort_unstable();
+    let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or(0);
+    Ok(Sample {
+        iops: requests / time.as_secs_f64(),
+        mean_us: took.iter().sum::<u64>() as f64 / requests / 1e3,
+        p99_us: p99 as f64 / 1e3,
+        server_us: Some((cpu_us(pid)? - server) / requests),
+        client_busy: (crate::rows::cpu_ns() - client) as f64 / time.as_nanos() as f64,
+        requests,
+    })
+}
