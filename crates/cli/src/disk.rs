@@ -54,6 +54,26 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
     Ok(spec.to_string())
 }
 
+/// The origin of a new disk: one place, or several as a mirror.
+fn origin_of(args: &DiskAdd) -> Result<String, Error> {
+    if let Some(origin) = &args.origin {
+        return absolute_origin(origin);
+    }
+    if args.mirror.len() < 2 {
+        return Err(Error::invalid(
+            "a mirror of one leg is none",
+            "name two or more with --mirror, or the one with --origin",
+        ));
+    }
+    let legs = args.mirror.iter().map(|leg| {
+        let leg = absolute_origin(leg)?;
+        leg.parse().map_err(hearth_daemon::origin::not_understood)
+    });
+    Ok(hearth_origin::mirror(
+        &legs.collect::<Result<Vec<_>, Error>>()?,
+    ))
+}
+
 /// A takeover wants to be meant.
 fn check_takeover(users: &Users) -> Result<(), Error> {
     if users.takeover && !users.yes {
@@ -69,9 +89,10 @@ fn check_takeover(users: &Users) -> Result<(), Error> {
 
 fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     check_takeover(&args.users)?;
+    let origin = origin_of(&args)?;
     let body: types::DiskAdd = args.settings.body(json!({
         "name": args.name,
-        "origin": absolute_origin(&args.origin)?,
+        "origin": origin,
         "sole_user": args.users.sole_user,
         "takeover": args.users.takeover,
         "allow_backing": args.allow_backing,
@@ -116,6 +137,15 @@ fn reason(info: &DiskInfo) -> Option<Fault> {
 fn warn(lines: &[String]) {
     for line in lines {
         eprintln!("{line}");
+    }
+}
+
+/// How a leg of a mirror is.
+fn leg_text(leg: &types::MirrorLeg) -> String {
+    match (leg.state.as_str(), &leg.reason) {
+        ("out", Some(why)) => format!("out ({})", plain(why)),
+        ("resyncing" | "checking", _) => format!("{}, {} left", leg.state, human(leg.behind)),
+        (state, _) => plain(state),
     }
 }
 
@@ -196,7 +226,13 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     let mut table = Table::new(&["disk", &plain(&d.name)]);
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
     line("state", state_text(d));
-    line("origin", plain(&d.origin));
+    if d.legs.is_empty() {
+        line("origin", plain(&d.origin));
+    }
+    for (i, leg) in d.legs.iter().enumerate() {
+        let key = if i == 0 { "mirror" } else { "" };
+        line(key, format!("{}: {}", plain(&leg.origin), leg_text(leg)));
+    }
     for file in &d.chain {
         line("lies on", plain(file));
     }

@@ -21,6 +21,7 @@ pub mod host;
 pub mod inspect;
 mod life;
 pub mod memory;
+mod mirror;
 mod monitor;
 mod named;
 pub mod notify;

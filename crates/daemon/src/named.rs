@@ -43,13 +43,16 @@ impl Named {
     /// The numbers of what an origin and the files below it are called.
     fn keys(&self, spec: &OriginSpec, chain: &[String]) -> Vec<u64> {
         let files = hearth_origin::files_of(chain).into_iter();
+        let parts = hearth_origin::parts(spec);
         let paths = files
             .map(|(path, _)| path)
-            .chain(hearth_origin::local_path(spec));
+            .chain(parts.iter().filter_map(hearth_origin::local_path));
         let mut keys: Vec<u64> = paths.map(|p| self.hasher.hash_one(Name::Path(p))).collect();
-        keys.push(self.hasher.hash_one(match &spec.source {
-            Source::File(path) => Name::Path(path.clone()),
-            Source::Other { scheme, rest } => Name::Source(scheme, rest),
+        keys.extend(parts.iter().map(|part| {
+            self.hasher.hash_one(match &part.source {
+                Source::File(path) => Name::Path(path.clone()),
+                Source::Other { scheme, rest } => Name::Source(scheme, rest),
+            })
         }));
         keys
     }

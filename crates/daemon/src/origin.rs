@@ -161,7 +161,11 @@ fn failure(e: hearth_origin::OpenError) -> Error {
                 "give an absolute path",
             );
         }
-        Origin::Scheme(_) | Origin::Uri(_) | Origin::Image(_) | Origin::ReadOnly(_) => {
+        Origin::Scheme(_)
+        | Origin::Uri(_)
+        | Origin::Image(_)
+        | Origin::Mirror(_)
+        | Origin::ReadOnly(_) => {
             return Error::of(Kind::Invalid, e.fault());
         }
         Origin::Chain(e) => {

@@ -53,6 +53,11 @@ impl Mounts {
         if let Some(socket) = hearth_origin::socket(&spec) {
             return Spot::new(socket.display().to_string());
         }
+        if hearth_origin::legs(&spec).is_some() {
+            // Its legs are waited for within bounds, wherever they are.
+            let name: String = origin.chars().take(NAME_MAX).collect();
+            return Spot::new(name);
+        }
         let Source::Other { scheme, rest } = &spec.source else {
             return Spot::new(origin);
         };

@@ -23,7 +23,7 @@ pub const NOTES_BYTES: usize = 2 * SLOT;
 const SLOT: usize = 32 << 10;
 const BITS_AT: usize = 4096;
 const HEAD: usize = 16;
-const LEG: usize = 40;
+const LEG: usize = 56;
 const MAGIC: &[u8; 4] = b"HMIR";
 const VERSION: u16 = 1;
 const WHAT: &str = "mirror stamps";
@@ -58,6 +58,9 @@ pub struct LegStamp {
     pub whole: bool,
     /// Of such a copy, so many bytes from the start are done.
     pub copied: u64,
+    /// What it looked like when it was left in order: time of modification in nanoseconds since 1970, and
+    /// inode; zeros if that is not known, or says nothing.
+    pub left: (i64, u64),
 }
 
 /// Which legs hold the disk.
@@ -116,6 +119,8 @@ impl MirrorStamps {
                 at + 32,
                 &[leg.state as u8, u8::from(leg.whole) * WHOLE],
             );
+            put(&mut out, at + 40, &leg.left.0.to_le_bytes());
+            put(&mut out, at + 48, &leg.left.1.to_le_bytes());
         }
         Ok(out)
     }
@@ -148,6 +153,7 @@ impl MirrorStamps {
                 copied: u64_at(leg, 24),
                 state,
                 whole: flags & WHOLE != 0,
+                left: (u64_at(leg, 40) as i64, u64_at(leg, 48)),
             });
         }
         let stamps = MirrorStamps {
@@ -268,6 +274,7 @@ mod tests {
             state,
             whole,
             copied,
+            left: (-5, u64::from(n)),
         };
         MirrorStamps {
             generation: 9,
@@ -341,6 +348,7 @@ mod tests {
                         state: LegState::Current,
                         whole: false,
                         copied: 0,
+                        left: (0, 0),
                     })
                     .collect(),
                 ..stamps()

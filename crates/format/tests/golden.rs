@@ -370,35 +370,44 @@ fn checkpoint() {
 
 const MIRROR_STAMPS: &[&str] = &[
     "0900000000000000010300000000000011111111111111111111111111111111",
-    "0900000000000000000000000000000001000000000000002222222222222222",
-    "2222222222222222070000000000000000000002000000000201000000000000",
+    "0900000000000000000000000000000001000000000000000807060504030201",
+    "0c00000000000000222222222222222222222222222222220700000000000000",
+    "0000000200000000020100000000000000000000000000000000000000000000",
     "3333333333333333333333333333333304000000000000000000000000000000",
-    "0300000000000000",
+    "0300000000000000ffffffffffffffff0700000000000000",
 ];
 
 /// The first 64 bytes of a slot; then come the stamps, and from 4096 on the regions.
 const MIRROR_NOTES: &[&str] = &[
-    "484d4952e9e15a820100880000200000a0a1a2a3a4a5a6a7a8a9aaabacadaeaf",
+    "484d4952581f1cde0100b80000200000a0a1a2a3a4a5a6a7a8a9aaabacadaeaf",
     "0700000000000000000000010000000046000000000000000000000000000000",
 ];
 
 #[test]
 fn a_mirrors_stamps_and_notes() {
-    let leg = |n: u8, generation, state, whole, copied| LegStamp {
+    let leg = |n: u8, generation, state, whole, copied, left| LegStamp {
         id: Uuid::from_bytes([n; 16]),
         generation,
         state,
         whole,
         copied,
+        left,
     };
     let stamps = MirrorStamps {
         generation: 9,
         open: true,
         unknown: false,
         legs: vec![
-            leg(0x11, 9, LegState::Current, false, 0),
-            leg(0x22, 7, LegState::Behind, true, 32 << 20),
-            leg(0x33, 4, LegState::Out, false, 0),
+            leg(
+                0x11,
+                9,
+                LegState::Current,
+                false,
+                0,
+                (0x0102_0304_0506_0708, 12),
+            ),
+            leg(0x22, 7, LegState::Behind, true, 32 << 20, (0, 0)),
+            leg(0x33, 4, LegState::Out, false, 0, (-1, 7)),
         ],
     };
     let stamped = hex(&MIRROR_STAMPS.concat());

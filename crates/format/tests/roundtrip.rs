@@ -53,6 +53,7 @@ fn mirror(serial: [u8; 16], generation: u64) -> MirrorStamps {
         state,
         whole: state == LegState::Out,
         copied: 0,
+        left: (-7, generation),
     };
     MirrorStamps {
         generation,

@@ -54,8 +54,28 @@ pub trait Remote: Send + Sync + fmt::Debug {
     /// that wait already, too.
     fn set_timeout(&self, timeout: Duration);
 
+    /// The legs of a mirror; of what is none, none.
+    fn legs(&self) -> Vec<LegStatus> {
+        Vec::new()
+    }
+
     /// Nobody will wait for a server that is not there: what it would have to do fails at once.
     fn hurry(&self);
+}
+
+/// How a leg of a mirror is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegStatus {
+    /// What it is called.
+    pub name: String,
+    /// `current`, `checking` (where it may differ from the others after a crash), `resyncing` or `out`.
+    pub state: &'static str,
+    /// Bytes it still has to get.
+    pub behind: u64,
+    /// Bytes copied to it since the mirror was opened.
+    pub copied: u64,
+    /// Why it is out.
+    pub reason: Option<Fault>,
 }
 
 /// Whether a [`Remote`] has its server.

@@ -12,10 +12,13 @@
 pub mod machine;
 pub mod regions;
 
+mod driver;
 mod locks;
+mod mirror;
 
 #[cfg(test)]
 mod sim;
 
 pub use machine::{Action, Machine};
+pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup};
 pub use regions::Regions;

@@ -323,6 +323,8 @@ pub struct LegReport {
     pub why: Option<Why>,
     /// It is there.
     pub present: bool,
+    /// It was taken out for good.
+    pub removed: bool,
 }
 
 impl Machine {
@@ -514,6 +516,7 @@ impl Machine {
             copied: leg.copied,
             why: leg.why,
             present: leg.present,
+            removed: leg.removed,
         };
         self.legs.iter().map(report).collect()
     }

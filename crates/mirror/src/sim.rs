@@ -354,6 +354,7 @@ impl World {
             state: LegState::Current,
             whole: false,
             copied: 0,
+            left: (0, 0),
         };
         let stamps = MirrorStamps {
             generation: 1,

@@ -7,6 +7,7 @@ mod chain;
 mod child;
 mod image;
 mod imaged;
+mod legs;
 pub mod names;
 mod open;
 pub mod owner;
@@ -16,6 +17,7 @@ pub use chain::{Backing, Chain, ChainError, Link, Role, files_of};
 pub use child::sweep;
 pub use hearth_nbd_client::TIMEOUT_DEFAULT;
 pub use image::{Image, ImageError};
+pub use legs::{legs, mirror, parts};
 pub use open::{
     How, OpenError, absolute, chain, check, check_writable, is_image_format, is_there, local_path,
     may_have_chain, open, socket,

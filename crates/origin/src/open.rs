@@ -3,6 +3,7 @@
 use crate::chain::{Backing, Chain, ChainError, files_of};
 use crate::image::{Image, ImageError};
 use crate::imaged::ImageOrigin;
+use crate::legs;
 use hearth_io::file::{claim_for_other, claim_unchanging};
 use hearth_io::spec::OpenSpecError;
 use hearth_io::{BlockFile, Claim, Device, OpenMode, OriginSpec, Source};
@@ -63,6 +64,8 @@ pub enum OpenError {
     /// An NBD server.
     #[error(transparent)]
     Nbd(#[from] hearth_nbd_client::OpenError),
+    /// A mirror that is none.
+    Mirror(String),
 }
 
 impl OpenError {
@@ -92,6 +95,10 @@ impl OpenError {
                 "add the disk with --read-only",
             ),
             OpenError::Nbd(e) => e.fault(),
+            OpenError::Mirror(why) => Fault::new(
+                format!("the mirror is not understood: {why}"),
+                "name each leg with --mirror, at least two and at most 8",
+            ),
         }
     }
 }
@@ -101,6 +108,7 @@ pub(crate) enum Kind {
     File(PathBuf),
     Nbd(Uri),
     Image(Image),
+    Mirror(Vec<OriginSpec>),
 }
 
 pub(crate) fn kind(source: &Source) -> Result<Kind, OpenError> {
@@ -108,6 +116,11 @@ pub(crate) fn kind(source: &Source) -> Result<Kind, OpenError> {
         Source::File(path) if path.is_absolute() => Ok(Kind::File(path.clone())),
         Source::File(path) => Err(OpenError::Relative(path.clone())),
         Source::Other { scheme, rest } => match scheme.as_str() {
+            legs::MIRROR => {
+                let legs = legs::read(rest)?;
+                legs.iter().try_for_each(check)?;
+                Ok(Kind::Mirror(legs))
+            }
             s if s.starts_with("nbd") => Ok(Kind::Nbd(Uri::parse(scheme, rest)?)),
             _ => match Image::parse(scheme, rest) {
                 Some(image) => Ok(Kind::Image(image?)),
@@ -131,6 +144,7 @@ pub fn check(spec: &OriginSpec) -> Result<(), OpenError> {
 pub fn check_writable(spec: &OriginSpec) -> Result<(), OpenError> {
     match kind(&spec.source)? {
         Kind::Image(image) if image.is_read_only() => Err(OpenError::ReadOnly(image.name())),
+        Kind::Mirror(legs) => legs.iter().try_for_each(check_writable),
         _ => Ok(()),
     }
 }
@@ -155,6 +169,7 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
             };
             Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))
         }
+        Kind::Mirror(_) => return Err(OpenError::Mirror("its legs are opened one by one".into())),
         Kind::Image(image) if image.is_read_only() && !how.read_only => {
             return Err(OpenError::ReadOnly(image.name()));
         }
@@ -214,6 +229,10 @@ pub fn chain(spec: &OriginSpec, rules: &Backing) -> Result<Vec<String>, OpenErro
             })?;
             Ok(Chain::resolve(&format, &path, rules)?.text())
         }
+        Kind::Mirror(legs) => {
+            let chains: Result<Vec<_>, _> = legs.iter().map(|leg| chain(leg, rules)).collect();
+            Ok(chains?.concat())
+        }
         _ => Ok(Vec::new()),
     }
 }
@@ -257,6 +276,7 @@ pub fn is_there(spec: &OriginSpec, size: u64) -> bool {
         },
         // Whether it will open, only opening it can tell.
         Ok(Kind::Image(image)) => image.path().is_none_or(Path::exists),
+        Ok(Kind::Mirror(legs)) => legs.iter().any(|leg| is_there(leg, size)),
         Err(_) => false,
     }
 }
@@ -272,6 +292,11 @@ pub fn absolute(spec: &mut OriginSpec) -> std::io::Result<()> {
                 .into_os_string()
                 .into_string()
                 .map_err(|_| std::io::Error::other("the current directory's name is no text"))?;
+        }
+        Source::Other { scheme, rest } if scheme == legs::MIRROR => {
+            let mut all = legs::read(rest).map_err(|e| std::io::Error::other(e.to_string()))?;
+            all.iter_mut().try_for_each(absolute)?;
+            *rest = legs::write(&all);
         }
         Source::Other { .. } => {}
     }
@@ -293,7 +318,7 @@ pub fn socket(spec: &OriginSpec) -> Option<PathBuf> {
 pub fn local_path(spec: &OriginSpec) -> Option<PathBuf> {
     match kind(&spec.source).ok()? {
         Kind::File(path) => Some(path),
-        Kind::Nbd(_) => None,
+        Kind::Nbd(_) | Kind::Mirror(_) => None,
         Kind::Image(image) => image.path().map(Path::to_owned),
     }
 }

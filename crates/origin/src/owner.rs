@@ -260,6 +260,15 @@ fn place(spec: &OriginSpec) -> std::io::Result<Place> {
             },
             (Image::Local { .. }, None) => Place::Local,
         },
+        Ok(Kind::Mirror(legs)) => {
+            let local = |leg: &OriginSpec| matches!(place(leg), Ok(Place::Local));
+            match legs.iter().all(local) {
+                true => Place::Local,
+                false => Place::Nowhere(
+                    "of the legs of a mirror that other hosts can reach no book is kept".to_owned(),
+                ),
+            }
+        }
         // It will not open either, and says why.
         Err(_) => Place::Local,
     })

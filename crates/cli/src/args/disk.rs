@@ -53,6 +53,7 @@ pub enum Disk {
         hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
         hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
         hearth disk add clone --origin qcow2:/srv/clone.qcow2 --allow-backing\n  \
+        hearth disk add web --mirror /dev/sdb --mirror /dev/sdc\n  \
         hearth disk add mail --origin nbd://storage1/mail --sole-user --origin-timeout 60"
     )]
     Add(DiskAdd),
@@ -94,8 +95,12 @@ pub struct DiskAdd {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Where the disk's data is: a file, a block device, an image as FORMAT:PATH or an NBD export (docs/origins.md)
-    #[arg(long, value_name = "ORIGIN")]
-    pub origin: String,
+    #[arg(long, value_name = "ORIGIN", required_unless_present = "mirror")]
+    pub origin: Option<String>,
+    /// One of several places that each hold all of the disk's data; give two or more. The first one holds it, the
+    /// others are overwritten (docs/mirrors.md)
+    #[arg(long, value_name = "ORIGIN", conflicts_with = "origin")]
+    pub mirror: Vec<String>,
     #[command(flatten)]
     pub settings: Settings<true>,
     #[command(flatten)]

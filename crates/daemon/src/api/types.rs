@@ -301,6 +301,9 @@ pub struct DiskInfo {
     /// The connection to the origin's server; absent for files and block devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<OriginLink>,
+    /// The legs of a mirrored origin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub legs: Vec<MirrorLeg>,
     /// Why what is dirty cannot be written back to the origin, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot_write_back: Option<WriteBackTrouble>,
@@ -323,6 +326,27 @@ pub struct DiskInfo {
     /// Why the last flush or removal ended before it was done, unless somebody called it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<ErrorBody>,
+}
+
+/// A leg of a mirrored origin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MirrorLeg {
+    /// What it is, as it was given.
+    pub origin: String,
+    /// `current`: it holds the disk. `checking`: it does, and where a crash may have left it different from the
+    /// others it is being compared. `resyncing`: it takes writes and gets what it lacks. `out`: it takes no writes
+    /// and is never read.
+    pub state: String,
+    /// Bytes it still has to get, at most.
+    pub behind: u64,
+    /// Bytes copied to it since the disk was attached.
+    pub copied: u64,
+    /// Why it is out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
 }
 
 /// A client of a disk: a process of this host, or, over TCP, an address with the name in its

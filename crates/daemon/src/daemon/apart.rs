@@ -38,12 +38,22 @@ const APART: &str =
 /// What an origin lies on, if it is there, and whether it is on this host.
 type Place = (Option<Beneath>, bool);
 
-/// What an origin lies on. May hang with its mount.
-fn place(spec: &OriginSpec) -> Place {
-    match hearth_origin::local_path(spec) {
-        Some(path) => (beneath(&path).ok(), true),
-        None => (None, false),
-    }
+/// What an origin lies on, with all its legs if it is a mirror. May hang with its mount.
+pub(super) fn place(spec: &OriginSpec) -> Place {
+    let parts = hearth_origin::parts(spec).into_iter();
+    let paths: Vec<_> = parts
+        .filter_map(|part| hearth_origin::local_path(&part))
+        .collect();
+    let found: Vec<Beneath> = paths.iter().filter_map(|path| beneath(path).ok()).collect();
+    let place = match found.len() {
+        0 => None,
+        1 => found.into_iter().next(),
+        _ => {
+            let all = found.iter().flat_map(|place| place.parts().iter().cloned());
+            Some(Beneath::from_parts(all.collect()))
+        }
+    };
+    (place, !paths.is_empty())
 }
 
 fn place_of(text: &str) -> Place {

@@ -526,7 +526,7 @@ impl Daemon {
         if let Some(claim) = &mut ownership.claim {
             claim.keep();
         }
-        let device = origin::open(&spec, record, &self.images, backing)?;
+        let device = self.open_origin(&spec, record, backing, false)?;
         ownership.confirm(&spec)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
@@ -761,6 +761,26 @@ impl Daemon {
         })
     }
 
+    /// Opens a disk's origin, leg by leg if it is a mirror. `fresh`: the disk is being added. Blocks.
+    pub(super) fn open_origin(
+        &self,
+        spec: &OriginSpec,
+        record: &DiskRecord,
+        backing: Backing,
+        fresh: bool,
+    ) -> Result<Device> {
+        let Some(legs) = hearth_origin::legs(spec) else {
+            return origin::open(spec, record, &self.images, backing);
+        };
+        let parts = crate::mirror::Parts {
+            images: &self.images,
+            state_dir: self.stores.state_dir(),
+            pool: &self.pool,
+            fresh,
+        };
+        crate::mirror::open(&legs, record, &parts)
+    }
+
     /// Closes the origin of a disk the engine has let go, and waits for that, within bounds.
     pub(super) fn release(&self, id: u16) {
         if let Some(closed) = self.begin_release(id, &Mounts::now()) {
@@ -814,7 +834,11 @@ impl Daemon {
 fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
     let place = registry.by_id_mut(record.id);
     // A disk that was removed meanwhile must not come back.
-    *place.ok_or_else(|| Error::no_disk(&record.name))? = record.clone();
+    let place = place.ok_or_else(|| Error::no_disk(&record.name))?;
+    // A mirror notes by itself what becomes of its legs.
+    let mirror = place.mirror.clone();
+    *place = record.clone();
+    place.mirror = mirror;
     Ok(())
 }
 

@@ -47,17 +47,20 @@ struct Use {
 
 /// All that a disk uses on this host.
 fn uses(spec: &OriginSpec, chain: &[String], read_only: bool) -> Vec<Use> {
-    let own = hearth_origin::local_path(spec).map(|path| Use {
-        path,
-        written: !read_only,
-        below: false,
-    });
+    let parts = hearth_origin::parts(spec).into_iter();
+    let own = parts
+        .filter_map(|part| hearth_origin::local_path(&part))
+        .map(|path| Use {
+            path,
+            written: !read_only,
+            below: false,
+        });
     let files = files_of(chain).into_iter().map(|(path, written)| Use {
         path,
         written: written && !read_only,
         below: true,
     });
-    own.into_iter().chain(files).collect()
+    own.chain(files).collect()
 }
 
 /// The uses of every other disk, by name.

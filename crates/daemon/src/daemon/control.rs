@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearth_engine::DiskStatus;
 use hearth_engine::api::{DISK_MAX, OriginState};
 use hearth_fault::Fault;
-use hearth_format::{DiskRecord, Registry, Uuid, check_name};
+use hearth_format::{DiskRecord, MirrorStamps, Registry, Uuid, check_name};
 use hearth_io::beneath::Beneath;
 use hearth_io::{BLOCK, OriginSpec};
 use hearth_origin::owner::Take;
@@ -137,17 +137,45 @@ fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Resu
 
 /// Refuses another disk's origin, going by names alone.
 fn check_unclaimed(pool: &Pool, spec: &OriginSpec) -> Result<()> {
-    let path = hearth_origin::local_path(spec);
     let near = pool.near(spec, &[]);
+    let mine = hearth_origin::parts(spec);
+    let same = |a: &OriginSpec, b: &OriginSpec| {
+        let path = hearth_origin::local_path(a);
+        a.source == b.source || (path.is_some() && hearth_origin::local_path(b) == path)
+    };
     let owner = near.iter().find(|record| {
         origin::parse(&record.origin).is_ok_and(|other| {
-            other.source == spec.source
-                || (path.is_some() && hearth_origin::local_path(&other) == path)
+            let theirs = hearth_origin::parts(&other);
+            mine.iter().any(|a| theirs.iter().any(|b| same(a, b)))
         })
     });
     match owner {
         Some(record) => Err(is_taken(&record.origin, &record.name)),
         None => Ok(()),
+    }
+}
+
+/// What a new disk remembers of its legs, if its origin is a mirror.
+fn new_mirror(spec: &OriginSpec) -> Result<Option<MirrorStamps>> {
+    let Some(legs) = hearth_origin::legs(spec) else {
+        return Ok(None);
+    };
+    if let Some(leg) = legs.iter().find(|leg| hearth_origin::may_have_chain(leg)) {
+        return Err(Error::invalid(
+            format!("{leg} cannot be a leg: an image of that format may name other files"),
+            "give files, block devices, NBD exports, or images of another format",
+        ));
+    }
+    let twice = legs
+        .iter()
+        .enumerate()
+        .find(|(i, leg)| legs.iter().take(*i).any(|l| l.source == leg.source));
+    match twice {
+        Some((_, leg)) => Err(Error::invalid(
+            format!("the mirror has {leg} twice"),
+            "name two different files or devices",
+        )),
+        None => Ok(Some(crate::mirror::new_stamps(legs.len()))),
     }
 }
 
@@ -177,8 +205,10 @@ impl Daemon {
     fn check_unused(self: &Arc<Daemon>, text: &str, spec: &OriginSpec) -> Result<()> {
         // It would be cached twice, and at a stop its server would be gone before its last writes.
         let ours = self.images.parent().map(nbd_socket);
-        if let (Some(ours), Some(socket)) = (ours, hearth_origin::socket(spec))
-            && origin::is_same_file(&ours, &socket)
+        let sockets = hearth_origin::parts(spec).into_iter();
+        let mut sockets = sockets.filter_map(|part| hearth_origin::socket(&part));
+        if let Some(ours) = ours
+            && let Some(socket) = sockets.find(|socket| origin::is_same_file(&ours, socket))
         {
             return Err(Error::invalid(
                 format!("{} is this daemon's own NBD socket", socket.display()),
@@ -231,7 +261,8 @@ impl Daemon {
         let slot = Slot::new(id, name, Life::Arriving, now);
         disks.insert(id, name, slot);
         // What is on this host and not known is looked at again when it matters.
-        let here = origin::parse(origin).is_ok_and(|s| hearth_origin::local_path(&s).is_some());
+        let here = |part: &OriginSpec| hearth_origin::local_path(part).is_some();
+        let here = origin::parse(origin).is_ok_and(|s| hearth_origin::parts(&s).iter().any(here));
         lock(&self.grounds).set(id, place, here);
         Ok(self.disks.give(&mut disks, id, Purpose::Changing))
     }
@@ -529,7 +560,9 @@ impl Control for Arc<Daemon> {
         self.check_new(&disk, &spec)?;
         self.check_unused(&disk.origin, &spec)?;
         let flash = lock(&self.pool).path().to_owned();
-        origin::check_plain(&spec, &flash)?;
+        for part in hearth_origin::parts(&spec) {
+            origin::check_plain(&part, &flash)?;
+        }
         let chain = self.new_chain(&spec, disk.allow_backing)?;
         self.check_chain(&disk.name, &spec, &chain, record.read_only)?;
         record = DiskRecord {
@@ -538,13 +571,15 @@ impl Control for Arc<Daemon> {
             sole_user: disk.sole_user,
             allow_backing: disk.allow_backing,
             chain,
+            serial: Uuid::new_v4(),
+            mirror: new_mirror(&spec)?,
             ..record
         };
         let take = take(disk.takeover);
         let ownership = self.owners.claim(&spec, &record, take);
         let ownership = ownership.map_err(|e| failure(&e))?;
         let backing = self.backing_of(&record);
-        let device = origin::open(&spec, &record, &self.images, backing)?;
+        let device = self.open_origin(&spec, &record, backing, true)?;
         ownership.confirm(&spec)?;
         let size = device.size();
         if size > DISK_MAX {
@@ -555,14 +590,17 @@ impl Control for Arc<Daemon> {
         }
         let opened = Opened::new(device, ownership);
         // All that the origin can hold up is done.
-        let place = opened.device().beneath().cloned();
+        let place = match &record.mirror {
+            // Each leg has claimed its own.
+            Some(_) => super::apart::place(&spec).0,
+            None => opened.device().beneath().cloned(),
+        };
         let turn = self.take_number(&disk.name, &disk.origin, place)?;
         let attempt = Attempt::new(self, &turn);
         record = DiskRecord {
             id: turn.id(),
             origin: disk.origin,
             size,
-            serial: Uuid::new_v4(),
             ..record
         };
         self.admit(&turn, &spec, record, opened)?;

@@ -360,6 +360,10 @@ impl Daemon {
 
     fn give_up(&self, id: DiskId) {
         let known = self.slot_by_id(id, |slot| Some((slot.erased.clone()?, slot.claim.take())));
+        let mirror = known.as_ref().filter(|(record, _)| record.mirror.is_some());
+        if let Some((record, _)) = mirror {
+            crate::mirror::forget(self.stores.state_dir(), &record.serial);
+        }
         let given_up = known.and_then(|(record, claim)| self.owners.begin_give_up(&record, claim));
         if let Some(given_up) = given_up {
             // Ends when it is done.

@@ -140,6 +140,11 @@ impl Stores {
         opened.collect()
     }
 
+    /// Where is kept what must outlive the flash.
+    pub(super) fn state_dir(&self) -> &Path {
+        &self.state_dir
+    }
+
     /// Where is kept what clients have of a datastore.
     fn state(&self, record: &DatastoreRecord) -> PathBuf {
         let serial = record.serial.to_string();

@@ -14,7 +14,7 @@ use crate::api::stats::{
     flash_spans, latency_spans,
 };
 use crate::api::types::{
-    self, ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, OriginLink, PoolInfo,
+    self, ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, MirrorLeg, OriginLink, PoolInfo,
 };
 use crate::error::{Error, Result};
 use crate::life::{Life, Unserved};
@@ -23,6 +23,24 @@ use crate::pool::mode_of;
 use crate::settings::SettingsShown;
 
 /// The state of an origin's server.
+/// The legs of a mirrored origin.
+fn legs(device: &Device) -> Vec<MirrorLeg> {
+    let legs = device.as_remote().map(|r| r.legs()).unwrap_or_default();
+    legs.into_iter()
+        .map(|leg| {
+            let (reason, remedy) = types::fields(leg.reason);
+            MirrorLeg {
+                origin: leg.name,
+                state: leg.state.to_owned(),
+                behind: leg.behind,
+                copied: leg.copied,
+                reason,
+                remedy,
+            }
+        })
+        .collect()
+}
+
 fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
     let link = device.as_remote()?.link();
     let (reason, remedy) = types::fields(link.reason);
@@ -180,6 +198,13 @@ impl Daemon {
             let remedy = l.remedy.clone().unwrap_or_default();
             notices.push(Fault::new(notice, remedy).to_string());
         }
+        // Its legs have what a connection is to a server.
+        let legs = slot.device().map(|d| legs(d)).unwrap_or_default();
+        let link = link.filter(|_| legs.is_empty());
+        for leg in legs.iter().filter(|leg| leg.state == "out") {
+            let why = leg.reason.as_deref().unwrap_or("it does not answer");
+            notices.push(format!("the leg {} is out: {why}", leg.origin));
+        }
         let (reason, remedy) = types::fields(reason);
         DiskInfo {
             name: name.to_owned(),
@@ -199,6 +224,7 @@ impl Daemon {
             connections: slot.export().map_or(0, |e| e.clients().connections()),
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
             link,
+            legs,
             cannot_write_back,
             lost: status
                 .lost_ranges

@@ -273,6 +273,7 @@ impl Machine {
             state: LegState::Behind,
             whole: true,
             copied: 0,
+            left: (0, 0),
         };
         let count = self.count();
         let mut leg = Leg::new(stamp, count, true);

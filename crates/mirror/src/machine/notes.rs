@@ -79,6 +79,13 @@ impl Machine {
         }
     }
 
+    /// What a leg looks like, now that nobody writes it any more, for the notes that close the mirror.
+    pub fn left(&mut self, leg: usize, left: (i64, u64)) {
+        if let Some(leg) = self.legs.get_mut(leg) {
+            leg.stamp.left = left;
+        }
+    }
+
     /// Where the legs may differ.
     pub fn touched(&self) -> Regions {
         let mut touched = Regions::none(self.count());
@@ -264,19 +271,15 @@ impl Machine {
             return true;
         }
         let flushed = self.flushed;
-        let owing = |(region, used): (&u32, &Use)| {
-            used.flying > 0
-                || used.last > flushed
-                || self
-                    .legs
-                    .iter()
-                    .any(|l| l.is_live() && l.behind.has(*region))
-        };
-        if self.uses.iter().any(owing) {
+        let owing = |used: &Use| used.flying > 0 || used.last > flushed;
+        if self.uses.values().any(owing) {
+            self.flush_ourselves();
             return false;
         }
-        if self.legs.iter().all(|l| l.removed || l.is_current()) {
-            self.uses.clear();
+        let legs = &self.legs;
+        if legs.iter().all(|l| l.removed || l.is_current()) {
+            let differ = |region: u32| legs.iter().any(|l| !l.removed && l.behind.has(region));
+            self.uses.retain(|region, _| differ(*region));
         }
         self.open = !self.uses.is_empty();
         self.generation += 1;

@@ -1,0 +1,338 @@
+//! Mirrored origins: their legs are opened side by side, and what is known of them is kept in two places.
+//!
+//! The disk's record in the pool says which legs hold the disk; a file in the state directory says that, too, and
+//! in which regions they may differ. Either of the two devices may die, or come back older than it was: whichever
+//! says more counts. So a change of the legs is stored in both, and in one of them if the other cannot be.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use hearth_fault::Fault;
+use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
+use hearth_format::{DiskRecord, Uuid};
+use hearth_io::{Device, OriginSpec};
+use hearth_mirror::{Book, LegOpener, Mirror, Setup};
+use hearth_origin::{Backing, How};
+
+use crate::error::{Error, Kind, Result};
+use crate::pool::Pool;
+
+/// Longest wait for a leg when a mirror is opened; one that is slower is taken back later.
+const LEG_TIME: Duration = Duration::from_secs(10);
+/// Bytes at either end of a leg that have to be blank before all of it is overwritten.
+const BLANK: u64 = 64 << 10;
+
+/// What a new mirror starts from: the first leg's content counts.
+pub(crate) fn new_stamps(legs: usize) -> MirrorStamps {
+    let leg = |i: usize| LegStamp {
+        id: Uuid::new_v4(),
+        generation: u64::from(i == 0),
+        state: if i == 0 {
+            LegState::Current
+        } else {
+            LegState::Behind
+        },
+        whole: i > 0,
+        copied: 0,
+        left: (0, 0),
+    };
+    MirrorStamps {
+        generation: 1,
+        open: false,
+        unknown: false,
+        legs: (0..legs).map(leg).collect(),
+    }
+}
+
+/// Where mirrors are noted in a state directory.
+pub(crate) fn notes_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("mirrors")
+}
+
+/// Forgets the notes of a disk that is gone.
+pub(crate) fn forget(state_dir: &Path, serial: &Uuid) {
+    let path = notes_dir(state_dir).join(serial.to_string());
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("cannot remove {}: {e}", path.display());
+        }
+        _ => {}
+    }
+}
+
+/// Stores what is known of a mirror.
+struct Shelf {
+    serial: Uuid,
+    path: PathBuf,
+    file: Mutex<Option<File>>,
+    /// The file cannot be written: the record has to say that it says too little.
+    void: AtomicBool,
+    pool: Weak<Mutex<Pool>>,
+}
+
+impl Shelf {
+    fn store_file(&self, notes: &MirrorNotes) -> io::Result<()> {
+        let mut file = super::daemon::lock(&self.file);
+        if file.is_none() {
+            let made = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&self.path)?;
+            if made.metadata()?.len() < NOTES_BYTES as u64 {
+                // All of its room, now: later the file system may be full.
+                let rest = vec![0; NOTES_BYTES];
+                made.write_all_at(&rest, 0)?;
+                made.sync_all()?;
+                if let Some(dir) = self.path.parent() {
+                    File::open(dir)?.sync_all()?;
+                }
+            }
+            *file = Some(made);
+        }
+        let (at, bytes) = notes.encode().map_err(io::Error::other)?;
+        let Some(file) = file.as_ref() else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        file.write_all_at(&bytes, at)?;
+        file.sync_data()
+    }
+
+    /// True if the disk's record says so now; false if it has none yet, or none any more.
+    fn store_record(&self, stamps: &MirrorStamps) -> io::Result<bool> {
+        let Some(pool) = self.pool.upgrade() else {
+            return Ok(false);
+        };
+        let stored = super::daemon::lock(&pool).change(|registry| {
+            let mine = |disk: &&mut hearth_format::SharedRecord| disk.serial == self.serial;
+            let id = registry.disks.iter_mut().find(mine).map(|disk| disk.id);
+            let Some(record) = id.and_then(|id| registry.by_id_mut(id)) else {
+                return Ok(false);
+            };
+            record.mirror = Some(stamps.clone());
+            Ok(true)
+        });
+        stored.map_err(|e| io::Error::other(e.to_string()))
+    }
+}
+
+impl Book for Shelf {
+    fn store(&self, notes: &MirrorNotes, changed: bool) -> io::Result<()> {
+        let filed = self.store_file(notes);
+        let void = self.void.swap(filed.is_err(), Ordering::Relaxed) || filed.is_err();
+        if filed.is_ok() && !changed && !void {
+            return Ok(());
+        }
+        let mut stamps = notes.stamps.clone();
+        stamps.unknown = filed.is_err();
+        let recorded = self.store_record(&stamps);
+        match (filed, recorded) {
+            (Ok(()), Ok(_)) | (Err(_), Ok(true)) => Ok(()),
+            (Ok(()), Err(e)) => {
+                tracing::warn!(
+                    "which legs of a mirror are current is noted in {} alone: {e}",
+                    self.path.display()
+                );
+                Ok(())
+            }
+            (Err(e), _) => Err(e),
+        }
+    }
+}
+
+/// Opens one leg after the other, as they are called.
+struct Opener {
+    how: How,
+}
+
+impl LegOpener for Opener {
+    fn open(&self, name: &str) -> std::result::Result<Device, Fault> {
+        let spec: OriginSpec = name
+            .parse()
+            .map_err(|e: hearth_io::spec::SpecError| e.fault())?;
+        hearth_origin::open(&spec, &self.how).map_err(|e| e.fault())
+    }
+}
+
+/// Opens all legs side by side. A leg that does not answer within bounds counts as missing.
+fn open_legs(
+    opener: &Arc<Opener>,
+    legs: &[String],
+    time: Duration,
+    read_only: bool,
+) -> Vec<(String, std::result::Result<Device, Fault>)> {
+    let (told, answers) = channel();
+    let mut all: Vec<_> = legs
+        .iter()
+        .map(|name| {
+            let silent = Fault::new("it does not answer", "see whether it hangs");
+            (name.clone(), Err(silent))
+        })
+        .collect();
+    for (i, name) in legs.iter().enumerate() {
+        let (told, name, opener) = (told.clone(), name.clone(), opener.clone());
+        let work = move || {
+            let opened = opener.open(&name).and_then(|device| {
+                // What a program that was killed left in a cache must be as durable as what is read from it.
+                if !read_only {
+                    let flushed = device.flush();
+                    flushed.map_err(|e| {
+                        Fault::new(format!("it cannot be flushed: {e}"), "replace it")
+                    })?;
+                }
+                Ok(device)
+            });
+            // Nobody listens any more if it came too late.
+            let _ = told.send((i, opened));
+        };
+        let begun = std::thread::Builder::new()
+            .name("hearth-leg".to_owned())
+            .spawn(work);
+        if let (Err(e), Some((_, place))) = (begun, all.get_mut(i)) {
+            *place = Err(Fault::new(
+                format!("cannot start a thread: {e}"),
+                "check the limit on processes",
+            ));
+        }
+    }
+    drop(told);
+    let end = Instant::now() + time;
+    while let Ok((i, opened)) = answers.recv_timeout(end.saturating_duration_since(Instant::now()))
+    {
+        if let Some((_, place)) = all.get_mut(i) {
+            *place = opened;
+        }
+    }
+    all
+}
+
+/// Refuses to overwrite a leg that holds something else.
+fn check_blank(name: &str, leg: &Device, first: &Device) -> Result<()> {
+    let size = first.size();
+    let failed = |e: io::Error| {
+        Error::unavailable(format!("the leg {name} cannot be read: {e}"), "replace it")
+    };
+    for at in [0, size.saturating_sub(BLANK)] {
+        let mut here = vec![0; BLANK.min(size) as usize];
+        let mut there = here.clone();
+        leg.read_at(at, &mut here).map_err(failed)?;
+        first.read_at(at, &mut there).map_err(failed)?;
+        if here != there && here.iter().any(|b| *b != 0) {
+            return Err(Error::refused(
+                format!(
+                    "{name} holds something, and all of it would be overwritten with the first leg's content"
+                ),
+                "name the leg first that holds the disk; if nothing on this one is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a mirror is opened with.
+pub(crate) struct Parts<'a> {
+    pub(crate) images: &'a Path,
+    pub(crate) state_dir: &'a Path,
+    pub(crate) pool: &'a Arc<Mutex<Pool>>,
+    /// It is being added.
+    pub(crate) fresh: bool,
+}
+
+/// Opens a mirror whose legs are these.
+pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> Result<Device> {
+    let timeout = crate::origin::timeout(record);
+    let opener = Arc::new(opener(record, parts.images));
+    let names: Vec<String> = legs.iter().map(ToString::to_string).collect();
+    let opened = open_legs(&opener, &names, timeout.min(LEG_TIME), record.read_only);
+    let mut size = record.size;
+    if parts.fresh {
+        let mut first = None;
+        for (name, leg) in &opened {
+            let leg = leg.as_ref().map_err(|why| {
+                let why = why.clone().within(format!("cannot use the leg {name}"));
+                Error::of(Kind::Unavailable, why)
+            })?;
+            match first {
+                None => first = Some(leg),
+                Some(first) if leg.size() < first.size() => {
+                    return Err(Error::refused(
+                        format!(
+                            "the leg {name} has {} bytes, fewer than the first one's {}",
+                            leg.size(),
+                            first.size()
+                        ),
+                        "give one that is at least as large",
+                    ));
+                }
+                Some(first) => check_blank(name, leg, first)?,
+            }
+        }
+        size = first.map_or(0, Device::size);
+        if size == 0 {
+            return Err(Error::invalid(
+                "the first leg of the mirror is empty",
+                "give it its size first, for instance with `truncate -s 100G`",
+            ));
+        }
+    }
+    let dir = notes_dir(parts.state_dir);
+    crate::rundir::make_private(&dir, 0o700)?;
+    let path = dir.join(record.serial.to_string());
+    let notes = match std::fs::read(&path) {
+        Ok(bytes) => MirrorNotes::newest(&bytes, &record.serial),
+        Err(_) => None,
+    };
+    let stamps = record.mirror.clone().ok_or_else(|| {
+        Error::refused(
+            "nothing is known of the mirror's legs",
+            "remove the disk and add it again with --mirror",
+        )
+    })?;
+    let setup = Setup {
+        name: record.name.clone(),
+        serial: record.serial,
+        size,
+        stamps,
+        notes,
+        legs: opened,
+        timeout,
+        read_only: record.read_only,
+        book: Arc::new(Shelf {
+            serial: record.serial,
+            path,
+            file: Mutex::default(),
+            void: AtomicBool::new(false),
+            pool: Arc::downgrade(parts.pool),
+        }),
+        opener,
+    };
+    let mirror = Mirror::open(setup).map_err(|e| {
+        let kind = match e {
+            hearth_mirror::OpenError::NoneCurrent(_) => Kind::Unavailable,
+            hearth_mirror::OpenError::Changed(_) => Kind::Refused,
+            _ => Kind::Unavailable,
+        };
+        Error::of(kind, e.fault())
+    })?;
+    Ok(Device::remote(Arc::new(mirror)))
+}
+
+fn opener(record: &DiskRecord, images: &Path) -> Opener {
+    Opener {
+        how: How {
+            read_only: record.read_only,
+            timeout: crate::origin::timeout(record),
+            images: images.to_owned(),
+            backing: Backing::default(),
+        },
+    }
+}

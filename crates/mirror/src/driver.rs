@@ -1,0 +1,588 @@
+//! The thread of a mirror: what the rules ask for is done on the legs, and what the legs answer is told to
+//! the rules.
+//!
+//! All legs share one I/O driver, so that nothing is handed from thread to thread between them. What may block
+//! for long is done elsewhere: storing notes on a thread that does nothing else, opening a leg again on one
+//! that ends with it.
+
+use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
+use crate::mirror::{Book, LegOpener, Shared, lock};
+use crate::regions::Regions;
+use hearth_fault::Fault;
+use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps};
+use hearth_io::{
+    Buf, BufPool, BufSlice, Class, Device, IoDone, IoError, IoOp, Job, OpKind, Proactor, Target,
+    Targets, Wait, now_ns,
+};
+use smallvec::{SmallVec, smallvec};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+/// How often it is looked whether a leg is out of time.
+const CHECK_NS: u64 = 100_000_000;
+/// How often there is nothing to look at but regions that may be forgotten.
+const IDLE_NS: u64 = 1_000_000_000;
+/// First wait before a leg that went out is opened again; doubles up to [`BACK_MAX`], so that a disk that takes
+/// what is written and fails again is not copied to without end.
+const BACK: Duration = Duration::from_secs(1);
+/// Longest wait: a leg that is well again is noticed this soon.
+const BACK_MAX: Duration = Duration::from_secs(300);
+/// How long the operating system may take to let go of a leg before it is opened again.
+const LET_GO: Duration = Duration::from_secs(2);
+/// Longest wait, at the end, for what is under way.
+const GOODBYE_NS: u64 = 10_000_000_000;
+
+/// What others leave for the thread.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) noted: Option<(u64, bool)>,
+    pub(crate) opened: Vec<(usize, Result<Opened, Fault>)>,
+    pub(crate) orders: Vec<Order>,
+    pub(crate) stop: bool,
+    /// The thread has ended: nobody takes anything out any more.
+    pub(crate) stopped: bool,
+}
+
+/// A leg that was opened again.
+pub(crate) struct Opened {
+    device: Device,
+    /// It is not as it was left.
+    changed: bool,
+}
+
+/// What somebody wants of a mirror. The answer goes back by the channel.
+pub(crate) enum Order {
+    /// A new leg, already open.
+    Add {
+        id: hearth_format::Uuid,
+        name: String,
+        device: Box<Device>,
+    },
+    /// A leg goes for good.
+    Remove { leg: usize, answer: Sender<bool> },
+    /// Copy no more for now, or go on.
+    Pause(bool),
+    /// Bytes a second that are copied at most; 0 is no limit.
+    Rate(u64),
+}
+
+/// What the notes' thread is given.
+pub(crate) struct ToNote {
+    pub(crate) seq: u64,
+    pub(crate) stamps: MirrorStamps,
+    pub(crate) touched: Regions,
+}
+
+/// Stores notes, one after the other, until nobody has any more.
+pub(crate) fn keep_notes(
+    shared: &Shared,
+    book: &dyn Book,
+    first: MirrorNotes,
+    given: &Receiver<ToNote>,
+) {
+    let mut notes = first;
+    while let Ok(next) = given.recv() {
+        let changed = next.stamps != notes.stamps;
+        notes.sequence += 1;
+        notes.stamps = next.stamps;
+        notes.touched = next.touched.words().to_vec();
+        let made = match book.store(&notes, changed) {
+            Ok(()) => true,
+            Err(e) => {
+                tracing::error!(mirror = %shared.name, "what is known of the legs cannot be stored: {e}");
+                false
+            }
+        };
+        lock(&shared.inbox).noted = Some((next.seq, made));
+        shared.wake.wake();
+    }
+}
+
+struct Asked {
+    job: Job,
+    bufs: SmallVec<[BufSlice; 2]>,
+}
+
+/// A leg as the thread knows it.
+struct Leg {
+    /// Stretches of zeros take no room on it.
+    sparse: bool,
+    /// What ended may arrive yet, if it ended with an error.
+    remote: bool,
+    /// It is being opened.
+    opening: bool,
+    patience: Duration,
+    next_ns: u64,
+}
+
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    machine: Machine,
+    io: Box<dyn Proactor>,
+    targets: Arc<Targets>,
+    opener: Arc<dyn LegOpener>,
+    notes: Sender<ToNote>,
+    legs: Vec<Leg>,
+    asked: HashMap<ReqId, Asked>,
+    /// What reads have brought, or are to bring.
+    reads: HashMap<IoId, (Buf, usize)>,
+    /// Operations on legs, with what has to be known when they end.
+    flying: HashMap<IoId, (usize, bool)>,
+    pool: BufPool,
+    next_req: ReqId,
+}
+
+impl Leg {
+    fn new(device: Option<&Device>) -> Leg {
+        let file = device.and_then(Device::file);
+        Leg {
+            sparse: file.is_some_and(|f| !f.is_device()),
+            remote: device.is_some_and(|d| d.as_remote().is_some()),
+            opening: false,
+            patience: BACK,
+            next_ns: now_ns() + BACK.as_nanos() as u64,
+        }
+    }
+}
+
+/// What tells a regular file's content from another's.
+pub(crate) fn look(device: &Device) -> (i64, u64) {
+    if device.is_device() {
+        return (0, 0);
+    }
+    device.identity().map_or((0, 0), |i| (i.mtime_ns, i.inode))
+}
+
+impl Driver {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        machine: Machine,
+        io: Box<dyn Proactor>,
+        targets: Arc<Targets>,
+        opener: Arc<dyn LegOpener>,
+        notes: Sender<ToNote>,
+        legs: usize,
+    ) -> Driver {
+        let leg = |i| Leg::new(targets.get(Target::Origin(i as u16)).as_deref());
+        Driver {
+            legs: (0..legs).map(leg).collect(),
+            shared,
+            machine,
+            io,
+            targets,
+            opener,
+            notes,
+            asked: HashMap::new(),
+            reads: HashMap::new(),
+            flying: HashMap::new(),
+            pool: BufPool::default(),
+            next_req: 1,
+        }
+    }
+
+    /// Serves until told to stop.
+    pub(crate) fn run(mut self) {
+        let (mut events, mut dones) = (Vec::new(), Vec::new());
+        let mut goodbye_ns = 0;
+        let mut next_tick = 0;
+        loop {
+            let now = now_ns();
+            let stop = self.take_inbox(now);
+            if now >= next_tick {
+                self.machine.tick(now);
+                self.call_back(now);
+                self.pool.age();
+                let pace = if self.machine.is_busy() {
+                    CHECK_NS
+                } else {
+                    IDLE_NS
+                };
+                next_tick = now + pace;
+            }
+            if stop {
+                if goodbye_ns == 0 {
+                    goodbye_ns = now + GOODBYE_NS;
+                }
+                if now >= goodbye_ns || self.asked.is_empty() && self.say_goodbye(now) {
+                    break;
+                }
+                next_tick = next_tick.min(now + CHECK_NS);
+            }
+            self.act();
+            if let Err(e) = self
+                .io
+                .wait(Wait::Until(next_tick), &mut events, &mut dones)
+            {
+                tracing::error!(mirror = %self.shared.name, "the I/O driver of a mirror failed: {e}; the mirror is out of use");
+                break;
+            }
+            events.clear();
+            for done in dones.drain(..) {
+                self.ended(done);
+            }
+            self.act();
+        }
+        // What is still waiting is answered by being dropped.
+        let left = {
+            let mut inbox = lock(&self.shared.inbox);
+            inbox.stopped = true;
+            std::mem::take(&mut inbox.jobs)
+        };
+        drop(left);
+    }
+
+    /// True once the notes say that the mirror was left in order.
+    fn say_goodbye(&mut self, now: u64) -> bool {
+        for (i, leg) in self.machine.report().iter().enumerate() {
+            let device = self.targets.get(Target::Origin(i as u16));
+            if let Some(device) = device.filter(|_| leg.state == LegState::Current) {
+                self.machine.left(i, look(&device));
+            }
+        }
+        self.machine.close(now)
+    }
+
+    fn take_inbox(&mut self, now: u64) -> bool {
+        let (jobs, noted, opened, orders, stop) = {
+            let mut inbox = lock(&self.shared.inbox);
+            (
+                std::mem::take(&mut inbox.jobs),
+                inbox.noted.take(),
+                std::mem::take(&mut inbox.opened),
+                std::mem::take(&mut inbox.orders),
+                inbox.stop,
+            )
+        };
+        if let Some((seq, made)) = noted {
+            self.machine.noted(now, seq, made);
+        }
+        for (leg, opened) in opened {
+            self.opened(now, leg, opened);
+        }
+        for order in orders {
+            self.obey(now, order);
+        }
+        for job in jobs {
+            self.ask(now, job);
+        }
+        stop
+    }
+
+    fn ask(&mut self, now: u64, job: Job) {
+        let Some(op) = job.op() else {
+            return;
+        };
+        let (kind, offset, len) = (op.kind, op.offset, op.len);
+        let what = match kind {
+            OpKind::Read => What::Read,
+            OpKind::Write => What::Write,
+            OpKind::Flush => What::Flush,
+            OpKind::WriteZeroes { punch } => What::Zero { punch },
+            // What a device has after a discard it may say differently each time, and another device differently
+            // again. Files have zeros; on devices nothing is discarded.
+            OpKind::Discard if self.legs.iter().all(|l| l.sparse) => What::Zero { punch: true },
+            OpKind::Discard => return job.finish(Ok(())),
+        };
+        if len == 0 && what != What::Flush {
+            return job.finish(Ok(()));
+        }
+        let mut bufs = op.bufs.clone();
+        if what == What::Write && bufs.iter().any(BufSlice::is_shared) {
+            // A guest may change it meanwhile, and the legs would not be the same.
+            let mut copy = self.pool.get(len as usize).slice(0, len as usize);
+            gather(&bufs, copy.bytes_mut());
+            bufs = smallvec![copy];
+        }
+        let req = self.next_req;
+        self.next_req += 1;
+        self.asked.insert(req, Asked { job, bufs });
+        self.machine.request(now, req, what, offset, len);
+    }
+
+    fn act(&mut self) {
+        loop {
+            let actions = self.machine.actions();
+            if actions.is_empty() {
+                return self.publish();
+            }
+            for action in actions {
+                self.take(action);
+            }
+        }
+    }
+
+    fn take(&mut self, action: Action) {
+        match action {
+            Action::Io {
+                io,
+                leg,
+                what,
+                offset,
+                len,
+                data,
+            } => self.submit(io, leg, what, (offset, len), data),
+            Action::Answer { req, result, data } => {
+                let Some(asked) = self.asked.remove(&req) else {
+                    return;
+                };
+                if let Some((buf, len)) = data.and_then(|io| self.reads.get(&io)) {
+                    let mut at = 0;
+                    for mut to in asked.bufs.iter().cloned() {
+                        let n = to.len().min(len - at);
+                        let from = buf.slice(at, n);
+                        to.bytes_mut()[..n].copy_from_slice(from.bytes());
+                        at += n;
+                    }
+                }
+                asked.job.finish(result);
+            }
+            Action::Release(io) => {
+                if let Some((buf, _)) = self.reads.remove(&io) {
+                    self.pool.put(buf);
+                }
+            }
+            Action::Note {
+                seq,
+                stamps,
+                touched,
+            } => {
+                let note = ToNote {
+                    seq,
+                    stamps,
+                    touched,
+                };
+                // Nobody takes it only when the thread that stores it has died.
+                if self.notes.send(note).is_err() {
+                    self.machine.noted(now_ns(), seq, false);
+                }
+            }
+            Action::Lost { leg, why } => {
+                let text = why_text(why);
+                tracing::error!(mirror = %self.shared.name, leg = %self.shared.leg_name(leg), "a leg is out: {text}");
+                if let Some(leg) = self.legs.get_mut(leg) {
+                    leg.next_ns = now_ns() + leg.patience.as_nanos() as u64;
+                    leg.patience = (leg.patience * 2).min(BACK_MAX);
+                }
+            }
+            Action::Current { leg } => {
+                tracing::info!(mirror = %self.shared.name, leg = %self.shared.leg_name(leg), "a leg holds the disk again");
+            }
+            Action::Repaired { leg, offset, len } => {
+                tracing::warn!(mirror = %self.shared.name, leg = %self.shared.leg_name(leg), offset, len, "what could not be read was written again, as another leg has it");
+            }
+        }
+    }
+
+    fn submit(&mut self, io: IoId, leg: usize, what: What, range: (u64, u64), data: Data) {
+        let (offset, len) = range;
+        let mut kind = match what {
+            What::Read => OpKind::Read,
+            What::Write => OpKind::Write,
+            What::Flush => OpKind::Flush,
+            What::Zero { punch } => OpKind::WriteZeroes { punch },
+        };
+        let mut bufs: SmallVec<[BufSlice; 2]> = SmallVec::new();
+        match (what, data) {
+            (What::Read, _) => {
+                let buf = self.pool.get(len as usize);
+                bufs.push(buf.slice(0, len as usize));
+                self.reads.insert(io, (buf, len as usize));
+            }
+            (What::Write, Data::Request(req)) => {
+                bufs = self
+                    .asked
+                    .get(&req)
+                    .map(|a| a.bufs.clone())
+                    .unwrap_or_default();
+            }
+            (What::Write, Data::Read(read)) => {
+                if let Some((buf, len)) = self.reads.get(&read) {
+                    bufs.push(buf.slice(0, *len));
+                }
+                // A copy takes no more room than what is copied.
+                let sparse = self.legs.get(leg).is_some_and(|l| l.sparse);
+                if sparse && bufs.iter().all(|b| is_zero(b.bytes())) {
+                    kind = OpKind::WriteZeroes { punch: true };
+                    bufs.clear();
+                }
+            }
+            _ => {}
+        }
+        let changes = !matches!(what, What::Read | What::Flush);
+        self.flying.insert(io, (leg, changes));
+        self.io.submit_io(IoOp {
+            id: io,
+            target: Target::Origin(leg as u16),
+            kind,
+            offset,
+            len,
+            bufs,
+            crcs: SmallVec::new(),
+            sums: false,
+            class: Class::Foreground,
+        });
+    }
+
+    fn ended(&mut self, done: IoDone) {
+        let io = done.op.id;
+        let (leg, changes) = self.flying.remove(&io).unwrap_or((usize::MAX, false));
+        let remote = self.legs.get(leg).is_some_and(|l| l.remote);
+        // A server that was given up may have it still.
+        let doubt = remote && changes && done.result.is_err();
+        drop(done.op);
+        self.machine.done(now_ns(), io, done.result, doubt);
+    }
+
+    /// Begins to open legs again that are out.
+    fn call_back(&mut self, now: u64) {
+        for (i, report) in self.machine.report().iter().enumerate() {
+            let Some(leg) = self.legs.get_mut(i) else {
+                continue;
+            };
+            let out = report.state == LegState::Out && !report.removed;
+            if !out || leg.opening || now < leg.next_ns || !self.machine.has_ended(i) {
+                continue;
+            }
+            leg.opening = true;
+            let old = self.targets.set(Target::Origin(i as u16), None);
+            let (shared, opener) = (self.shared.clone(), self.opener.clone());
+            let name = self.shared.leg_name(i);
+            let work = move || {
+                let opened = reopen(old, &*opener, &name, shared.size());
+                lock(&shared.inbox).opened.push((i, opened));
+                shared.wake.wake();
+            };
+            let begun = std::thread::Builder::new()
+                .name("hearth-leg".to_owned())
+                .spawn(work);
+            if begun.is_err() {
+                leg.opening = false;
+                leg.next_ns = now + BACK_MAX.as_nanos() as u64;
+            }
+        }
+    }
+
+    fn opened(&mut self, now: u64, i: usize, opened: Result<Opened, Fault>) {
+        let Some(leg) = self.legs.get_mut(i) else {
+            return;
+        };
+        leg.opening = false;
+        match opened {
+            Ok(opened) => {
+                let patience = leg.patience;
+                *leg = Leg::new(Some(&opened.device));
+                leg.patience = patience;
+                let device = Arc::new(opened.device);
+                self.targets.set(Target::Origin(i as u16), Some(device));
+                self.shared.set_fault(i, None);
+                let changed = opened.changed;
+                if !self.machine.returned(now, i, changed) {
+                    // It was taken out for good meanwhile.
+                    self.targets.set(Target::Origin(i as u16), None);
+                }
+            }
+            Err(why) => {
+                self.shared.set_fault(i, Some(why));
+                leg.next_ns = now + leg.patience.as_nanos() as u64;
+                leg.patience = (leg.patience * 2).min(BACK_MAX / 10);
+            }
+        }
+    }
+
+    fn obey(&mut self, now: u64, order: Order) {
+        match order {
+            Order::Add { id, name, device } => {
+                let i = self.machine.add(now, id);
+                self.legs.push(Leg::new(Some(&device)));
+                self.targets
+                    .set(Target::Origin(i as u16), Some(Arc::new(*device)));
+                self.shared.add_leg(name);
+            }
+            Order::Remove { leg, answer } => {
+                let gone = self.machine.remove(now, leg);
+                if gone {
+                    self.targets.set(Target::Origin(leg as u16), None);
+                }
+                // Whoever asked may have given up.
+                let _ = answer.send(gone);
+            }
+            Order::Pause(paused) => self.machine.pause(now, paused),
+            Order::Rate(rate) => self.machine.set_rate(now, rate),
+        }
+    }
+
+    /// Tells those who look at the mirror from outside.
+    fn publish(&self) {
+        *lock(&self.shared.report) = self.machine.report();
+    }
+}
+
+/// Opens a leg again, when nobody uses it any more. Blocks.
+fn reopen(
+    old: Option<Arc<Device>>,
+    opener: &dyn LegOpener,
+    name: &str,
+    size: u64,
+) -> Result<Opened, Fault> {
+    let then = old.as_ref().map(|device| look(device));
+    if let Some(old) = old
+        && Targets::wait_unused(old, LET_GO).is_err()
+    {
+        return Err(Fault::new(
+            "what it was asked has not ended",
+            "see whether the disk hangs",
+        ));
+    }
+    let device = opener.open(name)?;
+    if device.size() < size {
+        return Err(Fault::new(
+            format!(
+                "it has {} bytes, fewer than the disk's {size}",
+                device.size()
+            ),
+            "replace it by a larger one",
+        ));
+    }
+    // One that is there but answers nothing must not hold up the mirror again.
+    let mut probe = [0; 4096];
+    let n = probe.len().min(size as usize);
+    device
+        .read_at(0, &mut probe[..n])
+        .map_err(|e| Fault::new(format!("it cannot be read: {e}"), "replace it"))?;
+    let now = look(&device);
+    // Of a file that was not there before it is not known how it was left.
+    let changed = match then {
+        Some(then) => then != now,
+        None => now != (0, 0),
+    };
+    Ok(Opened { device, changed })
+}
+
+/// Why a leg is out, in words.
+pub(crate) fn why_text(why: Why) -> String {
+    match why {
+        Why::Error(IoError::Os(errno)) if errno == libc::ETIMEDOUT => {
+            "it did not answer in time".to_owned()
+        }
+        Why::Error(e) => e.to_string(),
+        Why::Silent => "it did not answer in time".to_owned(),
+        Why::Missing => "it was not there".to_owned(),
+    }
+}
+
+fn gather(bufs: &[BufSlice], mut to: &mut [u8]) {
+    for buf in bufs {
+        let n = buf.len().min(to.len());
+        let (here, rest) = std::mem::take(&mut to).split_at_mut(n);
+        here.copy_from_slice(&buf.bytes()[..n]);
+        to = rest;
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (chunks, rest) = bytes.as_chunks::<16>();
+    chunks.iter().all(|c| u128::from_ne_bytes(*c) == 0) && rest.iter().all(|b| *b == 0)
+}

@@ -1,0 +1,476 @@
+//! A mirror as the rest of Hearth sees it: one origin.
+
+use crate::driver::{Driver, Inbox, Order, ToNote, keep_notes, look, why_text};
+use crate::machine::{LegReport, Limits, Machine, Opening};
+use crate::regions::Regions;
+use hearth_fault::Fault;
+use hearth_format::Uuid;
+use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps, region_bytes};
+use hearth_io::remote::LegStatus;
+use hearth_io::{
+    Device, Job, Link, ProactorError, Remote, Target, Targets, WakeHandle, now_ns, proactor,
+};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest wait for a mirror's thread at the end.
+const END_TIME: Duration = Duration::from_secs(15);
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where it is kept what is known of a mirror's legs.
+pub trait Book: Send + Sync {
+    /// Makes notes durable, somewhere where they are found again. Blocks. `changed`: their stamps are not
+    /// those of the notes before.
+    fn store(&self, notes: &MirrorNotes, changed: bool) -> io::Result<()>;
+}
+
+/// Opens legs.
+pub trait LegOpener: Send + Sync {
+    /// Opens the leg that is called so. Blocks.
+    fn open(&self, name: &str) -> Result<Device, Fault>;
+}
+
+/// What a mirror is made of.
+pub struct Setup {
+    /// What it is called, for logs and people.
+    pub name: String,
+    /// The disk's serial number.
+    pub serial: Uuid,
+    /// Bytes.
+    pub size: u64,
+    /// What the disk's record says of the legs.
+    pub stamps: MirrorStamps,
+    /// What the state directory says, if there is something.
+    pub notes: Option<MirrorNotes>,
+    /// The legs, in the order of the stamps: what they are called, and what came of opening them.
+    pub legs: Vec<(String, Result<Device, Fault>)>,
+    /// How long a leg may take over an operation.
+    pub timeout: Duration,
+    /// Nothing is ever written.
+    pub read_only: bool,
+    /// Where notes go.
+    pub book: Arc<dyn Book>,
+    /// Opens legs again.
+    pub opener: Arc<dyn LegOpener>,
+}
+
+/// Why a mirror cannot be used.
+#[derive(Debug)]
+pub enum OpenError {
+    /// No leg that holds the disk is there: these do, and why they are not.
+    NoneCurrent(Vec<(String, Fault)>),
+    /// All legs that hold the disk were changed by somebody else.
+    Changed(Vec<String>),
+    /// No I/O driver.
+    Driver(ProactorError),
+    /// No thread, or nothing to wake it with.
+    Thread(io::Error),
+}
+
+impl OpenError {
+    /// What is wrong, and what to do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            OpenError::NoneCurrent(missing) => {
+                let named: Vec<String> = missing
+                    .iter()
+                    .map(|(name, why)| format!("{name} ({})", why.what))
+                    .collect();
+                Fault::new(
+                    format!(
+                        "no leg of the mirror that is there holds the newest data; it is on {}",
+                        named.join(", ")
+                    ),
+                    "bring that leg back; the others have missed writes and are not used",
+                )
+            }
+            OpenError::Changed(names) => Fault::new(
+                format!(
+                    "somebody else has changed {} since Hearth left it, so that it is not known which leg is right",
+                    names.join(" and ")
+                ),
+                "remove the disk with `hearth disk remove`, and add it again with the leg first that is right",
+            ),
+            OpenError::Driver(e) => e.fault(),
+            OpenError::Thread(e) => Fault::new(
+                format!("cannot start the threads of a mirror: {e}"),
+                "check the limits on processes and open files",
+            ),
+        }
+    }
+}
+
+/// What the thread shares with those who use the mirror.
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) inbox: Mutex<Inbox>,
+    pub(crate) wake: WakeHandle,
+    pub(crate) report: Mutex<Vec<LegReport>>,
+    names: Mutex<Vec<(String, Option<Fault>)>>,
+    size: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn leg_name(&self, leg: usize) -> String {
+        let names = lock(&self.names);
+        names
+            .get(leg)
+            .map_or_else(String::new, |(name, _)| name.clone())
+    }
+
+    pub(crate) fn set_fault(&self, leg: usize, fault: Option<Fault>) {
+        if let Some((_, place)) = lock(&self.names).get_mut(leg) {
+            *place = fault;
+        }
+    }
+
+    pub(crate) fn add_leg(&self, name: String) {
+        lock(&self.names).push((name, None));
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+}
+
+/// Several legs as one origin.
+pub struct Mirror {
+    shared: Arc<Shared>,
+    align: u32,
+    read_only: bool,
+    since: Instant,
+    /// Its other end is dropped when the thread ends.
+    ended: Mutex<Option<std::sync::mpsc::Receiver<()>>>,
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mirror").field(&self.shared.name).finish()
+    }
+}
+
+/// Of what the record says and what the state directory says, what counts; and where the legs may differ,
+/// `None` if that is not known.
+fn believed(
+    stamps: MirrorStamps,
+    notes: Option<MirrorNotes>,
+    size: u64,
+) -> (MirrorStamps, Option<Regions>, u64) {
+    let (region, sequence) = (region_bytes(size), notes.as_ref().map_or(0, |n| n.sequence));
+    let count = u32::try_from(size.div_ceil(region)).unwrap_or(u32::MAX);
+    let Some(notes) = notes.filter(|n| n.stamps.generation >= stamps.generation) else {
+        return (stamps, None, sequence);
+    };
+    // The record says that the regions could not be noted.
+    let lost = stamps.unknown && notes.stamps.generation == stamps.generation;
+    // A disk that has grown may have larger regions now.
+    let fits = notes.region == region && !notes.stamps.unknown && !lost;
+    let touched = fits.then(|| Regions::from_words(count, &notes.touched));
+    (notes.stamps, touched, sequence)
+}
+
+impl Mirror {
+    /// Puts the legs together and starts the thread. Blocks only for that.
+    pub fn open(setup: Setup) -> Result<Mirror, OpenError> {
+        let Setup {
+            name,
+            serial,
+            size,
+            stamps,
+            notes,
+            legs,
+            timeout,
+            read_only,
+            book,
+            opener,
+        } = setup;
+        let (mut stamps, touched, sequence) = believed(stamps, notes, size);
+        let targets = Targets::new();
+        let mut names = Vec::new();
+        let mut present = Vec::new();
+        let mut align = 512;
+        let mut changed = Vec::new();
+        for (i, (leg, opened)) in legs.into_iter().enumerate() {
+            let opened = opened.and_then(|device| match device.size() >= size {
+                true => Ok(device),
+                false => Err(Fault::new(
+                    format!(
+                        "it has {} bytes, fewer than the disk's {size}",
+                        device.size()
+                    ),
+                    "replace it by a larger one",
+                )),
+            });
+            present.push(opened.is_ok());
+            let fault = match opened {
+                Ok(device) => {
+                    align = align.max(device.align());
+                    if let Some(stamp) = stamps.legs.get_mut(i) {
+                        let (then, now) = (stamp.left, look(&device));
+                        let other = then.1 != 0 && then.1 != now.1;
+                        let written = !stamps.open && then.0 != 0 && then.0 != now.0;
+                        if other || written {
+                            changed.push((i, leg.clone()));
+                        }
+                        // From now on it is written by us: only which file it is can be told again.
+                        stamp.left = (0, now.1);
+                    }
+                    targets.set(Target::Origin(i as u16), Some(Arc::new(device)));
+                    None
+                }
+                Err(why) => Some(why),
+            };
+            names.push((leg, fault));
+        }
+        // A leg that somebody else wrote is not the disk any more, if another one still is.
+        let current = |stamps: &MirrorStamps, i: usize| {
+            stamps
+                .legs
+                .get(i)
+                .is_some_and(|l| l.state == LegState::Current)
+        };
+        let untouched = (0..stamps.legs.len()).any(|i| {
+            current(&stamps, i)
+                && present.get(i) == Some(&true)
+                && changed.iter().all(|(at, _)| *at != i)
+        });
+        if !untouched && changed.iter().any(|(i, _)| current(&stamps, *i)) {
+            return Err(OpenError::Changed(
+                changed.into_iter().map(|(_, n)| n).collect(),
+            ));
+        }
+        for (i, leg) in &changed {
+            tracing::error!(mirror = %name, leg = %leg, "somebody else has changed a leg since Hearth left it; it is copied to as a whole");
+            if let Some(stamp) = stamps.legs.get_mut(*i) {
+                stamp.state = LegState::Behind;
+                stamp.whole = true;
+                stamp.copied = 0;
+            }
+        }
+        let region = region_bytes(size);
+        let opening = Opening {
+            size,
+            region,
+            stamps: stamps.clone(),
+            touched: touched.clone(),
+            present,
+            limits: Limits {
+                leg_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+                ..Limits::default()
+            },
+        };
+        let machine = Machine::open(opening, now_ns()).map_err(|none| {
+            let missing = none.missing.iter().filter_map(|id| {
+                let i = stamps.legs.iter().position(|l| l.id == *id)?;
+                let (name, why) = names.get(i)?.clone();
+                Some((name, why.unwrap_or_else(|| Fault::bare("it is there"))))
+            });
+            OpenError::NoneCurrent(missing.collect())
+        })?;
+        let first = MirrorNotes {
+            serial,
+            sequence,
+            region,
+            regions: size.div_ceil(region),
+            stamps,
+            touched: touched.unwrap_or_default().words().to_vec(),
+        };
+        let parts = Parts {
+            name,
+            names,
+            size,
+            machine,
+            targets,
+            opener,
+            book,
+            first,
+        };
+        let (shared, ended) = start(parts)?;
+        Ok(Mirror {
+            shared,
+            align,
+            read_only,
+            since: Instant::now(),
+            ended: Mutex::new(Some(ended)),
+        })
+    }
+
+    fn order(&self, order: Order) {
+        lock(&self.shared.inbox).orders.push(order);
+        self.shared.wake.wake();
+    }
+
+    /// A new leg, which gets everything.
+    pub fn add(&self, id: Uuid, name: String, device: Device) {
+        let device = Box::new(device);
+        self.order(Order::Add { id, name, device });
+    }
+
+    /// Takes a leg out for good; false if no other one holds the disk. Waits for the thread.
+    pub fn remove(&self, leg: usize) -> bool {
+        let (answer, answered) = channel();
+        self.order(Order::Remove { leg, answer });
+        answered.recv_timeout(END_TIME).unwrap_or(false)
+    }
+
+    /// Copies no more for now, or goes on.
+    pub fn pause(&self, paused: bool) {
+        self.order(Order::Pause(paused));
+    }
+
+    /// Bytes a second that are copied at most; 0 is no limit.
+    pub fn set_rate(&self, rate: u64) {
+        self.order(Order::Rate(rate));
+    }
+}
+
+type Started = (Arc<Shared>, std::sync::mpsc::Receiver<()>);
+
+/// What the threads are started with.
+struct Parts {
+    name: String,
+    names: Vec<(String, Option<Fault>)>,
+    size: u64,
+    machine: Machine,
+    targets: Arc<Targets>,
+    opener: Arc<dyn LegOpener>,
+    book: Arc<dyn Book>,
+    first: MirrorNotes,
+}
+
+/// Starts the two threads. The I/O driver belongs to the one that opens it.
+fn start(parts: Parts) -> Result<Started, OpenError> {
+    let (notes, given) = channel::<ToNote>();
+    let (told, opened) = sync_channel(1);
+    let (ending, ended) = sync_channel::<()>(1);
+    let Parts {
+        name,
+        names,
+        size,
+        machine,
+        targets,
+        opener,
+        book,
+        first,
+    } = parts;
+    let work = move || {
+        let io = match proactor::open(targets.clone(), None) {
+            Ok(io) => io,
+            // Nobody listens only if who asked has died.
+            Err(e) => return drop(told.send(Err(OpenError::Driver(e)))),
+        };
+        let legs = names.len();
+        let shared = Arc::new(Shared {
+            name,
+            inbox: Mutex::default(),
+            wake: io.wake_handle(),
+            report: Mutex::new(machine.report()),
+            names: Mutex::new(names),
+            size: AtomicU64::new(size),
+        });
+        if told.send(Ok(shared.clone())).is_err() {
+            return;
+        }
+        Driver::new(shared, machine, io, targets, opener, notes, legs).run();
+        drop(ending);
+    };
+    let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+    thread("hearth-mirror")
+        .spawn(work)
+        .map_err(OpenError::Thread)?;
+    let shared = opened
+        .recv()
+        .map_err(|_| OpenError::Thread(io::ErrorKind::BrokenPipe.into()))??;
+    let of = shared.clone();
+    let keep = move || keep_notes(&of, &*book, first, &given);
+    thread("hearth-notes")
+        .spawn(keep)
+        .map_err(OpenError::Thread)?;
+    Ok((shared, ended))
+}
+
+impl Remote for Mirror {
+    fn name(&self) -> String {
+        self.shared.name.clone()
+    }
+
+    fn size(&self) -> u64 {
+        self.shared.size()
+    }
+
+    fn refresh_size(&self) -> io::Result<u64> {
+        Ok(self.shared.size())
+    }
+
+    fn align(&self) -> u32 {
+        self.align
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn push(&self, job: Job) {
+        let mut inbox = lock(&self.shared.inbox);
+        if inbox.stopped {
+            drop(inbox);
+            return drop(job);
+        }
+        inbox.jobs.push(job);
+        drop(inbox);
+        self.shared.wake.wake();
+    }
+
+    fn link(&self) -> Link {
+        let mut link = Link::up();
+        link.since = self.since;
+        link
+    }
+
+    fn set_timeout(&self, _timeout: Duration) {}
+
+    fn hurry(&self) {}
+
+    fn legs(&self) -> Vec<LegStatus> {
+        let names = lock(&self.shared.names).clone();
+        let report = lock(&self.shared.report).clone();
+        names
+            .into_iter()
+            .zip(report)
+            .filter(|(_, leg)| !leg.removed)
+            .map(|((name, fault), leg)| LegStatus {
+                name,
+                state: match (leg.state, leg.behind) {
+                    (LegState::Current, 0) => "current",
+                    (LegState::Current, _) => "checking",
+                    (LegState::Behind, _) => "resyncing",
+                    (LegState::Out, _) => "out",
+                },
+                behind: leg.behind,
+                copied: leg.copied,
+                reason: leg.why.map(|why| match fault {
+                    Some(fault) => fault,
+                    None => Fault::bare(why_text(why)),
+                }),
+            })
+            .collect()
+    }
+}
+
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        lock(&self.shared.inbox).stop = true;
+        self.shared.wake.wake();
+        // A leg that hangs may hold the thread up; it ends when that does.
+        if let Some(ended) = lock(&self.ended).take() {
+            let _ = ended.recv_timeout(END_TIME);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Disks whose origin is a mirror: legs that die, hang and come back while a guest works, and a daemon that
+//! is killed in between.
+
+use anyhow::{Context, Result, ensure};
+use hearth_rig::clients::have;
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::servers::Server;
+use hearth_rig::{Hearth, wait};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest wait for a state that comes by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a load goes on before something happens.
+const LOAD: Duration = Duration::from_millis(300);
+
+fn blank(hearth: &Hearth, name: &str) -> Result<PathBuf> {
+    let file = hearth.dir().join(name);
+    let made = std::fs::File::create(&file)?;
+    made.set_len(BLOCKS * BLOCK as u64)?;
+    Ok(file)
+}
+
+/// What each leg is.
+fn states(hearth: &Hearth) -> Result<Vec<String>> {
+    let info: serde_json::Value =
+        serde_json::from_str(&hearth.ok(&["disk", "show", "d", "--json"])?)?;
+    let legs = info["legs"].as_array().context("no legs")?;
+    let state = |leg: &serde_json::Value| leg["state"].as_str().unwrap_or_default().to_owned();
+    Ok(legs.iter().map(state).collect())
+}
+
+fn wait_states(hearth: &Hearth, want: &[&str]) -> Result<()> {
+    wait::until(&format!("legs are {want:?}"), LIMIT, || {
+        (states(hearth).ok()? == want).then_some(())
+    })
+    .with_context(|| hearth.ok(&["disk", "show", "d"]).unwrap_or_default())
+    .with_context(|| hearth.log())
+}
+
+fn attached(hearth: &Hearth) -> Result<()> {
+    wait::until("attached", LIMIT, || {
+        let shown = hearth.ok(&["disk", "show", "d", "--json"]).ok()?;
+        shown.contains("\"attached\"").then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
+fn add(hearth: &Hearth, legs: &[&str], more: &[&str]) -> Result<String> {
+    let mut args = vec!["disk", "add", "d"];
+    for leg in legs {
+        args.extend(["--mirror", leg]);
+    }
+    args.extend(more);
+    hearth.ok(&args)
+}
+
+/// An NBD server on `file` that answers with errors while the file `fail` is there.
+fn server(hearth: &Hearth, file: &Path, fail: &Path) -> Result<Server> {
+    let error = format!("error-file={}", path(fail));
+    let what = [
+        "--filter=error",
+        "file",
+        path(file),
+        "error=EIO",
+        "error-rate=100%",
+    ];
+    Server::start(
+        "nbdkit",
+        &[&["-f", "-U", "{socket}"], &what[..], &[&error]].concat(),
+        hearth.dir().join("n"),
+    )
+}
+
+/// The disk is all on each leg.
+fn both_are_the_disk(hearth: &mut Hearth, writer: &mut Writer, legs: &[&Path]) -> Result<()> {
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.stop()?;
+    for leg in legs {
+        writer.check_file(leg)?;
+    }
+    let first = std::fs::read(legs[0])?;
+    for leg in &legs[1..] {
+        ensure!(std::fs::read(leg)? == first, "the legs are not the same");
+    }
+    Ok(())
+}
+
+#[test]
+fn each_leg_is_the_disk() -> Result<()> {
+    for mode in ["write-back", "write-through"] {
+        let mut hearth = Hearth::serving("160M")?;
+        let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+        add(&hearth, &[path(&a), path(&b)], &["--mode", mode])?;
+        let mut writer = Writer::new(3);
+        let mut client = hearth.connect("d")?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        writer.flush(&mut client)?;
+        writer.check_stable(&mut client)?;
+        wait_states(&hearth, &["current", "current"])?;
+        let shown = hearth.ok(&["disk", "show", "d"])?;
+        ensure!(
+            shown.contains("mirror") && shown.contains("current"),
+            "{shown}"
+        );
+        drop(client);
+        both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+        // And they are still believed.
+        hearth.start()?;
+        attached(&hearth)?;
+        ensure!(states(&hearth)? == ["current", "current"]);
+        writer.check(&mut hearth.connect("d")?)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn legs_that_hold_something_else_are_not_overwritten() -> Result<()> {
+    let hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    std::fs::write(hearth.dir().join("small"), vec![0; 4096])?;
+    let small = hearth.dir().join("small");
+    let refused = |legs: [&Path; 2]| {
+        let (one, two) = (path(legs[0]), path(legs[1]));
+        hearth.refused(&["disk", "add", "d", "--mirror", one, "--mirror", two])
+    };
+    ensure!(refused([&a, &small])?.contains("fewer than"));
+    ensure!(refused([&a, &a])?.contains("twice"));
+    let one = hearth.refused(&["disk", "add", "d", "--mirror", path(&a)])?;
+    ensure!(one.contains("mirror of one leg"), "{one}");
+    let mut other = std::fs::read(&b)?;
+    other[512] = 1;
+    std::fs::write(&b, &other)?;
+    ensure!(refused([&a, &b])?.contains("would be overwritten"));
+    // As the first one its content counts.
+    add(&hearth, &[path(&b), path(&a)], &[])?;
+    wait_states(&hearth, &["current", "current"])?;
+    ensure!(hearth.connect("d")?.read(512, 1)? == [1]);
+    // No other disk may be on a leg.
+    let taken = hearth.refused(&["disk", "add", "e", "--origin", path(&a)])?;
+    ensure!(taken.contains('d'), "{taken}");
+    Ok(())
+}
+
+/// A leg answers with errors, in the middle of a load; then it is well again.
+#[test]
+fn a_leg_that_fails_is_not_noticed() -> Result<()> {
+    if !have("mirrors: a leg fails", &["nbdkit"]) {
+        return Ok(());
+    }
+    for mode in ["write-through", "write-back"] {
+        let mut hearth = Hearth::serving("160M")?;
+        let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+        let fail = hearth.dir().join("fail");
+        let mut remote = server(&hearth, &b, &fail)?;
+        let legs = [path(&a), &remote.uri("")];
+        add(
+            &hearth,
+            &legs,
+            &["--sole-user", "--mode", mode, "--origin-timeout", "2"],
+        )?;
+        wait_states(&hearth, &["current", "current"])?;
+        let mut writer = Writer::new(4);
+        let mut client = hearth.connect("d")?;
+        writer.load(&mut client, LOAD, || Ok(std::fs::write(&fail, b"")?))?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        writer.flush(&mut client)?;
+        hearth.ok(&["disk", "flush", "d"])?;
+        wait_states(&hearth, &["current", "out"])?;
+        let shown = hearth.ok(&["disk", "show", "d"])?;
+        ensure!(shown.contains("out ("), "{shown}");
+        writer.check_stable(&mut client)?;
+        std::fs::remove_file(&fail)?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        wait_states(&hearth, &["current", "current"])?;
+        writer.flush(&mut client)?;
+        drop(client);
+        both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+        remote.stop()?;
+    }
+    Ok(())
+}
+
+/// A leg hangs: it answers nothing, and closes nothing.
+#[test]
+fn a_leg_that_hangs_is_a_pause() -> Result<()> {
+    if !have("mirrors: a leg hangs", &["nbdkit"]) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let mut remote = server(&hearth, &b, &hearth.dir().join("fail"))?;
+    let legs = [&remote.uri(""), path(&a)];
+    add(
+        &hearth,
+        &legs,
+        &["--sole-user", "--mode", "off", "--origin-timeout", "1"],
+    )?;
+    wait_states(&hearth, &["current", "current"])?;
+    let mut writer = Writer::new(5);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || remote.signal(libc::SIGSTOP))?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    wait_states(&hearth, &["out", "current"])?;
+    writer.check_stable(&mut client)?;
+    // What it was asked before it was given up ends with it.
+    remote.signal(libc::SIGCONT)?;
+    remote.kill9()?;
+    remote.up()?;
+    wait_states(&hearth, &["current", "current"])?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+    remote.stop()
+}
+
+/// The daemon is killed in the middle of writes, and of the copying that follows.
+#[test]
+fn a_killed_daemon_leaves_legs_that_become_the_same() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
+    let mut writer = Writer::new(6);
+    for cycle in 0..8 {
+        let mut client = hearth.connect("d")?;
+        let kill = || hearth.kill9();
+        writer
+            .load(&mut client, LOAD / 2, kill)
+            .with_context(|| format!("cycle {cycle}"))?;
+        hearth.start()?;
+        attached(&hearth)?;
+        writer
+            .check(&mut hearth.connect("d")?)
+            .with_context(|| format!("cycle {cycle}"))?;
+    }
+    wait_states(&hearth, &["current", "current"])?;
+    let mut client = hearth.connect("d")?;
+    writer.flush(&mut client)?;
+    drop(client);
+    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])
+}
+
+/// One leg misses writes; then only that one is there. It is not believed, in whatever order they come back.
+#[test]
+fn a_stale_leg_is_never_used() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
+    wait_states(&hearth, &["current", "current"])?;
+    let mut writer = Writer::new(7);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    drop(client);
+    hearth.stop()?;
+    let away = |file: &Path| std::fs::rename(file, file.with_extension("away"));
+    let back = |file: &Path| std::fs::rename(file.with_extension("away"), file);
+    away(&b)?;
+    hearth.start()?;
+    attached(&hearth)?;
+    ensure!(states(&hearth)? == ["current", "out"]);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || hearth.kill9())?;
+    // Now the other way round.
+    away(&a)?;
+    back(&b)?;
+    hearth.start()?;
+    wait::until("the disk waits for the leg that holds it", LIMIT, || {
+        let shown = hearth.ok(&["disk", "show", "d"]).ok()?;
+        shown.contains("no leg of the mirror").then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    ensure!(
+        hearth.connect("d").is_err(),
+        "it is served from a stale leg"
+    );
+    back(&a)?;
+    attached(&hearth)?;
+    writer.check(&mut hearth.connect("d")?)?;
+    wait_states(&hearth, &["current", "current"])?;
+    let mut client = hearth.connect("d")?;
+    writer.flush(&mut client)?;
+    drop(client);
+    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])
+}
+
+/// Somebody uses one leg alone while Hearth is not running.
+#[test]
+fn a_leg_that_somebody_else_wrote_is_not_mixed_in() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
+    wait_states(&hearth, &["current", "current"])?;
+    let mut client = hearth.connect("d")?;
+    client.write(0, &[5; 4096])?;
+    client.flush()?;
+    drop(client);
+    hearth.stop()?;
+    let mut other = std::fs::read(&a)?;
+    other[0] = 6;
+    std::fs::write(&a, other)?;
+    hearth.start()?;
+    attached(&hearth)?;
+    ensure!(hearth.connect("d")?.read(0, 4096)? == [5; 4096]);
+    wait_states(&hearth, &["current", "current"])?;
+    hearth.stop()?;
+    ensure!(std::fs::read(&a)? == std::fs::read(&b)?);
+    Ok(())
+}
