@@ -22,6 +22,14 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
         Datastore::Set(args) => set(global, &client, args),
         Datastore::Flush(args) => {
             let interrupt = Interrupt::watch();
+            if args.hold {
+                // First: what is answered between the two must not be on flash only.
+                let body = api::DatastoreSet {
+                    hold: Some(true),
+                    ..api::DatastoreSet::default()
+                };
+                client.patch::<_, DatastoreInfo>(&datastore_path(&args.name, ""), &body)?;
+            }
             client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
             let info = flushed(global, &client, &interrupt, &args.name)?;
             said(global, &info, "the directory has everything")
@@ -108,6 +116,7 @@ fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
         listen: args.listen,
         clients: (!args.clients.is_empty()).then_some(args.clients),
         read_only: args.read_only.map(|switch| switch == Switch::On),
+        hold: args.hold.map(|switch| switch == Switch::On),
     };
     let info: DatastoreInfo = client.patch(&datastore_path(&args.name, ""), &body)?;
     said(global, &info, "changed")
@@ -191,6 +200,7 @@ fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
             format!("{}, {} of them in use", info.disks, info.open),
         ),
         ("dirty", human(info.dirty)),
+        ("held", if info.hold { "yes" } else { "no" }.to_owned()),
     ];
     for (what, value) in rows {
         println!("{what:<14}{value}");

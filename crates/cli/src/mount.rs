@@ -134,6 +134,7 @@ mod tests {
                 root,
             }],
             read_only: false,
+            hold: false,
             disks: 0,
             open: 0,
             dirty: 0,

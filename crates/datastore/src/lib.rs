@@ -123,6 +123,8 @@ pub trait Disks: Send + Sync {
     fn is_drained(&self, disk: DiskId) -> bool;
     /// Writes everything back at once, or no longer.
     fn drain(&self, disk: DiskId, on: bool);
+    /// From now on the files have every write before it is answered, or no longer.
+    fn hold(&self, on: bool);
     /// Everything is written back: who waits for that may look.
     fn flushed(&self);
 }

@@ -126,6 +126,12 @@ impl Datastore {
         self.inner.bell.notify_all();
     }
 
+    /// From now on the directory has every write before it is answered, or no longer. What was answered before is
+    /// there after a flush.
+    pub fn hold(&self, on: bool) {
+        self.inner.disks.hold(on);
+    }
+
     /// The disks in use, with the files they are.
     pub fn in_use(&self) -> Vec<(DiskId, Arc<FileOrigin>)> {
         let open = self.inner.open().into_iter();

@@ -28,6 +28,7 @@ mod tag {
     pub const LISTEN: u16 = 4;
     pub const CLIENTS: u16 = 5;
     pub const READ_ONLY: u16 = 6;
+    pub const HOLD: u16 = 7;
 }
 
 /// One datastore of a pool.
@@ -45,6 +46,8 @@ pub struct DatastoreRecord {
     pub clients: Vec<String>,
     /// Nobody may change anything.
     pub read_only: bool,
+    /// The directory has every write before it is answered.
+    pub hold: bool,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -86,6 +89,9 @@ impl DatastoreRecord {
         field(&mut out, tag::LISTEN, self.listen.as_bytes());
         field(&mut out, tag::CLIENTS, self.clients.join("\n").as_bytes());
         field(&mut out, tag::READ_ONLY, &[u8::from(self.read_only)]);
+        if self.hold {
+            field(&mut out, tag::HOLD, &[1]);
+        }
         for (tag, bytes) in &self.unknown {
             field(&mut out, *tag, bytes);
         }
@@ -117,6 +123,7 @@ impl DatastoreRecord {
                     record.clients = lines.map(str::to_owned).collect();
                 }
                 tag::READ_ONLY => record.read_only = bytes != [0],
+                tag::HOLD => record.hold = bytes != [0],
                 tag if tag & CRITICAL != 0 => {
                     return Err(FormatError::Newer {
                         what: WHAT,
@@ -177,6 +184,7 @@ mod tests {
             listen: "127.0.0.1:2049".to_owned(),
             clients: vec!["192.0.2.0/24=rw".to_owned(), "::1=ro".to_owned()],
             read_only: true,
+            hold: true,
             unknown: vec![(77, vec![1, 2])],
         }
     }
@@ -189,6 +197,7 @@ mod tests {
         registry.put_datastore(&record("isos")).unwrap();
         let mut changed = record("vms");
         changed.read_only = false;
+        changed.hold = false;
         changed.clients.clear();
         registry.put_datastore(&changed).unwrap();
         let bytes = registry.encode(pool).unwrap();

@@ -507,6 +507,74 @@ fn a_full_file_system_refuses_what_would_not_fit() -> Result<()> {
     until("there is room again", LIMIT, || again().transpose())?.map(drop)
 }
 
+/// While it is held, the directory has every write before it is answered, also after a kill; and it is not the slower for it
+/// afterwards.
+#[test]
+fn a_held_directory_is_true_until_it_is_let_go() -> Result<()> {
+    const PIECE: u64 = 64 << 10;
+    let mut lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let open = create(&mut client, &dir, "open.img")?;
+    let vms = lab.vms.clone();
+    let is = |name: &str, at: u64, round: u8| -> Result<()> {
+        let mut found = vec![0; PIECE as usize];
+        let file = File::open(vms.join(name))?;
+        file.read_exact_at(&mut found, at * PIECE)?;
+        let wanted = pattern(at * PIECE, round, PIECE as usize);
+        ensure!(found == wanted, "{name}: piece {at}, round {round}");
+        Ok(())
+    };
+    let put = |client: &mut Client, file: &[u8], at: u64, round: u8| {
+        write(
+            client,
+            file,
+            at * PIECE,
+            &pattern(at * PIECE, round, PIECE as usize),
+        )
+    };
+    for at in 0..16 {
+        put(&mut client, &open, at, 1)?;
+    }
+    lab.hearth.ok(&["datastore", "flush", "vms", "--hold"])?;
+    let shown = lab.show()?;
+    ensure!(shown["hold"] == true && shown["dirty"] == 0, "{shown}");
+    for at in 0..16 {
+        is("open.img", at, 1)?;
+    }
+    // One that is a disk already, and one that becomes one.
+    let new = create(&mut client, &dir, "new.img")?;
+    for at in 0..16 {
+        put(&mut client, &open, at, 2)?;
+        is("open.img", at, 2)?;
+        put(&mut client, &new, at, 2)?;
+        is("new.img", at, 2)?;
+    }
+    ensure!(lab.show()?["dirty"] == 0);
+    lab.hearth.kill9()?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(lab.show()?["hold"] == true);
+    for at in 0..16 {
+        put(&mut client, &open, at, 3)?;
+        is("open.img", at, 3)?;
+    }
+    lab.hearth
+        .ok(&["datastore", "set", "vms", "--hold", "off"])?;
+    ensure!(lab.show()?["hold"] == false);
+    // Answered from flash again: sooner or later something is dirty.
+    let mut at = 0;
+    until("something is dirty", LIMIT, || {
+        at = (at + 1) % 16;
+        let dirty = put(&mut client, &open, at, 4).and_then(|()| lab.show());
+        dirty
+            .map(|shown| (shown["dirty"] != 0).then_some(()))
+            .transpose()
+    })??;
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    is("open.img", at, 4)
+}
+
 /// A copy that cannot be told from what it is of; one that was there stays the same file.
 fn copy_with_times(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp")

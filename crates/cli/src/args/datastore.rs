@@ -27,8 +27,9 @@ pub enum Datastore {
     )]
     Set(DatastoreSet),
     /// Write everything to the directory that is only on flash
-    #[command(after_help = "Example:\n  hearth datastore flush vms")]
-    Flush(DatastoreName),
+    #[command(after_help = "Example:\n  hearth datastore flush vms\n  \
+        hearth datastore flush vms --hold; tar -cf /backup/vms.tar /srv/vms; hearth datastore set vms --hold off")]
+    Flush(DatastoreFlush),
     /// Flush a datastore and serve it no longer; the directory is what it was
     #[command(after_help = "Example:\n  hearth datastore remove vms")]
     Remove(DatastoreName),
@@ -39,6 +40,16 @@ pub struct DatastoreName {
     /// The datastore
     #[arg(value_name = "NAME")]
     pub name: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DatastoreFlush {
+    /// The datastore
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// From now on the directory has every write before it is answered, until `hearth datastore set NAME --hold off`
+    #[arg(long)]
+    pub hold: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -83,4 +94,7 @@ pub struct DatastoreSet {
     /// Whether nobody may change anything
     #[arg(long, value_enum, group = "change")]
     pub read_only: Option<Switch>,
+    /// Whether the directory has every write before it is answered, as with flush --hold
+    #[arg(long, value_enum, group = "change")]
+    pub hold: Option<Switch>,
 }

@@ -100,6 +100,9 @@ pub struct DatastoreSet {
     /// Nobody may change anything.
     #[serde(default)]
     pub read_only: Option<bool>,
+    /// The directory has every write before it is answered; what was answered before is there after a flush.
+    #[serde(default)]
+    pub hold: Option<bool>,
 }
 
 /// A datastore.
@@ -130,6 +133,9 @@ pub struct DatastoreInfo {
     pub clients: Vec<DatastoreClient>,
     /// Nobody may change anything.
     pub read_only: bool,
+    /// The directory has every write before it is answered.
+    #[serde(default)]
+    pub hold: bool,
     /// Files that are or were disks of the cache.
     pub disks: u64,
     /// Of these, those in use.

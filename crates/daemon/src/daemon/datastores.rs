@@ -420,7 +420,7 @@ impl Daemon {
                 )
             })?;
         let refused = no_threads(record);
-        let disks = files::Files::new(self, &record.name).map_err(&refused)?;
+        let disks = files::Files::new(self, record).map_err(&refused)?;
         let files = Datastore::open(
             Arc::new(directory),
             Arc::new(disks),
@@ -539,6 +539,7 @@ impl Daemon {
             listen: listen.to_string(),
             clients: check_clients(&clients)?,
             read_only: add.read_only,
+            hold: false,
             unknown: Vec::new(),
         };
         // Served first: what cannot be is not added.
@@ -590,11 +591,15 @@ impl Daemon {
             record.clients = check_clients(clients)?;
         }
         record.read_only = set.read_only.unwrap_or(record.read_only);
+        record.hold = set.hold.unwrap_or(record.hold);
         self.store_datastore(&record)?;
         let mut stores = lock(&self.stores.by_name);
         let store = stores.get_mut(name);
         let store = store.ok_or_else(|| Error::no_datastore(name))?;
         store.record = record.clone();
+        if let Some(opened) = store.opened.as_ref().filter(|_| record.hold != before.hold) {
+            opened.files.hold(record.hold);
+        }
         match &store.served {
             Ok(served) if record.listen == before.listen => {
                 served.on.server.set_access(served.number, access(&record));
@@ -756,6 +761,7 @@ fn info(store: &Store) -> DatastoreInfo {
         path: format!("/{}", record.name),
         clients: clients_of(record).collect(),
         read_only: record.read_only,
+        hold: record.hold,
         disks: census.disks,
         open: census.open,
         dirty: census.dirty,

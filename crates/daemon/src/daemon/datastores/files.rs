@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use hearth_datastore::origin::{Disk, FileOrigin, Hands};
 use hearth_datastore::{Disks, Look, NotNow, store};
-use hearth_engine::api::{DiskId, ExtentState, OriginState, ReqOp, Request};
+use hearth_engine::api::{DiskId, ExtentState, Mode, OriginState, ReqOp, Request};
+use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{DiskRecord, OriginIdentity, Uuid};
 use hearth_io::{BLOCK, Device, Target, Targets};
 use hearth_nfs::handle::Key;
@@ -20,6 +21,7 @@ use hearth_nfs::handle::Key;
 use super::super::admission::RULES;
 use super::super::{Daemon, REST_PACE, REST_TIME, lock};
 use crate::error::Result;
+use crate::pool::mode_of;
 use crate::{compare, settings};
 
 /// What the origin of a file's disk begins with in the registry.
@@ -112,19 +114,30 @@ pub(super) struct Files {
     daemon: Weak<Daemon>,
     store: String,
     hands: Arc<Hands>,
+    /// Files have every write before it is answered.
+    held: AtomicBool,
 }
 
 impl Files {
-    pub(super) fn new(daemon: &Arc<Daemon>, store: &str) -> std::io::Result<Files> {
+    pub(super) fn new(daemon: &Arc<Daemon>, store: &DatastoreRecord) -> std::io::Result<Files> {
         Ok(Files {
             daemon: Arc::downgrade(daemon),
-            store: store.to_owned(),
+            store: store.name.clone(),
             hands: Hands::start()?,
+            held: AtomicBool::new(store.hold),
         })
     }
 
     fn daemon(&self) -> std::result::Result<Arc<Daemon>, NotNow> {
         self.daemon.upgrade().ok_or(NotNow::Wait)
+    }
+
+    /// How writes of a file are treated now.
+    fn mode(&self, record: &DiskRecord) -> Mode {
+        match Mode::from(mode_of(record.mode)) {
+            Mode::WriteBack if self.held.load(Ordering::SeqCst) => Mode::WriteThrough,
+            mode => mode,
+        }
     }
 
     /// Gives a file to the engine. Nothing is written to it before `settled`.
@@ -145,7 +158,9 @@ impl Files {
         let device = Arc::new(Device::remote(Arc::new(Disk::new(origin, &self.hands))));
         daemon.targets.set(Target::Origin(id), Some(device.clone()));
         // It was synced when it was opened.
-        let config = settings::config(record, &device);
+        let mut config = settings::config(record, &device);
+        config.mode = self.mode(record);
+        let mode = config.mode;
         if let Err(e) = daemon.engine.attach(config, OriginState::Flushed) {
             tracing::error!(file = %device.name(), "cannot be cached: {e}");
             daemon.targets.set(Target::Origin(id), None);
@@ -153,6 +168,10 @@ impl Files {
             return Err(NotNow::Wait);
         }
         lock(&daemon.stores.numbers.open).insert(id, origin.clone());
+        // Whoever changed it meanwhile did not find the file among those that are open.
+        if self.mode(record) != mode {
+            let _ = daemon.engine.set_mode(id, self.mode(record));
+        }
         daemon.poke();
         Ok(())
     }
@@ -446,6 +465,19 @@ impl Disks for Files {
             let _ = daemon.engine.drain(disk, on);
             daemon.poke();
         }
+    }
+
+    fn hold(&self, on: bool) {
+        self.held.store(on, Ordering::SeqCst);
+        let Ok(daemon) = self.daemon() else { return };
+        for id in daemon.stores.numbers.open() {
+            let record = lock(&daemon.pool).record(id).cloned();
+            if let Some(record) = record.filter(|record| record.datastore == self.store) {
+                // One that was closed meanwhile is opened as it should be.
+                let _ = daemon.engine.set_mode(id, self.mode(&record));
+            }
+        }
+        daemon.poke();
     }
 
     fn flushed(&self) {
