@@ -14,7 +14,7 @@ use std::path::PathBuf;
 pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
-pub use disk::{Disk, DiskAdd, DiskRemove, DiskSet, Mode, Switch, Users};
+pub use disk::{Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskSet, Mode, Switch, Users};
 use hearth_daemon::size;
 use hearth_fault::Fault;
 pub use pool::{Pool, PoolAt, PoolCreate, PoolExport};

@@ -9,7 +9,7 @@ use hearth_fault::Fault;
 use hearth_io::OriginSpec;
 use serde_json::json;
 
-use crate::args::{Disk, DiskAdd, DiskRemove, DiskSet, Global, Users};
+use crate::args::{Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskSet, Global, Users};
 use crate::follow::follow;
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
@@ -29,6 +29,8 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
             reach(global, &client, &interrupt, &args.name, Goal::Flush)
         }
         Disk::Remove(args) => remove(global, &client, &args),
+        Disk::Mirror(args) => mirror(global, &client, &args),
+        Disk::Replace(args) => replace(global, &client, &args),
         Disk::AcceptLoss(args) => {
             let info: DiskInfo = client.order(&disk_path(&args.name, "/accept-loss"))?;
             said(
@@ -54,16 +56,120 @@ pub fn absolute_origin(text: &str) -> Result<String, Error> {
     Ok(spec.to_string())
 }
 
+/// A leg as it is written in a mirror.
+fn leg_name(text: &str) -> Result<String, Error> {
+    let leg: OriginSpec = absolute_origin(text)?
+        .parse()
+        .map_err(hearth_daemon::origin::not_understood)?;
+    Ok(leg.to_string())
+}
+
+fn mirror(global: &Global, client: &Client, args: &DiskMirror) -> Outcome {
+    let set = types::MirrorSet {
+        add: args.add.as_deref().map(leg_name).transpose()?,
+        remove: args.remove.as_deref().map(leg_name).transpose()?,
+        paused: (args.pause || args.resume).then_some(args.pause),
+        rate: args.rate.map(|rate| rate.0),
+    };
+    let info: DiskInfo = client.post(&disk_path(&args.name, "/mirror"), &set)?;
+    show(global, &info)
+}
+
+/// Adds the new leg, waits until it holds the disk, and takes the old one out. One that is out already goes
+/// first: the new one may have its name.
+fn replace(global: &Global, client: &Client, args: &DiskReplace) -> Outcome {
+    let (old, new) = (leg_name(&args.old)?, leg_name(&args.new)?);
+    let path = disk_path(&args.name, "/mirror");
+    let info: DiskInfo = client.get(&disk_path(&args.name, ""))?;
+    let found = info.legs.iter().find(|leg| leg.origin == old);
+    let Some(found) = found else {
+        return Err(Error::invalid(
+            format!("{old} is no leg of {}", args.name),
+            format!("`hearth disk show {}` lists them", args.name),
+        )
+        .into());
+    };
+    let add = types::MirrorSet {
+        add: Some(new.clone()),
+        ..types::MirrorSet::default()
+    };
+    let remove = types::MirrorSet {
+        remove: Some(old.clone()),
+        ..types::MirrorSet::default()
+    };
+    let is_out = found.state == "out";
+    let interrupt = Interrupt::watch();
+    if is_out {
+        client.post::<_, DiskInfo>(&path, &remove)?;
+    }
+    client.post::<_, DiskInfo>(&path, &add)?;
+    let left = || {
+        let rest = if is_out {
+            String::new()
+        } else {
+            format!(
+                "; `hearth disk mirror {} --remove {old}` takes the old one out when it is current",
+                args.name
+            )
+        };
+        Failure::Interrupted(Fault::bare(format!(
+            "{new} is a leg and goes on being copied to{rest}"
+        )))
+    };
+    let mut pace = Pace::default();
+    follow(global, &interrupt, left, |line| {
+        let info: DiskInfo = client.get(&disk_path(&args.name, ""))?;
+        let leg = info.legs.iter().find(|leg| leg.origin == new);
+        let Some(leg) = leg else {
+            return Err(Error::conflict(
+                format!("{new} is no leg any more"),
+                format!("`hearth disk show {}` lists them", args.name),
+            )
+            .into());
+        };
+        line.show(|| format!("{}: {}", plain(&new), pace.text(leg)));
+        Ok((leg.state == "current").then_some(()))
+    })?;
+    if !is_out {
+        client.post::<_, DiskInfo>(&path, &remove)?;
+    }
+    said(
+        global,
+        &client.get(&disk_path(&args.name, ""))?,
+        &format!("{} has taken the place of {}", plain(&new), plain(&old)),
+    )
+}
+
+/// How fast a leg is being copied to.
+#[derive(Default)]
+struct Pace {
+    first: Option<(std::time::Instant, u64)>,
+}
+
+impl Pace {
+    fn text(&mut self, leg: &types::MirrorLeg) -> String {
+        let (since, before) = *self
+            .first
+            .get_or_insert((std::time::Instant::now(), leg.copied));
+        let speed =
+            leg.copied.saturating_sub(before) as f64 / since.elapsed().as_secs_f64().max(0.1);
+        let left = match speed >= 1.0 {
+            true => format!(", {} left", human_seconds(leg.behind as f64 / speed)),
+            false => String::new(),
+        };
+        format!(
+            "{}, {} to copy, {}/s{left}",
+            plain(&leg.state),
+            human(leg.behind),
+            human(speed as u64)
+        )
+    }
+}
+
 /// The origin of a new disk: one place, or several as a mirror.
 fn origin_of(args: &DiskAdd) -> Result<String, Error> {
     if let Some(origin) = &args.origin {
         return absolute_origin(origin);
-    }
-    if args.mirror.len() < 2 {
-        return Err(Error::invalid(
-            "a mirror of one leg is none",
-            "name two or more with --mirror, or the one with --origin",
-        ));
     }
     let legs = args.mirror.iter().map(|leg| {
         let leg = absolute_origin(leg)?;

@@ -118,7 +118,11 @@ impl Shelf {
             let Some(record) = id.and_then(|id| registry.by_id_mut(id)) else {
                 return Ok(false);
             };
-            record.mirror = Some(stamps.clone());
+            // Which legs there are is not the mirror's to say.
+            record.mirror = Some(match &record.mirror {
+                Some(known) => stamps.with_legs(&known.legs),
+                None => stamps.clone(),
+            });
             Ok(true)
         });
         stored.map_err(|e| io::Error::other(e.to_string()))
@@ -324,6 +328,60 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
         Error::of(kind, e.fault())
     })?;
     Ok(Device::remote(Arc::new(mirror)))
+}
+
+/// The mirror a disk is served from, if it is one.
+pub(crate) fn of(device: &Device) -> Option<&Mirror> {
+    device.as_remote()?.as_any()?.downcast_ref()
+}
+
+/// Opens what is to become another leg of a mirror. Blocks.
+pub(crate) fn open_leg(leg: &OriginSpec, record: &DiskRecord, images: &Path) -> Result<Device> {
+    let opened = opener(record, images).open(&leg.to_string());
+    let device = opened.map_err(|why| {
+        let why = why.within(format!("cannot use the leg {leg}"));
+        Error::of(Kind::Unavailable, why)
+    })?;
+    if device.size() < record.size {
+        return Err(Error::refused(
+            format!(
+                "the leg {leg} has {} bytes, fewer than the disk's {}",
+                device.size(),
+                record.size
+            ),
+            "give one that is at least as large",
+        ));
+    }
+    Ok(device)
+}
+
+/// Refuses to overwrite a new leg that holds something.
+pub(crate) fn check_unused(name: &str, leg: &Device, size: u64) -> Result<()> {
+    for at in [0, size.saturating_sub(BLANK)] {
+        let mut here = vec![0; BLANK.min(size) as usize];
+        leg.read_at(at, &mut here).map_err(|e| {
+            Error::unavailable(format!("the leg {name} cannot be read: {e}"), "replace it")
+        })?;
+        if here.iter().any(|b| *b != 0) {
+            return Err(Error::refused(
+                format!("{name} holds something, and all of it would be overwritten"),
+                "if nothing on it is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A leg that nobody has copied anything to.
+pub(crate) fn new_leg() -> LegStamp {
+    LegStamp {
+        id: Uuid::new_v4(),
+        generation: 0,
+        state: LegState::Behind,
+        whole: true,
+        copied: 0,
+        left: (0, 0),
+    }
 }
 
 fn opener(record: &DiskRecord, images: &Path) -> Opener {

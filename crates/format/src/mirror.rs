@@ -77,6 +77,25 @@ pub struct MirrorStamps {
 }
 
 impl MirrorStamps {
+    /// The same for other legs than these: of one that these do not know nothing is believed.
+    pub fn with_legs(&self, legs: &[LegStamp]) -> MirrorStamps {
+        let noted = |own: &LegStamp| self.legs.iter().find(|l| l.id == own.id).copied();
+        let unknown = |own: &LegStamp| LegStamp {
+            generation: own.generation.min(self.generation),
+            state: LegState::Out,
+            whole: true,
+            copied: 0,
+            ..*own
+        };
+        let legs = legs
+            .iter()
+            .map(|own| noted(own).unwrap_or_else(|| unknown(own)));
+        MirrorStamps {
+            legs: legs.collect(),
+            ..self.clone()
+        }
+    }
+
     /// Checks what must hold, whoever made them.
     pub fn check(&self) -> Result<(), FormatError> {
         let fault =

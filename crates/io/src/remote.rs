@@ -8,6 +8,7 @@
 
 use crate::file::Identity;
 use crate::helper::Job;
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
@@ -57,6 +58,11 @@ pub trait Remote: Send + Sync + fmt::Debug {
     /// The legs of a mirror; of what is none, none.
     fn legs(&self) -> Vec<LegStatus> {
         Vec::new()
+    }
+
+    /// Itself, for who knows of what kind it is and wants more of it than an origin does.
+    fn as_any(&self) -> Option<&(dyn Any + Send + Sync)> {
+        None
     }
 
     /// Nobody will wait for a server that is not there: what it would have to do fails at once.

@@ -10,6 +10,7 @@ use hearth_io::remote::LegStatus;
 use hearth_io::{
     Device, Job, Link, ProactorError, Remote, Target, Targets, WakeHandle, now_ns, proactor,
 };
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -191,7 +192,10 @@ impl Mirror {
             book,
             opener,
         } = setup;
-        let (mut stamps, touched, sequence) = believed(stamps, notes, size);
+        // Which legs there are is the record's to say: one may have been added or removed after the notes.
+        let members = stamps.legs.clone();
+        let (stamps, touched, sequence) = believed(stamps, notes, size);
+        let mut stamps = stamps.with_legs(&members);
         let targets = Targets::new();
         let mut names = Vec::new();
         let mut present = Vec::new();
@@ -313,8 +317,15 @@ impl Mirror {
         self.order(Order::Add { id, name, device });
     }
 
-    /// Takes a leg out for good; false if no other one holds the disk. Waits for the thread.
-    pub fn remove(&self, leg: usize) -> bool {
+    /// Takes the leg that is called so out for good; false if no other one holds the disk. Waits for the thread.
+    pub fn remove(&self, name: &str) -> bool {
+        let report = lock(&self.shared.report).clone();
+        let names = lock(&self.shared.names).clone();
+        let mut legs = names.iter().zip(report).enumerate();
+        let mine = legs.find(|(_, ((n, _), leg))| n == name && !leg.removed);
+        let Some(leg) = mine.map(|(i, _)| i) else {
+            return true;
+        };
         let (answer, answered) = channel();
         self.order(Order::Remove { leg, answer });
         answered.recv_timeout(END_TIME).unwrap_or(false)
@@ -437,6 +448,10 @@ impl Remote for Mirror {
     fn set_timeout(&self, _timeout: Duration) {}
 
     fn hurry(&self) {}
+
+    fn as_any(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
+    }
 
     fn legs(&self) -> Vec<LegStatus> {
         let names = lock(&self.shared.names).clone();

@@ -128,8 +128,6 @@ fn legs_that_hold_something_else_are_not_overwritten() -> Result<()> {
     };
     ensure!(refused([&a, &small])?.contains("fewer than"));
     ensure!(refused([&a, &a])?.contains("twice"));
-    let one = hearth.refused(&["disk", "add", "d", "--mirror", path(&a)])?;
-    ensure!(one.contains("mirror of one leg"), "{one}");
     let mut other = std::fs::read(&b)?;
     other[512] = 1;
     std::fs::write(&b, &other)?;
@@ -309,4 +307,91 @@ fn a_leg_that_somebody_else_wrote_is_not_mixed_in() -> Result<()> {
     hearth.stop()?;
     ensure!(std::fs::read(&a)? == std::fs::read(&b)?);
     Ok(())
+}
+
+/// A leg is added and another one replaced while a guest writes.
+#[test]
+fn legs_come_and_go_under_a_load() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b, c) = (
+        blank(&hearth, "a")?,
+        blank(&hearth, "b")?,
+        blank(&hearth, "c")?,
+    );
+    add(&hearth, &[path(&a)], &["--mode", "write-through"])?;
+    let mut writer = Writer::new(8);
+    let mut client = hearth.connect("d")?;
+    let busy = |hearth: &Hearth, writer: &mut Writer, client: &mut _, args: &[&str]| {
+        std::thread::scope(|scope| {
+            let work = scope.spawn(|| hearth.ok(args));
+            writer.load_while(client, || !work.is_finished(), || Ok(()))?;
+            let said = work.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
+            said.with_context(|| format!("{args:?}"))
+        })
+    };
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    let last = hearth.refused(&["disk", "mirror", "d", "--remove", path(&a)])?;
+    ensure!(last.contains("no other leg"), "{last}");
+    let full = hearth.origin("full", BLOCKS * BLOCK as u64)?;
+    let refused = hearth.refused(&["disk", "mirror", "d", "--add", path(&full)])?;
+    ensure!(refused.contains("holds something"), "{refused}");
+    busy(
+        &hearth,
+        &mut writer,
+        &mut client,
+        &["disk", "mirror", "d", "--add", path(&b)],
+    )?;
+    busy(
+        &hearth,
+        &mut writer,
+        &mut client,
+        &["disk", "replace", "d", path(&a), path(&c)],
+    )?;
+    wait_states(&hearth, &["current", "current"])?;
+    let shown = hearth.ok(&["disk", "show", "d"])?;
+    ensure!(!shown.contains(&format!("{}:", path(&a))), "{shown}");
+    // What was taken out is free for somebody else.
+    hearth.add("old", path(&a), &[])?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    writer.check_stable(&mut client)?;
+    drop(client);
+    both_are_the_disk(&mut hearth, &mut writer, &[&b, &c])?;
+    hearth.start()?;
+    attached(&hearth)?;
+    ensure!(states(&hearth)? == ["current", "current"]);
+    writer.check(&mut hearth.connect("d")?)
+}
+
+/// The daemon is killed while a new leg is copied to.
+#[test]
+fn a_kill_while_a_leg_is_copied_to() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    add(&hearth, &[path(&a)], &["--mode", "off"])?;
+    let mut writer = Writer::new(9);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    hearth.ok(&["disk", "mirror", "d", "--rate", "4M", "--add", path(&b)])?;
+    ensure!(states(&hearth)? == ["current", "resyncing"]);
+    for cycle in 0..6 {
+        let kill = || hearth.kill9();
+        writer
+            .load(&mut client, LOAD / 3, kill)
+            .with_context(|| format!("cycle {cycle}"))?;
+        hearth.start()?;
+        attached(&hearth)?;
+        hearth.ok(&["disk", "mirror", "d", "--rate", "4M"])?;
+        client = hearth.connect("d")?;
+        writer
+            .check(&mut client)
+            .with_context(|| format!("cycle {cycle}"))?;
+    }
+    hearth.ok(&["disk", "mirror", "d", "--rate", "0"])?;
+    wait_states(&hearth, &["current", "current"])?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])
 }

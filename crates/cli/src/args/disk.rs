@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use hearth_daemon::api::types::{CacheMode, Trust};
 
-use super::Settings;
+use super::{Settings, Size, parse_size};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -75,6 +75,13 @@ pub enum Disk {
     /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
     #[command(after_help = "Example:\n  hearth disk remove vm1\n  hearth disk remove vm1 --yes")]
     Remove(DiskRemove),
+    /// Change the legs of a mirrored disk while it is in use, and how they are copied to
+    #[command(after_help = "Example:\n  hearth disk mirror vm1 --add /dev/sdd\n  \
+        hearth disk mirror vm1 --remove /dev/sdb\n  hearth disk mirror vm1 --rate 50M")]
+    Mirror(DiskMirror),
+    /// Copy a mirrored disk to another leg, and take the old one out when it is there; Ctrl-C leaves both
+    #[command(after_help = "Example:\n  hearth disk replace vm1 /dev/sdb /dev/sdd")]
+    Replace(DiskReplace),
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
     AcceptLoss(DiskName),
@@ -144,6 +151,42 @@ pub struct Users {
     /// Yes, what that pool had not written back may be missing
     #[arg(long, requires = "takeover")]
     pub yes: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+pub struct DiskMirror {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// A new leg; all of it is overwritten
+    #[arg(long, group = "change", value_name = "ORIGIN")]
+    pub add: Option<String>,
+    /// A leg that goes for good
+    #[arg(long, group = "change", value_name = "ORIGIN")]
+    pub remove: Option<String>,
+    /// Copy no more to legs that lack something, until --resume or a restart
+    #[arg(long, group = "change", conflicts_with = "resume")]
+    pub pause: bool,
+    /// Go on copying
+    #[arg(long, group = "change")]
+    pub resume: bool,
+    /// Copy at most so many bytes a second, until a restart; 0: no limit
+    #[arg(long, group = "change", value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<Size>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskReplace {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The leg that goes
+    #[arg(value_name = "OLD")]
+    pub old: String,
+    /// The one in its place; all of it is overwritten
+    #[arg(value_name = "NEW")]
+    pub new: String,
 }
 
 #[derive(Clone, Debug, Args)]

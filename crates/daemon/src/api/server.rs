@@ -24,7 +24,9 @@ use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
-use super::types::{DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, PoolExport, PoolInfo};
+use super::types::{
+    DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, MirrorSet, PoolExport, PoolInfo,
+};
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
 use crate::spot;
@@ -57,6 +59,8 @@ pub trait Control: Send + Sync + 'static {
     fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo>;
     /// Gives up ranges whose only copy was lost; they read as the origin has them.
     fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo>;
+    /// Changes the legs of a mirrored disk, and how they are copied to.
+    fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo>;
     /// What happened, and where more is told.
     fn events(&self) -> &Arc<Events>;
     /// All statistics.
@@ -365,6 +369,28 @@ async fn cancel_disk(State(panel): Shared, Path(name): Path<String>) -> Result<J
     change(panel, Changed::Disk(&disk), move |c| c.cancel(&name)).await
 }
 
+/// Change the legs of a mirrored disk while it is served, and how they are copied to.
+#[utoipa::path(post, path = "/v1/disks/{name}/mirror", tag = "disks", params(("name" = String, Path)),
+    request_body = MirrorSet, responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn set_mirror(
+    State(panel): Shared,
+    Path(name): Path<String>,
+    Body(set): Body<MirrorSet>,
+) -> Result<Json<DiskInfo>> {
+    let asked = name.clone();
+    // A new leg is opened, wherever it is.
+    let find = move |c: &dyn Control| match &set.add {
+        Some(leg) => Ok((crate::spot::of(leg), set)),
+        None => c.spot_of(&asked).map(|spot| (spot, set)),
+    };
+    let Json((spot, set)) = run(panel.clone(), find).await?;
+    run_at(panel, spot, Class::Asked, move |c| {
+        c.set_mirror(&name, &set)
+    })
+    .await
+}
+
 /// Give up the ranges whose only copy was lost with the flash: they read as the origin has them.
 #[utoipa::path(post, path = "/v1/disks/{name}/accept-loss", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
@@ -433,6 +459,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(remove_disk))
         .routes(routes!(cancel_disk))
         .routes(routes!(accept_loss))
+        .routes(routes!(set_mirror))
         .routes(routes!(get_stats))
         .routes(routes!(get_disk_stats))
         .routes(routes!(get_openapi))

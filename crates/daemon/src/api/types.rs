@@ -328,6 +328,23 @@ pub struct DiskInfo {
     pub incomplete: Option<ErrorBody>,
 }
 
+/// What is to change about a mirrored origin; what is absent stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MirrorSet {
+    /// A new leg, as an origin is given. All of it is overwritten.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub add: Option<String>,
+    /// A leg to take out for good, as it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remove: Option<String>,
+    /// Copy no more to legs that lack something, or go on. Not kept over a restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// Bytes a second that are copied at most; 0: no limit. Not kept over a restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+}
+
 /// A leg of a mirrored origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MirrorLeg {

@@ -23,7 +23,7 @@ use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{
-    DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, PoolExport, PoolInfo, Trust,
+    DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo, Trust,
 };
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::clients::sentence;
@@ -202,7 +202,7 @@ impl Daemon {
 
     /// Refuses an origin that is the flash, another disk's, or one of our own exports, also under
     /// another name.
-    fn check_unused(self: &Arc<Daemon>, text: &str, spec: &OriginSpec) -> Result<()> {
+    pub(super) fn check_unused(self: &Arc<Daemon>, text: &str, spec: &OriginSpec) -> Result<()> {
         // It would be cached twice, and at a stop its server would be gone before its last writes.
         let ours = self.images.parent().map(nbd_socket);
         let sockets = hearth_origin::parts(spec).into_iter();
@@ -713,6 +713,11 @@ impl Control for Arc<Daemon> {
         drop(turn);
         self.look_now();
         Ok(info)
+    }
+
+    fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
+        self.not_stopping()?;
+        Daemon::set_mirror(self, name, set)
     }
 
     fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo> {

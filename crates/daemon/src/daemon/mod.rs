@@ -19,6 +19,7 @@ pub(crate) mod datastores;
 mod fence;
 mod flash;
 mod jobs;
+mod legs;
 mod report;
 mod slot;
 mod stop;
