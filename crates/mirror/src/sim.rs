@@ -83,6 +83,9 @@ impl Dice {
 
 type Version = u32;
 
+/// What a new leg holds.
+const JUNK: Version = Version::MAX;
+
 #[derive(Clone, Debug)]
 struct Pending {
     io: IoId,
@@ -326,6 +329,9 @@ struct World {
     dice: Dice,
     now: u64,
     disks: Vec<Disk>,
+    /// Whose disks they are; those that were taken out stay until the next start.
+    ids: Vec<Uuid>,
+    ever: u8,
     machine: Option<Machine>,
     judge: Judge,
     next_req: u64,
@@ -372,6 +378,8 @@ impl World {
             dice,
             now: 1,
             disks: vec![disk; legs],
+            ids: stamps.legs.iter().map(|l| l.id).collect(),
+            ever: legs as u8,
             machine: None,
             judge: Judge::new(),
             next_req: 1,
@@ -387,7 +395,62 @@ impl World {
         }
     }
 
+    /// A leg that holds something else is added: first its name is durable, then it is told of.
+    fn add_leg(&mut self) -> Result<(), String> {
+        let legs = &mut self.notes.0.legs;
+        if legs.len() >= 4 || self.ever == u8::MAX {
+            return Ok(());
+        }
+        self.ever += 1;
+        let id = Uuid::from_bytes([self.ever; 16]);
+        legs.push(LegStamp {
+            id,
+            generation: 0,
+            state: LegState::Behind,
+            whole: true,
+            copied: 0,
+            left: (0, 0),
+        });
+        self.ids.push(id);
+        self.disks.push(Disk {
+            durable: vec![JUNK; BLOCKS],
+            ..Disk::default()
+        });
+        if self.dice.chance(10) {
+            return self.crash();
+        }
+        let now = self.now;
+        if let Some(machine) = &mut self.machine {
+            machine.add(now, id);
+        }
+        self.act()
+    }
+
+    /// A leg is taken out: first from the mirror, then its name.
+    fn remove_leg(&mut self) -> Result<(), String> {
+        let spare = self.spare();
+        let now = self.now;
+        let Some((leg, machine)) = self.dice.pick(&spare).zip(self.machine.as_mut()) else {
+            return Ok(());
+        };
+        if machine.report()[leg].removed || !machine.remove(now, leg) {
+            return Ok(());
+        }
+        self.act()?;
+        if self.dice.chance(20) {
+            return self.crash();
+        }
+        let id = self.ids[leg];
+        self.notes.0.legs.retain(|l| l.id != id);
+        Ok(())
+    }
+
     fn open(&mut self) -> Result<(), String> {
+        let legs: Vec<Uuid> = self.notes.0.legs.iter().map(|l| l.id).collect();
+        let at = |id: &Uuid| self.ids.iter().position(|own| own == id);
+        let disks = legs.iter().filter_map(at).map(|i| self.disks[i].clone());
+        self.disks = disks.collect();
+        self.ids = legs;
         let all = self.dice.chance(60);
         let mut present: Vec<bool> = (0..self.disks.len())
             .map(|_| all || self.dice.chance(60))
@@ -577,7 +640,7 @@ impl World {
             return Ok(());
         };
         if made {
-            self.notes = (stamps, touched);
+            self.notes = (stamps.with_legs(&self.notes.0.legs), touched);
         }
         if let Some(machine) = &mut self.machine {
             machine.noted(self.now, seq, made);
@@ -612,7 +675,7 @@ impl World {
         if let Some((_, stamps, touched)) = self.noting.take()
             && self.dice.chance(50)
         {
-            self.notes = (stamps, touched);
+            self.notes = (stamps.with_legs(&self.notes.0.legs), touched);
         }
         for disk in &mut self.disks {
             if power {
@@ -685,6 +748,8 @@ impl World {
                 self.offer(leg, changed)
             }
             _ if self.dice.chance(40) => self.crash(),
+            _ if self.dice.chance(15) => self.add_leg(),
+            _ if self.dice.chance(15) => self.remove_leg(),
             _ => Ok(()),
         }
     }
@@ -711,7 +776,7 @@ impl World {
             let whole = machine
                 .report()
                 .iter()
-                .all(|l| l.state == LegState::Current && l.behind == 0);
+                .all(|l| l.removed || l.state == LegState::Current && l.behind == 0);
             if idle && whole && machine.touched().is_empty() && machine.close(self.now) {
                 return self.compare();
             }
@@ -728,7 +793,9 @@ impl World {
             return Err("it was closed and is open".to_owned());
         }
         for b in 0..BLOCKS {
-            let all: Vec<Version> = self.disks.iter().map(|d| d.at(b)).collect();
+            let kept = |id: &Uuid| self.notes.0.legs.iter().any(|l| l.id == *id);
+            let kept = self.disks.iter().zip(&self.ids).filter(|(_, id)| kept(id));
+            let all: Vec<Version> = kept.map(|(d, _)| d.at(b)).collect();
             if all.iter().any(|v| *v != all[0]) {
                 return Err(format!("block {b} is not the same on all legs: {all:?}"));
             }

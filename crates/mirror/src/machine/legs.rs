@@ -96,10 +96,6 @@ impl Machine {
             .iter()
             .enumerate()
             .any(|(i, l)| i != leg && l.is_current() && !l.removed && l.present);
-        let differ = self
-            .legs
-            .iter()
-            .any(|l| l.is_current() && !l.behind.is_empty());
         let touched = self.touched();
         let Some(out) = self.legs.get_mut(leg).filter(|l| l.is_live()) else {
             return true;
@@ -121,11 +117,9 @@ impl Machine {
             self.generation += 1;
             self.barrier = self.next_note;
             self.note_wanted = true;
-            if differ {
-                // A read is not made the same on this leg any more, and another one may count now. After a crash it
-                // would be as before, so nothing may be read before the notes say so.
-                self.read_barrier = self.next_note;
-            }
+            // A read could say what this leg does not have, or has otherwise; after a crash it would be as before,
+            // and a client that lived on would read it.
+            self.read_barrier = self.next_note;
         }
         if self.chosen == leg {
             let stays = |l: &Leg| l.is_current() && !l.removed && l.present;
