@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pools of earlier builds in this one, and this one's in theirs: stopped, killed, and given up.
+# Pools of earlier builds in this one: stopped, killed, overwritten until the log had gone round, and given up. And
+# the other way round: a pool that this build has opened is refused by them, in words, and stays as it is.
 #
 #   scripts/old-builds.sh [COMMIT…]    default: two from before the engine was taken apart
 #

@@ -4,8 +4,8 @@
 
 use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::{
-    BatchHeader, CheckpointHeader, DiskRecord, Entry, Kind, Layout, OriginIdentity, PoolState,
-    Registry, Section, SummaryHeader, Superblock, Uuid,
+    BatchHeader, BatchMark, CheckpointHeader, DiskRecord, Entry, Kind, Layout, OriginIdentity,
+    PoolState, Registry, Section, SummaryHeader, Superblock, Uuid,
 };
 use std::error::Error;
 use std::fs;
@@ -79,9 +79,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         last_batch_seq: 4,
         ..Default::default()
     };
-    header.encode(&entries, &mut summary)?;
+    header.encode(&entries, &[], &mut summary)?;
     save("summary", "two-batches", 1, &summary)?;
     save("summary", "sealed", 0, &summary)?;
+    let marks =
+        [(3, 2), (4, entries.len() as u16 - 2)].map(|(seq, entries)| BatchMark { seq, entries });
+    header.encode(&entries, &marks, &mut summary)?;
+    save("summary", "with-batches", 1, &summary)?;
+    save("summary", "with-batches-sealed", 4, &summary)?;
 
     let disk = |id: u16| DiskRecord {
         id,
@@ -109,7 +114,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes = entry.encode(Uuid::nil())?.unwrap_or_default();
     save("journal", "one-entry", 1, &bytes)?;
     save("journal", "two-entries", 0, &[&bytes[..], &bytes].concat())?;
-    save("journal", "one-of-two-blocks", 2, &[&bytes[..], &bytes].concat())?;
+    save(
+        "journal",
+        "one-of-two-blocks",
+        2,
+        &[&bytes[..], &bytes].concat(),
+    )?;
 
     let section = |kind, offset| Section {
         kind,
@@ -177,10 +187,7 @@ fn vhost_chains() -> std::io::Result<()> {
         [&head[..], table.as_flattened(), content].concat()
     };
     save("vhost_chain", "read", 0xf0, &input(&read, &header(0, 8)))?;
-    let zero = [
-        encode(0, 48, NEXT, 1),
-        encode(0x200, 1, WRITE, 0),
-    ];
+    let zero = [encode(0, 48, NEXT, 1), encode(0x200, 1, WRITE, 0)];
     let mut content = header(13, 0).to_vec();
     for sector in [1u64, 9] {
         content.extend_from_slice(&sector.to_le_bytes());
@@ -200,23 +207,80 @@ fn nfs_messages() -> std::io::Result<()> {
     use hearth_nfs::rpc::{Call, Credential};
     use hearth_nfs::v3::{Args, Create, How, Named, PROGRAM, SetAttributes, Stability, VERSION};
     use hearth_nfs::xdr::Writer;
-    let (file, set) = (&[7; 36][..], SetAttributes { mode: Some(0o644), ..SetAttributes::default() });
-    let at = Named { dir: file, name: b".lck-1" };
+    let (file, set) = (
+        &[7; 36][..],
+        SetAttributes {
+            mode: Some(0o644),
+            ..SetAttributes::default()
+        },
+    );
+    let at = Named {
+        dir: file,
+        name: b".lck-1",
+    };
     let message = |args: &Args<'_>| {
-        let credential = Credential::Sys { uid: 0, gid: 0, groups: vec![1] };
+        let credential = Credential::Sys {
+            uid: 0,
+            gid: 0,
+            groups: vec![1],
+        };
         let procedure = args.procedure() as u32;
         let mut w = Writer::new();
-        Call { xid: 9, program: PROGRAM, version: VERSION, procedure, credential }.write(&mut w);
+        Call {
+            xid: 9,
+            program: PROGRAM,
+            version: VERSION,
+            procedure,
+            credential,
+        }
+        .write(&mut w);
         args.write(&mut w);
         w.into_vec()
     };
     for (name, args) in [
-        ("create", Args::Create { at, what: Create::File(How::Guarded(set)) }),
-        ("link", Args::Create { at, what: Create::Link { to: b"a/b", set } }),
-        ("set", Args::SetAttr { file, set, only_if: None }),
-        ("write", Args::Write { file, offset: 512, count: 4, stable: Stability::File, data: b"data" }),
+        (
+            "create",
+            Args::Create {
+                at,
+                what: Create::File(How::Guarded(set)),
+            },
+        ),
+        (
+            "link",
+            Args::Create {
+                at,
+                what: Create::Link { to: b"a/b", set },
+            },
+        ),
+        (
+            "set",
+            Args::SetAttr {
+                file,
+                set,
+                only_if: None,
+            },
+        ),
+        (
+            "write",
+            Args::Write {
+                file,
+                offset: 512,
+                count: 4,
+                stable: Stability::File,
+                data: b"data",
+            },
+        ),
         ("rename", Args::Rename { from: at, to: at }),
-        ("list", Args::ReadDirPlus { dir: file, cookie: 1, verifier: [0; 8], names: 512, bytes: 4096 }),
+        (
+            "list",
+            Args::ReadDirPlus {
+                dir: file,
+                cookie: 1,
+                verifier: [0; 8],
+                names: 512,
+                bytes: 4096,
+            },
+        ),
     ] {
         save("nfs_message", name, 0, &message(&args))?;
     }

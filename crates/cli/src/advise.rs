@@ -213,8 +213,8 @@ fn basis(a: &Advice) -> String {
     .to_owned();
     if a.present.flash_writes.or(a.advised.flash_writes).is_some() {
         out.push_str(
-            "\nFLASH WRITES is what flash takes, in write-back, for each block that the guest writes: the block, what \
-             misses bring, and what is moved.",
+            "\nFLASH WRITES is what flash takes, in write-back, for each block that the guest writes: the block, and what \
+             misses bring. What is moved comes on top.",
         );
     }
     if let Some(cost) = a.measured_flash_writes {

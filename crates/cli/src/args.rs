@@ -351,7 +351,7 @@ mod tests {
             "hearth bench compare a.json b.json --json",
             "hearth simulate a --policy hearth,lru --write-mode write-back --prefetch-latency 8000 --flash-rate 20M --format csv",
             "hearth simulate a --write-mode write-around --seq-cutoff 0 --block-size 64K --min 1G --max 2G --segments 200 --reserve 4",
-            "hearth simulate a --log cleaned --disk-access 100 --disk-rate 500M --in-flight 8",
+            "hearth simulate a --log oldest --disk-access 100 --disk-rate 500M --in-flight 8",
         ] {
             if let Err(e) = parse(line) {
                 panic!("{line}: {e}");

@@ -92,8 +92,6 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
 
 /// A disk with these settings.
 fn disk(args: &Simulate) -> Result<Disk, Error> {
-    /// What a write to flash costs where the log is cleaned, in 1024ths of a hit.
-    const PRICE: u64 = 64;
     let block_size = args.block_size.0;
     if !block_size.is_power_of_two() || !(BLOCK..=1 << 20).contains(&block_size) {
         return Err(Error::invalid(
@@ -110,7 +108,7 @@ fn disk(args: &Simulate) -> Result<Disk, Error> {
         reserve: args.reserve,
         freed: match args.log {
             Log::Oldest => Freed::Oldest,
-            Log::Cleaned => Freed::Cheapest { price: PRICE },
+            Log::Cleaned => Freed::default(),
         },
         device: Device {
             access_us: args.disk_access,

@@ -17,7 +17,7 @@ pub(crate) struct Cache {
     pub stage: Stage,
     pub ahead: Ahead,
     /// Where in which segment the next victim was last looked for.
-    pub rival_at: (u64, u32),
+    pub rival_at: (u32, u32),
     /// Newcomers that victim has turned away.
     pub rival_losses: u32,
 }
@@ -30,7 +30,7 @@ impl Cache {
             policy,
             stage,
             ahead: Ahead::default(),
-            rival_at: (0, 0),
+            rival_at: (u32::MAX, 0),
             rival_losses: 0,
         }
     }

@@ -147,6 +147,10 @@ impl Core {
                     pins[log.segment_of(*slot)] += 1;
                 }
                 OpCtx::DestageRead { .. } => reads += 1,
+                OpCtx::Flash(FlashOp::Entries { seg, .. }) => {
+                    reads += 1;
+                    pins[*seg as usize] += 1;
+                }
                 OpCtx::Flash(FlashOp::Summary { seg }) => pins[*seg as usize] += 1,
                 _ => {}
             }

@@ -292,6 +292,7 @@ impl Core {
     /// Periodic work; returns when to be called again.
     pub fn tick(&mut self, now: u64, fx: &mut Effects) -> u64 {
         self.cache.policy.tick(now / 1000);
+        self.flash.set_write_cost(self.cache.policy.write_cost());
         self.fold_all(now, fx);
         self.sweep_lanes(now);
         self.go_round(now, fx);

@@ -103,11 +103,9 @@ pub(crate) struct Disk {
     /// The disk is about to grow: number of the record that makes copies of its odd last block void.
     /// Until it has grown no new copy is made.
     pub voiding: Option<u64>,
-    /// Newest segment from which a copy was evicted. No record says so: until the segment is free,
+    /// Newest eviction of a segment in which a copy went. No record says so: until the segment is free,
     /// a crash brings the copy back.
-    pub evicted_seq: u64,
-    /// Oldest segment with a zero record that still matters.
-    pub zero_seg_seq: Option<u64>,
+    pub evicted: u64,
     pub origin: Origin,
     /// Requests that wait until their range is clean.
     pub clean_waiters: Vec<ReqId>,
@@ -177,8 +175,7 @@ impl Disk {
             refused: BlockSet::default(),
             refusals: BTreeMap::new(),
             dropped_ord: 0,
-            evicted_seq: 0,
-            zero_seg_seq: None,
+            evicted: 0,
             origin: Origin::new(region_blocks_min),
             clean_waiters: Vec::new(),
             waking_locks: false,

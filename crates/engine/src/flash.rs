@@ -1,13 +1,16 @@
 //! The flash device: the log on it, what is durable there, what makes room, what happens when it
 //! fails, and what a start finds.
 
+pub(crate) mod again;
 pub(crate) mod append;
 pub(crate) mod checkpoint;
+pub(crate) mod dead;
 pub(crate) mod device;
 pub(crate) mod durable;
 pub(crate) mod evict;
 pub(crate) mod fail;
 pub(crate) mod log;
+pub(crate) mod map;
 pub(crate) mod recover;
 pub(crate) mod replay;
 pub(crate) mod rescue;

@@ -33,9 +33,9 @@ macro_rules! paths {
 }
 
 paths! {
-    Rescue: "the floor is raised to free a segment of a starved log",
     CleanFloorRaised: "clean copies below the floor are given up so that intents are needless",
     CleanFloorApplied: "a start drops a clean copy because it lies below the floor",
+    OldestWaitsNoMore: "the oldest segment of a starved log is empty, and goes without its records",
     IntentGivenUp: "an intent of a starved log is given up",
     BatchSentAgain: "a batch that failed is sent again",
     ResentBatchFound: "a start finds the first attempt of a batch that was sent again",
@@ -64,8 +64,13 @@ paths! {
     ZerosWait: "a request waits because there are too many runs of zeros",
     ZerosLoggedAgain: "runs of zeros are logged again before their segment goes",
     IntentLoggedAgain: "an intent is logged again before its segment goes",
-    RelogWaitsForWrite: "a segment stays because a write of zeros in it is on its way",
-    ClosingAwaited: "a segment stays until the closing of its intents is in the log",
+    ToldLoggedAgain: "it is logged again that an origin has zeros, before the segment that says so goes",
+    CleanLoggedAgain: "it is logged again that blocks are clean, before the segment that says so goes",
+    VoidLoggedAgain: "it is logged again that copies are void, before the segment that says so goes",
+    SegmentClean: "the map says that a segment is clean",
+    SegmentPutOff: "a segment says so much again that another is freed before it",
+    SegmentUnreadable: "a segment is not freed because nobody can read what it says",
+    RelogWaitsForWrite: "a segment stays because something newer than what it says is on its way",
     UnattachedKept: "eviction moves dirty blocks of a disk that is not attached",
     OwnBlocksDropped: "a disk at its maximum drops blocks of its own",
     Refused: "a request is refused",

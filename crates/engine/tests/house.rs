@@ -19,7 +19,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ids", &[]),
     ("blocks", &[]),
     ("stats", &["api", "tally"]),
-    ("flash", &["api", "ctx", "faults", "paths", "stats"]),
+    (
+        "flash",
+        &["api", "blocks", "ctx", "faults", "paths", "stats"],
+    ),
     ("cache", &["api", "ctx", "ids", "sync"]),
     ("origin", &["api", "blocks", "ids"]),
     ("disk", &["api", "blocks", "ids", "origin", "stats"]),

@@ -3,7 +3,7 @@
 //! Data and the mapping that finds it become durable by one append. The price is that a
 //! crash may leave any mixture of the blocks of the last batches; the descriptor therefore
 //! carries its own checksum and one for every data block, and says how far back it is known
-//! that nothing is missing (`durable_seq`) and what is still needed (`tail_seq`).
+//! that nothing is missing (`durable_seq`) and what is still needed (`bound_seq`).
 
 use crate::BLOCK_BYTES;
 use crate::entry::{self, ENTRY_BYTES, Entry};
@@ -34,8 +34,9 @@ pub struct BatchHeader {
     pub segment_seq: u64,
     /// Number of this batch; unique in the pool, growing.
     pub batch_seq: u64,
-    /// Segments with a smaller `segment_seq` are free: nothing in them counts.
-    pub tail_seq: u64,
+    /// Segments with a smaller `segment_seq` are free, in a pool without a [map](crate::map). With one: of
+    /// those nothing counts from this batch on, because it was sent again.
+    pub bound_seq: u64,
     /// Every batch up to and including this one was durable when this one was written.
     pub durable_seq: u64,
     /// Flush epoch of the writes in this batch.
@@ -86,7 +87,7 @@ impl BatchHeader {
         put(head, 8, &self.pool_tag.to_le_bytes());
         put(head, 16, &self.segment_seq.to_le_bytes());
         put(head, 24, &self.batch_seq.to_le_bytes());
-        put(head, 32, &self.tail_seq.to_le_bytes());
+        put(head, 32, &self.bound_seq.to_le_bytes());
         put(head, 40, &self.durable_seq.to_le_bytes());
         put(head, 48, &self.epoch.to_le_bytes());
         put(head, 56, &(entries.len() as u16).to_le_bytes());
@@ -138,7 +139,7 @@ impl BatchHeader {
             pool_tag: u64_at(block, 8),
             segment_seq: u64_at(block, 16),
             batch_seq: u64_at(block, 24),
-            tail_seq: u64_at(block, 32),
+            bound_seq: u64_at(block, 32),
             durable_seq: u64_at(block, 40),
             epoch: u64_at(block, 48),
             data_blocks: u16_at(block, 58),

@@ -10,6 +10,7 @@ use hearth_fault::Fault;
 use crate::BLOCK_BYTES;
 use crate::entry::ENTRY_BYTES;
 use crate::error::FormatError;
+use crate::map::MAP_ENTRIES;
 use crate::summary::SUMMARY_HEADER_BYTES;
 
 /// Segment size of all but small devices, in blocks: 4 MiB.
@@ -175,6 +176,9 @@ impl Layout {
             Some(end) if end <= self.segment_start => {}
             _ => return wrong("the checkpoint area reaches into the segments"),
         }
+        if self.checkpoint_blocks <= 2 * self.map_blocks() {
+            return wrong("the checkpoint area has no room for the map of the segments");
+        }
         if !self.segment_start.is_multiple_of(segment) {
             return wrong("the first segment is not aligned");
         }
@@ -225,10 +229,28 @@ impl Layout {
         self.checkpoint_blocks * BLOCK
     }
 
-    /// Bytes of the checkpoint area that a checkpoint may be written to: what lies behind belongs to
-    /// the registry, whether or not it is there yet.
+    /// Bytes of the checkpoint area that a checkpoint may be written to: what lies behind belongs to the
+    /// segment map, and behind that to the registry, whether or not it is there yet.
     pub fn checkpoint_room(&self) -> u64 {
-        self.checkpoint_bytes() - 2 * self.registry_room().map_or(0, |(_, blocks)| blocks * BLOCK)
+        self.map_end()
+            .saturating_sub(self.checkpoint_start + 2 * self.map_blocks())
+            * BLOCK
+    }
+
+    /// Blocks of a copy of the segment map: its header and its table.
+    pub fn map_blocks(&self) -> u64 {
+        1 + u64::from(self.segment_count).div_ceil(MAP_ENTRIES as u64)
+    }
+
+    /// Byte offset of a copy of the segment map, 0 or 1.
+    pub fn map_offset(&self, copy: u8) -> u64 {
+        (self.map_end() - (2 - u64::from(copy & 1)) * self.map_blocks()) * BLOCK
+    }
+
+    /// Block behind both copies of the segment map.
+    fn map_end(&self) -> u64 {
+        let end = self.checkpoint_start + self.checkpoint_blocks;
+        end - 2 * self.registry_room().map_or(0, |(_, blocks)| blocks)
     }
 
     /// Where a registry goes that has outgrown its first areas: first block of area A, and blocks of
@@ -341,7 +363,8 @@ mod tests {
             if let Ok(layout) = Layout::for_device(bytes, 1 << shift) {
                 layout.check().unwrap();
                 prop_assert!(layout.checkpoint_bytes() >= 24 * u64::from(layout.slots()) + (1 << 20));
-                prop_assert!(layout.checkpoint_room() >= 20 * u64::from(layout.slots()) + (1 << 20));
+                let map = 2 * layout.map_blocks() * BLOCK;
+                prop_assert!(layout.checkpoint_room() + map >= 20 * u64::from(layout.slots()) + (1 << 20));
             }
         }
 

@@ -18,7 +18,9 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 = 0;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP;
+/// The [segment map](crate::map) says which segments count.
+pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.
@@ -74,7 +76,8 @@ pub struct Superblock {
     pub created_unix_s: u64,
     /// How the pool was left.
     pub state: PoolState,
-    /// Segments numbered below this do not count, whatever the log says; 0: the log alone says it.
+    /// Segments numbered below this do not count, whatever the log says; 0: the log alone says it. Of pools
+    /// without a [map](crate::map).
     pub log_floor: u64,
     /// Clean copies in segments numbered below this do not count; dirty blocks there do.
     pub clean_floor: u64,

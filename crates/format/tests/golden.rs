@@ -9,9 +9,14 @@ use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::registry::{Front, Moved};
 use hearth_format::{
-    BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, PoolState, Registry,
-    Section, SummaryHeader, Superblock, Uuid, pool_tag,
+    BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, MapEntry,
+    MapHeader, PoolState, Registry, Section, SegmentMap, SummaryHeader, Superblock, Uuid, pool_tag,
 };
+use hearth_io::Media;
+
+#[allow(dead_code)]
+mod common;
+use common::Flash;
 
 /// Decodes `lines` of hex and pads with zeros to a block.
 fn hex(text: &str) -> Vec<u8> {
@@ -88,7 +93,7 @@ fn batch() {
         pool_tag: pool_tag(&pool()),
         segment_seq: 17,
         batch_seq: 1000,
-        tail_seq: 3,
+        bound_seq: 3,
         durable_seq: 998,
         epoch: 42,
         data_blocks: 2,
@@ -109,24 +114,120 @@ const SUMMARY: &[&str] = &[
     "640000000000ffff03000000000003000000000000000200ffffffff000007",
 ];
 
-#[test]
-fn summary() {
-    let header = SummaryHeader {
+fn summary_header(bound_seq: u64) -> SummaryHeader {
+    SummaryHeader {
         pool_tag: pool_tag(&pool()),
         segment_seq: 17,
         first_batch_seq: 1000,
         last_batch_seq: 1005,
-        tail_seq: 3,
+        bound_seq,
         durable_seq: 998,
         epoch: 42,
         entry_count: 4,
-    };
+    }
+}
+
+/// As it was before there was a segment map.
+#[test]
+fn summary() {
+    let header = summary_header(3);
     let mut out = vec![0xEE; 10];
-    header.encode(&entries(), &mut out).unwrap();
+    header.encode(&entries(), &[], &mut out).unwrap();
     assert_eq!(out, block(SUMMARY));
-    let mut back = Vec::new();
-    assert_eq!(SummaryHeader::decode(&out, &mut back).unwrap(), header);
-    assert_eq!(back, entries());
+    let (mut back, mut batches) = (Vec::new(), Vec::new());
+    let decoded = SummaryHeader::decode(&out, &mut back, &mut batches);
+    assert_eq!(decoded.unwrap(), header);
+    assert_eq!((back, batches), (entries(), Vec::new()));
+}
+
+const SUMMARY_WITH_BATCHES: &[&str] = &[
+    "4853554d2df57a1310111213141516171100000000000000e803000000000000",
+    "0000000000000000e6030000000000002a000000000000000500000004001001",
+    "bc9a785634120700efbeadde0100020005000000000001000403020102000100",
+    "640000000000ffff03000000000003000000000000000200ffffffff00000700",
+    "03000000e80300000000000002000000eb0300000000000001000000ed030000",
+    "0000000001",
+];
+
+#[test]
+fn summary_with_its_batches() {
+    let header = summary_header(0);
+    let mark = |(seq, entries)| BatchMark { seq, entries };
+    let marks = [(1000, 2), (1003, 1), (1005, 1)].map(mark);
+    let mut out = vec![0xEE; 10];
+    header.encode(&entries(), &marks, &mut out).unwrap();
+    assert_eq!(out, block(SUMMARY_WITH_BATCHES));
+    let (mut back, mut batches) = (Vec::new(), Vec::new());
+    let decoded = SummaryHeader::decode(&out, &mut back, &mut batches);
+    assert_eq!(decoded.unwrap(), header);
+    assert_eq!((back, batches), (entries(), marks.to_vec()));
+}
+
+const MAP: [&[&str]; 3] = [
+    &[
+        "484d4150869f139010111213141516170300000000000000ef03000000000000",
+        "250100008a07b47c",
+    ],
+    &[
+        "484d54423688d0ea00000000000000001100000000000000ed03000000000000",
+        "0000000000000000000000000000000005000000000000808403",
+    ],
+    &[
+        "484d5442b87e2e89010000000000000000000000000000000000000000000000",
+        "1200000000000000ef03",
+    ],
+];
+
+/// A small device, whose registry never grows into the checkpoint area, and larger ones, whose registry may.
+#[test]
+fn places_of_the_segment_map() {
+    for (bytes, segment_blocks, segments, copies) in [
+        (300 << 20, 256, 293, [7_315_456, 7_327_744]),
+        (1 << 30, 1024, 253, [12_566_528, 12_574_720]),
+        (64 << 30, 1024, 16_287, [372_760_576, 373_026_816]),
+    ] {
+        let layout = Layout::for_device(bytes, segment_blocks).unwrap();
+        assert_eq!(layout.segment_count, segments);
+        assert_eq!([0, 1].map(|copy| layout.map_offset(copy)), copies);
+    }
+}
+
+#[test]
+fn segment_map() {
+    let layout = Layout::for_device(300 << 20, 256).unwrap();
+    let mut entries = vec![MapEntry::default(); layout.segment_count as usize];
+    for (seg, seq, last_batch) in [(0, 17, 1005), (2, 5, 900), (256, 18, 1007)] {
+        entries[seg] = MapEntry {
+            seq,
+            last_batch,
+            clean: seg == 2,
+        };
+    }
+    let mut map = SegmentMap {
+        header: MapHeader {
+            pool_tag: pool_tag(&pool()),
+            generation: 3,
+            through: 1007,
+            segments: layout.segment_count,
+            table_crc: 0x7cb4_078a,
+        },
+        entries,
+        copy: 0,
+    };
+    let bytes: Vec<u8> = MAP.into_iter().flat_map(block).collect();
+    let mut flash = Flash::new(300 << 20);
+    map.store(&mut flash, &layout).unwrap();
+    for copy in [0, 1] {
+        let mut found = vec![0; bytes.len()];
+        flash.read_at(layout.map_offset(copy), &mut found).unwrap();
+        assert_eq!(found, bytes, "copy {copy}");
+        // Written by another program.
+        let mut flash = Flash::new(300 << 20);
+        flash.write_at(layout.map_offset(copy), &bytes).unwrap();
+        let read = SegmentMap::load(&mut flash, &layout, pool_tag(&pool()));
+        map.copy = copy;
+        assert_eq!(read.as_ref(), Some(&map));
+    }
 }
 
 const SUPERBLOCK: &[&str] = &[

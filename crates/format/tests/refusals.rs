@@ -124,7 +124,7 @@ fn encoders_refuse_what_decoders_would() {
         assert!(header.encode(&[entry], block).is_err(), "{entry:?}");
         assert!(
             SummaryHeader::default()
-                .encode(&[entry], &mut Vec::new())
+                .encode(&[entry], &[], &mut Vec::new())
                 .is_err()
         );
     }
@@ -145,28 +145,29 @@ fn encoders_refuse_what_decoders_would() {
         last_batch_seq: 1,
         ..Default::default()
     };
-    assert!(backwards.encode(&[], &mut Vec::new()).is_err());
+    assert!(backwards.encode(&[], &[], &mut Vec::new()).is_err());
     let far = SummaryHeader {
         last_batch_seq: 1 << 32,
         ..Default::default()
     };
-    assert!(far.encode(&[], &mut Vec::new()).is_err());
+    assert!(far.encode(&[], &[], &mut Vec::new()).is_err());
 }
 
 #[test]
 fn summaries_newer_damaged_or_short() {
     let mut bytes = Vec::new();
     SummaryHeader::default()
-        .encode(&[dirty(1), run(1, 1)], &mut bytes)
+        .encode(&[dirty(1), run(1, 1)], &[], &mut bytes)
         .unwrap();
-    let decode = |bytes: &[u8]| SummaryHeader::decode(bytes, &mut Vec::new()).unwrap_err();
+    let decode =
+        |bytes: &[u8]| SummaryHeader::decode(bytes, &mut Vec::new(), &mut Vec::new()).unwrap_err();
 
     assert!(matches!(decode(&bytes[..63]), FormatError::Damaged { .. }));
     assert!(matches!(decode(&bytes[..95]), FormatError::Damaged { .. }));
     assert!(decode(&[0; 4096]).is_absent());
 
     let mut flagged = bytes.clone();
-    flagged[63] = 1;
+    flagged[63] = 2;
     seal(&mut flagged, 4, 96);
     assert!(matches!(decode(&flagged), FormatError::Newer { .. }));
 

@@ -3,8 +3,9 @@
 use hearth_format::disk::OriginIdentity;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_format::{
-    BATCH_ENTRIES_MAX, BatchHeader, CacheMode, CheckpointHeader, DiskRecord, Entry, FormatError,
-    Kind, Layout, PoolState, Registry, Section, SummaryHeader, Superblock, Uuid, check_name,
+    BATCH_ENTRIES_MAX, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry,
+    FormatError, Kind, Layout, MapHeader, PoolState, Registry, Section, SummaryHeader, Superblock,
+    Uuid, check_name,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -70,10 +71,10 @@ prop_compose! {
     fn batch()(
         seqs: [u64; 6], entries in vec(entry(), 0..=BATCH_ENTRIES_MAX),
     ) -> (BatchHeader, Vec<Entry>) {
-        let [pool_tag, segment_seq, batch_seq, tail_seq, durable_seq, epoch] = seqs;
+        let [pool_tag, segment_seq, batch_seq, bound_seq, durable_seq, epoch] = seqs;
         let data_blocks = data_count(&entries);
         let header = BatchHeader {
-            pool_tag, segment_seq, batch_seq, tail_seq, durable_seq, epoch, data_blocks, flags: 0,
+            pool_tag, segment_seq, batch_seq, bound_seq, durable_seq, epoch, data_blocks, flags: 0,
         };
         (header, entries)
     }
@@ -83,14 +84,42 @@ prop_compose! {
     fn summary()(
         seqs: [u64; 5], first in 0..u64::MAX / 2, delta: u32, entries in vec(entry(), 0..1500),
     ) -> (SummaryHeader, Vec<Entry>) {
-        let [pool_tag, segment_seq, tail_seq, durable_seq, epoch] = seqs;
+        let [pool_tag, segment_seq, bound_seq, durable_seq, epoch] = seqs;
         let header = SummaryHeader {
-            pool_tag, segment_seq, tail_seq, durable_seq, epoch,
+            pool_tag, segment_seq, bound_seq, durable_seq, epoch,
             first_batch_seq: first, last_batch_seq: first + u64::from(delta),
             entry_count: entries.len() as u32,
         };
         (header, entries)
     }
+}
+
+/// The entries in batches of `per`, whose numbers are `gap` apart.
+fn batches_of(
+    header: SummaryHeader,
+    entries: &[Entry],
+    per: usize,
+    gap: u64,
+    told: bool,
+) -> (SummaryHeader, Vec<BatchMark>) {
+    if !told || entries.is_empty() {
+        return (header, Vec::new());
+    }
+    let seqs = (0u64..).map(|i| header.first_batch_seq + i * gap);
+    let batches: Vec<BatchMark> = (seqs.zip(entries.chunks(per)))
+        .map(|(seq, part)| BatchMark {
+            seq,
+            entries: part.len() as u16,
+        })
+        .collect();
+    let last_batch_seq = batches.last().unwrap().seq;
+    (
+        SummaryHeader {
+            last_batch_seq,
+            ..header
+        },
+        batches,
+    )
 }
 
 prop_compose! {
@@ -204,22 +233,45 @@ proptest! {
     }
 
     #[test]
-    fn summaries_round_trip((header, entries) in summary()) {
+    fn summaries_round_trip((header, entries) in summary(), per in 1usize..40, gap in 1u64..4, told: bool) {
+        let (header, batches) = batches_of(header, &entries, per, gap, told);
         let mut bytes = vec![1; 3];
-        header.encode(&entries, &mut bytes).unwrap();
+        header.encode(&entries, &batches, &mut bytes).unwrap();
         prop_assert_eq!(bytes.len() % 4096, 0);
-        let mut back = Vec::new();
-        prop_assert_eq!(SummaryHeader::decode(&bytes, &mut back).unwrap(), header);
+        let (mut back, mut told) = (Vec::new(), Vec::new());
+        prop_assert_eq!(SummaryHeader::decode(&bytes, &mut back, &mut told).unwrap(), header);
         prop_assert_eq!(back, entries);
+        prop_assert_eq!(told, batches);
     }
 
     #[test]
-    fn any_bit_flip_in_a_summary_is_noticed((header, entries) in summary(), at: prop::sample::Index, bit in 0u8..8) {
+    fn any_bit_flip_in_a_summary_is_noticed(
+        (header, entries) in summary(), told: bool, at: prop::sample::Index, bit in 0u8..8,
+    ) {
+        let (header, batches) = batches_of(header, &entries, 7, 2, told);
         let mut bytes = Vec::new();
-        header.encode(&entries, &mut bytes).unwrap();
-        let used = 64 + entries.len() * 16;
+        header.encode(&entries, &batches, &mut bytes).unwrap();
+        let marks = if batches.is_empty() { 0 } else { 4 + batches.len() * 12 };
+        let used = 64 + entries.len() * 16 + marks;
         bytes[at.index(used)] ^= 1 << bit;
-        prop_assert!(SummaryHeader::decode(&bytes, &mut Vec::new()).is_err());
+        prop_assert!(SummaryHeader::decode(&bytes, &mut Vec::new(), &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn batches_that_are_not_those_of_the_entries_are_refused(
+        (header, entries) in summary(), at: prop::sample::Index,
+    ) {
+        prop_assume!(!entries.is_empty());
+        let (header, mut batches) = batches_of(header, &entries, 7, 2, true);
+        let i = at.index(batches.len());
+        batches[i].seq = header.last_batch_seq + 1;
+        let mut bytes = Vec::new();
+        header.encode(&entries, &batches, &mut bytes).unwrap();
+        let decoded = SummaryHeader::decode(&bytes, &mut Vec::new(), &mut Vec::new());
+        let damaged = matches!(decoded, Err(FormatError::Damaged { .. }));
+        prop_assert!(damaged);
+        batches[i].entries += 1;
+        prop_assert!(header.encode(&entries, &batches, &mut bytes).is_err());
     }
 
     #[test]
@@ -278,7 +330,8 @@ proptest! {
         }
         prop_assert!(Superblock::decode(&bytes).is_err());
         prop_assert!(BatchHeader::decode(&bytes, &mut Vec::new()).is_err());
-        prop_assert!(SummaryHeader::decode(&bytes, &mut Vec::new()).is_err());
+        prop_assert!(SummaryHeader::decode(&bytes, &mut Vec::new(), &mut Vec::new()).is_err());
+        prop_assert!(MapHeader::decode(&bytes).is_none());
         prop_assert!(Registry::decode(&bytes, Uuid::nil()).is_err());
         prop_assert!(CheckpointHeader::decode(&bytes, u64::MAX).is_err());
     }

@@ -14,7 +14,7 @@
 //!
 //! An event costs constant time, or the logarithm of the number of segments when a segment's live
 //! blocks pass one of [`BUCKETS`] marks; a choice looks at one segment for each mark. It knows no
-//! device. Only the simulator calls it so far; measured in `docs/decisions/0006-cleaning.md`.
+//! device. Measured in `docs/decisions/0006-cleaning.md`.
 
 use std::collections::BTreeSet;
 
@@ -144,6 +144,11 @@ const EPOCHS: u64 = 8;
 /// One block in so many of those that may live at most is dropped where its segment is freed, before any
 /// has to go at once.
 const SLACK: u64 = 16;
+
+/// Blocks that may live where there is room for so many, holes included: batches have descriptors, too.
+pub fn most_of(room: u64) -> u64 {
+    room - room / 32
+}
 
 /// What freeing a segment is worth that was filled `age` ago and in which `live` of `data` blocks live.
 ///
@@ -281,14 +286,21 @@ impl Cleaner {
         self.target
     }
 
+    /// Sets for how many blocks there is room: segments have become unusable.
+    pub fn set_room(&mut self, room: u64) {
+        self.plan.room = room;
+        self.plan.most = most_of(room);
+        self.target = self.target.min(self.plan.most - self.plan.most / SLACK);
+    }
+
     /// Sets what a block written to flash costs, in 1024ths of a hit.
     pub fn set_price(&mut self, price: u64) {
         self.plan.price = price;
     }
 
-    /// A block that lies on flash is rewritten.
-    pub fn rewrite(&mut self) {
-        self.rewritten += 1;
+    /// So many blocks that lie on flash are rewritten.
+    pub fn rewrite(&mut self, blocks: u64) {
+        self.rewritten += blocks;
     }
 
     /// A guest read a block that lies on flash.
@@ -382,6 +394,28 @@ impl Cleaner {
             self.by_live[before].remove(&(rank, seg));
             self.by_live[now].insert((rank, seg));
         }
+    }
+
+    /// A place of an open segment was used, and nothing that counts lies there.
+    pub fn skip(&mut self, seg: u32) {
+        let s = &mut self.segments[seg as usize];
+        s.filled += 1;
+        s.born += self.clock;
+        s.seen += self.clock;
+    }
+
+    /// So many reads of guests were hits on flash.
+    pub fn hits(&mut self, count: u64) {
+        self.hits += count;
+    }
+
+    /// A closed segment is left alone from now on, whatever lies in it.
+    pub fn withdraw(&mut self, seg: u32) {
+        let s = self.segments[seg as usize];
+        let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
+        self.by_live[bucket].remove(&(rank, seg));
+        self.turns.remove(&(s.seen, seg));
+        self.segments[seg as usize].closed = false;
     }
 
     /// The origin has a block that was dirty.
@@ -518,7 +552,7 @@ impl Cleaner {
     }
 
     /// Does more live than should?
-    fn crowded(&self) -> bool {
+    pub fn crowded(&self) -> bool {
         self.live > self.target
     }
 
@@ -675,7 +709,7 @@ mod tests {
         fn write(&mut self, key: u64) {
             let hot = match self.kill(key) {
                 Some(seg) => {
-                    self.cleaner.rewrite();
+                    self.cleaner.rewrite(1);
                     self.cleaner.hot(seg)
                 }
                 None => false,

@@ -1,7 +1,7 @@
 //! What would Hearth do with more or less flash? Its own rules in miniature, at sizes that double.
 //!
 //! A miss-ratio curve from stack distances is LRU's, and Hearth is no LRU: it turns newcomers away, and
-//! overwritten copies keep their place for a while. No stack distance shows that, so at each of a few sizes
+//! keeps a loop's part that fits. No stack distance shows that, so at each of a few sizes
 //! there is a cache in miniature with the rules that its own tuner finds best, and written blocks go straight to
 //! its flash as in write-back. Miniatures of so few blocks are noisy, but most of the noise is in who is sampled, and
 //! hits LRU as well. So only the *difference* to what LRU hits among the same accesses is taken from
@@ -26,6 +26,9 @@ const SAMPLES_PER_BLOCK: usize = 16;
 const READS_MIN: f64 = 400.0;
 /// Writes before there is a word on what they cost.
 const WRITES_MIN: f64 = 200.0;
+/// The engine cleans its log, so what was overwritten does not keep its place until the oldest goes. What moving costs
+/// is not among the writes that are told.
+const DEAD_SPACE: bool = false;
 
 /// One size.
 #[derive(Debug)]
@@ -53,11 +56,11 @@ impl Rung {
         let flash = blocks - ram;
         // What shares a counter decides at the gate: as many blocks must as in the full cache and in its tuner.
         let lines = |full: usize| Sketch::lines(full) * blocks / full;
-        let tuner = Tuner::scaled(ram, flash, true, lines(size.min(MINI_BLOCKS)));
+        let tuner = Tuner::scaled(ram, flash, DEAD_SPACE, lines(size.min(MINI_BLOCKS)));
         let sketch = Sketch::with_lines(blocks, lines(size));
         Rung {
             doubled,
-            cache: Mini::with_sketch(tuner.rules(), ram, flash, true, sketch),
+            cache: Mini::with_sketch(tuner.rules(), ram, flash, DEAD_SPACE, sketch),
             tuner,
             was_full: false,
             reads: 0.0,
@@ -245,8 +248,8 @@ mod tests {
     /// What a cache of the full size hits of the reads and writes to flash for each written block.
     fn whole(blocks: usize, accesses: impl Iterator<Item = (u64, bool)>) -> (f64, f64) {
         let config = Config::of(blocks);
-        let mut tuner = Tuner::new(config.ram, config.flash, true);
-        let mut cache = Mini::new(tuner.rules(), config.ram, config.flash, true);
+        let mut tuner = Tuner::new(config.ram, config.flash, DEAD_SPACE);
+        let mut cache = Mini::new(tuner.rules(), config.ram, config.flash, DEAD_SPACE);
         let (mut reads, mut hits, mut writes) = (0.0, 0.0, 0.0);
         for (key, write) in accesses {
             let hash = spread(key);
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_leave_dead_copies_are_told_and_what_they_cost() {
+    fn writes_are_told_and_what_they_cost() {
         let (mrc, ladder) = watch(mixed());
         let lru = mrc.points();
         let curve = ladder.corrected(&lru).expect("enough was read");
@@ -323,7 +326,7 @@ mod tests {
             "{}",
             ladder.rungs.len()
         );
-        assert!(ladder.footprint() < 400 << 10, "{}", ladder.footprint());
+        assert!(ladder.footprint() < 420 << 10, "{}", ladder.footprint());
     }
 
     #[test]

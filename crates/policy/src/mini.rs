@@ -14,6 +14,8 @@ use crate::sketch::Sketch;
 
 /// Most blocks of a miniature.
 pub(crate) const MINI_BLOCKS: usize = 4096;
+/// Overwritten entries a queue may hold beyond as many as there is room for, where they cost nothing else.
+const MINI_SLACK: usize = 64;
 
 const RAM: usize = 0;
 const FLASH: usize = 1;
@@ -79,7 +81,7 @@ impl Mini {
     fn push(&mut self, block: u32, at: usize, freq: u8, covered: bool, written: bool) {
         self.seq = self.seq.wrapping_add(1);
         // Where dead space costs nothing, nothing else would bound the queue.
-        if at == FLASH && self.queues[FLASH].len() > 2 * self.flash_max + MINI_BLOCKS {
+        if at == FLASH && self.queues[FLASH].len() > 2 * self.flash_max + MINI_SLACK {
             let held = &self.held;
             self.queues[FLASH]
                 .retain(|(block, seq)| held.get(block).is_some_and(|h| h.seq == *seq));

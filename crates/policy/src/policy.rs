@@ -116,6 +116,7 @@ pub struct Policy {
     tuner: Tuner,
     prefetcher: Prefetcher,
     pressure: u32,
+    write_cost: u64,
 }
 
 impl Policy {
@@ -132,6 +133,7 @@ impl Policy {
             ),
             tuner,
             pressure: 0,
+            write_cost: WRITE_COST,
             config,
         }
     }
@@ -244,7 +246,14 @@ impl Policy {
         self.config.budget.advance(now_us);
         self.pressure = self.config.budget.pressure();
         let extra = WRITE_COST * PRESSURE_COST * u64::from(self.pressure) / u64::from(budget::FULL);
-        self.tuner.set_write_cost(WRITE_COST + extra);
+        self.write_cost = WRITE_COST + extra;
+        self.tuner.set_write_cost(self.write_cost);
+    }
+
+    /// What a block written to flash costs, in 1024ths of a read that misses: the more of the budget is used
+    /// up, the more.
+    pub fn write_cost(&self) -> u64 {
+        self.write_cost
     }
 
     /// The rules in force.

@@ -5,11 +5,12 @@
 //! hits by blocks. All data is zeros, so that the devices need to keep only the engine's own structures.
 //!
 //!     cargo run -p hearth-sim --example agree -- [--traces DIR] [--part WORD] [--requests N] [--share PERCENT]
-//!         [--depth N] [--access US] [--cleaned PRICE] [--tell yes]
+//!         [--depth N] [--access US] [--price P] [--heads 1|2] [--oldest yes] [--tell yes]
 
 #[path = "../tests/common/played.rs"]
 mod played;
 
+use hearth_policy::cleaning::Heads;
 use hearth_simulate::device::Device;
 use hearth_simulate::twin::Freed;
 use hearth_simulate::{Workload, WriteMode, made};
@@ -24,7 +25,9 @@ struct Args {
     share: f64,
     depth: usize,
     access: u64,
-    freed: Freed,
+    price: u64,
+    heads: Heads,
+    oldest: bool,
     tell: bool,
 }
 
@@ -36,7 +39,9 @@ fn args() -> Args {
         share: 0.2,
         depth: 1,
         access: Device::HARD_DISK.access_us,
-        freed: Freed::Oldest,
+        price: 56,
+        heads: Heads::One,
+        oldest: false,
         tell: false,
     };
     let mut words = std::env::args().skip(1);
@@ -48,7 +53,9 @@ fn args() -> Args {
             "--share" => args.share = number() as f64 / 100.0,
             "--depth" => args.depth = number() as usize,
             "--access" => args.access = number(),
-            "--cleaned" => args.freed = Freed::Cheapest { price: number() },
+            "--price" => args.price = number(),
+            "--heads" => args.heads = [Heads::One, Heads::HotCold][usize::from(number() == 2)],
+            "--oldest" => args.oldest = true,
             "--traces" => args.traces = Some(value.into()),
             "--part" => args.part = value,
             "--tell" => args.tell = true,
@@ -89,6 +96,13 @@ fn main() {
         access_us: args.access,
         ..Device::HARD_DISK
     };
+    let freed = match args.oldest {
+        true => Freed::Oldest,
+        false => Freed::Cheapest {
+            price: args.price,
+            heads: args.heads,
+        },
+    };
     println!("| workload | pool | mode | | engine | simulated | apart |");
     println!("| --- | --: | --- | --- | --: | --: | --: |");
     let mut apart = [Vec::new(), Vec::new()];
@@ -107,7 +121,7 @@ fn main() {
                         segments: segments.max(SEGMENTS_MIN),
                         device,
                         depth: args.depth,
-                        freed: args.freed,
+                        freed,
                     },
                 );
                 apart[usize::from(prefetch)].push(both.apart().abs());

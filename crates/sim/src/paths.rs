@@ -115,7 +115,15 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 5] = [
+pub const RARE: [(&str, &str); 7] = [
+    (
+        "a segment says so much again that another is freed before it",
+        "hundreds of runs of zeros must lie in one segment, and their origin be away",
+    ),
+    (
+        "the oldest segment of a starved log is empty, and goes without its records",
+        "the log must be starved by the records that would free it",
+    ),
     (
         "clean copies below the floor are given up so that intents are needless",
         "one world in some hundred starves its log, and few of those have intents then",

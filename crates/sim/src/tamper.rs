@@ -195,9 +195,9 @@ impl Originals {
                 let at = self.layout.summary_offset(u32::from(segment)) as usize;
                 let room = self.layout.summary_blocks as usize * BLOCK_BYTES;
                 let bytes = &mut image[at..at + room];
-                let used = 64 + usize::from(u16::from_le_bytes([bytes[60], bytes[61]])) * 16;
-                plan.change(bytes, 8, if what & 8 == 0 { 64 } else { used.min(room) });
-                let used = 64 + usize::from(u16::from_le_bytes([bytes[60], bytes[61]])) * 16;
+                let used = summary_used(bytes).min(room);
+                plan.change(bytes, 8, if what & 8 == 0 { 64 } else { used });
+                let used = summary_used(bytes);
                 seal(bytes, 4, used, honest);
             }
             6 => {
@@ -216,6 +216,7 @@ impl Originals {
                 plan.change(block, 8, if what & 8 == 0 { 64 } else { 512 });
                 seal(block, 4, BLOCK_BYTES, honest);
             }
+            _ if what & 8 != 0 => self.tamper_map(image, plan, honest),
             _ => {
                 // A whole segment's summary lost, or the same one twice.
                 let room = self.layout.summary_blocks as usize * BLOCK_BYTES;
@@ -225,6 +226,21 @@ impl Originals {
                 image.copy_within(from..from + room, to);
             }
         }
+    }
+
+    /// Changes the map of the segments, the same in both copies. It is small enough for one block of table.
+    fn tamper_map(&self, image: &mut [u8], plan: &mut Plan<'_>, honest: bool) {
+        let [first, second] = [0, 1].map(|copy| self.layout.map_offset(copy) as usize);
+        let map = &mut image[first..first + 2 * BLOCK_BYTES];
+        let (header, table) = map.split_at_mut(BLOCK_BYTES);
+        match plan.byte() & 1 {
+            0 => plan.change(header, 8, 36),
+            _ => plan.change(table, 8, 16 + 16 * self.layout.segment_count as usize),
+        }
+        seal(table, 4, BLOCK_BYTES, honest);
+        header[36..40].copy_from_slice(&crc32c(&table[4..8]).to_le_bytes());
+        seal(header, 4, BLOCK_BYTES, honest);
+        image.copy_within(first..first + 2 * BLOCK_BYTES, second);
     }
 
     /// Changes what a section of the checkpoint holds, and its checksum in the header.
@@ -247,6 +263,17 @@ impl Originals {
         if let Ok(block) = header.encode(area) {
             image[at..at + BLOCK_BYTES].copy_from_slice(block.as_slice());
         }
+    }
+}
+
+/// Bytes of a summary.
+fn summary_used(bytes: &[u8]) -> usize {
+    let batches = 64 + usize::from(u16::from_le_bytes([bytes[60], bytes[61]])) * 16;
+    match bytes.get(batches..).and_then(|rest| rest.first_chunk()) {
+        Some(count) if bytes[63] & 1 != 0 => {
+            batches + 4 + (u32::from_le_bytes(*count) as usize).saturating_mul(12)
+        }
+        _ => batches,
     }
 }
 

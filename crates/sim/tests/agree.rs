@@ -14,8 +14,6 @@ use hearth_simulate::twin::Freed;
 use played::{SEGMENTS_MIN, Terms, compare, cut};
 
 const REQUESTS: usize = 12_000;
-/// How the engine frees its log.
-const FREED: Freed = Freed::Oldest;
 /// What one workload may be apart by, in points.
 const ONE: f64 = 3.0;
 
@@ -39,7 +37,7 @@ fn the_simulator_and_the_engine_agree_in_every_mode() {
                     segments: SEGMENTS_MIN,
                     device: Device::HARD_DISK,
                     depth: 1,
-                    freed: FREED,
+                    freed: Freed::default(),
                 };
                 let both = compare(&load, &terms);
                 let (engine, simulated) = (both.engine, both.simulated);

@@ -163,7 +163,7 @@ fn a_disk_that_is_drained_is_looked_at_again_when_a_write_that_waited_goes_on() 
     // Nothing comes free.
     let mut writes = Vec::new();
     for at in 0.. {
-        let tag = j.send_write(2, at, 1, 1, false);
+        let tag = j.send_write(2, at % 8, 1, 1, false);
         j.settle();
         writes.push(tag);
         if j.answer(tag).is_none() {

@@ -126,6 +126,48 @@ fn a_segment_that_is_read_is_not_written() {
     }
 }
 
+/// A block was written and destaged, and the segment that says so goes before the one in which it lies. Then it
+/// is written past the cache: a crash must not destage the old content over that.
+#[test]
+fn what_was_destaged_stays_so_when_the_segment_that_says_it_goes() {
+    const NOTHING: u16 = 3;
+    let mut j = Judged::new(vec![disk(1), disk(2), disk(NOTHING)]);
+    // So much more lies beside it that its segment stays.
+    j.write_fua(1, 3, 33).expect("written");
+    j.write_fua(1, 900, 33).expect("written");
+    j.read_run(1, 100, 200).expect("read");
+    j.settle();
+    j.roll(NOTHING);
+    j.engine.drain(1, true).expect("known");
+    for _ in 0..20 {
+        j.settle();
+    }
+    assert!(j.engine.status(1).expect("known").drained);
+    j.engine.drain(1, false).expect("known");
+    for _ in 0..16 {
+        j.roll(NOTHING);
+        j.write_fua(2, 900, 1).expect("written");
+        j.settle();
+    }
+    j.engine.set_mode(1, Mode::WriteAround).expect("set");
+    j.disks[0].mode = Mode::WriteAround;
+    j.settle();
+    let mut past = false;
+    j.judge(move |op| {
+        past |= writes_origin(op);
+        match past {
+            true if writes_flash(op) => Fate::Volatile,
+            true if op.target == Target::Flash(0) && op.kind == OpKind::Flush => Fate::Held,
+            _ => Fate::Done,
+        }
+    });
+    j.write_fua(1, 3, 44).expect("written");
+    j.crash();
+    j.rest();
+    assert_eq!(j.read(1, 3), Ok(44));
+    assert_eq!(j.origins[&1].visible_block(3)[0], 44);
+}
+
 /// The tests above are what catches these faults.
 #[cfg(feature = "mutations")]
 #[test]
@@ -141,6 +183,10 @@ fn faults_of_eviction_are_caught() {
             what_a_full_disk_drops_is_not_what_is_being_written,
         ),
         (Fault::FreePinned, a_segment_that_is_read_is_not_written),
+        (
+            Fault::SkipRelogClean,
+            what_was_destaged_stays_so_when_the_segment_that_says_it_goes,
+        ),
     ]);
     assert!(unnoticed.is_empty(), "{unnoticed:?}");
 }

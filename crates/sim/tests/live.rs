@@ -17,8 +17,6 @@ const BLOCK: usize = 4096;
 /// Segments of the pool, of 1 MiB: enough that those being written or emptied hardly count.
 const SEGMENTS: u64 = 256;
 const SEGMENT_BLOCKS: u32 = 256;
-/// Free segments the engine keeps at this size, the head and those being emptied.
-const SPARE: u64 = 4 + 4 + 3;
 /// Time between requests of one client.
 const STEP_NS: u64 = 200_000;
 /// What the devices take for an operation while many requests are in flight.
@@ -156,8 +154,7 @@ impl Live {
     /// Blocks that can be cached, as the simulator counts.
     fn blocks(&self) -> usize {
         let pool = self.engine.pool_stats();
-        let data = pool.capacity_blocks / pool.segments;
-        (pool.capacity_blocks - SPARE * data) as usize
+        pool.capacity_blocks as usize
     }
 }
 

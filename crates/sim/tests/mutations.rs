@@ -40,15 +40,12 @@ fn profile(fault: Fault) -> &'static str {
         Fault::IgnoreDestageError | Fault::IgnoreOriginFlushError => "origin-errors",
         Fault::StayClean | Fault::CheckpointNoZeros => "restart",
         Fault::DestageRot | Fault::ForgetRotten | Fault::ServeLost | Fault::ResealRot => "rot",
-        Fault::TailSkipsOne
-        | Fault::FlushCoversLater
+        Fault::FlushCoversLater
         | Fault::ClaimUndurable
         | Fault::CleanMoved
         | Fault::DestageUndurable
         | Fault::MoveSuperseded
-        | Fault::ReplayBelowTail
         | Fault::OriginFlushCoversLater
-        | Fault::ReuseUnclaimed
         | Fault::ApplyOutOfOrder
         | Fault::SummaryClaimsItself
         | Fault::CleanSuperseded

@@ -15,6 +15,7 @@ const DISK: u16 = 1;
 const SIZE: u64 = 256 * BLOCK;
 /// Room for the fixed areas and few segments, of 1 MiB.
 const FLASH_SIZE: u64 = 16 << 20;
+const SEGMENT: u64 = 256 * BLOCK;
 /// More lives than there are segments.
 const LIVES: u64 = 20;
 /// Events after which nothing more is to be hoped for.
@@ -156,14 +157,23 @@ fn zero_the_first(b: &mut Bench) {
     assert!(b.ask(zero, writes_flash));
 }
 
-/// Lives that end with the first batch of what is moved, until so many segments are free.
+/// Lives that end with the first batch of what is moved or, in turn, of what the origin has had, until so many
+/// segments are free.
 fn spend_all_but(b: &mut Bench, free: u64) {
-    while b.engine.pool_stats().free_segments > free {
+    for life in 0.. {
+        if b.engine.pool_stats().free_segments <= free {
+            return;
+        }
+        assert!(life < 2 * LIVES, "{}", b.engine.explain());
         b.restart();
+        let first = FLASH_SIZE - b.engine.pool_stats().segments * SEGMENT;
         let left = Cell::new(true);
-        let moves = |op: &IoOp| {
-            op.target == Target::Flash(0)
-                && (op.kind == OpKind::Read || op.kind == OpKind::Write && left.replace(false))
+        let destages = life % 2 == 1;
+        let moves = |op: &IoOp| match (op.target, op.kind) {
+            (Target::Flash(0), OpKind::Read) => true,
+            (Target::Flash(0), OpKind::Write) => op.offset >= first && left.replace(false),
+            (Target::Flash(_), _) => false,
+            (Target::Origin(_), _) => destages,
         };
         assert!(!b.write(90, moves), "{}", b.engine.explain());
     }
@@ -227,8 +237,8 @@ fn a_log_without_a_free_segment_comes_free() {
 fn flash_of_which_too_little_takes_writes_is_given_up_before_writes_wait_for_ever() {
     let mut b = Bench::new();
     let segments = b.engine.pool_stats().segments;
-    let bytes = 256 * BLOCK;
-    let first = FLASH_SIZE / BLOCK * BLOCK - segments * bytes;
+    let bytes = SEGMENT;
+    let first = FLASH_SIZE - segments * bytes;
     // Never so many in a row that this alone would be enough.
     let sound = |segment: u64| segment % 4 == 0;
     let bad = (0..segments).filter(|s| !sound(*s));

@@ -20,7 +20,7 @@ use crate::workload::{Request, Workload};
 const RIVAL_TRIES: u32 = 128;
 /// Segments in which a block to beat is looked for, as in the engine.
 const RIVAL_SCAN: u32 = 64;
-/// Freed the oldest first, at least one block in so many of a segment goes, as in the engine.
+/// Freed the oldest first, at least one block in so many of a segment goes, as the engine did.
 const DROP_SHARE: u32 = 16;
 
 /// The log.
@@ -196,7 +196,7 @@ impl Segmented {
         self.policy.used(key, write, how);
         if held.is_some_and(|h| matches!(h.at, At::Flash { .. })) {
             if write {
-                self.cleaner.rewrite();
+                self.cleaner.rewrite(1);
             } else {
                 self.cleaner.hit();
             }

@@ -4,7 +4,7 @@
 //! answers at once. That is what rules are compared by; it is not what a user gets. Here the engine's
 //! ways are followed as far as they decide what is hit: misses go straight to flash while it fills
 //! and wait in the RAM stage later, long runs are judged at once, a place in the stage stays taken when its
-//! block is overwritten, a batch costs a block for its descriptor, segments are freed ahead of need, long
+//! block is overwritten, a batch costs a block for its descriptor, segments are freed ahead of need and in any order, long
 //! streams pass by, blocks are dirty until the destager comes, and what is read ahead waits for an
 //! [`Arm`]. How far the two agree is measured by `cargo run -p hearth-sim --example agree`.
 
@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use hashbrown::HashMap;
-use hearth_policy::cleaning::{Cleaner, Fate, HEADS_MAX, Heads, Order, Plan, Why};
+use hearth_policy::cleaning::{Cleaner, Fate, HEADS_MAX, Heads, Order, Plan, Why, most_of};
 use hearth_policy::prefetch::Source;
 use hearth_policy::{Config, FREQ_MAX, Place, Policy, Range, Sequential, Stay, Use, Verdict};
 
@@ -103,7 +103,11 @@ impl LogShape {
 
     /// Segments that the engine keeps free of so many.
     pub fn kept_free(segments: u32) -> u32 {
-        2.max((segments / 64).min(8)) + (segments / 64).clamp(2, 16)
+        let ahead = match segments {
+            ..64 => 2,
+            _ => (segments / 256).clamp(1, 16),
+        };
+        (segments / 200).clamp(2, 8) + ahead
     }
 
     /// Blocks of all segments.
@@ -113,17 +117,27 @@ impl LogShape {
 }
 
 /// Which segment of the log is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
-    /// The oldest.
-    #[default]
+    /// The oldest, as the engine once did.
     Oldest,
-    /// The one that costs least for what it gives, with hot and cold data apart
-    /// (`docs/decisions/0006-cleaning.md`).
+    /// The one that costs least for what it gives (`docs/decisions/0006-cleaning.md`).
     Cheapest {
         /// What a block written to flash costs, in 1024ths of a hit.
         price: u64,
+        /// What is appended apart.
+        heads: Heads,
     },
+}
+
+impl Default for Freed {
+    /// As in the engine, at its price.
+    fn default() -> Freed {
+        Freed::Cheapest {
+            price: 56,
+            heads: Heads::One,
+        }
+    }
 }
 
 /// What a disk is set to, and the pool it is in.
@@ -299,14 +313,14 @@ impl Twin {
         } = setup.log;
         let (order, heads, price) = match setup.freed {
             Freed::Oldest => (Order::Oldest, Heads::One, 0),
-            Freed::Cheapest { price } => (Order::Index, Heads::HotCold, price),
+            Freed::Cheapest { price, heads } => (Order::Index, heads, price),
         };
         let taken = u64::from(reserve) + heads.count() as u64;
         let room = u64::from(segments).saturating_sub(taken).max(1) * u64::from(data);
         let plan = Plan {
             order,
             heads,
-            most: room - room / 64,
+            most: most_of(room),
             room,
             span: 8,
             price,
@@ -591,18 +605,13 @@ impl Twin {
         self.losses += 1;
         if wins || self.losses >= RIVAL_TRIES {
             self.losses = 0;
-            match rival {
-                Some(victim) if wins && self.in_place() && self.cleaner.brimful() => {
-                    self.evict(victim);
-                }
-                _ => self.hand.1 = self.hand.1.saturating_add(1),
-            }
+            self.hand.1 = self.hand.1.saturating_add(1);
         }
         wins
     }
 
-    /// Does eviction drop blocks where they lie, or only in a segment that is freed?
-    fn in_place(&self) -> bool {
+    /// Are segments freed in any order?
+    fn any_order(&self) -> bool {
         self.setup.freed != Freed::Oldest
     }
 
@@ -615,9 +624,6 @@ impl Twin {
 
     /// The next block that eviction would drop and that has not lost its place.
     fn rival(&mut self) -> Option<(u32, u32)> {
-        if self.in_place() && self.cleaner.brimful() {
-            return self.victim();
-        }
         let mut left = RIVAL_SCAN;
         let mut next = self.order_from(self.hand.0);
         while let Some(seg) = next {
@@ -630,7 +636,7 @@ impl Twin {
                 }
                 left -= 1;
                 let Some((_, copy)) = self.alive(seg, self.hand.1) else {
-                    if self.in_place() {
+                    if self.any_order() {
                         self.hand.1 += 1;
                         continue;
                     }
@@ -651,7 +657,7 @@ impl Twin {
     /// The closed segment from which on a block to beat is looked for: this one, or what comes first if it was
     /// freed.
     fn order_from(&self, seg: u32) -> Option<u32> {
-        if self.in_place() {
+        if self.any_order() {
             return self.cleaner.turns_from(seg).next();
         }
         let since = self.opened.get(seg as usize).copied().unwrap_or_default();
@@ -662,7 +668,7 @@ impl Twin {
     }
 
     fn order_after(&self, seg: u32) -> Option<u32> {
-        if self.in_place() {
+        if self.any_order() {
             return self.cleaner.turns_from(seg).nth(1);
         }
         let at = self
@@ -804,7 +810,7 @@ impl Twin {
             let hit = self.index.contains_key(&key);
             self.out.write_hits += u64::from(hit);
             if hit {
-                self.cleaner.rewrite();
+                self.cleaner.rewrite(1);
             }
             let how = if hit { Use::Hit } else { Use::Miss };
             self.policy.used(key, true, how);
@@ -1047,13 +1053,19 @@ impl Twin {
 
     /// Frees a segment, of which nothing is kept unless that is allowed; false if none can be.
     fn free_one(&mut self, may_keep: bool) -> bool {
-        let Some(seg) = self.cleaner.pick() else {
+        if let Freed::Cheapest { price, .. } = self.setup.freed {
+            self.cleaner.set_price(self.policy.write_cost().max(price));
+        }
+        let picked = self.cleaner.pick();
+        // Nothing is worth freeing, and something must be.
+        let forced = picked.is_none() && self.any_order();
+        let Some(seg) = picked.or_else(|| self.cleaner.turn().filter(|_| forced)) else {
             return false;
         };
         let data = self.setup.log.data;
         let (_, dirty) = self.cleaner.counts(seg);
-        let oldest = !self.in_place();
-        if !may_keep || dirty * 4 > data * 3 && (oldest || dirty == data) {
+        let oldest = !self.any_order();
+        if !may_keep || dirty * 4 > data * 3 && (oldest || forced || dirty == data) {
             for slot in 0..self.segments[seg as usize].len() as u32 {
                 if let Some((key, copy)) = self.alive(seg, slot)
                     && copy.dirty
@@ -1074,7 +1086,7 @@ impl Twin {
                 (true, copy.freq)
             } else {
                 let fades = match self.cleaner.fate(seg, copy.dirty, copy.freq) {
-                    _ if oldest => true,
+                    _ if oldest || forced => true,
                     Fate::Drop => true,
                     Fate::Move { fades, .. } => fades,
                 };
@@ -1318,7 +1330,7 @@ impl Default for Disk {
             max: 0,
             segments: None,
             reserve: None,
-            freed: Freed::Oldest,
+            freed: Freed::default(),
             device: Device::HARD_DISK,
             depth: 1,
         }
@@ -1465,7 +1477,11 @@ mod tests {
                 max: r(4) % 2 * (r(5) % (blocks as u64 * 4096)),
                 segments: (r(6) % 2 == 0).then_some((r(7) % 200) as u32),
                 reserve: (r(8) % 2 == 0).then_some((r(9) % 300) as u32),
-                freed: [Freed::Oldest, Freed::Cheapest { price: 64 }][r(10) as usize % 2],
+                freed: [Heads::One, Heads::HotCold]
+                    .map(|heads| Freed::Cheapest { price: 64, heads })
+                    .get(r(10) as usize % 3)
+                    .copied()
+                    .unwrap_or(Freed::Oldest),
                 device: [Device::HARD_DISK, Device::INSTANT][r(11) as usize % 2],
                 depth: 1 + r(12) as usize % 9,
             };

@@ -1,11 +1,12 @@
-//! Pools of an earlier build in this one, and pools of this one in an earlier build: whatever the one was
-//! told to keep, the other gives back, block for block. Pools that were stopped, killed with data only on
-//! flash, and given up because flash failed.
+//! Pools of an earlier build in this one: whatever that was told to keep, this one gives back, block for
+//! block. Pools that were stopped, killed with data only on flash, killed after their log had gone round, and
+//! given up because flash failed. A pool that this build has opened, whoever made it, is none of the earlier build's any
+//! more: it has a segment map, which that does not know. The earlier build says so, and leaves it as it is.
 //!
 //! `HEARTH_OLD_BIN` names the earlier build; scripts/old-builds.sh makes one and runs this. `KEEP_POOLS` names a
 //! directory for the pools of that build, as `crates/engine/tests/pools` has them.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hearth_rig::daemon::{binary, path};
 use hearth_rig::nbd::{Client, Command};
 use hearth_rig::{Hearth, wait};
@@ -16,6 +17,8 @@ const BLOCK: usize = 4096;
 /// Blocks of each disk.
 const BLOCKS: u64 = 256;
 const LIMIT: Duration = Duration::from_secs(30);
+/// Overwrites that take the log round more than once.
+const PASSES: u64 = 160;
 /// The disks and how they are cached.
 const DISKS: [(&str, &str); 2] = [("back", "write-back"), ("through", "write-through")];
 
@@ -24,6 +27,8 @@ const DISKS: [(&str, &str); 2] = [("back", "write-back"), ("through", "write-thr
 enum Left {
     Stopped,
     Killed,
+    /// Killed when its log had gone round.
+    Worn,
     /// Flash took no more writes; killed after that.
     Failed,
 }
@@ -76,6 +81,19 @@ impl Model {
         let data = self.fill(disk, blocks, version);
         client.write(offset, &data)?;
         Ok(client.flush()?)
+    }
+
+    /// Overwrites more than flash takes.
+    fn wear(&mut self, hearth: &Hearth, version: u64) -> Result<()> {
+        for (disk, (name, _)) in DISKS.iter().enumerate() {
+            let mut client = hearth.connect(name)?;
+            for pass in 0..PASSES {
+                let start = pass * 37 % BLOCKS;
+                let blocks = start..(start + 64).min(BLOCKS);
+                self.write(&mut client, disk, blocks, version + pass)?;
+            }
+        }
+        Ok(())
     }
 
     fn check(&self, hearth: &Hearth, who: &str) -> Result<()> {
@@ -148,6 +166,7 @@ fn leave(hearth: &mut Hearth, model: &mut Model, left: Left) -> Result<()> {
     match left {
         Left::Stopped => return hearth.stop().map(drop),
         Left::Killed => {}
+        Left::Worn => model.wear(hearth, 100)?,
         Left::Failed => {
             // Nothing may be dirty, or it is missing afterwards whatever reads the pool.
             hearth.ok(&["disk", "flush", "back"])?;
@@ -188,37 +207,68 @@ fn keep(hearth: &Hearth, left: Left) -> Result<()> {
     Ok(())
 }
 
-/// One build leaves a pool, the other gives back what is in it and goes on with it, then the first again.
-fn there_and_back(first: &Path, second: &Path, left: Left, keeps: bool) -> Result<()> {
-    let about = || format!("{left:?}, {} then {}", first.display(), second.display());
-    let (mut hearth, mut model) = new_pool(first)?;
+/// A build that does not know the segment map says so of a pool that has one, and writes nothing.
+fn refused(hearth: &mut Hearth, old: &Path) -> Result<()> {
+    hearth.set_binary(old.to_owned());
+    let before = std::fs::read(hearth.flash())?;
+    let flash = path(hearth.flash()).to_owned();
+    let said = hearth.refused(&["pool", "show", "--flash", &flash])?;
+    let served = match hearth.start() {
+        Ok(_) => bail!("{} serves a pool it cannot know", old.display()),
+        Err(e) => format!("{e:#}"),
+    };
+    for said in [said, served] {
+        ensure!(
+            said.contains("the superblock needs incompatible features 0x4")
+                && said.contains("open it with a newer Hearth"),
+            "{said}"
+        );
+    }
+    ensure!(
+        std::fs::read(hearth.flash())? == before,
+        "{} wrote to a pool it refused",
+        old.display()
+    );
+    Ok(())
+}
+
+/// One of the builds leaves a pool; this one gives back what is in it, goes on with it, and again after the earlier
+/// one has refused it.
+fn goes_on(maker: &Path, old: &Path, new: &Path, left: Left) -> Result<()> {
+    let about = || format!("{left:?}, made by {}", maker.display());
+    let (mut hearth, mut model) = new_pool(maker)?;
     story(&hearth, &mut model).with_context(about)?;
     leave(&mut hearth, &mut model, left).with_context(about)?;
-    if keeps {
+    if maker == old {
         keep(&hearth, left)?;
+    } else {
+        refused(&mut hearth, old).with_context(about)?;
     }
-    for (turn, bin) in [second, first].into_iter().enumerate() {
-        hearth.set_binary(bin.to_owned());
+    for turn in 0..2 {
+        hearth.set_binary(new.to_owned());
         hearth.start().with_context(about)?;
         model
-            .check(&hearth, &format!("{}", bin.display()))
+            .check(&hearth, &format!("turn {turn}"))
             .with_context(about)
             .with_context(|| hearth.log())?;
-        if left != Left::Failed {
-            let version = 10 + turn as u64;
-            for (disk, (name, _)) in DISKS.iter().enumerate() {
-                let mut client = hearth.connect(name)?;
-                model.write(&mut client, disk, 18..30, version)?;
-                model.write(&mut client, disk, 210..214, version)?;
-            }
+        for (disk, (name, _)) in DISKS.iter().enumerate() {
+            let mut client = hearth.connect(name)?;
+            model.write(&mut client, disk, 18..30, 10 + turn)?;
+            model.write(&mut client, disk, 210..214, 10 + turn)?;
+        }
+        if left == Left::Worn {
+            model.wear(&hearth, 1000 * (1 + turn))?;
+            model.check(&hearth, "overwritten").with_context(about)?;
         }
         if turn == 0 && left == Left::Stopped {
             hearth.stop()?;
         } else {
             hearth.kill9()?;
         }
+        refused(&mut hearth, old).with_context(about)?;
     }
     // What is left reaches the origins.
+    hearth.set_binary(new.to_owned());
     hearth.start()?;
     model.check(&hearth, "at last").with_context(about)?;
     for (disk, (name, _)) in DISKS.iter().enumerate() {
@@ -233,7 +283,7 @@ fn there_and_back(first: &Path, second: &Path, left: Left, keeps: bool) -> Resul
 }
 
 #[test]
-fn pools_of_one_build_are_the_other_s() -> Result<()> {
+fn pools_of_an_earlier_build_are_this_one_s_and_never_the_other_way() -> Result<()> {
     let Some(old) = std::env::var_os("HEARTH_OLD_BIN").map(PathBuf::from) else {
         println!("SKIPPED pools of another build: HEARTH_OLD_BIN names none");
         return Ok(());
@@ -241,9 +291,9 @@ fn pools_of_one_build_are_the_other_s() -> Result<()> {
     // SAFETY: no handler is installed; programs that are started go on ignoring it.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let new = binary()?;
-    for left in [Left::Stopped, Left::Killed, Left::Failed] {
-        there_and_back(&old, &new, left, true)?;
-        there_and_back(&new, &old, left, false)?;
+    for left in [Left::Stopped, Left::Killed, Left::Worn, Left::Failed] {
+        goes_on(&old, &old, &new, left)?;
+        goes_on(&new, &old, &new, left)?;
     }
     Ok(())
 }

@@ -22,9 +22,9 @@ pub enum WriteTo {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Log {
-    /// The oldest segment is freed
+    /// The oldest segment is freed, as earlier versions did
     Oldest,
-    /// The segment is freed that costs least for what it gives
+    /// The segment is freed that costs least for what it gives, as the daemon does
     Cleaned,
 }
 
@@ -86,7 +86,7 @@ pub struct Simulate {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub reserve: Option<u32>,
     /// How the log comes free
-    #[arg(long, value_enum, default_value = "oldest")]
+    #[arg(long, value_enum, default_value = "cleaned")]
     pub log: Log,
     /// Time the disk takes to get to a place, microseconds
     #[arg(long, value_name = "US", alias = "prefetch-latency", default_value_t = 8000,

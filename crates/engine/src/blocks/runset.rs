@@ -64,6 +64,11 @@ impl RunSet {
         self.parts(start, end).flatten()
     }
 
+    /// What of `start..end` is in the set, as runs: first block and length.
+    pub fn runs_within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.parts(start, end).map(|r| (r.start, r.end - r.start))
+    }
+
     /// How many consecutive blocks from `start` are members, at most `max`.
     pub fn run_len(&self, start: u64, max: u64) -> u64 {
         let run = self.0.get(&start);

@@ -44,12 +44,7 @@ pub(crate) enum Then {
         ticket: u64,
     },
     /// An intent was recorded.
-    Intent {
-        disk: u16,
-        region: u32,
-    },
-    /// Eviction has re-logged the records of the segment it frees.
-    Relogged,
+    Intent,
     /// One reinsertion less in flight.
     Moved,
 }
@@ -65,11 +60,6 @@ impl Token for Purpose {
     const OWN: Purpose = Purpose {
         apply: Apply::Again,
         then: Then::Nothing,
-    };
-
-    const RELOGGED: Purpose = Purpose {
-        apply: Apply::Again,
-        then: Then::Relogged,
     };
 
     fn is_awaited(&self) -> bool {
@@ -114,6 +104,17 @@ fn copy(item: &Item<Purpose>, i: u32, dirty: bool) -> Copied {
     }
 }
 
+/// A place of a run that nothing will ever lead to.
+fn unused(item: &Item<Purpose>, i: u32, dirty: bool) -> Gone {
+    let c = copy(item, i, dirty);
+    Gone {
+        disk: c.disk,
+        block: c.block,
+        slot: c.slot,
+        dirty,
+    }
+}
+
 impl Core {
     /// Maps a batch and tells who waited for it.
     pub fn apply(&mut self, batch: Batch<Purpose>, now: u64, fx: &mut Effects) {
@@ -122,7 +123,12 @@ impl Core {
             match item.token.apply {
                 Apply::Dirty => {
                     let (flash, mut rest) = self.apart();
-                    rest.map_written(&item, now, |slot, old| flash.slot_replaced(slot, true, old));
+                    rest.map_written(&item, now, |slot, old| {
+                        if old.is_some() {
+                            flash.cleaner.rewrite(1);
+                        }
+                        flash.slot_replaced(slot, true, old);
+                    });
                 }
                 Apply::Clean { ticket, freq } => {
                     let raced = self.opts.faults.has(Fault::CacheRacedMiss);
@@ -132,6 +138,7 @@ impl Core {
                         let block = item.block + u64::from(i);
                         if !raced && ticket.as_ref().is_none_or(|t| t.voids(block)) {
                             voided += 1;
+                            self.flash.slot_unused(unused(&item, i, false));
                             continue;
                         }
                         self.void_fill(item.disk, block - voided, voided);
@@ -160,21 +167,17 @@ impl Core {
                             }
                         } else {
                             self.cache.index.set_mark(old + i, false);
+                            self.flash.slot_unused(unused(&item, i, dirty));
                         }
                     }
                 }
                 Apply::Again => {}
-                Apply::Record => self.apply_record(
-                    item.kind,
-                    item.disk,
-                    item.block,
-                    item.count,
-                    batch.seg_seq,
-                    now,
-                ),
+                Apply::Record => {
+                    self.apply_record(item.kind, item.disk, item.block, item.count, now)
+                }
             }
             if item.ends {
-                self.then(item.token.then, batch.seg_seq, now, fx);
+                self.then(item.token.then, now, fx);
             }
         }
     }
@@ -205,16 +208,15 @@ impl Core {
         }
     }
 
-    fn then(&mut self, then: Then, seg_seq: u64, now: u64, fx: &mut Effects) {
+    fn then(&mut self, then: Then, now: u64, fx: &mut Effects) {
         match then {
-            Then::Nothing => {}
+            // Who waits for an intent waits until it is durable.
+            Then::Nothing | Then::Intent => {}
             Then::Request(id) => self.request_applied(id, now, fx),
             Then::Ticket { disk, ticket } => {
                 let d = self.known_mut(disk);
                 d.drop_ticket(ticket);
             }
-            Then::Intent { disk, region } => self.intent_applied(disk, region, seg_seq),
-            Then::Relogged => self.flash.relogged(),
             Then::Moved => self.flash.moved(),
         }
     }
@@ -226,15 +228,7 @@ impl Core {
         flash.slot_replaced(copy.slot, copy.dirty, old);
     }
 
-    fn apply_record(
-        &mut self,
-        kind: Kind,
-        disk: DiskId,
-        block: u64,
-        count: u32,
-        seg_seq: u64,
-        now: u64,
-    ) {
+    fn apply_record(&mut self, kind: Kind, disk: DiskId, block: u64, count: u32, now: u64) {
         if kind != Kind::ZeroRun {
             return;
         }
@@ -242,17 +236,10 @@ impl Core {
         if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
             self.forget_range(disk, block, end);
         }
-        let newest = self.opts.faults.has(Fault::OldestZerosForgotten);
         let d = self.known_mut(disk);
         if !d.is_dirty() {
             d.dirty_since_ns = now;
         }
-        let oldest = d.zero_seg_seq.unwrap_or(seg_seq).min(seg_seq);
-        d.zero_seg_seq = Some(if d.zero.is_empty() || newest {
-            seg_seq
-        } else {
-            oldest
-        });
         d.origin.destage.void_zeros(block, end);
         self.change_zeros(disk, |zero| zero.insert_range(block, end));
         self.ready.touch(disk);
@@ -282,7 +269,13 @@ impl Rest<'_> {
             let old = self.cache.index.set_by(key, slot, *crc, true, used);
             new += u64::from(old.is_none());
             were_dirty += u64::from(old.is_some_and(|(_, dirty)| dirty));
-            moved(slot, old.map(|(slot, dirty)| Gone { slot, dirty }));
+            let gone = old.map(|(slot, dirty)| Gone {
+                disk,
+                block,
+                slot,
+                dirty,
+            });
+            moved(slot, gone);
         }
         *self.dirty_total += count;
         *self.dirty_total -= were_dirty;
@@ -344,6 +337,11 @@ impl Rest<'_> {
         if news && !self.faults.has(Fault::OverlookDirty) {
             self.ready.touch(disk);
         }
-        old.map(|(slot, dirty)| Gone { slot, dirty })
+        old.map(|(slot, dirty)| Gone {
+            disk,
+            block,
+            slot,
+            dirty,
+        })
     }
 }

@@ -157,38 +157,36 @@ impl Core {
         wins
     }
 
-    /// The next block eviction would drop that has not lost its place. None if the next slot holds
-    /// nothing, or all nearby was used since it was written: then the log must go on, or nothing would
-    /// ever leave it.
+    /// The next block eviction would drop that has not lost its place. None if all nearby was used since it was
+    /// written: then the log must go on, or nothing would ever leave it.
     fn rival(&mut self) -> Option<u64> {
+        let (from, mut at) = self.cache.rival_at;
         let log = &self.flash.log;
-        // Segments are in the order of their numbers.
-        let mut place = log
-            .order
-            .partition_point(|s| log.segments[*s as usize].seq < self.cache.rival_at.0);
-        for _ in 0..RIVAL_SCAN {
-            let Some(seg) = log.order.get(place).copied() else {
-                self.cache.rival_at = (0, 0);
-                return None;
-            };
-            let number = log.segments[seg as usize].seq;
-            if self.cache.rival_at.0 != number {
-                self.cache.rival_at = (number, 0);
+        let mut left = RIVAL_SCAN;
+        for seg in self.flash.cleaner.turns_from(from) {
+            if seg != from {
+                at = 0;
             }
-            let at = &mut self.cache.rival_at.1;
-            *at = self.flash.sifted(seg).max(*at);
-            if *at >= log.data_blocks {
-                place += 1;
-                continue;
+            at = self.flash.sifted(seg).max(at);
+            while at < log.data_blocks {
+                let slot = self.cache.index.slot(seg * log.segment_blocks + at);
+                let goes = slot.is_some_and(|info| {
+                    let verdict = self.cache.policy.evict(info.freq as u8);
+                    !info.dirty && verdict == hearth_policy::Verdict::Drop
+                });
+                if let Some(info) = slot.filter(|_| goes) {
+                    self.cache.rival_at = (seg, at);
+                    return Some(policy_key(info.key.disk(), info.key.block()));
+                }
+                at += 1;
+                left -= 1;
+                if left == 0 {
+                    self.cache.rival_at = (seg, at);
+                    return None;
+                }
             }
-            let info = self.cache.index.slot(seg * log.segment_blocks + *at)?;
-            if !info.dirty
-                && self.cache.policy.evict(info.freq as u8) == hearth_policy::Verdict::Drop
-            {
-                return Some(policy_key(info.key.disk(), info.key.block()));
-            }
-            *at += 1;
         }
+        self.cache.rival_at = (u32::MAX, 0);
         None
     }
 

@@ -37,10 +37,10 @@ impl Core {
     pub fn publish_pool(&self, now: u64) {
         let open = !self.quiescing && self.flash.takes_writes() && self.flash.ewma_ns <= SLOW_NS;
         self.shared.open(open);
-        if self.flash.victim().is_none() {
+        if !self.flash.is_evicting() {
             self.shared.want(false);
         }
-        let work = self.dirty_total > 0 || self.flash.victim().is_some() || !self.flash.log.quiet();
+        let work = self.dirty_total > 0 || self.flash.is_evicting() || !self.flash.log.quiet();
         self.shared.settle_later(now, work);
     }
 
@@ -104,6 +104,7 @@ impl Core {
                     self.cache.policy.read(key, blocks as u32, &mut wishes);
                 }
             }
+            self.flash.cleaner.hits(u64::from(u.count));
             for i in 0..u.count {
                 let (slot, block) = (u.slot + i, u.block + u64::from(i));
                 self.cache

@@ -127,9 +127,6 @@ impl Core {
     pub fn drop_beyond(&mut self, id: DiskId, blocks: u64) {
         self.change_zeros(id, |zero| zero.remove_range(blocks, u64::MAX));
         let Some(d) = self.disk_mut(id) else { return };
-        if d.zero.is_empty() {
-            d.zero_seg_seq = None;
-        }
         let beyond: Vec<u64> = d.dirty.range(blocks, u64::MAX).collect();
         for block in beyond {
             self.forget_block(id, block);

@@ -61,11 +61,12 @@ impl Core {
                 }
                 continue;
             }
+            let crowded = self.flash.is_crowded();
             let d = self.known_mut(disk);
             d.counters.reinsertions += 1;
             let freq = match self.cache.policy.evict(info.freq as u8) {
-                // It will be judged when it is clean.
-                _ if info.dirty => info.freq as u8,
+                // It will be judged when it is clean, or when there is not room for all.
+                _ if info.dirty || !crowded => info.freq as u8,
                 Verdict::Keep { freq } => freq,
                 Verdict::Drop => 0,
             };
@@ -86,7 +87,8 @@ impl Core {
                 },
                 then: Then::Moved,
             };
-            self.flash.append_moved(kind, disk, block, data, crc, token);
+            self.flash
+                .append_moved(kind, (disk, block), slot + i, data, crc, token);
         }
         let waited_for = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
         self.flash.moves_go_on(waited_for);

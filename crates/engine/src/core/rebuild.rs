@@ -13,7 +13,7 @@ use crate::flash::replay::{Copied, Intents, Placed, Replay};
 use crate::paths::{Path, took};
 use hearth_format::DISK_ID_MAX;
 use hearth_io::Media;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::{io, mem};
 
 /// Blocks a disk can have. It may have grown since its size was stored, but what is absurd is not believed.
@@ -78,15 +78,11 @@ impl Core {
     /// copies were unmapped in RAM only; so invariant 3 demands that the whole region's go. A
     /// smaller region would lose less and cost more device flushes while it is written.
     fn restore_intents(&mut self, recorded: Intents) {
-        let mut intents: BTreeMap<(DiskId, u32), u64> = BTreeMap::new();
-        for ((disk, start), (end, seg_seq)) in recorded {
+        let mut intents: BTreeSet<(DiskId, u32)> = BTreeSet::new();
+        for ((disk, start), end) in recorded {
             let Some(d) = self.disk(disk) else { continue };
             let (first, last) = d.origin.intents.regions_of(start, end);
-            for region in first..=last {
-                // The oldest record is the first that eviction must not take away.
-                let oldest = intents.entry((disk, region)).or_insert(seg_seq);
-                *oldest = seg_seq.min(*oldest);
-            }
+            intents.extend((first..=last).map(|region| (disk, region)));
         }
         if intents.is_empty() {
             return;
@@ -99,21 +95,21 @@ impl Core {
             let Some(d) = self.disk(disk) else { continue };
             let region = d.origin.intents.region_of(block);
             if !info.dirty
-                && intents.contains_key(&(disk, region))
+                && intents.contains(&(disk, region))
                 && !self.opts.faults.has(Fault::DropIntent)
                 && !self.opts.faults.has(Fault::TrustIntentRegions)
             {
                 self.forget_block(disk, block);
             }
         }
-        for ((disk, region), seg_seq) in intents {
+        for (disk, region) in intents {
             let Some(d) = self.disk_mut(disk) else {
                 continue;
             };
             took(Path::IntentRestored);
             // The record is on flash, so the intent holds until a flush of the origin; what it
             // covers is void, and must stay void after the intent is closed.
-            d.origin.intents.restore(region, seg_seq);
+            d.origin.intents.restore(region);
             d.origin.sync.restore();
             // Dirty copies in the region stay: say again what is void, block by block around them.
             let (start, end) = d.origin.intents.blocks_of(region);
@@ -146,7 +142,6 @@ impl Kept for Rest<'_> {
         let disks = self.disks.iter().flatten().filter(|d| !d.zero.is_empty());
         let zeros = disks.map(|d| Zeros {
             disk: d.cfg.id,
-            seg_seq: d.zero_seg_seq.unwrap_or(0),
             runs: d.zero.runs().collect(),
         });
         zeros.collect()
@@ -200,17 +195,16 @@ impl Restore for Rebuild<'_> {
 
     fn zeroed(&mut self, disk: DiskId, start: u64, end: u64, seg_seq: u64) {
         let void = self.since.get(&disk).is_some_and(|s| seg_seq < *s);
-        let Some(d) = self.rest.disk_mut(disk).filter(|_| !void) else {
+        if void || self.rest.disk(disk).is_none() {
             return;
-        };
-        d.zero_seg_seq = Some(seg_seq);
+        }
         let add = |zero: &mut RunSet| zero.insert_range(start, end);
         self.rest.change_zeros(disk, add);
     }
 
-    fn evicted(&mut self, seq: u64) {
+    fn evicted(&mut self, eviction: u64) {
         for d in self.rest.disks.iter_mut().flatten() {
-            d.evicted_seq = seq;
+            d.evicted = eviction;
         }
     }
 
@@ -246,7 +240,13 @@ impl Restore for Rebuild<'_> {
                 self.rest.cache.index.remove(key);
             }
             *self.rest.dirty_total -= u64::from(dirty);
-            tell(Gone { slot, dirty });
+            let (disk, block) = (key.disk(), key.block());
+            tell(Gone {
+                disk,
+                block,
+                slot,
+                dirty,
+            });
         }
     }
 }
@@ -288,11 +288,7 @@ impl Replay for Rebuild<'_> {
         self.rest.forget_range(disk, start, end, tell);
     }
 
-    fn zeroed(&mut self, disk: DiskId, start: u64, end: u64, seg_seq: u64) {
-        self.rest
-            .known_mut(disk)
-            .zero_seg_seq
-            .get_or_insert(seg_seq);
+    fn zeroed(&mut self, disk: DiskId, start: u64, end: u64) {
         let add = |zero: &mut RunSet| zero.insert_range(start, end);
         self.rest.change_zeros(disk, add);
     }
@@ -301,14 +297,12 @@ impl Replay for Rebuild<'_> {
         self.rest.zeros_told(disk, start, end - start);
     }
 
-    fn drop_clean(&mut self, slot: SlotNo) -> bool {
+    fn drop_clean(&mut self, slot: SlotNo) -> Option<Gone> {
         let clean = self.rest.cache.index.slot(slot).filter(|s| !s.dirty);
-        let Some(info) = clean else {
-            return false;
-        };
+        let info = clean?;
         let gone = self.rest.forget_block(info.key.disk(), info.key.block());
         debug_assert_eq!(gone.map(|g| g.slot), Some(slot));
-        gone.is_some()
+        gone
     }
 }
 
@@ -347,7 +341,7 @@ mod tests {
         let replay = |core: &mut Core, log: &[Entry], open: &mut Intents| {
             let since = BTreeMap::from([(1, 0)]);
             let (flash, rest) = core.apart();
-            flash.replay(0, 7, log, &mut Rebuild::new(rest, &since), open);
+            flash.replay((0, 7, false), log, &mut Rebuild::new(rest, &since), open);
         };
         let mut open = Intents::new();
         replay(&mut core, &log, &mut open);
@@ -364,7 +358,7 @@ mod tests {
         assert!(none.is_empty());
         core.restore_intents(open);
         let restored = core.disk(1).unwrap().origin.intents.records();
-        assert_eq!(restored, [(0, 7)]);
+        assert_eq!(restored, [0]);
     }
 
     /// Notes how far it was written.

@@ -60,13 +60,18 @@ impl Core {
 
     /// Takes every cached block of a range out of the index; true if there was one.
     pub fn forget_range(&mut self, disk: DiskId, start: u64, end: u64) -> bool {
-        let mut any = false;
+        self.forget_copies(disk, start, end) > 0
+    }
+
+    /// The same; tells how many there were.
+    pub fn forget_copies(&mut self, disk: DiskId, start: u64, end: u64) -> u64 {
+        let mut count = 0;
         let (flash, mut rest) = self.apart();
         rest.forget_range(disk, start, end, |gone| {
-            any = true;
+            count += 1;
             flash.slot_gone(gone);
         });
-        any
+        count
     }
 
     /// Keeps "dirty for" honest.
@@ -138,7 +143,12 @@ impl Rest<'_> {
             *self.dirty_total -= 1;
             self.note_clean(disk);
         }
-        Some(Gone { slot, dirty })
+        Some(Gone {
+            disk,
+            block,
+            slot,
+            dirty,
+        })
     }
 
     /// Takes every cached block of a range out of the index, and tells of each.
@@ -186,8 +196,5 @@ impl Rest<'_> {
         self.change_zeros(disk, |zero| zero.remove_range(block, block + count));
         let d = self.known_mut(disk);
         d.solid.remove_range(block, block + count);
-        if d.zero.is_empty() {
-            d.zero_seg_seq = None;
-        }
     }
 }

@@ -2,14 +2,15 @@
 //! disks say of the blocks in a segment that is to be free.
 
 use crate::api::Effects;
-use crate::cache::index::SlotNo;
+use crate::cache::index::{Key, SlotNo};
 use crate::core::Core;
 use crate::core::rest::Rest;
 use crate::disk::Disk;
 use crate::faults::Fault;
-use crate::flash::evict::{Contents, Fate, Said, Terms};
+use crate::flash::again::Holds;
+use crate::flash::evict::{Contents, Fate, Terms};
+use crate::flash::log::Gone;
 use crate::paths::{Path, took};
-use hearth_format::Kind;
 use hearth_policy::Verdict;
 
 /// Segments freed per event, at most: a foreground request waits for it.
@@ -36,9 +37,9 @@ impl Core {
         let awaited = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
         if awaited || self.flash.is_short_of_free() {
             self.flash.flush_to_free(now);
+            self.flash.store_map();
         }
         self.route_flash(now, fx);
-        self.rescue_step(now, fx);
     }
 
     /// Works on the segment that goes next; true if it was freed.
@@ -52,18 +53,20 @@ impl Core {
         if !self.flash.is_victim_empty(seg) {
             return false;
         }
-        let nothing_said = if self.flash.starved() {
-            self.flash.log.order.len() > 1 && self.needs_no_relog(seg)
-        } else {
-            let (flash, mut rest) = self.apart();
-            flash.say_again(seg, &mut rest)
-        };
-        // Last, for it looks into every lane.
-        if !nothing_said || self.shared.pinned(seg) {
+        // It looks into every lane.
+        if self.shared.pinned(seg) {
             return false;
         }
-        self.flash.free_victim(seg);
+        let (flash, rest) = self.apart();
+        let said = flash.say_again(seg, &rest);
         self.route_flash(now, fx);
+        let Some(ord) = said else {
+            return false;
+        };
+        if self.flash.starved() && self.give_up_intents(seg, now, fx) {
+            return false;
+        }
+        self.flash.free_victim(seg, ord);
         true
     }
 }
@@ -108,9 +111,8 @@ impl Contents for Rest<'_> {
             }
         } else {
             let within_min = terms.may_keep && self.is_within_min(d, terms.kept_most);
-            let earned = terms.may_keep_used
-                && self.cache.policy.evict(info.freq as u8) != Verdict::Drop
-                && d.excess() == 0;
+            let used = self.cache.policy.evict(info.freq as u8) != Verdict::Drop;
+            let earned = terms.may_keep_used && (used || !terms.crowded) && d.excess() == 0;
             let may_differ = d.may_differ() && !self.faults.has(Fault::CacheUnguarded);
             if !earned && !within_min || may_differ {
                 return Fate::Goes;
@@ -121,7 +123,7 @@ impl Contents for Rest<'_> {
         }
     }
 
-    fn drop_copy(&mut self, slot: SlotNo, seq: u64) -> bool {
+    fn drop_copy(&mut self, slot: SlotNo, eviction: u64) -> Gone {
         let info = self.cache.index.slot(slot);
         let key = info.expect("a block that is dropped was looked at").key;
         let gone = self.forget_block(key.disk(), key.block());
@@ -129,72 +131,66 @@ impl Contents for Rest<'_> {
         debug_assert_eq!(gone.slot, slot);
         let d = self.known_mut(key.disk());
         d.counters.evictions += 1;
-        d.evicted_seq = d.evicted_seq.max(seq);
-        gone.dirty
+        d.evicted = d.evicted.max(eviction);
+        gone
     }
 
-    fn drop_orphan(&mut self, slot: SlotNo) {
+    fn drop_orphan(&mut self, slot: SlotNo) -> Gone {
         let info = self.cache.index.slot(slot);
         let info = info.expect("an orphan was looked at");
         let was = self.cache.index.remove_orphan(slot);
         assert!(was, "the index leads to slot {slot}");
-        self.known_mut(info.key.disk()).cached -= 1;
+        let (disk, block) = (info.key.disk(), info.key.block());
+        self.known_mut(disk).cached -= 1;
+        Gone {
+            disk,
+            block,
+            slot,
+            dirty: false,
+        }
     }
 
     fn set_moving(&mut self, slot: SlotNo) -> u32 {
         self.cache.index.set_mark(slot, true);
         self.cache.index.crc(slot)
     }
+}
 
-    fn still_said(&mut self, seq: u64) -> Option<Vec<Said>> {
-        let mut noted = self.ready.noted.take();
-        noted.retain(|disk| self.disk(*disk).is_some_and(Disk::is_noted));
-        noted.sort_unstable();
-        noted.iter().for_each(|disk| self.ready.noted.add(*disk));
-        let mut said = Vec::new();
-        for d in noted.iter().map(|disk| self.known(*disk)) {
-            let disk = d.cfg.id;
-            let skip = self.faults.has(Fault::SkipRelogIntents);
-            for region in d.origin.intents.held_by(seq).filter(|_| !skip) {
-                let (block, end) = d.origin.intents.blocks_of(region);
-                said.push(Said {
-                    kind: Kind::Intent,
-                    disk,
-                    block,
-                    count: end - block,
-                });
-            }
-            let zeros = d.zero_seg_seq.is_some_and(|z| z <= seq);
-            if !zeros || self.faults.has(Fault::SkipRelogZeros) {
-                continue;
-            }
-            for (block, count) in d.zero.runs() {
-                if self.superseding(disk, block, block + count) {
-                    // The write will be through soon.
-                    took(Path::RelogWaitsForWrite);
-                    return None;
-                }
-                said.push(Said {
-                    kind: Kind::ZeroRun,
-                    disk,
-                    block,
-                    count,
-                });
-            }
-        }
-        Some(said)
+impl Holds for Rest<'_> {
+    fn is_known(&self, disk: u16) -> bool {
+        self.disk(disk).is_some()
     }
 
-    fn said_again(&mut self, said: &Said, seq: u64) {
-        let d = self.known_mut(said.disk);
-        if said.kind == Kind::ZeroRun {
-            took(Path::ZerosLoggedAgain);
-            d.zero_seg_seq = Some(seq);
-        } else {
-            took(Path::IntentLoggedAgain);
-            let region = d.origin.intents.region_of(said.block);
-            d.origin.intents.lies_in(region, seq);
+    fn is_cached(&self, disk: u16, block: u64) -> bool {
+        self.cache.index.get(Key::new(disk, block)).is_some()
+    }
+
+    fn clean_copies(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, SlotNo)> {
+        let index = &self.cache.index;
+        let clean = |slot: SlotNo| index.slot(slot).filter(|info| !info.dirty);
+        if end - start <= u64::from(index.slots()) {
+            let cached = |block: u64| {
+                let slot = index.get(Key::new(disk, block))?;
+                clean(slot).map(|_| (block, slot))
+            };
+            return (start..end).filter_map(cached).collect();
         }
+        let of_disk = (0..index.slots()).filter_map(|slot| {
+            let info = clean(slot).filter(|info| info.key.disk() == disk)?;
+            (start..end)
+                .contains(&info.key.block())
+                .then_some((info.key.block(), slot))
+        });
+        of_disk.collect()
+    }
+
+    fn zeros(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let runs = self.known(disk).zero.runs_within(start, end);
+        runs.map(|(block, count)| (block, block + count)).collect()
+    }
+
+    fn intents(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)> {
+        self.known(disk).origin.intents.open_within(start, end)
     }
 }
 

@@ -71,6 +71,8 @@ impl Core {
                 }
                 self.flash.go_on(bytes, now);
             }
+            FlashOp::Entries { seg, whole } => self.flash.entries_read(seg, whole, &done),
+            FlashOp::Map => self.flash.map_ended(done.op.kind, &done.result, now),
             FlashOp::Summary { seg } => self.flash.summary_ended(seg, &done.result),
             FlashOp::Flush { ord, seq } => {
                 let sound = self.flash.flush_ended(ord, seq, &done.result, now);

@@ -67,10 +67,6 @@ impl Turns {
         word.is_some_and(|word| word & (1u64 << (disk % 64)) != 0)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = DiskId> {
-        self.queue.iter().copied()
-    }
-
     pub fn len(&self) -> usize {
         self.queue.len()
     }
@@ -185,7 +181,7 @@ mod tests {
         assert_eq!((turns.next(), turns.len()), (Some(3), 2));
         turns.add(3);
         turns.add(1);
-        assert_eq!(turns.iter().collect::<Vec<_>>(), [700, 1, 3]);
+        assert_eq!(turns.queue, [700, 1, 3]);
         assert_eq!(turns.take(), [700, 1, 3]);
         assert!(turns.is_empty() && turns.next().is_none());
         turns.add(700);

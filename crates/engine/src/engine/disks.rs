@@ -138,7 +138,6 @@ impl Engine {
         core.change_zeros(id, RunSet::clear);
         if let Some(d) = core.disk_mut(id) {
             d.solid.clear();
-            d.zero_seg_seq = None;
             d.lost.clear();
             d.doubtful.clear();
             d.refused.clear();
@@ -149,6 +148,7 @@ impl Engine {
             core.flash.roll();
             core.route_flash(0, fx);
         }
+        core.flash.forget_disk(id);
         core.publish(id);
         Ok(core.flash.log.next_segment_seq)
     }

@@ -18,7 +18,7 @@ use crate::lanes::Shared;
 use crate::origin::pace::Destaging;
 use crate::paths::{Path, took};
 use crate::request::Requests;
-use hearth_format::superblock::PoolState;
+use hearth_format::superblock::{INCOMPAT_MAP, PoolState};
 use hearth_format::{FormatError, Superblock};
 use hearth_io::Media;
 use hearth_policy::{Config, Policy};
@@ -108,7 +108,8 @@ impl OpenError {
 
 impl Engine {
     pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
-        let flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
+        let mut flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
+        flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
         let slots = flash.layout.slots();
         let stage = (opts.ram_stage).unwrap_or_else(|| Config::stage_of(slots as usize));
         let index = Index::new(slots, opts.hash_seed);
@@ -124,8 +125,8 @@ impl Engine {
             prefetch: opts.prefetch,
             rules: opts.rules,
             budget: opts.endurance.clone(),
-            // The oldest segment goes first, so what is dead in the others waits for its turn.
-            dead_space: true,
+            // What is dead is cleaned.
+            dead_space: false,
         });
         let mut core = Core {
             flash,
@@ -207,6 +208,8 @@ impl Engine {
         if !loaded {
             Self::recover(&mut core, media, &since, &mut report)?;
         }
+        core.flash.store_whole_map(media)?;
+        core.flash.sb.incompat |= INCOMPAT_MAP;
         if !core.opts.faults.has(Fault::StayClean) {
             core.flash.sb.state = PoolState::Open;
             core.flash.sb.store(media)?;
@@ -221,6 +224,7 @@ impl Engine {
                 false => core.flash.sb.generation << 32,
             })
             .max(1);
+        core.flash.run_seq = core.flash.log.next_segment_seq;
         report.cached_blocks = core.cache.index.len() as u64;
         report.dirty = core
             .disks
@@ -296,18 +300,9 @@ impl Engine {
         // An origin did not take its flush: a checkpoint would forget what may be stale.
         let mut disks = core.disks.iter().flatten();
         let stale = disks.any(|d| !d.origin.intents.is_empty() || d.may_differ());
-        // No summary will say that what carries the new tail is durable, and the segments in front of
-        // it would count as free.
-        let headless = core
-            .flash
-            .log
-            .head
-            .as_ref()
-            .is_none_or(|h| h.entries.is_empty());
         if stale {
             took(Path::CheckpointLeftOut);
-        }
-        if stale || headless && !core.flash.log.freeing.is_empty() {
+
             // The log remembers; the next start reads it.
             media.flush()?;
             return Ok(());

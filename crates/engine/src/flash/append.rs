@@ -1,9 +1,9 @@
 //! From the append queue to flash: batches, heads, summaries, segments that come free.
 //!
 //! The order that must not change: a batch is written; it and all before it are on the device;
-//! the index maps its blocks; those who wait are told. A segment is freed in the RAM order
-//! first, then by the tail number in a later batch; only when that batch is durable may the
-//! segment be overwritten, else a crash would read another block's data out of it.
+//! the index maps its blocks; those who wait are told. A segment that was emptied may be overwritten when what
+//! took the place of its content is durable, and the map on flash says so ([`crate::flash::map`]), else a
+//! crash would read another block's data out of it.
 
 use crate::ctx::Io;
 use crate::faults::Fault;
@@ -13,14 +13,14 @@ use crate::flash::log::{
     Log, Sealing, SegState,
 };
 use crate::paths::{Path, took};
-use hearth_format::{BATCH_ENTRIES_MAX, BatchHeader, Entry, FormatError, Kind, SummaryHeader};
+use hearth_format::{
+    BATCH_ENTRIES_MAX, BatchHeader, BatchMark, Entry, FormatError, Kind, SummaryHeader,
+};
 use hearth_io::{BLOCK, Buf, BufSlice, IoError, OpKind};
 use smallvec::SmallVec;
 
 /// Why a segment that was written here has room for its summary.
 pub(crate) const FITS: &str = "a head is closed before its summary is full";
-/// A disk number no disk has, for records that only carry a batch header.
-const NO_DISK: u16 = u16::MAX;
 
 impl<U: Users> FlashDevice<U> {
     /// Sends what may be sent.
@@ -76,13 +76,18 @@ impl<U: Users> FlashDevice<U> {
         s.state = SegState::Open;
         s.seq = seq;
         debug_assert!(s.live == 0 && s.pins == 0);
-        self.out.tell(FlashEvent::Opened { seg });
         let first_batch = self.log.next_batch_seq;
+        (s.first_batch, s.last_batch, s.eviction) = (first_batch, 0, 0);
+        s.clean_from = None;
+        self.out.tell(FlashEvent::Opened { seg });
+        self.cleaner.open(seg, 0);
+        self.note_changed(seg);
         self.log.head = Some(Head {
             seg,
             seq,
             next: 0,
             entries: Vec::new(),
+            marks: Vec::new(),
             first_batch,
         });
         true
@@ -103,26 +108,20 @@ impl<U: Users> FlashDevice<U> {
         }
         // The summary is an operation on the segment: keep it from being freed before.
         self.log.segments[head.seg as usize].pins += 1;
-        // The tail as of now rests only on batches up to `last_batch`; a later one might not.
-        let tail_seq = self.log.tail_seq();
+        let last_batch = self.log.next_batch_seq - 1;
+        self.log.segments[head.seg as usize].last_batch = last_batch;
         self.log.sealing.push(Sealing {
-            tail_seq,
             seg: head.seg,
             seq: head.seq,
             entries: head.entries,
+            marks: head.marks,
             first_batch: head.first_batch,
-            last_batch: self.log.next_batch_seq - 1,
+            last_batch,
         });
         self.write_summaries();
     }
 
     fn send(&mut self, items: Vec<Item<U::Token>>) {
-        let mut tail_seq = self.log.tail_seq();
-        if self.faults.has(Fault::TailSkipsOne)
-            && let Some(seg) = self.log.order.get(1)
-        {
-            tail_seq = self.log.segments[*seg as usize].seq;
-        }
         let durable_seq = match self.faults.has(Fault::ClaimUndurable) {
             true => self.log.applied_seq,
             false => self.log.durable_seq,
@@ -185,7 +184,7 @@ impl<U: Users> FlashDevice<U> {
             pool_tag: self.pool_tag,
             segment_seq: head.seq,
             batch_seq: seq,
-            tail_seq,
+            bound_seq: 0,
             durable_seq,
             epoch: self.log.epoch,
             data_blocks: blocks as u16,
@@ -197,7 +196,11 @@ impl<U: Users> FlashDevice<U> {
         let at = head.next;
         head.next += 1 + blocks;
         head.entries.extend_from_slice(&entries);
-        let (seg, seg_seq) = (head.seg, head.seq);
+        head.marks.push(BatchMark {
+            seq,
+            entries: entries.len() as u16,
+        });
+        let seg = head.seg;
         let offset =
             (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
@@ -212,7 +215,6 @@ impl<U: Users> FlashDevice<U> {
         self.log.batches.push_back(Batch {
             seq,
             seg,
-            seg_seq,
             items,
             bytes,
             state: BatchState::InFlight,
@@ -266,6 +268,21 @@ impl<U: Users> FlashDevice<U> {
         self.log.segments[batch.seg as usize].batches -= 1;
         self.log.applied_seq = batch.seq;
         self.log.applied_ord = self.log.applied_ord.max(batch.last_ord);
+        for item in &batch.items {
+            match item.kind {
+                Kind::Clean | Kind::Dirty => {
+                    for _ in 0..item.count {
+                        let dirty = item.kind == Kind::Dirty;
+                        self.cleaner.append(batch.seg, item.why, dirty);
+                    }
+                }
+                Kind::ZeroRun => {
+                    let end = item.block + u64::from(item.count);
+                    self.log.zeros.add(batch.seg, item.disk, item.block, end);
+                }
+                _ => {}
+            }
+        }
         Some(batch)
     }
 
@@ -297,6 +314,7 @@ impl<U: Users> FlashDevice<U> {
             .position(|s| s.last_batch <= self.log.applied_seq)
         {
             let s = self.log.sealing.swap_remove(at);
+            self.cleaner.close(s.seg);
             let bytes = self.encode_summary(&s).expect(FITS);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
@@ -320,10 +338,7 @@ impl<U: Users> FlashDevice<U> {
             segment_seq: s.seq,
             first_batch_seq: s.first_batch,
             last_batch_seq: s.last_batch,
-            tail_seq: match self.faults.has(Fault::SummaryTailLater) {
-                true => self.log.tail_seq(),
-                false => s.tail_seq,
-            },
+            bound_seq: 0,
             durable_seq: match claims_itself {
                 true => s.last_batch,
                 false => self.log.durable_seq,
@@ -332,7 +347,11 @@ impl<U: Users> FlashDevice<U> {
             entry_count: s.entries.len() as u32,
         };
         let mut bytes = Vec::new();
-        header.encode(&s.entries, &mut bytes)?;
+        header.encode(&s.entries, &s.marks, &mut bytes)?;
+        // Earlier builds left no room for the batches, and behind the summary the next segment begins.
+        if bytes.len() > self.layout.summary_bytes() {
+            header.encode(&s.entries, &[], &mut bytes)?;
+        }
         bytes.resize(
             bytes
                 .len()
@@ -343,60 +362,31 @@ impl<U: Users> FlashDevice<U> {
         Ok(bytes)
     }
 
-    /// Appends a record that only carries a batch header with tail and durable numbers, even if nobody
-    /// writes.
-    pub fn note_tail(&mut self) -> u64 {
-        self.log.urgent = true;
-        self.log.record(Kind::DropRun, NO_DISK, 0, 1, U::Token::OWN)
-    }
-
-    /// A segment of the log holds nothing any more: it leaves the tail, and comes free once that is
-    /// durable and claimed to be so.
-    pub fn free_segment(&mut self, seg: u32) {
+    /// A segment of the log holds nothing any more that counts once what was appended up to `ord` is durable:
+    /// it comes free with the next map after that.
+    pub fn free_segment(&mut self, seg: u32, ord: u64) {
         self.log.order.retain(|s| *s != seg);
-        let ord = self.note_tail();
-        self.log.segments[seg as usize].state = SegState::Freeing {
-            ord,
-            claimed: false,
-        };
+        self.cleaner.free(seg);
+        self.log.segments[seg as usize].state = SegState::Freeing { ord };
         self.log.freeing.push(seg);
+        self.note_changed(seg);
+        self.log.urgent = true;
         if self.faults.has(Fault::ReuseEarly) {
             self.release(seg);
         }
     }
 
-    /// The log is durable further than before: segments freed before that may be reused.
-    pub fn segments_durable(&mut self) {
-        let durable = self.log.durable_ord;
-        let mut claim = None;
-        for seg in self.log.freeing.clone() {
-            match self.log.segments[seg as usize].state {
-                SegState::Freeing { ord, claimed }
-                    if ord <= durable && (claimed || self.faults.has(Fault::ReuseUnclaimed)) =>
-                {
-                    self.release(seg)
-                }
-                SegState::Freeing {
-                    ord,
-                    claimed: false,
-                } if ord <= durable => {
-                    // Recovery believes the new tail only if a batch on flash claims that the
-                    // one naming it is durable: such a batch must be durable too.
-                    let claim = *claim.get_or_insert_with(|| self.note_tail());
-                    self.log.segments[seg as usize].state = SegState::Freeing {
-                        ord: claim,
-                        claimed: true,
-                    };
-                    self.log.urgent = true;
-                }
-                _ => {}
-            }
-        }
-    }
-
     /// Gives a freed segment back, trimming it first if wanted.
     pub fn release(&mut self, seg: u32) {
+        // A deliberate fault has released it before.
+        if !matches!(
+            self.log.segments[seg as usize].state,
+            SegState::Freeing { .. }
+        ) {
+            return;
+        }
         self.counters.segments_freed += 1;
+        self.log.zeros.forget(seg);
         if !self.trim {
             self.trim_ended(seg);
             return;

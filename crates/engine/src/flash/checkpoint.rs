@@ -8,13 +8,16 @@
 
 use crate::faults::Fault;
 use crate::flash::append::FITS;
+use crate::flash::dead::Dead;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::{Gone, Sealing, SegState, Slot};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
+use hearth_format::superblock::INCOMPAT_MAP;
 use hearth_format::{CheckpointHeader, FormatError};
 use hearth_io::checksum::{Crc32c, crc32c};
 use hearth_io::{BLOCK, Media};
+use hearth_policy::cleaning::Why;
 use std::io;
 
 // In this crate a `Fault` is a deliberate mistake.
@@ -26,6 +29,8 @@ const CHECKSUMS: u32 = 2;
 /// 3 was the table when neighbours did not lie together in it.
 const TABLE: u32 = 6;
 const STATE: u32 = 4;
+/// What the log keeps in RAM of its segments.
+const LOG: u32 = 7;
 /// What the index consists of.
 const PARTS: [(u32, Part); 3] = [
     (SLOTS, Part::Slots),
@@ -48,8 +53,6 @@ pub(crate) enum Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Zeros {
     pub disk: u16,
-    /// Oldest segment that says so.
-    pub seg_seq: u64,
     /// First block and blocks of each run.
     pub runs: Vec<(u64, u64)>,
 }
@@ -82,8 +85,8 @@ pub(crate) trait Restore: Kept {
     fn adopt(&mut self, seed: u64) -> bool;
     /// Blocks `start..end` of a disk are zeros, says a segment with this number.
     fn zeroed(&mut self, disk: u16, start: u64, end: u64, seg_seq: u64);
-    /// Copies that lay in the segment with this number may be gone.
-    fn evicted(&mut self, seq: u64);
+    /// Copies may be gone by evictions up to this one.
+    fn evicted(&mut self, eviction: u64);
     /// Counts what lies in a slot of the segment with this number, unless it belongs to nobody any more.
     fn count(&mut self, slot: Slot, seq: u64) -> Lies;
     /// Drops all that belongs to nobody; tells where it lay.
@@ -142,15 +145,19 @@ impl<U: Users> FlashDevice<U> {
             if head.entries.is_empty() {
                 self.log.segments[head.seg as usize].state = SegState::Free;
                 self.log.free.push_back(head.seg);
+                self.cleaner.free(head.seg);
             } else {
+                let last_batch = self.log.next_batch_seq - 1;
+                self.log.segments[head.seg as usize].last_batch = last_batch;
+                self.cleaner.close(head.seg);
                 self.log.order.push_back(head.seg);
                 let sealing = Sealing {
                     seg: head.seg,
                     seq: head.seq,
                     entries: head.entries,
+                    marks: head.marks,
                     first_batch: head.first_batch,
-                    last_batch: self.log.next_batch_seq - 1,
-                    tail_seq: self.log.tail_seq(),
+                    last_batch,
                 };
                 // Everything is on flash and about to be flushed: the summary may say so only after.
                 if !self.faults.has(Fault::CloseUnflushedHead) {
@@ -165,11 +172,13 @@ impl<U: Users> FlashDevice<U> {
         let mut at = BLOCK;
         let mut sections = Vec::new();
         let state = self.encode_state(kept);
+        let log = self.encode_log();
         let mut parts = Vec::from(PARTS.map(|(kind, part)| {
             let len = kept.part_len(part);
             (kind, len, Some(part))
         }));
         parts.push((STATE, state.len(), None));
+        parts.push((LOG, log.len(), None));
         let room = self.layout.checkpoint_room();
         // What lies behind is another's, so whether it fits is known before anything is written.
         let blocks = parts.iter().map(|(_, len, _)| *len as u64);
@@ -184,6 +193,7 @@ impl<U: Users> FlashDevice<U> {
                 let n = CHUNK.min(len - from);
                 match part {
                     Some(part) => kept.part(part, from, &mut block[..n]),
+                    None if kind == LOG => block[..n].copy_from_slice(&log[from..from + n]),
                     None => block[..n].copy_from_slice(&state[from..from + n]),
                 }
                 crc.update(&block[..n]);
@@ -204,7 +214,7 @@ impl<U: Users> FlashDevice<U> {
             id,
             next_batch_seq: self.log.next_batch_seq,
             next_segment_seq: self.log.next_segment_seq,
-            tail_seq: self.log.tail_seq(),
+            tail_seq: 0,
             sections,
         };
         let block = header.encode(room)?;
@@ -229,20 +239,71 @@ impl<U: Users> FlashDevice<U> {
         out.extend_from_slice(&(zeros.len() as u32).to_le_bytes());
         for zeros in zeros {
             out.extend_from_slice(&zeros.disk.to_le_bytes());
-            out.extend_from_slice(&zeros.seg_seq.to_le_bytes());
+            out.extend_from_slice(&(self.log.next_segment_seq - 1).to_le_bytes());
             out.extend_from_slice(&(zeros.runs.len() as u32).to_le_bytes());
             for (block, count) in zeros.runs {
                 out.extend_from_slice(&block.to_le_bytes());
                 out.extend_from_slice(&count.to_le_bytes());
             }
         }
-        let forgets = self.faults.has(Fault::CheckpointNoEviction);
-        let evicting = match self.victim() {
-            Some(seg) if !forgets => seg + 1,
-            _ => 0,
-        };
-        out.extend_from_slice(&evicting.to_le_bytes());
         out
+    }
+
+    /// What would cost a look at every segment to find out again.
+    fn encode_log(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for s in &self.log.segments {
+            out.extend_from_slice(&s.first_batch.to_le_bytes());
+            out.extend_from_slice(&s.last_batch.to_le_bytes());
+        }
+        let begun = match self.faults.has(Fault::CheckpointNoEviction) {
+            true => &[],
+            false => self.begun(),
+        };
+        out.extend_from_slice(&(begun.len() as u32).to_le_bytes());
+        for seg in begun {
+            out.extend_from_slice(&seg.to_le_bytes());
+        }
+        let stays = |seg: u32| self.log.segments[seg as usize].state == SegState::Closed;
+        let zeros = || self.log.zeros.iter().filter(|(seg, ..)| stays(*seg));
+        out.extend_from_slice(&(zeros().count() as u64).to_le_bytes());
+        for (seg, disk, start, end) in zeros() {
+            out.extend_from_slice(&seg.to_le_bytes());
+            out.extend_from_slice(&disk.to_le_bytes());
+            out.extend_from_slice(&start.to_le_bytes());
+            out.extend_from_slice(&end.to_le_bytes());
+        }
+        out.extend_from_slice(&self.dead.encode());
+        out
+    }
+
+    fn adopt_log(&mut self, bytes: &[u8], restore: &mut impl Restore) -> Option<()> {
+        let mut r = Reader(bytes);
+        for seg in 0..self.log.segments.len() {
+            let s = &mut self.log.segments[seg];
+            s.first_batch = r.u64()?;
+            s.last_batch = r.u64().filter(|last| *last < NUMBERS_END)?;
+        }
+        let segments = self.log.segments.len() as u32;
+        let mut begun = Vec::new();
+        for _ in 0..r.u32()? {
+            begun.push(r.u32().filter(|seg| *seg < segments)?);
+        }
+        begun.retain(|seg| self.log.segments[*seg as usize].state == SegState::Closed);
+        self.resume(begun);
+        if !self.begun().is_empty() {
+            restore.evicted(self.evictions());
+        }
+        for _ in 0..r.u64()? {
+            let seg = r.u32().filter(|seg| *seg < segments)?;
+            let (disk, start, end) = (r.u16()?, r.u64()?, r.u64()?);
+            if start >= end {
+                return None;
+            }
+            self.log.zeros.add(seg, disk, start, end);
+        }
+        self.dead = Dead::decode(r.0)?;
+        Some(())
     }
 
     /// Reads the checkpoint back. False: it is not usable, and this device and `restore` must be built afresh.
@@ -284,6 +345,18 @@ impl<U: Users> FlashDevice<U> {
         if !load(media, area, state_at, &mut state)? {
             return Ok(false);
         }
+        // A pool without a map has none of this, and is walked.
+        let log_at = header
+            .sections
+            .iter()
+            .find(|s| s.kind == LOG && s.len < 1 << 40);
+        let Some(log_at) = log_at.filter(|_| self.sb.incompat & INCOMPAT_MAP != 0) else {
+            return Ok(false);
+        };
+        let mut log = vec![0u8; log_at.len as usize];
+        if !load(media, area, log_at, &mut log)? {
+            return Ok(false);
+        }
         for (kind, what) in PARTS {
             let Some(section) = part(kind, restore.part_len(what)) else {
                 return Ok(false);
@@ -292,7 +365,9 @@ impl<U: Users> FlashDevice<U> {
                 return Ok(false);
             }
         }
-        Ok(self.adopt_state(&state, &header, restore).is_some())
+        let adopted = self.adopt_state(&state, &header, restore);
+        let adopted = adopted.and_then(|()| self.adopt_log(&log, restore));
+        Ok(adopted.and_then(|()| self.recount(restore)).is_some())
     }
 
     fn adopt_state(
@@ -342,21 +417,18 @@ impl<U: Users> FlashDevice<U> {
                 restore.zeroed(id, block, end, seg_seq);
             }
         }
-        let evicting = r.u32();
-        // Of what was written before this was noted it may be so.
-        self.resume_victim(|seg| evicting.is_none_or(|e| e == seg + 1));
-        if let Some(seg) = self.victim() {
-            restore.evicted(self.log.segments[seg as usize].seq);
-        }
         self.log.next_batch_seq = header.next_batch_seq.max(1);
         self.log.applied_seq = self.log.next_batch_seq - 1;
         self.log.durable_seq = self.log.applied_seq;
-        self.recount(restore)
+        Some(())
     }
 
     /// Counts what the slots say, and drops what belongs to no disk. `None`: what they say cannot be.
     fn recount(&mut self, restore: &mut impl Restore) -> Option<()> {
         let segment_blocks = self.log.segment_blocks;
+        for seg in self.log.order.clone() {
+            self.cleaner.open(seg, 0);
+        }
         for (seg, s) in self.log.segments.iter_mut().enumerate() {
             let base = seg as u32 * segment_blocks;
             for slot in base..base + segment_blocks {
@@ -371,7 +443,11 @@ impl<U: Users> FlashDevice<U> {
                 }
                 s.live += 1;
                 s.dirty += u32::from(dirty);
+                self.cleaner.append(seg as u32, Why::Filled, dirty);
             }
+        }
+        for seg in self.log.order.clone() {
+            self.cleaner.close(seg);
         }
         restore.drop_foreign(|gone| self.slot_gone(gone));
         Some(())

@@ -8,17 +8,25 @@
 use crate::api::FlashFault;
 use crate::ctx::{Io, Outbox};
 use crate::faults::{Fault, Faults};
+use crate::flash::dead::Dead;
 use crate::flash::durable::Waiting;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
+use crate::flash::map::MapStore;
 use crate::flash::rescue::Rescue;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
-use std::collections::BTreeSet;
+use hearth_policy::cleaning::{Cleaner, Heads, Order, Plan, most_of};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
+/// A copy that lived shorter than so many 16ths of the pool was rewritten often
+/// (docs/decisions/0006-cleaning.md).
+const SPAN: u64 = 8;
+/// What a block written to flash costs, in 1024ths of a hit, as far as endurance does not make it dearer.
+pub(crate) const WRITE_PRICE: u64 = 56;
 /// Good reads of which the mean is weighed one by one, at most: the older ones weigh nothing then.
 const SAMPLES_MAX: u64 = 64;
 
@@ -26,8 +34,6 @@ const SAMPLES_MAX: u64 = 64;
 pub(crate) trait Token: Copy + Debug {
     /// Of a record of the device's own: nobody waits for it, and it changes nothing.
     const OWN: Self;
-    /// Of the last record that eviction logs again before its segment is freed.
-    const RELOGGED: Self;
     /// Does somebody wait for it? Else it may gather with others.
     fn is_awaited(&self) -> bool;
     /// Is it a block that lay elsewhere on flash before?
@@ -65,6 +71,10 @@ pub(crate) enum FlashOp {
     Batch { seq: u64 },
     /// Writes the summary of a closed segment.
     Summary { seg: u32 },
+    /// Reads what a segment says, from its summary or, if that is not whole, from its batches.
+    Entries { seg: u32, whole: bool },
+    /// A step of storing the map.
+    Map,
     /// Makes durable what had been applied when it was sent.
     Flush { ord: u64, seq: u64 },
     /// Reads blocks that eviction moves.
@@ -85,6 +95,15 @@ pub(crate) struct FlashDevice<U: Users> {
     pub layout: Layout,
     pub pool_tag: u64,
     pub log: Log<U::Token>,
+    /// Copies that do not count any more.
+    pub dead: Dead,
+    /// From which segment on records of a disk count; of one that is not here, from [`run_seq`](Self::run_seq).
+    pub since: BTreeMap<u16, u64>,
+    /// Number of the first segment of this run.
+    pub run_seq: u64,
+    /// Which segment is freed next, and which blocks lie together.
+    pub cleaner: Cleaner,
+    pub map: MapStore,
     pub out: Outbox<FlashOp, FlashEvent<U>>,
     pub flush_inflight: bool,
     pub waiters: Vec<Waiting<U::Waiter>>,
@@ -123,6 +142,10 @@ impl<U: Users> FlashDevice<U> {
             dirty: 0,
             pins: 0,
             batches: 0,
+            first_batch: 0,
+            last_batch: 0,
+            eviction: 0,
+            clean_from: None,
         };
         let log = Log {
             segments: vec![segment; layout.segment_count as usize],
@@ -132,10 +155,16 @@ impl<U: Users> FlashDevice<U> {
             summary_capacity: layout.summary_capacity(),
             ..Log::default()
         };
+        let cleaner = Cleaner::new(plan_of(&log), layout.segment_count, log.data_blocks);
         FlashDevice {
             number,
             pool_tag: sb.pool_tag(),
             log,
+            dead: Dead::default(),
+            since: BTreeMap::new(),
+            run_seq: 0,
+            cleaner,
+            map: MapStore::new(layout.segment_count),
             out: Outbox::default(),
             flush_inflight: false,
             waiters: Vec::new(),
@@ -242,7 +271,7 @@ impl<U: Users> FlashDevice<U> {
         s.pins -= 1;
     }
 
-    /// The index points at a slot from now on.
+    /// The index points at a slot from now on, to which something was appended.
     pub fn slot_filled(&mut self, slot: Slot, dirty: bool) {
         let seg = self.log.segment_of(slot);
         let s = &mut self.log.segments[seg];
@@ -260,22 +289,56 @@ impl<U: Users> FlashDevice<U> {
 
     /// The index points at a slot no more.
     pub fn slot_gone(&mut self, gone: Gone) {
-        self.slot_emptied(gone.slot, gone.dirty);
-    }
-
-    /// The same, of a slot and whether it was dirty.
-    pub fn slot_emptied(&mut self, slot: Slot, dirty: bool) {
-        let seg = self.log.segment_of(slot);
+        let seg = self.log.segment_of(gone.slot);
         let s = &mut self.log.segments[seg];
         s.live -= 1;
-        if dirty && !self.faults.has(Fault::DirtyStaysCounted) {
+        if gone.dirty && !self.faults.has(Fault::DirtyStaysCounted) {
             s.dirty -= 1;
         }
+        self.copy_died(gone);
+    }
+
+    /// The index never pointed at a slot to which something was appended, and never will.
+    pub fn slot_unused(&mut self, gone: Gone) {
+        self.copy_died(gone);
+    }
+
+    fn copy_died(&mut self, gone: Gone) {
+        let seg = self.log.segment_of(gone.slot);
+        self.cleaner.died(seg as u32, gone.dirty);
+        if self.counts(gone.disk, self.log.segments[seg].seq) {
+            self.dead.add(gone.disk, gone.block);
+        }
+    }
+
+    /// Does what a segment with this number says of a disk count?
+    pub fn counts(&self, disk: u16, seg_seq: u64) -> bool {
+        seg_seq >= self.since.get(&disk).copied().unwrap_or(self.run_seq)
+    }
+
+    /// Nothing counts any more that was said of a disk so far. The heads are closed.
+    pub fn forget_disk(&mut self, disk: u16) {
+        self.since.insert(disk, self.log.next_segment_seq);
+        self.dead.forget(disk);
     }
 
     /// What a slot holds, the origin has now.
     pub fn slot_cleaned(&mut self, slot: Slot) {
         let seg = self.log.segment_of(slot);
         self.log.segments[seg].dirty -= 1;
+        self.cleaner.destaged(seg as u32);
+    }
+}
+
+/// How a log of this size is cleaned.
+fn plan_of<T: Token>(log: &Log<T>) -> Plan {
+    let room = log.blocks_kept();
+    Plan {
+        order: Order::Index,
+        heads: Heads::One,
+        most: most_of(room),
+        room,
+        span: SPAN,
+        price: WRITE_PRICE,
     }
 }

@@ -54,9 +54,9 @@ impl<U: Users> FlashDevice<U> {
         self.flush(now);
     }
 
-    /// Are free segments so few that those which are to be free cannot wait for a flush that comes anyway? Each
-    /// takes two, one for the record that frees it and one for the record that claims so, and a device that is
-    /// written as fast as it takes it would be flushed twice for every segment, were they not to wait for others.
+    /// Are free segments so few that those which are to be free cannot wait for a flush that comes anyway? A device
+    /// that is written as fast as it takes it would be flushed thrice for every segment, once for what took the
+    /// place of its content and once for each copy of the map, were they not to wait for others.
     pub fn is_short_of_free(&self) -> bool {
         let target = self.free_target();
         let ahead = target - self.log.reserve();
@@ -107,7 +107,7 @@ impl<U: Users> FlashDevice<U> {
         };
         self.log.durable_ord = self.log.durable_ord.max(ord);
         self.log.durable_seq = self.log.durable_seq.max(seq);
-        self.segments_durable();
+        self.store_map_if_short();
         let (ord, seq) = (self.log.durable_ord, self.log.durable_seq);
         let out = &mut self.out;
         self.waiters.retain(|w| {

@@ -2,24 +2,29 @@
 //!
 //! Four steps, each of them a function:
 //!
-//! 1. which segment goes next is **chosen** ([`FlashDevice::next_victim`]): the oldest;
+//! 1. which segment goes next is **chosen** ([`FlashDevice::next_victim`]): the one whose freeing gives most
+//!    for what is moved ([`hearth_policy::cleaning`]). What it says is read;
 //! 2. what lies in it is **looked at**, slot by slot ([`FlashDevice::sift`]). The device does not know what a
 //!    block is worth; that is asked of those who use it ([`Contents`]);
 //! 3. what is worth it is **moved**: read here, and appended again by whoever is told of the read. The rest is
 //!    dropped at once. Dirty blocks are moved, too, unless the segment is mostly dirty, in which case
 //!    the destager is asked instead;
-//! 4. once nothing is left, records that still hold (open intents, zero runs) are logged again
-//!    ([`FlashDevice::say_again`]), and the segment is **freed** ([`FlashDevice::free_victim`]): it leaves the
-//!    log's tail, and may be overwritten once a later batch that says so is durable.
+//! 4. once nothing is left, what it says that still holds is logged again
+//!    ([`FlashDevice::say_again`]), and the segment is **freed** ([`FlashDevice::free_victim`]): it may be
+//!    overwritten once all that is durable and the map says so ([`crate::flash::map`]).
 //!
 //! Who drives these steps is `core/room.rs`.
 
+use crate::ctx::Io;
 use crate::faults::Fault;
-use crate::flash::device::{FlashDevice, FlashOp, Token, Users};
-use crate::flash::log::{Item, LAZY_BATCH_BLOCKS, SegState, Slot};
+use crate::flash::again::{Holds, Leaving};
+use crate::flash::device::{FlashDevice, FlashOp, Token, Users, WRITE_PRICE};
+use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Slot};
+use crate::flash::survey::BLOCK_BYTES;
 use crate::paths::{Path, took};
-use hearth_format::Kind;
-use hearth_io::{Buf, BufSlice};
+use hearth_format::{Entry, Kind};
+use hearth_io::{Buf, BufSlice, IoDone};
+use hearth_policy::cleaning::Why;
 use smallvec::{SmallVec, smallvec};
 use std::fmt::Debug;
 
@@ -35,13 +40,48 @@ const FREE_MIN: usize = 2;
 /// log over for ever to make room for one. It bounds what moving writes; a larger share of hot
 /// blocks dropped is what it costs (docs/decisions/0001-policy.md).
 const DROP_SHARE: u32 = 16;
+/// No disk has such blocks; who finds one on flash has read what nobody wrote.
+const BLOCKS_END: u64 = 1 << 36;
+/// Segments that wait for room for what they say again, at most: what lay in them is gone from the cache.
+const PUT_OFF_MAX: usize = 4;
 /// Time between looks at a segment in which everything waits for something.
 const RESCAN_NS: u64 = 1_000_000;
+
+/// What the segment says that goes next.
+#[derive(Default)]
+enum Says {
+    /// It is not known yet.
+    #[default]
+    Unread,
+    /// It is being read.
+    Reading,
+    Read(Vec<Entry>),
+}
+
+impl Debug for Says {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Says::Unread => f.write_str("unread"),
+            Says::Reading => f.write_str("being read"),
+            Says::Read(entries) => write!(f, "{} entries", entries.len()),
+        }
+    }
+}
 
 /// Progress in the segment that goes next.
 #[derive(Debug, Default)]
 pub(crate) struct Evict {
     current: Option<u32>,
+    says: Says,
+    /// Segments whose eviction has begun and that are not emptied: copies of theirs may be gone that the log
+    /// still has.
+    begun: Vec<u32>,
+    /// Of these, those that say so much again that there is no room for it, and how many records that are.
+    put_off: Vec<(u32, usize)>,
+    /// Evictions so far.
+    count: u64,
+    /// Nothing is worth freeing, and a segment has to be freed: as if too much were alive.
+    forced: bool,
     /// Next block of it to look at.
     at: u32,
     scanned_ns: u64,
@@ -50,8 +90,6 @@ pub(crate) struct Evict {
     /// Blocks that are being read, or queued to be appended.
     moving: u32,
     kept: u32,
-    relog_sent: bool,
-    relogged: bool,
     /// The destager should hurry.
     wants_clean: bool,
 }
@@ -71,6 +109,8 @@ pub(crate) struct Terms {
     pub may_keep_used: bool,
     /// Clean blocks that can be kept on the whole device, at most: more would only be moved around.
     pub kept_most: u64,
+    /// More lives than should: what is not used goes. Else everything that lives is moved.
+    pub crowded: bool,
     pub now: u64,
 }
 
@@ -90,52 +130,60 @@ pub(crate) enum Fate {
     },
 }
 
-/// Something that was recorded in the log and still holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
-    pub kind: Kind,
-    pub disk: u16,
-    pub block: u64,
-    pub count: u64,
-}
-
 /// What eviction asks of those whose blocks lie on the device.
 pub(crate) trait Contents {
     /// Looks at a slot of the segment that goes: what is to become of what lies there?
     fn look(&self, slot: Slot, terms: &Terms) -> Fate;
 
-    /// Drops what lies in a slot of the segment with the number `seq`. It needs no record, because the whole
-    /// segment is freed. True if it was dirty.
-    fn drop_copy(&mut self, slot: Slot, seq: u64) -> bool;
+    /// Drops what lies in a slot, in the eviction with this number. It needs no record, because the whole
+    /// segment is freed.
+    fn drop_copy(&mut self, slot: Slot, eviction: u64) -> Gone;
 
     /// Drops a clean copy that nothing leads to.
-    fn drop_orphan(&mut self, slot: Slot);
+    fn drop_orphan(&mut self, slot: Slot) -> Gone;
 
     /// What lies in a slot is being moved, and left alone until then. Tells its checksum.
     fn set_moving(&mut self, slot: Slot) -> u32;
-
-    /// Everything that segments up to number `seq` say, beyond data, and that still holds. `None`: that is
-    /// about to change, ask again.
-    fn still_said(&mut self, seq: u64) -> Option<Vec<Said>>;
-
-    /// It was logged again, in the segment with this number.
-    fn said_again(&mut self, said: &Said, seq: u64);
 }
 
 impl<U: Users> FlashDevice<U> {
     /// Free segments to keep ready.
     pub fn free_target(&self) -> usize {
-        self.log.reserve() + (self.log.segments.len() / 64).clamp(2, 16)
+        self.log.free_wanted()
     }
 
     /// The segment that shall be freed next, of all that are in the log.
-    fn choose(&self) -> Option<u32> {
-        self.log.order.front().copied()
+    fn choose(&mut self) -> Option<u32> {
+        if self.starved() {
+            return self.log.order.front().copied();
+        }
+        let room = self.record_room();
+        let fits = |(_, records): &(u32, usize)| *records <= room;
+        if let Some(at) = self.evict.put_off.iter().position(fits) {
+            return Some(self.evict.put_off.swap_remove(at).0);
+        }
+        let put_off = |seg: &u32| self.evict.put_off.iter().any(|(off, _)| off == seg);
+        if let Some(seg) = self.evict.begun.iter().find(|seg| !put_off(seg)) {
+            return Some(*seg);
+        }
+        if !self.evict.put_off.is_empty() {
+            // The oldest needs the fewest records. Were it any other, all might come to wait for room.
+            let others = self.log.order.iter().find(|seg| !put_off(seg));
+            let may = self.evict.put_off.len() < PUT_OFF_MAX;
+            return others.copied().filter(|_| may);
+        }
+        self.evict.forced = false;
+        let best = self.cleaner.pick();
+        if best.is_some() {
+            return best;
+        }
+        self.evict.forced = true;
+        self.cleaner.turn()
     }
 
-    /// Would this segment be freed next, were room needed now?
-    pub fn is_next(&self, seg: u32) -> bool {
-        self.evict.current.or_else(|| self.choose()) == Some(seg)
+    /// Is this segment being freed?
+    pub fn is_going(&self, seg: u32) -> bool {
+        self.evict.current == Some(seg)
     }
 
     /// The segment to be freed now, if room is short, and whether that begins only now.
@@ -143,34 +191,110 @@ impl<U: Users> FlashDevice<U> {
         if !self.takes_writes() {
             return None;
         }
+        if self.starved() && self.evict.current != self.log.order.front().copied() {
+            self.forget_victim();
+        }
         let log = &self.log;
         let coming = log.freeing.len();
         if let Some(seg) = self.evict.current {
             return Some((seg, false));
         }
-        if log.free.len() + coming >= self.free_target() {
+        if log.free.len() + coming >= self.free_target() && !self.starved() {
             self.evict.wants_clean = false;
             return None;
         }
-        // What was evicted is free only after two more batches and flushes, and moving a segment
-        // may take one. Were the last segments spent before those batches are written, nothing
-        // could ever be appended again; and a crash closes the head, however empty it is.
-        if coming > 0 && log.free.len() < FREE_MIN {
+        // What was emptied is free only after what took its place is durable. Were the last segments spent
+        // before, nothing could ever be appended again; and a crash closes the head, however empty it is.
+        if coming > 0 && log.free.len() < FREE_MIN && !self.starved() {
             return None;
         }
         let seg = self.choose()?;
+        let before = std::mem::take(&mut self.evict);
         self.evict = Evict {
             current: Some(seg),
-            moving: self.evict.moving,
+            moving: before.moving,
+            begun: before.begun,
+            put_off: before.put_off,
+            forced: before.forced,
+            count: before.count,
             ..Evict::default()
         };
+        if !self.evict.begun.contains(&seg) {
+            self.evict.begun.push(seg);
+            self.evict.count += 1;
+            self.log.segments[seg as usize].eviction = self.evict.count;
+        }
         Some((seg, true))
+    }
+
+    /// A segment goes next, and it is known what it says.
+    #[cfg(test)]
+    pub fn set_entries(&mut self, seg: u32, entries: Vec<Entry>) {
+        self.evict.current = Some(seg);
+        self.evict.says = Says::Read(entries);
+    }
+
+    /// Reads what the segment that goes says, if that is not known. True if it is.
+    fn read_entries(&mut self, seg: u32) -> bool {
+        match self.evict.says {
+            Says::Read(_) => true,
+            Says::Reading => false,
+            Says::Unread => {
+                self.evict.says = Says::Reading;
+                self.send_read_entries(seg, false);
+                false
+            }
+        }
+    }
+
+    fn send_read_entries(&mut self, seg: u32, whole: bool) {
+        let (offset, len) = match whole {
+            false => (self.layout.summary_offset(seg), self.layout.summary_bytes()),
+            true => (
+                self.layout.segment_offset(seg),
+                self.log.data_blocks as usize * BLOCK_BYTES,
+            ),
+        };
+        self.log.segments[seg as usize].pins += 1;
+        let io = Io::read(self.target(), offset, Buf::zeroed(len).all());
+        let op = FlashOp::Entries { seg, whole };
+        self.out.send(op, io.in_background());
+    }
+
+    /// What a segment says was read, or was not.
+    pub fn entries_read(&mut self, seg: u32, whole: bool, done: &IoDone) {
+        self.unpin(seg);
+        if self.evict.current != Some(seg) || !self.takes_writes() {
+            return;
+        }
+        let bytes = done.op.bufs.first().filter(|_| done.result.is_ok());
+        let s = self.log.segments[seg as usize];
+        let entries = bytes.and_then(|bytes| match whole {
+            false => self.entries_of_summary(bytes.bytes(), s.seq),
+            true => self.entries_of_batches(bytes.bytes(), s.seq, s.last_batch),
+        });
+        match entries {
+            Some(mut entries) => {
+                entries.retain(|e| e.block < BLOCKS_END);
+                self.evict.says = Says::Read(entries);
+            }
+            None if !whole => self.send_read_entries(seg, true),
+            None => {
+                // Nobody knows what it says, so it stays as it is, and serves what it holds.
+                took(Path::SegmentUnreadable);
+                self.cleaner.withdraw(seg);
+                self.log.order.retain(|s| *s != seg);
+                self.leave_begun(seg);
+                self.forget_victim();
+            }
+        }
     }
 
     /// Looks through a segment that goes, as far as there is room for what is moved.
     pub fn sift(&mut self, seg: u32, contents: &mut impl Contents, now: u64) {
         let s = self.log.segments[seg as usize];
-        if s.live == 0 {
+        // Where nothing can be appended nothing of it is logged again, either.
+        if s.live == 0 || !self.starved() && !self.read_entries(seg) {
             return;
         }
         let base = seg * self.log.segment_blocks;
@@ -181,8 +305,8 @@ impl<U: Users> FlashDevice<U> {
             }
             self.evict.at = 0;
         }
-        // Moving a segment that is nearly all dirty would only move it in a circle.
-        let mostly_dirty = s.dirty * 4 > data_blocks * 3;
+        // Moving a segment that is all dirty would only move it in a circle.
+        let mostly_dirty = s.dirty * 16 > data_blocks * 15;
         // What is moved now would take the room of the records that free what was evicted.
         let short = self.log.free.is_empty();
         self.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
@@ -198,6 +322,7 @@ impl<U: Users> FlashDevice<U> {
             may_keep: keep_max > 0,
             may_keep_used: false,
             kept_most: self.kept_most(),
+            crowded: self.is_crowded(),
             now,
         };
         while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
@@ -219,7 +344,7 @@ impl<U: Users> FlashDevice<U> {
     /// Clean blocks that can be kept, at most, so that eviction has something to drop.
     fn kept_most(&self) -> u64 {
         let blocks = u64::from(self.log.data_blocks);
-        let segments = self.log.segments.len();
+        let segments = self.log.usable();
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
         let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
         full.min(segments as u64 * blocks / 8 * 7)
@@ -237,7 +362,10 @@ impl<U: Users> FlashDevice<U> {
         let mut n = 0;
         while n < MOVE_RUN && slot + n < end {
             terms.follows = n > 0;
-            terms.may_keep_used = self.evict.kept + n < keep_max;
+            terms.may_keep_used = match terms.crowded {
+                true => self.evict.kept + n < keep_max,
+                false => keep_max > 0,
+            };
             match contents.look(slot + n, terms) {
                 Fate::Moves { alone } => {
                     n += 1;
@@ -251,8 +379,8 @@ impl<U: Users> FlashDevice<U> {
                     break;
                 }
                 Fate::Orphan => {
-                    contents.drop_orphan(slot + n);
-                    self.slot_emptied(slot + n, false);
+                    let gone = contents.drop_orphan(slot + n);
+                    self.slot_gone(gone);
                     break;
                 }
             }
@@ -262,9 +390,20 @@ impl<U: Users> FlashDevice<U> {
 
     /// Drops what lies in a slot of a segment that goes as a whole.
     pub fn drop_copy(&mut self, slot: Slot, contents: &mut impl Contents) {
-        let seq = self.log.segments[self.log.segment_of(slot)].seq;
-        let dirty = contents.drop_copy(slot, seq);
-        self.slot_emptied(slot, dirty);
+        let eviction = self.log.segments[self.log.segment_of(slot)].eviction;
+        let gone = contents.drop_copy(slot, eviction);
+        self.slot_gone(gone);
+    }
+
+    /// Sets what a block written to flash costs, in 1024ths of a hit, as endurance has it. It never costs
+    /// nothing.
+    pub fn set_write_cost(&mut self, cost: u64) {
+        self.cleaner.set_price(cost.max(WRITE_PRICE));
+    }
+
+    /// Does more live than should?
+    pub fn is_crowded(&self) -> bool {
+        self.evict.forced || self.cleaner.crowded()
     }
 
     fn read_to_move(&mut self, slot: Slot, count: u32, contents: &mut impl Contents) {
@@ -285,25 +424,29 @@ impl<U: Users> FlashDevice<U> {
         self.evict.moving -= count;
     }
 
-    /// Appends a block that was read to be moved.
+    /// Appends a block that was read from `old` to be moved.
     pub fn append_moved(
         &mut self,
         kind: Kind,
-        disk: u16,
-        block: u64,
+        (disk, block): (u16, u64),
+        old: Slot,
         data: BufSlice,
         crc: u32,
         token: U::Token,
     ) {
         self.evict.moving += 1;
-        let item = Item::data(kind, disk, block, data, smallvec![crc], token);
+        let from = self.log.segment_of(old) as u32;
+        let why = Why::Moved { from };
+        let item = Item::data(kind, disk, block, data, smallvec![crc], why, token);
         self.log.push(item);
     }
 
     /// What is moved need not gather if somebody waits for room; else it may, for every batch costs a
-    /// block of flash.
+    /// block of flash. Where fills find no room it waits for what is being read beside it, and no longer.
     pub fn moves_go_on(&mut self, waited_for: bool) {
-        self.log.urgent |= waited_for || self.log.free.len() < self.log.reserve();
+        let (free, reserve) = (self.log.free.len(), self.log.reserve());
+        let all_read = self.evict.moving <= self.log.queued_blocks;
+        self.log.urgent |= waited_for || free < reserve || free == reserve && all_read;
     }
 
     /// A block that was appended to be moved lies elsewhere now, or never will.
@@ -333,76 +476,128 @@ impl<U: Users> FlashDevice<U> {
         !(s.live > 0 || pinned || s.batches > 0 || self.evict.moving > 0)
     }
 
-    /// Logs again what the segment says that still holds. True when nothing is left to wait for.
-    pub fn say_again(&mut self, seg: u32, contents: &mut impl Contents) -> bool {
-        if self.evict.relog_sent {
-            return self.evict.relogged;
+    /// Logs again what the segment says that still holds. `None`: something has to happen before that is known.
+    /// Else it may go once the log is durable up to the number returned.
+    pub fn say_again(&mut self, seg: u32, holds: &impl Holds) -> Option<u64> {
+        if self.starved() {
+            return self
+                .needs_nothing_said(seg, holds)
+                .then_some(self.log.applied_ord);
         }
+        if !self.read_entries(seg) {
+            return None;
+        }
+        let Says::Read(entries) = &self.evict.says else {
+            return None;
+        };
+        // A disk may have been removed since they were read.
         let seq = self.log.segments[seg as usize].seq;
-        if self.closes_intents_of(seq) && !self.faults.has(Fault::FreeBeforeCloses) {
-            took(Path::ClosingAwaited);
-            // A batch that names the new tail before those records are in the log would leave a region
-            // without its intent and with its old copies.
+        let counting = entries.iter().filter(|e| self.counts(e.disk, seq));
+        let counting: Vec<Entry> = counting.copied().collect();
+        let leaving = Leaving {
+            seg,
+            oldest: self.is_oldest(seg),
+            entries: &counting,
+            dead: &self.dead,
+            zeros: &self.log.zeros,
+            segments: &self.log.segments,
+            segment_blocks: self.log.segment_blocks,
+            queued: self.log.on_their_way(),
+        };
+        let Some((records, clean)) = leaving.still_said(holds, self.faults) else {
+            took(Path::RelogWaitsForWrite);
             self.log.urgent = true;
-            return false;
-        }
-        let Some(records) = contents.still_said(seq) else {
-            return false;
+            return None;
         };
-        let Some(last) = records.len().checked_sub(1) else {
-            return true;
-        };
-        let segment = self.log.summary_capacity;
-        let head = self.log.head.as_ref();
-        let room = head.map_or(0, |h| segment - h.entries.len());
-        let free = self.log.free.len();
-        if free > 0 && records.len() > room + free * segment {
-            // A pool of an earlier version may have more runs of zeros than fit. What origins are told
-            // is not logged again; those that are away are waited for. With nothing free it is the
-            // rescue that helps, once the head is gone.
+        if records.len() > self.record_room() {
+            // What origins are told is not logged again. Those that are away are waited for, but not by others:
+            // meanwhile another segment goes.
+            took(Path::SegmentPutOff);
+            self.evict.put_off.push((seg, records.len()));
+            self.cleaner.withdraw(seg);
+            self.forget_victim();
             self.evict.wants_clean = true;
-            return false;
+            return None;
         }
-        let here = head.map_or(self.log.next_segment_seq, |h| h.seq);
-        for (i, said) in records.iter().enumerate() {
-            let token = match i == last {
-                true => U::Token::RELOGGED,
-                false => U::Token::OWN,
-            };
+        for said in &records {
+            took(match said.kind {
+                Kind::ZeroRun => Path::ZerosLoggedAgain,
+                Kind::ZeroDoneRun => Path::ToldLoggedAgain,
+                Kind::Intent => Path::IntentLoggedAgain,
+                Kind::CleanedRun => Path::CleanLoggedAgain,
+                _ => Path::VoidLoggedAgain,
+            });
             self.log
-                .record(said.kind, said.disk, said.block, said.count, token);
-            contents.said_again(said, here);
+                .record(said.kind, said.disk, said.block, said.count, U::Token::OWN);
         }
-        self.evict.relog_sent = true;
-        self.log.urgent = true;
-        self.faults.has(Fault::RelogUnawaited)
+        // What is newer than a block that was dirty there may be on its way.
+        let ord = self.log.next_ord;
+        for seg in clean {
+            took(Path::SegmentClean);
+            self.log.segments[seg as usize]
+                .clean_from
+                .get_or_insert(ord);
+            self.note_changed(seg);
+        }
+        // Whatever is queued, too: it may say that an intent in the segment is closed.
+        Some(ord)
     }
 
-    /// What the segment that goes said is in the log again.
-    pub fn relogged(&mut self) {
-        self.evict.relogged = true;
+    /// Records that a segment may say again: others shall not be without room for theirs.
+    fn record_room(&self) -> usize {
+        let capacity = self.log.summary_capacity;
+        let head = self.log.head.as_ref();
+        let left = head.map_or(0, |h| h.entries_left(capacity));
+        (left + self.log.free.len() * capacity) / 2
     }
 
-    /// Was something logged again that is not on flash yet? Where a record lies is noted when it is
-    /// queued, so if that is as far as it got, nobody knows what still lies in the segment.
-    pub fn is_relog_unsure(&self) -> bool {
-        self.evict.relog_sent && !self.evict.relogged
+    /// Of a starved log the oldest segment needs no record when it goes, once the zeros it says are told:
+    /// what else it speaks of beside itself has gone before.
+    pub fn needs_nothing_said(&self, seg: u32, holds: &impl Holds) -> bool {
+        let seq = self.log.segments[seg as usize].seq;
+        let hold = |(disk, start, end): &(u16, u64, u64)| {
+            let counts = holds.is_known(*disk) && self.counts(*disk, seq);
+            counts && !holds.zeros(*disk, *start, *end).is_empty()
+        };
+        self.oldest() == Some(seg) && !self.log.zeros.of(seg).iter().any(hold)
     }
 
-    /// The segment that went holds nothing any more.
-    pub fn free_victim(&mut self, seg: u32) {
+    /// The segment that went holds nothing that counts once the log is durable up to `ord`.
+    pub fn free_victim(&mut self, seg: u32, ord: u64) {
+        if let Says::Read(entries) = std::mem::take(&mut self.evict.says) {
+            self.bury(seg, &entries);
+        }
         self.forget_victim();
+        self.leave_begun(seg);
         self.evict.wants_clean = false;
-        self.free_segment(seg);
+        self.free_segment(seg, ord);
+    }
+
+    /// Its dead copies are no copies any more.
+    fn bury(&mut self, seg: u32, entries: &[Entry]) {
+        let seq = self.log.segments[seg as usize].seq;
+        for e in entries.iter().filter(|e| e.kind.is_data()) {
+            if self.counts(e.disk, seq) {
+                self.dead.take(e.disk, e.block);
+            }
+        }
+    }
+
+    /// Its eviction is over.
+    fn leave_begun(&mut self, seg: u32) {
+        self.evict.begun.retain(|s| *s != seg);
+        self.evict.put_off.retain(|(s, _)| *s != seg);
     }
 
     /// No segment is about to go.
     fn forget_victim(&mut self) {
         self.evict.current = None;
+        self.evict.says = Says::Unread;
     }
 
     /// A segment is no part of the log any more.
     pub fn not_a_victim(&mut self, seg: u32) {
+        self.leave_begun(seg);
         if self.evict.current == Some(seg) {
             self.forget_victim();
         }
@@ -413,21 +608,41 @@ impl<U: Users> FlashDevice<U> {
         let (durable, applied) = (self.log.durable_ord, self.log.applied_ord);
         let waiting = self.log.freeing.iter().any(|seg| {
             let state = self.log.segments[*seg as usize].state;
-            matches!(state, SegState::Freeing { ord, .. } if ord > durable && ord <= applied)
+            matches!(state, SegState::Freeing { ord } if ord > durable && ord <= applied)
         });
         if waiting && self.log.free.len() < self.free_target() {
             self.flush(now);
         }
     }
 
-    /// The segment that is on its way out, if one is: copies of it may be gone that the log still has.
-    pub fn victim(&self) -> Option<u32> {
-        self.evict.current
+    /// Segments that are on their way out: copies of theirs may be gone that the log still has.
+    pub fn begun(&self) -> &[u32] {
+        &self.evict.begun
     }
 
-    /// After a start: copies of this segment, if it would go next, may be gone that the log still has.
-    pub fn resume_victim(&mut self, is_it: impl Fn(u32) -> bool) {
-        self.evict.current = self.choose().filter(|seg| is_it(*seg));
+    /// After a start: copies of these segments may be gone that the log still has.
+    pub fn resume(&mut self, begun: Vec<u32>) {
+        for seg in &begun {
+            self.evict.count += 1;
+            self.log.segments[*seg as usize].eviction = self.evict.count;
+        }
+        self.evict.begun = begun;
+    }
+
+    /// A segment is being emptied.
+    pub fn is_evicting(&self) -> bool {
+        self.evict.current.is_some()
+    }
+
+    /// Evictions so far.
+    pub fn evictions(&self) -> u64 {
+        self.evict.count
+    }
+
+    /// Can no copy come back that went in evictions up to this one?
+    pub fn has_gone(&self, eviction: u64) -> bool {
+        let mut held = self.evict.begun.iter().chain(&self.log.freeing);
+        held.all(|seg| self.log.segments[*seg as usize].eviction > eviction)
     }
 
     /// Blocks of a segment that eviction has looked at.
@@ -441,12 +656,12 @@ impl<U: Users> FlashDevice<U> {
     /// Are there copies on flash that nothing leads to, because they were dropped with their segment, which
     /// may not be overwritten yet?
     pub fn holds_evicted(&self) -> bool {
-        self.evict.current.is_some() || !self.log.freeing.is_empty()
+        !self.evict.begun.is_empty() || !self.log.freeing.is_empty()
     }
 
     /// Room is short, and what is dirty stands in the way.
     pub fn wants_clean(&self) -> bool {
-        self.evict.wants_clean
+        self.evict.wants_clean || !self.evict.put_off.is_empty()
     }
 
     /// Nothing can be moved: only what the destager cleans comes free.

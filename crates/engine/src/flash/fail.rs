@@ -14,8 +14,9 @@ use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::append::unsent;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Users};
-use crate::flash::log::{BatchState, SegState};
+use crate::flash::log::{BatchState, SegState, last_through};
 use crate::paths::{Path, took};
+use hearth_format::BatchMark;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, IoError, OpKind};
@@ -109,25 +110,27 @@ impl<U: Users> FlashDevice<U> {
                     took(Path::SegmentBad);
                     // Nothing of it is on flash, and a tail must not be looked for there.
                     self.log.order.retain(|seg| *seg != s.seg);
-                    self.log.segments[s.seg as usize].state = SegState::Bad;
+                    self.set_bad(s.seg);
                     self.not_a_victim(s.seg);
+                } else {
+                    self.close_early(s.seg, &s.marks, seq);
                 }
             } else {
                 self.log.sealing.push(s);
             }
         }
         if let Some(head) = self.log.head.take() {
-            let unused = head.first_batch >= seq;
-            let s = &mut self.log.segments[head.seg as usize];
             // A segment that never took a batch is left alone for this run.
-            s.state = if unused {
-                took(Path::SegmentBad);
-                SegState::Bad
-            } else {
-                SegState::Closed
-            };
-            if !unused {
-                self.log.order.push_back(head.seg);
+            match head.first_batch >= seq {
+                true => {
+                    took(Path::SegmentBad);
+                    self.set_bad(head.seg);
+                }
+                false => {
+                    self.log.segments[head.seg as usize].state = SegState::Closed;
+                    self.log.order.push_back(head.seg);
+                    self.close_early(head.seg, &head.marks, seq);
+                }
             }
         }
         if self.too_few_segments() {
@@ -145,12 +148,24 @@ impl<U: Users> FlashDevice<U> {
         self.pump(now);
     }
 
-    /// So many segments refused writes that the log can go round no more: with the reserve and the head
-    /// there must be one to evict, or who waits for room would wait for ever.
+    /// Batches from `seq` on that were meant for a segment go elsewhere: it ends with those before.
+    fn close_early(&mut self, seg: u32, marks: &[BatchMark], seq: u64) {
+        let last = last_through(marks, seq - 1);
+        self.log.segments[seg as usize].last_batch = last.expect("its first batch is on flash");
+        self.cleaner.close(seg);
+    }
+
+    /// A segment refused its first batch. It has no room for anything any more.
+    fn set_bad(&mut self, seg: u32) {
+        self.log.set_bad(seg);
+        self.cleaner.free(seg);
+        self.cleaner.set_room(self.log.blocks_kept());
+    }
+
+    /// So many segments refused writes that the log can go round no more: beside the head and those that are
+    /// to be free there must be one for what is kept, or who waits for room would wait for ever.
     fn too_few_segments(&self) -> bool {
-        let log = &self.log;
-        let usable = log.segments.iter().filter(|s| s.state != SegState::Bad);
-        usable.count() < log.reserve() + 2
+        self.log.usable() < self.log.free_wanted() + 2
     }
 
     /// Remembers whether it refuses writes for want of room only.

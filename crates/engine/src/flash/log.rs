@@ -6,11 +6,13 @@
 //! before it are on flash, because recovery stops at the first hole. An item's `ord` is its
 //! place in that order, so "durable up to ord n" says all there is to say about durability.
 
+use crate::blocks::runset::RunSet;
 use crate::flash::device::Token;
-use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind};
+use hearth_format::{BATCH_ENTRIES_MAX, BatchMark, Entry, Kind};
 use hearth_io::BufSlice;
+use hearth_policy::cleaning::Why;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Batches in flight at once while what is queued would not fill one. Two keep the device busy while the next
 /// one gathers; more would only make batches smaller.
@@ -37,6 +39,8 @@ pub(crate) type Slot = u32;
 /// A slot from which a block is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gone {
+    pub disk: u16,
+    pub block: u64,
     pub slot: Slot,
     pub dirty: bool,
 }
@@ -50,6 +54,8 @@ pub(crate) struct Item<T> {
     pub count: u32,
     pub data: Option<BufSlice>,
     pub crcs: SmallVec<[u32; 4]>,
+    /// What its data is appended for.
+    pub why: Why,
     /// Given back when it is on flash.
     pub token: T,
     /// Blocks of the same run that were cut off before it.
@@ -69,9 +75,11 @@ impl<T: Token> Item<T> {
         block: u64,
         data: BufSlice,
         crcs: SmallVec<[u32; 4]>,
+        why: Why,
         token: T,
     ) -> Item<T> {
         Item {
+            why,
             count: (data.len() / 4096) as u32,
             data: Some(data),
             crcs,
@@ -88,6 +96,7 @@ impl<T: Token> Item<T> {
             count,
             data: None,
             crcs: SmallVec::new(),
+            why: Why::Filled,
             token,
             before: 0,
             ends: true,
@@ -124,6 +133,7 @@ impl<T: Token> Item<T> {
             count: n,
             data: head,
             crcs: self.crcs.drain(..n as usize).collect(),
+            why: self.why,
             token: self.token,
             before: self.before,
             ends: false,
@@ -143,12 +153,8 @@ impl<T: Token> Item<T> {
 pub(crate) enum SegState {
     /// May be written.
     Free,
-    /// Empty, but the record that says so is not durable before this ord.
-    Freeing {
-        ord: u64,
-        /// `ord` is that of a record which says that the first one is durable.
-        claimed: bool,
-    },
+    /// Empty, and free once the log is durable up to this ord and the map says so.
+    Freeing { ord: u64 },
     /// Being discarded.
     Trimming,
     /// The head.
@@ -172,6 +178,67 @@ pub(crate) struct Segment {
     pub pins: u32,
     /// Batches in flight in it.
     pub batches: u32,
+    /// Its first batch, and, once it is closed, its last one.
+    pub first_batch: u64,
+    pub last_batch: u64,
+    /// Which eviction of all it is that empties it; 0 for none.
+    pub eviction: u64,
+    /// Notes that its blocks are clean may go once the log is durable up to this ord and the map says it.
+    pub clean_from: Option<u64>,
+}
+
+/// Runs of zeros that segments say: disk, first block, and the first behind it. As long as the segment is
+/// there, they come back in a crash, unless something later says otherwise.
+#[derive(Debug, Default)]
+pub(crate) struct ZeroRecords(BTreeMap<u32, Vec<(u16, u64, u64)>>);
+
+impl ZeroRecords {
+    /// A segment says that these are zeros.
+    pub fn add(&mut self, seg: u32, disk: u16, start: u64, end: u64) {
+        let runs = self.0.entry(seg).or_default();
+        match runs.last_mut() {
+            Some((d, _, to)) if *d == disk && *to == start => *to = end,
+            _ => runs.push((disk, start, end)),
+        }
+    }
+
+    /// The segment is gone.
+    pub fn forget(&mut self, seg: u32) {
+        self.0.remove(&seg);
+    }
+
+    /// What a segment says.
+    pub fn of(&self, seg: u32) -> &[(u16, u64, u64)] {
+        self.0.get(&seg).map_or(&[], Vec::as_slice)
+    }
+
+    /// What other segments say of a range, in order, each block once.
+    pub fn of_others(&self, seg: u32, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let others = self.0.iter().filter(|(of, _)| **of != seg);
+        let runs = others.flat_map(|(_, runs)| runs);
+        let mut meeting: Vec<(u64, u64)> = runs
+            .filter(|(d, from, to)| *d == disk && *from < end && start < *to)
+            .map(|(_, from, to)| (start.max(*from), end.min(*to)))
+            .collect();
+        meeting.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::with_capacity(meeting.len());
+        for (from, to) in meeting {
+            match merged.last_mut() {
+                Some((_, last)) if from <= *last => *last = to.max(*last),
+                _ => merged.push((from, to)),
+            }
+        }
+        merged
+    }
+
+    /// All of them, for a checkpoint.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u16, u64, u64)> {
+        let all = self.0.iter();
+        all.flat_map(|(seg, runs)| {
+            runs.iter()
+                .map(|(disk, from, to)| (*seg, *disk, *from, *to))
+        })
+    }
 }
 
 /// The segment being written.
@@ -182,7 +249,16 @@ pub(crate) struct Head {
     /// Next free block within it.
     pub next: u32,
     pub entries: Vec<Entry>,
+    /// Whose they are.
+    pub marks: Vec<BatchMark>,
     pub first_batch: u64,
+}
+
+impl Head {
+    /// Entries that it can still take, of `capacity`: each batch takes the room of one, too.
+    pub fn entries_left(&self, capacity: usize) -> usize {
+        capacity.saturating_sub(self.entries.len() + self.marks.len() + 1)
+    }
 }
 
 /// A closed segment whose summary waits for its last batches.
@@ -191,9 +267,9 @@ pub(crate) struct Sealing {
     pub seg: u32,
     pub seq: u64,
     pub entries: Vec<Entry>,
+    pub marks: Vec<BatchMark>,
     pub first_batch: u64,
     pub last_batch: u64,
-    pub tail_seq: u64,
 }
 
 /// How a batch in flight stands.
@@ -209,7 +285,6 @@ pub(crate) enum BatchState {
 pub(crate) struct Batch<T> {
     pub seq: u64,
     pub seg: u32,
-    pub seg_seq: u64,
     pub items: Vec<Item<T>>,
     /// Its length on flash.
     pub bytes: u64,
@@ -221,6 +296,8 @@ pub(crate) struct Batch<T> {
 #[derive(Debug)]
 pub(crate) struct Log<T> {
     pub segments: Vec<Segment>,
+    /// So many of them are bad.
+    pub bad: usize,
     /// Segments with data, oldest first, the head not included.
     pub order: VecDeque<u32>,
     pub free: VecDeque<u32>,
@@ -254,12 +331,15 @@ pub(crate) struct Log<T> {
     pub segment_blocks: u32,
     pub data_blocks: u32,
     pub summary_capacity: usize,
+    /// What segments say of zeros.
+    pub zeros: ZeroRecords,
 }
 
 impl<T> Default for Log<T> {
     fn default() -> Self {
         Log {
             segments: Vec::new(),
+            bad: 0,
             order: VecDeque::new(),
             free: VecDeque::new(),
             freeing: Vec::new(),
@@ -284,6 +364,7 @@ impl<T> Default for Log<T> {
             segment_blocks: 0,
             data_blocks: 0,
             summary_capacity: 0,
+            zeros: ZeroRecords::default(),
         }
     }
 }
@@ -349,19 +430,49 @@ impl<T: Token> Log<T> {
         false
     }
 
-    /// Sequence number of the oldest segment that counts.
-    pub fn tail_seq(&self) -> u64 {
-        match (self.order.front(), &self.head) {
-            (Some(seg), _) => self.segments[*seg as usize].seq,
-            (None, Some(head)) => head.seq,
-            (None, None) => self.next_segment_seq,
-        }
+    /// The last batch, of those up to `through`, of a segment that has no summary yet.
+    pub fn last_batch_of(&self, seg: u32, through: u64) -> u64 {
+        let head = self.head.iter().map(|h| (h.seg, &h.marks));
+        let mut open = head.chain(self.sealing.iter().map(|s| (s.seg, &s.marks)));
+        let marks = open.find(|(of, _)| *of == seg).map(|(_, marks)| marks);
+        let s = &self.segments[seg as usize];
+        let last = marks.and_then(|marks| last_through(marks, through));
+        last.unwrap_or_else(|| s.last_batch.min(through).max(s.first_batch))
+    }
+
+    /// Segments that take writes.
+    pub fn usable(&self) -> usize {
+        self.segments.len() - self.bad
+    }
+
+    /// A segment that refused a batch and holds nothing is not used again.
+    pub fn set_bad(&mut self, seg: u32) {
+        self.segments[seg as usize].state = SegState::Bad;
+        self.bad += 1;
     }
 
     /// Segments kept for eviction and other internal records: more in a larger pool, where more
     /// of them may be under way at once.
     pub fn reserve(&self) -> usize {
-        RESERVE_SEGMENTS.max((self.segments.len() / 64).min(RESERVE_SEGMENTS_MAX))
+        (self.usable() / 200).clamp(RESERVE_SEGMENTS, RESERVE_SEGMENTS_MAX)
+    }
+
+    /// Free segments to keep ready: some more than the reserve, or nobody could write, and so few that
+    /// beside them and the head there is a segment for what is kept.
+    pub fn free_wanted(&self) -> usize {
+        // Where segments are few, the one ahead of the others may be all that many small writes have.
+        let ahead = match self.usable() {
+            ..64 => 2,
+            usable => (usable / 256).clamp(1, 16),
+        };
+        let wanted = (self.reserve() + ahead).min(self.usable().saturating_sub(2));
+        wanted.max(self.reserve() + 1)
+    }
+
+    /// Blocks that can be kept, holes included: in all segments but those to keep free, and the head.
+    pub fn blocks_kept(&self) -> u64 {
+        let segments = self.usable().saturating_sub(self.free_wanted() + 1).max(1);
+        segments as u64 * u64::from(self.data_blocks)
     }
 
     /// Blocks (or records: a segment holds about as many of either) clients may still add,
@@ -376,7 +487,7 @@ impl<T: Token> Log<T> {
         let free = (self.free.len() - reserve) as u32 * whole;
         let head = self.head.as_ref().map_or(0, |h| {
             let blocks = self.data_blocks - h.next;
-            let entries = (self.summary_capacity - h.entries.len()) as u32;
+            let entries = h.entries_left(self.summary_capacity) as u32;
             blocks.min(entries) * 8 / 10
         });
         (free + head).saturating_sub(self.queued_blocks + self.queued_records)
@@ -392,13 +503,28 @@ impl<T: Token> Log<T> {
         self.queue.is_empty() && self.batches.is_empty() && self.sealing.is_empty()
     }
 
+    /// Blocks about which something is queued or in flight, by disk.
+    pub fn on_their_way(&self) -> BTreeMap<u16, RunSet> {
+        let mut all: BTreeMap<u16, RunSet> = BTreeMap::new();
+        let items = self.batches.iter().flat_map(|b| &b.items);
+        for item in items.chain(&self.queue) {
+            if !matches!(item.kind, Kind::Intent | Kind::IntentClear) {
+                let end = item.block + u64::from(item.count);
+                all.entry(item.disk)
+                    .or_default()
+                    .insert_range(item.block, end);
+            }
+        }
+        all
+    }
+
     /// Takes from the queue what fits into the head segment as one batch. `None`: the head is
     /// full (or absent) and must be rolled first.
     pub fn take_batch(&mut self) -> Option<Vec<Item<T>>> {
         let head = self.head.as_ref()?;
         let mut room_blocks = self.data_blocks.saturating_sub(head.next + 1);
         let mut room_entries =
-            BATCH_ENTRIES_MAX.min(self.summary_capacity - head.entries.len()) as u32;
+            BATCH_ENTRIES_MAX.min(head.entries_left(self.summary_capacity)) as u32;
         // A descriptor block must fit even for a batch of records.
         if head.next >= self.data_blocks || room_entries == 0 {
             return None;
@@ -438,4 +564,10 @@ impl<T: Token> Log<T> {
         }
         if items.is_empty() { None } else { Some(items) }
     }
+}
+
+/// The last of these batches up to a number.
+pub(crate) fn last_through(marks: &[BatchMark], through: u64) -> Option<u64> {
+    let n = marks.partition_point(|m| m.seq <= through);
+    marks[..n].last().map(|m| m.seq)
 }

@@ -10,10 +10,13 @@ use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::{Sealing, SegState};
 use crate::flash::replay::{Intents, Replay};
-use crate::flash::survey::{Content, Found, WalkedBatch, first_batch};
+use crate::flash::survey::{Content, Found, Told, WalkedBatch, first_batch};
 use crate::paths::{Path, took};
-use hearth_format::FormatError;
+use hearth_format::superblock::INCOMPAT_MAP;
+use hearth_format::{FormatError, SegmentMap, SummaryHeader};
 use hearth_io::{BLOCK, Media};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::io;
 
 /// Why the log cannot be used.
@@ -46,6 +49,8 @@ pub(crate) struct Recovered {
     pub intents: Intents,
     last_batch: u64,
     max_segment_seq: u64,
+    /// Segments that count, with their numbers.
+    accepted: Vec<(u32, u64)>,
     /// Segments to be sealed with the entries that count.
     seal: Vec<Sealing>,
     /// Segments whose content never happened.
@@ -87,7 +92,22 @@ impl<U: Users> FlashDevice<U> {
             max_segment_seq: found.last().map_or(0, |f| f.seq),
             ..Recovered::default()
         };
+        let map = match self.sb.incompat & INCOMPAT_MAP {
+            0 => None,
+            _ => self.load_map(media, how)?,
+        };
+        let through = map.as_ref().map_or(0, |map| map.header.through);
+        if let Some(map) = &map {
+            self.keep_mapped(&mut found, map, how)?;
+            for f in &found {
+                let entry = map.entries[f.seg as usize];
+                if entry.clean && entry.seq == f.seq {
+                    self.log.segments[f.seg as usize].clean_from = Some(0);
+                }
+            }
+        }
         let durable = found.iter().map(claims_durable).max().unwrap_or(0);
+        let durable = durable.max(through);
         // A summary that reaches past what is durable is not enough: its batches are looked at one
         // by one, also because those which are durable may name a newer tail.
         for f in &mut found {
@@ -111,10 +131,98 @@ impl<U: Users> FlashDevice<U> {
         if !self.faults.has(Fault::PlayTwice) {
             drop_first_attempts(&mut found);
         }
-        let any_tail = self.faults.has(Fault::AnyTail);
+        let start = match &map {
+            Some(map) => {
+                check_reach(&found, map, how)?;
+                Some(through + 1)
+            }
+            None => self.drop_before_tail(&mut found, durable, how)?,
+        };
+        if let Some(pair) = found.windows(2).find(|pair| pair[0].seq == pair[1].seq)
+            && !how.accept_damage
+        {
+            // Numbers say what is oldest and may go; with the same one twice, nothing ever would.
+            return Err(RecoverError::Damaged(format!(
+                "segments {} and {} have the same number, {}",
+                pair[0].seg, pair[1].seg, pair[0].seq
+            )));
+        }
+        let reach = Reach {
+            start,
+            through,
+            durable,
+        };
+        self.play(media, replay, how, found, reach, &mut out)?;
+        if out.last_batch < durable && !how.accept_damage {
+            return Err(RecoverError::Damaged(format!(
+                "batches {} to {durable} were made durable but cannot be read",
+                out.last_batch + 1
+            )));
+        }
+        if out.discarded > 0 {
+            took(Path::SegmentDiscarded);
+        }
+        self.drop_below_clean_floor(replay);
+        self.adopt_segments(&mut out);
+        Ok(out)
+    }
+
+    /// The map, or none if it is damaged and that is accepted.
+    fn load_map(
+        &self,
+        media: &mut dyn Media,
+        how: &How,
+    ) -> Result<Option<SegmentMap>, RecoverError> {
+        match self.read_map(media) {
+            None if !how.accept_damage => Err(RecoverError::Damaged(
+                "neither copy of the map of its segments can be read".to_owned(),
+            )),
+            map => Ok(map),
+        }
+    }
+
+    /// Leaves what the map names, and what was opened after it was written.
+    fn keep_mapped(
+        &self,
+        found: &mut Vec<Found>,
+        map: &SegmentMap,
+        how: &How,
+    ) -> Result<(), RecoverError> {
+        let named = |f: &Found| {
+            let seq = map.entries[f.seg as usize].seq;
+            seq != 0 && seq == f.seq
+        };
+        let through = match self.faults.has(Fault::BelieveFreed) {
+            true => 0,
+            false => map.header.through,
+        };
+        found.retain(|f| named(f) || first_batch(&f.content) > through);
+        let mut there = vec![false; map.entries.len()];
+        for f in found.iter().filter(|f| named(f)) {
+            there[f.seg as usize] = true;
+        }
+        let missing = (0..).zip(map.entries.iter().zip(there));
+        let mut missing = missing.filter(|(_, (e, there))| e.seq != 0 && !there);
+        match missing.next() {
+            Some((seg, (e, _))) if !how.accept_damage => Err(RecoverError::Damaged(format!(
+                "segment {seg}, number {}, counts, and is missing",
+                e.seq
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Of a pool without a map: leaves what is not older than the tail. The number of the first batch, if it is
+    /// known.
+    fn drop_before_tail(
+        &mut self,
+        found: &mut Vec<Found>,
+        durable: u64,
+        how: &How,
+    ) -> Result<Option<u64>, RecoverError> {
         let tail = found
             .iter()
-            .filter_map(|f| tail_within(f, if any_tail { u64::MAX } else { durable }))
+            .filter_map(|f| tail_within(f, durable))
             .max()
             .unwrap_or(0)
             .max(self.sb.log_floor);
@@ -123,111 +231,129 @@ impl<U: Users> FlashDevice<U> {
                 "segment number {tail}, the oldest that counts, is missing"
             )));
         }
-        let mut expected: Option<u64> = None;
-        let mut accepted: Vec<(u32, u64)> = Vec::new();
-        let mut tail_end = tail;
-        if self.faults.has(Fault::ReplayBackwards) {
-            found.reverse();
+        found.retain(|f| f.seq >= tail);
+        // Nothing is known to be durable, and what came before this is not there.
+        if tail == 0
+            && let Some(f) = found.first()
+            && names_older(&f.content, f.seq)
+        {
+            return Ok(Some(u64::MAX));
         }
-        for f in found {
-            if f.seq < tail && !self.faults.has(Fault::ReplayBelowTail) {
-                continue;
+        Ok(None)
+    }
+
+    /// Replays batches in their order as long as there is no hole, and no doubt about one.
+    fn play(
+        &mut self,
+        media: &mut dyn Media,
+        replay: &mut impl Replay,
+        how: &How,
+        found: Vec<Found>,
+        reach: Reach,
+        out: &mut Recovered,
+    ) -> Result<(), RecoverError> {
+        let mut played: Vec<Played> = found.into_iter().map(Played::of).collect();
+        let mut next: BinaryHeap<Reverse<(u64, usize)>> = (0..played.len())
+            .filter_map(|i| Some(Reverse((played[i].chunks.first()?.first, i))))
+            .collect();
+        let mut expected = reach.start;
+        let backwards = self.faults.has(Fault::ReplayBackwards);
+        let mut order: Vec<(usize, usize)> = Vec::new();
+        while let Some(Reverse((_, i))) = next.pop() {
+            let p = &mut played[i];
+            let at = p.accepted;
+            let c = p.chunks[at];
+            let old = c.last <= reach.through;
+            // What was opened before the map was written may have been closed after.
+            let follows = old || expected.is_none_or(|e| (c.first..=c.last).contains(&e));
+            let trusted =
+                c.sound || c.last <= reach.durable || self.faults.has(Fault::TrustUnverifiedTail);
+            if !trusted || !follows && !self.faults.has(Fault::ReplayPastGap) {
+                break;
             }
-            let Found {
-                seg, seq, content, ..
-            } = f;
-            let first = first_batch(&content);
-            let backwards = self.faults.has(Fault::ReplayBackwards);
-            let gap = match expected {
-                Some(e) => first > e,
-                // Nothing is known to be durable, and what came before this is not there.
-                None => tail == 0 && names_older(&content, seq),
-            };
-            let past_gap = self.faults.has(Fault::ReplayPastGap);
-            if gap && !backwards && !past_gap || first == u64::MAX {
-                out.wipe.push(seg);
-                out.discarded += 1;
-                continue;
+            if !old {
+                expected = Some(c.last + 1);
             }
-            // Numbers say what is oldest and may go; with the same one twice, nothing ever would.
-            if let Some((other, _)) = accepted.last().filter(|(_, s)| *s == seq) {
-                if !how.accept_damage {
-                    return Err(RecoverError::Damaged(format!(
-                        "segments {other} and {seg} have the same number, {seq}"
-                    )));
-                }
-                out.wipe.push(seg);
-                out.discarded += 1;
-                continue;
+            p.accepted += 1;
+            if let Some(c) = p.chunks.get(p.accepted) {
+                next.push(Reverse((c.first, i)));
             }
-            match content {
-                Content::Sealed(h, entries) => {
-                    let entries = match entries {
-                        Some(e) => e,
-                        None => self.summary_again(media, seg, &h, how)?,
-                    };
-                    self.log.segments[seg as usize].seq = seq;
-                    self.replay(seg, seq, &entries, replay, &mut out.intents);
-                    expected = Some(h.last_batch_seq + 1);
-                    tail_end = tail_end.max(h.tail_seq);
-                    accepted.push((seg, seq));
-                }
-                Content::Walked(batches) => {
-                    let mut kept = Vec::new();
-                    let mut last = 0;
-                    let mut seg_tail = 0;
-                    let all = batches.len();
-                    let mut used = 0;
-                    self.log.segments[seg as usize].seq = seq;
-                    for b in batches {
-                        let trusted = b.header.batch_seq <= durable
-                            || self.faults.has(Fault::TrustUnverifiedTail);
-                        if !(b.data_ok || trusted) {
-                            break;
-                        }
-                        self.replay(seg, seq, &b.entries, replay, &mut out.intents);
-                        last = b.header.batch_seq;
-                        seg_tail = b.header.tail_seq;
-                        used += 1 + u32::from(b.header.data_blocks);
-                        kept.push(b.entries);
-                    }
-                    if kept.is_empty() {
-                        out.wipe.push(seg);
-                        out.discarded += 1;
-                        continue;
-                    }
-                    out.discarded += u64::from(kept.len() < all);
-                    if used < self.log.data_blocks {
-                        out.cut.push((seg, used));
-                    }
-                    expected = Some(last + 1);
-                    tail_end = tail_end.max(seg_tail);
-                    accepted.push((seg, seq));
-                    out.seal.push(Sealing {
-                        seg,
-                        seq,
-                        entries: kept.concat(),
-                        first_batch: first,
-                        last_batch: last,
-                        tail_seq: seg_tail,
-                    });
-                }
+            match backwards {
+                true => order.push((i, at)),
+                false => self.play_chunk(media, replay, how, &mut played[i], at, out)?,
             }
         }
-        let last = expected.map_or(0, |e| e - 1);
-        if last < durable && !how.accept_damage {
-            return Err(RecoverError::Damaged(format!(
-                "batches {} to {durable} were made durable but cannot be read",
-                last + 1
-            )));
+        for (i, at) in order.into_iter().rev() {
+            self.play_chunk(media, replay, how, &mut played[i], at, out)?;
         }
-        out.last_batch = last;
-        if out.discarded > 0 {
-            took(Path::SegmentDiscarded);
+        // Without a map the first number is that of the first batch.
+        let last = expected.filter(|e| *e != u64::MAX).map_or(0, |e| e - 1);
+        out.last_batch = last.max(reach.through);
+        for p in played {
+            self.end_segment(p, out);
         }
-        self.drop_below_clean_floor(replay);
-        self.adopt_segments(&accepted, tail_end, &mut out);
-        Ok(out)
+        Ok(())
+    }
+
+    fn play_chunk(
+        &mut self,
+        media: &mut dyn Media,
+        replay: &mut impl Replay,
+        how: &How,
+        p: &mut Played,
+        at: usize,
+        out: &mut Recovered,
+    ) -> Result<(), RecoverError> {
+        if let Some(h) = p.unread.take() {
+            p.told = self.summary_again(media, p.seg, &h, how)?;
+        }
+        if !p.opened {
+            p.opened = true;
+            self.log.segments[p.seg as usize].seq = p.seq;
+            self.cleaner.open(p.seg, 0);
+        }
+        let c = p.chunks[at];
+        let entries = p.told.entries.get(c.from..c.to.min(p.told.entries.len()));
+        let entries = entries.unwrap_or_default();
+        let clean = self.log.segments[p.seg as usize].clean_from.is_some();
+        let life = (p.seg, p.seq, clean);
+        self.replay(life, entries, replay, &mut out.intents);
+        // What was read a second time need not be kept.
+        if p.again && p.accepted == p.chunks.len() && !self.faults.has(Fault::ReplayBackwards) {
+            p.told = Told::default();
+        }
+        Ok(())
+    }
+
+    /// What becomes of a segment of which so much was accepted.
+    fn end_segment(&mut self, mut p: Played, out: &mut Recovered) {
+        if p.accepted == 0 {
+            out.wipe.push(p.seg);
+            out.discarded += 1;
+            return;
+        }
+        let chunks = &p.chunks[..p.accepted];
+        let (first, last) = (chunks[0].first, chunks[p.accepted - 1].last);
+        let s = &mut self.log.segments[p.seg as usize];
+        (s.first_batch, s.last_batch) = (first, last);
+        out.discarded += u64::from(p.accepted < p.chunks.len());
+        out.accepted.push((p.seg, p.seq));
+        let Some(used) = p.used.get(p.accepted - 1) else {
+            return;
+        };
+        if *used < self.log.data_blocks {
+            out.cut.push((p.seg, *used));
+        }
+        p.told.entries.truncate(chunks[p.accepted - 1].to);
+        p.told.marks.truncate(p.accepted);
+        out.seal.push(Sealing {
+            seg: p.seg,
+            seq: p.seq,
+            entries: p.told.entries,
+            marks: p.told.marks,
+            first_batch: first,
+            last_batch: last,
+        });
     }
 
     /// Copies that may have been voided by records that never reached the log ([`crate::flash::rescue`]).
@@ -241,24 +367,21 @@ impl<U: Users> FlashDevice<U> {
             }
             let base = seg * self.log.segment_blocks;
             for slot in base..base + self.log.segment_blocks {
-                if replay.drop_clean(slot) {
+                if let Some(gone) = replay.drop_clean(slot) {
                     took(Path::CleanFloorApplied);
-                    self.slot_emptied(slot, false);
+                    self.slot_gone(gone);
                 }
             }
         }
     }
 
-    /// Accepted segments become the log; those before the tail are empty.
-    fn adopt_segments(&mut self, accepted: &[(u32, u64)], tail: u64, out: &mut Recovered) {
-        for (seg, seq) in accepted {
-            let s = &mut self.log.segments[*seg as usize];
-            if *seq < tail && s.live == 0 {
-                out.seal.retain(|s| s.seg != *seg);
-                continue;
-            }
-            s.state = SegState::Closed;
+    /// Accepted segments become the log.
+    fn adopt_segments(&mut self, out: &mut Recovered) {
+        out.accepted.sort_unstable_by_key(|(_, seq)| *seq);
+        for (seg, _) in &out.accepted {
+            self.log.segments[*seg as usize].state = SegState::Closed;
             self.log.order.push_back(*seg);
+            self.cleaner.close(*seg);
             out.segments += 1;
         }
         for seg in 0..self.log.segments.len() as u32 {
@@ -304,6 +427,115 @@ impl<U: Users> FlashDevice<U> {
     }
 }
 
+/// How far the log goes.
+#[derive(Clone, Copy, Debug)]
+struct Reach {
+    /// The batch that must come next; `None` if any may be the first.
+    start: Option<u64>,
+    /// Batches up to this one are durable, and those that are not there were freed.
+    through: u64,
+    /// Batches up to this one are durable.
+    durable: u64,
+}
+
+/// Batches of a segment that lie one behind the other.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    first: u64,
+    last: u64,
+    /// Which entries of the segment are theirs.
+    from: usize,
+    to: usize,
+    /// All checksums were looked at, and are right.
+    sound: bool,
+}
+
+/// A segment while the log is replayed.
+struct Played {
+    seg: u32,
+    seq: u64,
+    chunks: Vec<Chunk>,
+    told: Told,
+    /// A summary that was not kept, until it is read again.
+    unread: Option<SummaryHeader>,
+    /// It was one of those.
+    again: bool,
+    /// Of a segment without a summary: blocks up to the end of each chunk.
+    used: Vec<u32>,
+    /// So many chunks count.
+    accepted: usize,
+    opened: bool,
+}
+
+impl Played {
+    fn of(found: Found) -> Played {
+        let mut p = Played {
+            seg: found.seg,
+            seq: found.seq,
+            chunks: Vec::new(),
+            told: Told::default(),
+            unread: None,
+            again: false,
+            used: Vec::new(),
+            accepted: 0,
+            opened: false,
+        };
+        match found.content {
+            Content::Sealed(h, told) => {
+                // In it nothing of other segments came between.
+                p.chunks.push(Chunk {
+                    first: h.first_batch_seq,
+                    last: h.last_batch_seq,
+                    from: 0,
+                    to: usize::MAX,
+                    sound: false,
+                });
+                p.again = told.is_none();
+                match told {
+                    Some(told) => p.told = told,
+                    None => p.unread = Some(h),
+                }
+            }
+            Content::Walked(batches) => {
+                let mut used = 0;
+                for b in batches {
+                    let from = p.told.entries.len();
+                    used += 1 + u32::from(b.header.data_blocks);
+                    p.used.push(used);
+                    p.told.marks.push(b.mark());
+                    p.chunks.push(Chunk {
+                        first: b.header.batch_seq,
+                        last: b.header.batch_seq,
+                        from,
+                        to: from + b.entries.len(),
+                        sound: b.data_ok,
+                    });
+                    p.told.entries.extend(b.entries);
+                }
+            }
+        }
+        p
+    }
+}
+
+/// What was durable in a segment that the map names must be found there.
+fn check_reach(found: &[Found], map: &SegmentMap, how: &How) -> Result<(), RecoverError> {
+    for f in found {
+        let entry = map.entries[f.seg as usize];
+        let last = match &f.content {
+            Content::Sealed(h, _) => h.last_batch_seq,
+            Content::Walked(b) => b.last().map_or(0, |b| b.header.batch_seq),
+        };
+        if entry.seq == f.seq && last < entry.last_batch && !how.accept_damage {
+            return Err(RecoverError::Damaged(format!(
+                "segment {} ends with batch {last}, and batch {} in it was durable",
+                f.seg, entry.last_batch
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// A segment whose beginning cannot be read may be the newest, with batches that were made
 /// durable and that nothing else tells of.
 fn check_readable(found: &[Found], how: &How) -> Result<(), RecoverError> {
@@ -320,7 +552,7 @@ fn check_readable(found: &[Found], how: &How) -> Result<(), RecoverError> {
 fn names_older(content: &Content, seq: u64) -> bool {
     match content {
         Content::Sealed(..) => false,
-        Content::Walked(b) => b.first().is_some_and(|b| b.header.tail_seq < seq),
+        Content::Walked(b) => b.first().is_some_and(|b| b.header.bound_seq < seq),
     }
 }
 
@@ -352,11 +584,11 @@ fn claims_durable(f: &Found) -> u64 {
 /// The newest tail that durable structures of a segment name.
 fn tail_within(f: &Found, durable: u64) -> Option<u64> {
     match &f.content {
-        Content::Sealed(h, _) => (h.last_batch_seq <= durable).then_some(h.tail_seq),
+        Content::Sealed(h, _) => (h.last_batch_seq <= durable).then_some(h.bound_seq),
         Content::Walked(b) => b
             .iter()
             .filter(|b| b.header.batch_seq <= durable)
-            .map(|b| b.header.tail_seq)
+            .map(|b| b.header.bound_seq)
             .max(),
     }
 }

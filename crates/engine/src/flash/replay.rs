@@ -7,14 +7,14 @@ use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::{Gone, Slot};
 use hearth_format::{Entry, Kind};
+use hearth_policy::cleaning::Why;
 use std::collections::BTreeMap;
 
 /// Entries between the one being replayed and the one whose place in the index is fetched.
 const FETCH_AHEAD: usize = 24;
 
-/// Open intents: where the region begins, by disk, where it ends, and the number of the segment that
-/// says so.
-pub(crate) type Intents = BTreeMap<(u16, u64), (u64, u64)>;
+/// Open intents: where the region begins, by disk, and where it ends.
+pub(crate) type Intents = BTreeMap<(u16, u64), u64>;
 
 /// A copy of a block on flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,22 +52,21 @@ pub(crate) trait Replay {
     /// Copies of `start..end` are void; tells where they lay.
     fn dropped(&mut self, disk: u16, start: u64, end: u64, tell: impl FnMut(Gone));
 
-    /// `start..end` are zeros, says a segment with this number.
-    fn zeroed(&mut self, disk: u16, start: u64, end: u64, seg_seq: u64);
+    /// `start..end` are zeros.
+    fn zeroed(&mut self, disk: u16, start: u64, end: u64);
 
     /// The origin has those zeros.
     fn zeros_told(&mut self, disk: u16, start: u64, end: u64);
 
-    /// Drops what lies in a slot, if it is clean; true if it was.
-    fn drop_clean(&mut self, slot: Slot) -> bool;
+    /// Drops what lies in a slot, if it is clean.
+    fn drop_clean(&mut self, slot: Slot) -> Option<Gone>;
 }
 
 impl<U: Users> FlashDevice<U> {
-    /// Applies entries of a segment in the log's order.
+    /// Applies entries of a segment, of which it is known whether all in it is clean, in the log's order.
     pub fn replay(
         &mut self,
-        seg: u32,
-        seg_seq: u64,
+        (seg, seg_seq, clean): (u32, u64, bool),
         entries: &[Entry],
         replay: &mut impl Replay,
         intents: &mut Intents,
@@ -83,8 +82,17 @@ impl<U: Users> FlashDevice<U> {
             if last.0 != e.disk {
                 last = (e.disk, replay.counts(e.disk, seg_seq));
             }
-            if let Some(limit) = last.1.filter(|limit| e.block < *limit) {
-                self.replay_entry(e, base, seg_seq, limit, replay, intents);
+            match last.1.filter(|limit| e.block < *limit) {
+                Some(limit) => {
+                    self.replay_entry(e, base, limit, replay, intents);
+                    if clean && e.kind == Kind::Dirty {
+                        // As a record behind it would say.
+                        let end = e.block + 1;
+                        replay.cleaned(e.disk, e.block, end, |slot| self.slot_cleaned(slot));
+                    }
+                }
+                None if e.kind.is_data() => self.cleaner.skip(seg),
+                None => {}
             }
         }
     }
@@ -93,7 +101,6 @@ impl<U: Users> FlashDevice<U> {
         &mut self,
         e: &Entry,
         base: Slot,
-        seg_seq: u64,
         limit: u64,
         replay: &mut impl Replay,
         intents: &mut Intents,
@@ -114,8 +121,13 @@ impl<U: Users> FlashDevice<U> {
                     crc: e.word,
                     dirty,
                 });
-                if let Placed::There(instead) = placed {
-                    self.slot_replaced(slot, dirty, instead);
+                match placed {
+                    Placed::There(instead) => {
+                        let seg = self.log.segment_of(slot) as u32;
+                        self.cleaner.append(seg, Why::Filled, dirty);
+                        self.slot_replaced(slot, dirty, instead);
+                    }
+                    Placed::Taken => {}
                 }
             }
             Kind::CleanedRun if self.faults.has(Fault::ReplayNoCleaned) => {}
@@ -128,13 +140,15 @@ impl<U: Users> FlashDevice<U> {
             }
             Kind::ZeroRun => {
                 replay.dropped(e.disk, e.block, end, |gone| self.slot_gone(gone));
-                replay.zeroed(e.disk, e.block, end, seg_seq);
+                replay.zeroed(e.disk, e.block, end);
+                let seg = base / self.log.segment_blocks;
+                self.log.zeros.add(seg, e.disk, e.block, end);
             }
             Kind::ZeroDoneRun if self.faults.has(Fault::ReplayNoZerosTold) => {}
             Kind::ZeroDoneRun => replay.zeros_told(e.disk, e.block, end),
             Kind::Intent => {
                 let open = intents.entry((e.disk, e.block)).or_default();
-                *open = (open.0.max(end), seg_seq);
+                *open = end.max(*open);
             }
             // Regions grow with the disk, so one may have been recorded in other sizes: only what
             // is closed whole is closed.
@@ -143,7 +157,7 @@ impl<U: Users> FlashDevice<U> {
                     intents.clear();
                 }
                 let range = (e.disk, e.block)..(e.disk, end);
-                let closed = intents.range(range).filter(|(_, (to, _))| *to <= end);
+                let closed = intents.range(range).filter(|(_, to)| **to <= end);
                 let closed: Vec<_> = closed.map(|(at, _)| *at).collect();
                 for at in closed {
                     intents.remove(&at);

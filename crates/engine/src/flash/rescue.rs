@@ -1,40 +1,30 @@
-//! A log without room for the record that would make room.
+//! A log without room for what would make room.
 //!
-//! A segment is free only after two more batches ([`crate::flash::append`]). When no segment is free and
-//! the head is gone, those two cannot be written: because what was moved, or records nobody could
-//! refuse, took the last segment, or because one crash after the other closed a head that was
-//! hardly used. Waiting would not help, nor would starting again.
+//! To free a segment what still holds in it is logged again. When no segment is free and the head is gone,
+//! that cannot be: because what was moved, or records nobody could refuse, took the last
+//! segment, or because one crash after the other closed a head that was hardly used. Waiting would not
+//! help, nor would starting again.
 //!
-//! The way out takes nothing from the log. Once the oldest segment holds nothing, the *floor* in the
-//! superblock is raised past it: a segment below the floor does not count, as if a durable batch had
-//! named that tail. Once both copies of the superblock are durable the segment is free.
+//! The way out takes nothing from the log. The oldest segment is emptied without moving anything, and as nothing
+//! older is left, nothing it says has to be said again about others. Once what was appended is durable the
+//! map can say that it is free ([`crate::flash::map`]).
 //!
-//! Before the floor rises all that was appended must be durable, for what was moved out of a
-//! segment may be the only copy. What is still queued is not in the log, and of that the records
+//! What is still queued is not in the log, and of that the records
 //! that void old copies matter: until they are there, an intent stands for them, which may lie in the
-//! very segment that is to go. So if there are intents, a second floor is raised with the first:
+//! very segment that is to go. So if there are intents, a *floor* in the superblock is raised first:
 //! no clean copy from before it counts after a crash, and then nothing needs to be void. That costs
 //! the next start after a crash what was cached, and leaves out nobody who would have to be waited for.
 
 use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashOp, Users};
-use crate::flash::log::SegState;
+use crate::flash::log::{SegState, Segment};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_io::{BLOCK, Buf, IoError};
 
 /// Writes of the superblock that may fail in a row before the device counts as failed: as many as
 /// segments are tried for a batch.
 const STORE_TRIES: u32 = 4;
-
-/// An intent that is closed in RAM; the record that says so is on its way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Closing {
-    /// Segment the intent lies in.
-    pub seg_seq: u64,
-    /// Of the record that closes it.
-    pub ord: u64,
-}
 
 /// What is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +40,10 @@ enum Step {
 pub(crate) struct Rescue {
     step: Option<Step>,
     failures: u32,
-    /// Intents closed lately, whose records may not be on flash yet.
-    pub closing: Vec<Closing>,
+    /// The segment that goes when the floor is stored.
+    frees: Option<u32>,
+    /// Number of the record that closed an intent last.
+    pub closing: u64,
 }
 
 impl<U: Users> FlashDevice<U> {
@@ -67,49 +59,76 @@ impl<U: Users> FlashDevice<U> {
             && log.head.is_none()
             && log.batches.is_empty()
             && self.takes_writes()
+            && !self.map.is_storing()
             && !log
                 .freeing
                 .iter()
                 .any(|s| match log.segments[*s as usize].state {
                     SegState::Trimming => true,
-                    SegState::Freeing { ord, claimed } => claimed && ord <= log.applied_ord,
+                    SegState::Freeing { ord } => ord <= log.applied_ord,
                     _ => false,
                 })
     }
 
-    /// Would a floor past what was evicted free something?
-    pub fn floor_frees(&self) -> bool {
-        let log = &self.log;
-        let evicted = log
-            .freeing
-            .iter()
-            .any(|s| matches!(log.segments[*s as usize].state, SegState::Freeing { .. }));
-        evicted && !log.order.is_empty()
+    /// The oldest of all segments that count after a crash.
+    pub fn oldest(&self) -> Option<u32> {
+        let counts = |s: &Segment| matches!(s.state, SegState::Closed | SegState::Freeing { .. });
+        let segments = (0..).zip(&self.log.segments).filter(|(_, s)| counts(s));
+        segments.min_by_key(|(_, s)| s.seq).map(|(seg, _)| seg)
     }
 
-    /// Stores a floor below which no segment counts. With `clean`, no clean copy that lies on flash so far
-    /// counts after a crash, either.
-    pub fn raise_floor(&mut self, clean: bool) {
-        self.sb.log_floor = self.sb.log_floor.max(self.log.tail_seq());
-        if clean {
+    /// Is nothing older there but what goes with it or before?
+    pub fn is_oldest(&self, seg: u32) -> bool {
+        let seq = self.log.segments[seg as usize].seq;
+        let older = |s: &Segment| s.state == SegState::Closed && s.seq < seq;
+        !self.log.segments.iter().any(older)
+    }
+
+    /// The oldest segment, if it is empty, and free only once records are durable for which there is no room.
+    pub fn oldest_waits(&self) -> Option<u32> {
+        let state = |seg: &u32| self.log.segments[*seg as usize].state;
+        let oldest = self.oldest();
+        oldest.filter(|seg| matches!(state(seg), SegState::Freeing { .. }))
+    }
+
+    /// The oldest segment cannot be read, so what it says stays, and nothing that speaks of it can go.
+    pub fn oldest_stays(&self) -> bool {
+        let oldest = self.oldest();
+        oldest.is_some_and(|seg| !self.log.order.contains(&seg) && self.oldest_waits().is_none())
+    }
+
+    /// The oldest segment needs no record to go: it goes with the next map.
+    pub fn waits_no_more(&mut self, seg: u32) {
+        if matches!(
+            self.log.segments[seg as usize].state,
+            SegState::Freeing { .. }
+        ) {
+            let ord = self.log.applied_ord;
+            self.log.segments[seg as usize].state = SegState::Freeing { ord };
+        } else {
+            self.free_victim(seg, self.log.applied_ord);
+        }
+        self.store_map();
+    }
+
+    /// Stores a floor below which no clean copy counts after a crash; then segment `seg`, which is empty, goes.
+    pub fn raise_floor(&mut self, seg: u32) {
+        if !self.faults.has(Fault::NoCleanFloor) {
             self.sb.clean_floor = self.log.next_segment_seq;
         }
+        self.rescue.frees = Some(seg);
         self.sb.generation += 1;
         self.store_copy(false);
     }
 
-    /// Notes that the record with number `ord` closes an intent that lies in segment `seg_seq`.
-    pub fn note_closing(&mut self, seg_seq: u64, ord: u64) {
-        let applied = self.log.applied_ord;
-        self.rescue.closing.retain(|c| c.ord > applied);
-        self.rescue.closing.push(Closing { seg_seq, ord });
+    /// The record with number `ord` closes an intent.
+    pub fn note_closing(&mut self, ord: u64) {
+        self.rescue.closing = ord;
     }
 
-    /// Are intents of segments up to number `seq` closed by records that are not in the log yet?
-    pub fn closes_intents_of(&self, seq: u64) -> bool {
-        let applied = self.log.applied_ord;
-        let mut closing = self.rescue.closing.iter();
-        closing.any(|c| c.seg_seq <= seq && c.ord > applied)
+    /// Are intents closed by records that are not in the log yet?
+    pub fn is_closing(&self) -> bool {
+        self.rescue.closing > self.log.applied_ord
     }
 
     /// Writes the copy of the superblock that is not known to be good, or is the older one.
@@ -152,27 +171,13 @@ impl<U: Users> FlashDevice<U> {
                 self.sb.copy = 1 - (self.sb.copy & 1);
                 if last || self.faults.has(Fault::RescueOneCopy) {
                     self.rescue.failures = 0;
-                    if !self.release_below_floor() {
-                        // The numbers on flash do not say what is oldest. It would be the same again.
-                        self.fail(now);
+                    if let Some(seg) = self.rescue.frees.take() {
+                        self.waits_no_more(seg);
                     }
                 } else {
                     self.store_copy(true);
                 }
             }
         }
-    }
-
-    /// False if nothing came free.
-    fn release_below_floor(&mut self) -> bool {
-        let mut any = false;
-        for seg in self.log.freeing.clone() {
-            let s = self.log.segments[seg as usize];
-            if s.seq < self.sb.log_floor && matches!(s.state, SegState::Freeing { .. }) {
-                self.release(seg);
-                any = true;
-            }
-        }
-        any
     }
 }

@@ -6,7 +6,7 @@
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::recover::{How, NUMBERS_END, RecoverError};
-use hearth_format::{BatchHeader, Entry, Layout, SummaryHeader};
+use hearth_format::{BatchHeader, BatchMark, Entry, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
 use std::ops::Range;
@@ -24,9 +24,26 @@ pub(crate) struct WalkedBatch {
     pub data_ok: bool,
 }
 
+impl WalkedBatch {
+    /// As a summary tells of it.
+    pub fn mark(&self) -> BatchMark {
+        BatchMark {
+            seq: self.header.batch_seq,
+            entries: self.entries.len() as u16,
+        }
+    }
+}
+
+/// What a summary tells: entries, and whose they are.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub entries: Vec<Entry>,
+    pub marks: Vec<BatchMark>,
+}
+
 #[derive(Debug)]
 pub(crate) enum Content {
-    Sealed(SummaryHeader, Option<Vec<Entry>>),
+    Sealed(SummaryHeader, Option<Told>),
     Walked(Vec<WalkedBatch>),
 }
 
@@ -95,14 +112,14 @@ impl<U: Users> FlashDevice<U> {
                 .ok()
                 .filter(|h| self.is_ours(h));
             match (sealed, head) {
-                (Some((h, entries)), head)
+                (Some((h, told)), head)
                     if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq)
                         || self.faults.has(Fault::TrustOldSummary) =>
                 {
                     found.push(Found {
                         seg,
                         seq: h.segment_seq,
-                        content: Content::Sealed(h, keep.then_some(entries)),
+                        content: Content::Sealed(h, keep.then_some(told)),
                         claimed: 0,
                         blind,
                     });
@@ -125,32 +142,45 @@ impl<U: Users> FlashDevice<U> {
         let numbers = [
             h.segment_seq,
             h.batch_seq,
-            h.tail_seq,
+            h.bound_seq,
             h.durable_seq,
             h.epoch,
         ];
         h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
     }
 
-    fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Vec<Entry>)> {
-        let mut entries = Vec::new();
-        let h = SummaryHeader::decode(bytes, &mut entries)
+    fn decode_summary(&self, bytes: &[u8]) -> Option<(SummaryHeader, Told)> {
+        let mut told = Told::default();
+        let h = SummaryHeader::decode(bytes, &mut told.entries, &mut told.marks)
             .ok()
             .filter(|h| {
                 let numbers = [
                     h.segment_seq,
                     h.last_batch_seq,
-                    h.tail_seq,
+                    h.bound_seq,
                     h.durable_seq,
                     h.epoch,
                 ];
                 h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
             })?;
         let data_blocks = self.log.data_blocks;
-        let inside = entries
-            .iter()
-            .all(|e| !e.kind.is_data() || u32::from(e.slot) < data_blocks);
-        inside.then_some((h, entries))
+        let inside =
+            (told.entries.iter()).all(|e| !e.kind.is_data() || u32::from(e.slot) < data_blocks);
+        inside.then_some((h, told))
+    }
+
+    /// What a summary tells that was read while the pool is served, if it is that of this life of the segment.
+    pub fn entries_of_summary(&self, bytes: &[u8], seq: u64) -> Option<Vec<Entry>> {
+        let (h, told) = self.decode_summary(bytes)?;
+        (h.segment_seq == seq).then_some(told.entries)
+    }
+
+    /// The same from its batches.
+    pub fn entries_of_batches(&self, bytes: &[u8], seq: u64, last: u64) -> Option<Vec<Entry>> {
+        let (mut batches, _) = self.walk_bytes(bytes, false);
+        batches.retain(|b| b.header.segment_seq == seq && b.header.batch_seq <= last);
+        let all = batches.last().is_some_and(|b| b.header.batch_seq == last);
+        all.then(|| batches.into_iter().flat_map(|b| b.entries).collect())
     }
 
     /// The entries of a segment whose summary was whole when it was first read. All its batches are
@@ -161,15 +191,15 @@ impl<U: Users> FlashDevice<U> {
         seg: u32,
         header: &SummaryHeader,
         how: &How,
-    ) -> Result<Vec<Entry>, RecoverError> {
+    ) -> Result<Told, RecoverError> {
         let mut bytes = vec![0u8; self.layout.summary_bytes()];
         if media
             .read_at(self.layout.summary_offset(seg), &mut bytes)
             .is_ok()
-            && let Some((h, entries)) = self.decode_summary(&bytes)
+            && let Some((h, told)) = self.decode_summary(&bytes)
             && h.segment_seq == header.segment_seq
         {
-            return Ok(entries);
+            return Ok(told);
         }
         let (batches, _) = self.walk(media, seg);
         let whole = batches.last().is_some_and(|b| {
@@ -181,15 +211,24 @@ impl<U: Users> FlashDevice<U> {
                 "segment {seg} could be read once, and then not again"
             )));
         }
-        Ok(batches.into_iter().flat_map(|b| b.entries).collect())
+        let mut told = Told::default();
+        for b in batches {
+            told.marks.push(b.mark());
+            told.entries.extend(b.entries);
+        }
+        Ok(told)
     }
 
     /// Reads a segment batch by batch, as far as descriptors are whole and in order. If one cannot
     /// be read, also returns the highest batch number those behind it say is durable.
     pub fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
-        let data_blocks = self.log.data_blocks;
-        let mut bytes = vec![0u8; data_blocks as usize * BLOCK_BYTES];
+        let mut bytes = vec![0u8; self.log.data_blocks as usize * BLOCK_BYTES];
         let unread = read_what_can_be(media, self.layout.segment_offset(seg), &mut bytes);
+        self.walk_bytes(&bytes, unread > 0)
+    }
+
+    fn walk_bytes(&self, bytes: &[u8], unread: bool) -> (Vec<WalkedBatch>, u64) {
+        let data_blocks = self.log.data_blocks;
         let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
         let mut batches: Vec<WalkedBatch> = Vec::new();
         let mut at = 0u32;
@@ -221,9 +260,7 @@ impl<U: Users> FlashDevice<U> {
             });
         }
         let mut claimed = 0;
-        if unread > 0
-            && let Some(last) = batches.last()
-        {
+        if unread && let Some(last) = batches.last() {
             for at in at..data_blocks {
                 let behind = BatchHeader::decode(block(at), &mut Vec::new());
                 let ours =

@@ -3,13 +3,16 @@
 mod recovery;
 
 use crate::api::FlashFault;
+use crate::flash::again::Holds;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
-use crate::flash::evict::{Contents, Fate, Said, Terms};
+use crate::flash::evict::{Contents, Fate, Terms};
 use crate::flash::fail::{Noted, Promise};
-use crate::flash::log::{FULL_BATCHES_IN_FLIGHT, Item, SegState, Slot};
-use hearth_format::{BATCH_ENTRIES_MAX, Kind, Layout, Superblock, Uuid};
+use crate::flash::log::{FULL_BATCHES_IN_FLIGHT, Gone, Item, SegState, Segment, Slot};
+use hearth_format::superblock::INCOMPAT_MAP;
+use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind, Layout, Superblock, Uuid};
 use hearth_io::{Buf, IoError, OpKind, Target};
+use hearth_policy::cleaning::Why;
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,17 +20,15 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
     Own,
-    Relogged,
     Moved(u64),
     Awaited(u32),
 }
 
 impl Token for Mark {
     const OWN: Mark = Mark::Own;
-    const RELOGGED: Mark = Mark::Relogged;
 
     fn is_awaited(&self) -> bool {
-        matches!(self, Mark::Awaited(_) | Mark::Relogged)
+        matches!(self, Mark::Awaited(_))
     }
 
     fn is_move(&self) -> bool {
@@ -46,6 +47,8 @@ impl Users for Nobody {
 type Device = FlashDevice<Nobody>;
 
 const SEGMENT_BLOCKS: u32 = 256;
+/// Blocks of data in a segment of one batch.
+const DATA: u32 = 252;
 /// Errors as the system numbers them.
 const IO: IoError = IoError::Os(5);
 const NO_SPACE: IoError = IoError::Os(28);
@@ -57,7 +60,8 @@ fn layout() -> Layout {
 /// A device about whose segments nothing is known yet.
 fn device_of(layout: Layout) -> Device {
     let uuid = Uuid::from_u128(1);
-    let sb = Superblock::new(layout, uuid, uuid, "test", 0);
+    let mut sb = Superblock::new(layout, uuid, uuid, "test", 0);
+    sb.incompat |= INCOMPAT_MAP;
     Device::new(3, sb, true, Default::default())
 }
 
@@ -74,8 +78,15 @@ fn append(d: &mut Device, block: u64, count: u32, mark: u32) -> u64 {
     let data = Buf::zeroed(count as usize * 4096).all();
     let crcs = smallvec![0; count as usize];
     let token = Mark::Awaited(mark);
-    d.log
-        .push(Item::data(Kind::Dirty, 1, block, data, crcs, token))
+    d.log.push(Item::data(
+        Kind::Dirty,
+        1,
+        block,
+        data,
+        crcs,
+        Why::Filled,
+        token,
+    ))
 }
 
 /// Takes what it wants done. All of it is for this device.
@@ -227,7 +238,7 @@ fn a_run_that_is_cut_in_two_is_over_with_its_second_part() {
 }
 
 #[test]
-fn a_segment_goes_from_free_to_free_by_two_durable_batches() {
+fn a_segment_goes_from_free_to_free_by_a_durable_log_and_two_maps() {
     let mut d = device();
     assert_eq!(d.log.segments[0].state, SegState::Free);
     append(&mut d, 0, 100, 1);
@@ -258,20 +269,37 @@ fn a_segment_goes_from_free_to_free_by_two_durable_batches() {
     write_all(&mut d);
     assert_eq!(d.log.order, [0]);
 
-    // It is empty now. The new tail must be durable ...
-    d.free_segment(0);
+    // It is empty now. What took the place of its content must be durable ...
+    let ord = append(&mut d, 1000, 1, 1);
+    d.free_segment(0, ord);
     assert!(d.log.order.is_empty());
     write_all(&mut d);
+    d.store_map();
+    assert!(sent(&mut d).is_empty(), "the map would say too much");
     make_durable(&mut d);
-    let freeing = |d: &Device| match d.log.segments[0].state {
-        SegState::Freeing { claimed, .. } => Some(claimed),
-        _ => None,
-    };
-    // ... and a durable batch has to say that it is.
-    assert_eq!(freeing(&d), Some(true));
-    write_all(&mut d);
-    assert_eq!(freeing(&d), Some(true));
-    make_durable(&mut d);
+    assert!(
+        sent(&mut d).is_empty(),
+        "there are enough, so it waits for others"
+    );
+    d.store_map();
+    // ... and then the map says that it is free, in both its copies.
+    for copy in [0, 1] {
+        let ios: Vec<_> = d.out.ios.drain(..).collect();
+        let place =
+            layout().map_offset(copy)..layout().map_offset(copy) + layout().map_blocks() * 4096;
+        assert_eq!(ios.len(), 2, "a header and a block of the table");
+        for (op, io) in &ios {
+            assert!(matches!(op, FlashOp::Map) && io.kind == OpKind::Write);
+            assert!(place.contains(&io.offset));
+        }
+        d.map_ended(OpKind::Write, &Ok(()), 0);
+        assert!(sent(&mut d).is_empty(), "not before all of it is written");
+        d.map_ended(OpKind::Write, &Ok(()), 0);
+        let ios: Vec<_> = d.out.ios.drain(..).collect();
+        assert!(matches!(ios[..], [(FlashOp::Map, ref io)] if io.kind == OpKind::Flush));
+        assert_eq!(d.log.segments[0].state, SegState::Freeing { ord });
+        d.map_ended(OpKind::Flush, &Ok(()), 0);
+    }
     assert_eq!(d.log.segments[0].state, SegState::Trimming);
     assert!(matches!(sent(&mut d)[..], [FlashOp::Trim { seg: 0 }]));
     assert!(!d.log.free.contains(&0));
@@ -394,10 +422,9 @@ struct Shelf {
     /// Clean blocks that are worth being moved.
     used: BTreeSet<u64>,
     moving: BTreeSet<Slot>,
-    /// What was recorded and holds, with the number of its segment.
-    said: Vec<(Said, u64)>,
-    /// Records are about to change.
-    unsettled: bool,
+    /// Zeros of which the origin does not know, and open intents.
+    zeros: Vec<(u64, u64)>,
+    intents: Vec<(u64, u64)>,
 }
 
 impl Shelf {
@@ -406,7 +433,52 @@ impl Shelf {
         for i in 0..count {
             self.slots.insert(slot + i, (block + u64::from(i), dirty));
             d.slot_filled(slot + i, dirty);
+            if !dirty {
+                // It was written as dirty.
+                d.cleaner.destaged(slot / SEGMENT_BLOCKS);
+            }
         }
+    }
+
+    fn gone(&mut self, slot: Slot) -> Gone {
+        let (block, dirty) = self.slots.remove(&slot).expect("it was looked at");
+        Gone {
+            disk: 1,
+            block,
+            slot,
+            dirty,
+        }
+    }
+}
+
+impl Holds for Shelf {
+    fn is_known(&self, disk: u16) -> bool {
+        disk == 1
+    }
+
+    fn is_cached(&self, _: u16, block: u64) -> bool {
+        self.slots.values().any(|(b, _)| *b == block)
+    }
+
+    fn clean_copies(&self, _: u16, start: u64, end: u64) -> Vec<(u64, Slot)> {
+        let clean = self.slots.iter().filter(|(_, (_, dirty))| !dirty);
+        let blocks = clean.map(|(slot, (block, _))| (*block, *slot));
+        blocks
+            .filter(|(block, _)| (start..end).contains(block))
+            .collect()
+    }
+
+    fn zeros(&self, _: u16, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let runs = self.zeros.iter().copied();
+        runs.map(|(from, to)| (from.max(start), to.min(end)))
+            .filter(|(from, to)| from < to)
+            .collect()
+    }
+
+    fn intents(&self, _: u16, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let open = self.intents.iter().copied();
+        open.filter(|(from, to)| *from < end && start < *to)
+            .collect()
     }
 }
 
@@ -423,27 +495,17 @@ impl Contents for Shelf {
         }
     }
 
-    fn drop_copy(&mut self, slot: Slot, _: u64) -> bool {
-        self.slots.remove(&slot).expect("it was looked at").1
+    fn drop_copy(&mut self, slot: Slot, _: u64) -> Gone {
+        self.gone(slot)
     }
 
-    fn drop_orphan(&mut self, slot: Slot) {
+    fn drop_orphan(&mut self, slot: Slot) -> Gone {
         panic!("slot {slot} was called no orphan");
     }
 
     fn set_moving(&mut self, slot: Slot) -> u32 {
         self.moving.insert(slot);
         0
-    }
-
-    fn still_said(&mut self, seq: u64) -> Option<Vec<Said>> {
-        let said = self.said.iter().filter(|(_, at)| *at <= seq);
-        (!self.unsettled).then(|| said.map(|(said, _)| *said).collect())
-    }
-
-    fn said_again(&mut self, said: &Said, seq: u64) {
-        let same = self.said.iter_mut().find(|(s, _)| s == said);
-        same.expect("it was said before").1 = seq;
     }
 }
 
@@ -452,7 +514,7 @@ impl Contents for Shelf {
 fn short_of_room(dirty: u32) -> (Device, Shelf) {
     let mut d = device();
     let mut shelf = Shelf::default();
-    let count = 200;
+    let count = DATA;
     while d.log.free.len() > 2 {
         // A whole segment: what is left of it has no room for the next run's descriptor and blocks.
         let seg = *d.log.free.front().expect("one is free");
@@ -484,32 +546,145 @@ fn moves(ops: &[FlashOp]) -> Vec<(Slot, u32)> {
     ops.iter().filter_map(read).collect()
 }
 
+/// An entry without data.
+fn said(kind: Kind, block: u64, count: u32) -> Entry {
+    Entry {
+        disk: 1,
+        block,
+        word: count,
+        slot: 0,
+        kind,
+        flags: 0,
+    }
+}
+
+/// Answers the read of what the segment says.
+fn entries(d: &mut Device) {
+    let ops: Vec<_> = d.out.ios.drain(..).collect();
+    let [(FlashOp::Entries { seg, whole: false }, _)] = &ops[..] else {
+        panic!("{ops:?}");
+    };
+    let seg = *seg;
+    d.unpin(seg);
+    d.set_entries(seg, Vec::new());
+}
+
 #[test]
-fn the_oldest_segment_goes_and_only_when_room_is_short() {
+fn the_segment_with_the_most_holes_goes_and_only_when_room_is_short() {
     let mut d = device();
     assert_eq!(d.next_victim(), None);
     let (mut d, mut shelf) = short_of_room(0);
+    // In one of them much has died.
+    let holes = d.log.order[2];
+    for slot in holes * SEGMENT_BLOCKS + 1..holes * SEGMENT_BLOCKS + 151 {
+        let gone = shelf.gone(slot);
+        d.slot_gone(gone);
+    }
     let (seg, begins) = d.next_victim().expect("room is short");
-    assert!(begins && d.is_next(seg));
-    assert_eq!(d.log.order.front(), Some(&seg));
+    assert!(begins && d.is_going(seg));
+    assert_eq!(seg, holes);
     assert_eq!(d.next_victim(), Some((seg, false)), "one after the other");
 
     d.sift(seg, &mut shelf, 0);
+    assert_eq!(
+        d.log.segments[seg as usize].live,
+        DATA - 150,
+        "what it says comes first"
+    );
+    entries(&mut d);
+    d.sift(seg, &mut shelf, 0);
+    assert!(
+        d.is_crowded() && moves(&sent(&mut d)).is_empty(),
+        "none of it is used"
+    );
+}
+
+/// A note that a block is clean need not be said again where the map says it of the whole segment; but the map
+/// says so only when whatever is newer is durable.
+#[test]
+fn a_segment_without_dirty_blocks_is_clean_in_the_map() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (stays, goes) = (d.log.order[0], d.log.order[1]);
+    d.set_entries(
+        goes,
+        vec![said(Kind::CleanedRun, u64::from(stays) * 1000, 4)],
+    );
+    let newer = append(&mut d, 9_000_000, 1, 1);
+    let ord = d.say_again(goes, &shelf).expect("nothing holds it");
+    assert!(ord >= newer && d.log.queue.len() == 1, "no note");
+    let through = d.log.durable_seq;
+    let (entry, settled) = d.map_entry(stays, through);
+    assert!(entry.seq > 0 && !entry.clean && !settled);
+    write_all(&mut d);
+    make_durable(&mut d);
+    let (entry, settled) = d.map_entry(stays, d.log.durable_seq);
+    assert!(entry.clean && settled);
+    // One of them is dirty: then there is a note.
+    let other = d.log.order[2];
+    let slot = other * SEGMENT_BLOCKS + 1;
+    let (block, _) = shelf.slots[&slot];
+    shelf.slots.insert(slot, (block, false));
+    d.log.segments[other as usize].dirty += 1;
+    d.set_entries(goes, vec![said(Kind::CleanedRun, block, 1)]);
+    d.say_again(goes, &shelf).expect("nothing holds it");
+    let queued = d.log.queue.iter().map(|i| (i.kind, i.block));
+    assert_eq!(queued.collect::<Vec<_>>(), [(Kind::CleanedRun, block)]);
+}
+
+/// Zeros of which an origin that hangs is to know: they are waited for, but others are freed meanwhile.
+#[test]
+fn a_segment_that_says_too_much_again_is_put_off() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (seg, _) = d.next_victim().expect("room is short");
+    d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
+    d.sift(seg, &mut shelf, 0);
+    assert!(d.is_victim_empty(seg));
+    let most = d.log.summary_capacity * d.log.free.len() / 2;
+    let runs = 0..most as u64 + 1;
+    shelf.zeros = runs.clone().map(|at| (at * 2, at * 2 + 1)).collect();
+    let zeros = runs.map(|at| said(Kind::ZeroRun, at * 2, 1)).collect();
+    d.set_entries(seg, zeros);
+    assert_eq!(d.say_again(seg, &shelf), None);
+    assert!(d.log.queue.is_empty() && d.wants_clean());
+    let next = d.next_victim().expect("room is short");
+    assert!(next.0 != seg && next.1, "another one goes");
+    d.free_victim(next.0, 0);
+    assert!(d.holds_evicted() && !d.has_gone(1));
+    // With more room it is its turn again.
+    d.log.freeing.clear();
+    d.log.free.push_back(next.0);
+    assert_eq!(d.next_victim(), Some((seg, true)));
+    assert!(d.say_again(seg, &shelf).is_none(), "it is read again");
+}
+
+#[test]
+fn what_is_not_used_goes_where_too_much_lives() {
+    let (mut d, mut shelf) = short_of_room(0);
+    assert!(d.is_crowded());
+    let (seg, _) = d.next_victim().expect("room is short");
+    d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
+    d.sift(seg, &mut shelf, 0);
     assert!(sent(&mut d).is_empty(), "nothing in it is worth a read");
-    assert!(d.is_victim_empty(seg) && d.say_again(seg, &mut shelf));
-    d.free_victim(seg);
-    assert!(matches!(
+    assert!(d.is_victim_empty(seg));
+    let ord = d.say_again(seg, &shelf).expect("nothing holds it");
+    assert!(
+        d.log.queue.is_empty(),
+        "and it says nothing that must be kept"
+    );
+    assert!(d.holds_evicted() && !d.has_gone(d.evictions()));
+    d.free_victim(seg, ord);
+    assert_eq!(
         d.log.segments[seg as usize].state,
-        SegState::Freeing { .. }
-    ));
+        SegState::Freeing { ord }
+    );
+    assert!(
+        !d.has_gone(d.evictions()),
+        "a crash would bring its copies back"
+    );
     let next = d.next_victim().expect("room is still short").0;
     assert_ne!(next, seg);
-    // As many as are to be free are on their way.
-    while let Some((seg, _)) = d.next_victim() {
-        d.sift(seg, &mut shelf, 0);
-        d.free_victim(seg);
-    }
-    assert_eq!(d.log.free.len() + d.log.freeing.len(), d.free_target());
 }
 
 #[test]
@@ -520,6 +695,8 @@ fn what_is_in_use_is_moved_before_its_segment_is_freed() {
     let block = u64::from(seg) * 1000;
     shelf.used.extend([block, block + 1, block + 7]);
     d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
+    d.sift(seg, &mut shelf, 0);
     assert_eq!(moves(&sent(&mut d)), [(first, 2), (first + 7, 1)]);
     assert_eq!((d.moving(), d.log.segments[seg as usize].live), (3, 3));
     assert!(!d.is_victim_empty(seg));
@@ -528,11 +705,11 @@ fn what_is_in_use_is_moved_before_its_segment_is_freed() {
     for (slot, count) in [(first, 2), (first + 7, 1)] {
         d.move_read_ended(slot, count);
         for slot in slot..slot + count {
-            let (block, dirty) = shelf.slots[&slot];
             let data = Buf::zeroed(4096).all();
-            d.append_moved(Kind::Clean, 1, block, data, 0, Mark::Moved(block));
-            shelf.slots.remove(&slot);
-            d.slot_emptied(slot, dirty);
+            let gone = shelf.gone(slot);
+            let at = (1, gone.block);
+            d.append_moved(Kind::Clean, at, slot, data, 0, Mark::Moved(gone.block));
+            d.slot_gone(gone);
         }
     }
     assert_eq!(d.moving(), 3);
@@ -551,18 +728,20 @@ fn what_is_in_use_is_moved_before_its_segment_is_freed() {
 }
 
 #[test]
-fn a_segment_that_is_mostly_dirty_waits_for_the_destager() {
-    let (mut d, mut shelf) = short_of_room(199);
+fn a_segment_that_is_all_dirty_waits_for_the_destager() {
+    let (mut d, mut shelf) = short_of_room(DATA);
     let (seg, _) = d.next_victim().expect("room is short");
     assert!(!d.wants_clean());
     d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
+    d.sift(seg, &mut shelf, 0);
     assert!(d.wants_clean() && moves(&sent(&mut d)).is_empty());
-    let s = d.log.segments[seg as usize];
-    assert_eq!((s.live, s.dirty), (199, 199), "what is clean has gone");
 
     // One with less of it is moved on.
     let (mut d, mut shelf) = short_of_room(30);
     let (seg, _) = d.next_victim().expect("room is short");
+    d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
     d.sift(seg, &mut shelf, 0);
     assert!(!d.wants_clean());
     assert_eq!(moves(&sent(&mut d)), [(seg * SEGMENT_BLOCKS + 1, 30)]);
@@ -570,29 +749,69 @@ fn a_segment_that_is_mostly_dirty_waits_for_the_destager() {
 
 #[test]
 fn what_a_segment_says_is_on_flash_again_before_it_goes() {
-    let (mut d, mut shelf) = short_of_room(0);
-    let (seg, _) = d.next_victim().expect("room is short");
-    let seq = d.log.segments[seg as usize].seq;
-    let zeros = |block| Said {
-        kind: Kind::ZeroRun,
-        disk: 1,
-        block,
-        count: 8,
+    let mut d = device();
+    let mut shelf = Shelf::default();
+    append(&mut d, 0, 1, 1);
+    write_all(&mut d);
+    d.roll();
+    write_all(&mut d);
+    d.log.segments[0].live = 0;
+    // Zeros that hold in part, and zeros that another segment says, too.
+    shelf.zeros = vec![(100, 104)];
+    d.log.zeros.add(0, 1, 100, 108);
+    d.log.zeros.add(5, 1, 50, 60);
+    // Void copies of three blocks, of which another segment has two; one of those is cached.
+    shelf.slots.insert(900, (21, false));
+    for block in [20, 21, 22] {
+        d.dead.add(1, block);
+    }
+    d.dead.add(1, 22);
+    // A clean copy elsewhere, and an open intent.
+    shelf.slots.insert(901, (70, false));
+    shelf.intents = vec![(64, 128)];
+    d.set_entries(
+        0,
+        vec![
+            said(Kind::ZeroRun, 100, 8),
+            said(Kind::ZeroDoneRun, 55, 8),
+            said(Kind::DropRun, 20, 2),
+            Entry {
+                slot: 1,
+                ..said(Kind::Clean, 22, 7)
+            },
+            said(Kind::CleanedRun, 68, 4),
+            said(Kind::Intent, 64, 64),
+            said(Kind::Intent, 640, 64),
+        ],
+    );
+    // It is not the oldest.
+    d.log.segments[5] = Segment {
+        seq: d.log.segments[0].seq - 1,
+        ..d.log.segments[0]
     };
-    shelf.said = vec![(zeros(0), seq), (zeros(100), seq), (zeros(200), seq + 1)];
-    shelf.unsettled = true;
-    assert!(!d.say_again(seg, &mut shelf) && d.log.queue.is_empty());
-    shelf.unsettled = false;
-    assert!(!d.say_again(seg, &mut shelf) && d.is_relog_unsure());
-    assert_eq!(d.log.queue.len(), 2, "the third lies in another segment");
-    assert!(shelf.said.iter().all(|(_, at)| *at > seq));
-    assert!(!d.say_again(seg, &mut shelf));
-    assert_eq!(d.log.queue.len(), 2, "said twice");
-    d.pump(0);
-    let batch = batches(&sent(&mut d))[0];
-    assert_eq!(written(&mut d, batch), [Mark::Own, Mark::Relogged]);
-    d.relogged();
-    assert!(d.say_again(seg, &mut shelf) && !d.is_relog_unsure());
+    d.log.order.push_front(5);
+    // Something about one of the blocks is on its way.
+    append(&mut d, 20, 1, 2);
+    assert_eq!(d.say_again(0, &shelf), None);
+    d.log.clear_queue();
+    let ord = d.say_again(0, &shelf).expect("nothing holds it");
+    let queued = d.log.queue.iter();
+    let queued: Vec<_> = queued.map(|i| (i.kind, i.block, i.count)).collect();
+    assert_eq!(
+        queued,
+        [
+            (Kind::CleanedRun, 70, 1),
+            (Kind::DropRun, 20, 1),
+            (Kind::DropRun, 22, 1),
+            (Kind::ZeroRun, 100, 4),
+            (Kind::ZeroDoneRun, 55, 5),
+            (Kind::Intent, 64, 64),
+        ]
+    );
+    assert_eq!(ord, d.log.next_ord);
+    // Its own copy is none any more.
+    d.free_victim(0, ord);
+    assert_eq!(d.dead.count(1, 22), 1);
 }
 
 #[test]

@@ -33,8 +33,6 @@ struct Intent {
     inflight: u32,
     /// Last use, nanoseconds.
     used_ns: u64,
-    /// Segment its record lies in.
-    seg_seq: u64,
     /// How many writes the origin had answered when the region was last written.
     written: u64,
 }
@@ -46,14 +44,6 @@ pub(crate) struct Entered {
     pub new: SmallVec<[u32; 2]>,
     /// All of them may be written now.
     pub active: bool,
-}
-
-/// A region whose intent was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Closed {
-    pub region: u32,
-    /// Where the record lies that no longer holds.
-    pub seg_seq: u64,
 }
 
 /// The intents of one origin.
@@ -112,8 +102,8 @@ impl Intents {
     }
 
     /// A write wants to change regions `from..=to`, and counts in them until it
-    /// [`leave`](Self::leave)s. The record of a new one will lie in segment `seg_seq` or a later one.
-    pub fn enter(&mut self, (from, to): (u32, u32), seg_seq: u64, now: u64) -> Entered {
+    /// [`leave`](Self::leave)s.
+    pub fn enter(&mut self, (from, to): (u32, u32), now: u64) -> Entered {
         let mut entered = Entered {
             new: SmallVec::new(),
             active: true,
@@ -121,10 +111,7 @@ impl Intents {
         for region in from..=to {
             let intent = self.open.entry(region).or_insert_with(|| {
                 entered.new.push(region);
-                Intent {
-                    seg_seq,
-                    ..Intent::default()
-                }
+                Intent::default()
             });
             intent.inflight += 1;
             intent.used_ns = now;
@@ -161,24 +148,17 @@ impl Intents {
         }
     }
 
-    /// The record of a region lies in this segment.
-    pub fn lies_in(&mut self, region: u32, seg_seq: u64) {
-        if let Some(i) = self.open.get_mut(&region) {
-            i.seg_seq = seg_seq;
-        }
-    }
-
-    /// Open regions whose record lies in this segment or an older one.
-    pub fn held_by(&self, seg_seq: u64) -> impl Iterator<Item = u32> {
-        let held = self.open.iter().filter(move |(_, i)| i.seg_seq <= seg_seq);
-        held.map(|(region, _)| *region)
+    /// Open regions that meet `start..end`: their blocks, the first and the first behind.
+    pub fn open_within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let (from, to) = self.regions_of(start, end);
+        let regions = self.open.range(from..=to);
+        regions.map(|(region, _)| self.blocks_of(*region)).collect()
     }
 
     /// A record that an earlier run has left in a segment: it holds until the origin is flushed.
-    pub fn restore(&mut self, region: u32, seg_seq: u64) {
+    pub fn restore(&mut self, region: u32) {
         let intent = Intent {
             active: true,
-            seg_seq,
             written: 1,
             ..Intent::default()
         };
@@ -197,7 +177,7 @@ impl Intents {
 
     /// Closes what nobody has used for `idle_ns` and of which the origin has everything durably: its first
     /// `durable` writes. With `in_use`, a deliberate fault, also what is being written.
-    pub fn close(&mut self, durable: u64, now: u64, idle_ns: u64, in_use: bool) -> Vec<Closed> {
+    pub fn close(&mut self, durable: u64, now: u64, idle_ns: u64, in_use: bool) -> Vec<u32> {
         let mut closed = Vec::new();
         self.open.retain(|region, i| {
             let done = i.active
@@ -205,10 +185,7 @@ impl Intents {
                 && i.written <= durable
                 && i.is_idle(now, idle_ns);
             if done {
-                closed.push(Closed {
-                    region: *region,
-                    seg_seq: i.seg_seq,
-                });
+                closed.push(*region);
             }
             !done
         });
@@ -234,10 +211,10 @@ impl Intents {
         self.open.iter().map(|(region, i)| (*region, i.inflight))
     }
 
-    /// Open regions and where their records lie.
+    /// Open regions.
     #[cfg(test)]
-    pub fn records(&self) -> Vec<(u32, u64)> {
-        self.open.iter().map(|(r, i)| (*r, i.seg_seq)).collect()
+    pub fn records(&self) -> Vec<u32> {
+        self.open.keys().copied().collect()
     }
 }
 
@@ -256,7 +233,7 @@ mod tests {
         let mut intents = Intents::new(64);
         intents.fit(64 * 100);
         let regions = intents.regions_of(start, end);
-        let entered = intents.enter(regions, 5, 1000);
+        let entered = intents.enter(regions, 1000);
         assert!(!entered.active);
         for region in entered.new {
             intents.activate(region);
@@ -273,9 +250,9 @@ mod tests {
         assert_eq!(intents.regions_of(63, 65), (0, 1));
         assert_eq!(intents.regions_of(64, 65), (1, 1));
         assert_eq!(intents.blocks_of(1), (64, 128));
-        let entered = intents.enter((0, 1), 5, 0);
+        let entered = intents.enter((0, 1), 0);
         assert_eq!((entered.new.to_vec(), entered.active), (vec![0, 1], false));
-        let entered = intents.enter((1, 2), 5, 0);
+        let entered = intents.enter((1, 2), 0);
         assert_eq!(entered.new.to_vec(), [2], "the other is recorded already");
         intents.activate(1);
         assert!(intents.are_active((1, 1)) && !intents.are_active((0, 1)));
@@ -286,7 +263,7 @@ mod tests {
         let mut intents = Intents::new(64);
         intents.fit(REGIONS_MAX * 1000);
         assert_eq!(intents.region_blocks(), 1024);
-        intents.enter((3, 3), 5, 0);
+        intents.enter((3, 3), 0);
         intents.fit(REGIONS_MAX * 4000);
         assert_eq!(intents.region_blocks(), 1024);
         intents.clear();
@@ -298,8 +275,7 @@ mod tests {
     fn it_is_closed_only_when_the_origin_has_every_write_of_it() {
         let mut intents = written(60, 70, 7);
         assert_eq!(intents.close(6, 9000, 0, false), []);
-        let closed = |region| Closed { region, seg_seq: 5 };
-        assert_eq!(intents.close(7, 9000, 0, false), [closed(0), closed(1)]);
+        assert_eq!(intents.close(7, 9000, 0, false), [0, 1]);
         assert!(intents.is_empty());
     }
 
@@ -309,7 +285,7 @@ mod tests {
         assert_eq!(intents.idle_until(1999, 1000), None);
         assert_eq!(intents.idle_until(2000, 1000), Some(7));
         assert_eq!(intents.close(9, 1999, 1000, false), []);
-        assert!(intents.enter((0, 0), 6, 1500).active);
+        assert!(intents.enter((0, 0), 1500).active);
         assert_eq!(intents.idle_until(9000, 1000), None);
         assert_eq!(intents.close(9, 9000, 1000, false), []);
         intents.wrote((0, 0), 8);
@@ -321,7 +297,7 @@ mod tests {
     #[test]
     fn one_whose_record_is_not_durable_is_neither_idle_nor_closed() {
         let mut intents = Intents::new(64);
-        intents.enter((0, 0), 5, 0);
+        intents.enter((0, 0), 0);
         intents.leave((0, 0), 0);
         assert_eq!(intents.idle_until(9000, 0), None);
         assert_eq!(intents.close(u64::MAX, 9000, 0, false), []);
@@ -330,19 +306,19 @@ mod tests {
     }
 
     #[test]
-    fn its_record_is_asked_for_before_its_segment_is_freed() {
+    fn a_segment_that_says_one_asks_whether_it_is_open() {
         let mut intents = written(60, 70, 7);
-        assert_eq!(intents.held_by(4).count(), 0);
-        assert_eq!(intents.held_by(5).collect::<Vec<_>>(), [0, 1]);
-        intents.lies_in(0, 9);
-        assert_eq!(intents.held_by(5).collect::<Vec<_>>(), [1]);
-        assert_eq!(intents.records(), [(0, 9), (1, 5)]);
+        assert_eq!(intents.open_within(0, 64), [(0, 64)]);
+        assert_eq!(intents.open_within(0, 640), [(0, 64), (64, 128)]);
+        assert_eq!(intents.open_within(128, 192), []);
+        intents.close(7, 9000, 0, false);
+        assert_eq!(intents.open_within(0, 640), []);
     }
 
     #[test]
     fn given_up_ones_that_are_being_written_are_recorded_anew() {
         let mut intents = written(60, 70, 7);
-        intents.enter((1, 2), 6, 2000);
+        intents.enter((1, 2), 2000);
         assert_eq!(intents.give_up(), [1]);
         assert!(!intents.are_active((1, 1)), "not before the new record is");
         assert_eq!(intents.records().len(), 2);
@@ -354,13 +330,9 @@ mod tests {
     #[test]
     fn one_of_an_earlier_run_waits_for_the_first_flush() {
         let mut intents = Intents::new(64);
-        intents.restore(4, 3);
+        intents.restore(4);
         assert_eq!(intents.idle_until(5000, 1000), Some(1));
         assert_eq!(intents.close(0, 5000, 1000, false), []);
-        let closed = Closed {
-            region: 4,
-            seg_seq: 3,
-        };
-        assert_eq!(intents.close(1, 5000, 1000, false), [closed]);
+        assert_eq!(intents.close(1, 5000, 1000, false), [4]);
     }
 }

@@ -234,7 +234,6 @@ impl Core {
         now: u64,
         fx: &mut Effects,
     ) -> bool {
-        let seg_hint = self.flash.log.next_segment_seq;
         if self.reqs[id].regions().is_some()
             || !self.flash.takes_writes()
             || self.opts.faults.has(Fault::DropIntent)
@@ -260,7 +259,7 @@ impl Core {
             false => end,
         };
         let regions = d.origin.intents.regions_of(start, end);
-        let entered = d.origin.intents.enter(regions, seg_hint, now);
+        let entered = d.origin.intents.enter(regions, now);
         self.reqs[id].write_mut().regions = Some(regions);
         self.ready.note(disk);
         if self.known(disk).is_draining(self.quiescing) {
@@ -281,20 +280,12 @@ impl Core {
     /// Queues the record of an intent; once it is durable, it is active.
     pub fn record_intent(&mut self, disk: DiskId, region: u32) {
         let (start, end) = self.known(disk).origin.intents.blocks_of(region);
-        let then = Then::Intent { disk, region };
         let ord = self
             .flash
-            .record(Kind::Intent, disk, start, end - start, then);
+            .record(Kind::Intent, disk, start, end - start, Then::Intent);
         let who = FlashWaiter::Intent { disk, region };
         self.flash.tell_when_durable(Until::Ord(ord), who);
         self.flash.log.urgent = true;
-    }
-
-    /// The record of an intent is on flash (not yet durable): remember where.
-    pub fn intent_applied(&mut self, disk: DiskId, region: u32, seg_seq: u64) {
-        if let Some(d) = self.disk_mut(disk) {
-            d.origin.intents.lies_in(region, seg_seq);
-        }
     }
 
     /// An intent became durable: requests that waited for it go on.
@@ -365,12 +356,12 @@ impl Core {
         let in_use = faults.has(Fault::CloseInUse);
         let intents = &mut self.known_mut(disk).origin.intents;
         let count = intents.region_blocks();
-        for closed in intents.close(durable, now, idle_ns, in_use) {
-            let block = u64::from(closed.region) * count;
+        for region in intents.close(durable, now, idle_ns, in_use) {
+            let block = u64::from(region) * count;
             let ord = self
                 .flash
                 .record(Kind::IntentClear, disk, block, count, Then::Nothing);
-            self.flash.note_closing(closed.seg_seq, ord);
+            self.flash.note_closing(ord);
         }
     }
 }

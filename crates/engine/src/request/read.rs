@@ -22,6 +22,7 @@ use crate::stats::ewma;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, IoDone, Target};
+use hearth_policy::cleaning::Why;
 use hearth_policy::{Stay, Use};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -244,6 +245,7 @@ impl Core {
             }
             if counts {
                 self.count_uses(disk, b, b + n, Use::Hit);
+                self.flash.cleaner.hits(n);
             }
             if client && let Some(d) = self.disk_mut(disk) {
                 d.counters.read_hit_bytes += n * 4096;
@@ -641,9 +643,15 @@ impl Core {
             apply: Apply::Clean { ticket, freq },
             then: Then::Ticket { disk, ticket },
         };
-        self.flash
-            .log
-            .push(Item::data(Kind::Clean, disk, block, data, crcs, token));
+        self.flash.log.push(Item::data(
+            Kind::Clean,
+            disk,
+            block,
+            data,
+            crcs,
+            Why::Filled,
+            token,
+        ));
     }
 
     /// Copies what the request asked for out of a wider read.

@@ -31,6 +31,7 @@ use crate::request::state::Step;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, IoDone, OpKind, Target};
+use hearth_policy::cleaning::Why;
 use hearth_policy::{Stay, Use};
 use smallvec::SmallVec;
 
@@ -358,6 +359,8 @@ impl Core {
     /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
         let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
+        // Where most of flash takes no writes, a request may be larger than all that may be dirty.
+        let want = want.min((limit / 2).max(1));
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
         let coming = u64::from(self.flash.log.queued_blocks)
             + self
@@ -397,14 +400,15 @@ impl Core {
             apply: Apply::Dirty,
             then: Then::Request(id),
         };
+        let why = Why::Written { hot: false };
         self.flash
             .log
-            .push(Item::data(Kind::Dirty, disk, block, data, crcs, token));
+            .push(Item::data(Kind::Dirty, disk, block, data, crcs, why, token));
     }
 
-    /// Blocks of flash that can hold data.
+    /// Blocks of flash that can hold data: all but what is kept free, and the head.
     pub fn capacity_blocks(&self) -> u64 {
-        self.flash.log.segments.len() as u64 * u64::from(self.flash.log.data_blocks)
+        self.flash.cleaner.plan().most
     }
 
     /// Room may have come free: go on with writes that waited for it, in order but for those whose
@@ -452,14 +456,11 @@ impl Core {
     /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:
     /// nothing can become stale.
     pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
-        let log = &self.flash.log;
         let Some(d) = self.disk(disk).filter(|d| d.is_off_without_copies()) else {
             return false;
         };
-        let mut held = log.order.front().into_iter().chain(&log.freeing);
         (self.flash.is_durable(d.dropped_ord) || self.opts.faults.has(Fault::OffForgetsDropped))
-            && (held.all(|seg| log.segments[*seg as usize].seq > d.evicted_seq)
-                || self.opts.faults.has(Fault::OffForgetsEvicted))
+            && (self.flash.has_gone(d.evicted) || self.opts.faults.has(Fault::OffForgetsEvicted))
     }
 
     /// Queues the record that says copies are void; returns its number.
@@ -762,9 +763,11 @@ impl Core {
             self.flash.holds_evicted() && !self.opts.faults.has(Fault::ForgetEvictedCopies);
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || self.flash.takes_writes();
-        let cached = replaced
-            && !self.opts.faults.has(Fault::KeepOverwritten)
-            && self.forget_range(disk, start, end);
+        let copies = match replaced && !self.opts.faults.has(Fault::KeepOverwritten) {
+            true => self.forget_copies(disk, start, end),
+            false => 0,
+        };
+        let cached = copies > 0;
         if !self.flash.takes_writes()
             && let Some(d) = self.disk_mut(disk)
             && (cached || !d.zero.is_empty())
@@ -787,6 +790,10 @@ impl Core {
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
             && self.renew(id, disk, start, end, read, &done);
+        if mode == Mode::WriteThrough {
+            // What is written now takes their place, at once or from the stage.
+            self.flash.cleaner.rewrite(copies);
+        }
         if had
             && !renewed
             && self.flash.takes_writes()

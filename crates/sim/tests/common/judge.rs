@@ -442,8 +442,17 @@ impl Judged {
 
     /// Writes to a disk until the test sees what it waits for, and stops at that moment.
     pub fn write_until(&mut self, disk: u16, seen: impl Fn(&Judged) -> bool) {
-        for _ in 0..WRITES_MAX {
-            let tag = self.send_write(disk, 512, 64, 9, false);
+        self.write_over_until(disk, 1, seen);
+    }
+
+    /// The same, over more than flash holds: what lies there has to go, not only what was written over.
+    pub fn write_round_until(&mut self, disk: u16, seen: impl Fn(&Judged) -> bool) {
+        self.write_over_until(disk, 64, seen);
+    }
+
+    fn write_over_until(&mut self, disk: u16, runs: u64, seen: impl Fn(&Judged) -> bool) {
+        for run in (0..runs).cycle().take(WRITES_MAX) {
+            let tag = self.send_write(disk, 512 + run * 64, 64, 9, false);
             while self.answer(tag).is_none() && !seen(self) {
                 if !self.step() {
                     self.tick();

@@ -2,6 +2,9 @@
 //!
 //! All data is zeros, so that the devices need to keep only the engine's own structures.
 
+// Not all who include it use all of it.
+#![allow(dead_code)]
+
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
@@ -18,6 +21,8 @@ const SEGMENT_BLOCKS: u32 = 256;
 /// Segments of a pool at least.
 pub const SEGMENTS_MIN: u64 = 64;
 const FLASH_NS: u64 = 100_000;
+/// Events until a request is answered; it takes far fewer.
+const STEPS_MAX: u64 = 1_000_000;
 /// The disk, as policy's keys have its number.
 const DISK: u64 = 1 << 36;
 const DISK_BLOCKS: u64 = 1 << 35;
@@ -36,6 +41,8 @@ pub struct Live {
     now: u64,
     next_tick: u64,
     in_flight: usize,
+    /// Bytes written to flash, whatever they are.
+    flash_written: u64,
 }
 
 impl Live {
@@ -77,6 +84,7 @@ impl Live {
             now: 0,
             next_tick: 0,
             in_flight: 0,
+            flash_written: 0,
         }
     }
 
@@ -86,7 +94,10 @@ impl Live {
             let mut buf = buf.clone();
             match (op.target, op.kind) {
                 (Target::Flash(_), OpKind::Read) => self.flash.read_at(at, buf.bytes_mut()),
-                (Target::Flash(_), OpKind::Write) => self.flash.write_at(at, buf.bytes()),
+                (Target::Flash(_), OpKind::Write) => {
+                    self.flash_written += buf.len() as u64;
+                    self.flash.write_at(at, buf.bytes())
+                }
                 (_, OpKind::Read) => {
                     buf.bytes_mut().fill(0);
                     Ok(())
@@ -143,8 +154,11 @@ impl Live {
             let due = r.time_us * 1000 + late;
             let start = due.max(self.now);
             while self.step(start) {}
+            let mut steps = 0;
             while self.in_flight >= depth {
-                assert!(self.step(u64::MAX), "{}", self.engine.explain());
+                steps += 1;
+                let ends = steps < STEPS_MAX && self.step(u64::MAX);
+                assert!(ends, "{}", self.engine.explain());
             }
             self.now = self.now.max(start);
             late += self.now - due;
@@ -165,8 +179,13 @@ impl Live {
         while self.in_flight > 0 {
             assert!(self.step(u64::MAX), "{}", self.engine.explain());
         }
+        self.hit() as f64 / load.reads.max(1) as f64
+    }
+
+    /// Blocks read that were cached.
+    fn hit(&self) -> u64 {
         let c = self.engine.stats(1, self.now).expect("attached").counters;
-        (c.read_hit_bytes / BLOCK) as f64 / load.reads.max(1) as f64
+        c.read_hit_bytes / BLOCK
     }
 
     fn words(&self, out: &Outcome) -> String {
@@ -233,13 +252,44 @@ impl Both {
     }
 }
 
-/// The same requests through both.
-pub fn compare(load: &Workload, terms: &Terms) -> Both {
-    let mode = match terms.mode {
+fn mode_of(mode: WriteMode) -> Mode {
+    match mode {
         WriteMode::Back => Mode::WriteBack,
         WriteMode::Through => Mode::WriteThrough,
         WriteMode::Around => Mode::WriteAround,
+    }
+}
+
+/// What the engine did with a part of a workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Of the blocks read, in hundredths.
+    pub hits: f64,
+    /// Blocks written to flash, with all that the log needs.
+    pub flash: u64,
+    /// Blocks that can be cached.
+    pub capacity: u64,
+}
+
+/// A pool of so many segments plays one part of a workload after the other.
+pub fn parts(loads: &[Workload], terms: &Terms) -> Vec<Part> {
+    let mode = mode_of(terms.mode);
+    let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
+    let mut play = |load: &Workload| {
+        let before = (live.hit(), live.flash_written);
+        live.play(load, terms.depth);
+        Part {
+            hits: (live.hit() - before.0) as f64 * 100.0 / load.reads.max(1) as f64,
+            flash: (live.flash_written - before.1) / BLOCK,
+            capacity: live.engine.pool_stats().capacity_blocks,
+        }
     };
+    loads.iter().map(&mut play).collect()
+}
+
+/// The same requests through both.
+pub fn compare(load: &Workload, terms: &Terms) -> Both {
+    let mode = mode_of(terms.mode);
     let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
     let engine = live.play(load, terms.depth) * 100.0;
     let pool = live.engine.pool_stats();

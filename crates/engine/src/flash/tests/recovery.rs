@@ -10,6 +10,7 @@ use crate::flash::survey::{BLOCK_BYTES, Content, READ_AHEAD};
 use hearth_format::{BatchHeader, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, Media, OpKind};
+use hearth_policy::cleaning::Why;
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -70,6 +71,15 @@ impl Known {
     }
 }
 
+fn gone(block: u64, slot: Slot, dirty: bool) -> Gone {
+    Gone {
+        disk: 1,
+        block,
+        slot,
+        dirty,
+    }
+}
+
 impl Replay for Known {
     fn counts(&self, disk: u16, _: u64) -> Option<u64> {
         (disk == 1).then_some(1 << 36)
@@ -83,7 +93,7 @@ impl Replay for Known {
         }
         let is = (copy.slot, copy.crc, copy.dirty);
         let was = self.blocks.insert(copy.block, is);
-        Placed::There(was.map(|(slot, _, dirty)| Gone { slot, dirty }))
+        Placed::There(was.map(|(slot, _, dirty)| gone(copy.block, slot, dirty)))
     }
 
     fn cleaned(&mut self, _: u16, start: u64, end: u64, mut tell: impl FnMut(Slot)) {
@@ -98,12 +108,12 @@ impl Replay for Known {
     fn dropped(&mut self, _: u16, start: u64, end: u64, mut tell: impl FnMut(Gone)) {
         for block in start..end {
             if let Some((slot, _, dirty)) = self.blocks.remove(&block) {
-                tell(Gone { slot, dirty });
+                tell(gone(block, slot, dirty));
             }
         }
     }
 
-    fn zeroed(&mut self, _: u16, start: u64, end: u64, _: u64) {
+    fn zeroed(&mut self, _: u16, start: u64, end: u64) {
         self.zeros.extend(start..end);
     }
 
@@ -111,9 +121,10 @@ impl Replay for Known {
         self.zeros.retain(|block| !(start..end).contains(block));
     }
 
-    fn drop_clean(&mut self, slot: Slot) -> bool {
-        let clean = self.at(slot).filter(|(_, dirty)| !dirty);
-        clean.is_some_and(|(block, _)| self.blocks.remove(&block).is_some())
+    fn drop_clean(&mut self, slot: Slot) -> Option<Gone> {
+        let (block, dirty) = self.at(slot).filter(|(_, dirty)| !dirty)?;
+        self.blocks.remove(&block)?;
+        Some(gone(block, slot, dirty))
     }
 }
 
@@ -136,7 +147,6 @@ impl Kept for Known {
     fn zeros(&self) -> Vec<Zeros> {
         vec![Zeros {
             disk: 1,
-            seg_seq: 1,
             runs: self.zeros.iter().map(|block| (*block, 1)).collect(),
         }]
     }
@@ -169,11 +179,18 @@ impl Restore for Known {
     fn drop_foreign(&mut self, _: impl FnMut(Gone)) {}
 }
 
+/// A device that was formatted: none of its segments counts.
 fn media() -> Sparse {
-    Sparse {
+    formatted(layout())
+}
+
+fn formatted(layout: Layout) -> Sparse {
+    let mut media = Sparse {
         blocks: BTreeMap::new(),
         bad: u64::MAX,
-    }
+    };
+    device_of(layout).store_whole_map(&mut media).unwrap();
+    media
 }
 
 /// Appends a block that is all `byte`.
@@ -182,7 +199,8 @@ fn put(d: &mut Device, kind: Kind, block: u64, byte: u8) -> u64 {
     data.bytes_mut().fill(byte);
     let crcs = smallvec![crc(byte)];
     let token = Mark::Awaited(0);
-    d.log.push(Item::data(kind, 1, block, data, crcs, token))
+    d.log
+        .push(Item::data(kind, 1, block, data, crcs, Why::Filled, token))
 }
 
 fn crc(byte: u8) -> u32 {
@@ -327,7 +345,7 @@ fn what_was_durable_and_cannot_be_read_is_damage() {
     d.roll();
     put(&mut d, Kind::Dirty, 3, 3);
     sync(&mut d, &mut media);
-    d.note_tail();
+    say(&mut d, Kind::DropRun, 900, 1);
     sync(&mut d, &mut media);
     for at in [first, layout().summary_offset(0) / BLOCK] {
         media.blocks.insert(at, vec![0; BLOCK_BYTES]);
@@ -364,8 +382,8 @@ fn a_checkpoint_gives_back_what_was_kept_and_nothing_that_cannot_be() {
     sync(&mut d, &mut media);
     let (mut d, mut known, _) = start(&mut media);
     known.table = (0..5000u32).map(|i| i as u8).collect();
-    let seq = d.log.segments[0].seq;
-    d.resume_victim(|seg| seg == 0);
+    d.dead.add(1, 99);
+    d.resume(vec![0]);
     let len = d.write_checkpoint(&mut media, 5, &known).unwrap();
     assert!(len <= layout().checkpoint_room() * BLOCK);
 
@@ -376,9 +394,15 @@ fn a_checkpoint_gives_back_what_was_kept_and_nothing_that_cannot_be() {
     };
     let (mut again, mut restored) = (device_of(layout()), empty());
     assert!(again.read_checkpoint(&mut media, 5, &mut restored).unwrap());
-    known.evicted = seq;
+    known.evicted = 1;
     assert_eq!(restored, known);
-    assert_eq!(again.victim(), Some(0));
+    assert_eq!(again.begun(), [0]);
+    assert_eq!(again.dead.count(1, 99), 1);
+    assert_eq!(again.log.zeros.of(0), [(1, 8, 10)]);
+    assert_eq!(
+        again.log.segments[0].last_batch,
+        d.log.segments[0].last_batch
+    );
     assert_eq!(again.log.order, d.log.order);
     assert_eq!(again.log.free, d.log.free);
     let s = again.log.segments[0];
@@ -442,7 +466,7 @@ fn more_segments_than_are_read_at_once_are_all_found() {
                 ..SummaryHeader::default()
             };
             let mut summary = Vec::new();
-            header.encode(&entries, &mut summary).unwrap();
+            header.encode(&entries, &[], &mut summary).unwrap();
             media
                 .write_at(layout.summary_offset(seg), &summary)
                 .unwrap();
@@ -457,7 +481,7 @@ fn more_segments_than_are_read_at_once_are_all_found() {
         assert_eq!(f.seq, u64::from(f.seg) + 1);
         assert_eq!(f.blind, f.seg == blind);
         let entries = match f.content {
-            Content::Sealed(_, entries) if f.seg != unsealed => entries.unwrap(),
+            Content::Sealed(_, told) if f.seg != unsealed => told.unwrap().entries,
             Content::Walked(batches) if f.seg == unsealed => {
                 assert!(batches[0].data_ok);
                 batches.into_iter().flat_map(|b| b.entries).collect()
@@ -478,21 +502,18 @@ fn two_segments_with_the_same_number_are_not_both_believed() {
             accept_damage,
             ..HOW
         };
-        let mut media = Sparse {
-            blocks: BTreeMap::new(),
-            bad: u64::MAX,
-        };
+        let mut media = formatted(layout);
         let header = SummaryHeader {
             pool_tag: d.pool_tag,
             segment_seq: 5,
             first_batch_seq: 1,
             last_batch_seq: 1,
-            tail_seq: 5,
+            bound_seq: 5,
             durable_seq: 1,
             ..SummaryHeader::default()
         };
         let mut summary = Vec::new();
-        header.encode(&[], &mut summary).unwrap();
+        header.encode(&[], &[], &mut summary).unwrap();
         summary.resize(BLOCK_BYTES, 0);
         for seg in [2, 4] {
             let at = layout.summary_offset(seg);
