@@ -62,7 +62,18 @@ impl Core {
         self.check_log()?;
         self.check_requests()?;
         self.check_waits()?;
-        self.check_tickets()
+        self.check_tickets()?;
+        self.check_progress()
+    }
+
+    /// Segments that are freed make room, for those who wait for it.
+    fn check_progress(&self) -> Checked {
+        match self.flash.in_vain() {
+            (went, most) if went > most => Err(format!(
+                "{went} segments were freed while a request waited, and it got no room"
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// What the index holds: of each segment, of each disk, and in all.

@@ -30,6 +30,8 @@ pub enum Fault {
     FreeUndurable,
     /// Believe after a crash segments that the map calls free.
     BelieveFreed,
+    /// Free a segment although what it says would have to be written again as a whole.
+    FreeForNothing,
     /// Free a segment without logging again that older copies elsewhere are void.
     SkipRelogVoid,
     /// Free a segment without logging again that copies elsewhere are clean.
@@ -289,7 +291,7 @@ impl Fault {
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
-    pub const BY_STEPS: [Fault; 33] = [
+    pub const BY_STEPS: [Fault; 34] = [
         Fault::GrowEarly,
         Fault::PlayTwice,
         Fault::CheckpointNoEviction,
@@ -321,6 +323,7 @@ impl Fault {
         Fault::MoveOverNewer,
         Fault::DropBehindNewer,
         Fault::FreePinned,
+        Fault::FreeForNothing,
         Fault::SkipRelogClean,
         Fault::RescueOneCopy,
     ];

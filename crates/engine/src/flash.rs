@@ -4,6 +4,7 @@
 pub(crate) mod again;
 pub(crate) mod append;
 pub(crate) mod checkpoint;
+pub(crate) mod choose;
 pub(crate) mod dead;
 pub(crate) mod device;
 pub(crate) mod durable;

@@ -69,6 +69,8 @@ paths! {
     VoidLoggedAgain: "it is logged again that copies are void, before the segment that says so goes",
     SegmentClean: "the map says that a segment is clean",
     SegmentPutOff: "a segment says so much again that another is freed before it",
+    SegmentHeld: "a segment is not freed because that would write almost as much as it gives",
+    OldestGoes: "the oldest segment is freed because no other is worth it",
     SegmentUnreadable: "a segment is not freed because nobody can read what it says",
     RelogWaitsForWrite: "a segment stays because something newer than what it says is on its way",
     UnattachedKept: "eviction moves dirty blocks of a disk that is not attached",

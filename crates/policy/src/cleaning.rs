@@ -409,6 +409,15 @@ impl Cleaner {
         self.hits += count;
     }
 
+    /// A segment that was [withdrawn](Self::withdraw) counts again.
+    pub fn give_back(&mut self, seg: u32) {
+        self.segments[seg as usize].closed = true;
+        let s = self.segments[seg as usize];
+        let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
+        self.by_live[bucket].insert((rank, seg));
+        self.turns.insert((s.seen, seg));
+    }
+
     /// A closed segment is left alone from now on, whatever lies in it.
     pub fn withdraw(&mut self, seg: u32) {
         let s = self.segments[seg as usize];

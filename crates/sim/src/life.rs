@@ -159,7 +159,7 @@ impl World<'_> {
             .then(|| self.rng.between(1, requests.max(2)));
         let full = self.rng.chance(self.profile.full, 100);
         let full = full.then(|| self.rng.between(1, requests.max(2)));
-        for _ in 0..LIFE_STEPS_MAX {
+        for _ in 0..self.steps_max(LIFE_STEPS_MAX) {
             if left == 0 || self.cut_short {
                 return Ok(());
             }
@@ -207,6 +207,11 @@ impl World<'_> {
             }
         }
         self.stuck("a life took too many steps")
+    }
+
+    /// Where there is more to do, more steps may be needed.
+    fn steps_max(&self, steps: u64) -> u64 {
+        steps * if self.profile.worn { 20 } else { 1 }
     }
 
     /// A step of time while something is waited for; what hangs goes on in the end.
@@ -795,7 +800,7 @@ impl World<'_> {
     /// Lets time pass until `done`.
     fn settle(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Outcome {
         let until = self.clock.now() + SETTLE_NS_MAX;
-        for _ in 0..SETTLE_STEPS_MAX {
+        for _ in 0..self.steps_max(SETTLE_STEPS_MAX) {
             if done(self) {
                 return Ok(());
             }

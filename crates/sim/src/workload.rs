@@ -21,6 +21,9 @@ pub struct Wish {
     pub zeros: bool,
 }
 
+/// What is asked to be cached at once.
+const FILL_BYTES: u64 = 128 * 4096;
+
 /// How one guest behaves.
 #[derive(Clone, Debug)]
 pub struct Habits {
@@ -32,6 +35,66 @@ pub struct Habits {
     flushes: u32,
     odd: bool,
     cursor: u64,
+    flood: Option<Flood>,
+}
+
+/// A guest that has its disk cached and then writes it over and over.
+#[derive(Clone, Debug)]
+struct Flood {
+    /// Up to here it has asked for its disk to be cached, in bytes.
+    filled: u64,
+    /// Of it, so much, in 256ths.
+    fill: u64,
+    /// Of 100 requests, how many are no writes.
+    others: u64,
+    /// Of 100 writes, how many go to a fifth of the disk.
+    skew: u64,
+    /// Of 100 writes, how many are large.
+    large: u64,
+}
+
+impl Flood {
+    fn draw(rng: &mut Prng) -> Flood {
+        Flood {
+            filled: 0,
+            fill: *rng.pick(&[0, 128, 192, 256]),
+            others: *rng.pick(&[0, 5, 40]),
+            skew: *rng.pick(&[0, 0, 80]),
+            large: *rng.pick(&[0, 2, 8]),
+        }
+    }
+
+    fn next(&mut self, rng: &mut Prng, size: u64) -> Wish {
+        let wish = |op, offset: u64, len: u64| Wish {
+            op,
+            offset,
+            len: len.min(size - offset),
+            zeros: false,
+        };
+        if self.filled < size / 256 * self.fill {
+            let at = self.filled;
+            self.filled += FILL_BYTES;
+            return wish(ReqOp::Prefetch, at, FILL_BYTES);
+        }
+        let blocks = size / 4096;
+        let at = match rng.chance(self.skew, 100) {
+            true => rng.below((blocks / 5).max(1)) * 4096,
+            false => rng.below(blocks) * 4096,
+        };
+        if rng.chance(self.others, 100) {
+            let discard = ReqOp::Discard { fua: false };
+            let op = *rng.pick(&[ReqOp::Read, ReqOp::Read, ReqOp::Read, discard, ReqOp::Flush]);
+            return match op {
+                ReqOp::Flush => wish(op, 0, 0),
+                _ => wish(op, at, rng.between(1, 4) * 4096),
+            };
+        }
+        let len = match rng.chance(self.large, 100) {
+            true => rng.between(64, 256),
+            false => 1,
+        };
+        wish(ReqOp::Write { fua: false }, at, len * 4096)
+    }
 }
 
 impl Habits {
@@ -47,6 +110,7 @@ impl Habits {
                 flushes: *rng.pick(&[0, 4]),
                 odd: profile.odd && rng.chance(1, 2),
                 cursor: 0,
+                flood: None,
             };
         }
         Habits {
@@ -58,11 +122,15 @@ impl Habits {
             flushes: *rng.pick(&[0, 2, 8, 20]),
             odd: profile.odd && rng.chance(2, 3),
             cursor: 0,
+            flood: profile.worn.then(|| Flood::draw(rng)),
         }
     }
 
     /// The next request for a disk of `size` bytes.
     pub fn next(&mut self, rng: &mut Prng, size: u64) -> Wish {
+        if let Some(flood) = &mut self.flood {
+            return flood.next(rng, size);
+        }
         let fua = rng.chance(self.fua, 100);
         let op = match rng.weighted(&[self.reads, self.writes, self.flushes, 2, 2, 2]) {
             0 => ReqOp::Read,

@@ -143,6 +143,8 @@ pub struct World<'a> {
     echo: bool,
     trace: std::collections::VecDeque<String>,
     depth: u64,
+    /// How large disks are, if that is not drawn.
+    disk_blocks: Option<u64>,
 }
 
 macro_rules! trace {
@@ -171,6 +173,9 @@ impl<'a> World<'a> {
         if profile.flash_flush_ns > 0 {
             segments = 8;
         }
+        if profile.worn {
+            segments = *rng.pick(&[64, 80, 100, 128]);
+        }
         let shape = Shape {
             segment_blocks: SEGMENT_BLOCKS,
             seed: rng.next_u64(),
@@ -188,7 +193,19 @@ impl<'a> World<'a> {
             0 => *rng.pick(&FLUSH_NS),
             slow => slow,
         };
-        let depth = *rng.pick(&[1, 2, 4, 8, DEPTH_MAX]);
+        let depth = match profile.worn {
+            true => *rng.pick(&[4, 24, DEPTH_MAX]),
+            false => *rng.pick(&[1, 2, 4, 8, DEPTH_MAX]),
+        };
+        let disks = match profile.worn {
+            true => rng.between(1, 2),
+            false => rng.between(1, DISKS_MAX),
+        };
+        // Together from less than flash to more than that.
+        let disk_blocks = match profile.worn {
+            true => Some(segments * 251 * rng.between(60, 180) / 100 / disks),
+            false => None,
+        };
         let mut world = World {
             maker,
             profile,
@@ -226,9 +243,10 @@ impl<'a> World<'a> {
             echo,
             trace: std::collections::VecDeque::new(),
             depth,
+            disk_blocks,
             rng,
         };
-        for id in 1..=world.rng.between(1, DISKS_MAX) {
+        for id in 1..=disks {
             let disk = world.draw(id as u16);
             let size = disk.config.size;
             world.disks.push(disk);
@@ -255,6 +273,10 @@ impl<'a> World<'a> {
     /// A new disk with a new origin.
     pub(crate) fn draw(&mut self, id: u16) -> Disk {
         let mut config = draw_disk(&mut self.rng, &self.profile, id, DISK_BLOCKS_MAX);
+        if let Some(blocks) = self.disk_blocks {
+            config.size = blocks * BLOCK as u64;
+            config.max_bytes = 0;
+        }
         self.maker.tune(&mut config);
         let uid = self.next_uid;
         self.next_uid += 1;

@@ -8,10 +8,11 @@ use crate::core::rest::Rest;
 use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::flash::again::Holds;
+use crate::flash::choose::Verdict;
 use crate::flash::evict::{Contents, Fate, Terms};
 use crate::flash::log::Gone;
 use crate::paths::{Path, took};
-use hearth_policy::Verdict;
+use hearth_policy::Verdict as Worth;
 
 /// Segments freed per event, at most: a foreground request waits for it.
 const VICTIMS_MAX: u32 = 4;
@@ -23,7 +24,7 @@ impl Core {
             return;
         }
         for _ in 0..VICTIMS_MAX {
-            let Some((seg, begins)) = self.flash.next_victim() else {
+            let Some((seg, begins)) = self.flash.next_victim(now) else {
                 break;
             };
             if begins {
@@ -35,6 +36,9 @@ impl Core {
             }
         }
         let awaited = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
+        if !self.reqs.log_full && self.reqs.stalled_through.is_empty() {
+            self.flash.room_was_got();
+        }
         if awaited || self.flash.is_short_of_free() {
             self.flash.flush_to_free(now);
             self.flash.store_map();
@@ -42,11 +46,17 @@ impl Core {
         self.route_flash(now, fx);
     }
 
-    /// Works on the segment that goes next; true if it was freed.
+    /// Works on the segment that goes next; true if it was freed, or is not to go.
     fn empty_segment(&mut self, seg: u32, now: u64, fx: &mut Effects) -> bool {
         let (flash, mut rest) = self.apart();
-        flash.sift(seg, &mut rest, now);
+        let verdict = flash.judge(seg, &rest, now);
+        if verdict == Verdict::Goes {
+            flash.sift(seg, &mut rest, now);
+        }
         self.route_flash(now, fx);
+        if verdict != Verdict::Goes {
+            return verdict == Verdict::Stays;
+        }
         if self.flash.is_held_long(seg, now) {
             self.let_go_of_hung(seg, now);
         }
@@ -58,7 +68,7 @@ impl Core {
             return false;
         }
         let (flash, rest) = self.apart();
-        let said = flash.say_again(seg, &rest);
+        let said = flash.say_again(seg, &rest, now);
         self.route_flash(now, fx);
         let Some(ord) = said else {
             return false;
@@ -111,7 +121,7 @@ impl Contents for Rest<'_> {
             }
         } else {
             let within_min = terms.may_keep && self.is_within_min(d, terms.kept_most);
-            let used = self.cache.policy.evict(info.freq as u8) != Verdict::Drop;
+            let used = self.cache.policy.evict(info.freq as u8) != Worth::Drop;
             let earned = terms.may_keep_used && (used || !terms.crowded) && d.excess() == 0;
             let may_differ = d.may_differ() && !self.faults.has(Fault::CacheUnguarded);
             if !earned && !within_min || may_differ {

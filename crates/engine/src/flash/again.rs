@@ -71,6 +71,17 @@ impl Leaving<'_> {
         holds: &impl Holds,
         faults: Faults,
     ) -> Option<(Vec<Said>, BTreeSet<u32>)> {
+        let (said, all_clean) = self.holding(holds, faults);
+        let newer = |s: &Said| {
+            s.kind != Kind::Intent
+                && !faults.has(Fault::RelogBehindNewer)
+                && self.is_queued(s.disk, s.block, s.block + s.count)
+        };
+        (!said.iter().any(newer)).then_some((said, all_clean))
+    }
+
+    /// The same, as it is now.
+    pub fn holding(&self, holds: &impl Holds, faults: Faults) -> (Vec<Said>, BTreeSet<u32>) {
         let mut all_clean = BTreeSet::new();
         let own = self.own_copies();
         let (mut void, mut clean, mut told) = (Blocks::new(), Blocks::new(), Blocks::new());
@@ -141,15 +152,10 @@ impl Leaving<'_> {
         });
         said.sort_unstable_by_key(|s| (s.kind as u8, s.disk, s.block, s.count));
         said.dedup();
-        let newer = |s: &Said| {
-            s.kind != Kind::Intent
-                && !faults.has(Fault::RelogBehindNewer)
-                && self.is_queued(s.disk, s.block, s.block + s.count)
-        };
         if faults.has(Fault::SkipRelogClean) {
             all_clean.clear();
         }
-        (!said.iter().any(newer)).then_some((said, all_clean))
+        (said, all_clean)
     }
 
     /// Is nothing dirty in a segment, and never will be again?

@@ -3,7 +3,8 @@
 //! Four steps, each of them a function:
 //!
 //! 1. which segment goes next is **chosen** ([`FlashDevice::next_victim`]): the one whose freeing gives most
-//!    for what is moved ([`hearth_policy::cleaning`]). What it says is read;
+//!    for what is moved ([`hearth_policy::cleaning`]). What it says is read, and it is counted whether freeing it
+//!    gives more room than it takes ([`crate::flash::choose`]);
 //! 2. what lies in it is **looked at**, slot by slot ([`FlashDevice::sift`]). The device does not know what a
 //!    block is worth; that is asked of those who use it ([`Contents`]);
 //! 3. what is worth it is **moved**: read here, and appended again by whoever is told of the read. The rest is
@@ -18,6 +19,7 @@
 use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::again::{Holds, Leaving};
+use crate::flash::choose::{Choice, Way};
 use crate::flash::device::{FlashDevice, FlashOp, Token, Users, WRITE_PRICE};
 use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Slot};
 use crate::flash::survey::BLOCK_BYTES;
@@ -26,6 +28,7 @@ use hearth_format::{Entry, Kind};
 use hearth_io::{Buf, BufSlice, IoDone};
 use hearth_policy::cleaning::Why;
 use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 /// Blocks read at once to be moved.
@@ -42,8 +45,6 @@ const FREE_MIN: usize = 2;
 const DROP_SHARE: u32 = 16;
 /// No disk has such blocks; who finds one on flash has read what nobody wrote.
 const BLOCKS_END: u64 = 1 << 36;
-/// Segments that wait for room for what they say again, at most: what lay in them is gone from the cache.
-const PUT_OFF_MAX: usize = 4;
 /// Time between looks at a segment in which everything waits for something.
 const RESCAN_NS: u64 = 1_000_000;
 
@@ -72,16 +73,17 @@ impl Debug for Says {
 #[derive(Debug, Default)]
 pub(crate) struct Evict {
     current: Option<u32>,
+    pub(in crate::flash) way: Way,
+    /// It is settled that it goes.
+    pub(in crate::flash) judged: bool,
+    /// What it says again takes the room of so many blocks.
+    pub(in crate::flash) said_blocks: u32,
     says: Says,
-    /// Segments whose eviction has begun and that are not emptied: copies of theirs may be gone that the log
-    /// still has.
-    begun: Vec<u32>,
-    /// Of these, those that say so much again that there is no room for it, and how many records that are.
-    put_off: Vec<(u32, usize)>,
+    pub(in crate::flash) choice: Choice,
     /// Evictions so far.
-    count: u64,
+    pub(in crate::flash) count: u64,
     /// Nothing is worth freeing, and a segment has to be freed: as if too much were alive.
-    forced: bool,
+    pub(in crate::flash) forced: bool,
     /// Next block of it to look at.
     at: u32,
     scanned_ns: u64,
@@ -91,7 +93,7 @@ pub(crate) struct Evict {
     moving: u32,
     kept: u32,
     /// The destager should hurry.
-    wants_clean: bool,
+    pub(in crate::flash) wants_clean: bool,
 }
 
 /// What eviction can do with a block at the moment.
@@ -152,42 +154,13 @@ impl<U: Users> FlashDevice<U> {
         self.log.free_wanted()
     }
 
-    /// The segment that shall be freed next, of all that are in the log.
-    fn choose(&mut self) -> Option<u32> {
-        if self.starved() {
-            return self.log.order.front().copied();
-        }
-        let room = self.record_room();
-        let fits = |(_, records): &(u32, usize)| *records <= room;
-        if let Some(at) = self.evict.put_off.iter().position(fits) {
-            return Some(self.evict.put_off.swap_remove(at).0);
-        }
-        let put_off = |seg: &u32| self.evict.put_off.iter().any(|(off, _)| off == seg);
-        if let Some(seg) = self.evict.begun.iter().find(|seg| !put_off(seg)) {
-            return Some(*seg);
-        }
-        if !self.evict.put_off.is_empty() {
-            // The oldest needs the fewest records. Were it any other, all might come to wait for room.
-            let others = self.log.order.iter().find(|seg| !put_off(seg));
-            let may = self.evict.put_off.len() < PUT_OFF_MAX;
-            return others.copied().filter(|_| may);
-        }
-        self.evict.forced = false;
-        let best = self.cleaner.pick();
-        if best.is_some() {
-            return best;
-        }
-        self.evict.forced = true;
-        self.cleaner.turn()
-    }
-
-    /// Is this segment being freed?
+    /// Is this segment being freed? One of which that is not settled yet may stay, with all that lies in it.
     pub fn is_going(&self, seg: u32) -> bool {
-        self.evict.current == Some(seg)
+        self.evict.current == Some(seg) && self.evict.judged
     }
 
     /// The segment to be freed now, if room is short, and whether that begins only now.
-    pub fn next_victim(&mut self) -> Option<(u32, bool)> {
+    pub fn next_victim(&mut self, now: u64) -> Option<(u32, bool)> {
         if !self.takes_writes() {
             return None;
         }
@@ -208,22 +181,17 @@ impl<U: Users> FlashDevice<U> {
         if coming > 0 && log.free.len() < FREE_MIN && !self.starved() {
             return None;
         }
-        let seg = self.choose()?;
+        let (seg, way) = self.choose(now)?;
         let before = std::mem::take(&mut self.evict);
         self.evict = Evict {
             current: Some(seg),
+            way,
             moving: before.moving,
-            begun: before.begun,
-            put_off: before.put_off,
+            choice: before.choice,
             forced: before.forced,
             count: before.count,
             ..Evict::default()
         };
-        if !self.evict.begun.contains(&seg) {
-            self.evict.begun.push(seg);
-            self.evict.count += 1;
-            self.log.segments[seg as usize].eviction = self.evict.count;
-        }
         Some((seg, true))
     }
 
@@ -235,7 +203,7 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// Reads what the segment that goes says, if that is not known. True if it is.
-    fn read_entries(&mut self, seg: u32) -> bool {
+    pub(in crate::flash) fn read_entries(&mut self, seg: u32) -> bool {
         match self.evict.says {
             Says::Read(_) => true,
             Says::Reading => false,
@@ -284,7 +252,7 @@ impl<U: Users> FlashDevice<U> {
                 took(Path::SegmentUnreadable);
                 self.cleaner.withdraw(seg);
                 self.log.order.retain(|s| *s != seg);
-                self.leave_begun(seg);
+                self.leave_choice(seg);
                 self.forget_victim();
             }
         }
@@ -305,26 +273,9 @@ impl<U: Users> FlashDevice<U> {
             }
             self.evict.at = 0;
         }
-        // Moving a segment that is all dirty would only move it in a circle.
-        let mostly_dirty = s.dirty * 16 > data_blocks * 15;
-        // What is moved now would take the room of the records that free what was evicted.
-        let short = self.log.free.is_empty();
-        self.evict.wants_clean |= mostly_dirty || short && s.dirty > 0;
-        let keep_max = if short {
-            0
-        } else {
-            data_blocks - data_blocks / DROP_SHARE
-        };
-        let mut terms = Terms {
-            starved: self.starved(),
-            follows: false,
-            dirty_stays: mostly_dirty || short,
-            may_keep: keep_max > 0,
-            may_keep_used: false,
-            kept_most: self.kept_most(),
-            crowded: self.is_crowded(),
-            now,
-        };
+        let mut terms = self.terms(seg, now);
+        self.evict.wants_clean |= terms.dirty_stays && s.dirty > 0;
+        let keep_max = self.keep_max(seg);
         while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
             let slot = base + self.evict.at;
             let n = self.run_to_move(slot, base + data_blocks, keep_max, &mut terms, contents);
@@ -338,6 +289,42 @@ impl<U: Users> FlashDevice<U> {
         }
         if self.evict.at >= data_blocks {
             self.evict.scanned_ns = now;
+        }
+    }
+
+    /// What can be done with the blocks of a segment at the moment.
+    pub(in crate::flash) fn terms(&self, seg: u32, now: u64) -> Terms {
+        let s = self.log.segments[seg as usize];
+        // What is moved now would take the room of the records that free what was evicted.
+        let short = self.log.free.is_empty();
+        // Moving a segment that is all dirty would only move it in a circle.
+        let most = self.log.data_blocks - self.log.data_blocks / DROP_SHARE;
+        let mostly_dirty = s.dirty + self.evict.said_blocks > most;
+        Terms {
+            starved: self.starved(),
+            follows: false,
+            dirty_stays: mostly_dirty || short,
+            may_keep: !short,
+            may_keep_used: !short,
+            kept_most: self.kept_most(),
+            crowded: self.is_crowded(),
+            now,
+        }
+    }
+
+    /// Blocks of a segment that are moved at most, as long as they need not be.
+    fn keep_max(&self, seg: u32) -> u32 {
+        if self.log.free.is_empty() {
+            return 0;
+        }
+        let most = self.log.data_blocks - self.log.data_blocks / DROP_SHARE;
+        match self.evict.way {
+            // Whatever is dirty is moved, too.
+            Way::Oldest => {
+                let dirty = self.log.segments[seg as usize].dirty;
+                most.saturating_sub(self.evict.said_blocks + dirty)
+            }
+            _ => most,
         }
     }
 
@@ -478,7 +465,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Logs again what the segment says that still holds. `None`: something has to happen before that is known.
     /// Else it may go once the log is durable up to the number returned.
-    pub fn say_again(&mut self, seg: u32, holds: &impl Holds) -> Option<u64> {
+    pub fn say_again(&mut self, seg: u32, holds: &impl Holds, now: u64) -> Option<u64> {
         if self.starved() {
             return self
                 .needs_nothing_said(seg, holds)
@@ -487,22 +474,10 @@ impl<U: Users> FlashDevice<U> {
         if !self.read_entries(seg) {
             return None;
         }
-        let Says::Read(entries) = &self.evict.says else {
-            return None;
-        };
-        // A disk may have been removed since they were read.
-        let seq = self.log.segments[seg as usize].seq;
-        let counting = entries.iter().filter(|e| self.counts(e.disk, seq));
-        let counting: Vec<Entry> = counting.copied().collect();
+        let counting = self.entries_counting(seg);
         let leaving = Leaving {
-            seg,
-            oldest: self.is_oldest(seg),
-            entries: &counting,
-            dead: &self.dead,
-            zeros: &self.log.zeros,
-            segments: &self.log.segments,
-            segment_blocks: self.log.segment_blocks,
             queued: self.log.on_their_way(),
+            ..self.leaving(seg, &counting)
         };
         let Some((records, clean)) = leaving.still_said(holds, self.faults) else {
             took(Path::RelogWaitsForWrite);
@@ -510,13 +485,8 @@ impl<U: Users> FlashDevice<U> {
             return None;
         };
         if records.len() > self.record_room() {
-            // What origins are told is not logged again. Those that are away are waited for, but not by others:
-            // meanwhile another segment goes.
-            took(Path::SegmentPutOff);
-            self.evict.put_off.push((seg, records.len()));
-            self.cleaner.withdraw(seg);
-            self.forget_victim();
-            self.evict.wants_clean = true;
+            // What origins are told is not logged again. Those that are away are waited for, but not by others.
+            self.put_off(seg, records.len(), now);
             return None;
         }
         for said in &records {
@@ -543,8 +513,33 @@ impl<U: Users> FlashDevice<U> {
         Some(ord)
     }
 
+    /// What the segment that goes says of disks of which that counts. A disk may have been removed since it was
+    /// read.
+    pub(in crate::flash) fn entries_counting(&self, seg: u32) -> Vec<Entry> {
+        let Says::Read(entries) = &self.evict.says else {
+            return Vec::new();
+        };
+        let seq = self.log.segments[seg as usize].seq;
+        let counting = entries.iter().filter(|e| self.counts(e.disk, seq));
+        counting.copied().collect()
+    }
+
+    /// A segment that is to be free, as if nothing were on its way to the log.
+    pub(in crate::flash) fn leaving<'a>(&'a self, seg: u32, entries: &'a [Entry]) -> Leaving<'a> {
+        Leaving {
+            seg,
+            oldest: self.is_oldest(seg),
+            entries,
+            dead: &self.dead,
+            zeros: &self.log.zeros,
+            segments: &self.log.segments,
+            segment_blocks: self.log.segment_blocks,
+            queued: BTreeMap::new(),
+        }
+    }
+
     /// Records that a segment may say again: others shall not be without room for theirs.
-    fn record_room(&self) -> usize {
+    pub(in crate::flash) fn record_room(&self) -> usize {
         let capacity = self.log.summary_capacity;
         let head = self.log.head.as_ref();
         let left = head.map_or(0, |h| h.entries_left(capacity));
@@ -568,7 +563,7 @@ impl<U: Users> FlashDevice<U> {
             self.bury(seg, &entries);
         }
         self.forget_victim();
-        self.leave_begun(seg);
+        self.leave_choice(seg);
         self.evict.wants_clean = false;
         self.free_segment(seg, ord);
     }
@@ -583,21 +578,16 @@ impl<U: Users> FlashDevice<U> {
         }
     }
 
-    /// Its eviction is over.
-    fn leave_begun(&mut self, seg: u32) {
-        self.evict.begun.retain(|s| *s != seg);
-        self.evict.put_off.retain(|(s, _)| *s != seg);
-    }
-
     /// No segment is about to go.
-    fn forget_victim(&mut self) {
+    pub(in crate::flash) fn forget_victim(&mut self) {
         self.evict.current = None;
+        self.evict.judged = false;
         self.evict.says = Says::Unread;
     }
 
     /// A segment is no part of the log any more.
     pub fn not_a_victim(&mut self, seg: u32) {
-        self.leave_begun(seg);
+        self.leave_choice(seg);
         if self.evict.current == Some(seg) {
             self.forget_victim();
         }
@@ -617,7 +607,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Segments that are on their way out: copies of theirs may be gone that the log still has.
     pub fn begun(&self) -> &[u32] {
-        &self.evict.begun
+        &self.evict.choice.begun
     }
 
     /// After a start: copies of these segments may be gone that the log still has.
@@ -626,7 +616,7 @@ impl<U: Users> FlashDevice<U> {
             self.evict.count += 1;
             self.log.segments[*seg as usize].eviction = self.evict.count;
         }
-        self.evict.begun = begun;
+        self.evict.choice.begun = begun;
     }
 
     /// A segment is being emptied.
@@ -641,7 +631,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Can no copy come back that went in evictions up to this one?
     pub fn has_gone(&self, eviction: u64) -> bool {
-        let mut held = self.evict.begun.iter().chain(&self.log.freeing);
+        let mut held = self.evict.choice.begun.iter().chain(&self.log.freeing);
         held.all(|seg| self.log.segments[*seg as usize].eviction > eviction)
     }
 
@@ -656,12 +646,12 @@ impl<U: Users> FlashDevice<U> {
     /// Are there copies on flash that nothing leads to, because they were dropped with their segment, which
     /// may not be overwritten yet?
     pub fn holds_evicted(&self) -> bool {
-        !self.evict.begun.is_empty() || !self.log.freeing.is_empty()
+        !self.evict.choice.begun.is_empty() || !self.log.freeing.is_empty()
     }
 
     /// Room is short, and what is dirty stands in the way.
     pub fn wants_clean(&self) -> bool {
-        self.evict.wants_clean || !self.evict.put_off.is_empty()
+        self.evict.wants_clean || self.any_put_off()
     }
 
     /// Nothing can be moved: only what the destager cleans comes free.

@@ -4,6 +4,7 @@ mod recovery;
 
 use crate::api::FlashFault;
 use crate::flash::again::Holds;
+use crate::flash::choose::Verdict;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
 use crate::flash::evict::{Contents, Fate, Terms};
@@ -572,7 +573,7 @@ fn entries(d: &mut Device) {
 #[test]
 fn the_segment_with_the_most_holes_goes_and_only_when_room_is_short() {
     let mut d = device();
-    assert_eq!(d.next_victim(), None);
+    assert_eq!(d.next_victim(0), None);
     let (mut d, mut shelf) = short_of_room(0);
     // In one of them much has died.
     let holes = d.log.order[2];
@@ -580,10 +581,10 @@ fn the_segment_with_the_most_holes_goes_and_only_when_room_is_short() {
         let gone = shelf.gone(slot);
         d.slot_gone(gone);
     }
-    let (seg, begins) = d.next_victim().expect("room is short");
-    assert!(begins && d.is_going(seg));
+    let (seg, begins) = d.next_victim(0).expect("room is short");
+    assert!(begins && !d.is_going(seg));
     assert_eq!(seg, holes);
-    assert_eq!(d.next_victim(), Some((seg, false)), "one after the other");
+    assert_eq!(d.next_victim(0), Some((seg, false)), "one after the other");
 
     d.sift(seg, &mut shelf, 0);
     assert_eq!(
@@ -592,6 +593,8 @@ fn the_segment_with_the_most_holes_goes_and_only_when_room_is_short() {
         "what it says comes first"
     );
     entries(&mut d);
+    assert_eq!(d.judge(seg, &shelf, 0), Verdict::Goes);
+    assert!(d.is_going(seg));
     d.sift(seg, &mut shelf, 0);
     assert!(
         d.is_crowded() && moves(&sent(&mut d)).is_empty(),
@@ -610,7 +613,7 @@ fn a_segment_without_dirty_blocks_is_clean_in_the_map() {
         vec![said(Kind::CleanedRun, u64::from(stays) * 1000, 4)],
     );
     let newer = append(&mut d, 9_000_000, 1, 1);
-    let ord = d.say_again(goes, &shelf).expect("nothing holds it");
+    let ord = d.say_again(goes, &shelf, 0).expect("nothing holds it");
     assert!(ord >= newer && d.log.queue.len() == 1, "no note");
     let through = d.log.durable_seq;
     let (entry, settled) = d.map_entry(stays, through);
@@ -626,7 +629,7 @@ fn a_segment_without_dirty_blocks_is_clean_in_the_map() {
     shelf.slots.insert(slot, (block, false));
     d.log.segments[other as usize].dirty += 1;
     d.set_entries(goes, vec![said(Kind::CleanedRun, block, 1)]);
-    d.say_again(goes, &shelf).expect("nothing holds it");
+    d.say_again(goes, &shelf, 0).expect("nothing holds it");
     let queued = d.log.queue.iter().map(|i| (i.kind, i.block));
     assert_eq!(queued.collect::<Vec<_>>(), [(Kind::CleanedRun, block)]);
 }
@@ -635,7 +638,7 @@ fn a_segment_without_dirty_blocks_is_clean_in_the_map() {
 #[test]
 fn a_segment_that_says_too_much_again_is_put_off() {
     let (mut d, mut shelf) = short_of_room(0);
-    let (seg, _) = d.next_victim().expect("room is short");
+    let (seg, _) = d.next_victim(0).expect("room is short");
     d.sift(seg, &mut shelf, 0);
     entries(&mut d);
     d.sift(seg, &mut shelf, 0);
@@ -645,30 +648,78 @@ fn a_segment_that_says_too_much_again_is_put_off() {
     shelf.zeros = runs.clone().map(|at| (at * 2, at * 2 + 1)).collect();
     let zeros = runs.map(|at| said(Kind::ZeroRun, at * 2, 1)).collect();
     d.set_entries(seg, zeros);
-    assert_eq!(d.say_again(seg, &shelf), None);
+    assert_eq!(d.say_again(seg, &shelf, 0), None);
     assert!(d.log.queue.is_empty() && d.wants_clean());
-    let next = d.next_victim().expect("room is short");
+    let next = d.next_victim(0).expect("room is short");
     assert!(next.0 != seg && next.1, "another one goes");
     d.free_victim(next.0, 0);
     assert!(d.holds_evicted() && !d.has_gone(1));
     // With more room it is its turn again.
     d.log.freeing.clear();
     d.log.free.push_back(next.0);
-    assert_eq!(d.next_victim(), Some((seg, true)));
-    assert!(d.say_again(seg, &shelf).is_none(), "it is read again");
+    assert_eq!(d.next_victim(0), Some((seg, true)));
+    assert!(d.say_again(seg, &shelf, 0).is_none(), "it is read again");
+}
+
+/// Nothing lives in them, but what they say would fill as many others.
+#[test]
+fn segments_that_would_only_be_written_again_stay_and_the_oldest_goes() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let entries = d.log.summary_capacity as u64;
+    let void: Vec<Entry> = (0..entries)
+        .map(|n| said(Kind::DropRun, 9_000_000 + n * 2, 1))
+        .collect();
+    void.iter().for_each(|e| d.dead.add(1, e.block));
+    let oldest = d.log.order[0];
+    for seg in d.log.order.clone() {
+        if seg != oldest {
+            for slot in seg * SEGMENT_BLOCKS + 1..=seg * SEGMENT_BLOCKS + DATA {
+                let gone = shelf.gone(slot);
+                d.slot_gone(gone);
+            }
+        }
+    }
+    let mut looked_at = Vec::new();
+    let seg = loop {
+        let (seg, begins) = d.next_victim(0).expect("room is short");
+        assert!(begins && looked_at.len() < 20);
+        d.set_entries(seg, void.clone());
+        if d.judge(seg, &shelf, 0) == Verdict::Goes {
+            break seg;
+        }
+        assert!(
+            !d.holds_evicted() && d.begun().is_empty(),
+            "it is as before"
+        );
+        looked_at.push(seg);
+    };
+    assert!(looked_at.len() > 1 && !looked_at.contains(&oldest));
+    assert_eq!(seg, oldest, "nothing it says can matter");
+    d.sift(seg, &mut shelf, 0);
+    assert!(d.is_victim_empty(seg));
+    let ord = d.say_again(seg, &shelf, 0).expect("nothing holds it");
+    assert!(d.log.queue.is_empty());
+    d.free_victim(seg, ord);
+    assert_eq!(d.in_vain().0, 1);
+    // The next one is the oldest now.
+    let (seg, _) = d.next_victim(0).expect("room is short");
+    assert_eq!(seg, d.log.order[0]);
+    d.set_entries(seg, void);
+    assert_eq!(d.judge(seg, &shelf, 0), Verdict::Goes);
 }
 
 #[test]
 fn what_is_not_used_goes_where_too_much_lives() {
     let (mut d, mut shelf) = short_of_room(0);
     assert!(d.is_crowded());
-    let (seg, _) = d.next_victim().expect("room is short");
+    let (seg, _) = d.next_victim(0).expect("room is short");
     d.sift(seg, &mut shelf, 0);
     entries(&mut d);
+    assert_eq!(d.judge(seg, &shelf, 0), Verdict::Goes);
     d.sift(seg, &mut shelf, 0);
     assert!(sent(&mut d).is_empty(), "nothing in it is worth a read");
     assert!(d.is_victim_empty(seg));
-    let ord = d.say_again(seg, &shelf).expect("nothing holds it");
+    let ord = d.say_again(seg, &shelf, 0).expect("nothing holds it");
     assert!(
         d.log.queue.is_empty(),
         "and it says nothing that must be kept"
@@ -683,14 +734,14 @@ fn what_is_not_used_goes_where_too_much_lives() {
         !d.has_gone(d.evictions()),
         "a crash would bring its copies back"
     );
-    let next = d.next_victim().expect("room is still short").0;
+    let next = d.next_victim(0).expect("room is still short").0;
     assert_ne!(next, seg);
 }
 
 #[test]
 fn what_is_in_use_is_moved_before_its_segment_is_freed() {
     let (mut d, mut shelf) = short_of_room(0);
-    let (seg, _) = d.next_victim().expect("room is short");
+    let (seg, _) = d.next_victim(0).expect("room is short");
     let first = seg * SEGMENT_BLOCKS + 1;
     let block = u64::from(seg) * 1000;
     shelf.used.extend([block, block + 1, block + 7]);
@@ -730,7 +781,7 @@ fn what_is_in_use_is_moved_before_its_segment_is_freed() {
 #[test]
 fn a_segment_that_is_all_dirty_waits_for_the_destager() {
     let (mut d, mut shelf) = short_of_room(DATA);
-    let (seg, _) = d.next_victim().expect("room is short");
+    let (seg, _) = d.next_victim(0).expect("room is short");
     assert!(!d.wants_clean());
     d.sift(seg, &mut shelf, 0);
     entries(&mut d);
@@ -739,7 +790,7 @@ fn a_segment_that_is_all_dirty_waits_for_the_destager() {
 
     // One with less of it is moved on.
     let (mut d, mut shelf) = short_of_room(30);
-    let (seg, _) = d.next_victim().expect("room is short");
+    let (seg, _) = d.next_victim(0).expect("room is short");
     d.sift(seg, &mut shelf, 0);
     entries(&mut d);
     d.sift(seg, &mut shelf, 0);
@@ -792,9 +843,9 @@ fn what_a_segment_says_is_on_flash_again_before_it_goes() {
     d.log.order.push_front(5);
     // Something about one of the blocks is on its way.
     append(&mut d, 20, 1, 2);
-    assert_eq!(d.say_again(0, &shelf), None);
+    assert_eq!(d.say_again(0, &shelf, 0), None);
     d.log.clear_queue();
-    let ord = d.say_again(0, &shelf).expect("nothing holds it");
+    let ord = d.say_again(0, &shelf, 0).expect("nothing holds it");
     let queued = d.log.queue.iter();
     let queued: Vec<_> = queued.map(|i| (i.kind, i.block, i.count)).collect();
     assert_eq!(

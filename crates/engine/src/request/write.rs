@@ -336,6 +336,7 @@ impl Core {
                 self.reqs.log_full = true;
                 return Appended::NoRoom;
             }
+            self.flash.room_was_got();
             let req = &mut self.reqs[id];
             let buf = req.buf.as_ref().expect(HAS_DATA);
             let mut data = buf.sub((done * 4096) as usize, (n * 4096) as usize);
@@ -572,6 +573,9 @@ impl Core {
             self.reqs[id].write_mut().step = Step::WaitsForRecordRoom;
             self.reqs.stalled_through.push_back(id);
             return;
+        }
+        if !admitted {
+            self.flash.room_was_got();
         }
         if !self.intent_or_wait(id, disk, start, end, now, fx) {
             return;

@@ -136,6 +136,7 @@ impl Core {
             self.reqs.log_full = true;
             return Appended::NoRoom;
         }
+        self.flash.room_was_got();
         let write = self.reqs[id].write_mut();
         let edges = std::mem::take(&mut write.edges);
         let pending = edges.len() as u32 + u32::from(last > first);

@@ -120,7 +120,11 @@ impl World<'_> {
         self.uncounted += 1;
         let rests = self.events.is_empty() && self.hung.is_empty() && self.requests.is_empty();
         // Not again at rest as long as only time passes.
-        if self.uncounted >= STEPS_PER_COUNT || rests && self.stirred {
+        let often = match self.profile.worn {
+            true => STEPS_PER_COUNT * 16,
+            false => STEPS_PER_COUNT,
+        };
+        if self.uncounted >= often || rests && self.stirred {
             self.count_again()?;
         }
         Ok(more)

@@ -5,7 +5,8 @@
 // Not all who include it use all of it.
 #![allow(dead_code)]
 
-use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqOp, Request};
+use hearth_engine::faults::Faults;
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
 use hearth_io::{Buf, IoOp, Media, OpKind, Sparse, Target};
@@ -43,10 +44,14 @@ pub struct Live {
     in_flight: usize,
     /// Bytes written to flash, whatever they are.
     flash_written: u64,
+    /// Requests made with [`ask`](Self::ask), and since when those that are not answered wait.
+    asked: u64,
+    since: BTreeMap<u64, u64>,
+    longest_ns: u64,
 }
 
 impl Live {
-    fn new(segments: u64, mode: Mode, prefetch: bool, device: Device) -> Live {
+    fn new(segments: u64, mode: Mode, prefetch: bool, device: Device, faults: Faults) -> Live {
         let bytes = (segments + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK;
         let mut flash = Sparse::new(bytes);
         let layout = Layout::for_device(bytes, SEGMENT_BLOCKS).expect("it fits");
@@ -57,6 +62,7 @@ impl Live {
             prefetch,
             // The origin is what it is said to be, however fast.
             fast_origin_ns: 0,
+            faults,
             ..EngineOptions::default()
         };
         let (engine, _) = Engine::open(&mut flash, options, &[]).expect("a pool");
@@ -85,6 +91,9 @@ impl Live {
             next_tick: 0,
             in_flight: 0,
             flash_written: 0,
+            asked: 0,
+            since: BTreeMap::new(),
+            longest_ns: 0,
         }
     }
 
@@ -124,6 +133,9 @@ impl Live {
         for done in self.fx.completions.drain(..) {
             assert!(done.result.is_ok());
             self.in_flight -= 1;
+            if let Some(at) = self.since.remove(&done.tag) {
+                self.longest_ns = self.longest_ns.max(self.now - at);
+            }
         }
     }
 
@@ -145,6 +157,39 @@ impl Live {
         }
         self.take();
         true
+    }
+
+    /// Makes a request when fewer than `depth` are in flight.
+    fn ask(&mut self, depth: usize, limit_ns: u64, request: impl FnOnce(u64, u64) -> Request) {
+        while self.in_flight >= depth {
+            self.step_within(limit_ns);
+        }
+        self.asked += 1;
+        self.since.insert(self.asked, self.now);
+        self.in_flight += 1;
+        let request = request(self.asked, self.now);
+        self.engine
+            .submit(self.now, &mut vec![request], &mut self.fx);
+        self.take();
+        self.next_tick = self.next_tick.min(self.now + 1_000_000);
+    }
+
+    fn step_within(&mut self, limit_ns: u64) {
+        assert!(self.step(u64::MAX), "{}", self.engine.explain());
+        let oldest = self.since.first_key_value().map_or(self.now, |(_, at)| *at);
+        assert!(
+            self.now - oldest <= limit_ns,
+            "a request waits since {} ms\n{}",
+            (self.now - oldest) / 1_000_000,
+            self.engine.explain()
+        );
+    }
+
+    /// Waits until every request is answered.
+    fn rest(&mut self, limit_ns: u64) {
+        while self.in_flight > 0 {
+            self.step_within(limit_ns);
+        }
     }
 
     /// Plays a workload as the simulator's guest does; returns hits among blocks read.
@@ -274,7 +319,13 @@ pub struct Part {
 /// A pool of so many segments plays one part of a workload after the other.
 pub fn parts(loads: &[Workload], terms: &Terms) -> Vec<Part> {
     let mode = mode_of(terms.mode);
-    let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
+    let mut live = Live::new(
+        terms.segments,
+        mode,
+        terms.prefetch,
+        terms.device,
+        Faults::none(),
+    );
     let mut play = |load: &Workload| {
         let before = (live.hit(), live.flash_written);
         live.play(load, terms.depth);
@@ -287,10 +338,77 @@ pub fn parts(loads: &[Workload], terms: &Terms) -> Vec<Part> {
     loads.iter().map(&mut play).collect()
 }
 
+/// What a flood met.
+#[derive(Clone, Copy, Debug)]
+pub struct Flood {
+    /// Segments that came free while it was written.
+    pub freed: u64,
+    /// Blocks written to flash, with all that the log needs.
+    pub flash: u64,
+    /// The longest that a write took, in nanoseconds.
+    pub longest_ns: u64,
+}
+
+/// Fills a pool of so many segments with what the origin has, then writes blocks in a given mode, many at a time. A
+/// write that takes longer than `limit_ns` fails the test.
+pub fn flood(
+    segments: u64,
+    fill: u64,
+    mode: Mode,
+    blocks: &[(u64, u64)],
+    depth: usize,
+    limit_ns: u64,
+    faults: Faults,
+) -> Flood {
+    let device = Device {
+        access_us: 20,
+        ..Device::HARD_DISK
+    };
+    let mut live = Live::new(segments, mode, false, device, faults);
+    live.engine.set_mode(1, Mode::WriteThrough).expect("set");
+    for at in (0..fill).step_by(64) {
+        live.ask(4, u64::MAX, |tag, now| Request {
+            op: ReqOp::Prefetch,
+            ..Request::read(
+                tag,
+                1,
+                at * BLOCK,
+                64 * BLOCK,
+                &Buf::zeroed(64 * BLOCK as usize),
+                now,
+            )
+        });
+    }
+    live.rest(u64::MAX);
+    live.engine.set_mode(1, mode).expect("set");
+    let before = (
+        live.engine.pool_stats().counters.segments_freed,
+        live.flash_written,
+    );
+    for (at, count) in blocks {
+        let buf = Buf::zeroed((count * BLOCK) as usize);
+        live.ask(depth, limit_ns, |tag, now| {
+            Request::write(tag, 1, at * BLOCK, count * BLOCK, false, &buf, now)
+        });
+    }
+    live.rest(limit_ns);
+    Flood {
+        freed: live.engine.pool_stats().counters.segments_freed - before.0,
+        flash: (live.flash_written - before.1) / BLOCK,
+        longest_ns: live.longest_ns,
+    }
+}
+
 /// The same requests through both.
 pub fn compare(load: &Workload, terms: &Terms) -> Both {
     let mode = mode_of(terms.mode);
-    let mut live = Live::new(terms.segments, mode, terms.prefetch, terms.device);
+    let mut live = Live::new(
+        terms.segments,
+        mode,
+        terms.prefetch,
+        terms.device,
+        Faults::none(),
+    );
     let engine = live.play(load, terms.depth) * 100.0;
     let pool = live.engine.pool_stats();
     let disk = Disk {
