@@ -75,6 +75,17 @@ impl File {
         (Using(self.clone()), cached)
     }
 
+    /// A disk to be used, unless somebody has it alone.
+    pub fn try_share(self: &Arc<File>) -> Option<(Using, Arc<Cached>)> {
+        let mut state = self.lock();
+        if state.alone {
+            return None;
+        }
+        let cached = state.cached.clone()?;
+        state.users += 1;
+        Some((Using(self.clone()), cached))
+    }
+
     /// Waits until nobody uses it.
     pub fn take(self: &Arc<File>) -> Alone {
         let mut state = self.lock();
@@ -189,6 +200,7 @@ mod tests {
             })
         };
         assert!(events.try_recv().is_err());
+        assert!(file.try_share().is_none());
         drop(using);
         assert_eq!(events.recv().unwrap(), "alone");
         assert_eq!(events.recv().unwrap(), "late");

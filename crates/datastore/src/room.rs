@@ -19,6 +19,14 @@ struct State {
     asked: Option<Instant>,
 }
 
+impl State {
+    fn take(&mut self, len: u64) -> bool {
+        let left = self.left.checked_sub(len);
+        self.left = left.unwrap_or(self.left);
+        left.is_some()
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Budget(Mutex<State>);
@@ -35,11 +43,13 @@ impl Budget {
             state.left = free.saturating_sub(dirty).saturating_sub(SLACK);
             state.asked = Some(Instant::now());
         }
-        let enough = state.left >= len;
-        if enough {
-            state.left -= len;
-        }
-        enough
+        state.take(len)
+    }
+
+    /// The same, if nobody has to be asked.
+    pub fn take_known(&self, len: u64) -> bool {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.asked.is_some_and(|at| at.elapsed() < FRESH) && state.take(len)
     }
 }
 
@@ -51,11 +61,13 @@ mod tests {
     fn what_is_dirty_is_taken_already() {
         let budget = Budget::default();
         let free = |free: u64, dirty: u64| move || Some((SLACK + free, dirty));
+        assert!(!budget.take_known(1));
         assert!(budget.take(4096, free(8192, 0)));
         // Not asked again as long as there is enough.
         assert!(budget.take(4096, || None));
         assert!(!budget.take(4096, free(8192, 8192)));
         assert!(budget.take(4096, free(8192, 4096)));
         assert!(!budget.take(1, || None));
+        assert!(!budget.take_known(1));
     }
 }

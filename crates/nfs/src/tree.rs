@@ -1,8 +1,8 @@
 //! What the protocol needs of a tree of files.
 //!
 //! A [`Tree`] is what is behind an export: a directory on a local file system, or one whose large
-//! files are disks of a cache. Its methods are called on worker threads and may block; calls about one
-//! file never take all of them. Reads, writes and commits tell their outcome through a [`Done`], so
+//! files are disks of a cache. Its methods are called on worker threads and may block, but for
+//! [`at_hand`](Tree::at_hand); calls about one file never take all of them. Reads, writes and commits tell their outcome through a [`Done`], so
 //! that a tree can also hand them to somebody else and return: then no thread waits for them.
 //!
 //! # What a tree promises
@@ -153,6 +153,26 @@ pub struct Write {
     pub stable: Stability,
 }
 
+/// Where a write is to go.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// From there on.
+    pub offset: u64,
+    /// So many bytes.
+    pub len: u64,
+    /// See [`Write::stable`].
+    pub stable: Stability,
+}
+
+/// A file that nobody has to wait for: what is asked of it is handed on, and told later. It may keep others from the file, so
+/// it is used at once or dropped.
+pub trait AtHand {
+    /// As [`Tree::read`].
+    fn read(self: Box<Self>, who: &Who, offset: u64, count: u32, done: Done<Outcome<Read>>);
+    /// As [`Tree::write`], to the place that was asked for.
+    fn write(self: Box<Self>, who: &Who, write: Write, done: Done<Changed<Written>>);
+}
+
 /// See the module. Names are one component, never empty, `.` or `..`, without `/` and zero bytes, and at
 /// most [`NAME_MAX`](crate::v3::NAME_MAX) long; only [`lookup`](Self::lookup) gets `.` and `..`.
 pub trait Tree: Send + Sync {
@@ -172,6 +192,10 @@ pub trait Tree: Send + Sync {
     fn lookup(&self, who: &Who, dir: &Key, name: &[u8]) -> Outcome<Found>;
     /// What a symbolic link holds. It is never followed here.
     fn read_link(&self, who: &Who, link: &Key) -> Outcome<Vec<u8>>;
+    /// The file, if it can be read, or written in this place, without any waiting; called where nobody must wait.
+    fn at_hand(&self, _file: &Key, _write: Option<Place>) -> Option<Box<dyn AtHand>> {
+        None
+    }
     /// Reads at most `count` bytes, which is at most [`TRANSFER_MAX`](crate::v3::TRANSFER_MAX).
     fn read(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Outcome<Read>>);
     /// Writes.

@@ -15,7 +15,9 @@ use hearth_nfs::handle::{Key, Sealer};
 use hearth_nfs::record::MESSAGE_MAX;
 use hearth_nfs::rpc::{self, Call, Credential};
 use hearth_nfs::server::{Config, Export, Server};
-use hearth_nfs::tree::{Changed, Done, Entry, Found, Outcome, Read, Room, Tree, Write, Written};
+use hearth_nfs::tree::{
+    AtHand, Changed, Done, Entry, Found, Outcome, Place, Read, Room, Tree, Write, Written,
+};
 use hearth_nfs::v3::{
     Args, Attributes, Create, How, Kind, Named, SetAttributes, Stability, Status, Time, Wcc,
 };
@@ -125,6 +127,29 @@ fn no<T>() -> Changed<T> {
     }
 }
 
+/// A file nobody has to wait for.
+struct Near;
+
+impl AtHand for Near {
+    fn read(self: Box<Self>, _: &Who, _: u64, count: u32, done: Done<Outcome<Read>>) {
+        done.tell(Ok(Read {
+            data: Box::new(vec![9; count as usize]),
+            end: true,
+            attributes: None,
+        }));
+    }
+    fn write(self: Box<Self>, _: &Who, write: Write, done: Done<Changed<Written>>) {
+        done.tell(Changed {
+            outcome: Ok(Written {
+                count: write.data.as_ref().len() as u32,
+                stable: write.stable,
+                verifier: *b"at hand.",
+            }),
+            wcc: Wcc::default(),
+        });
+    }
+}
+
 impl Tree for Puppet {
     fn root(&self) -> Key {
         key("root")
@@ -158,6 +183,10 @@ impl Tree for Puppet {
     }
     fn read_link(&self, _: &Who, _: &Key) -> Outcome<Vec<u8>> {
         Err(Status::NotSupp)
+    }
+    fn at_hand(&self, file: &Key, write: Option<Place>) -> Option<Box<dyn AtHand>> {
+        let at_hand = *file == key("at hand") && write.is_none_or(|place| place.offset == 0);
+        at_hand.then_some(Box::new(Near) as Box<dyn AtHand>)
     }
     fn read(&self, who: &Who, file: &Key, _: u64, count: u32, done: Done<Outcome<Read>>) {
         self.pass(who, file, "read");
@@ -365,6 +394,48 @@ fn a_file_that_hangs_holds_up_no_other() -> Result<()> {
     for xid in waiting {
         client.results(xid)?.ok()?;
     }
+    Ok(())
+}
+
+/// What is at hand needs no worker, and there is none: all hang.
+#[test]
+fn what_is_at_hand_is_answered_though_all_workers_hang() -> Result<()> {
+    let stage = Stage::new(LONG)?;
+    let mut client = stage.client()?;
+    let file = handle("at hand");
+    let waiting: Vec<u32> = ["slow", "slower"]
+        .iter()
+        .flat_map(|name| {
+            stage.tree.hold(name);
+            let file = handle(name);
+            [client.send(&read(&file)), client.send(&read(&file))]
+        })
+        .collect::<Result<_>>()?;
+    stage.tree.wait(|s| s.begun.len() == 4);
+    let results = client.call(&read(&file))?.ok()?;
+    ensure!(results.bytes.ends_with(&[9; 4096]));
+    // What came twice is told once more, and not done again.
+    let first = client
+        .send_as(900, &write(&file, b"data"))
+        .and_then(|()| client.answer(900))?;
+    ensure!(first.ends_with(b"at hand."));
+    client.send_as(900, &write(&file, b"data"))?;
+    ensure!(client.answer(900)? == first);
+    // Elsewhere the same file is not at hand.
+    let far = client.send(&Args::Write {
+        file: &file,
+        offset: 1,
+        count: 4,
+        stable: Stability::File,
+        data: b"data",
+    })?;
+    for name in ["slow", "slower"] {
+        stage.tree.release(name);
+    }
+    for xid in waiting.into_iter().chain([far]) {
+        client.results(xid)?.ok()?;
+    }
+    ensure!(stage.tree.begun("write at hand") == 1);
     Ok(())
 }
 

@@ -10,13 +10,13 @@ use hearth_nfs::access::Who;
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::may_use_data;
 use hearth_nfs::tree::{
-    Changed, Data, Done, Entry, Found, Outcome, Read, Room, Tree, Write, Written,
+    AtHand, Changed, Data, Done, Entry, Found, Outcome, Place, Read, Room, Tree, Write, Written,
 };
 use hearth_nfs::v3::{
     Attributes, Create, How, Kind, SetAttributes, SetTime, Stability, Status, Time, Wcc,
 };
 
-use super::{Inner, lock};
+use super::{Inner, LOOK, lock};
 use crate::file::{Cached, Using};
 
 /// Where calls are done on whose behalf nobody asks for rights.
@@ -33,6 +33,11 @@ fn told(cached: &Cached) -> Attributes {
     let mut known = lock(&cached.known).0;
     overlay(&mut known, cached);
     known
+}
+
+/// Bytes of the blocks that a range touches.
+fn whole_blocks(from: u64, end: u64) -> u64 {
+    end.div_ceil(BLOCK).saturating_sub(from / BLOCK) * BLOCK
 }
 
 fn overlay(attributes: &mut Attributes, cached: &Cached) {
@@ -98,6 +103,18 @@ impl Inner {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// True if nothing has to be done for a write but to write: the file is long enough, and there is room.
+    fn is_prepared(&self, cached: &Cached, mode: u32, place: Place) -> bool {
+        let durable = place.stable != Stability::Unstable;
+        let Some(end) = place.offset.checked_add(place.len) else {
+            return false;
+        };
+        mode & 0o6000 == 0
+            && cached.origin.reaches(end, durable)
+            && (!cached.origin.is_sparse()
+                || self.budget.take_known(whole_blocks(place.offset, end)))
+    }
+
     /// Sees to it that a write may be done, and that the file is long enough for it.
     fn prepare_write(&self, who: &Who, cached: &Cached, write: &Write) -> Outcome<()> {
         let known = told(cached);
@@ -113,10 +130,9 @@ impl Inner {
         let end = write.offset.checked_add(len).filter(|end| *end <= DISK_MAX);
         let end = end.ok_or(Status::FBig)?;
         if cached.origin.is_sparse() || end > cached.origin.len() {
-            let from = write.offset / BLOCK * BLOCK;
-            let whole = end.next_multiple_of(BLOCK) - from;
             // A full file system takes what is written over, as it would without a cache.
-            if !self.has_room(whole) && !cached.origin.has_place(from, end) {
+            let whole = whole_blocks(write.offset, end);
+            if !self.has_room(whole) && !cached.origin.has_place(write.offset, end) {
                 return Err(Status::NoSpace);
             }
         }
@@ -182,11 +198,21 @@ impl View {
         write: &Write,
         done: Done<Changed<Written>>,
     ) {
-        let inner = &self.0;
-        let prepared = inner.prepare_write(who, &cached, write);
-        if let Err(status) = prepared {
-            return done.tell(failed(status));
+        match self.0.prepare_write(who, &cached, write) {
+            Err(status) => done.tell(failed(status)),
+            Ok(()) => self.ask_to_write(using, cached, write, done),
         }
+    }
+
+    /// Hands on a write for which everything is prepared.
+    fn ask_to_write(
+        &self,
+        using: Using,
+        cached: Arc<Cached>,
+        write: &Write,
+        done: Done<Changed<Written>>,
+    ) {
+        let inner = &self.0;
         let data = write.data.as_ref();
         let (offset, len) = (write.offset, data.len() as u64);
         let verifier = inner.dir.write_verifier();
@@ -288,6 +314,29 @@ impl View {
     }
 }
 
+/// A disk in use, and nothing stands in the way.
+struct Ready {
+    view: View,
+    using: Using,
+    cached: Arc<Cached>,
+}
+
+impl AtHand for Ready {
+    fn read(self: Box<Self>, who: &Who, offset: u64, count: u32, done: Done<Outcome<Read>>) {
+        self.view
+            .read_cached(who, self.using, self.cached, offset, count, done);
+    }
+
+    fn write(self: Box<Self>, who: &Who, write: Write, done: Done<Changed<Written>>) {
+        match may_use_data(who, &told(&self.cached), true) {
+            Err(status) => done.tell(failed(status)),
+            Ok(()) => self
+                .view
+                .ask_to_write(self.using, self.cached, &write, done),
+        }
+    }
+}
+
 impl Tree for View {
     fn root(&self) -> Key {
         self.0.dir.root()
@@ -364,6 +413,22 @@ impl Tree for View {
 
     fn read_link(&self, who: &Who, link: &Key) -> Outcome<Vec<u8>> {
         self.0.dir.read_link(who, link)
+    }
+
+    fn at_hand(&self, file: &Key, write: Option<Place>) -> Option<Box<dyn AtHand>> {
+        let file = lock(&self.0.files).get(file).cloned()?;
+        let (using, cached) = file.try_share()?;
+        let known = *lock(&cached.known);
+        let fresh = known.1.elapsed() < LOOK;
+        if !fresh || write.is_some_and(|place| !self.0.is_prepared(&cached, known.0.mode, place)) {
+            return None;
+        }
+        let view = View(self.0.clone());
+        Some(Box::new(Ready {
+            view,
+            using,
+            cached,
+        }))
     }
 
     fn read(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Outcome<Read>>) {

@@ -8,7 +8,7 @@ use super::service::Export;
 use crate::access::{Rights, Want, Who};
 use crate::handle::Key;
 use crate::rpc;
-use crate::tree::{Changed, Done, Entry, Found, Outcome, Payload, Read, Write, Written};
+use crate::tree::{AtHand, Changed, Done, Entry, Found, Outcome, Payload, Read, Write, Written};
 use crate::v3::{
     Args, Attributes, Kind, LISTING_MAX, NAME_MAX, Named, Procedure, Status, TRANSFER_MAX, Wcc,
     put_attributes, put_optional, put_wcc, refusal,
@@ -73,6 +73,7 @@ pub(super) fn carry_out(
     rights: Rights,
     whole: Whole,
     flight: &Arc<Flight>,
+    at_hand: Option<Box<dyn AtHand>>,
 ) {
     let cx = Cx::new(export, who, rights, flight.about.xid, whole.procedure);
     let mut r = Reader::new(&whole.message[whole.args_at..]);
@@ -84,7 +85,7 @@ pub(super) fn carry_out(
             file,
             offset,
             count,
-        } => return cx.read(file, offset, count, flight),
+        } => return cx.read(file, offset, count, flight, at_hand),
         Args::Write {
             file,
             offset,
@@ -117,6 +118,7 @@ pub(super) fn carry_out(
                     stable,
                 },
                 flight,
+                at_hand,
             );
         }
         Args::Commit {
@@ -284,7 +286,14 @@ impl<'a> Cx<'a> {
         Ok(w)
     }
 
-    fn read(&self, file: &[u8], offset: u64, count: u32, flight: &Arc<Flight>) {
+    fn read(
+        &self,
+        file: &[u8],
+        offset: u64,
+        count: u32,
+        flight: &Arc<Flight>,
+        at_hand: Option<Box<dyn AtHand>>,
+    ) {
         let Ok(key) = self.key(file) else {
             return flight.finish(self.refuse(Status::BadHandle));
         };
@@ -304,12 +313,20 @@ impl<'a> Cx<'a> {
             });
         };
         let done = Done::new(tell, || Err(Status::ServerFault));
-        self.export
-            .tree
-            .read(&self.who, &key, offset, count.min(TRANSFER_MAX), done);
+        let (who, count) = (&self.who, count.min(TRANSFER_MAX));
+        match at_hand {
+            Some(at_hand) => at_hand.read(who, offset, count, done),
+            None => self.export.tree.read(who, &key, offset, count, done),
+        }
     }
 
-    fn write(&self, key: &Key, write: Write, flight: &Arc<Flight>) {
+    fn write(
+        &self,
+        key: &Key,
+        write: Write,
+        flight: &Arc<Flight>,
+        at_hand: Option<Box<dyn AtHand>>,
+    ) {
         let xid = self.xid;
         let flight = Arc::clone(flight);
         let tell = move |changed: Changed<Written>| {
@@ -333,7 +350,10 @@ impl<'a> Cx<'a> {
             outcome: Err(Status::ServerFault),
             wcc: Wcc::default(),
         });
-        self.export.tree.write(&self.who, key, write, done);
+        match at_hand {
+            Some(at_hand) => at_hand.write(&self.who, write, done),
+            None => self.export.tree.write(&self.who, key, write, done),
+        }
     }
 
     fn commit(&self, file: &[u8], offset: u64, count: u32, flight: &Arc<Flight>) {

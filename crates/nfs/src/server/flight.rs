@@ -11,10 +11,11 @@ use super::net::{Answer, Link};
 use super::pool::Pool;
 use super::replies::{Replies, Slip};
 use crate::handle::Key;
+use crate::tree::AtHand;
 use crate::v3::{Procedure, Status, refusal};
 
-/// What a worker does for a call; it ends by [`Flight::finish`].
-pub(super) type Job = Box<dyn FnOnce(&Arc<Flight>) + Send>;
+/// What is done for a call, with the file it is about if that is at hand; it ends by [`Flight::finish`].
+pub(super) type Job = Box<dyn FnOnce(&Arc<Flight>, Option<Box<dyn AtHand>>) + Send>;
 
 /// What a call is.
 pub(super) struct About {

@@ -86,6 +86,13 @@ impl Pool {
         true
     }
 
+    /// True if a call must not begin: it would overtake one that hangs.
+    pub fn holds_back(&self, flight: &Flight) -> bool {
+        let about = &flight.about;
+        let stuck = |spot: &Spot| spot.stuck > 0;
+        about.changes() && self.lock().spots.get(&about.spot).is_some_and(stuck)
+    }
+
     /// A change of this file was not finished in time.
     pub fn stuck(&self, spot: &Key) {
         self.lock().spots.entry(*spot).or_default().stuck += 1;
@@ -129,7 +136,7 @@ impl Pool {
             if overtakes {
                 flight.expire();
             } else if let Some(job) = flight.begin() {
-                job(&flight);
+                job(&flight, None);
             }
             drop(flight);
             state = self.lock();

@@ -14,9 +14,12 @@ use crate::ledger::Ledger;
 use crate::mount::{self, Ask};
 use crate::portmap::{self, Mapping};
 use crate::rpc::{self, Call, Credential, Head};
-use crate::tree::Tree;
+use crate::tree::{Place, Tree};
 use crate::v3::{self, Args, Kind, Procedure, Status, refusal};
 use crate::xdr::{Reader, Writer};
+
+/// Longest read or write that is begun on the thread that moves bytes: it copies them meanwhile.
+const AT_HAND_MAX: u64 = 64 << 10;
 
 /// A tree on offer.
 pub struct Export {
@@ -69,6 +72,24 @@ pub(super) enum Taken {
     Answered(Option<Arc<Flight>>),
     /// Its sender does not speak this protocol.
     Nonsense,
+}
+
+/// What a call needs of a file that it could be carried out on without a worker; `None` if it needs one in any case.
+fn at_hand(args: &Args<'_>) -> Option<Option<Place>> {
+    match args {
+        Args::Read { count, .. } if u64::from(*count) <= AT_HAND_MAX => Some(None),
+        Args::Write {
+            offset,
+            stable,
+            data,
+            ..
+        } if data.len() as u64 <= AT_HAND_MAX => Some(Some(Place {
+            offset: *offset,
+            len: data.len() as u64,
+            stable: *stable,
+        })),
+        _ => None,
+    }
 }
 
 impl Service {
@@ -193,6 +214,7 @@ impl Service {
             Err(status) => return no(status),
         };
         let cost = message.len() + call::expected(&args);
+        let at_hand = at_hand(&args);
         let slip = procedure
             .changes()
             .then(|| self.replies.slip(client, call.xid, procedure, &message));
@@ -211,7 +233,9 @@ impl Service {
                 data_end,
                 procedure,
             };
-            Box::new(move |flight| call::carry_out(&served.export, who, rights, whole, flight))
+            Box::new(move |flight, at_hand| {
+                call::carry_out(&served.export, who, rights, whole, flight, at_hand);
+            })
         };
         let make = || {
             Flight::new(
@@ -246,6 +270,16 @@ impl Service {
                 }
             },
         };
+        // Without waking a worker, where nobody has to wait.
+        let file = at_hand
+            .filter(|_| !served.pool.holds_back(&flight))
+            .and_then(|place| served.export.tree.at_hand(&spot, place));
+        if let Some(file) = file {
+            if let Some(job) = flight.begin() {
+                job(&flight, Some(file));
+            }
+            return Taken::Answered(Some(flight));
+        }
         if served.pool.submit(Arc::clone(&flight)) {
             Taken::Answered(Some(flight))
         } else {
@@ -318,7 +352,7 @@ impl Service {
         };
         let job: Job = {
             let served = Arc::clone(&served);
-            Box::new(move |flight| {
+            Box::new(move |flight, _| {
                 let found = descend(&*served.export.tree, &below);
                 let handle = found.map(|key| served.export.sealer.seal(&key));
                 flight.finish(Answer::from(mount::mounted(
