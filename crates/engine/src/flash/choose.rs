@@ -34,6 +34,7 @@ const PUT_OFF_MAX: usize = 4;
 /// Time after which it is counted again what the oldest of them says: it may be less.
 const PUT_OFF_NS: u64 = 20_000_000;
 /// Segments that may go one after the other for each one somebody waits for.
+#[cfg(any(test, feature = "check"))]
 const IN_VAIN_SHARE: usize = 16;
 
 /// What is known of segments as candidates.
@@ -264,6 +265,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Segments that were freed, one after the other, while somebody waited for room and got none; and how many
     /// that may be.
+    #[cfg(any(test, feature = "check"))]
     pub fn in_vain(&self) -> (usize, usize) {
         let most = IN_VAIN_SHARE * (self.free_target() + PUT_OFF_MAX);
         (self.evict.choice.in_vain, most)
