@@ -214,6 +214,8 @@ struct Leg {
     doubt: bool,
     /// The end of what it was asked for last.
     head: u64,
+    /// Where most of what it is asked for lies.
+    center: u64,
     /// It becomes current with this note.
     joining: Option<u64>,
     /// It was taken out of the mirror.
@@ -388,6 +390,10 @@ impl Machine {
             #[cfg(test)]
             fault: None,
         };
+        let legs = machine.legs.len().max(1) as u64;
+        for (i, leg) in (0..).zip(&mut machine.legs) {
+            leg.center = size / legs * i + size / legs / 2;
+        }
         machine.begin(&touched)?;
         Ok(machine)
     }
@@ -475,6 +481,9 @@ impl Machine {
             leg.load += 1;
             if what != What::Flush {
                 leg.head = offset + len;
+            }
+            if what == What::Read {
+                leg.drift(offset);
             }
         }
         self.ios.insert(

@@ -7,6 +7,13 @@ use hearth_format::mirror::{LegStamp, LegState};
 use hearth_io::IoError;
 use std::collections::HashSet;
 
+/// How many operations more a leg may have if all of the disk lies between its reads and those of another one.
+/// Half the depth that a hard disk makes use of: then it seeks over its own part of the disk, and still has no more
+/// to do than it can order well.
+const REACH: u128 = 16;
+/// How many reads it takes until a leg's part is where they are.
+const DRIFT: u64 = 8;
+
 /// A leg that is read on where it stopped may have so many more operations than the others.
 const STREAM_LEAD: usize = 4;
 
@@ -21,6 +28,7 @@ impl Leg {
             ghosts: HashSet::new(),
             doubt: false,
             head: 0,
+            center: 0,
             joining: None,
             removed: false,
             present,
@@ -31,6 +39,15 @@ impl Leg {
 
     pub(super) fn is_current(&self) -> bool {
         self.stamp.state == LegState::Current
+    }
+
+    /// Its part of the disk moves towards a read.
+    pub(super) fn drift(&mut self, offset: u64) {
+        let step = self.center.abs_diff(offset) / DRIFT;
+        self.center = match offset > self.center {
+            true => self.center + step,
+            false => self.center - step,
+        };
     }
 
     /// It takes writes.
@@ -205,10 +222,13 @@ impl Machine {
         let all = || self.legs.iter().enumerate().filter(fit);
         let least = all().map(|(_, l)| l.load).min()?;
         let streaming = all().find(|(_, l)| l.head == offset && l.load <= least + STREAM_LEAD);
-        let nearest = all()
-            .filter(|(_, l)| l.load == least)
-            .min_by_key(|(_, l)| l.head.abs_diff(offset));
-        streaming.or(nearest).map(|(i, _)| i)
+        // Legs share the disk by position, and their parts follow what is read.
+        let cost = |leg: &Leg| {
+            let queue = leg.load as u128 * u128::from(self.size);
+            queue + REACH * u128::from(leg.center.abs_diff(offset))
+        };
+        let cheapest = all().min_by_key(|(_, l)| cost(l));
+        streaming.or(cheapest).map(|(i, _)| i)
     }
 
     /// Legs a change goes to.
