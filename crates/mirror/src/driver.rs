@@ -60,6 +60,7 @@ pub(crate) enum Order {
         id: hearth_format::Uuid,
         name: String,
         device: Box<Device>,
+        answer: Sender<()>,
     },
     /// A leg goes for good.
     Remove { leg: usize, answer: Sender<bool> },
@@ -494,12 +495,20 @@ impl Driver {
 
     fn obey(&mut self, now: u64, order: Order) {
         match order {
-            Order::Add { id, name, device } => {
+            Order::Add {
+                id,
+                name,
+                device,
+                answer,
+            } => {
                 let i = self.machine.add(now, id);
                 self.legs.push(Leg::new(Some(&device)));
                 self.targets
                     .set(Target::Origin(i as u16), Some(Arc::new(*device)));
                 self.shared.add_leg(name);
+                // Whoever asked looks for it next, unless they have given up.
+                self.publish();
+                let _ = answer.send(());
             }
             Order::Remove { leg, answer } => {
                 let gone = self.machine.remove(now, leg);

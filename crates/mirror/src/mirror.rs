@@ -311,10 +311,17 @@ impl Mirror {
         self.shared.wake.wake();
     }
 
-    /// A new leg, which gets everything.
+    /// A new leg, which gets everything. Waits until the thread knows it.
     pub fn add(&self, id: Uuid, name: String, device: Device) {
-        let device = Box::new(device);
-        self.order(Order::Add { id, name, device });
+        let (answer, answered) = channel();
+        self.order(Order::Add {
+            id,
+            name,
+            device: Box::new(device),
+            answer,
+        });
+        // If it is late, the leg is seen a little later.
+        let _ = answered.recv_timeout(END_TIME);
     }
 
     /// Takes the leg that is called so out for good; false if no other one holds the disk. Waits for the thread.
