@@ -149,8 +149,12 @@ fn a_disk_that_cannot_be_written_back_says_so_everywhere() -> Result<()> {
         .lines()
         .find(|l| l.contains("cannot write back to"))
         .unwrap_or_default();
-    for part in ["ERROR", "disk=d", "o.img", "errno=27", "dirty_bytes=65536"] {
+    for part in ["ERROR", "disk=d", "o.img", "errno 27", "64 KiB"] {
         ensure!(line.contains(part), "no {part}: {line}");
+    }
+    let events = hearth.ok(&["events", "--disk", "d", "--json"])?;
+    for part in ["write-back-failing", "\"dirty_bytes\":65536"] {
+        ensure!(events.contains(part), "no {part}: {events}");
     }
     let list = hearth.ok(&["disk", "list"])?;
     ensure!(
