@@ -104,17 +104,18 @@ fn replace(global: &Global, client: &Client, args: &DiskReplace) -> Outcome {
     }
     client.post::<_, DiskInfo>(&path, &add)?;
     let left = || {
-        let rest = if is_out {
-            String::new()
+        let remedy = if is_out {
+            format!("`hearth disk show {}` tells how far it is", args.name)
         } else {
             format!(
-                "; `hearth disk mirror {} --remove {old}` takes the old one out when it is current",
+                "`hearth disk mirror {} --remove {old}` takes the old one out when it is current",
                 args.name
             )
         };
-        Failure::Interrupted(Fault::bare(format!(
-            "{new} is a leg and goes on being copied to{rest}"
-        )))
+        Failure::Interrupted(Fault::new(
+            format!("{new} is a leg and goes on being copied to"),
+            remedy,
+        ))
     };
     let mut pace = Pace::default();
     follow(global, &interrupt, left, |line| {

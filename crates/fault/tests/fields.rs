@@ -21,6 +21,7 @@ const BARE: &[(&str, usize)] = &[
     ("crates/engine/src/engine/disks.rs", 3),
     ("crates/engine/src/flash/checkpoint.rs", 1),
     ("crates/format/src/error.rs", 2),
+    ("crates/mirror/src/mirror.rs", 1),
     ("crates/nbd-client/src/worker.rs", 4),
     ("crates/origin/src/child.rs", 3),
     ("crates/origin/src/imaged.rs", 2),

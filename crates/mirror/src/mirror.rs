@@ -479,7 +479,10 @@ impl Remote for Mirror {
                 copied: leg.copied,
                 reason: leg.why.map(|why| match fault {
                     Some(fault) => fault,
-                    None => Fault::bare(why_text(why)),
+                    None => Fault::new(
+                        why_text(why),
+                        "see whether the device, mount or server works, or replace it with `hearth disk replace`",
+                    ),
                 }),
             })
             .collect()
