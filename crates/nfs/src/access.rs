@@ -151,6 +151,15 @@ pub enum Want {
 }
 
 impl Who {
+    /// Somebody for whom nobody asks for rights.
+    pub fn root() -> Who {
+        Who {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+        }
+    }
+
     /// Whom a caller counts as.
     pub fn of(credential: &Credential, rights: Rights) -> Who {
         let squash = |id: u32| if id == 0 && !rights.root { NOBODY } else { id };

@@ -23,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ring::hmac;
 
 use crate::identity::Identity;
+use crate::server::LOOKED_AT;
 use crate::v3::Time;
 
 const NAME: &str = "calls";
@@ -33,10 +34,11 @@ const SLOTS: u32 = 1024;
 const SLOT: usize = 64;
 /// Where the first slot is.
 const FIRST: u64 = 64;
-/// How much of a call is looked at to know it again: as in the cache of answers.
-const LOOKED_AT: usize = 1536;
 /// How far the times of files may be behind the clock: they are those of its last tick.
 const SLACK: Duration = Duration::from_millis(20);
+
+/// What is said where the file cannot be used.
+const UNNOTED: &str = "calls under way cannot be noted: after a kill a repeated rename may be told that there is no such file";
 
 const BEGUN: u8 = 1;
 const ENDED: u8 = 2;
@@ -211,7 +213,7 @@ impl Ledger {
     pub fn beside(state: &Path, identity: &Identity) -> Option<Ledger> {
         Ledger::open(state, identity)
             .inspect_err(|error| {
-                tracing::warn!(%error, state = %state.display(), "calls under way cannot be noted: after a kill a repeated rename may be told that there is no such file");
+                tracing::warn!(%error, state = %state.display(), "{UNNOTED}");
             })
             .ok()
     }
@@ -304,7 +306,7 @@ impl Ledger {
         if let Err(error) = self.file.write_all_at(bytes, offset) {
             // Only the comfort of clients after a kill depends on it.
             if !std::mem::replace(&mut self.lock().failed, true) {
-                tracing::warn!(%error, "calls under way cannot be noted: after a kill a repeated rename may be told that there is no such file");
+                tracing::warn!(%error, "{UNNOTED}");
             }
         }
     }

@@ -18,4 +18,5 @@ mod replies;
 mod service;
 
 pub use net::{Config, Server};
+pub(crate) use replies::LOOKED_AT;
 pub use service::Export;

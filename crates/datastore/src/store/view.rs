@@ -19,15 +19,6 @@ use hearth_nfs::v3::{
 use super::{Inner, LOOK, lock};
 use crate::file::{Cached, Using};
 
-/// Where calls are done on whose behalf nobody asks for rights.
-fn root() -> Who {
-    Who {
-        uid: 0,
-        gid: 0,
-        groups: Vec::new(),
-    }
-}
-
 /// What is known of a file that is a disk now.
 fn told(cached: &Cached) -> Attributes {
     let mut known = lock(&cached.known).0;
@@ -309,7 +300,7 @@ impl View {
 
     /// What has a name, if that is a file.
     fn victim(&self, dir: &Key, name: &[u8]) -> Option<Found> {
-        let found = self.0.dir.lookup(&root(), dir, name).ok();
+        let found = self.0.dir.lookup(&Who::root(), dir, name).ok();
         found.filter(|found| found.attributes.kind == Kind::Regular)
     }
 }

@@ -164,11 +164,7 @@ impl Cx<'_> {
 
     /// Takes away what the call made before, of which it was never told, and nobody else can know.
     fn unmake(&self, at: &Named<'_>, what: &Create<'_>, window: &Window) {
-        let root = Who {
-            uid: 0,
-            gid: 0,
-            groups: Vec::new(),
-        };
+        let root = Who::root();
         let kind = match what {
             Create::File(_) => Kind::Regular,
             Create::Directory(_) => Kind::Directory,
@@ -269,11 +265,7 @@ mod tests {
         /// What a new process answers.
         fn told(&self, args: &Args<'_>, message: &[u8]) -> u32 {
             let export = process(self.place.path());
-            let root = Who {
-                uid: 0,
-                gid: 0,
-                groups: Vec::new(),
-            };
+            let root = Who::root();
             let rights = Rights {
                 write: true,
                 root: true,
@@ -440,11 +432,7 @@ mod tests {
         process(stage.place.path());
         fs::write(stage.path("a"), "").expect("written");
         let find = |export: &Export, name: &str| {
-            let root = Who {
-                uid: 0,
-                gid: 0,
-                groups: Vec::new(),
-            };
+            let root = Who::root();
             let found = export
                 .tree
                 .lookup(&root, &export.tree.root(), name.as_bytes());

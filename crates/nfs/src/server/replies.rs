@@ -28,7 +28,7 @@ const CLIENTS_MAX: usize = 256;
 const ANSWER_MAX: usize = 1024;
 /// How much of a call is looked at to tell it from another of the same number: the longest header, with
 /// the name of the machine in it (hosts behind one address may number alike), and all arguments but data.
-const LOOKED_AT: usize = 1536;
+pub(crate) const LOOKED_AT: usize = 1536;
 
 /// By what a call is known again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -416,11 +416,7 @@ fn components(path: &[u8]) -> Vec<&[u8]> {
 
 /// Goes down to a directory that is mounted. What may be done in it, its own mode says.
 fn descend(tree: &dyn Tree, below: &[Vec<u8>]) -> Result<Key, Status> {
-    let root = Who {
-        uid: 0,
-        gid: 0,
-        groups: Vec::new(),
-    };
+    let root = Who::root();
     let mut at = tree.root();
     for name in below {
         call::check_name(name)?;
