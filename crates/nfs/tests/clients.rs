@@ -1,43 +1,16 @@
 //! Somebody else's client: the utilities of libnfs (package libnfs-utils).
 
+#[path = "common/programs.rs"]
+mod programs;
+
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use hearth_nfs::access::{Access, Rights};
 use hearth_nfs::local::Directory;
 use hearth_nfs::server::{Config, Server};
-
-fn run(program: &str, args: &[&str]) -> Result<Output> {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .with_context(|| program.to_owned())?;
-    ensure!(
-        output.status.success(),
-        "{program} {args:?}: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output)
-}
-
-/// False, and a line that says so, if one is missing.
-fn have(test: &str, programs: &[&str]) -> bool {
-    let missing = |p: &&&str| {
-        !std::env::var("PATH")
-            .is_ok_and(|all| all.split(':').any(|d| Path::new(d).join(**p).exists()))
-    };
-    match programs.iter().find(missing) {
-        Some(missing) => {
-            eprintln!("{test}: skipped: no {missing}; scripts/setup.sh test installs it");
-            false
-        }
-        None => true,
-    }
-}
+use programs::{have, run};
 
 #[test]
 fn libnfs_lists_reads_and_writes() -> Result<()> {

@@ -3,45 +3,17 @@
 
 #[path = "../../../crates/nfs/tests/common/esxi.rs"]
 mod host;
+#[path = "../../../crates/nfs/tests/common/programs.rs"]
+mod programs;
 mod stored;
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::machine::{Machine, Plan};
+use programs::{have, run};
 use stored::{Lab, lasting_address, nfs as common, root};
-
-fn run(program: &str, args: &[&str]) -> Result<Output> {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .with_context(|| program.to_owned())?;
-    ensure!(
-        output.status.success(),
-        "{program} {args:?}: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output)
-}
-
-/// False, and a line that says so, if one is missing.
-fn have(test: &str, programs: &[&str]) -> bool {
-    let there = |program: &str| {
-        let all = std::env::var("PATH").unwrap_or_default();
-        all.split(':').any(|d| Path::new(d).join(program).exists())
-    };
-    match programs.iter().find(|program| !there(program)) {
-        Some(missing) => {
-            eprintln!("{test}: skipped: no {missing}; scripts/setup.sh test installs it");
-            false
-        }
-        None => true,
-    }
-}
 
 /// What libnfs puts into the datastore it finds again, before and after a kill, and so does the directory.
 #[test]
