@@ -9,10 +9,10 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use anyhow::{Result, ensure};
-use common::{Client, attributes, user, wcc};
+use common::{Client, attributes, get, set_attributes, set_size, user, wcc};
 use hearth_nfs::local::By;
 use hearth_nfs::v3::{Args, How, SetAttributes, SetTime, Stability, Status, Time};
-use stage::{Stage, at, create, file, get, lookup, made, on_stage, read, write};
+use stage::{Stage, at, create, file, lookup, made, on_stage, read, write};
 
 twice!(
     what_is_written_is_read_and_in_the_file,
@@ -49,17 +49,7 @@ fn files_are_sparse_and_large(stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;
     // As ESXi makes a thin disk.
     let disk = file(&mut client, &root, "vm-flat.vmdk")?;
-    let set = SetAttributes {
-        size: Some(3 << 40),
-        ..SetAttributes::default()
-    };
-    client
-        .call(&Args::SetAttr {
-            file: &disk,
-            set,
-            only_if: None,
-        })?
-        .ok()?;
+    set_size(&mut client, &disk, 3 << 40)?.ok()?;
     let offset = (2 << 40) + 512;
     write(&mut client, &disk, offset, &[7; 4096], Stability::File)?;
     let a = get(&mut client, &disk)?;
@@ -68,17 +58,7 @@ fn files_are_sparse_and_large(stage: Stage) -> Result<()> {
     ensure!(fs::metadata(stage.dir().join("vm-flat.vmdk"))?.blocks() * 512 == a.used);
     // What is cut off does not come back.
     for size in [offset + 1, 3 << 40] {
-        let set = SetAttributes {
-            size: Some(size),
-            ..SetAttributes::default()
-        };
-        client
-            .call(&Args::SetAttr {
-                file: &disk,
-                set,
-                only_if: None,
-            })?
-            .ok()?;
+        set_size(&mut client, &disk, size)?.ok()?;
     }
     ensure!(read(&mut client, &disk, offset, 3)? == (vec![7, 0, 0], false));
     let beyond = Args::Write {
@@ -174,13 +154,7 @@ fn attributes_are_set_and_guarded(stage: Stage) -> Result<()> {
         modified: SetTime::Now,
         ..SetAttributes::default()
     };
-    client
-        .call(&Args::SetAttr {
-            file: &a,
-            set,
-            only_if: None,
-        })?
-        .ok()?;
+    set_attributes(&mut client, &a, set)?.ok()?;
     let later = get(&mut client, &a)?;
     ensure!(later.modified > to && later.accessed == to);
     let wrong = Time {
@@ -191,13 +165,7 @@ fn attributes_are_set_and_guarded(stage: Stage) -> Result<()> {
         modified: SetTime::To(wrong),
         ..SetAttributes::default()
     };
-    client
-        .call(&Args::SetAttr {
-            file: &a,
-            set,
-            only_if: None,
-        })?
-        .is(Status::Inval)?;
+    set_attributes(&mut client, &a, set)?.is(Status::Inval)?;
     Ok(())
 }
 
@@ -220,24 +188,8 @@ fn others_may_what_the_mode_says(stage: Stage) -> Result<()> {
         mode: Some(0o777),
         ..SetAttributes::default()
     };
-    client
-        .call(&Args::SetAttr {
-            file: &a,
-            set: mode,
-            only_if: None,
-        })?
-        .is(Status::Perm)?;
-    let size = SetAttributes {
-        size: Some(0),
-        ..SetAttributes::default()
-    };
-    client
-        .call(&Args::SetAttr {
-            file: &a,
-            set: size,
-            only_if: None,
-        })?
-        .is(Status::Access)?;
+    set_attributes(&mut client, &a, mode)?.is(Status::Perm)?;
+    set_size(&mut client, &a, 0)?.is(Status::Access)?;
     // What is made is the maker's, who may write it also where nobody may.
     let set = SetAttributes {
         mode: Some(0o400),
@@ -251,13 +203,7 @@ fn others_may_what_the_mode_says(stage: Stage) -> Result<()> {
         uid: Some(1001),
         ..SetAttributes::default()
     };
-    client
-        .call(&Args::SetAttr {
-            file: &own,
-            set: give,
-            only_if: None,
-        })?
-        .is(Status::Perm)?;
+    set_attributes(&mut client, &own, give)?.is(Status::Perm)?;
     client.credential = user(1001);
     client
         .call(&Args::Read {
@@ -419,17 +365,7 @@ fn a_full_file_system_says_so() -> Result<()> {
     ensure!(get(&mut client, &a)?.size == written);
     ensure!(read(&mut client, &a, written - 1, 9)? == (vec![5], true));
     // A hole takes no room, and what is removed gives it back.
-    let set = SetAttributes {
-        size: Some(1 << 30),
-        ..SetAttributes::default()
-    };
-    client
-        .call(&Args::SetAttr {
-            file: &a,
-            set,
-            only_if: None,
-        })?
-        .ok()?;
+    set_size(&mut client, &a, 1 << 30)?.ok()?;
     let b = file(&mut client, &root, "b")?;
     let args = Args::Write {
         file: &b,

@@ -10,10 +10,10 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
 use anyhow::{Context, Result, ensure};
-use common::{attributes, wcc};
+use common::{attributes, get, wcc};
 use hearth_nfs::local::{By, Directory};
 use hearth_nfs::v3::{Args, Create, How, Kind, SetAttributes, Stability, Status};
-use stage::{Stage, at, create, file, get, lookup, made, on_stage, read, write};
+use stage::{Stage, at, create, file, lookup, made, on_stage, read, write};
 
 twice!(
     handles_live_through_renames_and_restarts_and_die_with_the_file,

@@ -14,8 +14,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
 use hearth_rig::wait::until;
-use stored::nfs::Client;
-use stored::{Lab, get, lines, pattern, read, root};
+use stored::nfs::{Client, get, set_size};
+use stored::{Lab, lines, pattern, read, root};
 
 /// Long enough for whatever a daemon does until it is killed.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -123,12 +123,7 @@ impl Change {
             }
             Change::SetSize(name, size) => {
                 let file = &find(client, dir, name)?.context("a file to cut")?;
-                let set = SetAttributes {
-                    size: Some(size),
-                    ..SetAttributes::default()
-                };
-                let only_if = None;
-                client.call(&Args::SetAttr { file, set, only_if })?
+                set_size(client, file, size)?
             }
             Change::Rename(from, to) => client.call(&Args::Rename {
                 from: named(from),
@@ -286,6 +281,7 @@ fn a_kill_at_any_step_leaves_a_file_as_before_or_after() -> Result<()> {
                     Some(opened) => opened,
                     None => {
                         // The last step killed it, although it answered: what it answered holds.
+                        println!("before {}: killed after its answer", step());
                         *kills.entry(calls).or_default() += 1;
                         let (mut client, dir) = again(&mut lab).with_context(step)?;
                         let found = seen(&mut client, &dir).with_context(step)?;

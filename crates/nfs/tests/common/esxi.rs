@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{self, Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
 
-use crate::common::{Client, Results, attributes};
+use crate::common::{Client, Results, get, set_size};
 
 /// After which a host takes a heartbeat for lost.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,11 +43,6 @@ fn create(client: &mut Client, dir: &[u8], name: &str) -> Result<Vec<u8>> {
     handle.context("a handle")
 }
 
-fn get(client: &mut Client, file: &[u8]) -> Result<v3::Attributes> {
-    let results = client.call(&Args::GetAttr { file })?.ok()?;
-    Ok(attributes(&mut results.reader())?)
-}
-
 fn durable<'a>(file: &'a [u8], offset: u64, data: &'a [u8]) -> Args<'a> {
     Args::Write {
         file,
@@ -76,17 +71,7 @@ pub fn work(
 
     // A thin disk, and the lock beside it, which is named after the disk's number.
     let disk = create(&mut client, root, "vm-flat.vmdk")?;
-    let set = SetAttributes {
-        size: Some(DISK),
-        ..SetAttributes::default()
-    };
-    client
-        .call(&Args::SetAttr {
-            file: &disk,
-            set,
-            only_if: None,
-        })?
-        .ok()?;
+    set_size(&mut client, &disk, DISK)?.ok()?;
     let id = get(&mut client, &disk)?.id;
     ensure!(id == fs::metadata(dir.join("vm-flat.vmdk"))?.ino());
     let name: String = id

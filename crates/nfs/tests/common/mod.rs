@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use hearth_nfs::record::{Assembler, mark};
 use hearth_nfs::rpc::{self, Answer, Call, Credential};
-use hearth_nfs::v3::{Args, Attributes, Kind, Status, Time};
+use hearth_nfs::v3::{Args, Attributes, Kind, SetAttributes, Status, Time};
 use hearth_nfs::xdr::{Reader, Writer};
 use hearth_nfs::{mount, v3};
 
@@ -247,6 +247,29 @@ pub fn attributes(r: &mut Reader<'_>) -> hearth_nfs::xdr::Result<Attributes> {
         modified: time(r)?,
         changed: time(r)?,
     })
+}
+
+pub fn get(client: &mut Client, file: &[u8]) -> Result<Attributes> {
+    let results = client.call(&Args::GetAttr { file })?.ok()?;
+    Ok(attributes(&mut results.reader())?)
+}
+
+/// Sets attributes of a file, whatever they are at that time.
+pub fn set_attributes(client: &mut Client, file: &[u8], set: SetAttributes) -> Result<Results> {
+    let only_if = None;
+    client.call(&Args::SetAttr { file, set, only_if })
+}
+
+pub fn set_size(client: &mut Client, file: &[u8], size: u64) -> Result<Results> {
+    let size = Some(size);
+    set_attributes(
+        client,
+        file,
+        SetAttributes {
+            size,
+            ..SetAttributes::default()
+        },
+    )
 }
 
 /// Size, mtime and ctime of a file.

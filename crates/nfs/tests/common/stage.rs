@@ -165,11 +165,6 @@ pub fn file(client: &mut Client, dir: &[u8], name: &str) -> Result<Vec<u8>> {
     .0)
 }
 
-pub fn get(client: &mut Client, file: &[u8]) -> Result<Attributes> {
-    let results = client.call(&Args::GetAttr { file })?.ok()?;
-    Ok(attributes(&mut results.reader())?)
-}
-
 /// Writes; the verifier.
 pub fn write(
     client: &mut Client,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use hearth_nfs::v3::{Args, Attributes, Create, How, Named, SetAttributes, Stability};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability};
 use hearth_rig::daemon::{Hearth, path};
 use hearth_rig::wait::until;
 use nfs::Client;
@@ -143,22 +143,4 @@ pub fn pattern(offset: u64, round: u8, len: usize) -> Vec<u8> {
     (0..len)
         .map(|n| ((at(n).wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ round.wrapping_mul(37)) | 1)
         .collect()
-}
-
-pub fn set_size(client: &mut Client, file: &[u8], size: u64) -> Result<()> {
-    let set = SetAttributes {
-        size: Some(size),
-        ..SetAttributes::default()
-    };
-    let args = Args::SetAttr {
-        file,
-        set,
-        only_if: None,
-    };
-    client.call(&args)?.ok().map(drop)
-}
-
-pub fn get(client: &mut Client, file: &[u8]) -> Result<Attributes> {
-    let results = client.call(&Args::GetAttr { file })?.ok()?;
-    Ok(nfs::attributes(&mut results.reader())?)
 }
