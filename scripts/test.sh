@@ -92,6 +92,9 @@ step "Release build"
 cargo build --release --locked -p hearth
 export HEARTH_BIN="$(target_dir)/release/hearth"
 
+# What Prometheus reads, judged by its own tool.
+scripts/metrics-check.sh
+
 step "End to end with real clients"
 CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-threads=1
 

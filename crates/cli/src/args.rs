@@ -104,6 +104,8 @@ pub enum Command {
     Stats(Stats),
     /// Show what happened
     Events(Events),
+    /// Print all figures for Prometheus, or answer its scrapes
+    Metrics(Metrics),
     /// Show what a guest does to a disk: request lengths, distances, latencies, queue depths
     Histogram(Histogram),
     /// Say what more or less flash would do for disks, and how to divide it
@@ -237,6 +239,21 @@ pub struct Events {
 
 #[derive(Clone, Debug, Args)]
 #[command(
+    after_help = "Example:\n  hearth metrics\n  hearth metrics --listen 127.0.0.1:9810\n\n\
+    The figures are listed in docs/metrics.md."
+)]
+pub struct Metrics {
+    /// Answer `GET /metrics` on this TCP address until Ctrl-C
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// Allow --listen to be reachable from other hosts: names of disks and what they do are told to
+    /// whoever asks
+    #[arg(long, requires = "listen")]
+    pub allow_remote: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
     after_help = "Example:\n  hearth histogram vm1\n  hearth histogram vm1 --csv --reset > vm1.csv\n\n\
     The sixteen histograms of ESXi's vscsiStats, with its limits; --csv is its CSV. What the guest\n\
     sent is counted, before the cache."
@@ -322,6 +339,8 @@ mod tests {
             "hearth datastore flush vms",
             "hearth datastore remove vms",
             "hearth serve --flash /a --state-dir /s",
+            "hearth metrics",
+            "hearth metrics --listen 0.0.0.0:9810 --allow-remote",
             "hearth events",
             "hearth events --disk vm --since 2h --severity warning --limit 20 --follow --json",
             "hearth stats",

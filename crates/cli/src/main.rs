@@ -13,6 +13,7 @@ mod events;
 mod follow;
 mod histogram;
 mod interrupt;
+mod metrics;
 mod mount;
 mod pool;
 mod record;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         Command::Datastore(command) => datastore::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
         Command::Events(args) => events::run(&global, &args),
+        Command::Metrics(args) => metrics::run(&global, &args),
         Command::Advise(args) => advise::run(&global, &args),
         Command::Histogram(args) => histogram::run(&global, &args),
         Command::Trace(command) => trace::run(&global, command),

@@ -34,6 +34,8 @@ const STILL: Duration = Duration::from_secs(3 * sign::BEAT.as_secs());
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    /// The form of answer it prefers, where there are several.
+    accept: Option<&'static str>,
 }
 
 impl Client {
@@ -41,6 +43,15 @@ impl Client {
     pub fn new(dir: &Path) -> Client {
         Client {
             socket: crate::rundir::api_socket(dir),
+            accept: None,
+        }
+    }
+
+    /// The same one, which prefers answers of this kind.
+    pub fn accepting(&self, kind: &'static str) -> Client {
+        Client {
+            accept: Some(kind),
+            ..self.clone()
         }
     }
 
@@ -85,7 +96,24 @@ impl Client {
                 .map_err(|e| Error::internal(format!("cannot encode a request: {e}")))?,
             None => Vec::new(),
         };
-        let raw = self.exchange(method, path, &body)?;
+        let answer = self.answer(method, path, &body)?;
+        serde_json::from_slice(&answer).map_err(|e| {
+            Error::unavailable(
+                format!("the daemon's answer to {method} {path} is not understood: {e}"),
+                "check that client and daemon are of the same version",
+            )
+        })
+    }
+
+    /// `GET path`, of what is no JSON.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let body = self.answer("GET", path, &[])?;
+        String::from_utf8(body)
+            .map_err(|_| Error::internal(format!("the daemon's answer to GET {path} is no text")))
+    }
+
+    fn answer(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
+        let raw = self.exchange(method, path, body)?;
         let answer = parse_answer(&raw).map_err(|what| {
             Error::unavailable(
                 format!(
@@ -98,12 +126,7 @@ impl Client {
         if answer.status >= 400 {
             return Err(refusal(answer.status, &answer.body));
         }
-        serde_json::from_slice(&answer.body).map_err(|e| {
-            Error::unavailable(
-                format!("the daemon's answer to {method} {path} is not understood: {e}"),
-                "check that client and daemon are of the same version",
-            )
-        })
+        Ok(answer.body)
     }
 
     fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
@@ -130,6 +153,9 @@ impl Client {
             stream.set_write_timeout(Some(limit))?;
             let mut request =
                 format!("{method} {path} HTTP/1.1\r\nHost: hearth\r\nConnection: close\r\n");
+            if let Some(kind) = self.accept {
+                request.push_str(&format!("Accept: {kind}\r\n"));
+            }
             if !body.is_empty() {
                 request.push_str("Content-Type: application/json\r\n");
             }

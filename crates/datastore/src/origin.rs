@@ -122,6 +122,11 @@ fn too_far() -> io::Error {
 }
 
 impl FileOrigin {
+    /// What the file is called, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Of an open file.
     pub fn new(file: File, claim: hearth_io::Claim, name: String) -> io::Result<FileOrigin> {
         let stat = os(rustix::fs::fstat(&file))?;

@@ -83,9 +83,21 @@ impl Tally {
         Tally(left.collect())
     }
 
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|e| e.count()).sum()
+    }
+
+    /// How many there were below `us` microseconds: exact where a bucket ends there, as one does at every power
+    /// of two.
+    pub fn below(&self, us: u64) -> u64 {
+        let below = self.0.iter().take_while(|e| upper(e.bucket()) < us);
+        below.map(|e| e.count()).sum()
+    }
+
     /// The usual figures; each is the upper end of a bucket, the mean that of the buckets' middles.
     pub fn percentiles(&self) -> Percentiles {
-        let count: u64 = self.0.iter().map(|e| e.count()).sum();
+        let count = self.count();
         let at = |share: f64| {
             let buckets = self.0.iter().map(|e| (e.count(), e.bucket()));
             quantile(buckets, count, share).map_or(0, upper) as f64
@@ -122,6 +134,14 @@ mod tests {
         assert!((20_000.0..22_500.0).contains(&window.p99_us), "{window:?}");
         assert_eq!(late.since(&late), Tally::default());
         assert_eq!(Tally::default().percentiles(), Percentiles::default());
+    }
+
+    #[test]
+    fn what_is_below_a_power_of_two_is_counted_exactly() {
+        let tally = Tally::of([(0, 1), (127, 2), (128, 4), (1023, 8), (1024, 16)].into_iter());
+        let below = [1, 128, 256, 1024, 2048].map(|us| tally.below(us));
+        assert_eq!(below, [1, 3, 7, 15, 31]);
+        assert_eq!(tally.count(), 31);
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hearth_events::{Event, Events};
+use hearth_metrics::Form;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
@@ -61,6 +62,8 @@ pub trait Control: Send + Sync + 'static {
     fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo>;
     /// Changes the legs of a mirrored disk, and how they are copied to.
     fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo>;
+    /// All figures, for Prometheus.
+    fn metrics(&self, form: Form) -> String;
     /// What happened, and where more is told.
     fn events(&self) -> &Arc<Events>;
     /// All statistics.
@@ -423,6 +426,16 @@ async fn get_disk_stats(
     run(panel, move |c| c.disk_stats(&name)).await
 }
 
+/// All figures, for Prometheus: in OpenMetrics if that is accepted, else in its older text form.
+#[utoipa::path(get, path = "/metrics", tag = "statistics", responses(
+    (status = 200, body = String, content_type = "text/plain"), (status = "default", body = ErrorBody)))]
+async fn get_metrics(State(panel): Shared, headers: HeaderMap) -> Result<Response> {
+    let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok());
+    let form = Form::accepted(accept);
+    let Json(page) = run(panel, move |c| Ok(c.metrics(form))).await?;
+    Ok(([(header::CONTENT_TYPE, form.content_type())], page).into_response())
+}
+
 /// This document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "about", responses((status = 200, body = Object)))]
 async fn get_openapi() -> Response {
@@ -462,6 +475,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(set_mirror))
         .routes(routes!(get_stats))
         .routes(routes!(get_disk_stats))
+        .routes(routes!(get_metrics))
         .routes(routes!(get_openapi))
         .merge(super::datastores::routes())
         .merge(super::events::routes())

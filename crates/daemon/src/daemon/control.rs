@@ -749,6 +749,10 @@ impl Control for Arc<Daemon> {
         self.disk_info(name)
     }
 
+    fn metrics(&self, form: hearth_metrics::Form) -> String {
+        self.metrics_page(form)
+    }
+
     fn events(&self) -> &Arc<hearth_events::Events> {
         &self.events
     }

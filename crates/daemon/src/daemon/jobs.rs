@@ -94,7 +94,7 @@ impl Daemon {
             return;
         }
         for (id, slot) in disks.all_mut().filter(|(_, s)| s.life.is_known()) {
-            let Some(stats) = self.engine.stats(id, hearth_io::now_ns()) else {
+            let Some(stats) = self.engine.counts(id, hearth_io::now_ns()) else {
                 continue;
             };
             self.watch_counters(slot, &stats.counters);

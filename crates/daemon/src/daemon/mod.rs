@@ -20,6 +20,7 @@ mod fence;
 mod flash;
 mod jobs;
 mod legs;
+mod metrics;
 mod report;
 mod slot;
 mod stop;

@@ -4,6 +4,7 @@ use crate::api::{DiskId, ExtentState};
 use crate::cache::ahead::UNUSED_SHARE;
 use crate::cache::index::{Index, Key};
 use crate::cache::stage::Stage;
+use crate::core::Core;
 use crate::engine::Engine;
 use crate::flash::fail::Noted;
 use crate::origin::trouble::Trouble;
@@ -89,6 +90,23 @@ impl Engine {
     /// A disk's statistics. Data left dirty by an earlier run counts as dirty since the first call.
     pub fn stats(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
         let mut core = self.core();
+        let counts = Self::counts_of(&mut core, id, now_ns)?;
+        let d = core.disk(id)?;
+        Some(DiskStats {
+            read_hit_latency: d.hit_latency.percentiles(),
+            read_miss_latency: d.miss_latency.percentiles(),
+            write_hit_latency: d.write_hit_latency.percentiles(),
+            write_miss_latency: d.write_miss_latency.percentiles(),
+            ..counts
+        })
+    }
+
+    /// The same without the percentiles, which take longer than all else.
+    pub fn counts(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
+        Self::counts_of(&mut self.core(), id, now_ns)
+    }
+
+    fn counts_of(core: &mut Core, id: DiskId, now_ns: u64) -> Option<DiskStats> {
         core.gather(id);
         let d = core.disk_mut(id)?;
         if d.is_dirty() && d.dirty_since_ns == 0 {
@@ -104,10 +122,7 @@ impl Engine {
             } else {
                 0
             },
-            read_hit_latency: d.hit_latency.percentiles(),
-            read_miss_latency: d.miss_latency.percentiles(),
-            write_hit_latency: d.write_hit_latency.percentiles(),
-            write_miss_latency: d.write_miss_latency.percentiles(),
+            ..DiskStats::default()
         })
     }
 

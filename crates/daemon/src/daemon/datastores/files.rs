@@ -79,6 +79,11 @@ impl Numbers {
         lock(&self.open).keys().copied().collect()
     }
 
+    /// What the file of one of them is called.
+    pub(in crate::daemon) fn name_of(&self, id: DiskId) -> Option<String> {
+        Some(lock(&self.open).get(&id)?.name().to_owned())
+    }
+
     /// What they look like, for the promise that they stay so.
     pub(in crate::daemon) fn leave(&self) -> Vec<(DiskId, OriginIdentity)> {
         let open = lock(&self.open).clone();
