@@ -4,6 +4,8 @@
 //! in which regions they may differ. Either of the two devices may die, or come back older than it was: whichever
 //! says more counts. So a change of the legs is stored in both, and in one of them if the other cannot be.
 
+pub(crate) mod news;
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,6 +15,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use hearth_events::Events;
 use hearth_fault::Fault;
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
 use hearth_format::{DiskRecord, Uuid};
@@ -247,6 +250,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) images: &'a Path,
     pub(crate) state_dir: &'a Path,
     pub(crate) pool: &'a Arc<Mutex<Pool>>,
+    pub(crate) events: &'a Arc<Events>,
+    pub(crate) stale: &'a Arc<news::Stale>,
     /// It is being added.
     pub(crate) fresh: bool,
 }
@@ -301,7 +306,9 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
             "remove the disk and add it again with --mirror",
         )
     })?;
+    let herald = Arc::new(news::Herald::new(&record.name, parts.events, parts.stale));
     let setup = Setup {
+        witness: herald.clone(),
         name: record.name.clone(),
         serial: record.serial,
         size,
@@ -327,6 +334,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
         };
         Error::of(kind, e.fault())
     })?;
+    herald.opened();
     Ok(Device::remote(Arc::new(mirror)))
 }
 

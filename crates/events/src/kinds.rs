@@ -185,6 +185,30 @@ kinds! {
     /// Operations on a disk's origin failed; the count is of those since the last such event.
     "origin-errors" Warning OriginErrors { disk: String, count: u64 }
         "{count} operations on the origin failed"
+    /// A leg of a mirrored disk takes no part any more; the disk goes on from the others.
+    "leg-lost" Warning LegLost { disk: String, leg: String, why: String }
+        "the leg {leg} is out: {why}"
+    /// A leg of a mirrored disk is being copied to.
+    "leg-resyncing" Notice LegResyncing { disk: String, leg: String, bytes: u64 }
+        "the leg {leg} gets what it lacks, at most {bytes} bytes"
+    /// A leg of a mirrored disk holds the disk, and is read again.
+    "leg-current" Notice LegCurrent { disk: String, leg: String }
+        "the leg {leg} holds the disk"
+    /// What a leg of a mirrored disk could not read was written to it again, as another leg has it; counted since the last such event.
+    "leg-repaired" Warning LegRepaired { disk: String, leg: String, ranges: u64, bytes: u64, offset: u64 }
+        "the leg {leg} could not read {ranges} ranges, the first at {offset}; they were written to it again from another leg"
+    /// A leg of a mirrored disk is not as Hearth left it; all of it is copied to.
+    "leg-changed" Error LegChanged { disk: String, leg: String, why: String }
+        "the leg {leg} is not as it was left: {why}; all of it is copied to"
+    /// A leg of a mirrored disk is there that has missed writes, and none that has them: it is not used.
+    "leg-stale" Error LegStale { disk: String, leg: String }
+        "the leg {leg} has missed writes, and no leg is there that has them: it is not used"
+    /// A leg was added to a mirrored disk.
+    "leg-added" Info LegAdded { disk: String, leg: String }
+        "the leg {leg} was added"
+    /// A leg was taken from a mirrored disk for good.
+    "leg-removed" Info LegRemoved { disk: String, leg: String }
+        "the leg {leg} was removed"
     /// What is dirty cannot be written back.
     "write-back-failing" Error WriteBackFailing { disk: String, origin: String, dirty_bytes: u64, seconds: u64, what: String }
         "{what}"

@@ -7,6 +7,7 @@
 
 use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
 use crate::mirror::{Book, LegOpener, Shared, lock};
+use crate::news::News;
 use crate::regions::Regions;
 use hearth_fault::Fault;
 use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps};
@@ -31,6 +32,8 @@ const BACK: Duration = Duration::from_secs(1);
 const BACK_MAX: Duration = Duration::from_secs(300);
 /// How long the operating system may take to let go of a leg before it is opened again.
 const LET_GO: Duration = Duration::from_secs(2);
+/// How often it is told that a leg was repaired: one that reads nothing at all is repaired with every read.
+const REPAIRED_NS: u64 = 10_000_000_000;
 /// Longest wait, at the end, for what is under way.
 const GOODBYE_NS: u64 = 10_000_000_000;
 
@@ -117,6 +120,18 @@ struct Leg {
     opening: bool,
     patience: Duration,
     next_ns: u64,
+    /// What was told of it last.
+    told: LegState,
+    repaired: Repaired,
+}
+
+/// What was repaired on a leg since it was told: ranges, bytes, and where the first one is.
+#[derive(Default)]
+struct Repaired {
+    ranges: u64,
+    bytes: u64,
+    offset: u64,
+    next_ns: u64,
 }
 
 pub(crate) struct Driver {
@@ -145,6 +160,8 @@ impl Leg {
             opening: false,
             patience: BACK,
             next_ns: now_ns() + BACK.as_nanos() as u64,
+            told: LegState::Out,
+            repaired: Repaired::default(),
         }
     }
 }
@@ -168,8 +185,15 @@ impl Driver {
         legs: usize,
     ) -> Driver {
         let leg = |i| Leg::new(targets.get(Target::Origin(i as u16)).as_deref());
+        let mut legs: Vec<Leg> = (0..legs).map(leg).collect();
+        for (leg, now) in legs.iter_mut().zip(machine.report()) {
+            // Only what changes is news, and that a leg is copied to.
+            if now.state != LegState::Behind {
+                leg.told = now.state;
+            }
+        }
         Driver {
-            legs: (0..legs).map(leg).collect(),
+            legs,
             shared,
             machine,
             io,
@@ -195,6 +219,7 @@ impl Driver {
             if now >= next_tick {
                 self.machine.tick(now);
                 self.call_back(now);
+                self.tell_repaired(now);
                 self.pool.age();
                 let pace = if self.machine.is_busy() {
                     CHECK_NS
@@ -361,18 +386,30 @@ impl Driver {
                 }
             }
             Action::Lost { leg, why } => {
-                let text = why_text(why);
-                tracing::error!(mirror = %self.shared.name, leg = %self.shared.leg_name(leg), "a leg is out: {text}");
+                self.shared.witness.tell(News::Lost {
+                    leg: self.shared.leg_name(leg),
+                    why: why_text(why),
+                });
                 if let Some(leg) = self.legs.get_mut(leg) {
                     leg.next_ns = now_ns() + leg.patience.as_nanos() as u64;
                     leg.patience = (leg.patience * 2).min(BACK_MAX);
                 }
             }
             Action::Current { leg } => {
-                tracing::info!(mirror = %self.shared.name, leg = %self.shared.leg_name(leg), "a leg holds the disk again");
+                self.shared.witness.tell(News::Current {
+                    leg: self.shared.leg_name(leg),
+                });
             }
             Action::Repaired { leg, offset, len } => {
-                tracing::warn!(mirror = %self.shared.name, leg = %self.shared.leg_name(leg), offset, len, "what could not be read was written again, as another leg has it");
+                if let Some(leg) = self.legs.get_mut(leg) {
+                    let repaired = &mut leg.repaired;
+                    if repaired.ranges == 0 {
+                        repaired.offset = offset;
+                    }
+                    repaired.ranges += 1;
+                    repaired.bytes += len;
+                }
+                self.tell_repaired(now_ns());
             }
         }
     }
@@ -473,13 +510,22 @@ impl Driver {
         leg.opening = false;
         match opened {
             Ok(opened) => {
-                let patience = leg.patience;
-                *leg = Leg::new(Some(&opened.device));
-                leg.patience = patience;
+                *leg = Leg {
+                    patience: leg.patience,
+                    told: leg.told,
+                    repaired: std::mem::take(&mut leg.repaired),
+                    ..Leg::new(Some(&opened.device))
+                };
                 let device = Arc::new(opened.device);
                 self.targets.set(Target::Origin(i as u16), Some(device));
                 self.shared.set_fault(i, None);
                 let changed = opened.changed;
+                if changed {
+                    self.shared.witness.tell(News::Changed {
+                        leg: self.shared.leg_name(i),
+                        why: "it may be another one, or somebody else has written it".to_owned(),
+                    });
+                }
                 if !self.machine.returned(now, i, changed) {
                     // It was taken out for good meanwhile.
                     self.targets.set(Target::Origin(i as u16), None);
@@ -524,8 +570,37 @@ impl Driver {
     }
 
     /// Tells those who look at the mirror from outside.
-    fn publish(&self) {
-        *lock(&self.shared.report) = self.machine.report();
+    fn publish(&mut self) {
+        let report = self.machine.report();
+        for (i, (leg, now)) in self.legs.iter_mut().zip(&report).enumerate() {
+            let before = std::mem::replace(&mut leg.told, now.state);
+            if now.state == LegState::Behind && before != LegState::Behind && !now.removed {
+                self.shared.witness.tell(News::Resyncing {
+                    leg: self.shared.leg_name(i),
+                    bytes: now.behind,
+                });
+            }
+        }
+        *lock(&self.shared.report) = report;
+    }
+
+    fn tell_repaired(&mut self, now: u64) {
+        for (i, leg) in self.legs.iter_mut().enumerate() {
+            let repaired = &mut leg.repaired;
+            if repaired.ranges == 0 || now < repaired.next_ns {
+                continue;
+            }
+            self.shared.witness.tell(News::Repaired {
+                leg: self.shared.leg_name(i),
+                ranges: repaired.ranges,
+                bytes: repaired.bytes,
+                offset: repaired.offset,
+            });
+            *repaired = Repaired {
+                next_ns: now + REPAIRED_NS,
+                ..Repaired::default()
+            };
+        }
     }
 }
 

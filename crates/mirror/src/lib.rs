@@ -15,10 +15,12 @@ pub mod regions;
 mod driver;
 mod locks;
 mod mirror;
+mod news;
 
 #[cfg(test)]
 mod sim;
 
 pub use machine::{Action, Machine};
 pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup};
+pub use news::{News, Witness};
 pub use regions::Regions;

@@ -2,6 +2,7 @@
 
 use crate::driver::{Driver, Inbox, Order, ToNote, keep_notes, look, why_text};
 use crate::machine::{LegReport, Limits, Machine, Opening};
+use crate::news::{News, Witness};
 use crate::regions::Regions;
 use hearth_fault::Fault;
 use hearth_format::Uuid;
@@ -60,6 +61,8 @@ pub struct Setup {
     pub book: Arc<dyn Book>,
     /// Opens legs again.
     pub opener: Arc<dyn LegOpener>,
+    /// Who is told what happens to the legs.
+    pub witness: Arc<dyn Witness>,
 }
 
 /// Why a mirror cannot be used.
@@ -114,6 +117,7 @@ pub(crate) struct Shared {
     pub(crate) inbox: Mutex<Inbox>,
     pub(crate) wake: WakeHandle,
     pub(crate) report: Mutex<Vec<LegReport>>,
+    pub(crate) witness: Arc<dyn Witness>,
     names: Mutex<Vec<(String, Option<Fault>)>>,
     size: AtomicU64,
 }
@@ -191,6 +195,7 @@ impl Mirror {
             read_only,
             book,
             opener,
+            witness,
         } = setup;
         // Which legs there are is the record's to say: one may have been added or removed after the notes.
         let members = stamps.legs.clone();
@@ -251,7 +256,10 @@ impl Mirror {
             ));
         }
         for (i, leg) in &changed {
-            tracing::error!(mirror = %name, leg = %leg, "somebody else has changed a leg since Hearth left it; it is copied to as a whole");
+            witness.tell(News::Changed {
+                leg: leg.clone(),
+                why: "somebody else has changed it since".to_owned(),
+            });
             if let Some(stamp) = stamps.legs.get_mut(*i) {
                 stamp.state = LegState::Behind;
                 stamp.whole = true;
@@ -264,13 +272,16 @@ impl Mirror {
             region,
             stamps: stamps.clone(),
             touched: touched.clone(),
-            present,
+            present: present.clone(),
             limits: Limits {
                 leg_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
                 ..Limits::default()
             },
         };
         let machine = Machine::open(opening, now_ns()).map_err(|none| {
+            for ((leg, _), _) in names.iter().zip(&present).filter(|(_, there)| **there) {
+                witness.tell(News::Stale { leg: leg.clone() });
+            }
             let missing = none.missing.iter().filter_map(|id| {
                 let i = stamps.legs.iter().position(|l| l.id == *id)?;
                 let (name, why) = names.get(i)?.clone();
@@ -295,6 +306,7 @@ impl Mirror {
             opener,
             book,
             first,
+            witness,
         };
         let (shared, ended) = start(parts)?;
         Ok(Mirror {
@@ -361,6 +373,7 @@ struct Parts {
     opener: Arc<dyn LegOpener>,
     book: Arc<dyn Book>,
     first: MirrorNotes,
+    witness: Arc<dyn Witness>,
 }
 
 /// Starts the two threads. The I/O driver belongs to the one that opens it.
@@ -377,6 +390,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
         opener,
         book,
         first,
+        witness,
     } = parts;
     let work = move || {
         let io = match proactor::open(targets.clone(), None) {
@@ -390,6 +404,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
             inbox: Mutex::default(),
             wake: io.wake_handle(),
             report: Mutex::new(machine.report()),
+            witness,
             names: Mutex::new(names),
             size: AtomicU64::new(size),
         });

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::nbd::Client;
 use hearth_rig::pattern::BLOCK;
 use hearth_rig::servers::Server;
 use hearth_rig::{Hearth, wait};
@@ -23,6 +24,13 @@ fn blank(hearth: &Hearth, name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
+/// A daemon, and two legs with nothing on them.
+fn two_legs() -> Result<(Hearth, PathBuf, PathBuf)> {
+    let hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    Ok((hearth, a, b))
+}
+
 /// What each leg is.
 fn states(hearth: &Hearth) -> Result<Vec<String>> {
     let info: serde_json::Value =
@@ -30,6 +38,17 @@ fn states(hearth: &Hearth) -> Result<Vec<String>> {
     let legs = info["legs"].as_array().context("no legs")?;
     let state = |leg: &serde_json::Value| leg["state"].as_str().unwrap_or_default().to_owned();
     Ok(legs.iter().map(state).collect())
+}
+
+/// Waits until an event of this kind says this of the disk.
+fn wait_event(hearth: &Hearth, kind: &str, says: &str) -> Result<()> {
+    let kind = format!("\"event\":\"{kind}\"");
+    wait::until(&format!("{kind} with {says}"), LIMIT, || {
+        let events = hearth.ok(&["events", "--disk", "d", "--json"]).ok()?;
+        let told = |line: &str| line.contains(&kind) && line.contains(says);
+        events.lines().any(told).then_some(())
+    })
+    .with_context(|| hearth.log())
 }
 
 fn wait_states(hearth: &Hearth, want: &[&str]) -> Result<()> {
@@ -75,8 +94,10 @@ fn failing(hearth: &Hearth, file: &Path, kind: &str, fail: &Path) -> Result<Serv
     )
 }
 
-/// The disk is all on each leg.
-fn both_are_the_disk(hearth: &mut Hearth, writer: &mut Writer, legs: &[&Path]) -> Result<()> {
+/// What was written is flushed, the client goes, and the disk is all on each leg.
+fn end(hearth: &mut Hearth, writer: &mut Writer, mut client: Client, legs: &[&Path]) -> Result<()> {
+    writer.flush(&mut client)?;
+    drop(client);
     hearth.ok(&["disk", "flush", "d"])?;
     hearth.stop()?;
     for leg in legs {
@@ -92,8 +113,7 @@ fn both_are_the_disk(hearth: &mut Hearth, writer: &mut Writer, legs: &[&Path]) -
 #[test]
 fn each_leg_is_the_disk() -> Result<()> {
     for mode in ["write-back", "write-through"] {
-        let mut hearth = Hearth::serving("160M")?;
-        let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+        let (mut hearth, a, b) = two_legs()?;
         add(&hearth, &[path(&a), path(&b)], &["--mode", mode])?;
         let mut writer = Writer::new(3);
         let mut client = hearth.connect("d")?;
@@ -106,8 +126,7 @@ fn each_leg_is_the_disk() -> Result<()> {
             shown.contains("mirror") && shown.contains("current"),
             "{shown}"
         );
-        drop(client);
-        both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+        end(&mut hearth, &mut writer, client, &[&a, &b])?;
         // And they are still believed.
         hearth.start()?;
         attached(&hearth)?;
@@ -119,8 +138,7 @@ fn each_leg_is_the_disk() -> Result<()> {
 
 #[test]
 fn legs_that_hold_something_else_are_not_overwritten() -> Result<()> {
-    let hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (hearth, a, b) = two_legs()?;
     std::fs::write(hearth.dir().join("small"), vec![0; 4096])?;
     let small = hearth.dir().join("small");
     let refused = |legs: [&Path; 2]| {
@@ -150,8 +168,7 @@ fn a_leg_that_fails_is_not_noticed() -> Result<()> {
         return Ok(());
     }
     for mode in ["write-through", "write-back"] {
-        let mut hearth = Hearth::serving("160M")?;
-        let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+        let (mut hearth, a, b) = two_legs()?;
         let fail = hearth.dir().join("fail");
         let mut remote = server(&hearth, &b, &fail)?;
         let legs = [path(&a), &remote.uri("")];
@@ -170,13 +187,14 @@ fn a_leg_that_fails_is_not_noticed() -> Result<()> {
         wait_states(&hearth, &["current", "out"])?;
         let shown = hearth.ok(&["disk", "show", "d"])?;
         ensure!(shown.contains("out ("), "{shown}");
+        wait_event(&hearth, "leg-lost", &remote.uri(""))?;
         writer.check_stable(&mut client)?;
         std::fs::remove_file(&fail)?;
         writer.load(&mut client, LOAD, || Ok(()))?;
         wait_states(&hearth, &["current", "current"])?;
-        writer.flush(&mut client)?;
-        drop(client);
-        both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+        wait_event(&hearth, "leg-resyncing", &remote.uri(""))?;
+        wait_event(&hearth, "leg-current", &remote.uri(""))?;
+        end(&mut hearth, &mut writer, client, &[&a, &b])?;
         remote.stop()?;
     }
     Ok(())
@@ -188,8 +206,7 @@ fn a_leg_that_hangs_is_a_pause() -> Result<()> {
     if !have("mirrors: a leg hangs", &["nbdkit"]) {
         return Ok(());
     }
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     let mut remote = server(&hearth, &b, &hearth.dir().join("fail"))?;
     let legs = [&remote.uri(""), path(&a)];
     add(
@@ -211,17 +228,14 @@ fn a_leg_that_hangs_is_a_pause() -> Result<()> {
     remote.up()?;
     wait_states(&hearth, &["current", "current"])?;
     writer.load(&mut client, LOAD, || Ok(()))?;
-    writer.flush(&mut client)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+    end(&mut hearth, &mut writer, client, &[&a, &b])?;
     remote.stop()
 }
 
 /// The daemon is killed in the middle of writes, and of the copying that follows.
 #[test]
 fn a_killed_daemon_leaves_legs_that_become_the_same() -> Result<()> {
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
     let mut writer = Writer::new(6);
     for cycle in 0..8 {
@@ -237,17 +251,14 @@ fn a_killed_daemon_leaves_legs_that_become_the_same() -> Result<()> {
             .with_context(|| format!("cycle {cycle}"))?;
     }
     wait_states(&hearth, &["current", "current"])?;
-    let mut client = hearth.connect("d")?;
-    writer.flush(&mut client)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])
+    let client = hearth.connect("d")?;
+    end(&mut hearth, &mut writer, client, &[&a, &b])
 }
 
 /// One leg misses writes; then only that one is there. It is not believed, in whatever order they come back.
 #[test]
 fn a_stale_leg_is_never_used() -> Result<()> {
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
     wait_states(&hearth, &["current", "current"])?;
     let mut writer = Writer::new(7);
@@ -276,21 +287,19 @@ fn a_stale_leg_is_never_used() -> Result<()> {
         hearth.connect("d").is_err(),
         "it is served from a stale leg"
     );
+    wait_event(&hearth, "leg-stale", path(&b))?;
     back(&a)?;
     attached(&hearth)?;
     writer.check(&mut hearth.connect("d")?)?;
     wait_states(&hearth, &["current", "current"])?;
-    let mut client = hearth.connect("d")?;
-    writer.flush(&mut client)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])
+    let client = hearth.connect("d")?;
+    end(&mut hearth, &mut writer, client, &[&a, &b])
 }
 
 /// Somebody uses one leg alone while Hearth is not running.
 #[test]
 fn a_leg_that_somebody_else_wrote_is_not_mixed_in() -> Result<()> {
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
     wait_states(&hearth, &["current", "current"])?;
     let mut client = hearth.connect("d")?;
@@ -304,6 +313,7 @@ fn a_leg_that_somebody_else_wrote_is_not_mixed_in() -> Result<()> {
     hearth.start()?;
     attached(&hearth)?;
     ensure!(hearth.connect("d")?.read(0, 4096)? == [5; 4096]);
+    wait_event(&hearth, "leg-changed", path(&a))?;
     wait_states(&hearth, &["current", "current"])?;
     hearth.stop()?;
     ensure!(std::fs::read(&a)? == std::fs::read(&b)?);
@@ -313,12 +323,8 @@ fn a_leg_that_somebody_else_wrote_is_not_mixed_in() -> Result<()> {
 /// A leg is added and another one replaced while a guest writes.
 #[test]
 fn legs_come_and_go_under_a_load() -> Result<()> {
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b, c) = (
-        blank(&hearth, "a")?,
-        blank(&hearth, "b")?,
-        blank(&hearth, "c")?,
-    );
+    let (mut hearth, a, b) = two_legs()?;
+    let c = blank(&hearth, "c")?;
     add(&hearth, &[path(&a)], &["--mode", "write-through"])?;
     let mut writer = Writer::new(8);
     let mut client = hearth.connect("d")?;
@@ -351,13 +357,14 @@ fn legs_come_and_go_under_a_load() -> Result<()> {
     wait_states(&hearth, &["current", "current"])?;
     let shown = hearth.ok(&["disk", "show", "d"])?;
     ensure!(!shown.contains(&format!("{}:", path(&a))), "{shown}");
+    wait_event(&hearth, "leg-added", path(&c))?;
+    wait_event(&hearth, "leg-removed", path(&a))?;
     // What was taken out is free for somebody else.
     hearth.add("old", path(&a), &[])?;
     writer.load(&mut client, LOAD, || Ok(()))?;
     writer.flush(&mut client)?;
     writer.check_stable(&mut client)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&b, &c])?;
+    end(&mut hearth, &mut writer, client, &[&b, &c])?;
     hearth.start()?;
     attached(&hearth)?;
     ensure!(states(&hearth)? == ["current", "current"]);
@@ -367,8 +374,7 @@ fn legs_come_and_go_under_a_load() -> Result<()> {
 /// The daemon is killed while a new leg is copied to.
 #[test]
 fn a_kill_while_a_leg_is_copied_to() -> Result<()> {
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     add(&hearth, &[path(&a)], &["--mode", "off"])?;
     let mut writer = Writer::new(9);
     let mut client = hearth.connect("d")?;
@@ -392,9 +398,7 @@ fn a_kill_while_a_leg_is_copied_to() -> Result<()> {
     hearth.ok(&["disk", "mirror", "d", "--rate", "0"])?;
     wait_states(&hearth, &["current", "current"])?;
     writer.load(&mut client, LOAD, || Ok(()))?;
-    writer.flush(&mut client)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])
+    end(&mut hearth, &mut writer, client, &[&a, &b])
 }
 
 /// The flash takes no writes any more; then a leg dies; then the power goes, and the flash is as it was before.
@@ -405,8 +409,7 @@ fn a_stale_leg_is_not_used_though_the_flash_died_first() -> Result<()> {
     }
     // SAFETY: no handler is installed. A daemon told of a write beyond the limit by a signal would end.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     let fail = hearth.dir().join("fail");
     let mut one = server(&hearth, &a, &hearth.dir().join("never"))?;
     let mut two = server(&hearth, &b, &fail)?;
@@ -443,10 +446,8 @@ fn a_stale_leg_is_not_used_though_the_flash_died_first() -> Result<()> {
     attached(&hearth)?;
     writer.check(&mut hearth.connect("d")?)?;
     wait_states(&hearth, &["current", "current"])?;
-    let mut client = hearth.connect("d")?;
-    writer.flush(&mut client)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+    let client = hearth.connect("d")?;
+    end(&mut hearth, &mut writer, client, &[&a, &b])?;
     two.stop()
 }
 
@@ -456,8 +457,7 @@ fn what_a_leg_cannot_read_comes_from_another() -> Result<()> {
     if !have("mirrors: a leg cannot read", &["nbdkit"]) {
         return Ok(());
     }
-    let mut hearth = Hearth::serving("160M")?;
-    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    let (mut hearth, a, b) = two_legs()?;
     let fail = hearth.dir().join("fail");
     let mut remote = failing(&hearth, &b, "error-pread", &fail)?;
     let legs = [path(&a), &remote.uri("")];
@@ -469,11 +469,9 @@ fn what_a_leg_cannot_read_comes_from_another() -> Result<()> {
     writer.load(&mut client, LOAD, || Ok(()))?;
     writer.flush(&mut client)?;
     writer.check_stable(&mut client)?;
-    let repaired = hearth.log().contains("could not be read was written again");
-    ensure!(repaired, "no read went to that leg\n{}", hearth.log());
+    wait_event(&hearth, "leg-repaired", &remote.uri(""))?;
     wait_states(&hearth, &["current", "current"])?;
     std::fs::remove_file(&fail)?;
-    drop(client);
-    both_are_the_disk(&mut hearth, &mut writer, &[&a, &b])?;
+    end(&mut hearth, &mut writer, client, &[&a, &b])?;
     remote.stop()
 }

@@ -776,6 +776,8 @@ impl Daemon {
             images: &self.images,
             state_dir: self.stores.state_dir(),
             pool: &self.pool,
+            events: &self.events,
+            stale: &self.stale_legs,
             fresh,
         };
         crate::mirror::open(&legs, record, &parts)

@@ -92,7 +92,10 @@ impl Daemon {
             mirror.add(stamp.id, leg.to_string(), opened);
         }
         self.note_place(turn.id(), super::apart::place(&changed));
-        tracing::info!(disk = %name, leg = %text, "a leg was added");
+        self.events.tell(hearth_events::Event::LegAdded {
+            disk: name.to_owned(),
+            leg: leg.to_string(),
+        });
         Ok(())
     }
 
@@ -129,7 +132,10 @@ impl Daemon {
             Ok(())
         })?;
         self.note_place(turn.id(), super::apart::place(&changed));
-        tracing::info!(disk = %name, leg = %text, "a leg was removed");
+        self.events.tell(hearth_events::Event::LegRemoved {
+            disk: name.to_owned(),
+            leg: known.to_string(),
+        });
         Ok(())
     }
 

@@ -194,6 +194,8 @@ pub struct Daemon {
     stores: datastores::Stores,
     /// Where is told what happens.
     events: Arc<Events>,
+    /// Legs of mirrors that are not used, as it was told.
+    stale_legs: Arc<crate::mirror::news::Stale>,
     /// What of the flash was counted when it was last told.
     flash_errors: AtomicU64,
 }
@@ -313,6 +315,7 @@ impl Daemon {
             measuring: attach::MeasuredSpots::default(),
             stores: datastores::Stores::new(options.state_dir.clone()),
             events: options.events.clone(),
+            stale_legs: Arc::default(),
             flash_errors: AtomicU64::new(0),
         });
         daemon.attach_all();
