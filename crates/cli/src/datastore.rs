@@ -1,9 +1,10 @@
 //! `hearth datastore …`: clients of the control API.
 
-use hearth_daemon::api::datastores::{self as api, DatastoreInfo};
-use hearth_daemon::api::types::Done;
+use hearth_daemon::api::datastores::{self as api, DatastoreInfo, FileReport};
+use hearth_daemon::api::types::{CacheMode, Done};
 use hearth_daemon::client::{Client, datastore_path};
 use hearth_daemon::error::Error;
+use hearth_daemon::settings::SettingsChanged;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
 
@@ -19,6 +20,7 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
         Datastore::Add(args) => add(global, &client, args),
         Datastore::List => list(global, &client),
         Datastore::Show(args) => show(global, &client.get(&datastore_path(&args.name, ""))?),
+        Datastore::Files(args) => files(global, &client, &args.name),
         Datastore::Set(args) => set(global, &client, args),
         Datastore::Flush(args) => {
             let interrupt = Interrupt::watch();
@@ -112,7 +114,19 @@ fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
 }
 
 fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
+    let rule = args.pattern.map(|pattern| api::FileRule {
+        pattern,
+        settings: SettingsChanged {
+            mode: args.mode.map(CacheMode::from),
+            block_size: args.block_size.map(|size| size.0),
+            max: args.max.map(|size| size.0),
+            seq_cutoff: args.seq_cutoff.map(|size| size.0),
+            ..SettingsChanged::default()
+        },
+    });
     let body = api::DatastoreSet {
+        rule,
+        unmatch: args.unmatch,
         listen: args.listen,
         clients: (!args.clients.is_empty()).then_some(args.clients),
         read_only: args.read_only.map(|switch| switch == Switch::On),
@@ -120,6 +134,22 @@ fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
     };
     let info: DatastoreInfo = client.patch(&datastore_path(&args.name, ""), &body)?;
     said(global, &info, "changed")
+}
+
+/// A rule as one gives it.
+fn told(rule: &api::FileRule) -> String {
+    let settings = &rule.settings;
+    let sizes = [
+        ("block-size", settings.block_size),
+        ("max", settings.max),
+        ("seq-cutoff", settings.seq_cutoff),
+    ];
+    let mode = settings.mode.map(|mode| format!(" --mode {}", mode.word()));
+    let sizes = sizes
+        .into_iter()
+        .filter_map(|(name, size)| Some(format!(" --{name} {}", human(size?))));
+    let settings: String = mode.into_iter().chain(sizes).collect();
+    format!("{}:{settings}", rule.pattern)
 }
 
 /// Tells that something was done.
@@ -179,6 +209,42 @@ fn list(global: &Global, client: &Client) -> Outcome {
     Ok(())
 }
 
+fn files(global: &Global, client: &Client, name: &str) -> Outcome {
+    let files: Vec<FileReport> = client.get(&datastore_path(name, "/files"))?;
+    if global.json {
+        return print_json(&files);
+    }
+    if files.is_empty() {
+        println!("no file of datastore {} is cached yet", plain(name));
+        return Ok(());
+    }
+    let mut table = Table::new(&[
+        "FILE", "SIZE", "MODE", "CACHED", "DIRTY", "READS", "HIT", "WRITES", "READ", "HELP",
+    ]);
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for file in &files {
+        let (counters, ratios) = (&file.counters, &file.ratios);
+        table.row([
+            plain(&file.path),
+            human(file.size),
+            file.mode.word().to_owned(),
+            human(file.cached),
+            human(file.dirty),
+            counters.reads().to_string(),
+            or_none(
+                ratios
+                    .read_hit_ratio
+                    .map(|hit| format!("{:.1} %", hit * 100.0)),
+            ),
+            counters.writes().to_string(),
+            or_none(ratios.read_mean_us.map(|us| format!("{us:.0} µs"))),
+            or_none(ratios.speedup.map(|times| format!("{times:.1}x"))),
+        ]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}
+
 fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
     if global.json {
         return print_json(info);
@@ -204,6 +270,9 @@ fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
     ];
     for (what, value) in rows {
         println!("{what:<14}{value}");
+    }
+    for rule in &info.rules {
+        println!("{:<14}{}", "files like", plain(&told(rule)));
     }
     warn(info);
     Ok(())

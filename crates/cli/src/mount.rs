@@ -135,6 +135,7 @@ mod tests {
             }],
             read_only: false,
             hold: false,
+            rules: Vec::new(),
             disks: 0,
             open: 0,
             dirty: 0,

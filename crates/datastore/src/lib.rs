@@ -105,6 +105,8 @@ pub trait Disks: Send + Sync {
     fn grow(&self, disk: DiskId, bound: u64) -> bool;
     /// The file is about to be changed: it need not look as it was left any more, also after a crash.
     fn withdraw(&self, disk: DiskId) -> bool;
+    /// Its file is called something else from now on.
+    fn renamed(&self, disk: DiskId, origin: &FileOrigin);
     /// Serves it no longer; false if something is dirty or under way.
     fn detach(&self, disk: DiskId, origin: &FileOrigin) -> bool;
     /// Drops everything cached, dirty or not, of a disk that is served and that nobody uses.

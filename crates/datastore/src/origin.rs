@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -125,6 +127,11 @@ impl FileOrigin {
     /// What the file is called, for people.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Where the file is now. It may have several names, and this is one of them.
+    pub fn path(&self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).ok()
     }
 
     /// Of an open file.

@@ -8,7 +8,7 @@ mod view;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -67,6 +67,19 @@ pub struct Census {
     pub flushing: bool,
 }
 
+/// A file that is a disk, or was one and is known still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The disk.
+    pub disk: DiskId,
+    /// Where the file is now.
+    pub path: PathBuf,
+    /// Bytes.
+    pub size: u64,
+    /// It is served at this moment.
+    pub open: bool,
+}
+
 /// See the module.
 pub struct Datastore {
     inner: Arc<Inner>,
@@ -118,6 +131,14 @@ impl Datastore {
     /// What it is doing.
     pub fn census(&self) -> Census {
         self.inner.census()
+    }
+
+    /// The files that have a record, but for those that are gone.
+    pub fn files(&self) -> Vec<Known> {
+        let known = self.inner.known().into_iter();
+        known
+            .filter_map(|(key, disk)| self.inner.known_file(&key, disk))
+            .collect()
     }
 
     /// Begins to write everything to the directory that is only on flash. The census says when that is done.
@@ -303,6 +324,27 @@ impl Inner {
             Err(NotNow::InUse) => Err(Status::Access),
             Err(NotNow::Wait) => Err(Status::JukeBox),
         }
+    }
+
+    fn known_file(&self, key: &Key, disk: DiskId) -> Option<Known> {
+        // Not by way of `file`, which would remember everything that is listed.
+        let cached = lock(&self.files).get(key).and_then(|file| file.cached());
+        if let Some(cached) = cached {
+            return Some(Known {
+                disk,
+                path: cached.origin.path()?,
+                size: cached.origin.len(),
+                open: true,
+            });
+        }
+        let file = self.dir.open_regular(key).ok()?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Some(Known {
+            disk,
+            path: path.ok()?,
+            size: file.metadata().ok()?.len(),
+            open: false,
+        })
     }
 
     fn name_of(&self, file: &std::fs::File, key: &Key) -> String {

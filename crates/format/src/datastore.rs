@@ -29,6 +29,7 @@ mod tag {
     pub const CLIENTS: u16 = 5;
     pub const READ_ONLY: u16 = 6;
     pub const HOLD: u16 = 7;
+    pub const RULES: u16 = 8;
 }
 
 /// One datastore of a pool.
@@ -48,26 +49,35 @@ pub struct DatastoreRecord {
     pub read_only: bool,
     /// The directory has every write before it is answered.
     pub hold: bool,
+    /// Settings of files by their names, one each: what the names are like, then `setting=value`, each after a tab.
+    pub rules: Vec<String>,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
 
 impl DatastoreRecord {
     fn check(&self) -> Result<(), FormatError> {
+        let bad = |lines: &[String]| {
+            lines
+                .iter()
+                .any(|line| line.is_empty() || line.contains('\n'))
+        };
+        let long =
+            |lines: &[String]| lines.iter().map(|line| line.len() + 1).sum::<usize>() > TEXT_MAX;
         let fault = if let Err(fault) = check_name(&self.name) {
             fault
         } else if !self.directory.starts_with('/') {
             "its directory is no absolute path"
         } else if self.directory.len() > TEXT_MAX {
             "its directory's name is longer than 32 KiB"
-        } else if self
-            .clients
-            .iter()
-            .any(|c| c.is_empty() || c.contains('\n'))
-        {
+        } else if bad(&self.clients) {
             "one of its clients is empty or has a line break in it"
-        } else if self.clients.iter().map(|c| c.len() + 1).sum::<usize>() > TEXT_MAX {
+        } else if long(&self.clients) {
             "its clients take more than 32 KiB"
+        } else if bad(&self.rules) {
+            "one of its rules for files is empty or has a line break in it"
+        } else if long(&self.rules) {
+            "its rules for files take more than 32 KiB"
         } else if self.listen.len() > 256 {
             "the address it listens on is longer than 256 bytes"
         } else {
@@ -92,6 +102,9 @@ impl DatastoreRecord {
         if self.hold {
             field(&mut out, tag::HOLD, &[1]);
         }
+        if !self.rules.is_empty() {
+            field(&mut out, tag::RULES, self.rules.join("\n").as_bytes());
+        }
         for (tag, bytes) in &self.unknown {
             field(&mut out, *tag, bytes);
         }
@@ -101,6 +114,10 @@ impl DatastoreRecord {
     /// Reads one.
     pub fn decode(mut rest: &[u8]) -> Result<DatastoreRecord, FormatError> {
         let mut record = DatastoreRecord::default();
+        let lines = |text: String| -> Vec<String> {
+            let lines = text.split('\n').filter(|line| !line.is_empty());
+            lines.map(str::to_owned).collect()
+        };
         let text = |bytes: &[u8]| {
             let text = std::str::from_utf8(bytes);
             text.map(str::to_owned)
@@ -117,13 +134,10 @@ impl DatastoreRecord {
                         .map_err(|_| FormatError::damaged(WHAT, "its serial is no UUID"))?;
                 }
                 tag::LISTEN => record.listen = text(bytes)?,
-                tag::CLIENTS => {
-                    let lines = text(bytes)?;
-                    let lines = lines.split('\n').filter(|line| !line.is_empty());
-                    record.clients = lines.map(str::to_owned).collect();
-                }
+                tag::CLIENTS => record.clients = lines(text(bytes)?),
                 tag::READ_ONLY => record.read_only = bytes != [0],
                 tag::HOLD => record.hold = bytes != [0],
+                tag::RULES => record.rules = lines(text(bytes)?),
                 tag if tag & CRITICAL != 0 => {
                     return Err(FormatError::Newer {
                         what: WHAT,
@@ -185,6 +199,7 @@ mod tests {
             clients: vec!["192.0.2.0/24=rw".to_owned(), "::1=ro".to_owned()],
             read_only: true,
             hold: true,
+            rules: vec!["*.iso\tmode=\"off\"".to_owned(), "b/*\tmax=4096".to_owned()],
             unknown: vec![(77, vec![1, 2])],
         }
     }
@@ -198,6 +213,7 @@ mod tests {
         let mut changed = record("vms");
         changed.read_only = false;
         changed.hold = false;
+        changed.rules.clear();
         changed.clients.clear();
         registry.put_datastore(&changed).unwrap();
         let bytes = registry.encode(pool).unwrap();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use hearth_daemon::api::datastores::DatastoreClient;
 
-use super::Switch;
+use super::{Mode, Size, Switch, parse_size};
 
 #[derive(Debug, Subcommand)]
 pub enum Datastore {
@@ -20,10 +20,18 @@ pub enum Datastore {
     /// Show one datastore
     #[command(after_help = "Example:\n  hearth datastore show vms")]
     Show(DatastoreName),
-    /// Change who may use a datastore, and where, while it is in use
+    /// List the files that are cached, with what was counted of each
+    #[command(
+        after_help = "Example:\n  hearth datastore files vms\n  hearth datastore files vms --json"
+    )]
+    Files(DatastoreName),
+    /// Change who may use a datastore, where, and how its files are cached, while it is in use
     #[command(
         after_help = "Example:\n  hearth datastore set vms --client 192.0.2.10=rw,root --client 192.0.2.11=rw,root\n  \
-        hearth datastore set vms --read-only on"
+        hearth datastore set vms --read-only on\n  \
+        hearth datastore set vms --match '*.iso' --mode write-around --max 4G\n  \
+        hearth datastore set vms --match 'database/*' --mode write-through --seq-cutoff 0\n  \
+        hearth datastore set vms --unmatch '*.iso'"
     )]
     Set(DatastoreSet),
     /// Write everything to the directory that is only on flash
@@ -77,6 +85,7 @@ pub struct DatastoreAdd {
 
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+#[command(group = clap::ArgGroup::new("rule").multiple(true))]
 pub struct DatastoreSet {
     /// The datastore
     #[arg(value_name = "NAME")]
@@ -97,4 +106,33 @@ pub struct DatastoreSet {
     /// Whether the directory has every write before it is answered, as with flush --hold
     #[arg(long, value_enum, group = "change")]
     pub hold: Option<Switch>,
+    /// Files whose names are like this get the settings given beside it; with a /, files whose paths in the datastore
+    /// are. Of several that fit, the last given holds
+    #[arg(
+        long = "match",
+        value_name = "PATTERN",
+        group = "change",
+        requires = "rule"
+    )]
+    pub pattern: Option<String>,
+    /// The settings given for this pattern hold no longer
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        group = "change",
+        conflicts_with = "pattern"
+    )]
+    pub unmatch: Option<String>,
+    /// Cache mode of these files
+    #[arg(long, value_enum, group = "rule", requires = "pattern")]
+    pub mode: Option<Mode>,
+    /// Unit in which their misses are filled, 4K to 1M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "rule", requires = "pattern")]
+    pub block_size: Option<Size>,
+    /// Most flash each of them may use; 0 for no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "rule", requires = "pattern")]
+    pub max: Option<Size>,
+    /// Sequential reads of them longer than this are not cached; 0 caches all
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "rule", requires = "pattern")]
+    pub seq_cutoff: Option<Size>,
 }

@@ -14,8 +14,10 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::server::{Body, Changed, Panel, Shared, change, run};
-use super::types::{Done, ErrorBody};
+use super::stats::{Counters, LatencyReport, Ratios};
+use super::types::{CacheMode, Done, ErrorBody};
 use crate::error::Result;
+use crate::settings::SettingsChanged;
 
 /// Who may use a datastore, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -68,6 +70,52 @@ impl FromStr for DatastoreClient {
     }
 }
 
+/// Settings of files by what they are called.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FileRule {
+    /// What their names are like, `*.vmdk` say; with a `/`, what their paths in the datastore are like.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// What holds for them: `mode`, `block_size`, `max` and `seq_cutoff`.
+    #[serde(flatten)]
+    pub settings: SettingsChanged,
+}
+
+/// A file of a datastore that is a disk of the pool, or was one and is cached still.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FileReport {
+    /// Its path in the datastore.
+    pub path: String,
+    /// It is in use.
+    pub open: bool,
+    /// Bytes.
+    pub size: u64,
+    /// Cache mode.
+    pub mode: CacheMode,
+    /// Unit of filling in bytes.
+    pub block_size: u64,
+    /// Most bytes of flash it may use; 0 means no limit.
+    pub max: u64,
+    /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
+    pub seq_cutoff: u64,
+    /// Bytes of it on flash.
+    pub cached: u64,
+    /// Bytes the directory does not have yet.
+    pub dirty: u64,
+    /// What was counted since the daemon began to serve it.
+    pub counters: Counters,
+    /// What that means.
+    pub ratios: Ratios,
+    /// Reads served from flash.
+    pub read_hit_latency: LatencyReport,
+    /// Reads that needed the file.
+    pub read_miss_latency: LatencyReport,
+    /// Writes of blocks that were all cached.
+    pub write_hit_latency: LatencyReport,
+    /// Other writes.
+    pub write_miss_latency: LatencyReport,
+}
+
 /// A datastore to be added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -88,7 +136,7 @@ pub struct DatastoreAdd {
 }
 
 /// What to change of a datastore.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreSet {
     /// Serve it on another address; clients have to mount it anew.
@@ -103,10 +151,16 @@ pub struct DatastoreSet {
     /// The directory has every write before it is answered; what was answered before is there after a flush.
     #[serde(default)]
     pub hold: Option<bool>,
+    /// Settings of files by their names: put behind those there are, or into those of the same pattern.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<FileRule>,
+    /// The pattern whose settings hold no longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmatch: Option<String>,
 }
 
 /// A datastore.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
     /// What it is called.
     pub name: String,
@@ -136,6 +190,9 @@ pub struct DatastoreInfo {
     /// The directory has every write before it is answered.
     #[serde(default)]
     pub hold: bool,
+    /// Settings of files by their names; of those that fit, the last that says something of a setting holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<FileRule>,
     /// Files that are or were disks of the cache.
     pub disks: u64,
     /// Of these, those in use.
@@ -201,6 +258,16 @@ async fn set_datastore(
     .await
 }
 
+/// The files of a datastore that are disks of the pool, or were and are cached still; the busiest first.
+#[utoipa::path(get, path = "/v1/datastores/{name}/files", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 200, body = Vec<FileReport>), (status = "default", body = ErrorBody)))]
+async fn get_datastore_files(
+    State(panel): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Vec<FileReport>>> {
+    run(panel, move |c| c.datastore_files(&name)).await
+}
+
 /// Begin to write everything to the directory that is only on flash. Poll the datastore until it is not flushing.
 #[utoipa::path(post, path = "/v1/datastores/{name}/flush", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
@@ -238,6 +305,7 @@ pub(super) fn routes() -> OpenApiRouter<Panel> {
     OpenApiRouter::new()
         .routes(routes!(get_datastores, add_datastore))
         .routes(routes!(get_datastore, set_datastore))
+        .routes(routes!(get_datastore_files))
         .routes(routes!(flush_datastore))
         .routes(routes!(remove_datastore))
 }

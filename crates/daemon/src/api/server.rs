@@ -22,7 +22,7 @@ use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
 use super::caller::Caller;
-use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
+use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
 use super::types::{
@@ -84,6 +84,8 @@ pub trait Control: Send + Sync + 'static {
     fn datastores(&self) -> Result<Vec<DatastoreInfo>>;
     /// One datastore.
     fn datastore(&self, name: &str) -> Result<DatastoreInfo>;
+    /// The files of a datastore that are disks, or were.
+    fn datastore_files(&self, name: &str) -> Result<Vec<FileReport>>;
     /// Serves a directory as a datastore.
     fn add_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo>;
     /// Changes settings of a datastore.

@@ -19,7 +19,7 @@ use super::chains::check_chain_names;
 use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, StopReason, control_error, lock, trouble};
 use crate::api::advice::AdviceReport;
-use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet};
+use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{
@@ -793,6 +793,10 @@ impl Control for Arc<Daemon> {
 
     fn datastore(&self, name: &str) -> Result<DatastoreInfo> {
         self.datastore_info(name)
+    }
+
+    fn datastore_files(&self, name: &str) -> Result<Vec<FileReport>> {
+        Daemon::datastore_files(self, name)
     }
 
     fn add_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo> {

@@ -13,6 +13,7 @@
 //! written back, if only its directory is there.
 
 mod files;
+mod matching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,6 +26,7 @@ use hearth_datastore::store::Datastore;
 use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{Uuid, check_name};
+use hearth_io::BLOCK;
 use hearth_nfs::access::{Access, Network, Rights};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
@@ -35,10 +37,14 @@ use hearth_nfs::rpcbind::{self, Registration};
 use hearth_nfs::server::{Config, Export, Server};
 
 use super::{Daemon, lock};
-use crate::api::datastores::{DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet};
+use crate::api::datastores::{
+    DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet, FileReport,
+};
+use crate::api::stats::Counters;
 use crate::api::types::fields;
 use crate::error::{Error, Kind, Result};
 use crate::pool::format_error;
+use crate::settings::SettingsShown;
 use crate::size::human;
 
 /// Where NFS is expected.
@@ -76,6 +82,7 @@ struct Store {
 #[derive(Clone)]
 struct Opened {
     files: Arc<Datastore>,
+    disks: Arc<files::Files>,
     identity: Arc<Identity>,
 }
 
@@ -420,15 +427,16 @@ impl Daemon {
                 )
             })?;
         let refused = no_threads(record);
-        let disks = files::Files::new(self, record).map_err(&refused)?;
+        let disks = Arc::new(files::Files::new(self, record).map_err(&refused)?);
         let files = Datastore::open(
             Arc::new(directory),
-            Arc::new(disks),
+            disks.clone(),
             &self.reactors,
             Rules::default(),
         );
         Ok(Opened {
             files: Arc::new(files.map_err(refused)?),
+            disks,
             identity: Arc::new(identity),
         })
     }
@@ -540,6 +548,7 @@ impl Daemon {
             clients: check_clients(&clients)?,
             read_only: add.read_only,
             hold: false,
+            rules: Vec::new(),
             unknown: Vec::new(),
         };
         // Served first: what cannot be is not added.
@@ -592,6 +601,17 @@ impl Daemon {
         }
         record.read_only = set.read_only.unwrap_or(record.read_only);
         record.hold = set.hold.unwrap_or(record.hold);
+        let mut rules = matching::read(&record.rules);
+        if let Some(pattern) = &set.unmatch {
+            matching::take(&mut rules, pattern)?;
+        }
+        let new_rules = set.unmatch.is_some() || set.rule.is_some();
+        if let Some(rule) = set.rule {
+            matching::put(&mut rules, rule)?;
+        }
+        if new_rules {
+            record.rules = matching::write(&rules)?;
+        }
         self.store_datastore(&record)?;
         let mut stores = lock(&self.stores.by_name);
         let store = stores.get_mut(name);
@@ -599,6 +619,9 @@ impl Daemon {
         store.record = record.clone();
         if let Some(opened) = store.opened.as_ref().filter(|_| record.hold != before.hold) {
             opened.files.hold(record.hold);
+        }
+        if let Some(opened) = store.opened.as_ref().filter(|_| new_rules) {
+            opened.disks.set_rules(&rules);
         }
         match &store.served {
             Ok(served) if record.listen == before.listen => {
@@ -733,6 +756,43 @@ impl Daemon {
         Ok(info(store))
     }
 
+    /// The files that have a record, the busiest first.
+    pub(super) fn datastore_files(&self, name: &str) -> Result<Vec<FileReport>> {
+        let opened = self.opened_datastore(name)?;
+        let directory = PathBuf::from(self.datastore_record(name)?.directory);
+        let now = hearth_io::now_ns();
+        let known = opened.files.files().into_iter().filter_map(|known| {
+            let record = lock(&self.pool).record(known.disk).cloned()?;
+            let stats = self.engine.stats(known.disk, now).unwrap_or_default();
+            let counters = Counters::from(&stats.counters);
+            let settings = SettingsShown::of(&record);
+            let path = known.path.strip_prefix(&directory).unwrap_or(&known.path);
+            Some(FileReport {
+                path: path.display().to_string(),
+                open: known.open,
+                size: known.size,
+                mode: settings.mode,
+                block_size: settings.block_size,
+                max: settings.max,
+                seq_cutoff: settings.seq_cutoff,
+                cached: stats.cached_blocks * BLOCK,
+                dirty: (stats.dirty_blocks + stats.zero_blocks).saturating_mul(BLOCK),
+                ratios: counters.ratios(&counters),
+                counters,
+                read_hit_latency: (&stats.read_hit_latency).into(),
+                read_miss_latency: (&stats.read_miss_latency).into(),
+                write_hit_latency: (&stats.write_hit_latency).into(),
+                write_miss_latency: (&stats.write_miss_latency).into(),
+            })
+        });
+        let mut files: Vec<FileReport> = known.collect();
+        files.sort_by_key(|f| {
+            let used = f.counters.reads() + f.counters.writes();
+            (std::cmp::Reverse(used), f.path.clone())
+        });
+        Ok(files)
+    }
+
     pub(super) fn datastore_infos(&self) -> Vec<DatastoreInfo> {
         lock(&self.stores.by_name).values().map(info).collect()
     }
@@ -762,6 +822,7 @@ fn info(store: &Store) -> DatastoreInfo {
         clients: clients_of(record).collect(),
         read_only: record.read_only,
         hold: record.hold,
+        rules: matching::read(&record.rules),
         disks: census.disks,
         open: census.open,
         dirty: census.dirty,

@@ -534,6 +534,9 @@ impl Tree for View {
             self.drop_if_gone(victim);
             if let Some(found) = self.victim(to.0, to.1) {
                 self.0.note_name(&found.key, to.1);
+                if let Some(cached) = self.0.file(&found.key).cached() {
+                    self.0.disks.renamed(cached.disk, &cached.origin);
+                }
             }
         }
         renamed

@@ -20,6 +20,8 @@ use hearth_nfs::handle::Key;
 
 use super::super::admission::RULES;
 use super::super::{Daemon, REST_PACE, REST_TIME, lock};
+use super::matching::Matching;
+use crate::api::datastores::FileRule;
 use crate::error::Result;
 use crate::pool::mode_of;
 use crate::{compare, settings};
@@ -84,6 +86,14 @@ impl Numbers {
         Some(lock(&self.open).get(&id)?.name().to_owned())
     }
 
+    /// Those that are served, with what they are of.
+    fn served(&self) -> Vec<(DiskId, Arc<FileOrigin>)> {
+        let open = lock(&self.open);
+        open.iter()
+            .map(|(id, origin)| (*id, origin.clone()))
+            .collect()
+    }
+
     /// What they look like, for the promise that they stay so.
     pub(in crate::daemon) fn leave(&self) -> Vec<(DiskId, OriginIdentity)> {
         let open = lock(&self.open).clone();
@@ -119,6 +129,8 @@ pub(super) struct Files {
     daemon: Weak<Daemon>,
     store: String,
     hands: Arc<Hands>,
+    /// Settings by names.
+    rules: Matching,
     /// Files have every write before it is answered.
     held: AtomicBool,
 }
@@ -129,8 +141,46 @@ impl Files {
             daemon: Arc::downgrade(daemon),
             store: store.name.clone(),
             hands: Hands::start()?,
+            rules: Matching::new(&store.directory, &store.rules),
             held: AtomicBool::new(store.hold),
         })
+    }
+
+    /// Other rules hold from now on. Files that are not served get their settings when they are.
+    pub(super) fn set_rules(&self, rules: &[FileRule]) {
+        self.rules.replace(rules);
+        let Ok(daemon) = self.daemon() else { return };
+        for (id, origin) in daemon.stores.numbers.served() {
+            self.resettle(&daemon, id, &origin);
+        }
+        daemon.poke();
+    }
+
+    /// Gives a file that is served the settings that hold for its name now.
+    fn resettle(&self, daemon: &Daemon, id: DiskId, origin: &FileOrigin) {
+        let record = lock(&daemon.pool).record(id).cloned();
+        let own = record.filter(|record| record.datastore == self.store);
+        let (Some(mut record), Some(path)) = (own, origin.path()) else {
+            return;
+        };
+        if !self.rules.settle(&mut record, &path) {
+            return;
+        }
+        if let Err(e) = daemon.store_file(&record) {
+            tracing::warn!(file = ?origin, "its settings cannot be noted, and stay as they were: {e}");
+            return;
+        }
+        // One that was closed meanwhile is opened as it should be.
+        let _ = daemon.engine.set_mode(id, self.mode(&record));
+        let _ = daemon
+            .engine
+            .set_limits(id, record.min_bytes, record.max_bytes);
+        for setting in settings::SETTINGS
+            .iter()
+            .filter(|setting| setting.name != "mode")
+        {
+            let _ = setting.tell_engine(&daemon.engine, &record);
+        }
     }
 
     fn daemon(&self) -> std::result::Result<Arc<Daemon>, NotNow> {
@@ -211,8 +261,11 @@ impl Files {
         let id = record.id;
         let looks = origin.looks().map_err(|_| NotNow::Wait)?;
         let bound = store::bound(looks.size);
-        if bound > record.size {
-            record.size = bound;
+        let settled = origin
+            .path()
+            .is_some_and(|path| self.rules.settle(&mut record, &path));
+        if bound > record.size || settled {
+            record.size = record.size.max(bound);
             daemon.store_file(&record).map_err(|_| NotNow::Wait)?;
         }
         // Judged before the engine may write anything back.
@@ -256,6 +309,8 @@ impl Files {
             return Err(NotNow::Wait);
         }
         settled.store(true, Ordering::Release);
+        // Whoever changed the rules meanwhile did not find the file among those that are open.
+        self.resettle(daemon, id, origin);
         Ok(id)
     }
 
@@ -282,6 +337,9 @@ impl Files {
             datastore: self.store.clone(),
             ..settings::defaults()
         };
+        if let Some(path) = origin.path() {
+            self.rules.settle(&mut record, &path);
+        }
         self.serve(daemon, &record, origin, &Arc::new(AtomicBool::new(true)))?;
         // What the log may hold of this number was another disk's.
         let stored = daemon.forget(id).and_then(|since_seq| {
@@ -300,6 +358,7 @@ impl Files {
             }
             return Err(NotNow::Pass);
         }
+        self.resettle(daemon, id, origin);
         Ok(id)
     }
 }
@@ -345,6 +404,13 @@ impl Disks for Files {
             Ok(())
         });
         stored.is_ok() && daemon.engine.set_size(disk, bound).is_ok()
+    }
+
+    fn renamed(&self, disk: DiskId, origin: &FileOrigin) {
+        if let Ok(daemon) = self.daemon() {
+            self.resettle(&daemon, disk, origin);
+            daemon.poke();
+        }
     }
 
     fn withdraw(&self, disk: DiskId) -> bool {
