@@ -9,30 +9,12 @@ use std::fs;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use common::{Client, Results};
+use common::{Client, port_of};
 use hearth_nfs::access::{Access, Rights};
 use hearth_nfs::local::Directory;
-use hearth_nfs::rpc::{Call, Credential};
+use hearth_nfs::mount;
 use hearth_nfs::server::{Config, Server};
 use hearth_nfs::v3;
-use hearth_nfs::xdr::Writer;
-use hearth_nfs::{mount, portmap};
-
-fn port_of(portmapper: SocketAddr, program: u32) -> Result<u16> {
-    let mut client = Client::connect(portmapper)?;
-    let call = Call {
-        xid: 1,
-        program: portmap::PROGRAM,
-        version: 2,
-        procedure: 3,
-        credential: Credential::None,
-    };
-    let mut w = Writer::new();
-    call.write(&mut w);
-    w.u32(program).u32(3).u32(portmap::TCP).u32(0);
-    client.send_raw(w.as_slice())?;
-    Ok(u16::try_from(Results::of(&client.answer(1)?)?.status)?)
-}
 
 #[test]
 fn a_host_keeps_its_datastore_under_load() -> Result<()> {

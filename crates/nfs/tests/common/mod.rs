@@ -12,7 +12,7 @@ use hearth_nfs::record::{Assembler, mark};
 use hearth_nfs::rpc::{self, Answer, Call, Credential};
 use hearth_nfs::v3::{Args, Attributes, Kind, SetAttributes, Status, Time};
 use hearth_nfs::xdr::{Reader, Writer};
-use hearth_nfs::{mount, v3};
+use hearth_nfs::{mount, portmap, v3};
 
 /// An answer that does not come in this time never will.
 const NEVER: Duration = Duration::from_secs(30);
@@ -247,6 +247,23 @@ pub fn attributes(r: &mut Reader<'_>) -> hearth_nfs::xdr::Result<Attributes> {
         modified: time(r)?,
         changed: time(r)?,
     })
+}
+
+/// Where a program listens over TCP, as a portmapper says; 0 if it knows of none.
+pub fn port_of(portmapper: SocketAddr, program: u32) -> Result<u16> {
+    let mut client = Client::connect(portmapper)?;
+    let call = Call {
+        xid: 1,
+        program: portmap::PROGRAM,
+        version: 2,
+        procedure: 3,
+        credential: Credential::None,
+    };
+    let mut w = Writer::new();
+    call.write(&mut w);
+    w.u32(program).u32(3).u32(portmap::TCP).u32(0);
+    client.send_raw(w.as_slice())?;
+    Ok(u16::try_from(Results::of(&client.answer(1)?)?.status)?)
 }
 
 pub fn get(client: &mut Client, file: &[u8]) -> Result<Attributes> {
