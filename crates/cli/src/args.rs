@@ -3,6 +3,7 @@
 mod bench;
 mod datastore;
 mod disk;
+mod monitor;
 mod pool;
 mod serve;
 mod settings;
@@ -17,6 +18,7 @@ pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
 pub use disk::{Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskSet, Mode, Switch, Users};
 use hearth_daemon::size;
 use hearth_fault::Fault;
+pub use monitor::Monitor;
 pub use pool::{Pool, PoolAt, PoolCreate, PoolExport};
 pub use serve::{LogFormat, Serve, Tls};
 pub use settings::Settings;
@@ -86,6 +88,8 @@ pub enum Command {
     Pool(Pool),
     /// Serve a pool's disks in the foreground
     Serve(Serve),
+    /// Watch the daemon in a second process, which mails, shows and remembers
+    Monitor(Monitor),
     /// Add, show, change, flush or remove disks
     #[command(
         subcommand,
@@ -341,6 +345,7 @@ mod tests {
             "hearth serve --flash /a --state-dir /s",
             "hearth metrics",
             "hearth metrics --listen 0.0.0.0:9810 --allow-remote",
+            "hearth monitor --state-dir /s --control-group g --log debug --log-format json",
             "hearth events",
             "hearth events --disk vm --since 2h --severity warning --limit 20 --follow --json",
             "hearth stats",

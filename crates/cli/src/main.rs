@@ -14,6 +14,7 @@ mod follow;
 mod histogram;
 mod interrupt;
 mod metrics;
+mod monitor;
 mod mount;
 mod pool;
 mod record;
@@ -62,13 +63,14 @@ fn main() -> ExitCode {
     let Cli { global, command } = cli;
     // A reader that goes away (`hearth disk list | head -1`) ends us quietly; but a daemon must not
     // end because somebody hangs up on it, or on its log.
-    if !matches!(command, Command::Serve(_)) {
+    if !matches!(command, Command::Serve(_) | Command::Monitor(_)) {
         // SAFETY: setting a signal's default action has no preconditions; no other thread runs yet.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     let outcome = match command {
         Command::Pool(command) => pool::run(&global, command),
         Command::Serve(args) => serve::run(&global, args),
+        Command::Monitor(args) => monitor::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),
         Command::Datastore(command) => datastore::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),

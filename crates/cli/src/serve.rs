@@ -22,14 +22,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
         )
         .into());
     }
-    let filter = args.log_filter();
-    let filter = EnvFilter::try_new(&filter).map_err(|e| {
-        Error::invalid(
-            format!("the log filter “{filter}” is not understood: {e}"),
-            "use a level such as info",
-        )
-    })?;
-    log_to_stderr(filter, args.log_format);
+    log_to_stderr(args.log.as_deref(), args.log_format)?;
     let tcp = args.nbd_listen.map(|address| Tcp {
         address,
         allow_remote: args.allow_remote,
@@ -76,8 +69,18 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
     Ok(serve::run(&options)?)
 }
 
-fn log_to_stderr(filter: EnvFilter, format: LogFormat) {
+/// Logs to standard error from now on: what the filter, given or default, lets through.
+pub fn log_to_stderr(filter: Option<&str>, format: LogFormat) -> Result<(), Error> {
     use std::io::IsTerminal;
+    let env = || std::env::var("HEARTH_LOG").ok();
+    let filter = filter.map(str::to_owned).or_else(env);
+    let filter = filter.as_deref().unwrap_or("info");
+    let filter = EnvFilter::try_new(filter).map_err(|e| {
+        Error::invalid(
+            format!("the log filter “{filter}” is not understood: {e}"),
+            "use a level such as info",
+        )
+    })?;
     let builder = tracing_subscriber::fmt()
         // Of a log that nobody reads any more nobody can be told; the attempt would be a panic.
         .log_internal_errors(false)
@@ -91,4 +94,5 @@ fn log_to_stderr(filter: EnvFilter, format: LogFormat) {
             .try_init(),
         LogFormat::Json => builder.json().try_init(),
     };
+    Ok(())
 }

@@ -36,6 +36,8 @@ pub struct Client {
     socket: PathBuf,
     /// The form of answer it prefers, where there are several.
     accept: Option<&'static str>,
+    /// Longest wait for what is asked.
+    patience: Duration,
 }
 
 impl Client {
@@ -44,6 +46,7 @@ impl Client {
         Client {
             socket: crate::rundir::api_socket(dir),
             accept: None,
+            patience: ASK_TIMEOUT,
         }
     }
 
@@ -55,9 +58,14 @@ impl Client {
         }
     }
 
+    /// The same, for somebody who cannot wait as long as a person does.
+    pub fn patient_for(self, patience: Duration) -> Client {
+        Client { patience, ..self }
+    }
+
     /// True if a daemon listens.
     pub fn is_up(&self) -> bool {
-        connect(&self.socket, ASK_TIMEOUT).is_ok()
+        connect(&self.socket, self.patience).is_ok()
     }
 
     /// `GET path`.
@@ -131,7 +139,7 @@ impl Client {
 
     fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
         let limit = match method {
-            "GET" => ASK_TIMEOUT,
+            "GET" => self.patience,
             _ => ORDER_TIMEOUT,
         };
         self.exchange_within(method, path, body, limit)

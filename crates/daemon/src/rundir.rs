@@ -88,10 +88,15 @@ fn fault(meta: &Metadata, uid: u32) -> Option<String> {
 
 /// Makes a directory (and those above it) unless it is there; refuses one that is not ours alone.
 pub(crate) fn make_private(dir: &Path, mode: u32) -> Result<()> {
+    make_private_for(dir, mode, "--run-dir")
+}
+
+/// The same for a directory that is named with another option.
+pub fn make_private_for(dir: &Path, mode: u32, option: &str) -> Result<()> {
     let fail = |e: std::io::Error| {
         Error::unavailable(
             format!("cannot create the directory {}: {e}", dir.display()),
-            "name a directory you may write with --run-dir",
+            format!("name a directory you may write with {option}"),
         )
     };
     // Without a slash or dot at its end, which would follow a link.
@@ -106,10 +111,10 @@ pub(crate) fn make_private(dir: &Path, mode: u32) -> Result<()> {
         None => Ok(()),
         Some(fault) => Err(Error::refused(
             format!(
-                "the directory {} {fault}, and sockets in it could be replaced",
+                "the directory {} {fault}, and what is in it could be replaced",
                 plain.display()
             ),
-            "name a directory only you can write with --run-dir, or remove this one",
+            format!("name a directory only you can write with {option}, or remove this one"),
         )),
     }
 }
@@ -257,7 +262,7 @@ fn lock(file: &File) -> bool {
 }
 
 /// Listens on a socket in a run directory this process has claimed.
-pub(crate) fn listen(path: &Path, access: Access) -> Result<UnixListener> {
+pub fn listen(path: &Path, access: Access) -> Result<UnixListener> {
     let fail = |e: std::io::Error| {
         Error::unavailable(
             format!("cannot listen on {}: {e}", path.display()),

@@ -133,17 +133,6 @@ pub struct Serve {
     pub log: Option<String>,
 }
 
-impl Serve {
-    /// The log's filter, given or default.
-    pub fn log_filter(&self) -> String {
-        let env = || std::env::var("HEARTH_LOG").ok();
-        self.log
-            .clone()
-            .or_else(env)
-            .unwrap_or_else(|| "info".to_owned())
-    }
-}
-
 /// Who may use the sockets.
 #[derive(Clone, Debug, Args)]
 pub struct Sockets {

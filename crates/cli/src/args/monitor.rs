@@ -1,0 +1,27 @@
+//! The grammar of `hearth monitor`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::serve::LogFormat;
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth monitor\n  \
+    hearth monitor --run-dir ./run --state-dir ./monitor\n\n\
+    It watches the daemon of --run-dir from outside, and goes on when that ends. SIGTERM or Ctrl-C stops it.")]
+pub struct Monitor {
+    /// Directory of what it must remember [default: /var/lib/hearth-monitor for root,
+    /// $XDG_STATE_HOME/hearth-monitor for others]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Group that may ask it [default: nobody but root and the user who runs it]
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<String>,
+    /// Form of the log on standard error
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// What to log: error, warn, info, debug, trace, or a filter [default: info] [env: HEARTH_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
