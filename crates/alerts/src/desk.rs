@@ -1,0 +1,596 @@
+//! What is told, and when.
+//!
+//! A thing that is wrong is one alert for as long as it lasts, however often it is seen. It begins when it was seen
+//! for long enough, is told again once a day, and is over when it was not seen for long enough. What happens
+//! within some seconds comes in one message, and there are so many messages an hour: what is more waits for the next
+//! one, so that a flood is few messages with everything in them. Each message goes every way by itself, and is tried
+//! again until it has arrived.
+//!
+//! All that has to be remembered is in this one value. Whoever owns it writes it down before messages go
+//! out and after they went: a crash in between sends a message twice, with the same number, and never not at
+//! all.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use hearth_health::{Condition, Kind, Reason, Report};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{AlertsConfig, Least};
+use crate::message::{Entry, Message, News};
+
+/// Milliseconds.
+const SECOND: u64 = 1000;
+/// Not seen for so long, it is over: what comes and goes is one alert.
+const OVER_MS: u64 = 90 * SECOND;
+/// First pause after a message did not go out; it doubles.
+const RETRY_MS: u64 = 30 * SECOND;
+/// Longest such pause.
+const RETRY_MAX_MS: u64 = 1800 * SECOND;
+/// Messages that wait for one way; of more, the oldest are given up, and the next says how many.
+const WAITING_MAX: usize = 200;
+/// Entries in one message; of more, the first are given and the rest counted.
+const ENTRIES_MAX: usize = 200;
+/// Entries that wait to be told.
+const UNTOLD_MAX: usize = 2000;
+/// Alerts remembered after they are over, for whoever asks.
+const PAST_MAX: usize = 100;
+
+/// How long something must be seen before it is told.
+fn settle_ms(code: &str) -> u64 {
+    match code {
+        // A restart, an upgrade.
+        "daemon-down" => 45 * SECOND,
+        "daemon-hanging" => 20 * SECOND,
+        // A server that is restarted, a cable that is put in again.
+        "origin-lost" | "disk-waiting" | "slow" | "hot" => 60 * SECOND,
+        _ => 0,
+    }
+}
+
+/// Something that is wrong and was told, or is about to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alert {
+    /// What sort of thing it is about.
+    pub kind: Kind,
+    /// What that is called.
+    pub name: String,
+    /// What is so, newest words.
+    pub reason: Reason,
+    /// Since when, in milliseconds since 1970.
+    pub since: u64,
+    /// When it was last seen.
+    pub seen: u64,
+    /// When it was last told; 0 before.
+    pub told: u64,
+    /// When it was over; 0 while it lasts.
+    #[serde(default)]
+    pub ended: u64,
+}
+
+/// Something that happened once and is to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Happened {
+    /// The event's name.
+    pub code: String,
+    /// How bad.
+    pub condition: Condition,
+    /// What sort of thing it is about.
+    pub kind: Kind,
+    /// What that is called.
+    pub name: String,
+    /// What happened.
+    pub what: String,
+    /// When.
+    pub at: u64,
+}
+
+/// A message on one way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delivery {
+    /// The way, as [`AlertsConfig::ways`] names it.
+    pub way: String,
+    /// The message.
+    pub message: Message,
+    /// Attempts so far.
+    pub attempts: u64,
+    /// When it is tried next.
+    pub next: u64,
+    /// Why it did not go out, the last time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// All that is remembered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Desk {
+    /// What is wrong now, by what it is about.
+    open: BTreeMap<String, Alert>,
+    /// What was, newest last.
+    past: VecDeque<Alert>,
+    /// What is to be told with the next message.
+    untold: Vec<Entry>,
+    /// Entries of `untold` that there was no room for.
+    untold_more: u64,
+    /// Since when `untold` is not empty.
+    untold_since: u64,
+    /// When the last messages were written, within an hour.
+    written: Vec<u64>,
+    last_id: u64,
+    /// What has not arrived yet.
+    waiting: Vec<Delivery>,
+    /// Messages given up, by way, since the last one that was not.
+    given_up: BTreeMap<String, u64>,
+}
+
+fn key(kind: Kind, name: &str, code: &str) -> String {
+    format!("{}/{name}/{code}", kind.word())
+}
+
+impl Desk {
+    /// Takes in what was judged. Of kinds in `unseen` nothing could be seen this time: what was wrong with them
+    /// is neither over nor known to last.
+    pub fn judge(&mut self, config: &AlertsConfig, now: u64, report: &Report, unseen: &[Kind]) {
+        let least = match config.least {
+            Least::Degraded => Condition::Degraded,
+            Least::Failed => Condition::Failed,
+        };
+        for item in &report.items {
+            for reason in item.reasons.iter().filter(|r| r.condition >= least) {
+                let key = key(item.kind, &item.name, &reason.code);
+                let alert = self.open.entry(key).or_insert_with(|| Alert {
+                    kind: item.kind,
+                    name: item.name.clone(),
+                    reason: reason.clone(),
+                    since: now,
+                    seen: now,
+                    told: 0,
+                    ended: 0,
+                });
+                let worse = reason.condition > alert.reason.condition && alert.told > 0;
+                alert.reason = reason.clone();
+                alert.seen = now;
+                if worse {
+                    // As good as new.
+                    alert.told = 0;
+                }
+            }
+        }
+        let mut news = Vec::new();
+        let repeat = config.repeat_hours.saturating_mul(3600 * SECOND);
+        for alert in self.open.values_mut() {
+            if unseen.contains(&alert.kind) && alert.seen != now {
+                alert.seen = alert.seen.max(now.saturating_sub(1));
+                continue;
+            }
+            let told = alert.told;
+            if alert.seen == now
+                && told == 0
+                && now.saturating_sub(alert.since) >= settle_ms(&alert.reason.code)
+            {
+                alert.told = now.max(1);
+                news.push(alert.entry(News::Begun));
+            } else if alert.seen == now && told > 0 && now.saturating_sub(told) >= repeat {
+                alert.told = now;
+                news.push(alert.entry(News::Lasts));
+            } else if now.saturating_sub(alert.seen) >= OVER_MS {
+                alert.ended = now;
+                if told > 0 {
+                    news.push(alert.entry(News::Over));
+                }
+            }
+        }
+        // What was not there for long enough to be told leaves no trace as soon as it is gone.
+        let gone = |alert: &Alert| {
+            alert.ended > 0 || alert.told == 0 && alert.seen < now && !unseen.contains(&alert.kind)
+        };
+        let ended: Vec<String> = (self.open.iter())
+            .filter(|(_, a)| gone(a))
+            .map(|(k, _)| k.clone())
+            .collect();
+        for alert in ended
+            .iter()
+            .filter_map(|key| self.open.remove(key))
+            .filter(|a| a.told > 0)
+        {
+            if self.past.len() >= PAST_MAX {
+                self.past.pop_front();
+            }
+            self.past.push_back(alert);
+        }
+        news.into_iter().for_each(|entry| self.tell(now, entry));
+    }
+
+    /// Takes in what happened.
+    pub fn happened(&mut self, now: u64, event: Happened) {
+        self.tell(
+            now,
+            Entry {
+                news: News::Happened,
+                condition: event.condition,
+                kind: event.kind,
+                name: event.name,
+                code: event.code,
+                what: event.what,
+                remedy: String::new(),
+                since: event.at,
+            },
+        );
+    }
+
+    fn tell(&mut self, now: u64, entry: Entry) {
+        if self.untold.is_empty() {
+            self.untold_since = now;
+        }
+        if self.untold.len() < UNTOLD_MAX {
+            self.untold.push(entry);
+        } else {
+            self.untold_more += 1;
+        }
+    }
+
+    /// Writes a message if there is something to tell and it is time to; true if it did.
+    pub fn write(&mut self, config: &AlertsConfig, now: u64, host: &str) -> bool {
+        self.written
+            .retain(|at| now.saturating_sub(*at) < 3600 * SECOND);
+        let gathered =
+            now.saturating_sub(self.untold_since) >= config.gather_seconds.saturating_mul(SECOND);
+        let room = (self.written.len() as u64) < config.most_per_hour;
+        if self.untold.is_empty() || !gathered || !room {
+            return false;
+        }
+        let mut entries = std::mem::take(&mut self.untold);
+        let rank = |e: &Entry| {
+            (
+                e.news == News::Over,
+                e.news == News::Lasts,
+                std::cmp::Reverse(e.condition),
+            )
+        };
+        entries.sort_by_key(rank);
+        let more = std::mem::take(&mut self.untold_more)
+            + entries.len().saturating_sub(ENTRIES_MAX) as u64;
+        entries.truncate(ENTRIES_MAX);
+        if more > 0 {
+            let last = entries.last().map_or(now, |e| e.since);
+            entries.push(Entry {
+                news: News::Happened,
+                condition: Condition::Degraded,
+                kind: Kind::Host,
+                name: host.to_owned(),
+                code: "more".to_owned(),
+                what: format!("{more} more things, for which there is no room here"),
+                remedy: String::new(),
+                since: last,
+            });
+        }
+        self.written.push(now);
+        self.send(config, now, host, entries);
+        true
+    }
+
+    /// Writes a message that tries every way at once.
+    pub fn test(&mut self, config: &AlertsConfig, now: u64, host: &str) -> u64 {
+        let entry = Entry {
+            news: News::Test,
+            condition: Condition::Healthy,
+            kind: Kind::Host,
+            name: host.to_owned(),
+            code: "test".to_owned(),
+            what: "somebody tries whether alerts arrive; nothing is wrong".to_owned(),
+            remedy: String::new(),
+            since: now,
+        };
+        self.send(config, now, host, vec![entry]);
+        self.last_id
+    }
+
+    fn send(&mut self, config: &AlertsConfig, now: u64, host: &str, entries: Vec<Entry>) {
+        self.last_id += 1;
+        for way in config.ways() {
+            while self.waiting.iter().filter(|d| d.way == way).count() >= WAITING_MAX {
+                if let Some(at) = self.waiting.iter().position(|d| d.way == way) {
+                    self.waiting.remove(at);
+                    *self.given_up.entry(way.clone()).or_default() += 1;
+                }
+            }
+            self.waiting.push(Delivery {
+                message: Message {
+                    id: self.last_id,
+                    at: now,
+                    host: host.to_owned(),
+                    entries: entries.clone(),
+                    lost_before: self.given_up.remove(&way).unwrap_or(0),
+                },
+                way,
+                attempts: 0,
+                next: now,
+                error: None,
+            });
+        }
+    }
+
+    /// The next message that is to go out on each way. On a way they go in order: the first that does not arrive
+    /// holds up those behind it.
+    pub fn due(&self, now: u64) -> Vec<Delivery> {
+        let mut first: BTreeMap<&str, &Delivery> = BTreeMap::new();
+        for delivery in &self.waiting {
+            first.entry(&delivery.way).or_insert(delivery);
+        }
+        first
+            .into_values()
+            .filter(|d| d.next <= now)
+            .cloned()
+            .collect()
+    }
+
+    /// A message went out, or did not and why.
+    pub fn attempted(&mut self, now: u64, way: &str, id: u64, outcome: Result<(), String>) {
+        let at = self
+            .waiting
+            .iter()
+            .position(|d| d.way == way && d.message.id == id);
+        let Some(at) = at else { return };
+        match outcome {
+            Ok(()) => {
+                self.waiting.remove(at);
+            }
+            Err(error) => {
+                let delivery = &mut self.waiting[at];
+                let pause = RETRY_MS
+                    .saturating_mul(1 << delivery.attempts.min(16))
+                    .min(RETRY_MAX_MS);
+                delivery.attempts += 1;
+                delivery.next = now.saturating_add(pause);
+                delivery.error = Some(error);
+            }
+        }
+    }
+
+    /// Forgets what waits for ways that are no longer there.
+    pub fn ways_are(&mut self, config: &AlertsConfig) {
+        let ways = config.ways();
+        self.waiting.retain(|d| ways.contains(&d.way));
+        self.given_up.retain(|way, _| ways.contains(way));
+    }
+
+    /// What is wrong now, the oldest first.
+    pub fn open(&self) -> Vec<Alert> {
+        let mut open: Vec<Alert> = self.open.values().filter(|a| a.told > 0).cloned().collect();
+        open.sort_by_key(|a| a.since);
+        open
+    }
+
+    /// What was, newest last.
+    pub fn past(&self) -> Vec<Alert> {
+        self.past.iter().cloned().collect()
+    }
+
+    /// What has not arrived yet.
+    pub fn waiting(&self) -> &[Delivery] {
+        &self.waiting
+    }
+}
+
+impl Alert {
+    fn entry(&self, news: News) -> Entry {
+        Entry {
+            news,
+            condition: self.reason.condition,
+            kind: self.kind,
+            name: self.name.clone(),
+            code: self.reason.code.clone(),
+            what: self.reason.what.clone(),
+            remedy: self.reason.remedy.clone(),
+            since: self.since,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_health::Item;
+
+    const MINUTE: u64 = 60 * SECOND;
+    const DAY: u64 = 24 * 60 * MINUTE;
+    /// Some time of day.
+    const T0: u64 = 1_700_000_000_000;
+
+    fn config() -> AlertsConfig {
+        let mail = "[mail]\nto = ['a@example.org', 'b@example.org']";
+        toml::from_str(mail).unwrap()
+    }
+
+    fn report(reasons: &[(&str, Reason)]) -> Report {
+        let items = reasons
+            .iter()
+            .map(|(name, r)| Item::new(Kind::Device, *name, vec![r.clone()]));
+        Report::new(0, items.collect(), Vec::new())
+    }
+
+    fn bad(code: &str) -> Reason {
+        Reason::degraded(code, format!("{code}!"), "mend it")
+    }
+
+    /// A desk and what it has told, in words.
+    struct Told {
+        desk: Desk,
+        config: AlertsConfig,
+        said: Vec<Vec<(News, String)>>,
+    }
+
+    impl Told {
+        fn new() -> Told {
+            Told {
+                desk: Desk::default(),
+                config: config(),
+                said: Vec::new(),
+            }
+        }
+
+        fn look(&mut self, now: u64, report: &Report, unseen: &[Kind]) {
+            // Over every restart.
+            let kept = serde_json::to_vec(&self.desk).unwrap();
+            self.desk = serde_json::from_slice(&kept).unwrap();
+            self.desk.judge(&self.config, now, report, unseen);
+            self.desk.write(&self.config, now, "h");
+            let due = self.desk.due(now);
+            for d in &due {
+                self.desk.attempted(now, &d.way, d.message.id, Ok(()));
+            }
+            if let Some(d) = due.first() {
+                assert_eq!(due.len(), 2, "both are told");
+                let words = d.message.entries.iter().map(|e| (e.news, e.name.clone()));
+                self.said.push(words.collect());
+            }
+        }
+
+        /// Looks every ten seconds.
+        fn during(&mut self, from: u64, to: u64, report: &Report) {
+            for now in (from..to).step_by(10_000) {
+                self.look(now, report, &[]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_begins_together_is_one_message_what_lasts_is_daily_and_the_end_is_told() {
+        let mut told = Told::new();
+        let two = report(&[("a", bad("x")), ("b", bad("x"))]);
+        told.during(T0, T0 + 2 * DAY + MINUTE, &two);
+        let both = |news| vec![(news, "a".to_owned()), (news, "b".to_owned())];
+        assert_eq!(
+            told.said,
+            [both(News::Begun), both(News::Lasts), both(News::Lasts)]
+        );
+        told.said.clear();
+        let one = report(&[("a", bad("x"))]);
+        told.during(T0 + 2 * DAY + MINUTE, T0 + 2 * DAY + 10 * MINUTE, &one);
+        assert_eq!(told.said, [[(News::Over, "b".to_owned())]]);
+        assert_eq!(told.desk.open().len(), 1);
+        assert_eq!(told.desk.past().len(), 1);
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_one_alert() {
+        let mut told = Told::new();
+        let there = report(&[("a", bad("x"))]);
+        let none = report(&[]);
+        for n in 0..100 {
+            let at = T0 + n * MINUTE;
+            told.during(at, at + MINUTE / 2, &there);
+            told.during(at + MINUTE / 2, at + MINUTE, &none);
+        }
+        assert_eq!(told.said.len(), 1, "{:?}", told.said);
+    }
+
+    #[test]
+    fn a_restart_of_the_daemon_is_no_alert_and_a_daemon_that_stays_away_is() {
+        let down = Item::new(
+            Kind::Daemon,
+            "hearth",
+            vec![Reason::failed("daemon-down", "gone", "")],
+        );
+        let down = Report::new(0, vec![down], Vec::new());
+        let mut told = Told::new();
+        told.during(T0, T0 + 40 * SECOND, &down);
+        told.during(T0 + 40 * SECOND, T0 + 5 * MINUTE, &report(&[]));
+        assert_eq!(told.said, Vec::<Vec<_>>::new());
+        told.during(T0 + 5 * MINUTE, T0 + 8 * MINUTE, &down);
+        assert_eq!(told.said, [[(News::Begun, "hearth".to_owned())]]);
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_not_over() {
+        let mut told = Told::new();
+        let there = report(&[("a", bad("x"))]);
+        told.during(T0, T0 + 5 * MINUTE, &there);
+        for now in (T0 + 5 * MINUTE..T0 + 60 * MINUTE).step_by(10_000) {
+            told.look(now, &report(&[]), &[Kind::Device]);
+        }
+        assert_eq!(told.said.len(), 1);
+        told.during(T0 + 60 * MINUTE, T0 + 70 * MINUTE, &report(&[]));
+        assert_eq!(told.said[1], [(News::Over, "a".to_owned())]);
+    }
+
+    #[test]
+    fn what_gets_worse_is_told_again() {
+        let mut told = Told::new();
+        told.during(T0, T0 + 5 * MINUTE, &report(&[("a", bad("x"))]));
+        let worse = Reason::failed("x", "dead", "");
+        told.during(T0 + 5 * MINUTE, T0 + 10 * MINUTE, &report(&[("a", worse)]));
+        assert_eq!(told.said.len(), 2);
+    }
+
+    #[test]
+    fn a_flood_is_few_messages_with_everything_in_them() {
+        let mut told = Told::new();
+        for n in 0..500u64 {
+            let now = T0 + n * 10 * SECOND;
+            told.desk.happened(
+                now,
+                Happened {
+                    code: "daemon-started-after-crash".to_owned(),
+                    condition: Condition::Degraded,
+                    kind: Kind::Daemon,
+                    name: n.to_string(),
+                    what: "again".to_owned(),
+                    at: now,
+                },
+            );
+            told.look(now, &report(&[]), &[]);
+        }
+        // An hour's worth at once, and the same in the next.
+        let messages = told.said.len() as u64;
+        assert!((12..=24).contains(&messages), "{messages}");
+        told.during(T0 + 2 * DAY, T0 + 2 * DAY + MINUTE, &report(&[]));
+        assert!(told.desk.untold.is_empty());
+    }
+
+    #[test]
+    fn a_server_that_is_away_loses_nothing_and_is_not_hammered() {
+        let mut desk = Desk::default();
+        let config = config();
+        desk.judge(&config, T0, &report(&[("a", bad("x"))]), &[]);
+        assert!(!desk.write(&config, T0, "h"), "it is gathered first");
+        assert!(desk.write(&config, T0 + MINUTE, "h"));
+        let mut attempts = 0;
+        for now in (T0 + MINUTE..T0 + DAY).step_by(1000) {
+            for d in desk.due(now) {
+                attempts += 1;
+                // Only one of the two recipients' servers takes it.
+                let outcome = if d.way.contains("b@") {
+                    Ok(())
+                } else {
+                    Err("away".to_owned())
+                };
+                desk.attempted(now, &d.way, d.message.id, outcome);
+            }
+        }
+        assert!((40..80).contains(&attempts), "{attempts}");
+        let kept = serde_json::to_vec(&desk).unwrap();
+        let mut desk: Desk = serde_json::from_slice(&kept).unwrap();
+        assert_eq!(desk.waiting().len(), 1);
+        assert_eq!(desk.waiting()[0].error.as_deref(), Some("away"));
+        let due = desk.due(T0 + 2 * DAY);
+        assert_eq!(due[0].way, "mail:a@example.org");
+        desk.attempted(T0 + 2 * DAY, &due[0].way, due[0].message.id, Ok(()));
+        assert!(desk.waiting().is_empty());
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_the_loss_is_told() {
+        let mut desk = Desk::default();
+        let config = config();
+        for n in 0..500 {
+            desk.test(&config, T0 + n, "h");
+        }
+        assert_eq!(desk.waiting().len(), 2 * WAITING_MAX);
+        let lost: u64 = (desk.waiting().iter()).map(|d| d.message.lost_before).sum();
+        assert!(lost > 0);
+        let fewer: AlertsConfig = toml::from_str("[mail]\nto = ['a@example.org']").unwrap();
+        desk.ways_are(&fewer);
+        assert_eq!(desk.waiting().len(), WAITING_MAX);
+    }
+}
