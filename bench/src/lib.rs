@@ -10,6 +10,7 @@ pub mod args;
 pub mod bare;
 pub mod fio;
 pub mod fixture;
+pub mod ganesha;
 pub mod host;
 pub mod load;
 pub mod made;

@@ -32,33 +32,50 @@ pub struct Client {
     bytes: Vec<u8>,
     xid: u32,
     file: Vec<u8>,
+    stable: Stability,
 }
 
 impl Client {
     /// Mounts `path` and finds the file `name` in it.
     pub fn connect(server: SocketAddr, path: &str, name: &str) -> Result<Client> {
-        let stream = TcpStream::connect(server)?;
-        stream.set_read_timeout(Some(NEVER))?;
-        stream.set_nodelay(true)?;
-        let mut client = Client {
-            stream,
-            assembler: Assembler::new(),
-            bytes: vec![0; RECEIVED],
-            // As clients do: one that counted from the same number again would be taken for its predecessor.
-            xid: SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos(),
-            file: Vec::new(),
-        };
-        let head = client.call(mount::PROGRAM, mount::VERSION, 1);
-        let mut w = head;
+        let both = (TcpStream::connect(server)?, TcpStream::connect(server)?);
+        Client::over(both, path, name)
+    }
+
+    /// The same over connections to the NFS server and to that which mounts.
+    pub fn over(both: (TcpStream, TcpStream), path: &str, name: &str) -> Result<Client> {
+        let mut mount = Client::of(both.1)?;
+        let mut w = mount.call(mount::PROGRAM, mount::VERSION, 1);
         w.opaque(path.as_bytes());
-        let results = client.ask(&w)?;
+        let results = mount.ask(&w)?;
         let dir = Reader::new(&results).opaque(64)?.to_vec();
+        let mut client = Client::of(both.0)?;
         let mut w = client.call(v3::PROGRAM, v3::VERSION, v3::Procedure::Lookup as u32);
         let name = name.as_bytes();
         Args::Lookup(Named { dir: &dir, name }).write(&mut w);
         let results = client.ask(&w)?;
         client.file = Reader::new(&results).opaque(64)?.to_vec();
         Ok(client)
+    }
+
+    /// Writes need not be durable when they are answered; a commit at the end makes them so.
+    pub fn unstable(mut self) -> Client {
+        self.stable = Stability::Unstable;
+        self
+    }
+
+    fn of(stream: TcpStream) -> Result<Client> {
+        stream.set_read_timeout(Some(NEVER))?;
+        stream.set_nodelay(true)?;
+        Ok(Client {
+            stream,
+            assembler: Assembler::new(),
+            bytes: vec![0; RECEIVED],
+            // As clients do: one that counted from the same number again would be taken for its predecessor.
+            xid: SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos(),
+            file: Vec::new(),
+            stable: Stability::File,
+        })
     }
 
     fn call(&mut self, program: u32, version: u32, procedure: u32) -> Writer {
@@ -105,6 +122,11 @@ impl Client {
         ensure!(status == 0, "status {status}");
         let at = message.len() - r.rest().len();
         Ok((u64::from(xid), message[at..].to_vec()))
+    }
+
+    fn ask_marked(&mut self, message: Writer) -> Result<()> {
+        self.send(message)?;
+        self.receive().map(drop)
     }
 
     fn ask(&mut self, message: &Writer) -> Result<Vec<u8>> {
@@ -166,12 +188,30 @@ impl Wire {
                     file: &client.file,
                     offset,
                     count: data.len() as u32,
-                    stable: Stability::File,
+                    stable: client.stable,
                     data,
                 };
                 args.write(&mut w);
                 client.send(w)
             }
+        }
+    }
+
+    /// Makes durable what was answered and is not.
+    fn commit(&mut self) -> Result<()> {
+        match self {
+            Wire::Nfs(client) if client.stable == Stability::Unstable => {
+                let procedure = v3::Procedure::Commit as u32;
+                let mut w = client.call(v3::PROGRAM, v3::VERSION, procedure);
+                let args = Args::Commit {
+                    file: &client.file,
+                    offset: 0,
+                    count: 0,
+                };
+                args.write(&mut w);
+                client.ask_marked(w)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -198,17 +238,22 @@ impl Wire {
     }
 }
 
-/// Runs `job`, of random reads or durable writes, over `wire`; `pid` is the server's.
+/// Runs `job`, of reads or writes, over `wire`; `pid` is the server's.
 pub fn run(job: &Job, wire: &mut Wire, pid: u32) -> Result<Sample> {
-    let reads = match job.rw {
-        "randread" => true,
-        "randwrite" => false,
+    let (reads, random) = match job.rw {
+        "randread" => (true, true),
+        "randwrite" => (false, true),
+        "read" => (true, false),
+        "write" => (false, false),
         other => anyhow::bail!("this loop has no {other}"),
     };
     let data = vec![0xa5; job.bs as usize];
     let mut state = job.seed;
     let mut next = |wire: &mut Wire| -> Result<u64> {
-        state = hearth_policy::spread(state);
+        state = match random {
+            true => hearth_policy::spread(state),
+            false => state + 1,
+        };
         let at = state % (job.size / job.bs) * job.bs;
         match reads {
             true => wire.read(at, job.bs as u32),
@@ -239,6 +284,9 @@ pub fn run(job: &Job, wire: &mut Wire, pid: u32) -> Result<Sample> {
         if now < end {
             waiting.insert(next(wire)?, (now, false));
         }
+    }
+    if !reads {
+        wire.commit()?;
     }
     let time = start.elapsed();
     let requests = took.len() as f64;

@@ -41,6 +41,8 @@ pub const SMOKE: &[&str] = &[
     "replay-hdd",
     "nfs-read",
     "nfs-write",
+    "nfs-seq",
+    "nfs-ganesha",
     "lookup",
     "engine-cost",
     "wa",
@@ -133,6 +135,16 @@ pub const ALL: &[Row] = &[
         id: "nfs-write",
         title: "A datastore's file over NFS, a disk over NBD: durable random 4 KiB writes at depth 1, 32",
         run: nfs::writes,
+    },
+    Row {
+        id: "nfs-seq",
+        title: "A datastore's file over NFS, the flash file as it is: sequential 1 MiB reads and writes, depth 8",
+        run: nfs::sequential,
+    },
+    Row {
+        id: "nfs-ganesha",
+        title: "A datastore's file by Hearth and by nfs-ganesha: warm random 4 KiB reads, durable writes, at depth 1, 32",
+        run: nfs::ganesha,
     },
     Row {
         id: "cold",

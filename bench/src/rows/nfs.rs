@@ -9,14 +9,26 @@ use hearth_rig::nbd;
 
 use crate::args::Args;
 use crate::fixture;
-use crate::load::Job;
+use crate::ganesha::{Ganesha, Limit};
+use crate::load::{self, Job};
 use crate::nfs::{Client, Durable, Wire, run};
+use crate::peers::{self, Contender};
 use crate::report::{Outcome, Series, Wanted};
 
 /// Bytes of a write by which a disk is brought into the cache. They come in no order: what is written in sequence may
 /// go past the cache.
 const PIECE: u64 = 64 << 10;
 const PIECES_IN_FLIGHT: usize = 8;
+
+/// What is measured.
+enum Side {
+    /// Over a connection to our daemon.
+    Own(Wire),
+    /// Over a connection to another server, which this process is.
+    Peer(Wire, u32),
+    /// A file as it is.
+    File(Contender),
+}
 
 /// A daemon with a disk and with a datastore of one file.
 struct Lab {
@@ -55,8 +67,12 @@ impl Lab {
         Ok(Wire::Nbd(client, durable))
     }
 
+    fn client(&self) -> Result<Client> {
+        Client::connect(self.server, "/vms", "disk.img")
+    }
+
     fn nfs(&self) -> Result<Wire> {
-        Ok(Wire::Nfs(Client::connect(self.server, "/vms", "disk.img")?))
+        Ok(Wire::Nfs(self.client()?))
     }
 
     /// Brings all of a disk into the cache, and writes it back.
@@ -89,26 +105,30 @@ impl Lab {
     }
 
     /// Runs `job` over every wire in turn, round by round.
-    fn rounds(&self, args: &Args, job: &Job, wires: &mut [(&str, Wire)]) -> Result<Outcome> {
+    fn rounds(&self, args: &Args, job: &Job, sides: &mut [(&str, Side)]) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         let pid = self.hearth.pid().context("no daemon")?;
-        for (name, _) in wires.iter() {
+        for (name, _) in sides.iter() {
             outcome.series.push(Series {
                 name: (*name).to_owned(),
                 samples: Vec::new(),
             });
         }
         for round in 0..args.rounds {
-            for ((name, wire), series) in wires.iter_mut().zip(&mut outcome.series) {
+            for ((name, side), series) in sides.iter_mut().zip(&mut outcome.series) {
                 let seed = round as u64 + 1;
                 let job = Job {
                     seed,
                     ..job.clone()
                 };
-                let sample = run(&job, wire, pid)?;
+                let sample = match side {
+                    Side::Own(wire) => run(&job, wire, pid)?,
+                    Side::Peer(wire, pid) => run(&job, wire, *pid)?,
+                    Side::File(file) => load::run(&job, file)?,
+                };
                 eprintln!("   round {seed}: {name:16} {:9.0} requests/s", sample.iops);
                 series.samples.push(sample);
-                if job.rw != "randread" {
+                if !job.rw.ends_with("read") {
                     self.drain()?;
                 }
             }
@@ -123,8 +143,11 @@ pub fn reads(args: &Args) -> Result<Outcome> {
         return Ok(Outcome::default());
     }
     let lab = Lab::new(args)?;
-    let mut wires = [("nbd", lab.nbd(Durable::Itself)?), ("nfs", lab.nfs()?)];
-    for (_, wire) in &mut wires {
+    let mut sides = [
+        ("nbd", Side::Own(lab.nbd(Durable::Itself)?)),
+        ("nfs", Side::Own(lab.nfs()?)),
+    ];
+    for wire in [&mut lab.nbd(Durable::Itself)?, &mut lab.nfs()?] {
         lab.warm(wire, args.disk)?;
     }
     let mut all = Outcome::default();
@@ -136,7 +159,7 @@ pub fn reads(args: &Args) -> Result<Outcome> {
     let before = from_flash()?;
     for depth in [1, 32] {
         let job = Job::random("randread", depth, args.seconds, args.disk);
-        let mut outcome = lab.rounds(args, &job, &mut wires)?;
+        let mut outcome = lab.rounds(args, &job, &mut sides)?;
         outcome.compare_iops("nfs", "nbd", Wanted::AtLeast(0.6));
         outcome.compare_cpu("nfs", "nbd", Wanted::Shown);
         all.at_depth(depth, outcome);
@@ -156,19 +179,131 @@ pub fn writes(args: &Args) -> Result<Outcome> {
         return Ok(Outcome::default());
     }
     let lab = Lab::new(args)?;
-    let mut wires = [
-        ("nbd, flushed", lab.nbd(Durable::ByFlush)?),
-        ("nbd, FUA", lab.nbd(Durable::Itself)?),
-        ("nfs", lab.nfs()?),
+    let mut sides = [
+        ("nbd, flushed", Side::Own(lab.nbd(Durable::ByFlush)?)),
+        ("nbd, FUA", Side::Own(lab.nbd(Durable::Itself)?)),
+        ("nfs", Side::Own(lab.nfs()?)),
     ];
     let mut all = Outcome::default();
     for (depth, wanted) in [(1, Wanted::AtLeast(0.7)), (32, Wanted::Shown)] {
         let job = Job::random("randwrite", depth, args.seconds, args.disk);
-        let mut outcome = lab.rounds(args, &job, &mut wires)?;
+        let mut outcome = lab.rounds(args, &job, &mut sides)?;
         outcome.compare_iops("nfs", "nbd, flushed", wanted);
         outcome.compare_iops("nfs", "nbd, FUA", Wanted::Shown);
         outcome.compare_cpu("nfs", "nbd, FUA", Wanted::Shown);
         all.at_depth(depth, outcome);
     }
+    Ok(all)
+}
+
+/// Long requests in sequence beside the flash file as it is. Writes are durable at the end, or each when it is answered.
+pub fn sequential(args: &Args) -> Result<Outcome> {
+    if args.peers_only {
+        return Ok(Outcome::default());
+    }
+    let lab = Lab::new(args)?;
+    lab.hearth.ok(&[
+        "datastore",
+        "set",
+        "vms",
+        "--match",
+        "*",
+        "--seq-cutoff",
+        "0",
+    ])?;
+    lab.warm(&mut lab.nfs()?, args.disk)?;
+    let raw = fixture::file(&args.dir, "raw.img", args.disk)?;
+    let unstable = || Ok::<_, anyhow::Error>(Side::Own(Wire::Nfs(lab.client()?.unstable())));
+    let mut all = Outcome::default();
+    for (rw, file) in [("read", lab.hearth.flash()), ("write", &raw)] {
+        let job = Job {
+            bs: 1 << 20,
+            ..Job::sequential(rw, 8, args.seconds, args.disk)
+        };
+        let mut sides = vec![("raw", Side::File(peers::raw(file))), ("nfs", unstable()?)];
+        if rw == "write" {
+            sides.push(("nfs, each durable", Side::Own(lab.nfs()?)));
+        }
+        let mut outcome = lab.rounds(args, &job, &mut sides)?;
+        outcome.compare_iops("nfs", "raw", Wanted::AtLeast(0.8));
+        outcome.compare_iops("nfs, each durable", "raw", Wanted::Shown);
+        all.series
+            .extend(outcome.series.into_iter().map(|mut series| {
+                series.name = format!("{rw}s: {}", series.name);
+                series
+            }));
+        all.comparisons
+            .extend(outcome.comparisons.into_iter().map(|mut comparison| {
+                comparison.what = format!("{rw}s: {}", comparison.what);
+                comparison
+            }));
+    }
+    Ok(all)
+}
+
+/// Of a file, so much fits into the RAM that each server may use: what is measured is not the page cache.
+const RAM_SHARE: u64 = 8;
+
+/// Beside nfs-ganesha, which has the same directory's file on the same SSD and no cache but the kernel's, in as little
+/// memory as ours.
+pub fn ganesha(args: &Args) -> Result<Outcome> {
+    if args.peers_only {
+        return Ok(Outcome::default());
+    }
+    let plain = args.dir.join("plain");
+    std::fs::create_dir_all(&plain)?;
+    fixture::file(&plain, "disk.img", args.disk)?;
+    let peer = match Ganesha::start(&plain, &args.dir) {
+        Ok(peer) => peer,
+        Err(e) => {
+            let mut outcome = Outcome::default();
+            outcome
+                .notes
+                .push(format!("Not measured: nfs-ganesha does not run here: {e:#}. It takes the packages nfs-ganesha-vfs and rpcbind, and root."));
+            return Ok(outcome);
+        }
+    };
+    let lab = Lab::new(args)?;
+    lab.warm(&mut lab.nfs()?, args.disk)?;
+    let pids = [peer.pid(), lab.hearth.pid().context("no daemon")?];
+    let mut limits = Vec::new();
+    for (name, pid) in ["ganesha", "hearth"].into_iter().zip(pids) {
+        if let Some(limit) = Limit::of(name, args.disk / RAM_SHARE) {
+            limit.holds(pid)?;
+            limits.push(limit);
+        }
+    }
+    let root = std::fs::canonicalize(&plain)?;
+    let root = root.to_str().context("a path in UTF-8")?;
+    let theirs = || Client::over(peer.connect()?, root, "disk.img");
+    let mut sides = [
+        ("nfs-ganesha", Side::Peer(Wire::Nfs(theirs()?), peer.pid())),
+        ("nfs", Side::Own(lab.nfs()?)),
+    ];
+    let mut all = Outcome::default();
+    for rw in ["randread", "randwrite"] {
+        for depth in [1, 32] {
+            let job = Job::random(rw, depth, args.seconds, args.disk);
+            let mut outcome = lab.rounds(args, &job, &mut sides)?;
+            outcome.compare_iops("nfs", "nfs-ganesha", Wanted::AtLeast(1.0));
+            outcome.compare_cpu("nfs", "nfs-ganesha", Wanted::AtMost(1.0));
+            for series in &mut outcome.series {
+                series.name = format!("{rw}: {}", series.name);
+            }
+            for comparison in &mut outcome.comparisons {
+                comparison.what = format!("{rw}: {}", comparison.what);
+            }
+            all.at_depth(depth, outcome);
+        }
+    }
+    all.notes.push(match limits.len() {
+        2 => format!(
+            "Each server may use RAM for one {RAM_SHARE}th of the file, page cache included."
+        ),
+        _ => "The servers' RAM could not be limited here: nfs-ganesha reads from the page cache."
+            .to_owned(),
+    });
+    // The processes first, then their groups.
+    drop((sides, peer, lab));
     Ok(all)
 }
