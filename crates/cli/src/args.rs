@@ -15,7 +15,9 @@ use std::path::PathBuf;
 pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
-pub use disk::{Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskSet, Mode, Switch, Users};
+pub use disk::{
+    Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskScrub, DiskSet, Mode, Switch, Users,
+};
 use hearth_daemon::size;
 use hearth_fault::Fault;
 pub use monitor::Monitor;
@@ -335,6 +337,9 @@ mod tests {
             "hearth disk remove vm --discard-dirty --yes",
             "hearth disk remove vm --force --yes",
             "hearth disk accept-loss vm",
+            "hearth disk scrub vm --rate 100M --no-wait",
+            "hearth disk scrub vm --prefer /a --json",
+            "hearth disk scrub vm --every 7",
             "hearth datastore add /srv/vms --nfs --name vms --listen 192.0.2.1:2049 --client 192.0.2.0/24=rw,root --client ::1",
             "hearth datastore add vms --nfs --read-only",
             "hearth datastore list --json",

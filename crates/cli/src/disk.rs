@@ -1,5 +1,7 @@
 //! `hearth disk …`: clients of the control API.
 
+mod scrub;
+
 use hearth_daemon::api::types::{self, DiskInfo, DiskState, PoolInfo};
 use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
@@ -31,6 +33,7 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Remove(args) => remove(global, &client, &args),
         Disk::Mirror(args) => mirror(global, &client, &args),
         Disk::Replace(args) => replace(global, &client, &args),
+        Disk::Scrub(args) => scrub::run(global, &client, &args),
         Disk::AcceptLoss(args) => {
             let info: DiskInfo = client.order(&disk_path(&args.name, "/accept-loss"))?;
             said(
@@ -339,6 +342,11 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     for (i, leg) in d.legs.iter().enumerate() {
         let key = if i == 0 { "mirror" } else { "" };
         line(key, format!("{}: {}", plain(&leg.origin), leg_text(leg)));
+    }
+    if let Some(upkeep) = &d.upkeep {
+        for (key, text) in scrub::lines(upkeep, d.size) {
+            line(key, text);
+        }
     }
     for file in &d.chain {
         line("lies on", plain(file));

@@ -4,6 +4,7 @@
 //! in which regions they may differ. Either of the two devices may die, or come back older than it was: whichever
 //! says more counts. So a change of the legs is stored in both, and in one of them if the other cannot be.
 
+mod habits;
 pub(crate) mod news;
 
 use std::fs::{File, OpenOptions};
@@ -15,12 +16,13 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use hearth_engine::Engine;
 use hearth_events::Events;
 use hearth_fault::Fault;
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
 use hearth_format::{DiskRecord, Uuid};
-use hearth_io::{Device, OriginSpec};
-use hearth_mirror::{Book, LegOpener, Mirror, Setup};
+use hearth_io::{BLOCK, Device, OriginSpec};
+use hearth_mirror::{Book, Habits, LegOpener, Mirror, Setup, Sums};
 use hearth_origin::{Backing, How};
 
 use crate::error::{Error, Kind, Result};
@@ -60,12 +62,14 @@ pub(crate) fn notes_dir(state_dir: &Path) -> PathBuf {
 
 /// Forgets the notes of a disk that is gone.
 pub(crate) fn forget(state_dir: &Path, serial: &Uuid) {
-    let path = notes_dir(state_dir).join(serial.to_string());
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!("cannot remove {}: {e}", path.display());
+    let dir = notes_dir(state_dir);
+    for path in [dir.join(serial.to_string()), habits::path(&dir, serial)] {
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("cannot remove {}: {e}", path.display());
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
@@ -73,6 +77,7 @@ pub(crate) fn forget(state_dir: &Path, serial: &Uuid) {
 struct Shelf {
     serial: Uuid,
     path: PathBuf,
+    habits: PathBuf,
     file: Mutex<Option<File>>,
     /// The file cannot be written: the record has to say that it says too little.
     void: AtomicBool,
@@ -133,6 +138,10 @@ impl Shelf {
 }
 
 impl Book for Shelf {
+    fn remember(&self, habits: &Habits) -> io::Result<()> {
+        habits::store(&self.habits, habits)
+    }
+
     fn store(&self, notes: &MirrorNotes, changed: bool) -> io::Result<()> {
         let filed = self.store_file(notes);
         let void = self.void.swap(filed.is_err(), Ordering::Relaxed) || filed.is_err();
@@ -296,6 +305,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
     let dir = notes_dir(parts.state_dir);
     crate::rundir::make_private(&dir, 0o700)?;
     let path = dir.join(record.serial.to_string());
+    let habits = habits::path(&dir, &record.serial);
     let notes = match std::fs::read(&path) {
         Ok(bytes) => MirrorNotes::newest(&bytes, &record.serial),
         Err(_) => None,
@@ -309,6 +319,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
     let herald = Arc::new(news::Herald::new(&record.name, parts.events, parts.stale));
     let setup = Setup {
         witness: herald.clone(),
+        habits: habits::load(&habits),
         name: record.name.clone(),
         serial: record.serial,
         size,
@@ -320,6 +331,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
         book: Arc::new(Shelf {
             serial: record.serial,
             path,
+            habits,
             file: Mutex::default(),
             void: AtomicBool::new(false),
             pool: Arc::downgrade(parts.pool),
@@ -336,6 +348,30 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
     })?;
     herald.opened();
     Ok(Device::remote(Arc::new(mirror)))
+}
+
+/// Checksums of what the cache has of a disk.
+struct Cached {
+    engine: Weak<Engine>,
+    id: u16,
+}
+
+impl Sums for Cached {
+    fn clean(&self, offset: u64, len: u64) -> Vec<(u64, u32)> {
+        let blocks = offset / BLOCK..(offset + len).div_ceil(BLOCK);
+        let engine = self.engine.upgrade();
+        engine.map_or_else(Vec::new, |engine| engine.clean_sums(self.id, blocks))
+    }
+}
+
+/// From now on a scrub of this origin compares with what is cached of the disk, too.
+pub(crate) fn know_cache(device: &Device, engine: &Arc<Engine>, id: u16) {
+    if let Some(mirror) = of(device) {
+        mirror.set_sums(Arc::new(Cached {
+            engine: Arc::downgrade(engine),
+            id,
+        }));
+    }
 }
 
 /// The mirror a disk is served from, if it is one.

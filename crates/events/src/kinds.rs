@@ -209,6 +209,21 @@ kinds! {
     /// A leg was taken from a mirrored disk for good.
     "leg-removed" Info LegRemoved { disk: String, leg: String }
         "the leg {leg} was removed"
+    /// A scrub of a mirrored disk begins, or goes on where it was.
+    "scrub-started" Info ScrubStarted { disk: String, at: u64 }
+        "a scrub begins at {at}"
+    /// A scrub of a mirrored disk is through, and all that it could compare is the same.
+    "scrub-done" Info ScrubDone { disk: String, bytes: u64, partial: u64, seconds: u64 }
+        "a scrub has compared {bytes} bytes, and all of it is the same; {partial} of them not on all legs"
+    /// A scrub of a mirrored disk is through; it has repaired what a leg could not read or held wrong.
+    "scrub-repaired" Warning ScrubRepaired { disk: String, bytes: u64, partial: u64, seconds: u64, repairs: u64, repaired: u64 }
+        "a scrub has compared {bytes} bytes and repaired {repairs} places of {repaired} bytes; {partial} bytes were not on all legs"
+    /// A scrub of a mirrored disk is through, and there are places where nothing tells which leg is right, or that no leg can read.
+    "scrub-undecided" Error ScrubUndecided { disk: String, bytes: u64, partial: u64, seconds: u64, repairs: u64, repaired: u64, undecided: u64, offset: u64, length: u64, unread: u64 }
+        "a scrub has found {undecided} places where legs differ and nothing tells which one is right, and {unread} bytes that no leg can read; `hearth disk scrub {disk} --show` lists them"
+    /// A scrub of a mirrored disk was called off before it was through.
+    "scrub-called-off" Info ScrubCalledOff { disk: String, at: u64 }
+        "a scrub was called off at {at}"
     /// What is dirty cannot be written back.
     "write-back-failing" Error WriteBackFailing { disk: String, origin: String, dirty_bytes: u64, seconds: u64, what: String }
         "{what}"

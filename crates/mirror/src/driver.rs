@@ -5,10 +5,12 @@
 //! for long is done elsewhere: storing notes on a thread that does nothing else, opening a leg again on one
 //! that ends with it.
 
+use crate::habits::Habits;
 use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
 use crate::mirror::{Book, LegOpener, Shared, lock};
 use crate::news::News;
 use crate::regions::Regions;
+use crate::scrub::{ScrubOrder, Scrubbing, compare};
 use hearth_fault::Fault;
 use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps};
 use hearth_io::{
@@ -20,6 +22,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
+
+mod scrubs;
 
 /// How often it is looked whether a leg is out of time.
 const CHECK_NS: u64 = 100_000_000;
@@ -71,9 +75,20 @@ pub(crate) enum Order {
     Pause(bool),
     /// Bytes a second that are copied at most; 0 is no limit.
     Rate(u64),
+    /// What is to be done about scrubs.
+    Scrub {
+        what: ScrubOrder,
+        answer: Sender<Result<(), Fault>>,
+    },
 }
 
 /// What the notes' thread is given.
+pub(crate) enum ToKeep {
+    Note(ToNote),
+    Habits(Box<Habits>),
+}
+
+/// What has to be durable before something else happens.
 pub(crate) struct ToNote {
     pub(crate) seq: u64,
     pub(crate) stamps: MirrorStamps,
@@ -85,10 +100,19 @@ pub(crate) fn keep_notes(
     shared: &Shared,
     book: &dyn Book,
     first: MirrorNotes,
-    given: &Receiver<ToNote>,
+    given: &Receiver<ToKeep>,
 ) {
     let mut notes = first;
     while let Ok(next) = given.recv() {
+        let next = match next {
+            ToKeep::Note(note) => note,
+            ToKeep::Habits(habits) => {
+                if let Err(e) = book.remember(&habits) {
+                    tracing::warn!(mirror = %shared.name, "how the legs are copied to and scrubbed is forgotten at the next start: {e}");
+                }
+                continue;
+            }
+        };
         let changed = next.stamps != notes.stamps;
         notes.sequence += 1;
         notes.stamps = next.stamps;
@@ -125,6 +149,16 @@ struct Leg {
     repaired: Repaired,
 }
 
+/// What else the thread is started with.
+pub(crate) struct Rest {
+    pub(crate) targets: Arc<Targets>,
+    pub(crate) opener: Arc<dyn LegOpener>,
+    pub(crate) notes: Sender<ToKeep>,
+    pub(crate) legs: usize,
+    pub(crate) habits: Habits,
+    pub(crate) read_only: bool,
+}
+
 /// What was repaired on a leg since it was told: ranges, bytes, and where the first one is.
 #[derive(Default)]
 struct Repaired {
@@ -140,7 +174,7 @@ pub(crate) struct Driver {
     io: Box<dyn Proactor>,
     targets: Arc<Targets>,
     opener: Arc<dyn LegOpener>,
-    notes: Sender<ToNote>,
+    notes: Sender<ToKeep>,
     legs: Vec<Leg>,
     asked: HashMap<ReqId, Asked>,
     /// What reads have brought, or are to bring.
@@ -149,6 +183,9 @@ pub(crate) struct Driver {
     flying: HashMap<IoId, (usize, bool)>,
     pool: BufPool,
     next_req: ReqId,
+    habits: Habits,
+    scrubbing: Scrubbing,
+    read_only: bool,
 }
 
 impl Leg {
@@ -179,11 +216,16 @@ impl Driver {
         shared: Arc<Shared>,
         machine: Machine,
         io: Box<dyn Proactor>,
-        targets: Arc<Targets>,
-        opener: Arc<dyn LegOpener>,
-        notes: Sender<ToNote>,
-        legs: usize,
+        rest: Rest,
     ) -> Driver {
+        let Rest {
+            targets,
+            opener,
+            notes,
+            legs,
+            habits,
+            read_only,
+        } = rest;
         let leg = |i| Leg::new(targets.get(Target::Origin(i as u16)).as_deref());
         let mut legs: Vec<Leg> = (0..legs).map(leg).collect();
         for (leg, now) in legs.iter_mut().zip(machine.report()) {
@@ -205,11 +247,15 @@ impl Driver {
             flying: HashMap::new(),
             pool: BufPool::default(),
             next_req: 1,
+            habits,
+            scrubbing: Scrubbing::default(),
+            read_only,
         }
     }
 
     /// Serves until told to stop.
     pub(crate) fn run(mut self) {
+        self.take_up_habits();
         let (mut events, mut dones) = (Vec::new(), Vec::new());
         let mut goodbye_ns = 0;
         let mut next_tick = 0;
@@ -220,6 +266,7 @@ impl Driver {
                 self.machine.tick(now);
                 self.call_back(now);
                 self.tell_repaired(now);
+                self.scrub_when_due(now);
                 self.pool.age();
                 let pace = if self.machine.is_busy() {
                     CHECK_NS
@@ -381,7 +428,7 @@ impl Driver {
                     touched,
                 };
                 // Nobody takes it only when the thread that stores it has died.
-                if self.notes.send(note).is_err() {
+                if self.notes.send(ToKeep::Note(note)).is_err() {
                     self.machine.noted(now_ns(), seq, false);
                 }
             }
@@ -400,6 +447,26 @@ impl Driver {
                     leg: self.shared.leg_name(leg),
                 });
             }
+            Action::Compare {
+                check,
+                offset,
+                len,
+                reads,
+                prefer,
+            } => {
+                let read = |(leg, io): &(usize, IoId)| {
+                    let (buf, _) = self.reads.get(io)?;
+                    Some((*leg, buf.slice(0, len as usize)))
+                };
+                let read: Vec<(usize, BufSlice)> = reads.iter().filter_map(read).collect();
+                let sums = lock(&self.shared.sums).clone();
+                let known = sums.map_or_else(Vec::new, |sums| sums.clean(offset, len));
+                let bytes: Vec<(usize, &[u8])> =
+                    read.iter().map(|(leg, buf)| (*leg, buf.bytes())).collect();
+                let found = compare(offset, &bytes, &known, prefer);
+                self.machine.compared(now_ns(), check, found);
+            }
+            Action::Scrubbed(end) => self.scrubbed(&end),
             Action::Repaired { leg, offset, len } => {
                 if let Some(leg) = self.legs.get_mut(leg) {
                     let repaired = &mut leg.repaired;
@@ -435,6 +502,11 @@ impl Driver {
                     .get(&req)
                     .map(|a| a.bufs.clone())
                     .unwrap_or_default();
+            }
+            (What::Write, Data::Part(read, from)) => {
+                if let Some((buf, _)) = self.reads.get(&read) {
+                    bufs.push(buf.slice(from as usize, len as usize));
+                }
             }
             (What::Write, Data::Read(read)) => {
                 if let Some((buf, len)) = self.reads.get(&read) {
@@ -564,8 +636,22 @@ impl Driver {
                 // Whoever asked may have given up.
                 let _ = answer.send(gone);
             }
-            Order::Pause(paused) => self.machine.pause(now, paused),
-            Order::Rate(rate) => self.machine.set_rate(now, rate),
+            Order::Pause(paused) => {
+                self.machine.pause(now, paused);
+                self.habits.paused = paused;
+                self.keep_habits();
+            }
+            Order::Rate(rate) => {
+                self.machine.set_rate(now, rate);
+                self.habits.rate = rate;
+                self.keep_habits();
+            }
+            Order::Scrub { what, answer } => {
+                let done = self.scrub(now, &what);
+                self.keep_habits();
+                // Whoever asked may have given up.
+                let _ = answer.send(done);
+            }
         }
     }
 
@@ -582,6 +668,7 @@ impl Driver {
             }
         }
         *lock(&self.shared.report) = report;
+        self.publish_scrub();
     }
 
     fn tell_repaired(&mut self, now: u64) {

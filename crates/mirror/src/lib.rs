@@ -9,6 +9,7 @@
 //! The rules are in [`machine`], which is told what happened and says what to do; it does no I/O and has no
 //! clock, so that the simulation (`sim`) drives the very same code through crashes, errors and hangs.
 
+pub mod habits;
 pub mod machine;
 pub mod regions;
 
@@ -16,11 +17,14 @@ mod driver;
 mod locks;
 mod mirror;
 mod news;
+mod scrub;
 
 #[cfg(test)]
 mod sim;
 
+pub use habits::{Habits, ScrubState};
 pub use machine::{Action, Machine};
 pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup};
 pub use news::{News, Witness};
 pub use regions::Regions;
+pub use scrub::{ScrubOrder, Sums};

@@ -21,6 +21,7 @@ mod copy;
 mod legs;
 mod notes;
 mod requests;
+mod scrub;
 
 use crate::locks::Locks;
 use crate::regions::Regions;
@@ -29,6 +30,8 @@ use hearth_format::Uuid;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_io::IoError;
 use requests::Request;
+use scrub::Scrub;
+pub use scrub::{Difference, Finding, Held, ScrubEnd, ScrubReport, UNDECIDED_MAX, decide};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Who asked, as the caller calls it.
@@ -61,6 +64,8 @@ pub enum Data {
     Request(ReqId),
     /// What this read of a leg has brought.
     Read(IoId),
+    /// Of what this read of a leg has brought, what begins there.
+    Part(IoId, u64),
 }
 
 /// What is to be done.
@@ -114,6 +119,22 @@ pub enum Action {
         /// Which.
         leg: usize,
     },
+    /// Compare what these reads of several legs have brought, with one another and with what else is known of it,
+    /// and tell what was [found](Machine::compared).
+    Compare {
+        /// Its name.
+        check: u64,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Legs and their reads.
+        reads: Vec<(usize, IoId)>,
+        /// The leg that is right where nothing else tells.
+        prefer: Option<usize>,
+    },
+    /// A scrub has ended.
+    Scrubbed(ScrubEnd),
     /// What could not be read from one leg was read from another and written to the first.
     Repaired {
         /// The leg that has it again.
@@ -149,6 +170,8 @@ pub struct Limits {
     pub chunks: usize,
     /// Bytes a second that are copied at most; 0 is no limit.
     pub rate: u64,
+    /// Bytes of the disk a second that a scrub compares at most; 0 is no limit.
+    pub scrub_rate: u64,
     /// How long after notes that could not be made they are tried again.
     pub retry_ns: u64,
     /// How often regions are tried again that could be read nowhere.
@@ -164,6 +187,7 @@ impl Default for Limits {
             // One is read while another is written, and a little more where legs answer unevenly.
             chunks: 4,
             rate: 0,
+            scrub_rate: SCRUB_RATE,
             retry_ns: 500_000_000,
             unstick_ns: 10_000_000_000,
         }
@@ -172,6 +196,9 @@ impl Default for Limits {
 
 /// A zeroing may take so long for so many bytes, beyond what anything may take: some disks have to write them.
 const ZEROES_PER_SECOND: u64 = 16 << 20;
+
+/// A scrub's rate unless another one is set: a third of what a hard disk can do, or less.
+pub const SCRUB_RATE: u64 = 32 << 20;
 
 /// What a mirror starts from.
 #[derive(Clone, Debug)]
@@ -232,6 +259,7 @@ struct Leg {
 enum Owner {
     Request(u64),
     Copy(u64),
+    Check(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -288,6 +316,7 @@ pub struct Machine {
     requests: HashMap<u64, Request>,
     ios: HashMap<IoId, Io>,
     copies: HashMap<u64, Copy>,
+    scrub: Option<Scrub>,
     next: u64,
     /// The number of the note after the last, the one under way, and the last durable one.
     next_note: u64,
@@ -370,6 +399,7 @@ impl Machine {
             requests: HashMap::new(),
             ios: HashMap::new(),
             copies: HashMap::new(),
+            scrub: None,
             next: 1,
             next_note: 1,
             flying_note: None,
@@ -410,7 +440,10 @@ impl Machine {
 
     /// True if there is something to do for [`tick`](Self::tick) sooner than usual: what is out of time, or copied.
     pub fn is_busy(&self) -> bool {
-        !self.ios.is_empty() || !self.copies.is_empty() || self.legs.iter().any(Leg::is_copied_to)
+        !self.ios.is_empty()
+            || !self.copies.is_empty()
+            || self.scrub.is_some()
+            || self.legs.iter().any(Leg::is_copied_to)
     }
 
     /// True if nobody waits for an answer.
@@ -425,6 +458,7 @@ impl Machine {
         self.clean();
         self.write_note();
         self.pump_copies();
+        self.pump_scrub();
     }
 
     /// A leg has answered. `Err` of a write may be `in_doubt`: it may still arrive.
@@ -447,6 +481,7 @@ impl Machine {
         }
         self.settle(io, found, result);
         self.pump_copies();
+        self.pump_scrub();
     }
 
     /// What an operation's end means to its owner.
@@ -454,6 +489,7 @@ impl Machine {
         match io.owner {
             Owner::Request(req) => self.request_io_ended(req, id, io, result),
             Owner::Copy(copy) => self.copy_io_ended(copy, id, io, result),
+            Owner::Check(check) => self.check_io_ended(check, id, io, result),
         }
     }
 
@@ -513,6 +549,7 @@ impl Machine {
             match owner {
                 Owner::Request(req) => self.request_has_range(req),
                 Owner::Copy(copy) => self.copy_has_range(copy),
+                Owner::Check(check) => self.check_has_range(check),
             }
         }
     }

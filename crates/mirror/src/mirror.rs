@@ -1,9 +1,11 @@
 //! A mirror as the rest of Hearth sees it: one origin.
 
-use crate::driver::{Driver, Inbox, Order, ToNote, keep_notes, look, why_text};
+use crate::driver::{Driver, Inbox, Order, Rest, ToKeep, keep_notes, look, why_text};
+use crate::habits::Habits;
 use crate::machine::{LegReport, Limits, Machine, Opening};
 use crate::news::{News, Witness};
 use crate::regions::Regions;
+use crate::scrub::{ScrubOrder, Sums};
 use hearth_fault::Fault;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps, region_bytes};
@@ -31,6 +33,9 @@ pub trait Book: Send + Sync {
     /// Makes notes durable, somewhere where they are found again. Blocks. `changed`: their stamps are not
     /// those of the notes before.
     fn store(&self, notes: &MirrorNotes, changed: bool) -> io::Result<()>;
+
+    /// Keeps how the mirror is copied to and scrubbed. Blocks.
+    fn remember(&self, habits: &Habits) -> io::Result<()>;
 }
 
 /// Opens legs.
@@ -63,6 +68,8 @@ pub struct Setup {
     pub opener: Arc<dyn LegOpener>,
     /// Who is told what happens to the legs.
     pub witness: Arc<dyn Witness>,
+    /// How it is copied to and scrubbed.
+    pub habits: Habits,
 }
 
 /// Why a mirror cannot be used.
@@ -118,6 +125,8 @@ pub(crate) struct Shared {
     pub(crate) wake: WakeHandle,
     pub(crate) report: Mutex<Vec<LegReport>>,
     pub(crate) witness: Arc<dyn Witness>,
+    pub(crate) habits: Mutex<Habits>,
+    pub(crate) sums: Mutex<Option<Arc<dyn Sums>>>,
     names: Mutex<Vec<(String, Option<Fault>)>>,
     size: AtomicU64,
 }
@@ -196,6 +205,7 @@ impl Mirror {
             book,
             opener,
             witness,
+            habits,
         } = setup;
         // Which legs there are is the record's to say: one may have been added or removed after the notes.
         let members = stamps.legs.clone();
@@ -307,6 +317,8 @@ impl Mirror {
             book,
             first,
             witness,
+            habits,
+            read_only,
         };
         let (shared, ended) = start(parts)?;
         Ok(Mirror {
@@ -359,6 +371,24 @@ impl Mirror {
     pub fn set_rate(&self, rate: u64) {
         self.order(Order::Rate(rate));
     }
+
+    /// Does what is asked about scrubs. Waits for the thread.
+    pub fn scrub(&self, what: ScrubOrder) -> Result<(), Fault> {
+        let (answer, answered) = channel();
+        self.order(Order::Scrub { what, answer });
+        let late = |_| Fault::new("the mirror does not answer", "try again later");
+        answered.recv_timeout(END_TIME).map_err(late)?
+    }
+
+    /// How it is copied to and scrubbed, and what the scrub under way or the last one has found.
+    pub fn habits(&self) -> Habits {
+        lock(&self.shared.habits).clone()
+    }
+
+    /// From now on a scrub compares with these as well.
+    pub fn set_sums(&self, sums: Arc<dyn Sums>) {
+        *lock(&self.shared.sums) = Some(sums);
+    }
 }
 
 type Started = (Arc<Shared>, std::sync::mpsc::Receiver<()>);
@@ -374,11 +404,13 @@ struct Parts {
     book: Arc<dyn Book>,
     first: MirrorNotes,
     witness: Arc<dyn Witness>,
+    habits: Habits,
+    read_only: bool,
 }
 
 /// Starts the two threads. The I/O driver belongs to the one that opens it.
 fn start(parts: Parts) -> Result<Started, OpenError> {
-    let (notes, given) = channel::<ToNote>();
+    let (notes, given) = channel::<ToKeep>();
     let (told, opened) = sync_channel(1);
     let (ending, ended) = sync_channel::<()>(1);
     let Parts {
@@ -391,6 +423,8 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
         book,
         first,
         witness,
+        habits,
+        read_only,
     } = parts;
     let work = move || {
         let io = match proactor::open(targets.clone(), None) {
@@ -405,13 +439,23 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
             wake: io.wake_handle(),
             report: Mutex::new(machine.report()),
             witness,
+            habits: Mutex::new(habits.clone()),
+            sums: Mutex::default(),
             names: Mutex::new(names),
             size: AtomicU64::new(size),
         });
         if told.send(Ok(shared.clone())).is_err() {
             return;
         }
-        Driver::new(shared, machine, io, targets, opener, notes, legs).run();
+        let rest = Rest {
+            targets,
+            opener,
+            notes,
+            legs,
+            habits,
+            read_only,
+        };
+        Driver::new(shared, machine, io, rest).run();
         drop(ending);
     };
     let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());

@@ -1,5 +1,7 @@
 //! What somebody has to hear of a mirror's legs: it is told as it happens, once.
 
+use crate::habits::ScrubState;
+
 /// Something that happened. Legs are named as they were given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
@@ -44,6 +46,20 @@ pub enum News {
     Stale {
         /// The leg.
         leg: String,
+    },
+    /// A scrub begins, or goes on.
+    ScrubStarted {
+        /// Where.
+        at: u64,
+    },
+    /// A scrub has ended.
+    Scrubbed {
+        /// It is through; else somebody called it off.
+        whole: bool,
+        /// It was only about what one before had not decided.
+        deciding: bool,
+        /// What is known now.
+        state: Box<ScrubState>,
     },
 }
 

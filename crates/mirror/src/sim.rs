@@ -3,7 +3,9 @@
 //!
 //! Every run is one seed, which a failure prints. Each [`Fault`] breaks one rule on purpose and must be found.
 
-use crate::machine::{Action, Data, IoId, Limits, Machine, Opening, What};
+mod scrub;
+
+use crate::machine::{Action, Data, IoId, Limits, Machine, Opening, ScrubEnd, What};
 use crate::regions::Regions;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
@@ -34,6 +36,14 @@ pub(crate) enum Fault {
     CopyUnlocked,
     /// What was copied is not flushed before it counts.
     JoinUnflushed,
+    /// What is compared is not held against writes.
+    CheckUnlocked,
+    /// A leg is compared where it lacks something.
+    CheckBehind,
+    /// What a leg cannot read is not written again.
+    CheckSkipsErrors,
+    /// A place counts as repaired before it is durable.
+    CheckUnflushed,
 }
 
 thread_local! {
@@ -54,6 +64,7 @@ const LIMITS: Limits = Limits {
     chunk: 2 * BLOCK,
     chunks: 3,
     rate: 0,
+    scrub_rate: 0,
     retry_ns: 100,
     unstick_ns: 500,
 };
@@ -347,6 +358,14 @@ struct World {
     crashes: u32,
     lost: u32,
     back: u32,
+    /// What is cached, by block; how a scrub ended.
+    known: Vec<Option<Version>>,
+    scrubbed: Option<ScrubEnd>,
+    /// The regions were lost with the last crash.
+    forgot: bool,
+    limits: Limits,
+    /// No leg is ever missing.
+    complete: bool,
 }
 
 impl World {
@@ -392,11 +411,16 @@ impl World {
             crashes: 0,
             lost: 0,
             back: 0,
+            known: vec![None; BLOCKS],
+            scrubbed: None,
+            forgot: false,
+            limits: LIMITS,
+            complete: false,
         }
     }
 
     /// A leg that holds something else is added: first its name is durable, then it is told of.
-    fn add_leg(&mut self) -> Result<(), String> {
+    fn add_leg(&mut self, crashes: u64) -> Result<(), String> {
         let legs = &mut self.notes.0.legs;
         if legs.len() >= 4 || self.ever == u8::MAX {
             return Ok(());
@@ -416,7 +440,7 @@ impl World {
             durable: vec![JUNK; BLOCKS],
             ..Disk::default()
         });
-        if self.dice.chance(10) {
+        if self.dice.chance(crashes) {
             return self.crash();
         }
         let now = self.now;
@@ -451,7 +475,7 @@ impl World {
         let disks = legs.iter().filter_map(at).map(|i| self.disks[i].clone());
         self.disks = disks.collect();
         self.ids = legs;
-        let all = self.dice.chance(60);
+        let all = self.dice.chance(60) || self.complete;
         let mut present: Vec<bool> = (0..self.disks.len())
             .map(|_| all || self.dice.chance(60))
             .collect();
@@ -464,6 +488,7 @@ impl World {
             }
             // The regions may be lost with the state directory; the stamps are in the pool as well.
             let touched = (!self.dice.chance(10)).then(|| self.notes.1.clone());
+            self.forgot = touched.is_none();
             self.say(|| format!("open with {present:?}, regions {}", touched.is_some()));
             let opening = Opening {
                 size: BLOCKS as u64 * BLOCK,
@@ -471,7 +496,7 @@ impl World {
                 stamps: self.notes.0.clone(),
                 touched,
                 present: present.clone(),
-                limits: LIMITS,
+                limits: self.limits,
             };
             match Machine::open(opening, self.now) {
                 Ok(mut machine) => {
@@ -524,6 +549,11 @@ impl World {
                 let data = match data {
                     Data::Request(req) => self.bodies[&req].1.clone(),
                     Data::Read(read) => self.reads.get(&read).ok_or("released data")?.clone(),
+                    Data::Part(read, from) => {
+                        let read = self.reads.get(&read).ok_or("released data")?;
+                        let from = (from / BLOCK) as usize;
+                        read.get(from..from + count).ok_or("too short")?.to_vec()
+                    }
                     Data::None => vec![0; count],
                 };
                 if data.len() != count {
@@ -558,6 +588,14 @@ impl World {
             Action::Lost { .. } => self.lost += 1,
             Action::Current { .. } => self.back += 1,
             Action::Repaired { .. } => {}
+            Action::Compare {
+                check,
+                offset,
+                len,
+                reads,
+                prefer,
+            } => self.compare_read(check, offset, len, &reads, prefer)?,
+            Action::Scrubbed(end) => self.scrubbed = Some(end),
         }
         Ok(())
     }
@@ -748,10 +786,24 @@ impl World {
                 self.offer(leg, changed)
             }
             _ if self.dice.chance(40) => self.crash(),
-            _ if self.dice.chance(15) => self.add_leg(),
+            _ if self.dice.chance(15) => self.add_leg(10),
             _ if self.dice.chance(15) => self.remove_leg(),
             _ => Ok(()),
         }
+    }
+
+    /// All that was asked for is answered.
+    fn drain(&mut self) -> Result<(), String> {
+        for _ in 0..10_000 {
+            if self.judge.asked.is_empty() {
+                return Ok(());
+            }
+            for leg in 0..self.disks.len() {
+                self.serve(leg)?;
+            }
+            self.note(true)?;
+        }
+        Err("it is not answered".to_owned())
     }
 
     /// Everything is well again, and nobody asks for more: all legs have to become the same.

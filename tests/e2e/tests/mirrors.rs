@@ -1,6 +1,9 @@
 //! Disks whose origin is a mirror: legs that die, hang and come back while a guest works, and a daemon that
 //! is killed in between.
 
+#[path = "mirrors/scrubs.rs"]
+mod scrubs;
+
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
@@ -16,6 +19,12 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a load goes on before something happens.
 const LOAD: Duration = Duration::from_millis(300);
+
+/// How often a daemon is killed in a test that does so again and again: `few`, or what HEARTH_KILLS says.
+fn kills(few: u32) -> u32 {
+    let told = std::env::var("HEARTH_KILLS").ok();
+    told.and_then(|n| n.parse().ok()).unwrap_or(few)
+}
 
 fn blank(hearth: &Hearth, name: &str) -> Result<PathBuf> {
     let file = hearth.dir().join(name);
@@ -238,7 +247,7 @@ fn a_killed_daemon_leaves_legs_that_become_the_same() -> Result<()> {
     let (mut hearth, a, b) = two_legs()?;
     add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
     let mut writer = Writer::new(6);
-    for cycle in 0..8 {
+    for cycle in 0..kills(8) {
         let mut client = hearth.connect("d")?;
         let kill = || hearth.kill9();
         writer
@@ -382,7 +391,7 @@ fn a_kill_while_a_leg_is_copied_to() -> Result<()> {
     writer.flush(&mut client)?;
     hearth.ok(&["disk", "mirror", "d", "--rate", "4M", "--add", path(&b)])?;
     ensure!(states(&hearth)? == ["current", "resyncing"]);
-    for cycle in 0..6 {
+    for cycle in 0..kills(6) {
         let kill = || hearth.kill9();
         writer
             .load(&mut client, LOAD / 3, kill)

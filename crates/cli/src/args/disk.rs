@@ -82,6 +82,14 @@ pub enum Disk {
     /// Copy a mirrored disk to another leg, and take the old one out when it is there; Ctrl-C leaves both
     #[command(after_help = "Example:\n  hearth disk replace vm1 /dev/sdb /dev/sdd")]
     Replace(DiskReplace),
+    /// Compare the legs of a mirrored disk with one another and with what is cached, and repair where something tells
+    /// what is right; Ctrl-C leaves it going on
+    #[command(
+        after_help = "Example:\n  hearth disk scrub vm1\n  hearth disk scrub vm1 --rate 100M --no-wait\n  \
+        hearth disk scrub vm1 --show\n  hearth disk scrub vm1 --prefer /dev/sdb\n  hearth disk scrub vm1 --cancel\n  \
+        hearth disk scrub vm1 --every 7"
+    )]
+    Scrub(DiskScrub),
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
     AcceptLoss(DiskName),
@@ -165,13 +173,13 @@ pub struct DiskMirror {
     /// A leg that goes for good
     #[arg(long, group = "change", value_name = "ORIGIN")]
     pub remove: Option<String>,
-    /// Copy no more to legs that lack something, until --resume or a restart
+    /// Copy no more to legs that lack something, until --resume
     #[arg(long, group = "change", conflicts_with = "resume")]
     pub pause: bool,
     /// Go on copying
     #[arg(long, group = "change")]
     pub resume: bool,
-    /// Copy at most so many bytes a second, until a restart; 0: no limit
+    /// Copy at most so many bytes a second; 0: no limit
     #[arg(long, group = "change", value_name = "SIZE", value_parser = parse_size)]
     pub rate: Option<Size>,
 }
@@ -187,6 +195,34 @@ pub struct DiskReplace {
     /// The one in its place; all of it is overwritten
     #[arg(value_name = "NEW")]
     pub new: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskScrub {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Call off the scrub that goes on; the next one goes on where it was
+    #[arg(long, group = "what")]
+    pub cancel: bool,
+    /// Begin at the start, whatever a scrub that was called off has done
+    #[arg(long, group = "what")]
+    pub anew: bool,
+    /// Where legs were found to differ and nothing tells which one is right, it is this one; the others are overwritten there
+    #[arg(long, group = "what", value_name = "LEG")]
+    pub prefer: Option<String>,
+    /// Say what the scrub that goes on, or the last one, has found
+    #[arg(long, group = "what")]
+    pub show: bool,
+    /// Scrub every so many days; 0: only when asked for
+    #[arg(long, group = "what", value_name = "DAYS")]
+    pub every: Option<u32>,
+    /// Compare at most so many bytes of the disk a second; 0: no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<Size>,
+    /// Do not wait until it is through
+    #[arg(long)]
+    pub no_wait: bool,
 }
 
 #[derive(Clone, Debug, Args)]

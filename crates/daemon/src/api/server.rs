@@ -27,6 +27,7 @@ use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
 use super::types::{
     DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, MirrorSet, PoolExport, PoolInfo,
+    ScrubSet,
 };
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
@@ -64,6 +65,8 @@ pub trait Control: Send + Sync + 'static {
     fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo>;
     /// All figures, for Prometheus.
     fn metrics(&self, form: Form) -> String;
+    /// Begins a scrub of a mirrored disk, calls it off, or says which leg is right.
+    fn set_scrub(&self, name: &str, set: &ScrubSet) -> Result<DiskInfo>;
     /// What happened, and where more is told.
     fn events(&self) -> &Arc<Events>;
     /// All statistics.
@@ -396,6 +399,18 @@ async fn set_mirror(
     .await
 }
 
+/// Compare the legs of a mirrored disk with one another and with what is cached while it is served, or call that off.
+#[utoipa::path(post, path = "/v1/disks/{name}/scrub", tag = "disks", params(("name" = String, Path)),
+    request_body = ScrubSet, responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn set_scrub(
+    State(panel): Shared,
+    Path(name): Path<String>,
+    Body(set): Body<ScrubSet>,
+) -> Result<Json<DiskInfo>> {
+    run(panel, move |c| c.set_scrub(&name, &set)).await
+}
+
 /// Give up the ranges whose only copy was lost with the flash: they read as the origin has them.
 #[utoipa::path(post, path = "/v1/disks/{name}/accept-loss", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
@@ -475,6 +490,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(cancel_disk))
         .routes(routes!(accept_loss))
         .routes(routes!(set_mirror))
+        .routes(routes!(set_scrub))
         .routes(routes!(get_stats))
         .routes(routes!(get_disk_stats))
         .routes(routes!(get_metrics))

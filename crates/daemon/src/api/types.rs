@@ -304,6 +304,9 @@ pub struct DiskInfo {
     /// The legs of a mirrored origin.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub legs: Vec<MirrorLeg>,
+    /// How a mirrored origin is copied to and scrubbed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upkeep: Option<MirrorUpkeep>,
     /// Why what is dirty cannot be written back to the origin, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot_write_back: Option<WriteBackTrouble>,
@@ -337,12 +340,103 @@ pub struct MirrorSet {
     /// A leg to take out for good, as it was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remove: Option<String>,
-    /// Copy no more to legs that lack something, or go on. Not kept over a restart.
+    /// Copy no more to legs that lack something, or go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// Bytes a second that are copied at most; 0: no limit. Not kept over a restart.
+    /// Bytes a second that are copied at most; 0: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
+}
+
+/// What is to be done about scrubs of a mirrored origin; what is absent is left as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubSet {
+    /// Begin a scrub, or go on with one that was called off. If one goes on, nothing changes.
+    #[serde(default)]
+    pub begin: bool,
+    /// With `begin`: at the start, whatever one that was called off has done.
+    #[serde(default)]
+    pub anew: bool,
+    /// Call off the one that goes on.
+    #[serde(default)]
+    pub cancel: bool,
+    /// A leg, as it was given: where legs differ and nothing tells which one is right, it is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefer: Option<String>,
+    /// Bytes of the disk a second that are compared at most; 0: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+    /// Days from one scrub to the next; 0: only when asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_days: Option<u32>,
+}
+
+/// How a mirrored origin is copied to and scrubbed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MirrorUpkeep {
+    /// Bytes a second that are copied to legs at most; 0: no limit.
+    pub rate: u64,
+    /// Nothing is copied to legs that lack something.
+    pub paused: bool,
+    /// Bytes of the disk a second that a scrub compares at most; 0: no limit.
+    pub scrub_rate: u64,
+    /// Days from one scrub to the next; 0: only when asked for.
+    pub scrub_every_days: u32,
+    /// The scrub that goes on, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<ScrubInfo>,
+}
+
+/// A scrub of a mirrored origin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubInfo {
+    /// It goes on, also after a restart.
+    pub active: bool,
+    /// Somebody called it off before it was through.
+    pub called_off: bool,
+    /// When it began, milliseconds since 1970.
+    pub began: u64,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u64>,
+    /// All before this byte is done.
+    pub at: u64,
+    /// Bytes that were looked at.
+    pub checked: u64,
+    /// Of these, so many that not all legs took part in.
+    pub partial: u64,
+    /// Of these, so many that no leg could read.
+    pub unread: u64,
+    /// Places that were repaired.
+    pub repairs: u64,
+    /// Bytes of them.
+    pub repaired: u64,
+    /// Places where nothing tells what is right; of very many, the first.
+    pub undecided: Vec<Undecided>,
+    /// How many there are.
+    pub undecided_all: u64,
+}
+
+/// A place where legs differ and nothing tells which one is right, or where the cache differs from all of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Undecided {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What each leg holds there.
+    pub legs: Vec<LegSum>,
+    /// The legs hold the same, and what is cached is something else.
+    pub cached: bool,
+}
+
+/// What a leg holds in the first block of a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LegSum {
+    /// The leg, as it was given.
+    pub leg: String,
+    /// CRC32C of the block.
+    pub sum: u32,
 }
 
 /// A leg of a mirrored origin.

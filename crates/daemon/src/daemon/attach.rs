@@ -447,6 +447,7 @@ impl Daemon {
                 }
                 self.events
                     .tell(hearth_events::Event::DiskAttached { disk: name.clone() });
+                crate::mirror::know_cache(&served.device, &self.engine, id);
                 slot.device = Some(served.device);
                 slot.session.notices = served.notices;
                 slot.session.clean_fits = clean_fits;

@@ -23,7 +23,8 @@ use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileRepo
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{
-    DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo, Trust,
+    DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo, ScrubSet,
+    Trust,
 };
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::clients::sentence;
@@ -718,6 +719,11 @@ impl Control for Arc<Daemon> {
     fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
         self.not_stopping()?;
         Daemon::set_mirror(self, name, set)
+    }
+
+    fn set_scrub(&self, name: &str, set: &ScrubSet) -> Result<DiskInfo> {
+        self.not_stopping()?;
+        Daemon::set_scrub(self, name, set)
     }
 
     fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo> {

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use hearth_format::DiskRecord;
 use hearth_format::mirror::LEGS_MAX;
 use hearth_io::{Device, OriginSpec};
+use hearth_mirror::ScrubOrder;
 use hearth_origin::owner::Take;
 
 use super::admission::failure;
 use super::{Daemon, lock};
-use crate::api::types::{DiskInfo, MirrorSet};
-use crate::error::{Error, Result};
+use crate::api::types::{DiskInfo, MirrorSet, ScrubSet};
+use crate::error::{Error, Kind, Result};
 use crate::origin;
 
 /// Why something cannot be done to the legs of a disk.
@@ -45,6 +46,25 @@ impl Daemon {
         if let Some(leg) = &set.remove {
             self.remove_leg(name, &device, leg)?;
         }
+        self.disk_info(name)
+    }
+
+    /// Begins a scrub of a mirrored disk, calls it off, or says what it was not to decide alone.
+    pub(super) fn set_scrub(&self, name: &str, set: &ScrubSet) -> Result<DiskInfo> {
+        let device = self.with_slot(name, |slot| {
+            slot.device.clone().ok_or_else(|| no_mirror(name))
+        })?;
+        let mirror = crate::mirror::of(&device).ok_or_else(|| no_mirror(name))?;
+        let prefer = set.prefer.as_deref().map(origin::parse).transpose()?;
+        let done = mirror.scrub(ScrubOrder {
+            begin: set.begin,
+            anew: set.anew,
+            cancel: set.cancel,
+            prefer: prefer.map(|leg| leg.to_string()),
+            rate: set.rate,
+            every_days: set.every_days,
+        });
+        done.map_err(|why| Error::of(Kind::Conflict, why))?;
         self.disk_info(name)
     }
 

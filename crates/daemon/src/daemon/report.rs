@@ -14,7 +14,8 @@ use crate::api::stats::{
     flash_spans, latency_spans,
 };
 use crate::api::types::{
-    self, ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, MirrorLeg, OriginLink, PoolInfo,
+    self, ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, LegSum, MirrorLeg, MirrorUpkeep,
+    OriginLink, PoolInfo, ScrubInfo, Undecided,
 };
 use crate::error::{Error, Result};
 use crate::life::{Life, Unserved};
@@ -39,6 +40,42 @@ fn legs(device: &Device) -> Vec<MirrorLeg> {
             }
         })
         .collect()
+}
+
+/// How a mirrored origin is copied to and scrubbed.
+fn upkeep(device: &Device) -> Option<MirrorUpkeep> {
+    let habits = crate::mirror::of(device)?.habits();
+    let scrub = habits.scrub;
+    let undecided = scrub.undecided.into_iter().map(|place| Undecided {
+        offset: place.offset,
+        length: place.len,
+        legs: place
+            .legs
+            .into_iter()
+            .map(|(leg, sum)| LegSum { leg, sum })
+            .collect(),
+        cached: place.cached,
+    });
+    Some(MirrorUpkeep {
+        rate: habits.rate,
+        paused: habits.paused,
+        scrub_rate: habits.scrub_rate,
+        scrub_every_days: habits.every_days,
+        scrub: (scrub.began_ms > 0).then(|| ScrubInfo {
+            active: scrub.active,
+            called_off: scrub.called_off,
+            began: scrub.began_ms,
+            ended: (!scrub.active).then_some(scrub.ended_ms),
+            at: scrub.at,
+            checked: scrub.checked,
+            partial: scrub.partial,
+            unread: scrub.unread,
+            repairs: scrub.repairs,
+            repaired: scrub.repaired,
+            undecided: undecided.collect(),
+            undecided_all: scrub.undecided_all,
+        }),
+    })
 }
 
 fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
@@ -225,6 +262,7 @@ impl Daemon {
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
             link,
             legs,
+            upkeep: slot.device().and_then(|d| upkeep(d)),
             cannot_write_back,
             lost: status
                 .lost_ranges

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use hearth_events::{Event, Events};
-use hearth_mirror::{News, Witness};
+use hearth_mirror::{News, ScrubState, Witness};
 
 /// Legs that were told to be stale: a disk that waits for another one is tried again and again.
 pub(crate) type Stale = Mutex<BTreeSet<(String, String)>>;
@@ -59,7 +59,54 @@ impl Witness for Herald {
                 }
                 Event::LegStale { disk, leg }
             }
+            News::ScrubStarted { at } => Event::ScrubStarted { disk, at },
+            News::Scrubbed {
+                whole,
+                deciding,
+                state,
+            } => scrubbed(disk, whole, deciding, &state),
         };
         self.events.tell(event);
+    }
+}
+
+/// What came of a scrub.
+fn scrubbed(disk: String, whole: bool, deciding: bool, state: &ScrubState) -> Event {
+    let (bytes, partial) = (state.checked, state.partial);
+    let seconds = state.ended_ms.saturating_sub(state.began_ms) / 1000;
+    let (repairs, repaired) = (state.repairs, state.repaired);
+    if !whole && !deciding {
+        return Event::ScrubCalledOff { disk, at: state.at };
+    }
+    if state.undecided_all > 0 || state.unread > 0 {
+        let first = state.undecided.first();
+        return Event::ScrubUndecided {
+            disk,
+            bytes,
+            partial,
+            seconds,
+            repairs,
+            repaired,
+            undecided: state.undecided_all,
+            offset: first.map_or(0, |u| u.offset),
+            length: first.map_or(0, |u| u.len),
+            unread: state.unread,
+        };
+    }
+    if repairs > 0 {
+        return Event::ScrubRepaired {
+            disk,
+            bytes,
+            partial,
+            seconds,
+            repairs,
+            repaired,
+        };
+    }
+    Event::ScrubDone {
+        disk,
+        bytes,
+        partial,
+        seconds,
     }
 }

@@ -54,6 +54,23 @@ impl Engine {
         sample.into_iter().collect()
     }
 
+    /// Clean cached blocks of a disk among `blocks`, in order, with their checksums; none that a request is just changing,
+    /// which may be on the origin and not yet in the cache. While whoever asks keeps changes of these blocks from the
+    /// origin, it holds just this there.
+    pub fn clean_sums(&self, id: DiskId, blocks: std::ops::Range<u64>) -> Vec<(u64, u32)> {
+        let core = self.core();
+        let Some(disk) = core.disk(id) else {
+            return Vec::new();
+        };
+        let sum = |block: u64| {
+            let slot = core.cache.index.get(Key::new(id, block))?;
+            let info = core.cache.index.slot(slot)?;
+            let settled = !info.dirty && !disk.locks.meets(block, block + 1);
+            settled.then(|| (block, core.cache.index.crc(slot)))
+        };
+        blocks.filter_map(sum).collect()
+    }
+
     /// Clean cached blocks of a disk, each list in the order of the disk: `recent` of those that were
     /// put on flash last, and `spread` others from all over the flash.
     pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> (Sample, Sample) {

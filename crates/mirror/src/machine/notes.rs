@@ -176,6 +176,8 @@ impl Machine {
             match owner {
                 Owner::Request(req) => self.request_is_noted(req),
                 Owner::Copy(copy) => self.copy_is_noted(copy),
+                // A check notes nothing.
+                Owner::Check(_) => {}
             }
         }
         self.write_note();
@@ -263,9 +265,13 @@ impl Machine {
     /// is durable. To be called when nothing is under way.
     pub fn close(&mut self, now: u64) -> bool {
         self.now = now;
+        self.cancel_scrub(now);
         if let Some(seq) = self.closing {
             self.write_note();
             return self.durable >= seq;
+        }
+        if self.is_repairing() {
+            return false;
         }
         if !self.open {
             return true;

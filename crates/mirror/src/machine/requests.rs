@@ -60,7 +60,9 @@ impl Machine {
 
     pub(super) fn lock(&mut self, offset: u64, len: u64, owner: Owner) -> bool {
         #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::CopyUnlocked) && matches!(owner, Owner::Copy(_)) {
+        if self.is_broken(crate::sim::Fault::CopyUnlocked) && matches!(owner, Owner::Copy(_))
+            || self.is_broken(crate::sim::Fault::CheckUnlocked) && matches!(owner, Owner::Check(_))
+        {
             return true;
         }
         self.locks.take(offset, offset + len, owner)
@@ -248,6 +250,8 @@ impl Machine {
                 }
             }
             Owner::Copy(id) => self.end_copy(id, Err(IoError::Os(libc::EIO))),
+            // A check notes nothing.
+            Owner::Check(_) => {}
         }
     }
 
