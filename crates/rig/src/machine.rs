@@ -18,6 +18,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -132,6 +133,32 @@ impl Plan {
             ["-device", "virtio-net-pci,netdev=net,romfile="],
         ];
         self.disks.extend(net.map(|pair| pair.map(String::from)));
+        self
+    }
+
+    /// With a network of its own, in which what listens on port `inside` is reached at `outside` of this host.
+    pub fn reached_at(mut self, outside: SocketAddr, inside: u16) -> Plan {
+        let net = [
+            [
+                "-netdev".to_owned(),
+                format!("user,id=net,hostfwd=tcp:{outside}-:{inside}"),
+            ],
+            [
+                "-device".to_owned(),
+                "virtio-net-pci,netdev=net,romfile=".to_owned(),
+            ],
+        ];
+        self.disks.extend(net);
+        self
+    }
+
+    /// With an image of this host, as it is, for a disk.
+    pub fn image(mut self, image: &Path) -> Plan {
+        let drive = format!(
+            "file={},format=raw,if=virtio,cache=writeback,discard=unmap",
+            path(image)
+        );
+        self.disks.push(["-drive".into(), drive]);
         self
     }
 

@@ -2,7 +2,7 @@
 //! renames or removes, and before what it puts on flash. Each time the file is afterwards as it was before the
 //! change or as it is after it, for clients and, once it was flushed, on the host.
 //!
-//! strace kills it as it enters a call of the kernel. What the kernel itself would lose in a power cut is not tried here.
+//! strace kills it as it enters a call of the kernel. What the kernel itself loses in a power cut is tried in `guest_storage`.
 
 mod stored;
 
@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
 use hearth_rig::wait::until;
-use stored::nfs::{Client, get, set_size};
-use stored::{Lab, lines, pattern, read, root};
+use stored::changes::{Change, Files, seen, sketch};
+use stored::nfs::Client;
+use stored::{Lab, lines, root};
 
 /// Long enough for whatever a daemon does until it is killed.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -34,18 +34,6 @@ const STEPS: &[(&str, u32)] = &[
     ("open_by_handle_at", 2),
     ("io_uring_enter", 5),
 ];
-
-/// A change of a file.
-#[derive(Clone, Copy, Debug)]
-enum Change {
-    Create(&'static str),
-    Write(&'static str, u64, usize, u8),
-    SetSize(&'static str, u64),
-    Rename(&'static str, &'static str),
-    Remove(&'static str),
-    /// No change: what is on flash only is written back.
-    Flush,
-}
 
 /// Large files from their first block on, and one that is none.
 const CHANGES: &[Change] = &[
@@ -69,105 +57,6 @@ const CHANGES: &[Change] = &[
     Change::Remove("b.log"),
     Change::Remove("a.img"),
 ];
-
-/// What is in the directory.
-type Files = BTreeMap<&'static str, Vec<u8>>;
-
-impl Change {
-    /// Carries it out in the model.
-    fn apply(self, files: &mut Files) {
-        match self {
-            Change::Create(name) => drop(files.insert(name, Vec::new())),
-            Change::Write(name, offset, len, round) => {
-                let file = files.entry(name).or_default();
-                let (from, to) = (offset as usize, offset as usize + len);
-                file.resize(file.len().max(to), 0);
-                file[from..to].copy_from_slice(&pattern(offset, round, len));
-            }
-            Change::SetSize(name, size) => files.entry(name).or_default().resize(size as usize, 0),
-            Change::Rename(from, to) => {
-                if let Some(file) = files.remove(from) {
-                    files.insert(to, file);
-                }
-            }
-            Change::Remove(name) => drop(files.remove(name)),
-            Change::Flush => {}
-        }
-    }
-
-    /// Asks for it. An error if the daemon is gone.
-    fn ask(self, lab: &Lab, client: &mut Client, dir: &[u8]) -> Result<()> {
-        let named = |name: &'static str| Named {
-            dir,
-            name: name.as_bytes(),
-        };
-        let results = match self {
-            Change::Create(name) => {
-                let set = SetAttributes {
-                    mode: Some(0o644),
-                    ..SetAttributes::default()
-                };
-                let at = named(name);
-                let what = Create::File(How::Guarded(set));
-                client.call(&Args::Create { at, what })?
-            }
-            Change::Write(name, offset, len, round) => {
-                let file = &find(client, dir, name)?.context("a file to write")?;
-                client.call(&Args::Write {
-                    file,
-                    offset,
-                    count: len as u32,
-                    stable: Stability::File,
-                    data: &pattern(offset, round, len),
-                })?
-            }
-            Change::SetSize(name, size) => {
-                let file = &find(client, dir, name)?.context("a file to cut")?;
-                set_size(client, file, size)?
-            }
-            Change::Rename(from, to) => client.call(&Args::Rename {
-                from: named(from),
-                to: named(to),
-            })?,
-            Change::Remove(name) => client.call(&Args::Remove(named(name)))?,
-            Change::Flush => return lab.hearth.ok(&["datastore", "flush", "vms"]).map(drop),
-        };
-        results.ok().map(drop)
-    }
-}
-
-fn find(client: &mut Client, dir: &[u8], name: &str) -> Result<Option<Vec<u8>>> {
-    let name = name.as_bytes();
-    let found = client.call(&Args::Lookup(Named { dir, name }))?;
-    if found.is(Status::NoEnt).is_ok() {
-        return Ok(None);
-    }
-    let found = found.ok()?;
-    Ok(Some(found.reader().opaque(64)?.to_vec()))
-}
-
-/// What clients see of the names that occur.
-fn seen(client: &mut Client, dir: &[u8]) -> Result<Files> {
-    let mut files = Files::new();
-    for name in ["a.img", "b.log", "c.img"] {
-        if let Some(file) = find(client, dir, name)? {
-            let size = get(client, &file)?.size;
-            let content = read(client, &file, 0, 1 << 20)?;
-            ensure!(content.len() as u64 == size, "{name}: {size}");
-            files.insert(name, content);
-        }
-    }
-    Ok(files)
-}
-
-/// What is different, in few words.
-fn sketch(files: &Files) -> String {
-    let of = |(name, content): (&&str, &Vec<u8>)| {
-        let set = content.iter().filter(|b| **b != 0).count();
-        format!("{name}: {} bytes, {set} of them set; ", content.len())
-    };
-    files.iter().map(of).collect()
-}
 
 /// Kills a daemon at one of its steps, unless it is dropped before.
 struct Killer(Child);
@@ -293,7 +182,8 @@ fn a_kill_at_any_step_leaves_a_file_as_before_or_after() -> Result<()> {
                 let pid = lab.hearth.pid().context("no daemon")?;
                 // It may be gone at once, for it has something to do of its own.
                 let killer = Killer::new(pid, calls, at);
-                let asked = killer.and_then(|_killer| change.ask(&lab, &mut client, &dir));
+                let flush = || lab.hearth.ok(&["datastore", "flush", "vms"]).map(drop);
+                let asked = killer.and_then(|_killer| change.ask(&mut client, &dir, flush));
                 let mut after = files.clone();
                 change.apply(&mut after);
                 if asked.is_ok() && lab.hearth.running() {
@@ -305,31 +195,9 @@ fn a_kill_at_any_step_leaves_a_file_as_before_or_after() -> Result<()> {
                     again(&mut lab).with_context(|| format!("{}: {asked:?}", step()))?;
                 let (mut client, dir) = restarted;
                 let found = seen(&mut client, &dir).with_context(step)?;
-                // A cut takes two steps: a file that still has its length may have lost its end.
-                let cut = match *change {
-                    Change::SetSize(name, size) => {
-                        let mut cut = files.clone();
-                        let file = cut.entry(name).or_default();
-                        let from = (size as usize).min(file.len());
-                        file[from..].fill(0);
-                        Some(cut)
-                    }
-                    _ => None,
-                };
-                // As the length is durable before the data is answered.
-                let grown = match *change {
-                    Change::Write(name, offset, len, _) => {
-                        let mut grown = files.clone();
-                        let file = grown.entry(name).or_default();
-                        file.resize(file.len().max(offset as usize + len), 0);
-                        Some(grown)
-                    }
-                    _ => None,
-                };
-                let allowed = [Some(&files), Some(&after), cut.as_ref(), grown.as_ref()];
                 let done = found == after;
                 ensure!(
-                    allowed.contains(&Some(&found)) && (done || asked.is_err()),
+                    change.outcomes(&files).contains(&found) && (done || asked.is_err()),
                     "{}: {} instead of {} or {}",
                     step(),
                     sketch(&found),
@@ -337,7 +205,8 @@ fn a_kill_at_any_step_leaves_a_file_as_before_or_after() -> Result<()> {
                     sketch(&after)
                 );
                 if !done {
-                    change.ask(&lab, &mut client, &dir).with_context(step)?;
+                    let flush = || lab.hearth.ok(&["datastore", "flush", "vms"]).map(drop);
+                    change.ask(&mut client, &dir, flush).with_context(step)?;
                     let again = seen(&mut client, &dir).with_context(step)?;
                     ensure!(again == after, "{}: done again: {}", step(), sketch(&again));
                 }

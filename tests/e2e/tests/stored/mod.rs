@@ -1,6 +1,7 @@
 //! A directory served as a datastore by the real daemon, and a client of it.
 #![allow(dead_code)]
 
+pub mod changes;
 #[path = "../../../../crates/nfs/tests/common/mod.rs"]
 pub mod nfs;
 
