@@ -19,6 +19,7 @@ trap tidy EXIT
 requests=1200
 
 say "Building Hearth (some minutes, the first time)"
+build_console
 cargo build --release --locked -p hearth
 hearth() { "$(target_dir)/release/hearth" --run-dir "$run" "$@"; }
 

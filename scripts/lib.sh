@@ -46,3 +46,20 @@ release_for_tests() {
     HEARTH_BIN="$(target_dir)/release/hearth"
     export HEARTH_BIN
 }
+
+# Builds the console's page, which the binary takes in when it is compiled. Without Node, or without a way to
+# npm's packages, the binary has a page that says so, and everything else.
+build_console() {
+    local page=$ROOT/console/dist/index.html major
+    if [[ -e $page ]] && [[ -z $(find "$ROOT/console" "$ROOT/docs/openapi.json" -path "$ROOT/console/node_modules" -prune -o -path "$ROOT/console/dist" -prune -o -path "$ROOT/console/tests" -prune -o -name openapi.d.ts -o -type f -newer "$page" -print -quit) ]]; then
+        return 0
+    fi
+    major=$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)
+    if ((major < 18)) || ! command -v npm >/dev/null; then
+        note "no Node.js 18 or newer with npm: this build has no console page"
+        return 0
+    fi
+    if ! (cd "$ROOT/console" && npm ci --ignore-scripts --no-audit --no-fund --loglevel error >/dev/null && npm run --silent build); then
+        note "the console's page could not be built, see above: this build has none"
+    fi
+}

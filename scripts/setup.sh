@@ -58,6 +58,11 @@ want gcc build-essential
 want make make
 want curl curl
 [[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
+# The console's page is made by them; without them everything else is built.
+if [[ $purpose == build || $purpose == run || $purpose == test ]]; then
+    want node nodejs
+    want npm npm
+fi
 if [[ $purpose == run || $purpose == test || $purpose == bench ]]; then
     want fio fio
     want nbdinfo libnbd-bin
@@ -77,6 +82,8 @@ if [[ $purpose == test || $purpose == bench ]]; then
     want losetup mount
     want virt-xml-validate libvirt-clients
     want xmllint libxml2-utils
+    # The console is tried in a browser.
+    if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; then missing+=(chromium); fi
     # A directory as another host sees it.
     want bindfs bindfs
     # Another client of our NFS server.

@@ -1,0 +1,405 @@
+// One disk: what it does, what it could do, and what can be done with it.
+import { useMemo, useState } from "preact/hooks";
+import { call, diskPath, Failure, patch, post, type AdviceReport, type Disk as Info, type DiskStats } from "../api";
+import { bytes, byteRate, clock, digits, micros, percent, rate, seconds } from "../format";
+import { useLive } from "../live";
+import { Chart } from "../parts/chart";
+import { Curve } from "../parts/curve";
+import { Act, Ask, Card, Copy, Notice, Said, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
+import { now, series } from "../samples";
+import { useOperator, useWorld } from "../state";
+import { Histograms } from "./histograms";
+import { Recordings } from "./recordings";
+import { Settings } from "./settings";
+
+export function Disk({ name }: { name: string }) {
+  const disk = useLive<Info>(diskPath(name), 1500);
+  const stats = useLive<DiskStats>(diskPath(name, "/stats"), 2000);
+  return (
+    <>
+      <p class="path">
+        <a href="#/disks">Disks</a> / {name}
+      </p>
+      <Shown live={disk}>
+        {(info) => (
+          <>
+            <Head disk={info} again={disk.again} />
+            <Trouble disk={info} again={disk.again} />
+            <Shown live={stats}>{(data) => <Rates name={name} stats={data} disk={info} />}</Shown>
+            <WhatIf name={name} />
+            <Histograms name={name} />
+            <div class="columns">
+              <Settings disk={info} again={disk.again} />
+              <Recordings disk={info} again={disk.again} />
+            </div>
+            <Attach name={name} />
+            <Who disk={info} />
+          </>
+        )}
+      </Shown>
+    </>
+  );
+}
+
+function Head({ disk, again }: { disk: Info; again: () => void }) {
+  const operator = useOperator();
+  const [removing, setRemoving] = useState(false);
+  const under = disk.state === "flushing" || disk.state === "removing";
+  return (
+    <>
+      <header class="page">
+        <h1>
+          {disk.name} <State state={disk.state} />
+        </h1>
+        {operator && (
+          <div class="acts">
+            {under ? (
+              <Act act={() => post(diskPath(disk.name, "/cancel"))} done={again}>
+                Call it off
+              </Act>
+            ) : (
+              <>
+                <Act act={() => post(diskPath(disk.name, "/flush"))} done={again}>
+                  Flush
+                </Act>
+                <button type="button" class="danger" onClick={() => setRemoving(true)}>
+                  Remove…
+                </button>
+              </>
+            )}
+          </div>
+        )}
+      </header>
+      <p class="dim">
+        {bytes(disk.size)}, {disk.mode}
+        {disk.read_only ? ", read-only" : ""}, on <code>{disk.origin}</code>
+      </p>
+      <Progress disk={disk} />
+      <Ask open={removing} title={`Remove ${disk.name}?`} close={() => setRemoving(false)}>
+        <p>
+          Everything dirty ({bytes(disk.dirty)}) is written to the origin first; then Hearth forgets the disk. The origin
+          stays, and is the disk.
+        </p>
+        {disk.connections > 0 && (
+          <Notice kind="warn">
+            {disk.connections} {disk.connections === 1 ? "connection is" : "connections are"} open: a virtual machine that
+            uses the disk loses it.
+          </Notice>
+        )}
+        <Act
+          class="danger"
+          act={() => post(diskPath(disk.name, "/remove"), { yes: disk.connections > 0 })}
+          done={() => {
+            setRemoving(false);
+            again();
+          }}
+        >
+          {disk.connections > 0 ? "Cut them off and remove" : "Remove"}
+        </Act>{" "}
+        <button type="button" onClick={() => setRemoving(false)}>
+          Keep it
+        </button>
+      </Ask>
+    </>
+  );
+}
+
+function Progress({ disk }: { disk: Info }) {
+  const { progress } = disk;
+  const [whole, setWhole] = useState(0);
+  if (!progress || progress.done) return null;
+  if (progress.bytes_left > whole) setWhole(progress.bytes_left);
+  const most = Math.max(whole, progress.bytes_left, 1);
+  const text = `${bytes(progress.bytes_left)} left at ${byteRate(progress.bytes_per_second)}${progress.eta_seconds == null ? "" : `, ${seconds(progress.eta_seconds)}`}`;
+  return (
+    <p class="progress" role="status">
+      <progress max={most} value={most - progress.bytes_left} aria-label={`${disk.state}: ${text}`} /> {text}
+    </p>
+  );
+}
+
+function Trouble({ disk, again }: { disk: Info; again: () => void }) {
+  const operator = useOperator();
+  const lost = (disk.lost ?? []).reduce((sum, r) => sum + r.length, 0);
+  return (
+    <>
+      {disk.reason && (
+        <Notice kind={disk.state === "attached" ? "warn" : "bad"}>
+          <strong>{sentence(disk.reason)}</strong> {sentence(disk.remedy ?? "")}
+        </Notice>
+      )}
+      {disk.cannot_write_back && (
+        <Notice kind="bad">
+          <strong>Nothing could be written back for {seconds(disk.cannot_write_back.seconds)}.</strong>{" "}
+          {sentence(disk.cannot_write_back.error)} {bytes(disk.cannot_write_back.dirty)} are only on flash.
+        </Notice>
+      )}
+      {lost > 0 && (
+        <Notice kind="bad">
+          <strong>{bytes(lost)} were lost with the flash.</strong> They fail until the guest writes them again, or until
+          the loss is accepted; then they read as the origin has them, which is older.{" "}
+          {operator && (
+            <Act act={() => post(diskPath(disk.name, "/accept-loss"))} done={again}>
+              Accept the loss
+            </Act>
+          )}
+        </Notice>
+      )}
+      {(disk.notices ?? []).map((text) => (
+        <Notice kind="info" key={text}>
+          {sentence(text)}
+        </Notice>
+      ))}
+    </>
+  );
+}
+
+const SPANS = ["5min", "1h", "1d"];
+const SPAN_NAMES: Record<string, string> = { "5min": "5 minutes", "1h": "hour", "1d": "day" };
+
+function Rates({ name, stats, disk }: { name: string; stats: DiskStats; disk: Info }) {
+  const { samples } = useWorld();
+  const [span, setSpan] = useState("5min");
+  const rates = now(samples, name);
+  const window = stats.spans.find((s) => s.span === span);
+  const latencies = stats.latencies.find((l) => l.span === span);
+  const lines = useMemo(() => {
+    const all = series(samples, name);
+    return {
+      at: all.at,
+      requests: [
+        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.reads ?? null) },
+        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writes ?? null) },
+      ],
+      hits: [{ name: "Read hits", color: "--c1", values: all.of.map((r) => r?.hitRatio ?? null) }],
+    };
+  }, [samples, name]);
+  return (
+    <>
+      <Tiles>
+        <Tile label="Reads" value={rates ? rate(rates.reads) : "–"} more={rates && byteRate(rates.readBytes)} />
+        <Tile label="Writes" value={rates ? rate(rates.writes) : "–"} more={rates && byteRate(rates.writeBytes)} />
+        <Tile label="Hits" value={percent(window?.ratios.read_hit_ratio)} more={`of reads, last ${SPAN_NAMES[span]}`} />
+        <Tile
+          label="Speed-up"
+          value={window?.ratios.speedup == null ? "–" : `${digits(window.ratios.speedup)} ×`}
+          more="against no cache, estimated"
+        />
+        <Tile label="Cached" value={bytes(stats.cached)} more={percent(disk.size > 0 ? stats.cached / disk.size : 0)} />
+        <Tile label="Dirty" value={bytes(stats.dirty)} more={stats.dirty > 0 ? `for ${seconds(stats.dirty_for)}` : "clean"} />
+      </Tiles>
+      <div class="columns">
+        <Card title="Requests">
+          <Chart title="Requests" at={lines.at} lines={lines.requests} show={rate} />
+        </Card>
+        <Card title="Hit ratio">
+          <Chart title="Hit ratio" at={lines.at} lines={lines.hits} show={percent} top={1} />
+        </Card>
+      </div>
+      <Card
+        title="Latency"
+        aside={
+          <label>
+            Last{" "}
+            <select value={span} onChange={(e) => setSpan(e.currentTarget.value)}>
+              {SPANS.map((s) => (
+                <option key={s} value={s}>
+                  {SPAN_NAMES[s]}
+                </option>
+              ))}
+            </select>
+          </label>
+        }
+      >
+        <div class="scroll" tabIndex={0} role="region" aria-label="Latency, hits and misses apart">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Requests</th>
+                {["Number", "Mean", "Median", "90 %", "99 %", "99.9 %", "Longest"].map((h) => (
+                  <th key={h} scope="col" class="number">
+                    {h}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {(
+                [
+                  ["Reads that hit", latencies?.read_hit],
+                  ["Reads that missed", latencies?.read_miss],
+                  ["Writes that hit", latencies?.write_hit],
+                  ["Writes that missed", latencies?.write_miss],
+                ] as const
+              ).map(([label, l]) => (
+                <tr key={label}>
+                  <th scope="row">{label}</th>
+                  <td class="number">{l ? l.count.toLocaleString("en") : "–"}</td>
+                  {[l?.mean_us, l?.p50_us, l?.p90_us, l?.p99_us, l?.p999_us, l?.max_us].map((us, i) => (
+                    <td key={i} class="number">
+                      {l && l.count > 0 ? micros(us) : "–"}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </Card>
+    </>
+  );
+}
+
+function WhatIf({ name }: { name: string }) {
+  const live = useLive<AdviceReport>(diskPath(name, "/advice"), 15000);
+  const operator = useOperator();
+  return (
+    <Card title="What more or less flash would do">
+      <Shown live={live}>
+        {(report) => {
+          const advice = report.disks[0];
+          if (!advice || advice.curve.length === 0) {
+            return <p>{sentence(advice?.reason ?? "Too little was read yet to say")}</p>;
+          }
+          return (
+            <>
+              <Curve advice={advice} key={name} />
+              {advice.reason && <p class="dim">{sentence(advice.reason)}</p>}
+              {advice.mode && advice.mode.advised !== advice.mode.now && (
+                <Suggestion text={`mode ${advice.mode.advised} instead of ${advice.mode.now}`} why={advice.mode.because} set={() => patch(diskPath(name), { mode: advice.mode!.advised })} />
+              )}
+              {advice.block_size && advice.block_size.advised !== advice.block_size.now && (
+                <Suggestion
+                  text={`cache blocks of ${bytes(advice.block_size.advised)} instead of ${bytes(advice.block_size.now)}`}
+                  why={advice.block_size.because}
+                  set={() => patch(diskPath(name), { block_size: advice.block_size!.advised })}
+                />
+              )}
+              {operator && (
+                <p>
+                  Its share of the pool would be {bytes(advice.share.bytes)}.{" "}
+                  <Act act={() => post(diskPath(name, "/advice/apply"))} done={live.again}>
+                    Keep that for it
+                  </Act>
+                </p>
+              )}
+            </>
+          );
+        }}
+      </Shown>
+    </Card>
+  );
+}
+
+function Suggestion({ text, why, set }: { text: string; why: string; set: () => Promise<unknown> }) {
+  const operator = useOperator();
+  return (
+    <Notice kind="info">
+      Advised: <strong>{text}</strong>. {sentence(why)} {operator && <Act act={set}>Set it</Act>}
+    </Notice>
+  );
+}
+
+interface Way {
+  over: string;
+  when: string;
+  text: string;
+  notes: string[];
+}
+
+export function Attach({ name }: { name: string }) {
+  const { session } = useWorld();
+  const [of, setOf] = useState("qemu");
+  const [failure, setFailure] = useState<Failure | null>(null);
+  const [ways, setWays] = useState<Way[] | null>(null);
+  const [open, setOpen] = useState(false);
+  if (!session.attach) return null;
+  const load = async (hypervisor: string) => {
+    setOf(hypervisor);
+    setFailure(null);
+    try {
+      const path = `/console/attach/${encodeURIComponent(name)}?for=${hypervisor}`;
+      setWays((await call<{ ways: Way[] }>(path)).ways);
+    } catch (e) {
+      setWays(null);
+      if (e instanceof Failure) setFailure(e);
+    }
+  };
+  return (
+    <Card title="Give it to a virtual machine">
+      <details
+        open={open}
+        onToggle={(e) => {
+          setOpen(e.currentTarget.open);
+          if (e.currentTarget.open && !ways) void load(of);
+        }}
+      >
+        <summary>What to type</summary>
+        <label>
+          For{" "}
+          <select value={of} onChange={(e) => void load(e.currentTarget.value)}>
+            <option value="qemu">QEMU</option>
+            <option value="libvirt">libvirt</option>
+            <option value="proxmox">Proxmox VE</option>
+          </select>
+        </label>
+        {failure && <Said failure={failure} />}
+        {ways?.map((way, i) => (
+          <div key={i} class="way">
+            <p>
+              <strong>Over {way.over}</strong>: {way.when}. <Copy text={way.text} />
+            </p>
+            <pre tabIndex={0} role="region" aria-label={`Over ${way.over}`}>
+              {way.text}
+            </pre>
+            <ul>
+              {way.notes.map((note) => (
+                <li key={note}>{sentence(note)}</li>
+              ))}
+            </ul>
+          </div>
+        ))}
+      </details>
+    </Card>
+  );
+}
+
+function Who({ disk }: { disk: Info }) {
+  const clients = disk.clients ?? [];
+  return (
+    <Card title="Clients">
+      {clients.length === 0 ? (
+        <p>Nobody uses it.</p>
+      ) : (
+        <ul>
+          {clients.map((c, i) => (
+            <li key={i}>
+              {c.kind}: {c.address ?? c.command ?? (c.pid ? `process ${c.pid}` : "a client")}
+              {c.name ? ` (${c.name})` : ""}, {c.connections} {c.connections === 1 ? "connection" : "connections"},{" "}
+              {c.writes ? "writes" : "only reads"}, since {clock(c.since * 1000)}
+            </li>
+          ))}
+        </ul>
+      )}
+      {(disk.legs ?? []).length > 0 && (
+        <>
+          <h3>Legs</h3>
+          <ul>
+            {(disk.legs ?? []).map((leg) => (
+              <li key={leg.origin}>
+                <code>{leg.origin}</code>: {leg.state}
+                {leg.behind > 0 ? `, ${bytes(leg.behind)} to go` : ""} {sentence(leg.reason ?? "")} {sentence(leg.remedy ?? "")}
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
+      {disk.link && (
+        <p>
+          The origin's server {disk.link.connected ? "answers" : "is gone"} for {seconds(disk.link.seconds)}; it was lost
+          and found again {disk.link.reconnects} times.
+        </p>
+      )}
+    </Card>
+  );
+}

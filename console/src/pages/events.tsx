@@ -1,0 +1,58 @@
+import { useEffect, useMemo, useState } from "preact/hooks";
+import type { EventInfo } from "../api";
+import { clock } from "../format";
+import { useLive } from "../live";
+import { Shown } from "../parts/ui";
+
+const KINDS = ["info", "notice", "warning", "error"] as const;
+
+export function Events() {
+  const [severity, setSeverity] = useState("info");
+  const [disk, setDisk] = useState("");
+  const [asked, setAsked] = useState("");
+  useEffect(() => {
+    const timer = setTimeout(() => setAsked(disk.trim()), 300);
+    return () => clearTimeout(timer);
+  }, [disk]);
+  const path = useMemo(() => {
+    const of = asked ? `&disk=${encodeURIComponent(asked).replace(/[!'()*~]/g, "")}` : "";
+    return `/v1/events?limit=500&severity=${severity}${of}`;
+  }, [severity, asked]);
+  const live = useLive<EventInfo[]>(path, 3000);
+  return (
+    <>
+      <h1>Events</h1>
+      <div class="tools">
+        <label>
+          At least{" "}
+          <select value={severity} onChange={(e) => setSeverity(e.currentTarget.value)}>
+            {KINDS.map((k) => (
+              <option key={k}>{k}</option>
+            ))}
+          </select>
+        </label>
+        <label>
+          Disk <input type="search" value={disk} onInput={(e) => setDisk(e.currentTarget.value)} />
+        </label>
+      </div>
+      <Shown live={live} empty={(all) => all.length === 0 && <p>Nothing of that kind has happened.</p>}>
+        {(all) => (
+          <ol class="events" aria-label="Events, the newest first">
+            {[...all].reverse().map((e) => (
+              <li key={e.id}>
+                <time dateTime={new Date(e.at).toISOString()}>{clock(e.at)}</time>
+                <span class={`state ${e.severity === "error" ? "bad" : e.severity === "warning" ? "warn" : "info"}`}>
+                  {e.severity}
+                </span>
+                <span>
+                  {e.disk && <a href={`#/disks/${encodeURIComponent(e.disk)}`}>{e.disk}</a>} {e.text}{" "}
+                  <small class="dim">{e.event}</small>
+                </span>
+              </li>
+            ))}
+          </ol>
+        )}
+      </Shown>
+    </>
+  );
+}

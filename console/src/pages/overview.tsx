@@ -1,0 +1,172 @@
+import { useMemo } from "preact/hooks";
+import type { Stats } from "../api";
+import { bytes, byteRate, digits, micros, percent, rate, seconds } from "../format";
+import { reasons, type Reason } from "../health";
+import { useLive } from "../live";
+import { mood, type Condition, type Report } from "../monitor";
+import { Chart } from "../parts/chart";
+import { Bar, Card, sentence, Shown, Tile, Tiles } from "../parts/ui";
+import { series } from "../samples";
+import { useWorld } from "../state";
+
+export function Overview() {
+  const world = useWorld();
+  const { stats, pool, disks } = world;
+  const judged = useLive<Report>("/v1/health", 5000);
+  const known = judged.data && judged.failure === null ? judged.data : null;
+  const wrong = known ? listed(known) : reasons(pool.data, disks.data, stats.data);
+  return (
+    <>
+      <h1>Overview</h1>
+      <Shown live={stats}>
+        {(data) => (
+          <>
+            <Health wrong={wrong} as={known?.condition} />
+            <Verdict stats={data} />
+            <Over />
+            <Flash stats={data} />
+          </>
+        )}
+      </Shown>
+    </>
+  );
+}
+
+/** What the second service judged, the worst first. */
+function listed(report: Report): Reason[] {
+  const order: Condition[] = ["failed", "degraded", "rebuilding", "unknown"];
+  const all = report.items.flatMap((item) =>
+    (item.reasons ?? [])
+      .filter((r) => r.condition !== "healthy")
+      .map((r) => ({
+        rank: order.indexOf(r.condition),
+        severity: mood(r.condition) === "bad" ? ("bad" as const) : ("warn" as const),
+        what: item.kind === "disk" ? r.what : `${item.name}: ${r.what}`,
+        remedy: r.remedy ?? "",
+        disk: item.kind === "disk" ? item.name : undefined,
+      })),
+  );
+  return all.sort((a, b) => a.rank - b.rank);
+}
+
+function Health({ wrong, as }: { wrong: Reason[]; as?: Condition }) {
+  const found: Condition = wrong.length === 0 ? "healthy" : wrong.some((r) => r.severity === "bad") ? "failed" : "degraded";
+  const condition = as ?? found;
+  return (
+    <Card title="Health" aside={<span class={`state ${mood(condition)}`}>{condition}</span>}>
+      {wrong.length === 0 ? (
+        <p>Nothing is wrong.</p>
+      ) : (
+        <ul class="reasons">
+          {wrong.map((r, i) => (
+            <li key={i} class={r.severity}>
+              {r.disk && <a href={`#/disks/${encodeURIComponent(r.disk)}`}>{r.disk}</a>} <strong>{sentence(r.what)}</strong>{" "}
+              {sentence(r.remedy)}
+            </li>
+          ))}
+        </ul>
+      )}
+    </Card>
+  );
+}
+
+/** Is it helping? One sentence with its figure, of the longest window in which something was read. */
+function Verdict({ stats }: { stats: Stats }) {
+  const span = ["1h", "5min", "1d", "total"]
+    .map((name) => stats.pool.disks.find((s) => s.span === name))
+    .find((s) => s?.ratios.speedup != null);
+  if (!span) {
+    return (
+      <Card title="Is it helping?">
+        <p>Nothing was read or written yet, so there is nothing to compare.</p>
+      </Card>
+    );
+  }
+  const times = span.ratios.speedup!;
+  const over = span.span === "total" ? "since the daemon started" : `over the last ${seconds(span.seconds)}`;
+  return (
+    <Card title="Is it helping?">
+      <p class="verdict">
+        {times >= 1.05 ? (
+          <>
+            Without the cache the machines' disks would have been <strong>{digits(times)} times slower</strong> {over}.
+          </>
+        ) : times > 0.95 ? (
+          <>The cache made hardly a difference {over}.</>
+        ) : (
+          <>
+            The machines' disks were <strong>{digits(1 / times)} times slower with the cache</strong> {over}.
+          </>
+        )}
+      </p>
+      <Tiles>
+        <Tile label="Read hits" value={percent(span.ratios.read_hit_ratio)} more={`${percent(span.ratios.read_hit_ratio_bytes)} of the bytes`} />
+        <Tile label="Mean read" value={micros(span.ratios.read_mean_us)} more={`${micros(span.ratios.uncached_read_us)} without the cache`} />
+        <Tile label="Mean write" value={micros(span.ratios.write_mean_us)} more={`${micros(span.ratios.uncached_write_us)} without the cache`} />
+      </Tiles>
+    </Card>
+  );
+}
+
+function Over() {
+  const { samples } = useWorld();
+  const lines = useMemo(() => {
+    const all = series(samples);
+    return {
+      at: all.at,
+      hits: [{ name: "Read hits", color: "--c1", values: all.of.map((r) => r?.hitRatio ?? null) }],
+      latency: [
+        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.readUs ?? null) },
+        { name: "Reads without the cache (5 min)", color: "--c3", values: all.without },
+        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writeUs ?? null) },
+      ],
+      bytes: [
+        { name: "Read", color: "--c1", values: all.of.map((r) => r?.readBytes ?? null) },
+        { name: "Written", color: "--c2", values: all.of.map((r) => r?.writeBytes ?? null) },
+      ],
+      requests: [
+        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.reads ?? null) },
+        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writes ?? null) },
+      ],
+    };
+  }, [samples]);
+  return (
+    <div class="columns">
+      <Card title="Hit ratio">
+        <Chart title="Hit ratio" at={lines.at} lines={lines.hits} show={percent} top={1} />
+      </Card>
+      <Card title="Latency">
+        <Chart title="Latency" at={lines.at} lines={lines.latency} show={micros} />
+      </Card>
+      <Card title="Throughput">
+        <Chart title="Throughput" at={lines.at} lines={lines.bytes} show={byteRate} />
+      </Card>
+      <Card title="Requests">
+        <Chart title="Requests" at={lines.at} lines={lines.requests} show={rate} />
+      </Card>
+    </div>
+  );
+}
+
+function Flash({ stats }: { stats: Stats }) {
+  const { pool } = stats;
+  const day = pool.spans.find((s) => s.span === "1d");
+  return (
+    <Card title="Flash">
+      <Bar label="Used" value={pool.cached} of={pool.capacity} text={`${bytes(pool.cached)} of ${bytes(pool.capacity)}`} />
+      <Bar label="Dirty" value={pool.dirty} of={pool.capacity} text={bytes(pool.dirty)} />
+      {pool.endurance_used > 0 && (
+        <Bar label="Endurance budget" value={pool.endurance_used} of={1} text={percent(pool.endurance_used)} />
+      )}
+      <Tiles>
+        <Tile
+          label="Written today"
+          value={bytes(day?.counters.flash_write_bytes ?? 0)}
+          more={day ? `in ${seconds(day.seconds)}` : undefined}
+        />
+        <Tile label="Write amplification" value={day?.write_amplification == null ? "–" : digits(day.write_amplification)} more="bytes written for each byte cached" />
+        <Tile label="RAM" value={bytes(pool.ram)} more="for the index, the policy and the stage" />
+      </Tiles>
+    </Card>
+  );
+}

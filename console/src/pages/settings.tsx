@@ -1,0 +1,145 @@
+// What of a disk can be changed while it is in use.
+import { useState } from "preact/hooks";
+import { diskPath, Failure, patch, type Disk } from "../api";
+import { bytes, parseSize, typedSize } from "../format";
+import { Card, Field, Notice, Said } from "../parts/ui";
+import { useOperator } from "../state";
+
+const MODES = ["write-back", "write-through", "write-around", "off"] as const;
+const BLOCKS = [4, 8, 16, 32, 64, 128, 256, 512, 1024].map((k) => k * 1024);
+
+interface Typed {
+  mode: string;
+  block_size: string;
+  min: string;
+  max: string;
+  seq_cutoff: string;
+  auto: boolean;
+  origin_timeout: string;
+  clients: string;
+}
+
+const SIZES = ["min", "max", "seq_cutoff"] as const;
+
+const asTyped = (disk: Disk): Typed => ({
+  mode: disk.mode,
+  block_size: String(disk.block_size),
+  min: typedSize(disk.min),
+  max: typedSize(disk.max),
+  seq_cutoff: typedSize(disk.seq_cutoff),
+  auto: disk.auto,
+  origin_timeout: String(disk.origin_timeout),
+  clients: String(disk.client_limit),
+});
+
+/** What was changed, as the API takes it; or what is not understood. */
+function changed(was: Typed, is: Typed): { body: Record<string, unknown> } | { wrong: string } {
+  const body: Record<string, unknown> = {};
+  if (is.mode !== was.mode) body.mode = is.mode;
+  if (is.block_size !== was.block_size) body.block_size = Number(is.block_size);
+  for (const name of SIZES) {
+    if (is[name] === was[name]) continue;
+    const size = parseSize(is[name]);
+    if (size === null) return { wrong: `“${is[name]}” is no size; type 4K, 512M or 1.5G` };
+    body[name] = size;
+  }
+  if (is.auto !== was.auto) body.auto = is.auto;
+  for (const name of ["origin_timeout", "clients"] as const) {
+    if (is[name] === was[name]) continue;
+    const value = Number(is[name]);
+    if (is[name].trim() === "" || !Number.isFinite(value)) return { wrong: `“${is[name]}” is no number` };
+    body[name] = value;
+  }
+  return { body };
+}
+
+export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
+  const operator = useOperator();
+  const [typed, setTyped] = useState<Typed | null>(null);
+  const [said, say] = useState<Failure | string | null>(null);
+  const [busy, setBusy] = useState(false);
+  const was = asTyped(disk);
+  const is = typed ?? was;
+  const put = (more: Partial<Typed>) => {
+    setTyped({ ...is, ...more });
+    say(null);
+  };
+  const save = async () => {
+    const all = changed(was, is);
+    if ("wrong" in all) return say(new Failure("refused", all.wrong));
+    setBusy(true);
+    try {
+      await patch(diskPath(disk.name), all.body);
+      setTyped(null);
+      say("Saved.");
+      again();
+    } catch (e) {
+      say(e instanceof Failure ? e : new Failure("refused", String(e)));
+    }
+    setBusy(false);
+  };
+  return (
+    <Card title="Settings">
+      <form
+        onSubmit={(e) => {
+          e.preventDefault();
+          void save();
+        }}
+      >
+        <fieldset disabled={!operator || busy}>
+          <legend class="hidden">Settings of {disk.name}</legend>
+          <Field label="Cache mode">
+            <select value={is.mode} onChange={(e) => put({ mode: e.currentTarget.value })}>
+              {MODES.map((m) => (
+                <option key={m}>{m}</option>
+              ))}
+            </select>
+          </Field>
+          <Field label="Cache block size">
+            <select value={is.block_size} onChange={(e) => put({ block_size: e.currentTarget.value })}>
+              {BLOCKS.map((b) => (
+                <option key={b} value={String(b)}>
+                  {bytes(b)}
+                </option>
+              ))}
+            </select>
+          </Field>
+          <Field label="Flash kept for it" hint="0: none is kept">
+            <input value={is.min} onInput={(e) => put({ min: e.currentTarget.value })} />
+          </Field>
+          <Field label="Most flash it may use" hint="0: no limit">
+            <input value={is.max} onInput={(e) => put({ max: e.currentTarget.value })} />
+          </Field>
+          <label class="check">
+            <input type="checkbox" checked={is.auto} onChange={(e) => put({ auto: e.currentTarget.checked })} /> What is kept
+            follows the advice
+          </label>
+          <Field label="Sequential reads longer than this are not cached" hint="0: all are">
+            <input value={is.seq_cutoff} onInput={(e) => put({ seq_cutoff: e.currentTarget.value })} />
+          </Field>
+          <Field label="Seconds to wait for the origin's server">
+            <input inputMode="decimal" value={is.origin_timeout} onInput={(e) => put({ origin_timeout: e.currentTarget.value })} />
+          </Field>
+          <Field label="Clients at a time" hint="0: any number">
+            <input inputMode="numeric" value={is.clients} onInput={(e) => put({ clients: e.currentTarget.value })} />
+          </Field>
+          {operator && (
+            <p class="acts">
+              <button class="main" disabled={typed === null} aria-busy={busy}>
+                Save
+              </button>
+              {typed && (
+                <button type="button" onClick={() => setTyped(null)}>
+                  As it was
+                </button>
+              )}
+            </p>
+          )}
+        </fieldset>
+      </form>
+      {said instanceof Failure && <Said failure={said} />}
+      {typeof said === "string" && <Notice kind="good">{said}</Notice>}
+      {!operator && <p class="dim">An operator can change them.</p>}
+    </Card>
+  );
+}

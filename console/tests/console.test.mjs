@@ -1,0 +1,298 @@
+// The console as somebody uses it: a real daemon, real requests, a real browser.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { after, before, describe, test } from "node:test";
+import { MISSING, until, World } from "./world.mjs";
+
+const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const PAGES = [
+  ["", "Overview"],
+  ["disks", "Disks"],
+  ["disks/web-1", "web-1"],
+  ["add", "Add a disk"],
+  ["devices", "Devices"],
+  ["events", "Events"],
+  ["alerts", "Alerts"],
+  ["advice", "Advice"],
+];
+
+/** No violation of what a screen reader, a keyboard or weak eyes need. */
+async function accessible(page, what) {
+  // The policy of the page lets in no script; the tool comes by the debugger's way.
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const told = violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(" ; ").slice(0, 400)}`);
+  assert.deepEqual(told, [], what);
+}
+
+async function go(page, path, heading) {
+  await page.evaluate((to) => (location.hash = `#/${to}`), path);
+  await page.getByRole("heading", { level: 1, name: heading }).waitFor();
+}
+
+describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
+  let world;
+  before(async () => {
+    world = await World.start();
+    await world.load("web-1");
+    await world.load("db-1", 1000);
+    await world.hearth(["disk", "flush", "web-1"]);
+  });
+  after(() => world?.end());
+
+  test("a link logs in once", async () => {
+    const link = await world.link();
+    const context = await world.browser.newContext();
+    const first = await context.newPage();
+    await first.goto(link);
+    await first.getByRole("heading", { name: "Overview" }).waitFor();
+    assert.ok(!first.url().includes(link.split("/").pop()), "the secret stays in the address");
+    const again = await (await world.browser.newContext()).newPage();
+    await again.goto(link);
+    await again.getByText("used up").waitFor();
+    await again.getByLabel("Account").waitFor();
+    // Another tab of the same browser is logged in.
+    const second = await context.newPage();
+    await second.goto(world.url);
+    await second.getByRole("heading", { name: "Overview" }).waitFor();
+    await second.getByRole("button", { name: "Log out" }).click();
+    await second.getByLabel("Account").waitFor();
+    await first.getByLabel("Account").waitFor();
+  });
+
+  test("an account logs in, and a wrong password does not", async () => {
+    const page = await (await world.browser.newContext()).newPage();
+    await page.goto(world.url);
+    await page.getByLabel("Account").fill("board");
+    await page.getByLabel("Password").fill("not the password");
+    await page.getByRole("button", { name: "Log in" }).click();
+    await page.getByRole("alert").waitFor();
+    await page.getByLabel("Password").fill(World.password);
+    await page.keyboard.press("Enter");
+    await page.getByText("board (viewer)").waitFor();
+  });
+
+  for (const [what, options] of [
+    ["light", {}],
+    ["dark", { colorScheme: "dark" }],
+    ["on a phone", { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true }],
+    ["for a viewer", { role: "viewer" }],
+  ]) {
+    test(`every page, ${what}`, async () => {
+      const page = await world.page(options);
+      for (const [path, heading] of PAGES) {
+        await go(page, path, heading);
+        await page.locator("main .loading").first().waitFor({ state: "detached" });
+        await accessible(page, `${heading}, ${what}`);
+        const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+        assert.ok(wide <= 0, `${heading} is ${wide} pixels too wide, ${what}`);
+      }
+      assert.deepEqual(page.wrong, []);
+      await page.context().close();
+    });
+  }
+
+  test("the overview says whether it is helping, from what was measured", async () => {
+    const page = await world.page();
+    await page.locator(".verdict").getByText(/times slower/).waitFor();
+    await page.getByRole("img", { name: /Hit ratio: Read hits/ }).waitFor();
+    await world.load("web-1", 1000);
+    await page.getByRole("img", { name: /Requests: Reads [1-9]/ }).waitFor();
+    await page.context().close();
+  });
+
+  test("disks are filtered and sorted with the keyboard", async () => {
+    const page = await world.page();
+    await go(page, "disks", "Disks");
+    const rows = page.locator("tbody tr");
+    await until("three rows", async () => (await rows.count()) === 3);
+    await page.getByRole("searchbox").fill("web");
+    await until("one row", async () => (await rows.count()) === 1);
+    await page.getByRole("searchbox").fill("");
+    const name = page.getByRole("columnheader", { name: "Name" });
+    assert.equal(await name.getAttribute("aria-sort"), "ascending");
+    assert.match(await rows.first().innerText(), /^db-1/);
+    await name.getByRole("button").focus();
+    await page.keyboard.press("Enter");
+    assert.equal(await name.getAttribute("aria-sort"), "descending");
+    await until("the other order", async () => /^web-1/.test(await rows.first().innerText()));
+    await rows.first().getByRole("link").focus();
+    await page.keyboard.press("Enter");
+    await page.getByRole("heading", { level: 1, name: /web-1/ }).waitFor();
+    assert.ok(await page.evaluate(() => document.activeElement?.id === "main"), "the new page has no focus");
+    await page.context().close();
+  });
+
+  test("an operator adds a disk, changes it, flushes and removes it", async () => {
+    const page = await world.page();
+    await go(page, "add", "Add a disk");
+    await page.getByRole("button", { name: /vms$|vms\/$/ }).click();
+    await page.getByRole("button", { name: "more/" }).click();
+    await page.getByRole("button", { name: "deep.raw" }).waitFor();
+    await page.getByRole("button", { name: "Up" }).click();
+    await page.getByRole("button", { name: "new.raw" }).click();
+    assert.equal(await page.getByLabel("Name").inputValue(), "new");
+    await page.getByLabel("Cache mode").selectOption("write-through");
+    await page.getByRole("button", { name: "Add", exact: true }).click();
+    await page.getByText("is attached").waitFor();
+    await page.getByText("What to type").click();
+    await page.getByText("export=new").first().waitFor();
+    await page.getByRole("link", { name: "new", exact: true }).click();
+    await page.getByRole("heading", { level: 1, name: /new/ }).waitFor();
+    await page.getByLabel("Most flash it may use").fill("32M");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByText("Saved.").waitFor();
+    const shown = JSON.parse(await world.hearth(["disk", "show", "new", "--json"]));
+    assert.equal(shown.max, 32 << 20);
+    assert.equal(shown.mode, "write-through");
+    await page.getByLabel("Most flash it may use").fill("much");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByText("is no size").waitFor();
+    await page.getByRole("button", { name: "As it was" }).click();
+    await page.getByRole("button", { name: "Flush" }).click();
+    await page.getByRole("button", { name: "Remove…" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Remove" }).click();
+    await page.getByText("There is nothing here").waitFor();
+    await until("it is gone", async () => !JSON.parse(await world.hearth(["disk", "list", "--json"])).some((d) => d.name === "new"));
+    // Who did it stands in the events.
+    await go(page, "events", "Events");
+    await page.getByText(/link \(console/).first().waitFor();
+    assert.deepEqual(page.wrong, []);
+    await page.context().close();
+  });
+
+  test("what is not listed cannot be added", async () => {
+    const page = await world.page();
+    await go(page, "add", "Add a disk");
+    await page.getByLabel("File, device or address").fill("/etc/hostname");
+    await page.getByLabel("Name").fill("stolen");
+    await page.getByRole("button", { name: "Add", exact: true }).click();
+    await page.getByText("not below a directory you may reach").waitFor();
+    await page.context().close();
+  });
+
+  test("a viewer is offered nothing that changes anything", async () => {
+    const page = await world.page({ role: "viewer" });
+    await go(page, "disks", "Disks");
+    assert.equal(await page.getByRole("link", { name: "Add a disk" }).count(), 0);
+    await go(page, "disks/web-1", "web-1");
+    await page.getByText("An operator can change them").waitFor();
+    for (const name of ["Flush", "Remove…", "Save", "Begin anew", "Begin"]) {
+      assert.equal(await page.getByRole("button", { name, exact: true }).count(), 0, name);
+    }
+    await go(page, "add", "Add a disk");
+    await page.getByText("You may not do this").waitFor();
+    await page.context().close();
+  });
+
+  test("the handle of the curve says what a size would do", async () => {
+    await world.load("web-1", 20000);
+    const page = await world.page();
+    await go(page, "disks/web-1", "web-1");
+    const handle = page.getByRole("slider");
+    await handle.waitFor({ timeout: 60000 });
+    const expected = page.locator("[data-test=expected]");
+    await handle.focus();
+    await page.keyboard.press("Home");
+    await until("nothing is kept", async () => (await expected.innerText()).startsWith("With 0 B"));
+    await page.keyboard.press("End");
+    await until("all is kept", async () => !(await expected.innerText()).startsWith("With 0 B"));
+    const most = await expected.innerText();
+    const box = await page.locator(".curve svg").boundingBox();
+    await page.mouse.move(box.x + box.width - 10, box.y + 50);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width / 3, box.y + 50);
+    await page.mouse.up();
+    await until("it was dragged", async () => (await expected.innerText()) !== most);
+    await page.context().close();
+  });
+
+  test("a name that is a script is a name", async () => {
+    const page = await world.page();
+    page.on("dialog", () => page.wrong.push("a dialog"));
+    await go(page, "devices", "Devices");
+    await page.getByText("<script>alert(1)</script>").waitFor();
+    await page.evaluate(() => (location.hash = "#/disks/" + encodeURIComponent("<img src=x onerror=alert(1)>")));
+    await page.getByText("There is nothing here").waitFor();
+    assert.equal(await page.locator("main img, main script").count(), 0);
+    assert.deepEqual(page.wrong, []);
+    await page.context().close();
+  });
+
+  test("no other site gets at it", async () => {
+    const page = await world.page();
+    const { cookie } = await page.context().cookies().then(([c]) => ({ cookie: c }));
+    assert.equal(cookie.httpOnly, true);
+    assert.equal(cookie.sameSite, "Strict");
+    // Another server on the same host has the same cookies; a page of it has no more than those.
+    const { createServer } = await import("node:http");
+    const other = createServer((_, response) => response.setHeader("content-type", "text/html").end("<p>other</p>"));
+    await new Promise((listening) => other.listen(0, "127.0.0.1", listening));
+    try {
+      const evil = await page.context().newPage();
+      await evil.goto(`http://127.0.0.1:${other.address().port}/`);
+      const got = await evil.evaluate(async (url) => {
+        const tries = [];
+        const note = (p) => p.then((r) => tries.push(`${r.type} ${r.status}`), () => tries.push("failed"));
+        await note(fetch(`${url}v1/pool`, { credentials: "include" }));
+        await note(fetch(`${url}v1/disks/web-1/remove`, { method: "POST", mode: "no-cors", credentials: "include", body: '{"yes":true}' }));
+        await new Promise((done) => {
+          const stream = new EventSource(`${url}v1/events`, { withCredentials: true });
+          stream.onopen = () => done(tries.push("stream"));
+          stream.onerror = () => done(tries.push("failed"), stream.close());
+        });
+        await new Promise((done) => {
+          const socket = new WebSocket(`${url.replace("http", "ws")}v1/events`);
+          socket.onopen = () => done(tries.push("socket"));
+          socket.onerror = () => done(tries.push("failed"));
+        });
+        return tries;
+      }, world.url);
+      assert.deepEqual(got, ["failed", "opaque 0", "failed", "failed"]);
+    } finally {
+      other.close();
+    }
+    const disks = JSON.parse(await world.hearth(["disk", "list", "--json"]));
+    assert.equal(disks.find((d) => d.name === "web-1").state, "attached");
+    await page.context().close();
+  });
+
+  test("the daemon goes and comes back", async () => {
+    const page = await world.page();
+    await world.stop(world.daemon);
+    await page.getByText("it is asked again by itself").waitFor();
+    await page.getByText("no daemon is serving the pool").waitFor();
+    await accessible(page, "without a daemon");
+    const fresh = await world.page();
+    await fresh.getByText("Waiting for the daemon").waitFor();
+    await world.serve();
+    for (const p of [page, fresh]) {
+      await p.getByText("it is asked again by itself").waitFor({ state: "detached" });
+      await p.getByRole("heading", { name: "Flash" }).waitFor();
+      await p.context().close();
+    }
+  });
+
+  test("a session that ended asks to log in", async () => {
+    const page = await world.page();
+    await page.context().clearCookies();
+    await page.getByLabel("Account").waitFor();
+    await page.context().close();
+  });
+
+  test("without disks it says what to do", async () => {
+    const empty = await World.start({ disks: [] });
+    try {
+      const page = await empty.page();
+      await page.getByText("Nothing was read or written yet").waitFor();
+      await go(page, "disks", "Disks");
+      await page.getByText("There are no disks yet").waitFor();
+      await accessible(page, "no disks");
+      await go(page, "advice", "Advice");
+      await page.getByText("There are no disks yet").waitFor();
+    } finally {
+      await empty.end();
+    }
+  });
+});

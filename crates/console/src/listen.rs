@@ -1,0 +1,264 @@
+//! Connections: how many, how long, and in the clear on loopback only.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io::BufReader;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::Request;
+use hearth_fault::Fault;
+use hyper::body::Incoming;
+use hyper::service::Service as _;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use crate::accounts::Accounts;
+use crate::server::{Config, Peer, router};
+use crate::settings::{Settings, TlsFiles};
+
+/// Most connections, of all and of one address that is not this host. A browser has six.
+const CONNECTIONS_MAX: usize = 256;
+const CONNECTIONS_OF_ONE: usize = 32;
+/// Longest a client may take to agree on TLS, to send a header, or to lie idle.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest a connection lasts: one whose other end takes nothing must not stay for ever.
+const CONNECTION_MAX: Duration = Duration::from_secs(15 * 60);
+/// Longest header.
+const HEADER_MAX: usize = 16 << 10;
+/// How often is asked whether the settings have changed.
+const LOOK: Duration = Duration::from_millis(500);
+/// Pause after an address could not be had, or a connection not be taken.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Longest wait for what is under way at the end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Serves the console whenever and as it is enabled, until `stop` is sent or dropped.
+///
+/// It asks again and again for its settings, so that `hearth console enable` needs nobody to be told.
+pub async fn run(config: Config, mut stop: watch::Receiver<bool>) {
+    let mut failure = String::new();
+    loop {
+        // Taken before the settings are read: a change in between is seen as one.
+        let stamp = config.home.settings_stamp();
+        let mut wait = LOOK;
+        let ended = match open(&config).await {
+            Ok(None) => false,
+            Ok(Some(open)) => {
+                tracing::info!("the console is at {}", open.settings.url());
+                failure.clear();
+                let changed = async {
+                    while config.home.settings_stamp() == stamp {
+                        tokio::time::sleep(LOOK).await;
+                    }
+                };
+                let over = tokio::select! {
+                    () = changed => false,
+                    _ = stop.wait_for(|stop| *stop) => true,
+                    () = open.serve(&config) => false,
+                };
+                if !over {
+                    tracing::info!("the settings of the console have changed");
+                }
+                over
+            }
+            Err(fault) => {
+                let text = fault.to_string();
+                if text != failure {
+                    tracing::error!("there is no console: {text}");
+                    failure = text;
+                }
+                wait = PAUSE;
+                false
+            }
+        };
+        if ended || *stop.borrow() {
+            return;
+        }
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+struct Open {
+    settings: Settings,
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+}
+
+async fn open(config: &Config) -> Result<Option<Open>, Fault> {
+    let settings = config.home.settings()?;
+    if !settings.enabled {
+        return Ok(None);
+    }
+    settings.check(&Accounts::read(&config.home)?)?;
+    let tls = settings.tls.as_ref().map(acceptor).transpose()?;
+    let listener = TcpListener::bind(settings.listen).await.map_err(|e| {
+        Fault::new(
+            format!("cannot listen on {}: {e}", settings.listen),
+            "name another address with hearth console enable --listen",
+        )
+    })?;
+    Ok(Some(Open {
+        settings,
+        listener,
+        tls,
+    }))
+}
+
+/// What a certificate and its key make.
+pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, Fault> {
+    let see = "give a PEM file of the certificate and those above it, and one of its key";
+    let read = |path: &std::path::Path| {
+        std::fs::File::open(path)
+            .map(BufReader::new)
+            .map_err(|e| Fault::new(format!("cannot read {}: {e}", path.display()), see))
+    };
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(read(&files.cert)?).collect();
+    let chain = chain.map_err(|e| {
+        Fault::new(
+            format!("{} is no certificate: {e}", files.cert.display()),
+            see,
+        )
+    })?;
+    let key = PrivateKeyDer::from_pem_reader(read(&files.key)?)
+        .map_err(|e| Fault::new(format!("{} is no key: {e}", files.key.display()), see))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|b| b.with_no_client_auth().with_single_cert(chain, key));
+    let mut server = server.map_err(|e| {
+        Fault::new(
+            format!("{} and its key do not fit: {e}", files.cert.display()),
+            see,
+        )
+    })?;
+    server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(server)))
+}
+
+/// Connections by address.
+#[derive(Clone, Default)]
+struct Crowd(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// A connection's place among them.
+struct Place {
+    crowd: Crowd,
+    address: IpAddr,
+}
+
+impl Crowd {
+    fn enter(&self, address: IpAddr) -> Option<Place> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.values().sum::<usize>() >= CONNECTIONS_MAX {
+            return None;
+        }
+        let of = all.entry(address).or_insert(0);
+        if *of >= CONNECTIONS_OF_ONE && !address.is_loopback() {
+            return None;
+        }
+        *of += 1;
+        Some(Place {
+            crowd: self.clone(),
+            address,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.crowd.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of) = all.get_mut(&self.address) {
+            *of -= 1;
+            if *of == 0 {
+                all.remove(&self.address);
+            }
+        }
+    }
+}
+
+impl Open {
+    async fn serve(self, config: &Config) {
+        let routes = router(config.clone(), self.settings);
+        let crowd = Crowd::default();
+        let mut tasks = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                Some(_) = tasks.join_next() => continue,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, from)) => {
+                    if let Some(place) = crowd.enter(from.ip()) {
+                        tasks.spawn(connection(
+                            stream,
+                            from,
+                            routes.clone(),
+                            self.tls.clone(),
+                            place,
+                        ));
+                    }
+                }
+                Err(e) => {
+                    tracing::warn!("the console cannot take a connection: {e}");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    from: SocketAddr,
+    routes: Router,
+    tls: Option<TlsAcceptor>,
+    _place: Place,
+) {
+    let _ = stream.set_nodelay(true);
+    match tls {
+        None => talk(stream, from, routes).await,
+        Some(tls) => match tokio::time::timeout(PATIENCE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => talk(stream, from, routes).await,
+            Ok(Err(e)) => tracing::debug!("{from} does not speak TLS with the console: {e}"),
+            Err(_) => {}
+        },
+    }
+}
+
+async fn talk(stream: impl AsyncRead + AsyncWrite + Unpin, from: SocketAddr, routes: Router) {
+    let routes = TowerToHyperService::new(routes);
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(from));
+        let routes = routes.clone();
+        async move {
+            let Ok(response) = routes.call(request).await;
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(HEADER_MAX);
+    let mut http = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    if tokio::time::timeout(CONNECTION_MAX, http.as_mut())
+        .await
+        .is_err()
+    {
+        // What is being answered now still is.
+        http.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(GRACE, http).await;
+    }
+}
