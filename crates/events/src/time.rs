@@ -2,37 +2,19 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
+
 /// Now. A clock before 1970 counts as 1970.
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |d| d.as_millis() as u64)
 }
 
-/// Year, month and day of the day that began `days` days after the first of January 1970.
-fn date(days: u64) -> (u64, u64, u64) {
-    // Counted in years that begin in March, so that the day that is sometimes there is the last one;
-    // 400 years have 146,097 days.
-    let z = days + 719_468;
-    let (era, doe) = (z / 146_097, z % 146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let day = doy - (153 * mp + 2) / 5 + 1;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (yoe + era * 400 + u64::from(month <= 2), month, day)
-}
-
-/// A time in the form of RFC 3339, in UTC, to the second.
+/// A time in the form of RFC 3339, in UTC, to the second. One beyond the year 9999 counts as its end.
 pub fn utc(ms: u64) -> String {
-    let s = ms / 1000;
-    let (year, month, day) = date(s / 86_400);
-    let s = s % 86_400;
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        s / 3600,
-        s / 60 % 60,
-        s % 60
-    )
+    let time = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+    let time = Timestamp::from_second(time).unwrap_or(Timestamp::MAX);
+    time.strftime("%FT%TZ").to_string()
 }
 
 #[cfg(test)]
@@ -51,5 +33,6 @@ mod tests {
         ] {
             assert_eq!(utc(s * 1000), text);
         }
+        assert!(utc(u64::MAX).starts_with("9999-12-"));
     }
 }

@@ -18,6 +18,7 @@ mod sidecar;
 use crate::image::Image;
 use crate::open::{Kind, kind};
 use hearth_io::OriginSpec;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -94,26 +95,11 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Seconds since 1970 as a date and a time of day, in UTC.
+/// Seconds since 1970 as a date and a time of day, in UTC. One beyond the year 9999 counts as its end.
 pub fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Days since 1 March of year 0, in the proleptic Gregorian calendar, whose cycle is 400 years.
-    let z = days.saturating_add(719_468);
-    let (era, doe) = (z / 146_097, z % 146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let (day, month) = (
-        doy - (153 * mp + 2) / 5 + 1,
-        if mp < 10 { mp + 3 } else { mp - 9 },
-    );
-    let year = yoe + era * 400 + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC",
-        rest / 3600,
-        rest / 60 % 60,
-        rest % 60
-    )
+    let time = i64::try_from(seconds).unwrap_or(i64::MAX);
+    let time = Timestamp::from_second(time).unwrap_or(Timestamp::MAX);
+    time.strftime("%F %T UTC").to_string()
 }
 
 /// What an owner is told that is none any more.
