@@ -1,6 +1,7 @@
 //! The command line's grammar. Scripts rely on its spelling; see `docs/cli.md`.
 
 mod bench;
+mod config;
 mod datastore;
 mod disk;
 mod monitor;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use config::{Config, ConfigCheck};
 pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
 pub use disk::{
     Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskScrub, DiskSet, Mode, Switch, Users,
@@ -126,6 +128,15 @@ pub enum Command {
     Simulate(Simulate),
     /// Measure disks of your own before and after: the slow one, the cache, the flash
     Bench(Bench),
+    /// The settings of this host
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth config check\n\nThe settings are in /etc/hearth/hearth.toml; see docs/cli.md."
+    )]
+    Config(Config),
+    /// Write manual pages and completions, for packages
+    #[command(hide = true)]
+    Generate(Generate),
     /// Print what to type to give a disk to a virtual machine, or to mount a datastore
     #[command(
         after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd\n  hearth attach-help vms --for esxi"
@@ -166,6 +177,14 @@ pub enum Over {
     VhostUser,
     /// A socket: an ordinary block node
     Nbd,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth generate ./made")]
+pub struct Generate {
+    /// Where to
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -348,6 +367,10 @@ mod tests {
             "hearth datastore flush vms",
             "hearth datastore remove vms",
             "hearth serve --flash /a --state-dir /s",
+            "hearth config check",
+            "hearth config check /etc/hearth/hearth.toml --json",
+            "hearth serve",
+            "hearth serve --config f --threads 2",
             "hearth metrics",
             "hearth metrics --listen 0.0.0.0:9810 --allow-remote",
             "hearth monitor --state-dir /s --control-group g --log debug --log-format json",
@@ -392,7 +415,6 @@ mod tests {
     fn nonsense_is_refused() {
         for line in [
             "hearth",
-            "hearth serve",
             "hearth serve --flash /a --allow-remote",
             "hearth serve --flash /a --threads 0",
             "hearth pool create",

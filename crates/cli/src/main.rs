@@ -7,10 +7,12 @@ mod advise;
 mod args;
 mod attach;
 mod bench;
+mod config;
 mod datastore;
 mod disk;
 mod events;
 mod follow;
+mod generate;
 mod histogram;
 mod interrupt;
 mod metrics;
@@ -31,7 +33,7 @@ mod versions;
 use std::io::Write;
 use std::process::ExitCode;
 
-use args::{Cli, Command, Global};
+use args::{Cli, Command};
 use hearth_daemon::api::types::ErrorBody;
 use hearth_daemon::error::Error;
 use hearth_fault::Fault;
@@ -80,25 +82,27 @@ fn main() -> ExitCode {
         Command::Histogram(args) => histogram::run(&global, &args),
         Command::Trace(command) => trace::run(&global, command),
         Command::Simulate(args) => simulate::run(&global, &args),
+        Command::Config(command) => config::run(&global, command),
+        Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&global, &args),
         Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted(ended)) => {
-            report(&global, ended);
+            report(global.json, ended);
             ExitCode::from(EXIT_INTERRUPTED)
         }
         Err(Failure::Error(error)) => {
-            report(&global, error.into());
+            report(global.json, error.into());
             ExitCode::FAILURE
         }
     }
 }
 
 /// Tells why a command ended: programs in two fields, people in one sentence.
-fn report(global: &Global, fault: Fault) {
-    let text = if global.json {
+fn report(json: bool, fault: Fault) {
+    let text = if json {
         let sentence = fault.to_string();
         serde_json::to_string(&ErrorBody::from(fault)).unwrap_or(sentence)
     } else {

@@ -13,16 +13,43 @@ use crate::args::{Global, LogFormat, Serve, Tls};
 
 pub fn run(global: &Global, args: Serve) -> Outcome {
     let flash = only_flash(&args.flash)?.to_owned();
+    log_to_stderr(args.log.as_deref(), args.log_format)?;
+    Ok(serve::run(&options(global, args, flash)?)?)
+}
+
+/// What of the options is wrong can be told without serving anything.
+pub fn check(global: &Global, args: Serve) -> Result<(), Error> {
+    filter(args.log.as_deref())?;
+    // None is named where each start is given one.
+    let flash = match args.flash.as_slice() {
+        [] => std::path::PathBuf::new(),
+        some => only_flash(some)?.to_owned(),
+    };
+    serve::check(&options(global, args, flash)?)
+}
+
+/// The log's filter, given or default.
+fn filter(given: Option<&str>) -> Result<EnvFilter, Error> {
+    let env = || std::env::var("HEARTH_LOG").ok();
+    let filter = given.map(str::to_owned).or_else(env);
+    let filter = filter.as_deref().unwrap_or("info");
+    EnvFilter::try_new(filter).map_err(|e| {
+        Error::invalid(
+            format!("the log filter “{filter}” is not understood: {e}"),
+            "use a level such as info",
+        )
+    })
+}
+
+fn options(global: &Global, args: Serve, flash: std::path::PathBuf) -> Result<ServeOptions, Error> {
     if args.nbd_listen.is_none()
         && (args.tls_dir.is_some() || args.tls.is_some_and(|t| t != Tls::Off))
     {
         return Err(Error::invalid(
             "TLS is for TCP, and no --nbd-listen is given",
             "add --nbd-listen, or leave TLS out",
-        )
-        .into());
+        ));
     }
-    log_to_stderr(args.log.as_deref(), args.log_format)?;
     let tcp = args.nbd_listen.map(|address| Tcp {
         address,
         allow_remote: args.allow_remote,
@@ -33,7 +60,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
         }),
         tls_dir: args.tls_dir,
     });
-    let options = ServeOptions {
+    Ok(ServeOptions {
         daemon: Options {
             flash,
             threads: usize::from(args.threads.unwrap_or(0)),
@@ -65,22 +92,13 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
         control_group: args.sockets.control_group,
         tcp,
         release_brake: args.release_brake,
-    };
-    Ok(serve::run(&options)?)
+    })
 }
 
 /// Logs to standard error from now on: what the filter, given or default, lets through.
 pub fn log_to_stderr(filter: Option<&str>, format: LogFormat) -> Result<(), Error> {
     use std::io::IsTerminal;
-    let env = || std::env::var("HEARTH_LOG").ok();
-    let filter = filter.map(str::to_owned).or_else(env);
-    let filter = filter.as_deref().unwrap_or("info");
-    let filter = EnvFilter::try_new(filter).map_err(|e| {
-        Error::invalid(
-            format!("the log filter “{filter}” is not understood: {e}"),
-            "use a level such as info",
-        )
-    })?;
+    let filter = self::filter(filter)?;
     let builder = tracing_subscriber::fmt()
         // Of a log that nobody reads any more nobody can be told; the attempt would be a panic.
         .log_internal_errors(false)

@@ -9,11 +9,12 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Error, Parser};
+use clap::{CommandFactory, Error, FromArgMatches};
 use hearth_daemon::api::types::ErrorBody;
 use hearth_fault::Fault;
 
-use crate::args::Cli;
+use crate::args::{Cli, Command};
+use crate::config;
 
 /// Exit status of wrong usage.
 const EXIT_USAGE: u8 = 2;
@@ -38,10 +39,29 @@ const LOOKED_FOR: &[(&[&str], &str)] = &[
     (&["attach", "connect"], "see `hearth attach-help --help`"),
 ];
 
-/// The command line, or what is wrong with it, told.
+/// What is wrong.
+enum Wrong {
+    /// With what was typed.
+    Typed(Error),
+    /// With the host's settings, or with what they lack.
+    Settings(Fault),
+}
+
+/// The command line and what the host's settings add to it, or what is wrong with either, told.
 pub fn parse() -> Result<Cli, ExitCode> {
     let args: Vec<OsString> = std::env::args_os().collect();
-    Cli::try_parse_from(&args).map_err(|mut error| {
+    understand(args.clone()).map_err(|wrong| {
+        let json = args
+            .iter()
+            .take_while(|arg| *arg != "--")
+            .any(|arg| arg == "--json");
+        let mut error = match wrong {
+            Wrong::Typed(error) => error,
+            Wrong::Settings(fault) => {
+                crate::report(json, fault);
+                return ExitCode::from(EXIT_USAGE);
+            }
+        };
         if matches!(
             error.kind(),
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
@@ -49,10 +69,6 @@ pub fn parse() -> Result<Cli, ExitCode> {
             error.exit();
         }
         let hint = mend(&mut error);
-        let json = args
-            .iter()
-            .take_while(|arg| *arg != "--")
-            .any(|arg| arg == "--json");
         if json {
             let body = body(&error, hint);
             // Infallible: two strings.
@@ -66,6 +82,37 @@ pub fn parse() -> Result<Cli, ExitCode> {
         }
         ExitCode::from(EXIT_USAGE)
     })
+}
+
+fn understand(mut args: Vec<OsString>) -> Result<Cli, Wrong> {
+    let mut matches = Cli::command()
+        .try_get_matches_from(&args)
+        .map_err(Wrong::Typed)?;
+    let added = match matches.subcommand() {
+        Some(("serve", given)) => config::added(given).map_err(Wrong::Settings)?,
+        _ => Vec::new(),
+    };
+    if !added.is_empty() {
+        args.extend(added);
+        let all = Cli::command().try_get_matches_from(&args);
+        matches = all.map_err(Wrong::Typed)?;
+    }
+    let cli = Cli::from_arg_matches(&matches).map_err(Wrong::Typed)?;
+    match &cli.command {
+        Command::Serve(serve) if serve.flash.is_empty() => Err(Wrong::Settings(Fault::new(
+            "no flash device is given",
+            format!(
+                "name one with --flash PATH, or as flash = \"PATH\" in {}",
+                hearth_config::PATH
+            ),
+        ))),
+        _ => Ok(cli),
+    }
+}
+
+/// What the parser found, of options that nobody typed.
+pub fn fault(error: &Error) -> Fault {
+    Fault::new(body(error, None).error, "")
 }
 
 /// Takes dangerous guesses out; what to say instead, if we know.
@@ -126,6 +173,7 @@ fn body(error: &Error, hint: Option<&str>) -> ErrorBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     fn told(line: &str) -> (String, ErrorBody) {
         let mut error = Cli::try_parse_from(line.split(' ')).unwrap_err();

@@ -240,7 +240,32 @@ impl Signals {
     }
 }
 
+/// Are these options right, as far as can be told without the pool and without listening?
+pub fn check(options: &ServeOptions) -> Result<()> {
+    Rights::find(
+        options.socket_group.as_deref(),
+        options.control_group.as_deref(),
+    )?;
+    options.tcp.as_ref().map(tcp_rules).transpose().map(drop)
+}
+
 fn tcp_server(tcp: &Tcp) -> Result<hearth_nbd::Tcp> {
+    let tls = tcp_rules(tcp)?;
+    let encrypted = matches!(tls, Some((_, true)));
+    if !tcp.address.ip().is_loopback() && !encrypted {
+        tracing::warn!(address = %tcp.address, "other hosts can read and write the disks without TLS");
+    }
+    let listener = TcpListener::bind(tcp.address).map_err(|e| {
+        Error::unavailable(
+            format!("cannot listen on {}: {e}", tcp.address),
+            "choose another address or port",
+        )
+    })?;
+    Ok(hearth_nbd::Tcp { listener, tls })
+}
+
+/// What has to be true of a listener on TCP, and its certificates with whether they are required.
+fn tcp_rules(tcp: &Tcp) -> Result<Option<(Arc<rustls::ServerConfig>, bool)>> {
     if !tcp.address.ip().is_loopback() && !tcp.allow_remote {
         return Err(Error::refused(
             format!("{} can be reached from other hosts", tcp.address),
@@ -252,29 +277,14 @@ fn tcp_server(tcp: &Tcp) -> Result<hearth_nbd::Tcp> {
     } else {
         Tls::Off
     });
-    let certificates = match (tls, &tcp.tls_dir) {
-        (Tls::Off, _) => None,
-        (_, None) => {
-            return Err(Error::invalid(
-                "TLS needs certificates",
-                "name their directory with --tls-dir",
-            ));
-        }
-        (tls, Some(dir)) => Some((certificates(dir)?, tls == Tls::Required)),
-    };
-    if !tcp.address.ip().is_loopback() && tls != Tls::Required {
-        tracing::warn!(address = %tcp.address, "other hosts can read and write the disks without TLS");
+    match (tls, &tcp.tls_dir) {
+        (Tls::Off, _) => Ok(None),
+        (_, None) => Err(Error::invalid(
+            "TLS needs certificates",
+            "name their directory with --tls-dir",
+        )),
+        (tls, Some(dir)) => Ok(Some((certificates(dir)?, tls == Tls::Required))),
     }
-    let listener = TcpListener::bind(tcp.address).map_err(|e| {
-        Error::unavailable(
-            format!("cannot listen on {}: {e}", tcp.address),
-            "choose another address or port",
-        )
-    })?;
-    Ok(hearth_nbd::Tcp {
-        listener,
-        tls: certificates,
-    })
 }
 
 fn certificates(dir: &Path) -> Result<Arc<rustls::ServerConfig>> {

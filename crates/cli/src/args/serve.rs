@@ -57,9 +57,13 @@ pub enum LogFormat {
     hearth serve --flash ./flash --run-dir ./run --nbd-listen 127.0.0.1:10809\n\n\
     SIGTERM or Ctrl-C stops it cleanly; a second one at once (what was flushed is safe either way).")]
 pub struct Serve {
-    /// Block device or file of the pool
-    #[arg(long, required = true, value_name = "PATH")]
+    /// Block device or file of the pool [default: what the host's settings name]
+    #[arg(long, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
+    /// File of settings, whose keys are these options; what is typed wins over it
+    /// [default: /etc/hearth/hearth.toml, unless --flash names a pool]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Serve NBD on this TCP address as well
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub nbd_listen: Option<SocketAddr>,
