@@ -7,11 +7,13 @@ MINUTES ?= 10
 LAB_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm
+.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm deb dist package-lab
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
 	@echo "make build               the release binary, target/release/hearth"
+	@echo "make deb                 Debian packages in target/deb (docs/install.md)"
+	@echo "make dist                a tarball for other distributions, and what an RPM is made of, in target/dist"
 	@echo "make test                every check, some 20 minutes"
 	@echo "make sim SEEDS=1000000   long deterministic simulation"
 	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
@@ -19,6 +21,7 @@ help:
 	@echo "make remote-lab          tests with images over iSCSI, ssh, NFS and https; needs root"
 	@echo "make ceph-lab            tests with RBD images on a small Ceph cluster of its own; needs root"
 	@echo "make docs-lab            README and other documents run as written, in a guest; needs root"
+	@echo "make package-lab         the Debian package installed, upgraded, removed in a guest; needs root"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
 	@echo "make lab                 all that takes too long for make test, one after the other: hours"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
@@ -31,6 +34,14 @@ run:
 build:
 	@scripts/setup.sh build
 	@scripts/build.sh
+
+deb:
+	@scripts/setup.sh build
+	@scripts/deb.sh
+
+dist:
+	@scripts/setup.sh build
+	@scripts/dist.sh
 
 test:
 	@scripts/setup.sh test
@@ -56,6 +67,10 @@ ceph-lab:
 	@scripts/setup.sh test
 	@scripts/setup.sh ceph
 	@scripts/ceph-lab.sh
+
+package-lab:
+	@scripts/setup.sh test
+	@scripts/package-lab.sh
 
 docs-lab:
 	@scripts/setup.sh test

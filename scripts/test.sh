@@ -95,6 +95,9 @@ export HEARTH_BIN="$(target_dir)/release/hearth"
 # What Prometheus reads, judged by its own tool.
 scripts/metrics-check.sh
 
+# What packages would install; nothing is built for it.
+scripts/package-check.sh
+
 step "End to end with real clients"
 CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-threads=1
 
