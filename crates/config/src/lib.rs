@@ -31,6 +31,8 @@ pub struct Sections {
     /// The daemon: long options of `hearth serve`.
     #[serde(default)]
     pub serve: Settings,
+    /// Who is told of what is wrong. The second service reads it and judges it.
+    pub alerts: Option<toml::Table>,
 }
 
 /// A section whose keys are the long options of a command, each with where it stands.
@@ -154,6 +156,12 @@ mod tests {
         assert!(what("serve = 1\n").starts_with("f:1:9: "));
         // At the top of a file, outside of any section.
         assert!(what("threads = 1").starts_with("f:1:1: "));
+    }
+
+    #[test]
+    fn what_the_second_service_reads_is_in_the_same_file() {
+        let config = parse("[serve]\n[alerts]\nrepeat_hours = 12\n").unwrap();
+        assert!(config.sections.serve.is_empty() && config.sections.alerts.is_some());
     }
 
     #[test]
