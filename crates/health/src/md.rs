@@ -99,7 +99,7 @@ pub fn from_mdstat(text: &str) -> Vec<Array> {
     let mut arrays: Vec<Array> = Vec::new();
     for line in text.lines() {
         if let Some((name, rest)) = line
-            .split_once(" : ")
+            .split_once(':')
             .filter(|(name, _)| name.starts_with("md"))
         {
             let mut words = rest.split_whitespace().peekable();

@@ -166,7 +166,7 @@ pub(crate) mod tests {
         fn run(&self, context: &Context) -> Result<()> {
             match self.0.fetch_add(1, Ordering::SeqCst) {
                 0 => panic!("once"),
-                1 => Err(Error::unavailable("twice", "")),
+                1 => Err(Error::unavailable("twice", "wait")),
                 2 => Ok(()),
                 _ => {
                     context.stop.tell();
