@@ -6,6 +6,7 @@ mod datastore;
 mod disk;
 mod monitor;
 mod pool;
+mod rescue;
 mod serve;
 mod settings;
 mod simulate;
@@ -23,7 +24,8 @@ pub use disk::{
 use hearth_daemon::size;
 use hearth_fault::Fault;
 pub use monitor::Monitor;
-pub use pool::{Pool, PoolAt, PoolCreate, PoolExport};
+pub use pool::{Pool, PoolAdopt, PoolAt, PoolCreate, PoolExport};
+pub use rescue::Rescue;
 pub use serve::{LogFormat, Serve, Tls};
 pub use settings::Settings;
 pub use simulate::{Log, Simulate, WriteTo};
@@ -108,6 +110,8 @@ pub enum Command {
         hearth datastore remove vms"
     )]
     Datastore(Datastore),
+    /// Get what is dirty off a pool that nobody serves: read-only, also from damaged flash
+    Rescue(Rescue),
     /// Show what the cache does
     Stats(Stats),
     /// Show what happened

@@ -21,6 +21,7 @@ mod mount;
 mod pool;
 mod record;
 mod replay;
+mod rescue;
 mod serve;
 mod simulate;
 mod stats;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
     }
     let outcome = match command {
         Command::Pool(command) => pool::run(&global, command),
+        Command::Rescue(args) => rescue::run(&global, &args),
         Command::Serve(args) => serve::run(&global, args),
         Command::Monitor(args) => monitor::run(&global, args),
         Command::Disk(command) => disk::run(&global, command),

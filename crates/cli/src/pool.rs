@@ -10,7 +10,7 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
 
-use crate::args::{self, Global, PoolAt, PoolCreate, PoolExport};
+use crate::args::{self, Global, PoolAdopt, PoolAt, PoolCreate, PoolExport};
 use crate::disk;
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
@@ -28,6 +28,7 @@ pub fn run(global: &Global, command: args::Pool) -> Outcome {
         args::Pool::Create(args) => create(global, &args),
         args::Pool::Show(at) => show(global, &at),
         args::Pool::Import(at) => import(global, &at),
+        args::Pool::AdoptFlash(args) => adopt(global, &args),
         args::Pool::Export(at) => export(global, &at),
     }
 }
@@ -41,29 +42,8 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         label: args.label.clone(),
     };
     let mut notices = hearth_daemon::place::check(path, &options)?;
-    let interrupt = Interrupt::watch();
-    let begin = Instant::now();
-    // Shown if it takes longer than a moment.
-    let mut line = StatusLine::new(!global.json).quiet_for(Duration::from_secs(1));
-    let made = pool::create_with(path, &options, &mut |done, total| {
-        line.show(|| {
-            let left = begin.elapsed().as_secs_f64() * (total - done) as f64 / done.max(1) as f64;
-            format!(
-                "writing the file: {} of {}, {} left",
-                human(done),
-                human(total),
-                human_seconds(left)
-            )
-        });
-        !interrupt.hit()
-    });
-    line.end();
-    let mut info = made.map_err(|e| {
-        if interrupt.hit() {
-            Failure::Interrupted(e.into())
-        } else {
-            e.into()
-        }
+    let mut info = written(global, |progress| {
+        pool::create_with(path, &options, progress)
     })?;
     notices.append(&mut info.notices);
     info.notices = notices;
@@ -84,6 +64,76 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     println!(
         "RAM when full: {} ({per_block:.1} bytes for each 4 KiB block)",
         human(info.ram)
+    );
+    println!("serve it with `hearth serve --flash {}`", path.display());
+    Ok(())
+}
+
+/// Does what `make` does, which writes a file, with progress.
+fn written<T>(
+    global: &Global,
+    make: impl FnOnce(&mut dyn FnMut(u64, u64) -> bool) -> Result<T, Error>,
+) -> Result<T, Failure> {
+    let interrupt = Interrupt::watch();
+    let begin = Instant::now();
+    // Shown if it takes longer than a moment.
+    let mut line = StatusLine::new(!global.json).quiet_for(Duration::from_secs(1));
+    let made = make(&mut |done, total| {
+        line.show(|| {
+            let left = begin.elapsed().as_secs_f64() * (total - done) as f64 / done.max(1) as f64;
+            format!(
+                "writing the file: {} of {}, {} left",
+                human(done),
+                human(total),
+                human_seconds(left)
+            )
+        });
+        !interrupt.hit()
+    });
+    line.end();
+    made.map_err(|e| {
+        if interrupt.hit() {
+            Failure::Interrupted(e.into())
+        } else {
+            e.into()
+        }
+    })
+}
+
+fn adopt(global: &Global, args: &PoolAdopt) -> Outcome {
+    let path = &args.flash;
+    let options = CreateOptions {
+        size: args.size.map(|s| s.0),
+        quick: args.quick,
+        force: args.force,
+        label: String::new(),
+    };
+    let state_dir = args
+        .state_dir
+        .clone()
+        .unwrap_or_else(hearth_daemon::rundir::default_state_dir);
+    let mut notices = hearth_daemon::place::check(path, &options)?;
+    let (mut info, lost) = written(global, |progress| {
+        pool::adopt_flash(path, &options, &state_dir, args.pool.as_deref(), progress)
+    })?;
+    notices.append(&mut info.notices);
+    notices.extend(lost.iter().map(|name| {
+        format!(
+            "something written to disk {name} was on the old flash only; if that can still be read, `hearth rescue` saves it; to go on with what the origin has: `hearth disk set {name} --trust origin`"
+        )
+    }));
+    info.notices = notices;
+    if global.json {
+        return print_json(&info);
+    }
+    for notice in &info.notices {
+        eprintln!("note: {}", plain(notice));
+    }
+    println!(
+        "pool {} is on {} now, with {} disks",
+        info.uuid,
+        path.display(),
+        info.disks.len()
     );
     println!("serve it with `hearth serve --flash {}`", path.display());
     Ok(())

@@ -53,6 +53,8 @@ pub enum Dirty {
     Destage,
     /// They are refused by name: flash is not to be used.
     Refuse,
+    /// They are refused by name: flash is gone, and all that is known is what was noted beside it.
+    Gone,
 }
 
 impl Degraded {
@@ -70,6 +72,17 @@ impl Degraded {
         Degraded {
             why: why.into(),
             dirty: Dirty::Refuse,
+            for_room: false,
+        }
+    }
+}
+
+impl Degraded {
+    /// For flash that is not there any more.
+    pub(crate) fn gone(why: impl Into<String>) -> Degraded {
+        Degraded {
+            why: why.into(),
+            dirty: Dirty::Gone,
             for_room: false,
         }
     }
@@ -116,6 +129,14 @@ pub(crate) fn start(
     host: &str,
     degraded: Option<Degraded>,
 ) -> Result<Started> {
+    if let Some(degraded) = degraded.clone().filter(|d| d.dirty == Dirty::Gone) {
+        let (engine, report) = open_nothing(pool, options)?;
+        return Ok(Started {
+            engine,
+            report,
+            degraded: Some(degraded),
+        });
+    }
     let degraded = match degraded {
         Some(degraded) => degraded,
         None => match open(pool, options, host) {
@@ -169,6 +190,16 @@ fn open(
     })
 }
 
+/// Opens an engine that has no flash. That nothing on it counts any more is noted already.
+fn open_nothing(pool: &Pool, options: &EngineOptions) -> Result<(Engine, OpenReport)> {
+    let mut media = pool.blank()?;
+    let (engine, report) = Engine::open(&mut media, options.clone(), &known(pool))
+        .map_err(|e| Error::of(Kind::Unavailable, e.fault().within(pool.path().display())))?;
+    let mut nothing = Effects::default();
+    engine.give_flash_up(FlashFault::Unwritable, false, 0, &mut nothing);
+    Ok((engine, report))
+}
+
 /// Opens it without writing to flash, and gives flash up.
 fn open_unwritten(pool: &mut Pool, options: &EngineOptions) -> Result<(Engine, OpenReport)> {
     let path = pool.path().to_owned();
@@ -196,16 +227,25 @@ fn note(pool: &mut Pool, engine: &Engine, degraded: &Degraded) -> Result<()> {
         }
         Ok(())
     });
-    let Err(first) = voided else { return Ok(()) };
+    let first = match voided {
+        // What is noted beside the flash alone does not go with it to another host.
+        Ok(()) if pool.is_settled() => return Ok(()),
+        Ok(()) => None,
+        Err(e) => Some(e),
+    };
     let marked = pool
         .mark_failed()
         .or_else(|_| write_marker(pool.path(), pool.media().is_device(), &pool.uuid()));
     match marked {
         Ok(()) => {
             pool.set_covered();
-            tracing::warn!("the registry cannot be stored: {first}");
+            if let Some(first) = first {
+                tracing::warn!("the registry cannot be stored: {first}");
+            }
             Ok(())
         }
+        // The next start here knows.
+        Err(_) if first.is_none() => Ok(()),
         Err(e) => Err(Error::unavailable(
             format!(
                 "{}, and nothing can note durably that the cache is off: {e}",
@@ -424,6 +464,7 @@ mod tests {
             threads: 1,
             images: dir.path().join("images"),
             degraded: Some(Degraded::unused("it was given up three times")),
+            state_dir: Some(dir.path().join("state")),
             ..Options::default()
         };
         let daemon = Daemon::start(&options).unwrap();

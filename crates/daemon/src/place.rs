@@ -240,6 +240,14 @@ pub(crate) fn sparse(path: &Path, file: &BlockFile) -> Option<String> {
     })
 }
 
+/// The same of a device, if it is a file.
+pub(crate) fn sparse_notice(media: &hearth_io::Device, path: &Path) -> Vec<String> {
+    let file = media.file();
+    file.and_then(|file| sparse(path, file))
+        .into_iter()
+        .collect()
+}
+
 /// Bytes that the file system lacks to give a flash file all its room; `None` if that is not known, or
 /// room is not what matters.
 pub(crate) fn lacks(path: &Path, file: &BlockFile) -> Option<u64> {

@@ -2,16 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_engine::Engine;
 use hearth_format::{
-    DiskRecord, FormatError, Layout, Places, PoolState, Registry, SharedRecord, Superblock, Uuid,
+    DiskRecord, FormatError, IdSet, Layout, Places, PoolNotes, PoolState, Registry, SharedRecord,
+    Superblock, Uuid,
 };
 use hearth_io::file::sync_names;
+use hearth_io::media::Sparse;
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode, OriginSpec};
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
+use crate::beside::Beside;
 use crate::degraded::Refusal;
 use crate::error::{Error, Kind, Result};
 use crate::inspect;
@@ -20,6 +22,9 @@ use crate::size::human;
 
 /// Bytes of a new flash file written at a time.
 const WRITE_OUT_BYTES: u64 = 4 << 20;
+
+/// Size of the flash that an engine believes in whose flash is gone: it is never used.
+const WITHOUT_FLASH_BYTES: u64 = 64 << 20;
 
 /// Times a pool that is in use is looked at before what was found is believed to be damaged.
 const LOOKS: u32 = 3;
@@ -54,6 +59,10 @@ pub struct Pool {
     /// The superblock or a marker says durably that nothing on flash is to be trusted, so what else the
     /// registry says of it may stay in RAM.
     covered: bool,
+    /// What is known of it beside the flash.
+    beside: Option<Arc<Beside>>,
+    /// There is no flash: where it was.
+    gone_from: Option<PathBuf>,
 }
 
 /// The one flash device given, or why several will not do yet.
@@ -74,7 +83,8 @@ pub fn only_flash<P: AsRef<Path>>(paths: &[P]) -> Result<&Path> {
     }
 }
 
-fn opening(path: &Path, error: OpenError) -> Error {
+/// An error of opening `path`, in the words of the control plane.
+pub(crate) fn opening(path: &Path, error: OpenError) -> Error {
     let path = path.display();
     match error {
         OpenError::InUse(found) => Error::conflict(found.to_string(), found.remedy()),
@@ -118,6 +128,161 @@ pub fn create_with(
     options: &CreateOptions,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<PoolInfo> {
+    let made = create_as(path, options, Legacy::default(), progress)?;
+    let info = made.info();
+    Ok(PoolInfo {
+        // It may have been made under another name.
+        flash: vec![path.display().to_string()],
+        notices: crate::place::sparse_notice(made.media(), path),
+        ..info
+    })
+}
+
+/// What a pool has that gets a new flash device.
+struct Legacy {
+    pool: Uuid,
+    registry: Registry,
+    /// Younger than this is the new device.
+    older: u64,
+}
+
+impl Default for Legacy {
+    fn default() -> Legacy {
+        Legacy {
+            pool: Uuid::new_v4(),
+            registry: Registry::default(),
+            older: 0,
+        }
+    }
+}
+
+/// Formats `path` as the flash of a pool whose own is gone: its disks are there at the next start, and the cache fills again.
+/// Of several pools that are known in `state_dir`, `pool` says which. Its daemon must not be running.
+///
+/// Returns the pool, and the names of disks of which something was dirty on the flash that is gone.
+pub fn adopt_flash(
+    path: &Path,
+    options: &CreateOptions,
+    state_dir: &Path,
+    pool: Option<&str>,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<(PoolInfo, Vec<String>)> {
+    let beside = heir_of(state_dir, pool)?;
+    let notes = beside.notes();
+    if crate::beside::gone(Path::new(&notes.flash)).is_none() && !options.force {
+        return Err(Error::refused(
+            format!(
+                "the flash of pool {} is still there: {}",
+                notes.pool, notes.flash
+            ),
+            "serve it; or, if it is to be given up with everything dirty on it, add --force",
+        ));
+    }
+    let mut registry = beside.registry();
+    registry.generation = 0;
+    for record in &mut registry.disks {
+        // Of another log's segments.
+        record.since_seq = 0;
+    }
+    let label = match options.label.as_str() {
+        "" => notes.label.clone(),
+        label => label.to_owned(),
+    };
+    let options = CreateOptions {
+        label,
+        ..options.clone()
+    };
+    let legacy = Legacy {
+        pool: notes.pool,
+        registry,
+        older: notes.device_created,
+    };
+    let made = create_as(path, &options, legacy, progress)?;
+    let mut lost = Vec::new();
+    let noted = beside.note(|notes| {
+        made.take_over(notes);
+        notes.flash = crate::beside::shown(path);
+        lost = notes.lost.iter().collect();
+    });
+    noted.map_err(|e| {
+        Error::unavailable(
+            format!("cannot write {}: {e}", beside.path().display()),
+            "put that right, and serve the pool: it is whole",
+        )
+    })?;
+    let names = lost.iter().filter_map(|id| made.record(*id));
+    let names = names.map(|record| record.name.clone()).collect();
+    let info = PoolInfo {
+        flash: vec![path.display().to_string()],
+        ..made.info_with_origins()
+    };
+    Ok((info, names))
+}
+
+/// The pool that is to get flash.
+fn heir_of(state_dir: &Path, pool: Option<&str>) -> Result<Beside> {
+    let known = crate::beside::known(state_dir)?;
+    let named = |notes: &&PoolNotes| pool.is_none_or(|pool| notes.pool.to_string() == pool);
+    let found: Vec<&PoolNotes> = known.iter().filter(named).collect();
+    let listed = |all: &[&PoolNotes]| {
+        let list = all.iter().map(|n| match n.label.as_str() {
+            "" => format!("{} (flash was {})", n.pool, n.flash),
+            label => format!("{} ({label}, flash was {})", n.pool, n.flash),
+        });
+        list.collect::<Vec<_>>().join(", ")
+    };
+    let one = match found.as_slice() {
+        [one] => one.pool,
+        [] => {
+            let all: Vec<&PoolNotes> = known.iter().collect();
+            return Err(Error::invalid(
+                format!(
+                    "{} knows {}",
+                    state_dir.display(),
+                    match all.as_slice() {
+                        [] => "no pool".to_owned(),
+                        all => format!("no such pool, only {}", listed(all)),
+                    }
+                ),
+                "name the directory with --state-dir that `hearth serve` was given; for a new pool use `hearth pool create`",
+            ));
+        }
+        several => {
+            return Err(Error::invalid(
+                format!("there are several pools: {}", listed(several)),
+                "say which one with --pool UUID",
+            ));
+        }
+    };
+    Beside::of(state_dir, &one)?.ok_or_else(|| {
+        Error::unavailable(
+            format!("what is known of pool {one} has just gone"),
+            "look whether somebody exports it",
+        )
+    })
+}
+
+/// Segments of an earlier life of this device would be believed: they carry the pool's number.
+fn wipe_segments(file: &BlockFile, layout: &Layout) -> std::io::Result<()> {
+    let zeros = Buf::zeroed(BLOCK as usize).all();
+    let mut block = vec![0; BLOCK as usize];
+    for seg in 0..layout.segment_count {
+        for at in [layout.segment_offset(seg), layout.summary_offset(seg)] {
+            file.read_at(at, &mut block)?;
+            if block.iter().any(|b| *b != 0) {
+                file.write_at(at, zeros.bytes())?;
+            }
+        }
+    }
+    file.flush()
+}
+
+fn create_as(
+    path: &Path,
+    options: &CreateOptions,
+    legacy: Legacy,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Pool> {
     let mut replaced = None;
     let file = match options.size {
         Some(size) => {
@@ -178,16 +343,20 @@ pub fn create_with(
             },
         )
     })?;
-    let notices = crate::place::sparse(path, &file).into_iter().collect();
+    if options.size.is_none() && legacy.older > 0 {
+        wipe_segments(&file, &layout).map_err(|e| {
+            Error::unavailable(
+                format!("cannot clear {}: {e}", path.display()),
+                "check the device's health",
+            )
+        })?;
+    }
     let mut media = Arc::new(Device::new(file));
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
-    let mut superblock =
-        Superblock::new(layout, Uuid::new_v4(), Uuid::new_v4(), &options.label, now);
+    let now = crate::beside::now_unix().max(legacy.older + 1);
+    let mut superblock = Superblock::new(layout, legacy.pool, Uuid::new_v4(), &options.label, now);
     // The superblock comes last: until it is there, this is no pool.
     let stored = Superblock::erase(&mut media)
-        .and_then(|()| empty_registry(&mut media, &superblock))
+        .and_then(|()| first_registry(&mut media, &superblock, legacy.registry))
         .and_then(|made| superblock.store(&mut media).map(|()| made));
     let (registry, places) = stored.map_err(|e| format_error(path, &e))?;
     match replaced {
@@ -201,38 +370,35 @@ pub fn create_with(
         })?,
         None => {}
     }
-    let pool = Pool {
+    Ok(Pool {
         unsettled: false,
         refusal: None,
         covered: false,
+        beside: None,
+        gone_from: None,
         media,
         superblock,
         named: Named::of(&registry),
         registry,
         places,
-    };
-    Ok(PoolInfo {
-        // It may have been made under another name.
-        flash: vec![path.display().to_string()],
-        notices,
-        ..pool.info()
     })
 }
 
-/// Stores the registry of a new pool.
-fn empty_registry(
+/// Stores the first registry of a new device.
+fn first_registry(
     media: &mut dyn Media,
     superblock: &Superblock,
+    mut registry: Registry,
 ) -> std::result::Result<(Registry, Places), FormatError> {
     let layout = &superblock.layout;
     let mut places = Places::new(layout)?;
-    let (nothing, mut registry) = (Registry::default(), Registry::default());
+    let nothing = Registry::default();
     places.store(media, layout, superblock.pool, &nothing, &mut registry)?;
     Ok((registry, places))
 }
 
 /// The layout of a new pool of `size` bytes.
-fn layout(path: &Path, size: u64) -> Result<Layout> {
+pub(crate) fn layout(path: &Path, size: u64) -> Result<Layout> {
     Layout::for_device(size, Layout::segment_blocks_for(size)).map_err(|e| format_error(path, &e))
 }
 
@@ -441,6 +607,8 @@ impl Pool {
             unsettled: !places.is_sound(),
             refusal: None,
             covered: false,
+            beside: None,
+            gone_from: None,
             media,
             superblock,
             named: Named::of(&registry),
@@ -456,7 +624,10 @@ impl Pool {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        self.media.path()
+        match &self.gone_from {
+            Some(path) => path,
+            None => self.media.path(),
+        }
     }
 
     /// The registry as it is on flash.
@@ -502,25 +673,281 @@ impl Pool {
 
     /// Changes the registry; when this returns `Ok` the change is durable. Else nothing changed in RAM,
     /// and on flash the old or the new one is found until something is stored again.
+    ///
+    /// What is kept beside the flash follows. If the flash does not take the change, that alone
+    /// has it, and says that it counts.
     pub fn change<T>(&mut self, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
         let mut next = self.registry.clone();
         let value = change(&mut next)?;
         if next != self.registry || self.unsettled {
-            self.unsettled = true;
-            self.places
-                .store(
-                    &mut self.media,
-                    &self.superblock.layout,
-                    self.superblock.pool,
-                    &self.registry,
-                    &mut next,
-                )
-                .map_err(|e| self.refused(&e))?;
-            self.unsettled = false;
+            self.store(&mut next)?;
             self.named.follow(&self.registry, &next);
             self.registry = next;
         }
         Ok(value)
+    }
+
+    fn store(&mut self, next: &mut Registry) -> Result<()> {
+        if let (Some(_), Some(beside)) = (&self.gone_from, &self.beside) {
+            return beside
+                .store(next)
+                .map_err(|e| format_error(beside.path(), &e));
+        }
+        self.unsettled = true;
+        let stored = self.places.store(
+            &mut self.media,
+            &self.superblock.layout,
+            self.superblock.pool,
+            &self.registry,
+            next,
+        );
+        let Some(beside) = self.beside.clone() else {
+            self.unsettled = stored.is_err();
+            return stored.map_err(|e| self.refused(&e));
+        };
+        match stored {
+            Ok(()) => {
+                self.unsettled = false;
+                let followed = beside
+                    .follow(next)
+                    .map_err(|e| e.to_string())
+                    .and_then(|()| match beside.says(|notes| notes.alone) {
+                        true => beside.note(|n| n.alone = false).map_err(|e| e.to_string()),
+                        false => Ok(()),
+                    });
+                if let Err(e) = followed {
+                    tracing::error!(path = %beside.path().display(), "what the flash has of the registry cannot be kept beside it: {e}");
+                }
+                Ok(())
+            }
+            // Where neither takes it, what is on flash counts, and whoever asked is told why.
+            Err(e) => {
+                let error = self.refused(&e);
+                let kept = beside.store(next).map_err(|e| e.to_string());
+                let kept =
+                    kept.and_then(|()| beside.note(|n| n.alone = true).map_err(|e| e.to_string()));
+                kept.map_err(|_| error)
+            }
+        }
+    }
+
+    /// True if the flash has the registry as it is.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.unsettled
+    }
+
+    /// What is known of it beside its flash.
+    pub(crate) fn beside(&self) -> Option<&Arc<Beside>> {
+        self.beside.as_ref()
+    }
+
+    /// True if its flash is gone.
+    pub(crate) fn is_without_flash(&self) -> bool {
+        self.gone_from.is_some()
+    }
+
+    /// Takes what is kept of it in `state_dir`, and believes of the flash what still counts. Nothing is stored:
+    /// what changes in the registry is stored when the pool is [settled](Self::settle).
+    ///
+    /// Without that directory a pool is served as well; then all that is known of it is on flash.
+    pub(crate) fn remember(&mut self, state_dir: &Path) -> Result<()> {
+        let superblock = &self.superblock;
+        let (pool, device) = (superblock.pool, superblock.device);
+        let Some(beside) = Beside::of(state_dir, &pool)? else {
+            let mut notes = PoolNotes::new(pool, device, superblock.created_unix_s);
+            // As long as nobody has looked, it may be so of any disk.
+            notes.dirty = self.registry.disks.iter().map(|disk| disk.id).collect();
+            self.describe(&mut notes);
+            match Beside::make(state_dir, notes, &self.registry) {
+                Ok(made) => self.beside = Some(Arc::new(made)),
+                Err(e) => tracing::warn!("{e}; if the flash dies, its disks have to be added anew"),
+            }
+            return Ok(());
+        };
+        let notes = beside.notes();
+        if notes.device != device && superblock.created_unix_s <= notes.device_created {
+            return Err(Error::refused(
+                format!(
+                    "{} was flash of pool {pool} before another device took its place{}",
+                    self.path().display(),
+                    match notes.flash.as_str() {
+                        "" => String::new(),
+                        path => format!(", which is at {path}"),
+                    }
+                ),
+                "serve that one; what was dirty on this one is found with `hearth rescue`",
+            ));
+        }
+        if notes.device != device {
+            // It took the other's place, and whoever had it do so was stopped before that was noted.
+            let noted = beside.note(|notes| self.take_over(notes));
+            noted.map_err(|e| {
+                Error::unavailable(
+                    format!("cannot write {}: {e}", beside.path().display()),
+                    "put that right, and try again",
+                )
+            })?;
+        }
+        if notes.device == device && superblock.generation < notes.opened {
+            tracing::warn!(
+                path = %self.path().display(),
+                "the flash holds an older state of the pool than the one served last"
+            );
+            self.distrust_in_ram(|_| true);
+        }
+        if notes.device == device && notes.alone {
+            tracing::info!("the registry was changed while the flash took no writes; that counts");
+            let generation = self.registry.generation;
+            self.registry = Registry {
+                generation,
+                ..beside.registry()
+            };
+            self.named = Named::of(&self.registry);
+            self.unsettled = true;
+            self.places.begin_anew();
+        }
+        if !notes.left.is_empty() {
+            tracing::warn!(
+                "disks were served without this flash; what it holds of them may be old"
+            );
+            self.distrust_in_ram(|id| notes.left.contains(id));
+        }
+        self.beside = Some(Arc::new(beside));
+        Ok(())
+    }
+
+    /// Makes origins look changed to disks, until their caches have been judged anew; stored when the pool is.
+    fn distrust_in_ram(&mut self, which: impl Fn(u16) -> bool) {
+        self.unsettled = true;
+        self.places.begin_anew();
+        for record in &mut self.registry.disks {
+            if which(record.id) {
+                crate::origin::distrust(record);
+            }
+        }
+    }
+
+    /// This flash is in the place of the one that was noted.
+    fn take_over(&self, notes: &mut PoolNotes) {
+        for id in notes.dirty.iter() {
+            notes.lost.insert(id);
+        }
+        notes.dirty = IdSet::default();
+        notes.left = IdSet::default();
+        notes.alone = false;
+        notes.opened = 0;
+        notes.device = self.superblock.device;
+        notes.device_created = self.superblock.created_unix_s;
+    }
+
+    fn describe(&self, notes: &mut PoolNotes) {
+        notes.device = self.superblock.device;
+        notes.device_created = self.superblock.created_unix_s;
+        notes.started = crate::beside::now_unix();
+        notes.flash = crate::beside::shown(self.path());
+        notes.label.clone_from(&self.superblock.label);
+    }
+
+    /// Notes beside the flash what opening it has shown: which disks have something there that their origins
+    /// lack. What was noted before counts on if the flash took no writes.
+    pub(crate) fn note_opened(&self, dirty: IdSet, writable: bool) -> Result<()> {
+        let Some(beside) = &self.beside else {
+            return Ok(());
+        };
+        let settled = writable && !self.unsettled;
+        // As found: opening it for writing has stored the next one.
+        let generation = self.superblock.generation;
+        let noted = beside.note(|notes| {
+            self.describe(notes);
+            notes.dirty = dirty;
+            if settled {
+                notes.opened = notes.opened.max(generation + 1);
+                notes.alone = false;
+                notes.left = IdSet::default();
+            }
+        });
+        let followed =
+            noted.and_then(|()| beside.follow(&self.registry).map_err(std::io::Error::other));
+        followed.map_err(|e| {
+            Error::unavailable(
+                format!("cannot write {}: {e}", beside.path().display()),
+                "see why; what is noted there would be believed if the flash were lost",
+            )
+        })
+    }
+
+    /// The pool of which all that is left is what was kept beside its flash, if that is so: it says why there is no flash.
+    pub(crate) fn without_flash(state_dir: &Path, flash: &Path) -> Result<Option<(Pool, String)>> {
+        let Some(beside) = Beside::whose_flash_was_at(state_dir, flash)? else {
+            return Ok(None);
+        };
+        // Not before it is certain that something is known: a mistyped name is none of this.
+        let Some(why) = crate::beside::gone(flash) else {
+            return Ok(None);
+        };
+        let notes = beside.notes();
+        let mode = OpenMode {
+            read_only: true,
+            unlocked: true,
+        };
+        // Nothing is asked of it: the engine has no flash.
+        let stand_in =
+            BlockFile::open(beside.path(), mode).map_err(|e| opening(beside.path(), e))?;
+        let layout = layout(beside.path(), WITHOUT_FLASH_BYTES)?;
+        let registry = beside.registry();
+        let mut superblock = Superblock::new(
+            layout,
+            notes.pool,
+            notes.device,
+            &notes.label,
+            notes.device_created,
+        );
+        superblock.state = PoolState::Failed;
+        let served = |id: &u16| !notes.dirty.contains(*id) && !notes.lost.contains(*id);
+        let left = registry.disks.iter().map(|disk| disk.id).filter(served);
+        let left: Vec<u16> = left.collect();
+        // Before the first of them is: from then on what is on flash of them is old.
+        let noted = beside.note(|notes| {
+            notes.started = crate::beside::now_unix();
+            notes.alone = true;
+            for id in left {
+                notes.left.insert(id);
+            }
+        });
+        noted.map_err(|e| {
+            Error::unavailable(
+                format!(
+                    "{why}, and that its disks go on without it cannot be noted in {}: {e}",
+                    beside.path().display()
+                ),
+                "put that right, or the flash back",
+            )
+        })?;
+        let pool = Pool {
+            media: Arc::new(Device::new(stand_in)),
+            places: Places::new(&superblock.layout).map_err(|e| format_error(flash, &e))?,
+            superblock,
+            named: Named::of(&registry),
+            registry,
+            unsettled: false,
+            refusal: None,
+            covered: false,
+            beside: Some(Arc::new(beside)),
+            gone_from: Some(flash.to_owned()),
+        };
+        Ok(Some((pool, why)))
+    }
+
+    /// A blank device in RAM of the pool's layout, for an engine whose flash is gone.
+    pub(crate) fn blank(&self) -> Result<Sparse> {
+        let mut blank = Sparse::new(WITHOUT_FLASH_BYTES);
+        let mut superblock = Superblock {
+            state: PoolState::Open,
+            ..self.superblock.clone()
+        };
+        let stored = superblock.store(&mut blank);
+        stored.map_err(|e| format_error(self.path(), &e))?;
+        Ok(blank)
     }
 
     /// Stores the registry again if it was not whole in both its places.
@@ -588,10 +1015,7 @@ impl Pool {
     /// As [`distrust_if_failed`](Self::distrust_if_failed), for this run only: what said so stays.
     pub(crate) fn distrust_in_ram_if_failed(&mut self) {
         if self.has_failed() {
-            self.places.begin_anew();
-            for record in &mut self.registry.disks {
-                crate::origin::distrust(record);
-            }
+            self.distrust_in_ram(|_| true);
         }
     }
 

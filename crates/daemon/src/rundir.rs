@@ -256,7 +256,7 @@ fn open_for(dir: &Path, mode: u32) -> std::io::Result<()> {
 }
 
 /// Takes an exclusive lock on an open file for as long as it is open; false if another has it.
-fn lock(file: &File) -> bool {
+pub(crate) fn lock(file: &File) -> bool {
     // SAFETY: the descriptor is open for the duration of the call; flock touches no memory.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }

@@ -284,6 +284,7 @@ fn a_third_protocol_takes_one_line() {
         flash,
         threads: 1,
         images: dir.path().join("images"),
+        state_dir: Some(dir.path().join("state")),
         ..Options::default()
     })
     .unwrap();

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use report::DiskStatus;
+pub use sample::Owed;
 
 /// The cache engine of one pool.
 pub struct Engine {

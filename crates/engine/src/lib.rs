@@ -29,7 +29,9 @@ pub use api::FlashFault;
 #[doc(hidden)]
 pub use cache::index;
 pub use core::EngineOptions;
-pub use engine::{ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom};
+pub use engine::{
+    ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom, Owed,
+};
 pub use flash::checkpoint::CheckpointError;
 pub use flash::durable::FLUSH_AFTER_BYTES;
 pub use hearth_policy::{Budget, Rules};

@@ -9,6 +9,7 @@
 //! Nothing here decides *when* something is written; that is the engine's.
 
 pub mod batch;
+pub mod beside;
 pub mod checkpoint;
 mod copies;
 pub mod datastore;
@@ -27,6 +28,7 @@ pub mod superblock;
 mod wire;
 
 pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
+pub use beside::{IdSet, PoolNotes};
 pub use checkpoint::{CheckpointHeader, Section};
 pub use datastore::DatastoreRecord;
 pub use disk::{CacheMode, DISK_ID_MAX, DiskRecord, OriginIdentity, check_name};

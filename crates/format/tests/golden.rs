@@ -10,7 +10,8 @@ use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::registry::{Front, Moved};
 use hearth_format::{
     BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, MapEntry,
-    MapHeader, PoolState, Registry, Section, SegmentMap, SummaryHeader, Superblock, Uuid, pool_tag,
+    MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap, SummaryHeader, Superblock,
+    Uuid, pool_tag,
 };
 use hearth_io::Media;
 
@@ -529,4 +530,37 @@ fn a_mirrors_stamps_and_notes() {
     slot.resize(8192, 0);
     assert_eq!(notes.encode().unwrap(), (32 << 10, slot.clone()));
     assert_eq!(MirrorNotes::newest(&slot, &device()), Some(notes));
+}
+
+/// The first 96 bytes of a slot; then come the path at 128, the label at 3200 and the sets from 4096 on.
+const POOL_NOTES: &[&str] = &[
+    "48504e423d8f6a3b0100010000700000101112131415161718191a1b1c1d1e1f",
+    "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf07000000000000000807060504030201",
+    "000000000300000022110000000000000c000200000000000000000000000000",
+];
+
+#[test]
+fn the_notes_beside_a_pool() {
+    let notes = PoolNotes {
+        sequence: 7,
+        opened: 3 << 32,
+        started: 0x1122,
+        alone: true,
+        flash: "/dev/nvme0n1".to_owned(),
+        label: "ab".to_owned(),
+        dirty: [1, 65535].into_iter().collect(),
+        left: [64].into_iter().collect(),
+        lost: [10].into_iter().collect(),
+        ..PoolNotes::new(pool(), device(), 0x0102_0304_0506_0708)
+    };
+    let mut slot = hex(&POOL_NOTES.concat());
+    slot.resize(28 << 10, 0);
+    slot[128..140].copy_from_slice(b"/dev/nvme0n1");
+    slot[3200..3202].copy_from_slice(b"ab");
+    (slot[4096], slot[12287], slot[12296], slot[20481]) = (0x02, 0x80, 0x01, 0x04);
+    assert_eq!(notes.encode(), (32 << 10, slot.clone()));
+    assert_eq!(PoolNotes::newest(&slot).unwrap(), notes);
+    // Where the registry lies once it has outgrown its first places, and how large those are then.
+    let layout = hearth_format::beside::layout().unwrap();
+    assert_eq!(layout.registry_room(), Some((91136, 4096)));
 }

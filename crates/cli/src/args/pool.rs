@@ -22,6 +22,12 @@ pub enum Pool {
     /// Check a pool brought from elsewhere, and make it ready to be served here
     #[command(after_help = "Example:\n  hearth pool import --flash /dev/nvme0n1p4")]
     Import(PoolAt),
+    /// Have a blank device take the place of flash that is gone: the pool's disks stay, the cache fills again
+    #[command(
+        after_help = "Example:\n  hearth pool adopt-flash --flash /dev/nvme1n1\n  \
+        hearth pool adopt-flash --flash /var/lib/hearth/flash --size 100G"
+    )]
+    AdoptFlash(PoolAdopt),
     /// Write everything dirty to the origins, so that the pool can leave and the origins stand alone
     #[command(
         after_help = "Example:\n  hearth pool export\n  hearth pool export --yes\n  hearth pool export --flash /dev/nvme0n1p4"
@@ -48,6 +54,29 @@ pub struct PoolCreate {
     /// A name for the pool, for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub label: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolAdopt {
+    /// Block device or file that is to be the pool's flash
+    #[arg(long, value_name = "PATH")]
+    pub flash: PathBuf,
+    /// Make a new file of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<Size>,
+    /// With --size: only reserve the space instead of writing the file once
+    #[arg(long, requires = "size")]
+    pub quick: bool,
+    /// Overwrite what is there, and give up the pool's old flash although it is there still
+    #[arg(long)]
+    pub force: bool,
+    /// Which pool, if several are known
+    #[arg(long, value_name = "UUID")]
+    pub pool: Option<String>,
+    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -588,6 +588,7 @@ impl Daemon {
             ));
         }
         let mut notices = Vec::new();
+        notices.extend(self.kept_back(&record, trust)?);
         if record.rules == 0 {
             notices.extend(looks.old.clone());
             notices.extend(self.admit_old(&mut record, chain.clone()));
@@ -662,6 +663,63 @@ impl Daemon {
             reconcile,
             leaving,
         })
+    }
+
+    /// Refuses a disk of which something was dirty on flash that is gone, unless somebody has said that its origin
+    /// is to count; then that is noted, and said.
+    fn kept_back(&self, record: &DiskRecord, trust: Option<Trust>) -> Result<Option<String>> {
+        let pool = lock(&self.pool);
+        let gone = pool.is_without_flash();
+        let Some(beside) = pool.beside().cloned() else {
+            return Ok(None);
+        };
+        drop(pool);
+        let id = record.id;
+        if !beside.says(|notes| notes.lost.contains(id) || gone && notes.dirty.contains(id)) {
+            return Ok(None);
+        }
+        if trust != Some(Trust::Origin) {
+            let (what, back) = match self.flash.degraded().filter(|_| gone) {
+                Some(degraded) => (
+                    degraded.why.clone(),
+                    "if the flash can be brought back, put it back and restart the daemon; if it can still be read, `hearth rescue` saves what is on it; ",
+                ),
+                None => (
+                    "another device has taken the place of its flash".to_owned(),
+                    "if the old flash can still be read, `hearth rescue` saves what is on it; ",
+                ),
+            };
+            return Err(Error::refused(
+                format!(
+                    "something written by the guest may have been on flash only, and is not there any more: {what}"
+                ),
+                format!(
+                    "{back}to go on with what the origin has, which may be an older state in any of its parts: `hearth disk set {} --trust origin`",
+                    record.name
+                ),
+            ));
+        }
+        let noted = beside.note(|notes| {
+            notes.lost.remove(id);
+            if gone {
+                notes.dirty.remove(id);
+                notes.left.insert(id);
+            }
+        });
+        noted.map_err(|e| {
+            Error::unavailable(
+                format!("cannot write {}: {e}", beside.path().display()),
+                "put that right, and try again",
+            )
+        })?;
+        Ok(Some(
+            "what was only on the flash that is gone is given up, as you said".to_owned(),
+        ))
+    }
+
+    /// True if something of a disk was dirty on flash that is gone.
+    pub(super) fn is_kept_back(&self, record: &DiskRecord) -> bool {
+        self.kept_back(record, None).is_err()
     }
 
     /// Whether the origin is what the cache believes.

@@ -309,6 +309,11 @@ impl Daemon {
                         degraded.why.clone(),
                         "the next start uses the flash again",
                     ),
+                    Some(degraded) if degraded.dirty == crate::degraded::Dirty::Gone => (
+                        degraded.why.clone(),
+                        "put the flash back, or have another device take its place with `hearth pool adopt-flash`; \
+                         then restart the daemon",
+                    ),
                     Some(degraded) => (
                         degraded.why.clone(),
                         "put that right, then restart the daemon to have the cache back",
@@ -593,7 +598,7 @@ impl Daemon {
         let refused = self
             .flash
             .degraded()
-            .is_some_and(|d| d.dirty == crate::degraded::Dirty::Refuse);
+            .is_some_and(|d| d.dirty != crate::degraded::Dirty::Destage);
         let list: Vec<String> = left
             .iter()
             .map(|(name, bytes)| format!("{name} ({})", human(*bytes)))

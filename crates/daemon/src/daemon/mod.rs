@@ -21,6 +21,7 @@ mod flash;
 mod jobs;
 mod legs;
 mod metrics;
+mod noter;
 mod report;
 mod slot;
 mod stop;
@@ -29,7 +30,7 @@ mod watch;
 mod workload;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,11 +45,13 @@ use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 use crate::api::stats::{FlashCounters, StuckThread};
 use crate::api::types::Recovery;
 use crate::bell::Bell;
+use crate::beside::Beside;
 use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Kind, Result};
 use crate::exports::ExportTable;
+use crate::gate::Gate;
 use crate::grounds::Grounds;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
@@ -63,6 +66,9 @@ pub use stop::StopReason;
 const REST_TIME: Duration = Duration::from_secs(30);
 /// Least time between two looks whether it has: I/O of other disks ends all the time.
 const REST_PACE: Duration = Duration::from_millis(2);
+/// How long a start waits for a flash device that was there, and how often it looks.
+const FLASH_TIME: Duration = Duration::from_secs(10);
+const FLASH_PACE: Duration = Duration::from_millis(100);
 
 /// How much may be written to flash in the long run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,11 +134,14 @@ pub struct Options {
 struct Shared {
     engine: Arc<Engine>,
     bell: Arc<Bell>,
+    gate: Arc<Gate>,
 }
 
 impl BlockEngine for Shared {
     fn submit(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
+        let passing = self.gate.pass(reqs);
         self.engine.submit(now_ns, reqs, fx);
+        drop(passing);
         self.bell.ring();
     }
     fn io_done(&self, now_ns: u64, dones: &mut Vec<IoDone>, fx: &mut Effects) {
@@ -158,6 +167,10 @@ pub struct Daemon {
     reactors: Arc<Reactors>,
     /// Rung when the engine has done something.
     bell: Arc<Bell>,
+    /// Holds writes until it is noted beside the flash that their disks may be dirty.
+    gate: Arc<Gate>,
+    /// Lets them go.
+    noter: Mutex<Option<noter::Noter>>,
     /// For all that an origin, or where it lies, can hold up.
     workers: Arc<Workers>,
     observer: Arc<Observer>,
@@ -209,7 +222,9 @@ impl Daemon {
     pub fn start(options: &Options) -> Result<Arc<Daemon>> {
         let begin = Instant::now();
         chains::check_dirs(&options.backing_dirs)?;
-        let (mut pool, read_only) = Pool::open_for_service(&options.flash)?;
+        let state_dir = options.state_dir.clone();
+        let state_dir = state_dir.unwrap_or_else(crate::rundir::default_state_dir);
+        let (mut pool, found) = open_pool(options, &state_dir)?;
         // As it was found: from now on it is in use.
         let crashed = pool.info().state == "dirty";
         crate::pool::check_memory(&pool, options.memory, options.ram_stage)?;
@@ -232,14 +247,24 @@ impl Daemon {
             Some(brake) => brake.check(&pool.uuid(), &options.events)?,
             None => None,
         };
-        // What leaves the flash alone altogether comes first.
-        let asked = braked.or_else(|| options.degraded.clone());
-        let asked = asked.or(read_only.map(Degraded::unwritable));
+        // What leaves the flash alone altogether comes first, if there is one.
+        let asked = match found {
+            Some(gone) if pool.is_without_flash() => Some(gone),
+            found => braked.or_else(|| options.degraded.clone()).or(found),
+        };
         let Started {
             engine,
             report,
             degraded,
         } = crate::degraded::start(&mut pool, &engine_options, &host_name(), asked)?;
+        if !pool.is_without_flash() {
+            let dirty = report.dirty.iter().map(|(id, ..)| *id).collect();
+            if let Err(e) = pool.note_opened(dirty, degraded.is_none()) {
+                tracing::error!("{e}");
+            }
+        }
+        let noted = pool.beside().filter(|_| !pool.is_without_flash());
+        let gate = Arc::new(Gate::new(noted.map(|b| b.notes().dirty).as_ref()));
         let recovery = recovery(&report, begin.elapsed());
         tracing::info!(
             pool = %pool.info().uuid,
@@ -266,16 +291,12 @@ impl Daemon {
             on_failure: Some(crate::abort::driver_failed),
             ..Config::default()
         };
-        let observer = Observer::start().map(Arc::new).map_err(|e| {
-            Error::unavailable(
-                format!("cannot start a thread: {e}"),
-                "check the limit on processes",
-            )
-        })?;
+        let observer = Observer::start().map(Arc::new).map_err(no_thread)?;
         let bell = Arc::<Bell>::default();
         let shared = Shared {
             engine: engine.clone(),
             bell: bell.clone(),
+            gate: gate.clone(),
         };
         let reactors = Reactors::start_watched(
             Arc::new(shared),
@@ -291,6 +312,8 @@ impl Daemon {
             targets,
             reactors,
             bell,
+            gate,
+            noter: Mutex::default(),
             workers,
             observer,
             exports: Arc::default(),
@@ -318,6 +341,8 @@ impl Daemon {
             stale_legs: Arc::default(),
             flash_errors: AtomicU64::new(0),
         });
+        let noter = daemon.start_noter().map_err(no_thread)?;
+        *lock(&daemon.noter) = noter;
         daemon.attach_all();
         Ok(daemon)
     }
@@ -440,6 +465,38 @@ impl Daemon {
     /// Who watches the threads says which of them are stuck.
     pub(crate) fn note_stuck(&self, stuck: Vec<StuckThread>) {
         *lock(&self.stuck) = stuck;
+    }
+}
+
+fn no_thread(e: std::io::Error) -> Error {
+    Error::unavailable(
+        format!("cannot start a thread: {e}"),
+        "check the limit on processes",
+    )
+}
+
+/// Opens the pool to be served; if its flash is gone and it is known beside it, without: then with the reason.
+fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degraded>)> {
+    let flash = &options.flash;
+    let begin = Instant::now();
+    loop {
+        let failed = match Pool::open_for_service(flash) {
+            Ok((mut pool, read_only)) => {
+                pool.remember(state_dir)?;
+                return Ok((pool, read_only.map(Degraded::unwritable)));
+            }
+            Err(e) => e,
+        };
+        // Devices may appear late while a host starts, and without its flash a pool's cache grows old.
+        let late = flash.starts_with("/dev") && !flash.exists() && begin.elapsed() < FLASH_TIME;
+        if late && Beside::whose_flash_was_at(state_dir, flash)?.is_some() {
+            std::thread::sleep(FLASH_PACE);
+            continue;
+        }
+        return match Pool::without_flash(state_dir, flash)? {
+            None => Err(failed),
+            Some((pool, why)) => Ok((pool, Some(Degraded::gone(why)))),
+        };
     }
 }
 

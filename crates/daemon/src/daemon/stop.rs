@@ -167,6 +167,9 @@ impl Daemon {
             ))
         };
         let promised = if clean { self.promise() } else { Ok(()) };
+        if clean {
+            self.note_whole_at_rest();
+        }
         let outcome = if clean && self.cache_is_off() {
             self.end_without_flash(closed.and(promised))
         } else {
@@ -177,6 +180,9 @@ impl Daemon {
             let records: Vec<_> = lock(&self.pool).registry().plain_disks().cloned().collect();
             Notify::from_env().stop_goes_on();
             self.owners.give_up_all(&records, claims);
+            if let Some(beside) = lock(&self.pool).beside() {
+                beside.forget();
+            }
         }
         self.owners.settle();
         outcome

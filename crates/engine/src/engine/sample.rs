@@ -17,7 +17,47 @@ type Sample = Vec<(u64, u32)>;
 /// Slots looked at under one lock: the engine serves others meanwhile.
 const LOOK_MAX: u32 = 1 << 16;
 
+/// Where the content of a block is that its origin does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owed {
+    /// At this byte of the flash, with this CRC32C.
+    Flash(u64, u32),
+    /// It is zeros.
+    Zeros,
+    /// It is known to have been on flash, and not where.
+    Nowhere,
+}
+
 impl Engine {
+    /// Blocks of a disk that its origin does not have, in order, from block `from` on, at most `max`: for whoever reads
+    /// them without the engine.
+    pub fn owed(&self, id: DiskId, from: u64, max: usize) -> Vec<(u64, Owed)> {
+        let core = self.core();
+        let Some(d) = core.disk(id) else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        let mut at = from;
+        while found.len() < max {
+            let dirty = d.dirty.first_in(at, u64::MAX);
+            let zero = d.zero.first_in(at, u64::MAX);
+            let Some(block) = dirty.into_iter().chain(zero).min() else {
+                break;
+            };
+            let place = match core.cache.index.get(Key::new(id, block)) {
+                _ if dirty != Some(block) => Owed::Zeros,
+                Some(slot) => {
+                    let offset = core.flash.slot_offset(slot);
+                    Owed::Flash(offset, core.cache.index.crc(slot))
+                }
+                None => Owed::Nowhere,
+            };
+            found.push((block, place));
+            at = block + 1;
+        }
+        found
+    }
+
     /// Clean cached blocks of a disk with their checksums, for comparison with the origin: those
     /// within `ranges` (block numbers), then the most used ones, at most `n` of each.
     pub fn sample_clean(

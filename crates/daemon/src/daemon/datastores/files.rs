@@ -259,6 +259,9 @@ impl Files {
         origin: &Arc<FileOrigin>,
     ) -> std::result::Result<DiskId, NotNow> {
         let id = record.id;
+        if daemon.is_kept_back(&record) {
+            return Err(NotNow::Wait);
+        }
         let looks = origin.looks().map_err(|_| NotNow::Wait)?;
         let bound = store::bound(looks.size);
         let settled = origin

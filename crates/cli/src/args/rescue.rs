@@ -1,0 +1,34 @@
+//! The grammar of `hearth rescue`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Reads a pool without writing anything to it, and writes what its disks' origins lack to where it is told.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth rescue /dev/nvme0n1p4\n  \
+    hearth rescue /dev/nvme0n1p4 --disk vm1 --to /srv/vm1.rescued\n  \
+    hearth rescue /dev/nvme0n1p4 --disk vm1 --onto /srv/vm1.raw\n\n\
+    Without --disk it lists the pool's disks. Every block is checked; one that cannot be trusted is not written, \
+    but told, and the status is 1 then.")]
+pub struct Rescue {
+    /// The pool's flash: a block device or file that nobody serves
+    #[arg(required = true, value_name = "FLASH")]
+    pub flash: Vec<PathBuf>,
+    /// The disk to save
+    #[arg(long, value_name = "NAME", requires = "where")]
+    pub disk: Option<String>,
+    /// Write what is dirty into a new file of the disk's size; the rest of it is holes
+    #[arg(long, value_name = "FILE", group = "where", requires = "disk")]
+    pub to: Option<PathBuf>,
+    /// Write what is dirty over this file or device, which has the origin's content
+    #[arg(long, value_name = "ORIGIN", group = "where", requires = "disk")]
+    pub onto: Option<PathBuf>,
+    /// With --onto: although the origin may be newer than the flash
+    #[arg(long, requires = "onto")]
+    pub force: bool,
+    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+}

@@ -1,0 +1,247 @@
+//! Keeps what is noted beside the flash true: which disks may have something there that their origins lack.
+//!
+//! A thread that does nothing else. It lets held writes go once the note that says "may be dirty" is durable, and takes
+//! that note back when a disk has been whole for a while. If the notes cannot be stored, the disk's writes
+//! go to its origin first, so that what they say stays true: slower, not stopped.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hearth_engine::api::{DiskId, Effects, Mode};
+use hearth_format::IdSet;
+use hearth_reactor::ReactorError;
+
+use super::{Daemon, lock};
+use crate::beside::Beside;
+use crate::gate::Gate;
+
+/// How often is looked which disks have become whole. A disk that was twice in a row is noted as such, so
+/// that one that is written now and then does not cost a note each time.
+const LOOK_TIME: Duration = Duration::from_secs(1);
+/// How long a disk's writes go to its origin first until the notes are tried again.
+const AGAIN_TIME: Duration = Duration::from_secs(10);
+/// Wait before the data threads are asked again that have too many orders.
+const BUSY_TIME: Duration = Duration::from_millis(1);
+
+/// The thread, until dropped.
+pub(super) struct Noter {
+    gate: Arc<Gate>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Noter {
+    fn drop(&mut self) {
+        self.gate.stop();
+        if let Some(thread) = self.thread.take()
+            // It may be the one that drops the last of the daemon.
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that notes what may be dirty ended abnormally");
+        }
+    }
+}
+
+impl Daemon {
+    /// Starts it. Until then writes of disks that are noted as whole wait.
+    pub(super) fn start_noter(self: &Arc<Daemon>) -> std::io::Result<Option<Noter>> {
+        if self.gate.is_off() {
+            return Ok(None);
+        }
+        let (daemon, gate) = (Arc::downgrade(self), self.gate.clone());
+        let body = move || {
+            let mut rounds = Rounds::default();
+            while let Some(held) = gate.wait(LOOK_TIME) {
+                let Some(daemon) = daemon.upgrade() else {
+                    return;
+                };
+                rounds.turn(&daemon, &held);
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("hearth-noter".to_owned())
+            .spawn(body)?;
+        Ok(Some(Noter {
+            gate: self.gate.clone(),
+            thread: Some(thread),
+        }))
+    }
+
+    /// Nothing on flash is missing from the disk's origin, nor will be of what was asked so far.
+    fn is_whole(&self, id: DiskId) -> bool {
+        let status = self.engine.status(id);
+        status.is_none_or(|s| s.owed_blocks() == 0 && s.drained && s.in_flight == 0)
+    }
+
+    /// Notes which disks are whole now that nobody writes any more.
+    pub(super) fn note_whole_at_rest(&self) {
+        let Some(beside) = lock(&self.pool).beside().cloned() else {
+            return;
+        };
+        let dirty = beside.notes().dirty;
+        let whole: Vec<DiskId> = dirty.iter().filter(|id| self.is_whole(*id)).collect();
+        // Those of a flash that is gone are not judged by what an empty engine says.
+        if whole.is_empty() || lock(&self.pool).is_without_flash() {
+            return;
+        }
+        let noted = beside.note(|notes| {
+            for id in whole {
+                notes.dirty.remove(id);
+            }
+        });
+        if let Err(e) = noted {
+            tracing::warn!("cannot note which disks are whole: {e}");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Rounds {
+    looked_at: Option<Instant>,
+    /// Disks that were whole when they were looked at last.
+    whole: BTreeSet<DiskId>,
+    /// Disks whose writes go to their origins first, because the notes cannot be stored.
+    through: BTreeSet<DiskId>,
+    failed_at: Option<Instant>,
+}
+
+impl Rounds {
+    fn turn(&mut self, daemon: &Arc<Daemon>, held: &[DiskId]) {
+        let Some(beside) = lock(&daemon.pool).beside().cloned() else {
+            return;
+        };
+        self.let_go(daemon, &beside, held);
+        if self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_TIME) {
+            self.looked_at = Some(Instant::now());
+            self.look(daemon, &beside);
+            self.take_back(daemon);
+        }
+    }
+
+    /// Lets held writes go.
+    fn let_go(&mut self, daemon: &Arc<Daemon>, beside: &Beside, held: &[DiskId]) {
+        if held.is_empty() {
+            return;
+        }
+        // With the flash given up nothing becomes dirty any more; so it does where writes go to the origin first.
+        let given_up = daemon.cache_is_off();
+        let pool = lock(&daemon.pool);
+        let through = |id: DiskId| {
+            pool.record(id)
+                .is_some_and(|r| r.mode != hearth_format::CacheMode::WriteBack)
+        };
+        let to_note: Vec<DiskId> = held
+            .iter()
+            .copied()
+            .filter(|id| !given_up && !through(*id) && !self.through.contains(id))
+            .collect();
+        drop(pool);
+        if !to_note.is_empty() {
+            let noted = beside.note(|notes| {
+                for id in &to_note {
+                    notes.dirty.insert(*id);
+                }
+            });
+            if let Err(e) = noted {
+                tracing::error!(
+                    path = %beside.path().display(),
+                    "cannot note that disks may be dirty: {e}; until it can be, their writes go to the origins first"
+                );
+                self.failed_at = Some(Instant::now());
+                for id in &to_note {
+                    // One that is gone answers its requests by itself.
+                    let _ = daemon.engine.set_mode(*id, Mode::WriteThrough);
+                    self.through.insert(*id);
+                }
+            }
+        }
+        for id in held {
+            self.whole.remove(id);
+            daemon.gate.open(*id);
+        }
+        release(daemon);
+    }
+
+    /// Notes which disks are whole by now.
+    fn look(&mut self, daemon: &Arc<Daemon>, beside: &Beside) {
+        let dirty = beside.notes().dirty;
+        let now: BTreeSet<DiskId> = dirty.iter().filter(|id| daemon.is_whole(*id)).collect();
+        let before = std::mem::replace(&mut self.whole, now);
+        let twice: Vec<DiskId> = self.whole.intersection(&before).copied().collect();
+        let mut sure = IdSet::default();
+        for id in &twice {
+            daemon.gate.shut(*id);
+            if daemon.is_whole(*id) {
+                sure.insert(*id);
+            } else {
+                daemon.gate.open(*id);
+            }
+        }
+        if twice.is_empty() {
+            return;
+        }
+        release(daemon);
+        if sure.is_empty() {
+            return;
+        }
+        let noted = beside.note(|notes| {
+            for id in sure.iter() {
+                notes.dirty.remove(id);
+            }
+        });
+        // The gate stays shut: what the file says now is not known, and the next write stores it anew.
+        if let Err(e) = noted {
+            tracing::warn!("cannot note which disks are whole: {e}");
+        }
+    }
+
+    /// Tries again to store notes for disks whose writes go to their origins because that failed.
+    fn take_back(&mut self, daemon: &Arc<Daemon>) {
+        if self.through.is_empty() || self.failed_at.is_some_and(|at| at.elapsed() < AGAIN_TIME) {
+            return;
+        }
+        self.failed_at = Some(Instant::now());
+        for id in std::mem::take(&mut self.through) {
+            // First the gate: the next write is held until it is noted.
+            daemon.gate.shut(id);
+            let record = lock(&daemon.pool).record(id).map(|r| r.mode);
+            if let Some(mode) = record {
+                let mode = Mode::from(crate::pool::mode_of(mode));
+                // One that is gone has no mode.
+                let _ = daemon.engine.set_mode(id, mode);
+            }
+        }
+    }
+}
+
+/// Hands to the engine what waited.
+fn release(daemon: &Arc<Daemon>) {
+    let requests = daemon.gate.take();
+    if requests.is_empty() {
+        return;
+    }
+    // The job may be sent back, and these with it.
+    let requests = Arc::new(Mutex::new(requests));
+    loop {
+        let (engine, bell) = (daemon.engine.clone(), daemon.bell.clone());
+        let (gate, requests) = (daemon.gate.clone(), requests.clone());
+        let job = move |now: u64, fx: &mut Effects| {
+            let mut requests = std::mem::take(&mut *lock(&requests));
+            // The gate may have been shut again meanwhile; then they wait once more.
+            let passing = gate.pass(&mut requests);
+            engine.submit(now, &mut requests, fx);
+            drop(passing);
+            bell.ring();
+        };
+        match daemon.reactors.run(job) {
+            Ok(()) => return,
+            Err(ReactorError::Busy) => std::thread::sleep(BUSY_TIME),
+            Err(e) => {
+                tracing::error!("writes that waited are not answered: {e}");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Flash that is gone: what is kept beside it is enough to serve the disks that are whole in their origins, and
+//! no disk has to be added anew.
+
+use anyhow::{Context, Result, ensure};
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::{Hearth, wait};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest wait for a state that comes by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a load goes on before something happens.
+const LOAD: Duration = Duration::from_millis(300);
+
+fn blank(hearth: &Hearth, name: &str) -> Result<PathBuf> {
+    let file = hearth.dir().join(name);
+    let made = std::fs::File::create(&file)?;
+    made.set_len(BLOCKS * BLOCK as u64)?;
+    Ok(file)
+}
+
+fn state(hearth: &Hearth, disk: &str) -> Result<String> {
+    let info = hearth.ok(&["disk", "show", disk, "--json"])?;
+    let info: serde_json::Value = serde_json::from_str(&info)?;
+    Ok(info["state"].as_str().unwrap_or_default().to_owned())
+}
+
+fn wait_state(hearth: &Hearth, disk: &str, want: &str) -> Result<()> {
+    wait::until(&format!("{disk} is {want}"), LIMIT, || {
+        (state(hearth, disk).ok()? == want).then_some(())
+    })
+    .with_context(|| hearth.ok(&["disk", "show", disk]).unwrap_or_default())
+    .with_context(|| hearth.log())
+}
+
+/// The notes beside the pool, which there is one of.
+fn notes(hearth: &Hearth) -> Result<hearth_format::PoolNotes> {
+    let dir = std::fs::read_dir(hearth.dir().join("state/pools"))?;
+    let file = dir.flatten().next().context("no notes")?.path();
+    Ok(hearth_format::PoolNotes::newest(&std::fs::read(file)?)?)
+}
+
+/// It is noted that nothing of any disk is on flash only.
+fn wait_whole(hearth: &Hearth) -> Result<()> {
+    wait::until("all disks are noted as whole", LIMIT, || {
+        notes(hearth).ok()?.dirty.is_empty().then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
+/// A daemon is killed, and its flash is not there any more.
+fn flash_dies(hearth: &mut Hearth) -> Result<()> {
+    hearth.kill9()?;
+    Ok(std::fs::rename(
+        hearth.flash(),
+        hearth.flash().with_extension("away"),
+    )?)
+}
+
+fn flash_comes_back(hearth: &Hearth) -> Result<()> {
+    let flash = hearth.flash();
+    Ok(std::fs::rename(flash.with_extension("away"), flash)?)
+}
+
+fn adopt(hearth: &Hearth, more: &[&str]) -> Result<String> {
+    let state = hearth.dir().join("state");
+    let args = ["pool", "adopt-flash", "--flash", path(hearth.flash())];
+    hearth.ok(&[&args[..], &["--state-dir", path(&state)], more].concat())
+}
+
+/// Two disks were whole when the flash died, one was not.
+#[test]
+fn whole_disks_are_served_without_flash_and_a_blank_one_takes_its_place() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let files: Vec<PathBuf> = ["through", "flushed", "dirty"]
+        .iter()
+        .map(|name| blank(&hearth, &format!("{name}.raw")))
+        .collect::<Result<_>>()?;
+    hearth.add("through", path(&files[0]), &["--mode", "write-through"])?;
+    hearth.add("flushed", path(&files[1]), &[])?;
+    hearth.add("dirty", path(&files[2]), &[])?;
+    let mut writers = [Writer::new(1), Writer::new(2)];
+    for (name, writer) in ["through", "flushed"].iter().zip(&mut writers) {
+        let mut client = hearth.connect(name)?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        writer.flush(&mut client)?;
+    }
+    hearth.ok(&["disk", "flush", "flushed"])?;
+    wait_whole(&hearth)?;
+    let mut client = hearth.connect("dirty")?;
+    client.write(0, &[7; 4096])?;
+    // Noted before it was answered.
+    ensure!(notes(&hearth)?.dirty.iter().count() == 1);
+    drop(client);
+    flash_dies(&mut hearth)?;
+
+    hearth.start()?;
+    for (name, writer) in ["through", "flushed"].iter().zip(&mut writers) {
+        wait_state(&hearth, name, "attached")?;
+        let mut client = hearth.connect(name)?;
+        writer.check(&mut client)?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        writer.flush(&mut client)?;
+    }
+    wait_state(&hearth, "dirty", "refused")?;
+    let why = hearth.ok(&["disk", "show", "dirty"])?;
+    ensure!(
+        why.contains("does not exist") && why.contains("--trust origin"),
+        "{why}"
+    );
+    ensure!(hearth.connect("dirty").is_err(), "a stale disk is served");
+    let pool = hearth.ok(&["pool", "show"])?;
+    ensure!(pool.contains("adopt-flash"), "{pool}");
+    // What is changed now is not forgotten.
+    let more = blank(&hearth, "more.raw")?;
+    hearth.add("more", path(&more), &[])?;
+    hearth.ok(&["disk", "set", "through", "--mode", "write-back"])?;
+    hearth.kill9()?;
+    hearth.start()?;
+    wait_state(&hearth, "more", "attached")?;
+    wait_state(&hearth, "dirty", "refused")?;
+    let refused = hearth.refused(&[
+        "pool",
+        "adopt-flash",
+        "--flash",
+        path(hearth.flash()),
+        "--size",
+        "160M",
+        "--state-dir",
+        path(&hearth.dir().join("state")),
+    ])?;
+    ensure!(refused.contains("stop its daemon"), "{refused}");
+    hearth.stop()?;
+
+    let said = adopt(&hearth, &["--size", "160M"])?;
+    ensure!(said.contains("with 4 disks"), "{said}");
+    hearth.start()?;
+    for (name, writer) in ["through", "flushed"].iter().zip(&mut writers) {
+        wait_state(&hearth, name, "attached")?;
+        let mut client = hearth.connect(name)?;
+        writer.check(&mut client)?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        writer.check(&mut client)?;
+    }
+    ensure!(hearth.pool_stats()?["cached_bytes"].as_u64() != Some(0));
+    // What was dirty is asked about until somebody answers, and then no more.
+    wait_state(&hearth, "dirty", "refused")?;
+    hearth.kill9()?;
+    hearth.start()?;
+    wait_state(&hearth, "dirty", "refused")?;
+    hearth.ok(&["disk", "set", "dirty", "--trust", "origin"])?;
+    wait_state(&hearth, "dirty", "attached")?;
+    hearth.stop()?;
+    hearth.start()?;
+    wait_state(&hearth, "dirty", "attached")?;
+    // The old device has no say any more.
+    hearth.stop()?;
+    hearth.set_flash(hearth.flash().with_extension("away"));
+    let refused = hearth.start_refused()?;
+    ensure!(refused.contains("took its place"), "{refused}");
+    Ok(())
+}
+
+/// The flash was only away: what it holds of disks that went on without it does not count, what it holds of the others does.
+#[test]
+fn flash_that_comes_back_is_believed_where_nobody_went_on() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a.raw")?, blank(&hearth, "b.raw")?);
+    hearth.add("a", path(&a), &["--mode", "write-through"])?;
+    hearth.add("b", path(&b), &[])?;
+    let mut writer = Writer::new(3);
+    let mut client = hearth.connect("a")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    writer.check_stable(&mut client)?;
+    drop(client);
+    let mut client = hearth.connect("b")?;
+    client.write(4096, &[9; 4096])?;
+    client.flush()?;
+    drop(client);
+    flash_dies(&mut hearth)?;
+    hearth.start()?;
+    wait_state(&hearth, "a", "attached")?;
+    wait_state(&hearth, "b", "refused")?;
+    let mut client = hearth.connect("a")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    hearth.kill9()?;
+    flash_comes_back(&hearth)?;
+    hearth.start()?;
+    wait_state(&hearth, "a", "attached")?;
+    wait_state(&hearth, "b", "attached")?;
+    writer.check(&mut hearth.connect("a")?)?;
+    ensure!(hearth.connect("b")?.read(4096, 4096)? == [9; 4096]);
+    // And a crash later it is still so.
+    hearth.kill9()?;
+    hearth.start()?;
+    wait_state(&hearth, "a", "attached")?;
+    writer.check(&mut hearth.connect("a")?)
+}
+
+/// The flash dies, then a leg, then the power goes: the leg that missed writes is never read.
+#[test]
+fn a_stale_leg_is_not_used_though_flash_and_the_other_leg_are_gone() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let (a, b) = (blank(&hearth, "a")?, blank(&hearth, "b")?);
+    hearth.ok(&[
+        "disk",
+        "add",
+        "d",
+        "--mirror",
+        path(&a),
+        "--mirror",
+        path(&b),
+    ])?;
+    let mut writer = Writer::new(4);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    wait_whole(&hearth)?;
+    flash_dies(&mut hearth)?;
+    let away = |file: &Path| std::fs::rename(file, file.with_extension("away"));
+    let back = |file: &Path| std::fs::rename(file.with_extension("away"), file);
+    // Without flash, on one leg; the power goes in the middle of a load.
+    away(&b)?;
+    hearth.start()?;
+    wait_state(&hearth, "d", "attached")?;
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || hearth.kill9())?;
+    away(&a)?;
+    back(&b)?;
+    let waits = |hearth: &Hearth| -> Result<()> {
+        wait::until("the disk waits for the leg that holds it", LIMIT, || {
+            let shown = hearth.ok(&["disk", "show", "d"]).ok()?;
+            shown.contains("no leg of the mirror").then_some(())
+        })
+        .with_context(|| hearth.log())?;
+        ensure!(hearth.connect("d").is_err(), "a stale leg is served");
+        Ok(())
+    };
+    hearth.start()?;
+    waits(&hearth)?;
+    hearth.stop()?;
+    // Neither does a new device believe it, nor the old one.
+    adopt(&hearth, &["--size", "160M"])?;
+    hearth.start()?;
+    waits(&hearth)?;
+    back(&a)?;
+    wait_state(&hearth, "d", "attached")?;
+    writer.check(&mut hearth.connect("d")?)
+}
+
+/// A name that was never a pool's flash is a mistake, whatever else is known.
+#[test]
+fn a_mistyped_name_is_refused() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    hearth.stop()?;
+    hearth.set_flash(hearth.dir().join("flahs.img"));
+    let refused = hearth.start_refused()?;
+    ensure!(refused.contains("flahs.img"), "{refused}");
+    Ok(())
+}
