@@ -13,7 +13,8 @@
 //!
 //! A change that is taken back soon cost more than that price. So each doubles it, and it falls again with time: where
 //! the lead swings, as in sweeps that turn round, the rules stay what they are, and where the load changes
-//! for good, it is followed as fast as before.
+//! for good, it is followed as fast as before. As long as swings are seen that a lower price would have
+//! followed, it does not fall below them.
 
 use crate::mini::{MINI_BLOCKS, Mini};
 use crate::rules::{Gate, Rules};
@@ -54,6 +55,8 @@ pub struct Tuner {
     /// Blocks whose hash's upper half is below this are sampled.
     threshold: u64,
     current: usize,
+    /// Most that the rules in force were behind since they were the best.
+    behind: u64,
     write_cost: u64,
     switches: u64,
 }
@@ -88,6 +91,7 @@ impl Tuner {
             blocks: kept as u64,
             threshold,
             current: 0,
+            behind: 0,
             write_cost: WRITE_COST,
             switches: 0,
         }
@@ -148,7 +152,17 @@ impl Tuner {
         for lost in &mut self.lost {
             *lost = (*lost - least).min(self.price);
         }
-        if self.lost[self.current] == self.price {
+        if self.lost[self.current] == 0 {
+            // A lead of others that was lost again: to follow it would have been wrong.
+            if self.behind > all / PATIENCE {
+                let above = self.behind + self.behind / 2;
+                self.price = self.price.max(above.min(all * PATIENCE_MOST));
+            }
+            self.behind = 0;
+        } else if self.lost[self.current] < self.price {
+            self.behind = self.behind.max(self.lost[self.current]);
+        } else {
+            self.behind = 0;
             self.current = (0..EXPERTS.len())
                 .min_by_key(|i| self.lost[*i])
                 .unwrap_or(self.current);
