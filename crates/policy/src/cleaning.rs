@@ -144,6 +144,8 @@ const EPOCHS: u64 = 8;
 /// One block in so many of those that may live at most is dropped where its segment is freed, before any
 /// has to go at once.
 const SLACK: u64 = 16;
+/// Eviction spares what it looked at less than one part in so many as long ago as what it looks at next.
+const YOUNG_SHARE: u64 = 2;
 
 /// Blocks that may live where there is room for so many, holes included: batches have descriptors, too.
 pub fn most_of(room: u64) -> u64 {
@@ -345,10 +347,9 @@ impl Cleaner {
             Why::Moved { from } => {
                 let from = &self.segments[from as usize];
                 // Where blocks fade as they are moved, eviction has looked at them.
-                let seen = if self.crowded() {
-                    self.clock
-                } else {
-                    from.seen
+                let seen = match self.is_due(from) {
+                    true => self.clock,
+                    false => from.seen,
                 };
                 (from.born, seen)
             }
@@ -505,13 +506,13 @@ impl Cleaner {
 
     /// What becomes of a live block of a segment that is being freed, used `freq` times lately.
     pub fn fate(&self, seg: u32, dirty: bool, freq: u8) -> Fate {
-        let crowded = self.crowded();
-        if !dirty && freq == 0 && crowded {
+        let fades = self.fades(seg);
+        if !dirty && freq == 0 && fades {
             return Fate::Drop;
         }
         Fate::Move {
             head: self.head(Why::Moved { from: seg }),
-            fades: crowded && !dirty,
+            fades: fades && !dirty,
         }
     }
 
@@ -563,6 +564,28 @@ impl Cleaner {
     /// Does more live than should?
     pub fn crowded(&self) -> bool {
         self.live > self.target
+    }
+
+    /// Does eviction look at what lives in a segment that is freed? Where more lives than should, it does if that is
+    /// its turn or will be soon.
+    ///
+    /// A segment is chosen by how little lives in it, which says nothing of how long what does was not used. Were
+    /// that dropped because its neighbours were overwritten, it would go while older blocks stay, for
+    /// in their segments nothing is ever overwritten.
+    pub fn fades(&self, seg: u32) -> bool {
+        self.is_due(&self.segments[seg as usize])
+    }
+
+    fn is_due(&self, s: &Segment) -> bool {
+        if !self.crowded() || self.target == 0 {
+            // Where nothing is rewritten, what is freed is what is evicted.
+            return self.crowded();
+        }
+        let ago = |s: &Segment| self.clock.saturating_sub(s.seen);
+        let next = self
+            .turn()
+            .map_or(0, |seg| ago(&self.segments[seg as usize]));
+        ago(s) * YOUNG_SHARE >= next
     }
 
     /// Must a newcomer be worth more than what it displaces?
@@ -814,6 +837,34 @@ mod tests {
             cost(Order::Index, Heads::HotCold),
         );
         assert!(apart * 100 < one * 90, "{apart} of {one}");
+    }
+
+    /// What is rewritten makes its neighbours' segments cheap, and they go all the same only when their turn comes.
+    #[test]
+    fn a_young_block_is_not_dropped_for_what_was_overwritten_beside_it() {
+        let mut log = Log::new(plan(Order::Greedy, Heads::One, 1));
+        let most = log.cleaner.plan().most;
+        (0..most).for_each(|key| log.write(key));
+        // Nothing is hit, so hardly anything is worth a move.
+        for n in 0..most / 2 {
+            log.write(n % 64);
+        }
+        assert!(log.cleaner.crowded() && log.cleaner.target() > 0);
+        let old = log.cleaner.turn().expect("segments are closed");
+        assert_eq!(log.cleaner.fate(old, false, 0), Fate::Drop);
+        let closed = |seg: &u32| log.cleaner.segments[*seg as usize].closed;
+        let seen = |seg: &u32| log.cleaner.segments[*seg as usize].seen;
+        let young = (0..SEGMENTS).filter(closed).max_by_key(seen);
+        let young = young.expect("segments are closed");
+        let fate = log.cleaner.fate(young, false, 0);
+        assert!(matches!(fate, Fate::Move { fades: false, .. }), "{fate:?}");
+        assert_eq!(
+            log.cleaner.fate(old, true, 0),
+            Fate::Move {
+                head: 0,
+                fades: false
+            }
+        );
     }
 
     #[test]

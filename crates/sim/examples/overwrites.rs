@@ -5,7 +5,7 @@
 //! many blocks as the pool says it can hold. A row has the whole run, cold, and its second half alone.
 //!
 //!     cargo run --release -p hearth-sim --example overwrites -- [--writes PERCENT] [--accesses N] [--shares 60,77,95]
-//!         [--access US]
+//!         [--access US] [--tell yes]
 
 #[path = "../tests/common/played.rs"]
 mod played;
@@ -53,6 +53,7 @@ fn load(blocks: u64, skewed: bool, writes: u64, accesses: u64, dice: &mut Dice) 
 }
 
 fn main() {
+    let mut tell = false;
     let (mut writes, mut accesses, mut access) = (70, 240_000u64, 100);
     let mut shares = vec![60u64, 77, 85, 95];
     let mut words = std::env::args().skip(1);
@@ -63,6 +64,7 @@ fn main() {
             "--writes" => writes = number(&value),
             "--accesses" => accesses = number(&value),
             "--access" => access = number(&value),
+            "--tell" => tell = value == "yes",
             "--shares" => shares = value.split(',').map(number).collect(),
             _ => panic!("there is no {word}"),
         }
@@ -115,6 +117,9 @@ fn main() {
                     done[1].hits,
                     done[1].flash,
                 );
+                if tell {
+                    println!("{}", done[1].words);
+                }
             }
         }
     }

@@ -45,7 +45,7 @@ fn overwrites_of_most_of_flash_go_on_and_hit() {
             depth: 1,
             freed: Freed::Oldest,
         };
-        let done = parts(std::slice::from_ref(&load), &terms)[0];
+        let done = &parts(std::slice::from_ref(&load), &terms)[0];
         let settings = Settings {
             write_mode: mode,
             ..Settings::default()

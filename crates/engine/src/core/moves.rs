@@ -61,12 +61,12 @@ impl Core {
                 }
                 continue;
             }
-            let crowded = self.flash.is_crowded();
+            let fades = self.flash.fades(self.flash.log.segment_of(slot) as u32);
             let d = self.known_mut(disk);
             d.counters.reinsertions += 1;
             let freq = match self.cache.policy.evict(info.freq as u8) {
                 // It will be judged when it is clean, or when there is not room for all.
-                _ if info.dirty || !crowded => info.freq as u8,
+                _ if info.dirty || !fades => info.freq as u8,
                 Verdict::Keep { freq } => freq,
                 Verdict::Drop => 0,
             };

@@ -111,7 +111,7 @@ pub(crate) struct Terms {
     pub may_keep_used: bool,
     /// Clean blocks that can be kept on the whole device, at most: more would only be moved around.
     pub kept_most: u64,
-    /// More lives than should: what is not used goes. Else everything that lives is moved.
+    /// More lives than should, and this is to go first: what is not used goes. Else everything that lives is moved.
     pub crowded: bool,
     pub now: u64,
 }
@@ -307,7 +307,7 @@ impl<U: Users> FlashDevice<U> {
             may_keep: !short,
             may_keep_used: !short,
             kept_most: self.kept_most(),
-            crowded: self.is_crowded(),
+            crowded: self.fades(seg),
             now,
         }
     }
@@ -388,9 +388,9 @@ impl<U: Users> FlashDevice<U> {
         self.cleaner.set_price(cost.max(WRITE_PRICE));
     }
 
-    /// Does more live than should?
-    pub fn is_crowded(&self) -> bool {
-        self.evict.forced || self.cleaner.crowded()
+    /// Does what is not used in a segment that is freed go with it, because more lives than should?
+    pub fn fades(&self, seg: u32) -> bool {
+        self.evict.forced || self.cleaner.fades(seg)
     }
 
     fn read_to_move(&mut self, slot: Slot, count: u32, contents: &mut impl Contents) {

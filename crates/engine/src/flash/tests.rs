@@ -597,7 +597,7 @@ fn the_segment_with_the_most_holes_goes_and_only_when_room_is_short() {
     assert!(d.is_going(seg));
     d.sift(seg, &mut shelf, 0);
     assert!(
-        d.is_crowded() && moves(&sent(&mut d)).is_empty(),
+        d.fades(seg) && moves(&sent(&mut d)).is_empty(),
         "none of it is used"
     );
 }
@@ -711,8 +711,8 @@ fn segments_that_would_only_be_written_again_stay_and_the_oldest_goes() {
 #[test]
 fn what_is_not_used_goes_where_too_much_lives() {
     let (mut d, mut shelf) = short_of_room(0);
-    assert!(d.is_crowded());
     let (seg, _) = d.next_victim(0).expect("room is short");
+    assert!(d.fades(seg));
     d.sift(seg, &mut shelf, 0);
     entries(&mut d);
     assert_eq!(d.judge(seg, &shelf, 0), Verdict::Goes);

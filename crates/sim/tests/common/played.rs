@@ -233,12 +233,33 @@ impl Live {
         c.read_hit_bytes / BLOCK
     }
 
+    /// What was written to flash so far, in blocks.
+    fn log_words(&self) -> String {
+        let pool = self.engine.pool_stats();
+        let c = pool.counters;
+        let (client, again) = (
+            c.flash_payload_bytes / BLOCK,
+            c.flash_reinsert_bytes / BLOCK,
+        );
+        let all = self.flash_written / BLOCK;
+        format!(
+            "flash {all}: descriptors {} data {client} again {again} else {}; segments freed {}; cached {} dirty {} of {}",
+            c.batches,
+            all.saturating_sub(c.batches + client + again),
+            c.segments_freed,
+            pool.cached_blocks,
+            pool.dirty_blocks,
+            pool.capacity_blocks,
+        )
+    }
+
     fn words(&self, out: &Outcome) -> String {
         let c = self.engine.stats(1, self.now).expect("attached").counters;
         let pool = self.engine.pool_stats();
         format!(
             "  engine: fills {} again {} ahead {} used {} late {} wasted {} cached {} dirty {} stage hits {} until {} s\n  \
-             simulated: fills {} again {} ahead {} used {} late {} wasted {}",
+             {}\n  \
+             simulated: fills {} again {} ahead {} used {} late {} wasted {} flash {}",
             c.fills,
             c.reinsertions,
             c.prefetched,
@@ -249,12 +270,14 @@ impl Live {
             pool.dirty_blocks,
             c.stage_hit_bytes / BLOCK,
             self.now / 1_000_000_000,
+            self.log_words(),
             out.insertions,
             out.reinsertions,
             out.prefetched,
             out.prefetch_hits + out.prefetch_late,
             out.prefetch_late,
             out.prefetch_wasted,
+            out.flash_writes(),
         )
     }
 }
@@ -306,7 +329,7 @@ fn mode_of(mode: WriteMode) -> Mode {
 }
 
 /// What the engine did with a part of a workload.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Part {
     /// Of the blocks read, in hundredths.
     pub hits: f64,
@@ -314,6 +337,8 @@ pub struct Part {
     pub flash: u64,
     /// Blocks that can be cached.
     pub capacity: u64,
+    /// What these were, in words.
+    pub words: String,
 }
 
 /// A pool of so many segments plays one part of a workload after the other.
@@ -329,7 +354,9 @@ pub fn parts(loads: &[Workload], terms: &Terms) -> Vec<Part> {
     let mut play = |load: &Workload| {
         let before = (live.hit(), live.flash_written);
         live.play(load, terms.depth);
+        let words = live.log_words();
         Part {
+            words,
             hits: (live.hit() - before.0) as f64 * 100.0 / load.reads.max(1) as f64,
             flash: (live.flash_written - before.1) / BLOCK,
             capacity: live.engine.pool_stats().capacity_blocks,
