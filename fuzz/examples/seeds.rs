@@ -3,6 +3,7 @@
 //! `cargo run --example seeds` after a change of the format.
 
 use hearth_format::journal::{Change, JournalEntry};
+use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::{
     BatchHeader, BatchMark, CheckpointHeader, DiskRecord, Entry, Kind, Layout, OriginIdentity,
     PoolState, Registry, Section, SummaryHeader, Superblock, Uuid,
@@ -32,6 +33,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     superblock.last_host = "host".to_owned();
     save("superblock", "clean", 0, superblock.encode().as_slice())?;
+
+    let leg = |n: u128, generation, state, whole| LegStamp {
+        id: Uuid::from_u128(n),
+        generation,
+        state,
+        whole,
+        copied: 0,
+        left: (5, 6),
+    };
+    let stamps = MirrorStamps {
+        generation: 9,
+        open: true,
+        unknown: false,
+        legs: vec![
+            leg(1, 9, LegState::Current, false),
+            leg(2, 7, LegState::Behind, true),
+            leg(3, 4, LegState::Out, false),
+        ],
+    };
+    save("mirror", "stamps", 0, &stamps.encode()?)?;
+    let notes = MirrorNotes {
+        serial: Uuid::from_u128(5),
+        sequence: 6,
+        region: 16 << 20,
+        regions: 130,
+        stamps,
+        touched: vec![1, 1 << 63, 2],
+    };
+    save("mirror", "notes", 1, &notes.encode()?.1)?;
 
     let data = |slot| Entry {
         disk: 1,

@@ -22,7 +22,7 @@ use hearth_fault::Fault;
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
 use hearth_format::{DiskRecord, Uuid};
 use hearth_io::{BLOCK, Device, OriginSpec};
-use hearth_mirror::{Book, Habits, LegOpener, Mirror, Setup, Sums};
+use hearth_mirror::{Book, Habits, LegOpener, Mirror, Sample, Setup, Sums};
 use hearth_origin::{Backing, How};
 
 use crate::error::{Error, Kind, Result};
@@ -179,13 +179,17 @@ impl LegOpener for Opener {
     }
 }
 
+/// What came of opening a leg, and some of what it holds.
+type Sampled = std::result::Result<(Device, Vec<Sample>), Fault>;
+
 /// Opens all legs side by side. A leg that does not answer within bounds counts as missing.
 fn open_legs(
     opener: &Arc<Opener>,
     legs: &[String],
     time: Duration,
     read_only: bool,
-) -> Vec<(String, std::result::Result<Device, Fault>)> {
+    size: u64,
+) -> Vec<(String, Sampled)> {
     let (told, answers) = channel();
     let mut all: Vec<_> = legs
         .iter()
@@ -205,7 +209,8 @@ fn open_legs(
                         Fault::new(format!("it cannot be flushed: {e}"), "replace it")
                     })?;
                 }
-                Ok(device)
+                let samples = hearth_mirror::sample(&device, size.min(device.size()));
+                Ok((device, samples))
             });
             // Nobody listens any more if it came too late.
             let _ = told.send((i, opened));
@@ -270,8 +275,25 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
     let timeout = crate::origin::timeout(record);
     let opener = Arc::new(opener(record, parts.images));
     let names: Vec<String> = legs.iter().map(ToString::to_string).collect();
-    let opened = open_legs(&opener, &names, timeout.min(LEG_TIME), record.read_only);
     let mut size = record.size;
+    // Of a new disk nothing is known that could be compared.
+    let opened = open_legs(
+        &opener,
+        &names,
+        timeout.min(LEG_TIME),
+        record.read_only,
+        if parts.fresh { 0 } else { size },
+    );
+    let mut samples = Vec::new();
+    let apart = |(name, leg): (String, Sampled)| {
+        let (leg, held) = match leg {
+            Ok((device, held)) => (Ok(device), held),
+            Err(why) => (Err(why), Vec::new()),
+        };
+        samples.push(held);
+        (name, leg)
+    };
+    let opened: Vec<_> = opened.into_iter().map(apart).collect();
     if parts.fresh {
         let mut first = None;
         for (name, leg) in &opened {
@@ -326,6 +348,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
         stamps,
         notes,
         legs: opened,
+        samples,
         timeout,
         read_only: record.read_only,
         book: Arc::new(Shelf {

@@ -212,6 +212,13 @@ impl Device {
         }
     }
 
+    /// Which piece of hardware a block device is, as a number that is never 0; `None` of anything else, and of a device that
+    /// says nothing of itself.
+    pub fn hardware(&self) -> Option<u64> {
+        let file = self.file().filter(|file| file.is_device())?;
+        crate::hardware::hardware(file.identity().ok()?.dev)
+    }
+
     fn is_read_only(&self) -> bool {
         match &self.backing {
             Backing::File(file) => file.is_read_only(),

@@ -12,6 +12,7 @@ mod disk;
 mod doze;
 pub mod fault;
 pub mod file;
+mod hardware;
 mod helper;
 mod lock;
 pub mod media;

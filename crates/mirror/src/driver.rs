@@ -10,6 +10,7 @@ use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
 use crate::mirror::{Book, LegOpener, Shared, lock};
 use crate::news::News;
 use crate::regions::Regions;
+use crate::sample::{Likeness, Sample, sample};
 use crate::scrub::{ScrubOrder, Scrubbing, compare};
 use hearth_fault::Fault;
 use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps};
@@ -58,6 +59,8 @@ pub(crate) struct Opened {
     device: Device,
     /// It is not as it was left.
     changed: bool,
+    /// Some of what it holds, and of what a current one does.
+    samples: (Vec<Sample>, Vec<Sample>),
 }
 
 /// What somebody wants of a mirror. The answer goes back by the channel.
@@ -75,6 +78,8 @@ pub(crate) enum Order {
     Pause(bool),
     /// Bytes a second that are copied at most; 0 is no limit.
     Rate(u64),
+    /// The legs have so many bytes now. The answer is the mirror's size from now on.
+    Grow { size: u64, answer: Sender<u64> },
     /// What is to be done about scrubs.
     Scrub {
         what: ScrubOrder,
@@ -117,6 +122,7 @@ pub(crate) fn keep_notes(
         notes.sequence += 1;
         notes.stamps = next.stamps;
         notes.touched = next.touched.words().to_vec();
+        notes.regions = u64::from(next.touched.count());
         let made = match book.store(&notes, changed) {
             Ok(()) => true,
             Err(e) => {
@@ -186,6 +192,8 @@ pub(crate) struct Driver {
     habits: Habits,
     scrubbing: Scrubbing,
     read_only: bool,
+    /// Sizes that hold when a note is durable, and who waits for that.
+    growing: Vec<(u64, u64, Sender<u64>)>,
 }
 
 impl Leg {
@@ -203,10 +211,16 @@ impl Leg {
     }
 }
 
-/// What tells a regular file's content from another's.
+/// True if what looked so then cannot be what looks so now.
+pub(crate) fn is_another(then: (i64, u64), now: (i64, u64)) -> bool {
+    then.1 != 0 && now.1 != 0 && then.1 != now.1
+}
+
+/// What tells a regular file's content, or a device, from another's.
 pub(crate) fn look(device: &Device) -> (i64, u64) {
     if device.is_device() {
-        return (0, 0);
+        // It has no times; which one it is, it may tell.
+        return (0, device.hardware().unwrap_or(0));
     }
     device.identity().map_or((0, 0), |i| (i.mtime_ns, i.inode))
 }
@@ -250,6 +264,7 @@ impl Driver {
             habits,
             scrubbing: Scrubbing::default(),
             read_only,
+            growing: Vec::new(),
         }
     }
 
@@ -331,6 +346,14 @@ impl Driver {
         };
         if let Some((seq, made)) = noted {
             self.machine.noted(now, seq, made);
+            let machine = &self.machine;
+            for (_, size, answer) in
+                (self.growing).extract_if(.., |(note, ..)| machine.is_noted(*note))
+            {
+                self.shared.set_size(size);
+                // Whoever asked may have given up; then it is asked for again.
+                let _ = answer.send(size);
+            }
         }
         for (leg, opened) in opened {
             self.opened(now, leg, opened);
@@ -560,8 +583,21 @@ impl Driver {
             let old = self.targets.set(Target::Origin(i as u16), None);
             let (shared, opener) = (self.shared.clone(), self.opener.clone());
             let name = self.shared.leg_name(i);
+            let noted = self.machine.left_as(i);
+            let legs = self.machine.report();
+            let current = legs
+                .iter()
+                .position(|l| l.state == LegState::Current && l.present);
+            let current = current.and_then(|i| self.targets.get(Target::Origin(i as u16)));
             let work = move || {
-                let opened = reopen(old, &*opener, &name, shared.size());
+                let opened = reopen(old, &*opener, &name, shared.size(), noted);
+                let opened = opened.map(|mut opened| {
+                    if let Some(current) = current.filter(|_| !opened.changed) {
+                        let look = |device: &Device| sample(device, shared.size());
+                        opened.samples = (look(&opened.device), look(&current));
+                    }
+                    opened
+                });
                 lock(&shared.inbox).opened.push((i, opened));
                 shared.wake.wake();
             };
@@ -588,16 +624,25 @@ impl Driver {
                     repaired: std::mem::take(&mut leg.repaired),
                     ..Leg::new(Some(&opened.device))
                 };
+                let (mine, its) = &opened.samples;
+                let machine = &self.machine;
+                let like = Likeness::of(mine, its, |at| !machine.is_the_same(i, at));
+                let why = match (opened.changed, like.is_another()) {
+                    (true, _) => Some("it may be another one, or somebody else has written it"),
+                    (_, true) => Some("it does not hold what it held, and may be another one"),
+                    _ => None,
+                };
+                if let Some(why) = why {
+                    self.shared.witness.tell(News::Changed {
+                        leg: self.shared.leg_name(i),
+                        why: why.to_owned(),
+                    });
+                }
+                let changed = why.is_some();
+                self.machine.left(i, (0, look(&opened.device).1));
                 let device = Arc::new(opened.device);
                 self.targets.set(Target::Origin(i as u16), Some(device));
                 self.shared.set_fault(i, None);
-                let changed = opened.changed;
-                if changed {
-                    self.shared.witness.tell(News::Changed {
-                        leg: self.shared.leg_name(i),
-                        why: "it may be another one, or somebody else has written it".to_owned(),
-                    });
-                }
                 if !self.machine.returned(now, i, changed) {
                     // It was taken out for good meanwhile.
                     self.targets.set(Target::Origin(i as u16), None);
@@ -646,6 +691,11 @@ impl Driver {
                 self.habits.rate = rate;
                 self.keep_habits();
             }
+            Order::Grow { size, answer } => match self.machine.grow(now, size) {
+                Some(note) => self.growing.push((note, size, answer)),
+                // Whoever asked may have given up.
+                None => drop(answer.send(self.shared.size())),
+            },
             Order::Scrub { what, answer } => {
                 let done = self.scrub(now, &what);
                 self.keep_habits();
@@ -697,6 +747,7 @@ fn reopen(
     opener: &dyn LegOpener,
     name: &str,
     size: u64,
+    noted: (i64, u64),
 ) -> Result<Opened, Fault> {
     let then = old.as_ref().map(|device| look(device));
     if let Some(old) = old
@@ -726,10 +777,17 @@ fn reopen(
     let now = look(&device);
     // Of a file that was not there before it is not known how it was left.
     let changed = match then {
+        _ if device.is_device() => {
+            is_another(noted, now) || then.is_some_and(|t| is_another(t, now))
+        }
         Some(then) => then != now,
-        None => now != (0, 0),
+        None => true,
     };
-    Ok(Opened { device, changed })
+    Ok(Opened {
+        device,
+        changed,
+        samples: Default::default(),
+    })
 }
 
 /// Why a leg is out, in words.

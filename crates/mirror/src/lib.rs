@@ -17,6 +17,7 @@ mod driver;
 mod locks;
 mod mirror;
 mod news;
+mod sample;
 mod scrub;
 
 #[cfg(test)]
@@ -27,4 +28,5 @@ pub use machine::{Action, Machine};
 pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup};
 pub use news::{News, Witness};
 pub use regions::Regions;
+pub use sample::{Sample, sample};
 pub use scrub::{ScrubOrder, Sums};

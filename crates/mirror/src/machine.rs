@@ -27,7 +27,7 @@ use crate::locks::Locks;
 use crate::regions::Regions;
 use copy::{Copy, Resync};
 use hearth_format::Uuid;
-use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
+use hearth_format::mirror::{LegStamp, LegState, MirrorStamps, REGIONS_MAX};
 use hearth_io::IoError;
 use requests::Request;
 use scrub::Scrub;
@@ -552,6 +552,55 @@ impl Machine {
                 Owner::Check(check) => self.check_has_range(check),
             }
         }
+    }
+
+    /// The legs have grown, and so does the mirror: what is there of them is nobody's, and not the same. It may be used
+    /// when this note [is durable](Self::is_noted). `None` if the mirror cannot become so large as it is.
+    pub fn grow(&mut self, now: u64, size: u64) -> Option<u64> {
+        self.now = now;
+        if size < self.size || size.div_ceil(self.region) > REGIONS_MAX {
+            return None;
+        }
+        let first = (self.size / self.region) as u32;
+        self.size = size;
+        let count = self.count();
+        for (i, leg) in self.legs.iter_mut().enumerate() {
+            leg.behind.grow(count);
+            leg.stuck.grow(count);
+            #[cfg(test)]
+            if self.fault == Some(crate::sim::Fault::GrownTaken) {
+                continue;
+            }
+            if i == self.chosen || !leg.is_live() {
+                continue;
+            }
+            for region in first..count {
+                leg.behind.insert(region);
+                if let Some(resync) = &mut leg.resync {
+                    resync.again(region);
+                }
+            }
+        }
+        let next = self.next_note;
+        for region in first..count {
+            self.uses.entry(region).or_insert_with(|| Use {
+                noted_by: next,
+                ..Use::default()
+            });
+        }
+        if !self.open {
+            self.open = true;
+            self.generation += 1;
+        }
+        self.note_wanted = true;
+        self.write_note();
+        self.pump_copies();
+        Some(next)
+    }
+
+    /// True if this note is durable.
+    pub fn is_noted(&self, note: u64) -> bool {
+        self.durable >= note
     }
 
     /// How the legs are.

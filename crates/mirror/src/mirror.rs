@@ -1,10 +1,11 @@
 //! A mirror as the rest of Hearth sees it: one origin.
 
-use crate::driver::{Driver, Inbox, Order, Rest, ToKeep, keep_notes, look, why_text};
+use crate::driver::{Driver, Inbox, Order, Rest, ToKeep, is_another, keep_notes, look, why_text};
 use crate::habits::Habits;
 use crate::machine::{LegReport, Limits, Machine, Opening};
 use crate::news::{News, Witness};
 use crate::regions::Regions;
+use crate::sample::{Likeness, Sample, strangers};
 use crate::scrub::{ScrubOrder, Sums};
 use hearth_fault::Fault;
 use hearth_format::Uuid;
@@ -58,6 +59,8 @@ pub struct Setup {
     pub notes: Option<MirrorNotes>,
     /// The legs, in the order of the stamps: what they are called, and what came of opening them.
     pub legs: Vec<(String, Result<Device, Fault>)>,
+    /// Some of what each holds, of a disk of this size; nothing of one that is not there.
+    pub samples: Vec<Vec<Sample>>,
     /// How long a leg may take over an operation.
     pub timeout: Duration,
     /// Nothing is ever written.
@@ -149,6 +152,10 @@ impl Shared {
         lock(&self.names).push((name, None));
     }
 
+    pub(crate) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Relaxed);
+    }
+
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
@@ -157,6 +164,7 @@ impl Shared {
 /// Several legs as one origin.
 pub struct Mirror {
     shared: Arc<Shared>,
+    targets: Arc<Targets>,
     align: u32,
     read_only: bool,
     since: Instant,
@@ -190,6 +198,49 @@ fn believed(
     (notes.stamps, touched, sequence)
 }
 
+/// A leg that is not as it was left.
+struct Changed {
+    leg: usize,
+    /// It is a device that says it is another one, and nothing else is known.
+    hardware: bool,
+    why: &'static str,
+}
+
+/// Legs that do not hold what they must hold: other disks, most likely.
+fn replaced(
+    stamps: &MirrorStamps,
+    samples: &[Vec<Sample>],
+    changed: &[Changed],
+    skip: impl Fn(u64) -> bool,
+) -> Vec<Changed> {
+    let known = |i: usize| changed.iter().all(|c| c.leg != i);
+    let there = |i: usize| Some(&samples.get(i)?[..]).filter(|s| !s.is_empty());
+    let mut current: Vec<(usize, &[Sample])> = Vec::new();
+    for (i, stamp) in stamps.legs.iter().enumerate() {
+        if let Some(held) = there(i).filter(|_| stamp.state == LegState::Current && known(i)) {
+            current.push((i, held));
+        }
+    }
+    let mut found = strangers(&current, &skip);
+    let reference = current.iter().find(|(i, _)| !found.contains(i));
+    for (i, stamp) in stamps.legs.iter().enumerate() {
+        let other = stamp.state != LegState::Current && known(i);
+        let Some(((_, its), mine)) = reference.zip(there(i).filter(|_| other)) else {
+            continue;
+        };
+        let more = |at: u64| skip(at) || stamp.whole && at >= stamp.copied;
+        if Likeness::of(mine, its, more).is_another() {
+            found.push(i);
+        }
+    }
+    let changed = |leg| Changed {
+        leg,
+        hardware: false,
+        why: "it does not hold what it held, and may be another one",
+    };
+    found.into_iter().map(changed).collect()
+}
+
 impl Mirror {
     /// Puts the legs together and starts the thread. Blocks only for that.
     pub fn open(setup: Setup) -> Result<Mirror, OpenError> {
@@ -200,6 +251,7 @@ impl Mirror {
             stamps,
             notes,
             legs,
+            samples,
             timeout,
             read_only,
             book,
@@ -215,7 +267,7 @@ impl Mirror {
         let mut names = Vec::new();
         let mut present = Vec::new();
         let mut align = 512;
-        let mut changed = Vec::new();
+        let mut changed: Vec<Changed> = Vec::new();
         for (i, (leg, opened)) in legs.into_iter().enumerate() {
             let opened = opened.and_then(|device| match device.size() >= size {
                 true => Ok(device),
@@ -233,10 +285,17 @@ impl Mirror {
                     align = align.max(device.align());
                     if let Some(stamp) = stamps.legs.get_mut(i) {
                         let (then, now) = (stamp.left, look(&device));
-                        let other = then.1 != 0 && then.1 != now.1;
+                        let other = is_another(then, now);
                         let written = !stamps.open && then.0 != 0 && then.0 != now.0;
                         if other || written {
-                            changed.push((i, leg.clone()));
+                            changed.push(Changed {
+                                leg: i,
+                                hardware: device.is_device(),
+                                why: match device.is_device() {
+                                    true => "another device is in its place",
+                                    false => "somebody else has changed it since",
+                                },
+                            });
                         }
                         // From now on it is written by us: only which file it is can be told again.
                         stamp.left = (0, now.1);
@@ -255,22 +314,37 @@ impl Mirror {
                 .get(i)
                 .is_some_and(|l| l.state == LegState::Current)
         };
-        let untouched = (0..stamps.legs.len()).any(|i| {
-            current(&stamps, i)
-                && present.get(i) == Some(&true)
-                && changed.iter().all(|(at, _)| *at != i)
-        });
-        if !untouched && changed.iter().any(|(i, _)| current(&stamps, *i)) {
+        let untouched = |stamps: &MirrorStamps, changed: &[Changed]| {
+            (0..stamps.legs.len()).any(|i| {
+                current(stamps, i)
+                    && present.get(i) == Some(&true)
+                    && changed.iter().all(|c| c.leg != i)
+            })
+        };
+        if !untouched(&stamps, &changed) {
+            // All devices are others: they are on another host, or behind another adapter. What they hold tells.
+            changed.retain(|c| !c.hardware);
+        }
+        if let Some(touched) = &touched {
+            let region = region_bytes(size);
+            let skip = |offset: u64| touched.has((offset / region) as u32);
+            let found = replaced(&stamps, &samples, &changed, skip);
+            changed.extend(found);
+        }
+        if !untouched(&stamps, &changed) && changed.iter().any(|c| current(&stamps, c.leg)) {
+            let name = |c: &Changed| names.get(c.leg).map(|(name, _)| name.clone());
             return Err(OpenError::Changed(
-                changed.into_iter().map(|(_, n)| n).collect(),
+                changed.iter().filter_map(name).collect(),
             ));
         }
-        for (i, leg) in &changed {
-            witness.tell(News::Changed {
-                leg: leg.clone(),
-                why: "somebody else has changed it since".to_owned(),
-            });
-            if let Some(stamp) = stamps.legs.get_mut(*i) {
+        for found in &changed {
+            if let Some((leg, _)) = names.get(found.leg) {
+                witness.tell(News::Changed {
+                    leg: leg.clone(),
+                    why: found.why.to_owned(),
+                });
+            }
+            if let Some(stamp) = stamps.legs.get_mut(found.leg) {
                 stamp.state = LegState::Behind;
                 stamp.whole = true;
                 stamp.copied = 0;
@@ -312,7 +386,7 @@ impl Mirror {
             names,
             size,
             machine,
-            targets,
+            targets: targets.clone(),
             opener,
             book,
             first,
@@ -323,6 +397,7 @@ impl Mirror {
         let (shared, ended) = start(parts)?;
         Ok(Mirror {
             shared,
+            targets,
             align,
             read_only,
             since: Instant::now(),
@@ -482,8 +557,36 @@ impl Remote for Mirror {
         self.shared.size()
     }
 
+    /// The mirror has grown when all its legs have.
     fn refresh_size(&self) -> io::Result<u64> {
-        Ok(self.shared.size())
+        let size = self.shared.size();
+        let report = lock(&self.shared.report).clone();
+        let mut least = u64::MAX;
+        for (i, leg) in report.iter().enumerate().filter(|(_, leg)| !leg.removed) {
+            let device = self.targets.get(Target::Origin(i as u16));
+            let there = device.filter(|_| leg.present && leg.state != LegState::Out);
+            let Some(device) = there else {
+                let name = self.shared.leg_name(i);
+                return Err(io::Error::other(format!("its leg {name} is out")));
+            };
+            least = least.min(device.refresh_size()?);
+        }
+        if report.is_empty() || least <= size {
+            return Ok(size);
+        }
+        let (answer, answered) = channel();
+        self.order(Order::Grow {
+            size: least,
+            answer,
+        });
+        let late = |_| io::Error::other("it was not noted in time that the legs may differ there");
+        let now = answered.recv_timeout(END_TIME).map_err(late)?;
+        match now < least {
+            true => Err(io::Error::other(
+                "its legs are noted in pieces that are too small for that size while it is served",
+            )),
+            false => Ok(now),
+        }
     }
 
     fn align(&self) -> u32 {

@@ -27,6 +27,14 @@ impl Regions {
         all
     }
 
+    /// There are more of them from now on; those are unset.
+    pub fn grow(&mut self, count: u32) {
+        if count > self.count {
+            self.words.resize(count.div_ceil(64) as usize, 0);
+            self.count = count;
+        }
+    }
+
     /// From bits, the lowest first; what is missing is unset, what is too much is ignored.
     pub fn from_words(count: u32, words: &[u64]) -> Regions {
         let mut regions = Regions::none(count);
@@ -139,5 +147,8 @@ mod tests {
         assert_eq!(again, regions);
         assert_eq!(Regions::from_words(64, regions.words()).len(), 1);
         assert_eq!(Regions::all(130).len(), 130);
+        regions.grow(200);
+        assert!(regions.insert(199) && regions.has(129) && !regions.has(130));
+        assert_eq!((regions.count(), regions.len()), (200, 4));
     }
 }

@@ -36,6 +36,8 @@ pub(crate) enum Fault {
     CopyUnlocked,
     /// What was copied is not flushed before it counts.
     JoinUnflushed,
+    /// What legs hold behind their old end is taken for the same.
+    GrownTaken,
     /// What is compared is not held against writes.
     CheckUnlocked,
     /// A leg is compared where it lacks something.
@@ -94,6 +96,10 @@ impl Dice {
 
 type Version = u32;
 
+/// Blocks of a disk that grows, before it does: not whole regions.
+const SMALL: usize = 28;
+/// What legs hold behind the end.
+const BEHIND: Version = 1 << 29;
 /// What a new leg holds.
 const JUNK: Version = Version::MAX;
 
@@ -366,6 +372,9 @@ struct World {
     limits: Limits,
     /// No leg is ever missing.
     complete: bool,
+    /// The disk's size, and the note that has to be durable before it is all of [`BLOCKS`].
+    blocks: usize,
+    growing: Option<u64>,
 }
 
 impl World {
@@ -392,15 +401,31 @@ impl World {
             ..Disk::default()
         };
         BELIEVING.set(fault == Some(Fault::StaleBelieved));
-        let count = (BLOCKS as u64 * BLOCK).div_ceil(REGION) as u32;
+        let blocks = if dice.chance(30) { SMALL } else { BLOCKS };
+        let count = (blocks as u64 * BLOCK).div_ceil(REGION) as u32;
+        let mut disks = vec![disk; legs];
+        let mut judge = Judge::new();
+        for block in blocks..BLOCKS {
+            // What lies behind the end is nobody's.
+            let held = |leg: usize| BEHIND + (leg * BLOCKS + block) as Version;
+            let all: Vec<Version> = (0..legs).map(held).collect();
+            for (disk, held) in disks.iter_mut().zip(&all) {
+                disk.durable[block] = *held;
+            }
+            let all = [&all[..], &[JUNK]].concat();
+            judge.possible[block] = all.clone();
+            judge.after_crash[block] = all;
+        }
         World {
             dice,
             now: 1,
-            disks: vec![disk; legs],
+            disks,
             ids: stamps.legs.iter().map(|l| l.id).collect(),
             ever: legs as u8,
             machine: None,
-            judge: Judge::new(),
+            judge,
+            blocks,
+            growing: None,
             next_req: 1,
             notes: (stamps, Regions::none(count)),
             noting: None,
@@ -487,11 +512,14 @@ impl World {
                 disk.flush();
             }
             // The regions may be lost with the state directory; the stamps are in the pool as well.
-            let touched = (!self.dice.chance(10)).then(|| self.notes.1.clone());
+            let count = (self.blocks as u64 * BLOCK).div_ceil(REGION) as u32;
+            let touched = Regions::from_words(count, self.notes.1.words());
+            let touched = (!self.dice.chance(10)).then_some(touched);
+            self.growing = None;
             self.forgot = touched.is_none();
             self.say(|| format!("open with {present:?}, regions {}", touched.is_some()));
             let opening = Opening {
-                size: BLOCKS as u64 * BLOCK,
+                size: self.blocks as u64 * BLOCK,
                 region: REGION,
                 stamps: self.notes.0.clone(),
                 touched,
@@ -654,7 +682,7 @@ impl World {
             What::Flush => (0, 0),
             _ => {
                 let len = 1 + self.dice.roll(5) as usize;
-                (self.dice.roll((BLOCKS - len) as u64) as usize, len)
+                (self.dice.roll((self.blocks - len) as u64) as usize, len)
             }
         };
         self.request(what, first, len)
@@ -682,6 +710,22 @@ impl World {
         }
         if let Some(machine) = &mut self.machine {
             machine.noted(self.now, seq, made);
+            if self.growing.is_some_and(|note| machine.is_noted(note)) {
+                self.blocks = BLOCKS;
+                self.growing = None;
+            }
+        }
+        self.act()
+    }
+
+    /// The legs have grown.
+    fn grow(&mut self) -> Result<(), String> {
+        let now = self.now;
+        if self.blocks < BLOCKS
+            && self.growing.is_none()
+            && let Some(machine) = &mut self.machine
+        {
+            self.growing = machine.grow(now, BLOCKS as u64 * BLOCK);
         }
         self.act()
     }
@@ -788,6 +832,7 @@ impl World {
             _ if self.dice.chance(40) => self.crash(),
             _ if self.dice.chance(15) => self.add_leg(10),
             _ if self.dice.chance(15) => self.remove_leg(),
+            _ if self.dice.chance(15) => self.grow(),
             _ => Ok(()),
         }
     }
@@ -844,7 +889,7 @@ impl World {
         if self.notes.0.open {
             return Err("it was closed and is open".to_owned());
         }
-        for b in 0..BLOCKS {
+        for b in 0..self.blocks {
             let kept = |id: &Uuid| self.notes.0.legs.iter().any(|l| l.id == *id);
             let kept = self.disks.iter().zip(&self.ids).filter(|(_, id)| kept(id));
             let all: Vec<Version> = kept.map(|(d, _)| d.at(b)).collect();
@@ -914,6 +959,7 @@ fn broken_rules_are_found() {
         Fault::SkipTouched,
         Fault::CopyUnlocked,
         Fault::JoinUnflushed,
+        Fault::GrownTaken,
     ] {
         let found = (1..4000).find_map(|seed| {
             let why = World::new(seed, Some(fault)).run().err()?;

@@ -1,6 +1,8 @@
 //! Disks whose origin is a mirror: legs that die, hang and come back while a guest works, and a daemon that
 //! is killed in between.
 
+#[path = "mirrors/places.rs"]
+mod places;
 #[path = "mirrors/scrubs.rs"]
 mod scrubs;
 
@@ -20,9 +22,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long a load goes on before something happens.
 const LOAD: Duration = Duration::from_millis(300);
 
-/// How often a daemon is killed in a test that does so again and again: `few`, or what HEARTH_KILLS says.
+/// How often a daemon is killed in a test that does so again and again: `few`, or what CYCLES says.
 fn kills(few: u32) -> u32 {
-    let told = std::env::var("HEARTH_KILLS").ok();
+    let told = std::env::var("CYCLES").ok();
     told.and_then(|n| n.parse().ok()).unwrap_or(few)
 }
 

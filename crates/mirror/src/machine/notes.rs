@@ -86,6 +86,18 @@ impl Machine {
         }
     }
 
+    /// What a leg looked like when that was noted last.
+    pub fn left_as(&self, leg: usize) -> (i64, u64) {
+        self.legs.get(leg).map_or((0, 0), |l| l.stamp.left)
+    }
+
+    /// A leg that is out is, if it is the one it was, the same as the current ones there.
+    pub fn is_the_same(&self, leg: usize, offset: u64) -> bool {
+        let region = (offset / self.region) as u32;
+        let known = |l: &Leg| !l.stamp.whole || offset < l.stamp.copied;
+        !self.uses.contains_key(&region) && self.legs.get(leg).is_some_and(known)
+    }
+
     /// Where the legs may differ.
     pub fn touched(&self) -> Regions {
         let mut touched = Regions::none(self.count());

@@ -73,6 +73,7 @@ impl Scrubber {
         // Legs that go and come are tried elsewhere: here they would take along what was right.
         world.complete = true;
         world.limits.leg_ns = u64::MAX / 2;
+        world.blocks = BLOCKS;
         world.open()?;
         for block in 0..BLOCKS {
             world.request(What::Write, block, 1)?;
