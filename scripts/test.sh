@@ -21,6 +21,7 @@ declare -A MAY_TAKE=(
     ["Mutation check"]=180
     ["Release build"]=200
     ["End to end with real clients"]=900
+    ["Console in a browser"]=180
     ["Benchmark smoke run"]=90
 )
 parts=()
@@ -89,6 +90,7 @@ cargo test --locked -p hearth-sim --features mutations --test mutations --test o
 
 # Real clients meet what users run.
 step "Release build"
+build_console
 cargo build --release --locked -p hearth
 export HEARTH_BIN="$(target_dir)/release/hearth"
 
@@ -100,6 +102,13 @@ scripts/package-check.sh
 
 step "End to end with real clients"
 CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-threads=1
+
+step "Console in a browser"
+if [[ -e console/dist/index.html && -d console/node_modules ]]; then
+    (cd console && npm test)
+else
+    note "skipped: the console's page was not built"
+fi
 
 step "Benchmark smoke run"
 "$(target_dir)/debug/hearth-bench" --hearth "$HEARTH_BIN" --smoke

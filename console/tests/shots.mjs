@@ -12,7 +12,13 @@ try {
   for (const [scheme, disk] of [["light", "web-1"], ["dark", "db-1"]]) {
     const page = await world.page({ colorScheme: scheme });
     // Requests while it is open, so that there are lines.
-    for (let i = 0; i < 6; i++) await world.load(disk, 4000);
+    let enough = false;
+    const busy = (async () => {
+      while (!enough) for (const name of [disk, "web-2", "mail-1"]) await world.load(name, 1500);
+    })();
+    await page.locator(".chart tbody tr").nth(9).waitFor({ state: "attached", timeout: 120000 });
+    // A table of one chart has ten rows at most; twice as many points make a line.
+    await new Promise((go) => setTimeout(go, 20000));
     const shot = async (path, name, heading) => {
       await page.evaluate((to) => (location.hash = `#/${to}`), path);
       await page.getByRole("heading", { level: 1, name: heading }).waitFor();
@@ -22,6 +28,8 @@ try {
     await shot("", "overview", "Overview");
     if (scheme === "light") await shot("disks", "disks", "Disks");
     await shot(`disks/${disk}`, "disk", disk);
+    enough = true;
+    await busy;
     await page.context().close();
   }
 } finally {

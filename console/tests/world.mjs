@@ -108,6 +108,8 @@ export class World {
   /** A command, to its end; what it printed. */
   async hearth(args, input) {
     const done = run(HEARTH, ["--run-dir", this.run, ...args], { maxBuffer: 16 << 20 });
+    // Not every command reads what it is given.
+    done.child.stdin.on("error", () => {});
     done.child.stdin.end(input ?? "");
     return (await done).stdout;
   }

@@ -14,6 +14,12 @@ export interface Line {
 
 const HEIGHT = 190;
 
+/** A minute at least, and now if there is nothing yet. */
+function span(_: uPlot, min: number | null, max: number | null): [number, number] {
+  const end = max ?? Date.now() / 1000;
+  return [Math.min(min ?? end, end - 60), end];
+}
+
 function make(host: HTMLElement, lines: Line[], show: (n: number) => string, top?: number): uPlot {
   const style = getComputedStyle(document.documentElement);
   const color = (name: string) => style.getPropertyValue(name).trim();
@@ -30,7 +36,7 @@ function make(host: HTMLElement, lines: Line[], show: (n: number) => string, top
       title: "",
       cursor: { y: false, drag: { x: false, y: false } },
       legend: { show: true, live: true },
-      scales: { x: { range: (_, min, max) => (max - min >= 60 ? [min, max] : [max - 60, max]) }, y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] } },
+      scales: { x: { range: span }, y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] } },
       axes: [
         { ...axis, values: (_, at) => at.map((s) => new Date(s * 1000).toLocaleTimeString("sv", { hour: "2-digit", minute: "2-digit", second: "2-digit" })), space: 80 },
         { ...axis, values: (_, at) => at.map(show), size: 74 },

@@ -34,21 +34,22 @@ export function Shown<T>({
   children: (data: T) => ComponentChildren;
 }) {
   const { data, failure } = live;
+  if (failure?.trouble === "denied") {
+    return (
+      <Notice kind="warn">
+        <strong>You may not see this.</strong> {sentence(failure.remedy)}
+      </Notice>
+    );
+  }
+  // Also if it was there before.
+  if (failure?.trouble === "missing") {
+    return (
+      <Notice kind="info">
+        <strong>There is nothing here.</strong> {sentence(failure.message)}
+      </Notice>
+    );
+  }
   if (data === null) {
-    if (failure?.trouble === "denied") {
-      return (
-        <Notice kind="warn">
-          <strong>You may not see this.</strong> {sentence(failure.remedy)}
-        </Notice>
-      );
-    }
-    if (failure?.trouble === "missing") {
-      return (
-        <Notice kind="info">
-          <strong>There is nothing here.</strong> {sentence(failure.message)}
-        </Notice>
-      );
-    }
     if (failure && failure.trouble !== "gone") return <Said failure={failure} />;
     return (
       <p class="loading" role="status">

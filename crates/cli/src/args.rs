@@ -2,6 +2,7 @@
 
 mod bench;
 mod config;
+mod console;
 mod datastore;
 mod disk;
 mod monitor;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use config::{Config, ConfigCheck};
+pub use console::{Console, ConsoleAccount, ConsoleEnable, ConsoleOpen, ConsoleRole, StateDir};
 pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
 pub use disk::{
     Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskScrub, DiskSet, Mode, Switch, Users,
@@ -141,6 +143,12 @@ pub enum Command {
     /// Write manual pages and completions, for packages
     #[command(hide = true)]
     Generate(Generate),
+    /// Watch and change all this in a browser
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth console enable\n  hearth console open"
+    )]
+    Console(Console),
     /// Print what to type to give a disk to a virtual machine, or to mount a datastore
     #[command(
         after_help = "Example:\n  hearth attach-help vm1 --for qemu\n  hearth attach-help vm1 --for libvirt --over nbd\n  hearth attach-help vms --for esxi"
@@ -400,6 +408,15 @@ mod tests {
             "hearth trace convert a b --to oracle-general",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
+            "hearth console enable",
+            "hearth console enable --listen 192.0.2.1:8477 --tls-cert c --tls-key k --allow-path /srv --allow-path /dev/x --allow-server h:1",
+            "hearth console disable --state-dir s",
+            "hearth console show --json",
+            "hearth console open --role viewer",
+            "hearth console account add anna --role operator",
+            "hearth console account passwd anna",
+            "hearth console account remove anna",
+            "hearth console account list",
             "hearth bench",
             "hearth bench --slow /srv --flash /mnt/ssd --out /tmp/r --table random,fileio --over nbd",
             "hearth bench --quick --mode write-back,write-around --depth 1,24 --rounds 5 --seconds 3 --size 1G --json",
@@ -439,6 +456,12 @@ mod tests {
             "hearth trace record vm --out f --for 10x",
             "hearth trace record vm --out f --stop",
             "hearth histogram vm --csv --json",
+            "hearth console",
+            "hearth console enable --listen 8477",
+            "hearth console enable --tls-cert c",
+            "hearth console account add anna",
+            "hearth console account add anna --role root",
+            "hearth console account add anna secret --role viewer",
             "hearth bench --depth 0",
             "hearth bench --table nonsense",
             "hearth bench compare a.json",

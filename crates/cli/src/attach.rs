@@ -66,22 +66,7 @@ pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
         }
         Err(e) => return Err(e.into()),
     };
-    let dir = std::path::absolute(global.dir()).unwrap_or_else(|_| global.dir());
-    let installed = Installed::look(args.hypervisor);
-    let help = Help {
-        disk: info.name.clone(),
-        hypervisor: args.hypervisor.word(),
-        libvirt: installed.libvirt.map(|v| v.to_string()),
-        qemu: installed.qemu.map(|v| v.to_string()),
-        ways: ways(
-            args.hypervisor,
-            args.over,
-            &dir,
-            &info.name,
-            info.settings.read_only,
-            installed,
-        )?,
-    };
+    let help = help(global, &info, args.hypervisor, args.over)?;
     if global.json {
         return print_json(&help);
     }
@@ -96,6 +81,42 @@ pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
         println!("{}", way.text);
     }
     Ok(())
+}
+
+/// What to type to give a disk to guests of this hypervisor, as `--json` prints it.
+pub fn of_disk(
+    global: &Global,
+    disk: &str,
+    hypervisor: Hypervisor,
+) -> Result<serde_json::Value, Error> {
+    let info: DiskInfo = Client::new(&global.dir()).get(&disk_path(disk, ""))?;
+    let help = help(global, &info, hypervisor, None)?;
+    serde_json::to_value(&help)
+        .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))
+}
+
+fn help(
+    global: &Global,
+    info: &DiskInfo,
+    hypervisor: Hypervisor,
+    over: Option<Over>,
+) -> Result<Help, Error> {
+    let dir = std::path::absolute(global.dir()).unwrap_or_else(|_| global.dir());
+    let installed = Installed::look(hypervisor);
+    Ok(Help {
+        disk: info.name.clone(),
+        hypervisor: hypervisor.word(),
+        libvirt: installed.libvirt.map(|v| v.to_string()),
+        qemu: installed.qemu.map(|v| v.to_string()),
+        ways: ways(
+            hypervisor,
+            over,
+            &dir,
+            &info.name,
+            info.settings.read_only,
+            installed,
+        )?,
+    })
 }
 
 /// What is installed here, as far as it is known and matters.

@@ -8,6 +8,7 @@ mod args;
 mod attach;
 mod bench;
 mod config;
+mod console;
 mod datastore;
 mod disk;
 mod events;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
         Command::Config(command) => config::run(&global, command),
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&global, &args),
+        Command::Console(command) => console::run(&global, command),
         Command::AttachHelp(args) => attach::run(&global, &args),
     };
     match outcome {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use hearth_monitor::{Options, Part};
 
-use crate::Outcome;
 use crate::args::{Global, Monitor};
 use crate::serve::log_to_stderr;
+use crate::{Outcome, console};
 
 pub fn run(global: &Global, args: Monitor) -> Outcome {
     log_to_stderr(args.log.as_deref(), args.log_format)?;
@@ -22,5 +22,5 @@ pub fn run(global: &Global, args: Monitor) -> Outcome {
 
 /// What the second service does besides watching the daemon. Another part is another line here.
 fn parts() -> Vec<Arc<dyn Part>> {
-    Vec::new()
+    vec![Arc::new(console::Shown)]
 }

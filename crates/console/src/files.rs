@@ -3,10 +3,15 @@
 //! The console and the command line are two processes that read them. A file is
 //! replaced by a rename, so nobody ever reads half of one; and who it was replaced for shows in its
 //! inode and time, so that looking whether it changed is one `stat`.
+//!
+//! The console may run as a user of its own, and root sets it up: what root makes belongs to whom the directory
+//! around it belongs.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown, lchown,
+};
 use std::path::Path;
 
 use hearth_fault::Fault;
@@ -25,10 +30,29 @@ pub(crate) fn stamp(path: &Path) -> Stamp {
     Some((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.len()))
 }
 
+/// To whom that belongs which is made in `dir`, if not to who makes it.
+fn owner(dir: &Path) -> io::Result<Option<(u32, u32)>> {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Ok(None);
+    }
+    let meta = fs::metadata(dir)?;
+    Ok(Some((meta.uid(), meta.gid())))
+}
+
 /// Makes a directory for its owner alone, unless it is there.
 pub(crate) fn make_dir(dir: &Path) -> Result<(), Fault> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(|e| {
+    let make = || -> io::Result<()> {
+        if dir.is_dir() {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        if let Some((uid, gid)) = dir.parent().map(owner).transpose()?.flatten() {
+            lchown(dir, Some(uid), Some(gid))?;
+        }
+        Ok(())
+    };
+    make().map_err(|e| {
         Fault::new(
             format!("cannot make {}: {e}", dir.display()),
             "run this as the user who runs the console, or name its directory with --state-dir",
@@ -79,6 +103,9 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), Fault> {
             .create_new(true)
             .mode(0o600)
             .open(&new)?;
+        if let Some((uid, gid)) = path.parent().map(owner).transpose()?.flatten() {
+            fchown(&file, Some(uid), Some(gid))?;
+        }
         file.write_all(&text)?;
         file.sync_all()?;
         fs::rename(&new, path)
@@ -87,4 +114,32 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), Fault> {
         let _ = fs::remove_file(&new);
         failed(e)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_root_makes_belongs_to_whom_the_directory_belongs() {
+        let dir = tempfile::tempdir().unwrap();
+        // SAFETY: geteuid has no preconditions and cannot fail.
+        let root = unsafe { libc::geteuid() } == 0;
+        if root {
+            lchown(dir.path(), Some(4711), Some(4712)).unwrap();
+        }
+        let of = |path: &Path| {
+            let meta = fs::metadata(path).unwrap();
+            (meta.uid(), meta.gid(), meta.mode() & 0o777)
+        };
+        let (uid, gid, _) = of(dir.path());
+        let inner = dir.path().join("console");
+        make_dir(&inner).unwrap();
+        write(&inner.join("x.json"), &7).unwrap();
+        assert_eq!(of(&inner), (uid, gid, 0o700));
+        assert_eq!(of(&inner.join("x.json")), (uid, gid, 0o600));
+        assert_eq!(read::<u32>(&inner.join("x.json")), Ok(7));
+        // For others there is nothing to be given away.
+        assert_eq!(uid == 4711, root, "{uid}");
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io::BufReader;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
+use crate::files::{self, Stamp};
 use crate::server::{Config, Peer, router};
 use crate::settings::{Settings, TlsFiles};
 
@@ -49,7 +51,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) {
     let mut failure = String::new();
     loop {
         // Taken before the settings are read: a change in between is seen as one.
-        let stamp = config.home.settings_stamp();
+        let stamp = stamps(&config);
         let mut wait = LOOK;
         let ended = match open(&config).await {
             Ok(None) => false,
@@ -57,7 +59,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) {
                 tracing::info!("the console is at {}", open.settings.url());
                 failure.clear();
                 let changed = async {
-                    while config.home.settings_stamp() == stamp {
+                    while stamps(&config) == stamp {
                         tokio::time::sleep(LOOK).await;
                     }
                 };
@@ -89,6 +91,17 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) {
             () = tokio::time::sleep(wait) => {}
         }
     }
+}
+
+/// Changes with the settings, and with the certificate, which is renewed every few months.
+fn stamps(config: &Config) -> [Stamp; 3] {
+    let tls = config.home.settings().ok().and_then(|s| s.tls);
+    let of = |path: Option<&PathBuf>| path.and_then(|p| files::stamp(p));
+    [
+        config.home.settings_stamp(),
+        of(tls.as_ref().map(|t| &t.cert)),
+        of(tls.as_ref().map(|t| &t.key)),
+    ]
 }
 
 struct Open {
