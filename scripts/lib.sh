@@ -59,7 +59,8 @@ build_console() {
         note "no Node.js 18 or newer with npm: this build has no console page"
         return 0
     fi
-    if ! (cd "$ROOT/console" && npm ci --ignore-scripts --no-audit --no-fund --loglevel error >/dev/null && npm run --silent build); then
+    # Not `npm ci`: it wants the lock to know the builds for other systems as well, which not every registry has.
+    if ! (cd "$ROOT/console" && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel error >/dev/null && npm run --silent build); then
         note "the console's page could not be built, see above: this build has none"
     fi
 }
