@@ -91,6 +91,9 @@ if [[ $purpose == test || $purpose == bench ]]; then
     # Kills the daemon at a step of its work.
     want strace strace
     /usr/bin/python3 -c 'import nbd' 2>/dev/null || missing+=(python3-libnbd)
+    # A mail server for alerts, and what drives say of themselves.
+    /usr/bin/python3 -c 'import aiosmtpd' 2>/dev/null || missing+=(python3-aiosmtpd)
+    [[ -x /usr/sbin/smartctl ]] || want smartctl smartmontools
 fi
 
 install_rust() {

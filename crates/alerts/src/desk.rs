@@ -354,6 +354,16 @@ impl Desk {
         self.given_up.retain(|way, _| ways.contains(way));
     }
 
+    /// True if one does as well as the other to go on from: they differ in when things were last seen alone.
+    pub fn is_as_good_as(&self, other: &Desk) -> bool {
+        let still = |desk: &Desk| {
+            let mut desk = desk.clone();
+            desk.open.values_mut().for_each(|alert| alert.seen = 0);
+            desk
+        };
+        still(self) == still(other)
+    }
+
     /// What is wrong now, the oldest first.
     pub fn open(&self) -> Vec<Alert> {
         let mut open: Vec<Alert> = self.open.values().filter(|a| a.told > 0).cloned().collect();

@@ -25,7 +25,7 @@ pub use disk::{
 };
 use hearth_daemon::size;
 use hearth_fault::Fault;
-pub use monitor::Monitor;
+pub use monitor::{Alert, Monitor};
 pub use pool::{Pool, PoolAdopt, PoolAt, PoolCreate, PoolExport};
 pub use rescue::Rescue;
 pub use serve::{LogFormat, Serve, Tls};
@@ -98,6 +98,15 @@ pub enum Command {
     Serve(Serve),
     /// Watch the daemon in a second process, which mails, shows and remembers
     Monitor(Monitor),
+    /// Show on one screen how everything is
+    #[command(after_help = "Example:\n  hearth status\n  hearth status --json")]
+    Status,
+    /// Show what is wrong and was told, or try whether alerts arrive
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth alert list\n  hearth alert test"
+    )]
+    Alert(Alert),
     /// Add, show, change, flush or remove disks
     #[command(
         subcommand,
@@ -385,7 +394,10 @@ mod tests {
             "hearth serve --config f --threads 2",
             "hearth metrics",
             "hearth metrics --listen 0.0.0.0:9810 --allow-remote",
-            "hearth monitor --state-dir /s --control-group g --log debug --log-format json",
+            "hearth status --json",
+            "hearth alert list",
+            "hearth alert test",
+            "hearth monitor --config /c --state-dir /s --control-group g --log debug --log-format json",
             "hearth events",
             "hearth events --disk vm --since 2h --severity warning --limit 20 --follow --json",
             "hearth stats",

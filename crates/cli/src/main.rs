@@ -4,6 +4,7 @@
 //! sentence that says what is wrong and what to do about it.
 
 mod advise;
+mod alert;
 mod args;
 mod attach;
 mod bench;
@@ -19,6 +20,7 @@ mod interrupt;
 mod metrics;
 mod monitor;
 mod mount;
+mod overview;
 mod pool;
 mod record;
 mod replay;
@@ -76,6 +78,8 @@ fn main() -> ExitCode {
         Command::Rescue(args) => rescue::run(&global, &args),
         Command::Serve(args) => serve::run(&global, args),
         Command::Monitor(args) => monitor::run(&global, args),
+        Command::Status => overview::run(&global),
+        Command::Alert(command) => alert::run(&global, &command),
         Command::Disk(command) => disk::run(&global, command),
         Command::Datastore(command) => datastore::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),

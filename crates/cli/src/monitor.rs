@@ -1,26 +1,110 @@
 //! `hearth monitor`: the second service, with the parts it is made of.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearth_alerts::AlertsConfig;
+use hearth_daemon::error::Error;
+use hearth_health::daemon::Limits;
+use hearth_monitor::alerts::{Alerting, Beating};
+use hearth_monitor::collect::Collecting;
+use hearth_monitor::health::{Judging, Verdict};
 use hearth_monitor::{Options, Part};
+use serde::Deserialize;
 
 use crate::args::{Global, Monitor};
 use crate::serve::log_to_stderr;
 use crate::{Outcome, console};
 
+/// Where the host's settings are.
+const CONFIG: &str = "/etc/hearth/hearth.toml";
+
+/// What the file says that is our business.
+#[derive(Debug, Default, Deserialize)]
+struct File {
+    #[serde(default)]
+    alerts: AlertsConfig,
+}
+
 pub fn run(global: &Global, args: Monitor) -> Outcome {
     log_to_stderr(args.log.as_deref(), args.log_format)?;
+    let alerts = config(args.config.as_deref())?;
     Ok(hearth_monitor::run(Options {
         run_dir: global.dir(),
         state_dir: args
             .state_dir
             .map(|dir| std::path::absolute(&dir).unwrap_or(dir)),
         control_group: args.control_group,
-        parts: parts(),
+        parts: parts(alerts),
     })?)
 }
 
+/// The section `[alerts]`. A file that was named must be there.
+fn config(given: Option<&Path>) -> Result<AlertsConfig, Error> {
+    let path = given.map_or_else(|| PathBuf::from(CONFIG), Path::to_owned);
+    let invalid =
+        |what: String| Error::invalid(format!("{}: {what}", path.display()), "see docs/alerts.md");
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && given.is_none() => String::new(),
+        Err(e) => {
+            return Err(Error::unavailable(
+                format!("cannot read {}: {e}", path.display()),
+                "check the path and its permissions",
+            ));
+        }
+    };
+    // It says line and column, and what would be allowed there.
+    let file: File = toml::from_str(&text).map_err(|e| invalid(e.to_string().trim().to_owned()))?;
+    file.alerts.check().map_err(invalid)?;
+    Ok(file.alerts)
+}
+
 /// What the second service does besides watching the daemon. Another part is another line here.
-fn parts() -> Vec<Arc<dyn Part>> {
-    vec![Arc::new(console::Shown)]
+fn parts(alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
+    let collecting = Collecting::default();
+    let verdict = Verdict::default();
+    let judging = Judging {
+        verdict: verdict.clone(),
+        findings: collecting.findings.clone(),
+        limits: Limits {
+            dirty_age: alerts.dirty_hours as f64 * 3600.0,
+            ..Limits::default()
+        },
+    };
+    let mut parts: Vec<Arc<dyn Part>> = vec![
+        Arc::new(collecting),
+        Arc::new(judging),
+        Arc::new(console::Shown),
+    ];
+    if let Some(url) = alerts.heartbeat_url.clone() {
+        parts.push(Arc::new(Beating { url }));
+    }
+    parts.push(Arc::new(Arc::new(Alerting::new(alerts, verdict))));
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_in_the_file_is_told_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hearth.toml");
+        std::fs::write(&path, "[serve]\nthreads = 2\n[alerts]\nrepeat_hours = 12\n").unwrap();
+        assert_eq!(config(Some(&path)).unwrap().repeat_hours, 12);
+        std::fs::write(
+            &path,
+            "[alerts]\n[alerts.mail]\nto = ['a@b.c']\npassword = 'x'\n",
+        )
+        .unwrap();
+        let error = config(Some(&path)).unwrap_err();
+        assert!(error.what.contains("line 4"), "{error}");
+        assert!(
+            error.what.contains("password_file"),
+            "what is allowed: {error}"
+        );
+        assert!(config(Some(&dir.path().join("none"))).is_err());
+    }
 }

@@ -23,8 +23,8 @@ const DANGEROUS: &[&str] = &["remove", "export", "accept-loss", "create", "set",
 /// What people type, and what they are looking for.
 const LOOKED_FOR: &[(&[&str], &str)] = &[
     (
-        &["status", "info", "ps", "top"],
-        "see `hearth stats`, `hearth disk list` and `hearth pool show`",
+        &["info", "ps", "top"],
+        "see `hearth status`, `hearth stats`, `hearth disk list` and `hearth pool show`",
     ),
     (
         &["rename", "mv"],
@@ -188,7 +188,7 @@ mod tests {
             "hearth disk rename a b",
             "hearth disk rm a",
             "hearth disk remov a",
-            "hearth status",
+            "hearth info",
             "hearth disk status",
             "hearth pool exprt",
             "hearth rm",
@@ -199,7 +199,7 @@ mod tests {
                 assert!(!body.remedy.contains(word), "{line}: {body:?}");
             }
         }
-        assert!(told("hearth status").0.contains("hearth stats"));
+        assert!(told("hearth info").0.contains("hearth stats"));
         assert!(told("hearth disk rename a b").0.contains("keeps its name"));
         // What harms nobody may be guessed.
         assert!(told("hearth disk lst").0.contains("'list'"));

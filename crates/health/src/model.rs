@@ -157,6 +157,16 @@ impl Item {
         }
     }
 
+    /// Adds reasons.
+    pub fn add(&mut self, reasons: Vec<Reason>) {
+        let disks = std::mem::take(&mut self.disks);
+        let mut all = std::mem::take(&mut self.reasons);
+        all.extend(reasons);
+        let about = std::mem::take(&mut self.about);
+        *self = Item::new(self.kind, std::mem::take(&mut self.name), all).about(about);
+        self.disks = disks;
+    }
+
     /// The same, with what else it is known by.
     pub fn about(self, about: impl Into<String>) -> Item {
         Item {

@@ -1,5 +1,6 @@
 //! What the second service answers on its own socket, as its clients decode it.
 
+use hearth_health::{Kind, Reason};
 use serde::{Deserialize, Serialize};
 
 /// Whether the daemon is there.
@@ -67,4 +68,72 @@ pub struct MonitorInfo {
     pub daemon: DaemonInfo,
     /// Its parts.
     pub parts: Vec<PartInfo>,
+}
+
+/// An alert.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlertInfo {
+    /// What sort of thing it is about.
+    pub kind: Kind,
+    /// What that is called.
+    pub name: String,
+    /// What is so, and what to do.
+    pub reason: Reason,
+    /// Since when, in milliseconds since 1970.
+    pub since: u64,
+    /// When it was over; 0 while it lasts.
+    #[serde(default)]
+    pub ended: u64,
+}
+
+/// A way alerts go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayInfo {
+    /// Its name: `mail:ADDRESS`, `webhook` or `ntfy`.
+    pub way: String,
+    /// Messages that have not arrived.
+    pub waiting: u64,
+    /// Why the first of them has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A message that has not arrived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingInfo {
+    /// The way it goes.
+    pub way: String,
+    /// Its number.
+    pub id: u64,
+    /// Its first line.
+    pub subject: String,
+    /// Attempts so far.
+    pub attempts: u64,
+    /// When it is tried next, in milliseconds since 1970.
+    pub next: u64,
+    /// Why it did not arrive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Alerts: `GET /v1/alerts`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlertsInfo {
+    /// What is wrong and was told.
+    pub open: Vec<AlertInfo>,
+    /// What was, the newest last.
+    pub past: Vec<AlertInfo>,
+    /// Ways alerts go.
+    pub ways: Vec<WayInfo>,
+    /// Messages that have not arrived.
+    pub waiting: Vec<WaitingInfo>,
+}
+
+/// A test that was sent: `POST /v1/alerts/test`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TestInfo {
+    /// The message's number.
+    pub id: u64,
+    /// Ways it goes.
+    pub ways: Vec<String>,
 }

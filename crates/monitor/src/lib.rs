@@ -11,14 +11,19 @@
 //! last seen ([`watch`]), its events from where the part left off ([`events`]), a directory for what must
 //! outlive a restart ([`state`]). Parts answer questions on the service's own socket ([`serve`]).
 
+pub mod alerts;
 pub mod api;
+pub mod collect;
 pub mod dirs;
 pub mod events;
+pub mod facts;
+pub mod health;
 pub mod part;
 pub mod run;
 mod serve;
 pub mod state;
 pub mod stop;
+mod tool;
 pub mod watch;
 
 pub use part::{Context, Part};

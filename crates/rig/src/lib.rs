@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod guest;
 pub mod load;
 pub mod machine;
+pub mod monitor;
 pub mod nbd;
 pub mod pattern;
 pub mod process;

@@ -1,76 +1,8 @@
 //! The second service beside a daemon that lives, hangs and dies.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
-use hearth_rig::api::Api;
-use hearth_rig::{Hearth, wait};
-use serde_json::Value;
-
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A second service. Killed when dropped.
-struct Monitor {
-    child: Child,
-    run_dir: PathBuf,
-}
-
-impl Monitor {
-    fn start(hearth: &Hearth) -> Result<Monitor> {
-        let run_dir = hearth.run_dir();
-        let state_dir = hearth.dir().join("monitor");
-        let log = fs::File::create(hearth.dir().join("monitor.log"))?;
-        let child = Command::new(hearth_rig::daemon::binary()?)
-            .arg("monitor")
-            .arg("--run-dir")
-            .arg(&run_dir)
-            .arg("--state-dir")
-            .arg(&state_dir)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()?;
-        Ok(Monitor {
-            child,
-            run_dir: beside(&run_dir),
-        })
-    }
-
-    fn get(&self, path: &str) -> Result<Value> {
-        Api::at(self.run_dir.join("api.sock")).get(path)
-    }
-
-    fn link_is(&self, link: &str) -> Result<Value> {
-        wait::until(&format!("the daemon is {link}"), LIMIT, || {
-            let info = self.get("/v1/monitor").ok()?;
-            (info["daemon"]["link"] == link).then_some(info)
-        })
-    }
-
-    fn end(mut self) -> Result<()> {
-        signal(self.child.id(), libc::SIGTERM);
-        let status = wait::until("the second service ends", LIMIT, || {
-            self.child.try_wait().ok().flatten()
-        })?;
-        ensure!(status.success(), "{status}");
-        Ok(())
-    }
-}
-
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn beside(dir: &Path) -> PathBuf {
-    let mut name = dir.as_os_str().to_owned();
-    name.push("-monitor");
-    PathBuf::from(name)
-}
+use hearth_rig::Hearth;
+use hearth_rig::monitor::Monitor;
 
 fn signal(pid: u32, signal: i32) {
     // SAFETY: kill touches no memory; the process is our child and was not waited for.
@@ -80,7 +12,7 @@ fn signal(pid: u32, signal: i32) {
 #[test]
 fn it_tells_a_daemon_that_hangs_from_one_that_is_gone_and_finds_it_again() -> Result<()> {
     let mut hearth = Hearth::serving("64M")?;
-    let monitor = Monitor::start(&hearth)?;
+    let monitor = Monitor::start(&hearth, &[])?;
     monitor.link_is("up")?;
     let pid = hearth.pid().expect("serving");
     signal(pid, libc::SIGSTOP);
@@ -94,7 +26,9 @@ fn it_tells_a_daemon_that_hangs_from_one_that_is_gone_and_finds_it_again() -> Re
     ensure!(info["daemon"]["seen"].as_u64().is_some(), "{info}");
     hearth.start()?;
     let info = monitor.link_is("up")?;
-    ensure!(info["parts"][0]["restarts"] == 0, "{info}");
+    for part in info["parts"].as_array().into_iter().flatten() {
+        ensure!(part["restarts"] == 0 && part["running"] == true, "{info}");
+    }
     monitor.end()?;
     // The daemon has not noticed.
     hearth.ok(&["disk", "list"])?;
@@ -104,14 +38,69 @@ fn it_tells_a_daemon_that_hangs_from_one_that_is_gone_and_finds_it_again() -> Re
 #[test]
 fn it_starts_before_the_daemon_and_two_of_them_do_not_share_a_directory() -> Result<()> {
     let mut hearth = Hearth::with_pool("64M")?;
-    let monitor = Monitor::start(&hearth)?;
+    let monitor = Monitor::start(&hearth, &[])?;
     monitor.link_is("down")?;
-    let mut second = Monitor::start(&hearth)?;
-    let status = wait::until("the second one ends", LIMIT, || {
-        second.child.try_wait().ok().flatten()
-    })?;
-    ensure!(!status.success(), "two second services in one directory");
+    let said = Monitor::start(&hearth, &[])?.refused()?;
+    ensure!(said.contains("another `hearth monitor` is using"), "{said}");
     hearth.start()?;
     monitor.link_is("up")?;
     monitor.end()
+}
+
+#[test]
+fn health_tells_a_daemon_that_was_stopped_from_one_that_was_killed() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let origin = hearth.origin("vm1", 1 << 20)?;
+    hearth.add("vm1", hearth_rig::daemon::path(&origin), &[])?;
+    let monitor = Monitor::start(&hearth, &[])?;
+    let judged = |kind: &'static str, code: &'static str| {
+        monitor.until(code, "/v1/health", move |report| {
+            let items = report["items"].as_array().into_iter().flatten();
+            items
+                .filter(|i| i["kind"] == kind)
+                .flat_map(|i| i["reasons"].as_array().into_iter().flatten())
+                .any(|r| r["code"] == code)
+        })
+    };
+    let well = monitor.until("the disk is judged", "/v1/health", |report| {
+        let items = report["items"].as_array().into_iter().flatten();
+        let disks = |i: &&serde_json::Value| i["kind"] == "disk" && i["condition"] == "healthy";
+        items.filter(disks).count() == 1
+    })?;
+    ensure!(well["condition"] != "failed", "{well}");
+    let status = hearth.ok(&["status"])?;
+    ensure!(
+        status.contains("vm1") && status.contains("is it helping?"),
+        "{status}"
+    );
+    ensure!(!status.contains("second service is not there"), "{status}");
+
+    hearth.kill9()?;
+    judged("daemon", "daemon-down")?;
+    let out = hearth.hearth(&["status", "--json"])?;
+    ensure!(!out.status.success(), "there is no daemon");
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout)?;
+    ensure!(
+        json["condition"] == "failed" && json["monitor"] == true,
+        "{json}"
+    );
+    hearth.start()?;
+    monitor.link_is("up")?;
+    hearth.stop()?;
+    judged("daemon", "daemon-stopped")?;
+    hearth.start()?;
+
+    // A disk whose origin goes away while nobody serves it.
+    hearth.stop()?;
+    std::fs::remove_file(&origin)?;
+    hearth.start()?;
+    judged("disk", "disk-waiting")?;
+    monitor.end()?;
+    let status = hearth.ok(&["status"])?;
+    ensure!(status.contains("second service is not there"), "{status}");
+    ensure!(
+        status.starts_with("health: failed") && status.contains("not served"),
+        "{status}"
+    );
+    Ok(())
 }

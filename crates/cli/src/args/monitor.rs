@@ -2,15 +2,29 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::serve::LogFormat;
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum Alert {
+    /// Show what is wrong and was told, and what has not arrived
+    #[command(after_help = "Example:\n  hearth alert list")]
+    List,
+    /// Send a test every way that is configured, and wait for what comes of it
+    #[command(after_help = "Example:\n  hearth alert test")]
+    Test,
+}
 
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Example:\n  hearth monitor\n  \
     hearth monitor --run-dir ./run --state-dir ./monitor\n\n\
     It watches the daemon of --run-dir from outside, and goes on when that ends. SIGTERM or Ctrl-C stops it.")]
 pub struct Monitor {
+    /// File with the section [alerts], which says who is told of what is wrong [default:
+    /// /etc/hearth/hearth.toml if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Directory of what it must remember [default: /var/lib/hearth-monitor for root,
     /// $XDG_STATE_HOME/hearth-monitor for others]
     #[arg(long, value_name = "DIR")]

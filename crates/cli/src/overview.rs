@@ -1,0 +1,381 @@
+//! `hearth status`: everything on one screen, for people.
+//!
+//! What the daemon knows is asked of the daemon, and what is judged of the second service. Where that is not
+//! there, the same rules judge what the daemon tells; nothing is known of drives and arrays then, and that is said.
+
+use std::fmt::Write as _;
+
+use hearth_daemon::api::events::EventInfo;
+use hearth_daemon::api::stats::{DiskSpan, Ratios};
+use hearth_daemon::client::Client;
+use hearth_daemon::error::Error;
+use hearth_daemon::size::human;
+use hearth_health::daemon::{Daemon, Limits, Presence};
+use hearth_health::{Condition, Item, Kind, Report};
+use hearth_monitor::facts;
+use hearth_monitor::watch::Seen;
+use serde::Serialize;
+
+use crate::args::Global;
+use crate::events::line;
+use crate::stats::percent;
+use crate::table::{Table, plain};
+use crate::{Outcome, alert, print_json};
+
+/// Events shown.
+const EVENTS: usize = 5;
+/// Disks shown: one screen.
+const DISKS: usize = 20;
+
+/// Whether the cache helps.
+#[derive(Debug, Serialize)]
+struct Helping {
+    /// In one sentence.
+    sentence: String,
+    /// Time without the cache / time with it, over the day.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speedup_day: Option<f64>,
+    /// The same over the last five minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speedup_now: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskRow {
+    name: String,
+    state: &'static str,
+    mode: &'static str,
+    condition: Condition,
+    reads_per_second: f64,
+    writes_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio_now: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio_day: Option<f64>,
+    cached: u64,
+    dirty: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct PoolRow {
+    name: String,
+    flash: Vec<String>,
+    state: String,
+    capacity: u64,
+    cached: u64,
+    dirty: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio_now: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio_day: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    condition: Condition,
+    /// The second service answered, so drives, arrays and file systems were judged, too.
+    monitor: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<PoolRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    helping: Option<Helping>,
+    disks: Vec<DiskRow>,
+    health: Report,
+    events: Vec<EventInfo>,
+    /// Why the daemon could not be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+fn ratios<'a>(spans: &'a [DiskSpan], name: &str) -> Option<&'a Ratios> {
+    spans.iter().find(|s| s.span == name).map(|s| &s.ratios)
+}
+
+fn helping(spans: &[DiskSpan]) -> Helping {
+    let of = |name: &str| ratios(spans, name).and_then(|r| r.speedup);
+    let (day, now) = (of("1d"), of("5min"));
+    let sentence = match day.or(now) {
+        None => "not known yet: too little was asked of the disks".to_owned(),
+        Some(x) if x >= 1.05 => format!(
+            "yes: without the cache, requests would take {x:.1} times as long (estimate over the day)"
+        ),
+        Some(x) if x > 0.95 => format!(
+            "no difference: requests take as long as without the cache ({x:.2} times, estimate over the day)"
+        ),
+        Some(x) => format!(
+            "no: without the cache, requests would take {x:.2} times as long (estimate over the day)"
+        ),
+    };
+    Helping {
+        sentence,
+        speedup_day: day,
+        speedup_now: now,
+    }
+}
+
+fn disks(seen: &Seen, health: &Report) -> Vec<DiskRow> {
+    let row = |info: &hearth_daemon::api::types::DiskInfo| {
+        let report = seen.stats.disks.iter().find(|r| r.name == info.name);
+        let spans = report.map(|r| r.spans.as_slice()).unwrap_or_default();
+        let now = spans.iter().find(|s| s.span == "5min");
+        let rate = |n: u64| now.map_or(0.0, |s| n as f64 / s.seconds.max(1) as f64);
+        let judged = (health.items.iter()).find(|i| i.kind == Kind::Disk && i.name == info.name);
+        DiskRow {
+            name: info.name.clone(),
+            state: info.state.word(),
+            mode: info.settings.mode.word(),
+            condition: judged.map_or(Condition::Unknown, |i| i.condition),
+            reads_per_second: rate(now.map_or(0, |s| s.counters.reads())),
+            writes_per_second: rate(now.map_or(0, |s| s.counters.writes())),
+            hit_ratio_now: now.and_then(|s| s.ratios.read_hit_ratio),
+            hit_ratio_day: ratios(spans, "1d").and_then(|r| r.read_hit_ratio),
+            cached: info.cached,
+            dirty: info.dirty,
+        }
+    };
+    seen.disks.iter().map(row).collect()
+}
+
+fn pool(seen: &Seen) -> PoolRow {
+    let stats = &seen.stats.pool;
+    let of = |name: &str| ratios(&stats.disks, name).and_then(|r| r.read_hit_ratio);
+    PoolRow {
+        name: facts::pool_name(seen),
+        flash: seen.pool.flash.clone(),
+        state: seen.pool.state.clone(),
+        capacity: stats.capacity,
+        cached: stats.cached,
+        dirty: stats.dirty,
+        hit_ratio_now: of("5min"),
+        hit_ratio_day: of("1d"),
+    }
+}
+
+/// What can be judged without the second service.
+fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
+    let presence = match error {
+        None => Presence::Up,
+        Some(e) => Presence::Down(e.what.clone()),
+    };
+    let daemon = Daemon {
+        presence,
+        stuck: seen.map(facts::stuck).unwrap_or_default(),
+        starts: 0,
+    };
+    let mut items = vec![facts::daemon(&daemon)];
+    items.extend(
+        seen.into_iter()
+            .flat_map(|s| facts::items(s, &Limits::default())),
+    );
+    let note = "the second service is not there, so nothing is known of drives, arrays and file systems; start it with `hearth monitor`";
+    Report::new(hearth_events::time::now_ms(), items, vec![note.to_owned()])
+}
+
+pub fn run(global: &Global) -> Outcome {
+    let client = Client::new(&global.dir());
+    let seen = Seen::ask(&client);
+    let second = alert::second(global).and_then(|c| c.get::<Report>("/v1/health"));
+    let monitor = second.is_ok();
+    let (seen, error) = match seen {
+        Ok(seen) => (Some(seen), None),
+        Err(error) => (None, Some(error)),
+    };
+    let health = second.unwrap_or_else(|_| judged(seen.as_ref(), error.as_ref()));
+    let events: Vec<EventInfo> = match &seen {
+        // Events are the least of it: without them the rest is worth showing.
+        Some(_) => client
+            .get(&format!("/v1/events?severity=notice&limit={EVENTS}"))
+            .unwrap_or_default(),
+        None => Vec::new(),
+    };
+    let status = Status {
+        condition: health.condition,
+        monitor,
+        pool: seen.as_ref().map(pool),
+        helping: seen.as_ref().map(|s| helping(&s.stats.pool.disks)),
+        disks: seen.as_ref().map(|s| disks(s, &health)).unwrap_or_default(),
+        health,
+        events,
+        error: error.as_ref().map(ToString::to_string),
+    };
+    if global.json {
+        print_json(&status)?;
+    } else {
+        print!("{}", text(&status));
+    }
+    match error {
+        // Shown already, as far as it goes; and still a failure.
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
+}
+
+fn reasons(out: &mut String, item: &Item) {
+    let about = match item.about.as_str() {
+        "" => String::new(),
+        about => format!(" ({})", plain(about)),
+    };
+    for reason in &item.reasons {
+        let _ = writeln!(
+            out,
+            "  {:10} {} {}{about}: {}",
+            reason.condition.word(),
+            item.kind.word(),
+            plain(&item.name),
+            plain(&reason.what)
+        );
+        if !reason.remedy.is_empty() {
+            let _ = writeln!(out, "             {}", plain(&reason.remedy));
+        }
+    }
+}
+
+fn text(status: &Status) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "health: {}", status.condition.word());
+    for item in status.health.bad() {
+        reasons(&mut out, item);
+    }
+    for note in &status.health.notes {
+        let _ = writeln!(out, "  note: {}", plain(note));
+    }
+    if let Some(p) = &status.pool {
+        let _ = writeln!(
+            out,
+            "pool {}: {}, {} of {} used, {} dirty; read hits {} now, {} over the day",
+            plain(&p.name),
+            p.state,
+            human(p.cached),
+            human(p.capacity),
+            human(p.dirty),
+            percent(p.hit_ratio_now),
+            percent(p.hit_ratio_day)
+        );
+        let _ = writeln!(out, "flash: {}", plain(&p.flash.join(", ")));
+    }
+    if let Some(h) = &status.helping {
+        let _ = writeln!(out, "is it helping? {}", h.sentence);
+    }
+    let devices: Vec<&Item> = (status.health.items.iter())
+        .filter(|i| i.kind == Kind::Device)
+        .collect();
+    if !devices.is_empty() {
+        out.push('\n');
+        let mut table = Table::new(&["DEVICE", "HEALTH", "WHAT", "DISKS"]);
+        for d in devices {
+            table.row([
+                plain(&d.name),
+                d.condition.word().to_owned(),
+                plain(&d.about),
+                d.disks.len().to_string(),
+            ]);
+        }
+        out.push_str(&table.render());
+    }
+    if !status.disks.is_empty() {
+        out.push('\n');
+        let mut table = Table::new(&[
+            "DISK",
+            "STATE",
+            "HEALTH",
+            "MODE",
+            ">READS/S",
+            ">WRITES/S",
+            ">HIT NOW",
+            ">HIT DAY",
+            ">CACHED",
+            ">DIRTY",
+        ]);
+        // The worst first, then the busiest: those are what somebody looks for.
+        let mut disks: Vec<&DiskRow> = status.disks.iter().collect();
+        disks.sort_by(|a, b| {
+            let load = |d: &DiskRow| d.reads_per_second + d.writes_per_second;
+            b.condition
+                .cmp(&a.condition)
+                .then(load(b).total_cmp(&load(a)))
+                .then(a.name.cmp(&b.name))
+        });
+        for d in disks.iter().take(DISKS) {
+            table.row([
+                plain(&d.name),
+                d.state.to_owned(),
+                d.condition.word().to_owned(),
+                d.mode.to_owned(),
+                format!("{:.0}", d.reads_per_second),
+                format!("{:.0}", d.writes_per_second),
+                percent(d.hit_ratio_now),
+                percent(d.hit_ratio_day),
+                human(d.cached),
+                human(d.dirty),
+            ]);
+        }
+        out.push_str(&table.render());
+        if let Some(more) = status.disks.len().checked_sub(DISKS).filter(|n| *n > 0) {
+            let _ = writeln!(out, "and {more} more; see `hearth disk list`");
+        }
+    }
+    if !status.events.is_empty() {
+        out.push('\n');
+        for event in &status.events {
+            let _ = writeln!(out, "{}", line(event));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_has_its_figure() {
+        let spans = |x: Option<f64>| {
+            vec![DiskSpan {
+                span: "1d".to_owned(),
+                ratios: Ratios {
+                    speedup: x,
+                    ..Ratios::default()
+                },
+                ..DiskSpan::default()
+            }]
+        };
+        assert!(
+            helping(&spans(Some(5.26)))
+                .sentence
+                .starts_with("yes: without the cache, requests would take 5.3 times")
+        );
+        assert!(helping(&spans(Some(0.5))).sentence.starts_with("no: "));
+        assert!(
+            helping(&spans(Some(1.0)))
+                .sentence
+                .starts_with("no difference")
+        );
+        assert!(helping(&spans(None)).sentence.starts_with("not known yet"));
+    }
+
+    #[test]
+    fn a_daemon_that_is_not_there_is_shown_as_failed() {
+        let error = Error::unavailable("nobody listens", "");
+        let health = judged(None, Some(&error));
+        assert_eq!(health.condition, Condition::Failed);
+        let status = Status {
+            condition: health.condition,
+            monitor: false,
+            pool: None,
+            helping: None,
+            disks: Vec::new(),
+            health,
+            events: Vec::new(),
+            error: Some(error.to_string()),
+        };
+        let text = text(&status);
+        assert!(
+            text.starts_with("health: failed\n  failed     daemon hearth: the daemon is not there"),
+            "{text}"
+        );
+        assert!(
+            text.contains("note: the second service is not there"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,325 @@
+//! The part that tells people.
+//!
+//! What is to be told is decided by the [desk](hearth_alerts::desk), which is kept in a file together with how
+//! far the daemon's events were read: so neither a restart of this service nor one of the daemon loses or repeats
+//! anything. The file is written before a message goes out and after.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hearth_alerts::desk::Happened;
+use hearth_alerts::{AlertsConfig, Desk, send};
+use hearth_daemon::api::events::EventInfo;
+use hearth_daemon::error::{Error, Result};
+use hearth_events::time::now_ms;
+use hearth_health::{Condition, Kind};
+use serde::{Deserialize, Serialize};
+
+use crate::api::{AlertInfo, AlertsInfo, TestInfo, WaitingInfo, WayInfo};
+use crate::events::Cursor;
+use crate::health::Verdict;
+use crate::part::{Context, Part};
+
+/// Between two looks at what is due.
+const EVERY: Duration = Duration::from_secs(1);
+/// How often events are asked for, in looks.
+const EVENTS_EVERY: u64 = 5;
+/// Between two signs of life for whoever waits for them.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+/// The file.
+const FILE: &str = "alerts.json";
+
+/// All that is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Kept {
+    desk: Desk,
+    events: Cursor,
+}
+
+/// The part that tells people.
+#[derive(Debug)]
+pub struct Alerting {
+    config: AlertsConfig,
+    host: String,
+    verdict: Verdict,
+    kept: Arc<Mutex<Kept>>,
+}
+
+/// This host's name.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an event is worth being told for, if it is: what lasts is told by health, and not twice.
+fn told(event: &EventInfo) -> Option<Happened> {
+    let condition = match event.event.as_str() {
+        "daemon-start-failed" | "daemon-stopped-badly" | "data-lost" | "daemon-aborted-before" => {
+            Condition::Failed
+        }
+        "daemon-started-after-crash" | "events-left-out" => Condition::Degraded,
+        name if name.starts_with("scrub") => match event.severity.as_str() {
+            "error" => Condition::Failed,
+            "warning" => Condition::Degraded,
+            "notice" => Condition::Healthy,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let kind = if event.disk.is_some() {
+        Kind::Disk
+    } else {
+        Kind::Daemon
+    };
+    Some(Happened {
+        code: event.event.clone(),
+        condition,
+        kind,
+        name: event.disk.clone().unwrap_or_else(|| "hearth".to_owned()),
+        what: event.text.clone(),
+        at: event.at,
+    })
+}
+
+impl Alerting {
+    /// Tells whom the configuration names.
+    pub fn new(config: AlertsConfig, verdict: Verdict) -> Alerting {
+        Alerting {
+            host: config.host.clone().unwrap_or_else(host_name),
+            config,
+            verdict,
+            kept: Arc::default(),
+        }
+    }
+
+    /// Keeps what changed, if something did.
+    fn keep(&self, context: &Context, stored: &mut Kept) -> Result<()> {
+        let now = lock(&self.kept).clone();
+        // When something was last seen changes all the time, and nothing depends on it over a restart.
+        let same = now.events == stored.events && now.desk.is_as_good_as(&stored.desk);
+        if same {
+            return Ok(());
+        }
+        context.state.store(FILE, &now).map_err(|e| {
+            Error::unavailable(
+                format!(
+                    "alerts cannot be kept in {}: {e}",
+                    context.state.path(FILE).display()
+                ),
+                "make room there; until then a restart repeats or loses alerts",
+            )
+        })?;
+        *stored = now;
+        Ok(())
+    }
+
+    fn follow(&self, context: &Context) {
+        loop {
+            let cursor = lock(&self.kept).events;
+            // A daemon that does not answer is health's business.
+            let Ok((events, next)) = cursor.next(&context.client) else {
+                return;
+            };
+            let mut kept = lock(&self.kept);
+            kept.events = next;
+            for event in events.iter().filter_map(told) {
+                kept.desk.happened(now_ms(), event);
+            }
+            if events.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn deliver(&self, context: &Context) {
+        // By itself: a lock taken in the head of a loop is held until its end, and sending takes long.
+        let due = lock(&self.kept).desk.due(now_ms());
+        for delivery in due {
+            if context.stop.is_told() {
+                return;
+            }
+            let (way, id) = (&delivery.way, delivery.message.id);
+            let outcome = send::send(&self.config, way, &delivery.message);
+            match &outcome {
+                Ok(()) => tracing::info!(way, id, "told: {}", delivery.message.subject()),
+                Err(e) => tracing::warn!(way, id, "not told, and tried again: {e}"),
+            }
+            lock(&self.kept).desk.attempted(now_ms(), way, id, outcome);
+        }
+    }
+
+    fn info(&self) -> AlertsInfo {
+        let kept = lock(&self.kept);
+        let alert = |alert: hearth_alerts::desk::Alert| AlertInfo {
+            kind: alert.kind,
+            name: alert.name,
+            reason: alert.reason,
+            since: alert.since,
+            ended: alert.ended,
+        };
+        let waiting = kept.desk.waiting();
+        let ways = self.config.ways().into_iter().map(|way| WayInfo {
+            waiting: waiting.iter().filter(|d| d.way == way).count() as u64,
+            error: waiting
+                .iter()
+                .find(|d| d.way == way)
+                .and_then(|d| d.error.clone()),
+            way,
+        });
+        AlertsInfo {
+            open: kept.desk.open().into_iter().map(alert).collect(),
+            past: kept.desk.past().into_iter().map(alert).collect(),
+            ways: ways.collect(),
+            waiting: (waiting.iter())
+                .map(|d| WaitingInfo {
+                    way: d.way.clone(),
+                    id: d.message.id,
+                    subject: d.message.subject(),
+                    attempts: d.attempts,
+                    next: d.next,
+                    error: d.error.clone(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Part for Arc<Alerting> {
+    fn name(&self) -> &'static str {
+        "alerts"
+    }
+
+    fn run(&self, context: &Context) -> Result<()> {
+        let stored = context.state.load::<Kept>(FILE).map_err(|e| {
+            Error::unavailable(
+                format!("cannot read {}: {e}", context.state.path(FILE).display()),
+                "check its permissions",
+            )
+        })?;
+        let mut stored = stored.unwrap_or_default();
+        stored.desk.ways_are(&self.config);
+        *lock(&self.kept) = stored.clone();
+        let mut judged_at = 0;
+        let mut failing = false;
+        for turn in 0u64.. {
+            if let Some(judged) = self.verdict.get().filter(|j| j.report.at != judged_at) {
+                judged_at = judged.report.at;
+                let mut kept = lock(&self.kept);
+                kept.desk
+                    .judge(&self.config, now_ms(), &judged.report, &judged.unseen);
+            }
+            if turn % EVENTS_EVERY == 0 {
+                self.follow(context);
+            }
+            lock(&self.kept)
+                .desk
+                .write(&self.config, now_ms(), &self.host);
+            let before = self.keep(context, &mut stored);
+            // A full file system is no reason to tell nobody.
+            self.deliver(context);
+            let kept = before.and_then(|()| self.keep(context, &mut stored));
+            if let Err(e) = &kept
+                && !failing
+            {
+                tracing::error!("{e}");
+            }
+            failing = kept.is_err();
+            if context.stop.wait(EVERY) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn routes(&self) -> Router {
+        let (list, test) = (self.clone(), self.clone());
+        let list = move || async move { Json(list.info()) };
+        let test = move || async move {
+            let mut kept = lock(&test.kept);
+            let id = kept.desk.test(&test.config, now_ms(), &test.host);
+            Json(TestInfo {
+                id,
+                ways: test.config.ways(),
+            })
+        };
+        Router::new()
+            .route("/v1/alerts", get(list))
+            .route("/v1/alerts/test", post(test))
+    }
+}
+
+/// The part that gives a sign of life to a service that waits for it: only that can tell of a dead host.
+#[derive(Debug)]
+pub struct Beating {
+    /// Where it is given.
+    pub url: String,
+}
+
+impl Part for Beating {
+    fn name(&self) -> &'static str {
+        "heartbeat"
+    }
+
+    fn run(&self, context: &Context) -> Result<()> {
+        let mut failing = false;
+        loop {
+            let outcome = send::heartbeat(&self.url);
+            if let Err(e) = &outcome
+                && !failing
+            {
+                tracing::warn!("no sign of life could be given: {e}");
+            }
+            failing = outcome.is_err();
+            if context.stop.wait(HEARTBEAT) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(name: &str, severity: &str) -> EventInfo {
+        EventInfo {
+            id: 1,
+            at: 1,
+            event: name.to_owned(),
+            severity: severity.to_owned(),
+            disk: None,
+            text: "x".to_owned(),
+            details: serde_json::Map::new(),
+        }
+    }
+
+    #[test]
+    fn events_worth_an_alert_are_kinds_that_exist() {
+        let told = |name: &str, severity: &str| told(&event(name, severity)).map(|h| h.condition);
+        for name in [
+            "daemon-start-failed",
+            "daemon-started-after-crash",
+            "data-lost",
+            "daemon-aborted-before",
+        ] {
+            assert!(told(name, "error").is_some(), "{name}");
+            assert!(
+                hearth_events::kinds::KINDS.iter().any(|k| k.0 == name),
+                "{name}"
+            );
+        }
+        assert_eq!(told("disk-attached", "info"), None);
+        assert_eq!(told("scrub-found", "warning"), Some(Condition::Degraded));
+        assert_eq!(told("scrub-started", "info"), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! The part that judges: the daemon's own words, what was found beneath, and the host's clock, in one report.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::routing::get;
+use axum::{Json, Router};
+use hearth_daemon::error::Result;
+use hearth_daemon::sign;
+use hearth_events::time::now_ms;
+use hearth_health::clock::Clocks;
+use hearth_health::daemon::{Daemon, Limits, Presence};
+use hearth_health::{Item, Kind, Reason, Report, latency};
+
+use crate::api::Link;
+use crate::collect::Findings;
+use crate::facts;
+use crate::part::{Context, Part};
+use crate::watch::Seen;
+
+/// Between two judgements.
+const EVERY: Duration = Duration::from_secs(2);
+/// How long starts of the daemon are counted.
+const STARTS: Duration = Duration::from_secs(600);
+
+/// What was judged, and what could not be seen for it.
+#[derive(Clone, Debug, Default)]
+pub struct Judged {
+    /// The report.
+    pub report: Report,
+    /// Kinds of things of which nothing is known now.
+    pub unseen: Vec<Kind>,
+}
+
+/// The newest judgement.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict(Arc<Mutex<Option<Arc<Judged>>>>);
+
+impl Verdict {
+    /// It, once there is one.
+    pub fn get(&self) -> Option<Arc<Judged>> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn set(&self, judged: Judged) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(judged));
+    }
+}
+
+/// The part that judges.
+#[derive(Debug)]
+pub struct Judging {
+    /// What it came to.
+    pub verdict: Verdict,
+    /// What was found beneath.
+    pub findings: Findings,
+    /// What an operator allows.
+    pub limits: Limits,
+}
+
+/// What is remembered from one judgement to the next.
+struct Memory {
+    began: Instant,
+    clocks: Clocks,
+    pid: Option<u32>,
+    /// The daemon's starts.
+    starts: Vec<Instant>,
+}
+
+impl Memory {
+    fn starts(&mut self, pid: Option<u32>) -> u64 {
+        // The one that was there before us did not start in our time.
+        let first = self.pid.is_none();
+        if pid.is_some() && pid != self.pid {
+            self.pid = pid;
+            if !first {
+                self.starts.push(Instant::now());
+            }
+        }
+        self.starts.retain(|at| at.elapsed() < STARTS);
+        self.starts.len() as u64
+    }
+}
+
+fn presence(context: &Context) -> Presence {
+    let info = context.daemon.info();
+    let why = info.error.unwrap_or_default();
+    match info.link {
+        Link::Up | Link::Unknown => Presence::Up,
+        Link::Hanging => Presence::Hanging(why),
+        Link::Down => {
+            // A daemon that ends in order takes its sockets with it and leaves its directory.
+            let socket = hearth_daemon::rundir::api_socket(&context.run_dir);
+            let left = context.run_dir.join("hearth.pid").exists() && !socket.exists();
+            if left {
+                Presence::Stopped
+            } else {
+                Presence::Down(why)
+            }
+        }
+    }
+}
+
+/// Devices that have become slow; disks on no device of this host are their own.
+fn slow(items: &mut [Item], seen: &Seen) {
+    let kinds = |item: &Item| item.kind == Kind::Device && !item.disks.is_empty();
+    let local: Vec<String> = (items.iter())
+        .filter(|item| kinds(item))
+        .flat_map(|item| item.disks.clone())
+        .collect();
+    let answers = |item: &Item| {
+        if kinds(item) {
+            Some(facts::answers(&item.name, seen, &item.disks))
+        } else if item.kind == Kind::Disk && !local.contains(&item.name) {
+            Some(facts::answers(
+                &item.name,
+                seen,
+                std::slice::from_ref(&item.name),
+            ))
+        } else {
+            None
+        }
+    };
+    let all: Vec<_> = items.iter().map(answers).collect();
+    for kind in [Kind::Device, Kind::Disk] {
+        let peers: Vec<_> = (items.iter().zip(&all))
+            .filter(|(item, _)| item.kind == kind)
+            .filter_map(|(_, answers)| answers.clone())
+            .collect();
+        for (item, answers) in items
+            .iter_mut()
+            .zip(&all)
+            .filter(|(item, _)| item.kind == kind)
+        {
+            if let Some(answers) = answers {
+                item.add(latency::judge(answers, &peers));
+            }
+        }
+    }
+}
+
+impl Judging {
+    fn judge(&self, context: &Context, memory: &mut Memory) -> Judged {
+        let presence = presence(context);
+        let up = presence == Presence::Up;
+        let seen = context.daemon.seen();
+        let starts = memory.starts(sign::last_sign(&context.run_dir).map(|s| s.pid));
+        let stuck = seen.as_ref().filter(|_| up).map(|seen| facts::stuck(seen));
+        let daemon = Daemon {
+            presence,
+            stuck: stuck.unwrap_or_default(),
+            starts,
+        };
+        let steady = u64::try_from(memory.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        memory.clocks.look(steady, now_ms());
+        let host = Item::new(Kind::Host, "this host", memory.clocks.reasons(steady));
+
+        let collected = self.findings.get();
+        let mut items = vec![facts::daemon(&daemon), host];
+        let mut unseen = Vec::new();
+        match seen.as_ref().filter(|_| up) {
+            Some(seen) => {
+                items.extend(facts::items(seen, &self.limits));
+                items.extend(collected.items);
+                slow(&mut items, seen);
+            }
+            None => {
+                unseen.extend([Kind::Pool, Kind::Disk]);
+                items.extend(collected.items);
+            }
+        }
+        if collected.rounds == 0 {
+            unseen.extend([Kind::Device, Kind::FileSystem]);
+        }
+        let mut report = Report::new(now_ms(), items, collected.notes);
+        if seen.is_none() && report.condition < hearth_health::Condition::Rebuilding {
+            report.condition = hearth_health::Condition::Unknown;
+        }
+        Judged { report, unseen }
+    }
+}
+
+impl Part for Judging {
+    fn name(&self) -> &'static str {
+        "health"
+    }
+
+    fn run(&self, context: &Context) -> Result<()> {
+        let mut memory = Memory {
+            began: Instant::now(),
+            clocks: Clocks::default(),
+            pid: None,
+            starts: Vec::new(),
+        };
+        loop {
+            // Nothing is judged before the first look.
+            if context.daemon.info().link != Link::Unknown {
+                self.verdict.set(self.judge(context, &mut memory));
+            }
+            if context.stop.wait(EVERY) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn routes(&self) -> Router {
+        let verdict = self.verdict.clone();
+        let answer = move || async move {
+            let judged = verdict.get();
+            Json(judged.map_or_else(unknown, |judged| judged.report.clone()))
+        };
+        Router::new().route("/v1/health", get(answer))
+    }
+}
+
+fn unknown() -> Report {
+    let reason = Reason::unknown("not-yet", "nothing has been looked at yet", "");
+    Report::new(
+        now_ms(),
+        vec![Item::new(Kind::Daemon, "hearth", vec![reason])],
+        Vec::new(),
+    )
+}

@@ -1,0 +1,286 @@
+//! Alerts reach people: through real mail servers with TLS and passwords, after they were away, over
+//! restarts of the second service.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use hearth_rig::monitor::Monitor;
+use hearth_rig::{Hearth, wait};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const PASSWORD: &str = "correct-horse-battery";
+
+fn private(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text)?;
+    Ok(fs::set_permissions(
+        path,
+        fs::Permissions::from_mode(0o600),
+    )?)
+}
+
+/// Where a mail server will be, and who signs for it.
+struct Post {
+    dir: PathBuf,
+    mode: &'static str,
+    port: u16,
+}
+
+/// A mail server. Killed when dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Post {
+    fn new(hearth: &Hearth, mode: &'static str) -> Result<Post> {
+        let dir = hearth.dir().join("post");
+        fs::create_dir(&dir)?;
+        let mut params = CertificateParams::new(vec![])?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let key = KeyPair::generate()?;
+        let cert = CertificateParams::new(vec!["localhost".to_owned()])?;
+        let cert = cert.signed_by(&key, &authority)?;
+        fs::write(dir.join("ca.pem"), authority.pem())?;
+        fs::write(dir.join("cert.pem"), cert.pem())?;
+        fs::write(dir.join("key.pem"), key.serialize_pem())?;
+        private(&dir.join("password"), &format!("{PASSWORD}\n"))?;
+        // Free when asked for, and hardly taken by another at once.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        Ok(Post { dir, mode, port })
+    }
+
+    /// The second service's configuration.
+    fn config(&self) -> Result<String> {
+        let path = self.dir.join("hearth.toml");
+        let dir = self.dir.display();
+        fs::write(
+            &path,
+            format!(
+                "[alerts]\nhost = 'host1'\ngather_seconds = 0\n\
+                 [alerts.mail]\nto = ['ops@example.org', 'night@example.org']\nserver = 'localhost'\n\
+                 port = {}\nsecurity = '{}'\nuser = 'hearth'\npassword_file = '{dir}/password'\nca_file = '{dir}/ca.pem'\n",
+                self.port, self.mode
+            ),
+        )?;
+        Ok(path.to_str().context("a path is not UTF-8")?.to_owned())
+    }
+
+    fn open(&self) -> Result<Server> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("smtp-server.py");
+        let child = Command::new("/usr/bin/python3")
+            .arg(script)
+            .args([self.mode, &self.port.to_string()])
+            .arg(&self.dir)
+            .arg(self.dir.join("cert.pem"))
+            .arg(self.dir.join("key.pem"))
+            .args(["hearth", PASSWORD])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut server = Server(child);
+        let mut line = String::new();
+        let out = server.0.stdout.take().context("no standard output")?;
+        BufReader::new(out).read_line(&mut line)?;
+        ensure!(line == "ready\n", "the mail server did not start");
+        Ok(server)
+    }
+
+    fn mails(&self) -> Vec<String> {
+        let mails = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut mails: Vec<PathBuf> = mails
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|e| e == "mail"))
+            .collect();
+        mails.sort();
+        let text = |path: &PathBuf| fs::read_to_string(path).unwrap_or_default();
+        mails.iter().map(text).collect()
+    }
+
+    fn arrived(&self, words: &str, count: usize) -> Result<Vec<String>> {
+        wait::until(&format!("{count} mails say {words}"), LIMIT, || {
+            let mails = self.mails().into_iter().filter(|m| m.contains(words));
+            let mails: Vec<String> = mails.collect();
+            (mails.len() >= count).then_some(mails)
+        })
+    }
+}
+
+fn have_server() -> bool {
+    let there = Command::new("/usr/bin/python3")
+        .args(["-c", "import aiosmtpd"])
+        .stderr(Stdio::null())
+        .status();
+    let there = there.is_ok_and(|s| s.success());
+    if !there {
+        eprintln!("skipped: no aiosmtpd; scripts/setup.sh test installs it");
+    }
+    there
+}
+
+/// Nothing that the service wrote has the password in it.
+fn nothing_tells_the_password(hearth: &Hearth, monitor: &Monitor) -> Result<()> {
+    ensure!(
+        !monitor.log().contains(PASSWORD),
+        "the log has the password"
+    );
+    for entry in fs::read_dir(hearth.dir().join("monitor"))? {
+        let text = fs::read(entry?.path())?;
+        let text = String::from_utf8_lossy(&text);
+        ensure!(!text.contains(PASSWORD), "a file has the password");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mail_server_that_is_away_loses_no_alert_over_restarts() -> Result<()> {
+    if !have_server() {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("64M")?;
+    let post = Post::new(&hearth, "starttls")?;
+    let config = post.config()?;
+    let monitor = Monitor::start(&hearth, &["--config", &config])?;
+    // It has read where the daemon's events end.
+    let begun = hearth.dir().join("monitor/alerts.json");
+    wait::until("events are followed", LIMIT, || {
+        fs::read_to_string(&begun)
+            .ok()
+            .filter(|text| text.contains("\"begun\":true"))
+    })?;
+    hearth.kill9()?;
+    hearth.start()?;
+    let waiting = monitor.until("a message waits", "/v1/alerts", |info| {
+        let ways = info["ways"].as_array().into_iter().flatten();
+        ways.filter(|way| way["error"].is_string()).count() == 2
+    })?;
+    let subject = waiting["waiting"][0]["subject"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(subject.contains("after a crash"), "{waiting}");
+    let list = hearth.ok(&["alert", "list"])?;
+    ensure!(
+        list.contains("mail:ops@example.org: 1 messages wait"),
+        "{list}"
+    );
+    monitor.end()?;
+
+    let monitor = Monitor::start(&hearth, &["--config", &config])?;
+    let _server = post.open()?;
+    let mails = post.arrived("after a crash", 2)?;
+    let to: Vec<&str> = mails.iter().filter_map(|m| m.lines().next()).collect();
+    ensure!(
+        to.contains(&"ops@example.org") && to.contains(&"night@example.org"),
+        "{to:?}"
+    );
+    ensure!(
+        mails[0].contains("Subject: [hearth host1] event: daemon hearth"),
+        "{}",
+        mails[0]
+    );
+
+    let said = hearth.ok(&["alert", "test"])?;
+    ensure!(said.contains("mail:night@example.org: arrived"), "{said}");
+    ensure!(
+        post.arrived("somebody tries whether alerts arrive", 2)?
+            .len()
+            == 2
+    );
+    ensure!(
+        post.mails().len() == 4,
+        "each arrived once: {:#?}",
+        post.mails()
+    );
+    nothing_tells_the_password(&hearth, &monitor)?;
+    monitor.end()
+}
+
+#[test]
+fn a_wrong_password_is_said_and_the_right_one_is_taken_without_a_restart() -> Result<()> {
+    if !have_server() {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("64M")?;
+    let post = Post::new(&hearth, "tls")?;
+    private(&post.dir.join("password"), "wrong\n")?;
+    let _server = post.open()?;
+    let monitor = Monitor::start(&hearth, &["--config", &post.config()?])?;
+    monitor.link_is("up")?;
+    let said = hearth.refused(&["alert", "test"])?;
+    ensure!(said.contains("2 of 2 tests did not arrive"), "{said}");
+    let info = monitor.get("/v1/alerts")?;
+    let error = info["ways"][0]["error"].as_str().unwrap_or_default();
+    ensure!(
+        error.contains("localhost did not take it") && error.contains("535"),
+        "{info}"
+    );
+    private(&post.dir.join("password"), PASSWORD)?;
+    post.arrived("somebody tries", 2)?;
+    // A file that others can read is not.
+    fs::set_permissions(post.dir.join("password"), fs::Permissions::from_mode(0o644))?;
+    hearth.refused(&["alert", "test"])?;
+    let info = monitor.get("/v1/alerts")?;
+    let error = info["ways"][0]["error"].as_str().unwrap_or_default();
+    ensure!(error.contains("chmod 600"), "{info}");
+    nothing_tells_the_password(&hearth, &monitor)?;
+    monitor.end()
+}
+
+#[test]
+fn a_failing_drive_under_a_disk_and_a_daemon_that_is_gone_are_mailed() -> Result<()> {
+    if !have_server() {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("64M")?;
+    let post = Post::new(&hearth, "starttls")?;
+    let _server = post.open()?;
+    // smartctl as it is about an NVMe drive that takes no writes any more.
+    let programs = hearth.dir().join("bin");
+    fs::create_dir(&programs)?;
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../crates/health/recorded/smart-nvme-read-only.json");
+    let smartctl = programs.join("smartctl");
+    let mut script = fs::File::create(&smartctl)?;
+    writeln!(script, "#!/bin/sh\ncat '{}'\nexit 8", recorded.display())?;
+    drop(script);
+    fs::set_permissions(&smartctl, fs::Permissions::from_mode(0o755))?;
+    let monitor = Monitor::start_with(&hearth, &["--config", &post.config()?], Some(&programs))?;
+    let report = monitor.until("devices are judged", "/v1/health", |report| {
+        let mut items = report["items"].as_array().into_iter().flatten();
+        items.any(|i| i["kind"] == "file-system")
+    })?;
+    let mut items = report["items"].as_array().into_iter().flatten();
+    if items.any(|i| i["kind"] == "device") {
+        let mails = post.arrived("takes no writes", 2)?;
+        ensure!(
+            mails[0].contains("What to do: replace the drive"),
+            "{}",
+            mails[0]
+        );
+        let status = hearth.ok(&["status"])?;
+        ensure!(status.contains("takes no writes any more"), "{status}");
+    } else {
+        eprintln!("the test directory lies on no drive of this host; the drive's part is skipped");
+    }
+    hearth.kill9()?;
+    let mails = post.arrived("the daemon is not there", 2)?;
+    ensure!(
+        mails[0].contains("[hearth host1] failed: daemon hearth"),
+        "{}",
+        mails[0]
+    );
+    hearth.start()?;
+    post.arrived("What is over", 2)?;
+    monitor.end()
+}
