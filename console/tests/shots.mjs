@@ -16,8 +16,8 @@ try {
     const busy = (async () => {
       while (!enough) for (const name of [disk, "web-2", "mail-1"]) await world.load(name, 1500);
     })();
-    await page.locator(".chart tbody tr").nth(9).waitFor({ state: "attached", timeout: 120000 });
-    // A table of one chart has ten rows at most; twice as many points make a line.
+    await page.locator(".chart tbody tr").nth(39).waitFor({ state: "attached", timeout: 120000 });
+    // Each of the four tables has ten rows at most; twice as many points make a line.
     await new Promise((go) => setTimeout(go, 20000));
     const shot = async (path, name, heading) => {
       await page.evaluate((to) => (location.hash = `#/${to}`), path);
