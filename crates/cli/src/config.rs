@@ -227,6 +227,8 @@ fn check(global: &Global, args: &ConfigCheck) -> Result<Checked, crate::Failure>
     let serve = matches.and_then(|m| <Serve as clap::FromArgMatches>::from_arg_matches(&m));
     let serve = serve.map_err(|e| within(crate::usage::fault(&e)))?;
     crate::serve::check(global, serve).map_err(|e| within(e.into()))?;
+    // The second service reads its section itself.
+    crate::monitor::config(Some(&path))?;
     Ok(Checked {
         file: path,
         settings,

@@ -40,7 +40,7 @@ pub fn run(global: &Global, args: Monitor) -> Outcome {
 }
 
 /// The section `[alerts]`. A file that was named must be there.
-fn config(given: Option<&Path>) -> Result<AlertsConfig, Error> {
+pub fn config(given: Option<&Path>) -> Result<AlertsConfig, Error> {
     let path = given.map_or_else(|| PathBuf::from(CONFIG), Path::to_owned);
     let invalid =
         |what: String| Error::invalid(format!("{}: {what}", path.display()), "see docs/alerts.md");

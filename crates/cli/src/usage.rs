@@ -112,7 +112,7 @@ fn understand(mut args: Vec<OsString>) -> Result<Cli, Wrong> {
 
 /// What the parser found, of options that nobody typed.
 pub fn fault(error: &Error) -> Fault {
-    Fault::new(body(error, None).error, "")
+    Fault::bare(body(error, None).error)
 }
 
 /// Takes dangerous guesses out; what to say instead, if we know.

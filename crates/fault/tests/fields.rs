@@ -13,10 +13,12 @@ use std::path::{Path, PathBuf};
 const BARE: &[(&str, usize)] = &[
     ("bench/src/vm/mod.rs", 1),
     ("crates/cli/src/bench.rs", 2),
+    ("crates/cli/src/config.rs", 1),
     ("crates/cli/src/disk.rs", 2),
     ("crates/cli/src/pool.rs", 1),
     ("crates/cli/src/replay.rs", 1),
     ("crates/cli/src/trace.rs", 1),
+    ("crates/cli/src/usage.rs", 1),
     ("crates/console/src/accounts.rs", 2),
     ("crates/console/src/forward.rs", 1),
     ("crates/console/src/links.rs", 1),

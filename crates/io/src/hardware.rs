@@ -98,7 +98,7 @@ mod tests {
         assert_eq!((of(32), of(33), of(99)), (None, None, None));
         assert_eq!(
             of(0),
-            Some(13_305_013_440_606_386_413),
+            Some(6_402_983_705_870_754_774),
             "it is kept over restarts"
         );
     }
