@@ -424,7 +424,7 @@ fn wrong_usage_is_json_where_json_was_asked_for() -> Result<()> {
     for args in [
         &["--json", "disk", "rename", "a", "b"][..],
         &["disk", "add", "vm", "--json"],
-        &["status", "--json"],
+        &["state", "--json"],
     ] {
         let said = hearth.hearth(args)?;
         let words = String::from_utf8_lossy(&said.stderr).into_owned();

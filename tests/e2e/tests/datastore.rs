@@ -220,6 +220,38 @@ fn files_are_cached_as_is_set_for_their_names() -> Result<()> {
     Ok(())
 }
 
+/// Somebody changed a file while the daemon was away: the cache of it goes, and what clients write then stays, also over
+/// a kill.
+#[test]
+fn what_is_written_after_a_change_on_the_host_outlives_a_kill() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "a.img")?;
+    set_size(&mut client, &disk, 4 << 20)?.ok()?;
+    write(&mut client, &disk, 0, &pattern(0, 1, 65536))?;
+    drop(client);
+    ensure!(lab.hearth.stop()?.success());
+    let changed = pattern(0, 2, 65536);
+    File::options()
+        .write(true)
+        .open(lab.vms.join("a.img"))?
+        .write_all_at(&changed, 0)?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(read(&mut client, &disk, 0, 65536)? == changed);
+    let newest = pattern(0, 3, 4096);
+    write(&mut client, &disk, 8192, &newest)?;
+    lab.hearth.kill9()?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(read(&mut client, &disk, 8192, 4096)? == newest);
+    ensure!(read(&mut client, &disk, 0, 8192)? == changed[..8192]);
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    ensure!(fs::read(lab.vms.join("a.img"))?[8192..12288] == newest);
+    Ok(())
+}
+
 /// What was cut off does not come back, neither when the file grows again nor after a kill.
 #[test]
 fn what_was_cut_off_does_not_come_back() -> Result<()> {

@@ -291,6 +291,11 @@ impl Files {
                 return Err(NotNow::Wait);
             }
             record.since_seq = lock(&daemon.pool).record(id).map_or(0, |r| r.since_seq);
+            // From now on it looks like this. Were the old look kept, what is answered next and is on flash only would be
+            // thrown away after a crash, as if the file had been changed once more.
+            record.origin_identity = Some(identity(looks));
+            record.clean_detach = true;
+            daemon.store_file(&record).map_err(|_| NotNow::Wait)?;
         } else if owed > 0 {
             // What was answered since is newer than the file.
             origin.written();
