@@ -16,11 +16,11 @@ declare -A MAY_TAKE=(
     ["Format"]=10
     ["Documents"]=10
     ["Lints"]=120
-    ["Unit and property tests"]=300
+    ["Unit and property tests"]=420
     ["Simulation"]=420
     ["Mutation check"]=180
     ["Release build"]=200
-    ["End to end with real clients"]=900
+    ["End to end with real clients"]=1200
     ["Console in a browser"]=180
     ["Benchmark smoke run"]=90
 )
