@@ -2,6 +2,8 @@
 //!
 //! Behind it stands a socket that writes down what reaches it, because what matters most is what must not.
 
+mod common;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
@@ -10,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hearth_console::{Accounts, Config, Home, Role, Settings, make_link, run};
+use hearth_console::{Accounts, Config, Home, Role, Settings, make_link};
 use tokio::sync::watch;
 
 const PASSWORD: &str = "correct horse battery";
@@ -101,13 +103,7 @@ impl World {
             attach: None,
         };
         let (stop, stopped) = watch::channel(false);
-        let serving = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(run(config, stopped));
-        });
+        let serving = common::serve(config, stopped);
         let world = World {
             dir,
             home,
@@ -122,16 +118,7 @@ impl World {
 
     /// Until somebody listens, or nobody does.
     fn wait(&self, up: bool) {
-        let mut tries = 0;
-        while TcpStream::connect(self.address).is_ok() != up {
-            tries += 1;
-            assert!(
-                tries < 3000,
-                "the console did not {}",
-                if up { "come" } else { "go" }
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        common::wait(self.address, up);
     }
 
     fn raw(&self, request: &[u8]) -> Answer {

@@ -1,11 +1,13 @@
 //! A console that other hosts can reach speaks TLS and nothing else.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_console::{Accounts, Config, Home, Role, Settings, TlsFiles, run};
+use hearth_console::{Accounts, Config, Home, Role, Settings, TlsFiles};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tokio::sync::watch;
@@ -62,19 +64,8 @@ fn cookies_go_over_tls_only_and_nothing_is_said_in_the_clear() {
         attach: None,
     };
     let (stop, stopped) = watch::channel(false);
-    let serving = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(run(config, stopped));
-    });
-    let mut tries = 0;
-    while TcpStream::connect(listen).is_err() {
-        tries += 1;
-        assert!(tries < 3000, "the console did not come");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let serving = common::serve(config, stopped);
+    common::wait(listen, true);
 
     let plain = ask(
         &mut connect(listen),
