@@ -349,9 +349,13 @@ fn usage_errors_do_not_ask_for_what_the_environment_gives() {
             .args(args);
         common::text(&command.output().unwrap().stderr)
     };
-    for args in [&["disk", "add", "vm"][..], &["serve"]] {
+    // What is asked for by usage, and what hearth.toml could have given instead, which is said in words.
+    for (args, asked) in [
+        (&["disk", "add", "vm"][..], "Usage:"),
+        (&["serve"], "--flash"),
+    ] {
         let words = hearth(args);
-        assert!(words.contains("Usage:"), "{words}");
+        assert!(words.contains(asked), "{words}");
         assert!(
             !words.contains("--run-dir") && !words.contains("--log"),
             "{words}"
