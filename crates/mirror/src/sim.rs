@@ -3,15 +3,18 @@
 //!
 //! Every run is one seed, which a failure prints. Each [`Fault`] breaks one rule on purpose and must be found.
 
+mod judge;
 mod scrub;
+mod single;
 
 use crate::machine::{Action, Data, IoId, Limits, Machine, Opening, ScrubEnd, What};
 use crate::regions::Regions;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_io::IoError;
+use judge::Judge;
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// A rule broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,165 +186,6 @@ impl Disk {
     }
 }
 
-#[derive(Clone, Debug)]
-struct Asked {
-    what: What,
-    first: usize,
-    len: usize,
-    version: Version,
-    /// Of a write, by block: what could be there before, and whether another write was there meanwhile. Of a read:
-    /// what it may say. Of a flush: what may be there after a crash, once it is answered.
-    sets: Vec<Vec<Version>>,
-    crossed: Vec<bool>,
-}
-
-/// What a client may see.
-struct Judge {
-    possible: Vec<Vec<Version>>,
-    after_crash: Vec<Vec<Version>>,
-    flying: Vec<Vec<Version>>,
-    written: Vec<bool>,
-    asked: BTreeMap<u64, Asked>,
-    next: Version,
-}
-
-fn add(set: &mut Vec<Version>, version: Version) {
-    if !set.contains(&version) {
-        set.push(version);
-    }
-}
-
-impl Judge {
-    fn new() -> Judge {
-        Judge {
-            possible: vec![vec![0]; BLOCKS],
-            after_crash: vec![vec![0]; BLOCKS],
-            flying: vec![Vec::new(); BLOCKS],
-            written: vec![false; BLOCKS],
-            asked: BTreeMap::new(),
-            next: 1,
-        }
-    }
-
-    fn ask(&mut self, req: u64, what: What, first: usize, len: usize) -> Version {
-        let blocks = first..first + len;
-        let changes = matches!(what, What::Write | What::Zero { .. });
-        // Zeros are a version of their own kind: the same one every time.
-        let version = if what == What::Write { self.next } else { 0 };
-        self.next += 1;
-        let mut crossed = vec![false; len];
-        let sets = match what {
-            What::Flush => (0..BLOCKS)
-                .map(|b| [&self.possible[b][..], &self.flying[b]].concat())
-                .collect(),
-            What::Read => blocks
-                .clone()
-                .map(|b| [&self.possible[b][..], &self.flying[b]].concat())
-                .collect(),
-            _ => blocks.clone().map(|b| self.possible[b].clone()).collect(),
-        };
-        for other in self.asked.values_mut() {
-            for b in (0..BLOCKS).filter(|b| *b >= other.first && *b < other.first + other.len) {
-                let here = blocks.contains(&b);
-                let at = b - other.first;
-                match other.what {
-                    What::Read if changes && here => {
-                        add(&mut other.sets[at], version);
-                        other.crossed[at] = true;
-                    }
-                    What::Flush if changes && here => add(&mut other.sets[at], version),
-                    What::Write | What::Zero { .. } if here => {
-                        crossed[b - first] = true;
-                        if changes {
-                            other.crossed[at] = true;
-                        }
-                    }
-                    _ => {}
-                }
-            }
-        }
-        if changes {
-            for b in blocks {
-                self.flying[b].push(version);
-                add(&mut self.after_crash[b], version);
-                self.written[b] = true;
-            }
-        }
-        let whole = what == What::Flush;
-        let asked = Asked {
-            what,
-            first: if whole { 0 } else { first },
-            len: if whole { BLOCKS } else { len },
-            version,
-            sets,
-            crossed: if whole { vec![false; BLOCKS] } else { crossed },
-        };
-        self.asked.insert(req, asked);
-        version
-    }
-
-    fn answer(&mut self, req: u64, well: bool, data: Option<&[Version]>) -> Result<(), String> {
-        let asked = self.asked.remove(&req).ok_or("answered twice")?;
-        for i in 0..asked.len {
-            let b = asked.first + i;
-            match asked.what {
-                What::Read if well => {
-                    let said = data.ok_or("no data")?[i];
-                    if !asked.sets[i].contains(&said) {
-                        return Err(format!(
-                            "block {b} reads as {said}, may be {:?}",
-                            asked.sets[i]
-                        ));
-                    }
-                    if !asked.crossed[i] && self.flying[b].is_empty() {
-                        self.possible[b] = vec![said];
-                        if !self.written[b] {
-                            // Nobody has written since the crash: it stays so, also after the next one.
-                            self.after_crash[b] = vec![said];
-                        }
-                    }
-                }
-                What::Flush if well => {
-                    let set = &asked.sets[i];
-                    self.after_crash[b].retain(|v| set.contains(v));
-                }
-                What::Read | What::Flush => {}
-                What::Write | What::Zero { .. } => {
-                    let gone = self.flying[b].iter().position(|v| *v == asked.version);
-                    self.flying[b].swap_remove(gone.ok_or("never asked")?);
-                    if well && !asked.crossed[i] {
-                        self.possible[b] = vec![asked.version];
-                    } else {
-                        if well {
-                            let before = &asked.sets[i];
-                            self.possible[b].retain(|v| !before.contains(v));
-                        }
-                        add(&mut self.possible[b], asked.version);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// All clients are gone with the host; or, without `power`, with the program alone.
-    fn crash(&mut self, power: bool) {
-        for b in 0..BLOCKS {
-            if power {
-                self.possible[b] = self.after_crash[b].clone();
-            } else {
-                for version in std::mem::take(&mut self.flying[b]) {
-                    add(&mut self.possible[b], version);
-                }
-            }
-            self.flying[b].clear();
-            // What survived the program need not survive a power cut, until somebody has seen it.
-            self.written[b] = false;
-        }
-        self.asked.clear();
-    }
-}
-
 struct World {
     dice: Dice,
     now: u64,
@@ -372,6 +216,11 @@ struct World {
     limits: Limits,
     /// No leg is ever missing.
     complete: bool,
+    /// The regions are never lost with a crash.
+    keeps_notes: bool,
+    /// Requests that were answered with an error, and notes that were not made.
+    refused: u32,
+    unnoted: u32,
     /// The disk's size, and the note that has to be durable before it is all of [`BLOCKS`].
     blocks: usize,
     growing: Option<u64>,
@@ -441,6 +290,9 @@ impl World {
             forgot: false,
             limits: LIMITS,
             complete: false,
+            keeps_notes: false,
+            refused: 0,
+            unnoted: 0,
         }
     }
 
@@ -514,7 +366,7 @@ impl World {
             // The regions may be lost with the state directory; the stamps are in the pool as well.
             let count = (self.blocks as u64 * BLOCK).div_ceil(REGION) as u32;
             let touched = Regions::from_words(count, self.notes.1.words());
-            let touched = (!self.dice.chance(10)).then_some(touched);
+            let touched = (self.keeps_notes || !self.dice.chance(10)).then_some(touched);
             self.growing = None;
             self.forgot = touched.is_none();
             self.say(|| format!("open with {present:?}, regions {}", touched.is_some()));
@@ -595,6 +447,7 @@ impl World {
                 });
             }
             Action::Answer { req, result, data } => {
+                self.refused += u32::from(result.is_err());
                 let data = data.map(|io| self.reads.get(&io).ok_or("released data"));
                 let data = data.transpose()?.cloned();
                 self.judge.answer(req, result.is_ok(), data.as_deref())?;
@@ -635,6 +488,12 @@ impl World {
             return Ok(());
         }
         let at = self.dice.roll(disk.pending.len() as u64) as usize;
+        self.serve_at(leg, at)
+    }
+
+    /// This one does.
+    fn serve_at(&mut self, leg: usize, at: usize) -> Result<(), String> {
+        let disk = &mut self.disks[leg];
         let pending = disk.pending.swap_remove(at);
         let result = if disk.broken {
             // Some of it may be there nevertheless.
@@ -646,6 +505,21 @@ impl World {
         } else {
             disk.execute(pending.what, pending.first, &pending.data)
         };
+        self.end(leg, &pending, result)
+    }
+
+    /// This one is answered with an error.
+    fn fail_at(&mut self, leg: usize, at: usize) -> Result<(), String> {
+        let pending = self.disks[leg].pending.swap_remove(at);
+        self.end(leg, &pending, None)
+    }
+
+    fn end(
+        &mut self,
+        leg: usize,
+        pending: &Pending,
+        result: Option<Vec<Version>>,
+    ) -> Result<(), String> {
         let ended = match result {
             Some(data) => {
                 if pending.what == What::Read {
@@ -705,6 +579,7 @@ impl World {
         let Some((seq, stamps, touched)) = self.noting.take() else {
             return Ok(());
         };
+        self.unnoted += u32::from(!made);
         if made {
             self.notes = (stamps.with_legs(&self.notes.0.legs), touched);
         }
@@ -752,8 +627,12 @@ impl World {
     }
 
     fn crash(&mut self) -> Result<(), String> {
-        self.crashes += 1;
         let power = self.dice.chance(60);
+        self.crash_by(power)
+    }
+
+    fn crash_by(&mut self, power: bool) -> Result<(), String> {
+        self.crashes += 1;
         if let Some((_, stamps, touched)) = self.noting.take()
             && self.dice.chance(50)
         {

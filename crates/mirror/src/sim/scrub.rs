@@ -4,6 +4,7 @@
 //! write them. Where a crash left a region noted, one leg is copied over the others, rotten or not: of those blocks
 //! only that all legs are the same in the end is asked for.
 
+use super::judge::add;
 use super::*;
 use crate::machine::{Difference, Finding, Held, decide};
 
