@@ -28,7 +28,7 @@ use hearth_fault::Fault;
 pub use monitor::{Alert, Monitor};
 pub use pool::{Pool, PoolAdopt, PoolAt, PoolCreate, PoolExport};
 pub use rescue::Rescue;
-pub use serve::{LogFormat, Serve, Tls};
+pub use serve::{LockMemory, LogFormat, Serve, Tls};
 pub use settings::Settings;
 pub use simulate::{Log, Simulate, WriteTo};
 pub use trace::{Trace, TraceConvert, TraceInfo, TraceRecord, TraceReplay};

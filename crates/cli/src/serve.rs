@@ -5,11 +5,12 @@ use std::time::Duration;
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::only_flash;
+use hearth_daemon::resident;
 use hearth_daemon::serve::{self, ServeOptions, Tcp};
 use tracing_subscriber::EnvFilter;
 
 use crate::Outcome;
-use crate::args::{Global, LogFormat, Serve, Tls};
+use crate::args::{Global, LockMemory, LogFormat, Serve, Tls};
 
 pub fn run(global: &Global, args: Serve) -> Outcome {
     let flash = only_flash(&args.flash)?.to_owned();
@@ -92,6 +93,11 @@ fn options(global: &Global, args: Serve, flash: std::path::PathBuf) -> Result<Se
         control_group: args.sockets.control_group,
         tcp,
         release_brake: args.release_brake,
+        lock_memory: match args.lock_memory {
+            LockMemory::Auto => resident::LockMemory::Auto,
+            LockMemory::Off => resident::LockMemory::Off,
+            LockMemory::Required => resident::LockMemory::Required,
+        },
     })
 }
 

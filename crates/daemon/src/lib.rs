@@ -32,6 +32,7 @@ pub mod place;
 pub mod pool;
 pub mod progress;
 pub mod rescue;
+pub mod resident;
 pub mod rights;
 pub mod rundir;
 pub mod serve;

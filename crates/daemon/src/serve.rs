@@ -27,6 +27,7 @@ use crate::error::{Error, Kind, Result};
 use crate::host::Site;
 use crate::monitor::Monitor;
 use crate::notify::Notify;
+use crate::resident::{self, LockMemory};
 use crate::rights::Rights;
 use crate::rundir::{RunDir, api_socket, default_state_dir, images_dir, make_private};
 use crate::sign::Signs;
@@ -73,6 +74,8 @@ pub struct ServeOptions {
     pub tcp: Option<Tcp>,
     /// Use the flash although Hearth aborted over it several times.
     pub release_brake: bool,
+    /// Whether the daemon's own memory is locked.
+    pub lock_memory: LockMemory,
 }
 
 /// Serves until told to stop. Returns after everything is brought to rest.
@@ -83,6 +86,14 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     // Before anything is opened: later a lack of descriptors shows in places that know no remedy.
     let budget = descriptors::raise()?;
     tracing::debug!(limit = budget.limit, clients = budget.clients, "open files");
+    // Before threads and children are started, which inherit it.
+    let kept = resident::keep(options.lock_memory)?;
+    tracing::debug!(
+        locked = kept.locked,
+        io_flusher = kept.io_flusher,
+        oom_score_adj = kept.oom_score_adj,
+        "staying in memory"
+    );
     // From here on a signal ends us in order, or, the second one, at once.
     let signalled = watch_signals()?;
     let rights = Rights::find(

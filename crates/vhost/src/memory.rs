@@ -85,6 +85,10 @@ impl Mapping {
         };
         // SAFETY: the range was just mapped; advice only. Guest memory must not be in core dumps.
         unsafe { libc::madvise(base, span, libc::MADV_DONTDUMP) };
+        // A daemon that locks its own memory must not lock its guests', which the host may want to swap. Nothing of
+        // it has been touched yet.
+        // SAFETY: the range was just mapped, and stays mapped.
+        unsafe { libc::munlock(base, span) };
         mapping.watch = Some(Watch::new(mapping.base, span).map_err(fail)?);
         let first = mapping.base.wrapping_add(lead as usize);
         Ok((Arc::new(mapping), first))

@@ -45,6 +45,16 @@ pub enum Tls {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LockMemory {
+    /// If it may be locked without a limit
+    Auto,
+    /// No
+    Off,
+    /// Or do not start
+    Required,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Lines for people
     Text,
@@ -105,6 +115,10 @@ pub struct Serve {
     /// Refuse to start if the index would need more RAM than this [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<Size>,
+    /// Lock the daemon's own memory, so that it is never swapped out and guests never wait for that;
+    /// guests' memory stays as it is
+    #[arg(long, value_enum, default_value = "auto")]
+    pub lock_memory: LockMemory,
     /// Directory in which the files below images may lie that --allow-backing lets through; may be
     /// given several times [default: the image's own]
     #[arg(long, value_name = "DIR")]
