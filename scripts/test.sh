@@ -73,7 +73,7 @@ fi
     die "fuzz/Cargo.lock is not current; run cargo metadata in fuzz/ without --locked"
 
 step "Unit and property tests"
-cargo test --locked --workspace --exclude hearth-e2e
+cargo test --locked --workspace --exclude hearth-e2e --no-fail-fast
 # What threads share without a lock, in every order in which they can run.
 cargo test --locked -p hearth-engine --features model model::
 
@@ -101,7 +101,7 @@ scripts/metrics-check.sh
 scripts/package-check.sh
 
 step "End to end with real clients"
-CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e -- --nocapture --test-threads=1
+CYCLES=${CYCLES:-5} cargo test --locked -p hearth-e2e --no-fail-fast -- --nocapture --test-threads=1
 
 step "Console in a browser"
 if [[ -e console/dist/index.html && -d console/node_modules ]]; then
