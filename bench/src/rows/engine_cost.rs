@@ -13,7 +13,6 @@ use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, ReqOp, 
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, Buf, IoDone, IoOp, Sparse};
-use hearth_policy::Config;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, VecDeque};
 use std::hint::black_box;
@@ -389,7 +388,7 @@ fn cached(in_sequence: bool) -> Result<f64> {
         stats.cached_blocks > blocks / 2,
         "the pool did not become full"
     );
-    let stage = Config::stage_of((POOL / BLOCK) as usize) as u64 * BLOCK;
+    let stage = stats.stage_capacity_blocks * BLOCK;
     // Of the blocks there is room for: single blocks take a descriptor each here, where nothing takes time.
     Ok(all.saturating_sub(stage) as f64 / stats.capacity_blocks as f64)
 }

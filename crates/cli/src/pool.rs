@@ -62,8 +62,9 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     );
     let per_block = info.ram as f64 / (info.capacity / 4096).max(1) as f64;
     println!(
-        "RAM when full: {} ({per_block:.1} bytes for each 4 KiB block)",
-        human(info.ram)
+        "RAM when full: {} ({per_block:.1} bytes for each 4 KiB block), and where that pays up to {} for the RAM stage",
+        human(info.ram),
+        human(info.ram_stage_most)
     );
     println!("serve it with `hearth serve --flash {}`", path.display());
     Ok(())
@@ -178,6 +179,14 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
         line("dirty", format!("not known: {}", plain(why)));
     }
     line("RAM when full", human(info.ram));
+    let most = human(info.ram_stage_most);
+    line(
+        "RAM stage",
+        match info.ram_stage {
+            Some(now) => format!("{} of at most {most}", human(now)),
+            None => format!("at most {most}"),
+        },
+    );
     if let Some(r) = &info.recovery {
         line(
             "opened from",

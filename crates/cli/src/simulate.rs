@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use hearth_daemon::error::Error;
 use hearth_daemon::size;
-use hearth_policy::Budget;
+use hearth_policy::{Budget, Config};
 use hearth_simulate::device::Device;
 use hearth_simulate::twin::{Disk, Freed};
 use hearth_simulate::{Model, Policy, Row, Settings, Size, Workload, WriteMode, matrix, plot};
@@ -87,6 +87,12 @@ pub fn run(global: &Global, args: &Simulate) -> Outcome {
         args.disk_access,
         size::human(args.disk_rate.0)
     );
+    if let Some(largest) = rows.iter().map(|r| r.blocks).max() {
+        println!(
+            "Hearth's RAM stage is as large as pays, in the largest of these caches up to {}.",
+            size::human(Config::stage_most_of(largest) as u64 * BLOCK)
+        );
+    }
     Ok(())
 }
 

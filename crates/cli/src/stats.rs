@@ -281,13 +281,15 @@ fn pool(report: &PoolReport) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "pool: {} of {} used, {} dirty, {} of {} segments free, {} RAM{}",
+        "pool: {} of {} used, {} dirty, {} of {} segments free, {} RAM (stage {} of at most {}){}",
         human(report.cached),
         human(report.capacity),
         human(report.dirty),
         report.free_segments,
         report.segments,
         human(report.ram),
+        human(report.ram_stage),
+        human(report.ram_stage_most),
         if report.flash_failed {
             "; THE FLASH HAS FAILED, disks go on from their origins"
         } else {

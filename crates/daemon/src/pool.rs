@@ -11,6 +11,7 @@ use hearth_format::{
 use hearth_io::file::sync_names;
 use hearth_io::media::Sparse;
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenError, OpenMode, OriginSpec};
+use hearth_policy::Config;
 
 use crate::api::types::{CacheMode, DiskRef, PoolInfo};
 use crate::beside::Beside;
@@ -659,7 +660,7 @@ impl Pool {
     }
 
     /// Bytes of RAM that index, policy and RAM stage take, with a stage of `stage` bytes or else
-    /// what the pool's size asks for.
+    /// what it has at least.
     pub fn footprint(&self, stage: Option<u64>) -> u64 {
         let stage = stage.map(|bytes| (bytes / BLOCK) as usize);
         Engine::footprint(self.superblock.layout.slots(), stage)
@@ -1077,6 +1078,8 @@ impl Pool {
             segments: u64::from(layout.segment_count),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
             ram: self.footprint(None),
+            ram_stage: None,
+            ram_stage_most: Config::stage_most_of(layout.slots() as usize) as u64 * BLOCK,
             cached: None,
             dirty: None,
             unknown: None,
@@ -1166,7 +1169,7 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
 }
 
 /// Refuses a RAM stage that the machine cannot hold; `free` is what it can.
-fn check_stage(stage: Option<u64>, free: Option<u64>) -> Result<()> {
+pub fn check_stage(stage: Option<u64>, free: Option<u64>) -> Result<()> {
     match (stage, free) {
         (Some(stage), Some(free)) if stage > free => Err(Error::refused(
             format!(
@@ -1180,9 +1183,28 @@ fn check_stage(stage: Option<u64>, free: Option<u64>) -> Result<()> {
     }
 }
 
+/// Bytes that the RAM stage may take if nobody said: what the pool's size asks for, as far as the
+/// limit leaves it and a quarter of the free RAM does.
+pub fn stage_within(pool: &Pool, limit: Option<u64>, free: Option<u64>) -> u64 {
+    let slots = pool.superblock.layout.slots() as usize;
+    let bytes = |blocks: usize| blocks as u64 * BLOCK;
+    let least = bytes(Config::stage_of(slots, true));
+    let mut most = bytes(Config::stage_most_of(slots));
+    if let Some(free) = free {
+        most = most.min(free / 4);
+    }
+    if let Some(limit) = limit {
+        // A block of the stage takes more than its data: an entry, and a read ahead on its way.
+        let each =
+            (pool.footprint(Some(most)) - pool.footprint(Some(0))).div_ceil((most / BLOCK).max(1));
+        let left = limit.saturating_sub(pool.footprint(Some(0)));
+        most = most.min(left / each.max(1) * BLOCK);
+    }
+    most.max(least)
+}
+
 /// Refuses a pool that needs more RAM than it may have.
 pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Result<()> {
-    check_stage(stage, crate::memory::available())?;
     let need = pool.footprint(stage);
     match limit {
         Some(limit) if need > limit => Err(Error::refused(

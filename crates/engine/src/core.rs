@@ -70,7 +70,7 @@ pub struct EngineOptions {
     pub zero_runs_max: u64,
     /// Rules of eviction that stay; by default the best of several, tried in miniature.
     pub rules: Option<Rules>,
-    /// Blocks of RAM for what was read once; by default what the policy says for the pool's size.
+    /// Blocks of RAM that the stage may take at most; by default what the policy says for the pool's size.
     pub ram_stage: Option<usize>,
     /// While flash fills for the first time it takes every miss.
     pub first_fill: bool,

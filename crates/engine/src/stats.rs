@@ -309,6 +309,10 @@ pub struct PoolStats {
     pub footprint_bytes: u64,
     /// Blocks in the RAM stage.
     pub stage_blocks: u64,
+    /// Blocks it has room for now: what pays.
+    pub stage_capacity_blocks: u64,
+    /// Blocks it may have room for at most.
+    pub stage_most_blocks: u64,
     /// Must what was read have been missed more often than what it displaces on flash?
     pub gate: bool,
     /// How often that was changed.

@@ -52,7 +52,7 @@ struct Rung {
 impl Rung {
     fn new(blocks: usize, doubled: u32) -> Rung {
         let size = blocks << doubled;
-        let ram = (Config::stage_of(size) >> doubled).clamp(1, blocks / 2);
+        let ram = (Config::stage_of(size, true) >> doubled).clamp(1, blocks / 2);
         let flash = blocks - ram;
         // What shares a counter decides at the gate: as many blocks must as in the full cache and in its tuner.
         let lines = |full: usize| Sketch::lines(full) * blocks / full;
@@ -248,7 +248,7 @@ mod tests {
     /// What a cache of the full size hits of the reads and writes to flash for each written block.
     fn whole(blocks: usize, accesses: impl Iterator<Item = (u64, bool)>) -> (f64, f64) {
         let config = Config::of(blocks);
-        let mut tuner = Tuner::new(config.ram, config.flash, DEAD_SPACE);
+        let mut tuner = Tuner::new([config.ram; 2], config.flash, DEAD_SPACE);
         let mut cache = Mini::new(tuner.rules(), config.ram, config.flash, DEAD_SPACE);
         let (mut reads, mut hits, mut writes) = (0.0, 0.0, 0.0);
         for (key, write) in accesses {

@@ -7,7 +7,7 @@
 //! asked before.
 //!
 //! Kept per cached block: two bits of use count in its slot. Kept beside: the sketch, 0.5 bytes per block; the history, 0.2; the RAM stage, 1;
-//! miniatures, a fixed 1 MiB.
+//! miniatures, a fixed 2 MiB.
 
 use crate::budget::{self, Budget};
 use crate::prefetch::{Prefetcher, REACH_MAX, Source};
@@ -23,18 +23,26 @@ const ENTRIES_MIN: usize = 1024;
 /// How many times its normal cost a flash write weighs when the budget is nearly empty.
 const PRESSURE_COST: u64 = 32;
 
-/// Blocks of the RAM stage at least, 1 MiB, where they are no more than one in [`FLOOR_SHARE`] of all.
+/// Blocks of the RAM stage at least, 1 MiB, where they are no more than one in [`FLOOR_SHARE`] of all,
+/// or with prefetch, which needs room there, [`AHEAD_FLOOR_SHARE`].
 const STAGE_MIN: usize = 256;
-/// Caches of less than 12 MiB are found in traces only; a stage of 1 MiB would be most of them.
-const FLOOR_SHARE: usize = 12;
-/// The RAM stage takes a block for so many of the cache: 1 byte of RAM per block.
+/// Caches of less than 50 MiB are found in traces only; a stage of 1 MiB would be much of them.
+const FLOOR_SHARE: usize = 50;
+const AHEAD_FLOOR_SHARE: usize = 12;
+/// The RAM stage takes at least a block for so many of the cache: 1 byte of RAM per block.
 const BLOCKS_PER_STAGED: usize = 4096;
+/// It may take a block for so many,
+const BLOCKS_PER_STAGED_MOST: usize = 100;
+/// but no more than 512 MiB, and no less than with prefetch.
+const STAGE_MOST: usize = 128 << 10;
 
 /// Sizes and switches of a policy.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Blocks of the RAM stage.
+    /// Blocks of the RAM stage at the start, and at least.
     pub ram: usize,
+    /// The same at most. How many there are between is [chosen](Policy::stage) by what they earn.
+    pub ram_most: usize,
     /// Blocks of flash.
     pub flash: usize,
     /// Read ahead?
@@ -49,18 +57,31 @@ pub struct Config {
 }
 
 impl Config {
-    /// Blocks of the RAM stage of a cache of `blocks`, if nobody says otherwise.
-    pub fn stage_of(blocks: usize) -> usize {
+    /// Blocks of the RAM stage of a cache of `blocks` at least.
+    pub fn stage_of(blocks: usize, prefetch: bool) -> usize {
+        let share = if prefetch {
+            AHEAD_FLOOR_SHARE
+        } else {
+            FLOOR_SHARE
+        };
         (blocks / BLOCKS_PER_STAGED)
-            .max((blocks / FLOOR_SHARE).min(STAGE_MIN))
+            .max((blocks / share).min(STAGE_MIN))
             .max(1)
+    }
+
+    /// The same at most, if nobody says otherwise.
+    pub fn stage_most_of(blocks: usize) -> usize {
+        (blocks / BLOCKS_PER_STAGED_MOST)
+            .min(STAGE_MOST)
+            .max(Config::stage_of(blocks, true))
     }
 
     /// Divides a cache of `blocks` into RAM stage and flash as Hearth does.
     pub fn of(blocks: usize) -> Config {
-        let ram = Config::stage_of(blocks);
+        let ram = Config::stage_of(blocks, true);
         Config {
             ram,
+            ram_most: Config::stage_most_of(blocks),
             flash: blocks.saturating_sub(ram).max(1),
             prefetch: true,
             rules: None,
@@ -123,7 +144,8 @@ impl Policy {
     /// A policy that knows nothing yet.
     pub fn new(config: Config) -> Policy {
         let blocks = config.ram + config.flash;
-        let tuner = Tuner::new(config.ram, config.flash, config.dead_space);
+        let most = config.ram_most.max(config.ram);
+        let tuner = Tuner::new([config.ram, most], config.flash, config.dead_space);
         let entries = Self::entries(blocks, config.prefetch);
         Policy {
             sketch: Sketch::new(blocks),
@@ -260,6 +282,15 @@ impl Policy {
     #[inline]
     pub fn rules(&self) -> Rules {
         self.config.rules.unwrap_or(self.tuner.rules())
+    }
+
+    /// Blocks the RAM stage should have now: what earns most, or [`Config::ram`] under rules that stay.
+    #[inline]
+    pub fn stage(&self) -> usize {
+        match self.config.rules {
+            Some(_) => self.config.ram,
+            None => self.tuner.stage(),
+        }
     }
 
     /// How much of the budget is used up, in 256ths.

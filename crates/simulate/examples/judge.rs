@@ -27,6 +27,7 @@ struct Args {
     seeds: u64,
     accesses: u64,
     only: String,
+    variant: String,
 }
 
 impl Args {
@@ -48,6 +49,7 @@ impl Args {
                 "--seeds" => args.seeds = value()?.parse()?,
                 "--accesses" => args.accesses = value()?.parse()?,
                 "--only" => args.only = value()?,
+                "--variant" => args.variant = value()?,
                 _ => return Err(format!("unknown argument {word}").into()),
             }
         }
@@ -251,7 +253,8 @@ impl Run {
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse()?;
     let new = || -> Result<Run, Box<dyn Error>> {
-        let variants = variants(args.ablation);
+        let mut variants = variants(args.ablation);
+        variants.retain(|(name, _)| name.contains(&args.variant));
         Ok(Run {
             did: vec![Vec::new(); variants.len()],
             variants,

@@ -250,7 +250,26 @@ impl Cache {
         if write && let Some(held) = self.held.get_mut(&key) {
             held.written = true;
         }
+        self.resize();
         how
+    }
+
+    /// Gives the RAM stage the size that pays. What it takes is missing on flash, so that caches are compared that
+    /// hold the same.
+    fn resize(&mut self) {
+        let stage = self.policy.stage();
+        if stage == self.ram_max {
+            return;
+        }
+        self.flash_max = (self.flash_max + self.ram_max).saturating_sub(stage).max(1);
+        self.ram_max = stage;
+        self.settle();
+        while self.taken() > self.flash_max {
+            match self.victim() {
+                Some(victim) => self.drop_oldest(victim),
+                None => return,
+            }
+        }
     }
 
     /// The oldest living block of a queue; dead space before it is cleared away.
@@ -266,13 +285,17 @@ impl Cache {
         None
     }
 
-    fn full(&self) -> bool {
-        let taken = if self.dead_space {
+    /// Blocks of flash that hold something, be it dead.
+    fn taken(&self) -> usize {
+        if self.dead_space {
             self.log.len()
         } else {
             self.on_flash
-        };
-        taken >= self.flash_max
+        }
+    }
+
+    fn full(&self) -> bool {
+        self.taken() >= self.flash_max
     }
 
     /// Brings the RAM stage back to its size.

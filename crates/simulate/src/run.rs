@@ -70,12 +70,28 @@ pub struct Settings {
     pub latency_us: u64,
     /// Rules that stay; chosen by miniatures if `None`.
     pub rules: Option<Rules>,
-    /// Blocks of the RAM stage, as a share of the cache; Hearth's own choice if `None`.
+    /// Blocks of the RAM stage, as a share of the cache; chosen while it runs if `None`.
     pub stage: Option<f64>,
     /// Does an overwritten copy keep its place until the log's end has passed it?
     pub dead_space: bool,
     /// Parts of the trace for which hits are counted apart, to show how a policy adapts.
     pub parts: usize,
+}
+
+impl Settings {
+    /// Blocks of the RAM stage of a cache of `blocks`, at least and at most.
+    pub(crate) fn stage_of(&self, blocks: usize, prefetch: bool) -> (usize, usize) {
+        match self.stage {
+            None => (
+                Config::stage_of(blocks, prefetch),
+                Config::stage_most_of(blocks),
+            ),
+            Some(share) => {
+                let ram = ((blocks as f64 * share).round() as usize).max(1);
+                (ram, ram)
+            }
+        }
+    }
 }
 
 impl Default for Settings {
@@ -156,15 +172,14 @@ pub fn run(
             (player.end(), parts)
         }
         Policy::Hearth | Policy::HearthDemand => {
-            let ram = settings.stage.map_or_else(
-                || Config::stage_of(capacity),
-                |share| ((capacity as f64 * share).round() as usize).max(1),
-            );
+            let prefetch = policy == Policy::Hearth;
+            let (ram, ram_most) = settings.stage_of(capacity, prefetch);
             let config = Config {
                 ram,
+                ram_most,
                 flash: capacity.saturating_sub(ram).max(1),
                 rules: settings.rules,
-                prefetch: policy == Policy::Hearth,
+                prefetch,
                 budget: settings.budget.clone(),
                 dead_space: settings.dead_space,
             };

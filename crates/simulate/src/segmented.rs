@@ -266,7 +266,7 @@ impl Segmented {
     }
 
     fn settle(&mut self) {
-        while self.in_ram > self.setup.config.ram {
+        while self.in_ram > self.policy.stage() {
             let Some((key, seq)) = self.ram.pop_front() else {
                 return;
             };

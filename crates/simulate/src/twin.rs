@@ -525,7 +525,7 @@ impl Twin {
             self.policy
                 .waited(key, count as u32, in_stream, &mut wishes);
         }
-        if self.setup.config.prefetch && self.setup.config.ram > 0 {
+        if self.setup.config.prefetch && self.policy.stage() > 0 {
             let room = QUEUE_MAX.saturating_sub(self.ahead.len());
             self.ahead.extend(wishes.iter().take(room));
             self.pump_ahead();
@@ -544,7 +544,7 @@ impl Twin {
     }
 
     fn run_max(&self) -> u64 {
-        (self.setup.config.ram / RUN_SHARE) as u64
+        (self.policy.stage() / RUN_SHARE) as u64
     }
 
     fn miss(&mut self, key: u64, count: u64, long: bool) -> u64 {
@@ -709,15 +709,19 @@ impl Twin {
     }
 
     fn put_in_stage(&mut self, key: u64, stay: Stay, why: Why) {
-        if self.setup.config.ram == 0 || self.stage.contains_key(&key) {
+        let room = self.policy.stage();
+        if room == 0 || self.stage.contains_key(&key) {
             return;
         }
-        if self.places.len() >= self.setup.config.ram
-            && let Some((oldest, seq)) = self.places.pop_front()
-            && self.stage.get(&oldest).is_some_and(|s| s.seq == seq)
-            && let Some(staged) = self.stage.remove(&oldest)
-        {
-            self.leave_stage(oldest, staged);
+        // One for the newcomer, and one more if there are too many.
+        for _ in 0..2 {
+            if self.places.len() >= room
+                && let Some((oldest, seq)) = self.places.pop_front()
+                && self.stage.get(&oldest).is_some_and(|s| s.seq == seq)
+                && let Some(staged) = self.stage.remove(&oldest)
+            {
+                self.leave_stage(oldest, staged);
+            }
         }
         let seq = self.number();
         self.places.push_back((key, seq));
@@ -1216,7 +1220,7 @@ impl Twin {
     /// Sends the first part of `from..end` that can be read; where to go on, or `None` if nothing can.
     fn send_ahead(&mut self, from: u64, end: u64, source: Source) -> Option<u64> {
         let coming: u64 = self.coming.iter().map(|(_, r)| r.count).sum();
-        let room = self.setup.config.ram / UNUSED_SHARE;
+        let room = self.policy.stage() / UNUSED_SHARE;
         let room = (room as u64).saturating_sub(self.unused as u64 + coming);
         let held = |at: u64| {
             let ahead = self.coming.iter().map(|(_, r)| (r.key, r.key + r.count));
@@ -1354,13 +1358,11 @@ impl Disk {
             .unwrap_or(log.reserve)
             .clamp(HEADS_MAX as u32, most);
         let blocks = log.blocks() as usize;
-        let ram = settings.stage.map_or_else(
-            || Config::stage_of(blocks),
-            |share| ((blocks as f64 * share).round() as usize).max(1),
-        );
+        let (ram, ram_most) = settings.stage_of(blocks, prefetch);
         Setup {
             config: Config {
                 ram,
+                ram_most,
                 flash: blocks,
                 rules: settings.rules,
                 prefetch,

@@ -258,8 +258,8 @@ fn a_loop_that_comes_back_gets_in_again() {
     let ends = sizes.map(|blocks| run(Policy::HearthDemand, &load, blocks, &settings).1[7].score());
     let mean = ends.iter().sum::<f64>() / ends.len() as f64;
     println!("{ends:.3?}, mean {mean:.3}");
-    // It was 8.7 %.
-    assert!(mean > 0.08, "{mean}");
+    // With a stage of one size, a 12th of these caches, it was 8.7 %.
+    assert!(mean > 0.087, "{mean}");
 }
 
 #[test]

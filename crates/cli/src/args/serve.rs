@@ -99,8 +99,9 @@ pub struct Serve {
     /// for it [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub destage_rate: Option<Size>,
-    /// RAM for blocks read only once so far; what is read again meanwhile never had to be written
-    /// to flash [default: 1 byte for each block of the pool, at least 1 MiB]
+    /// RAM for blocks read only once so far, at most; what is read again meanwhile never had to be
+    /// written to flash. Less is taken while more would earn nothing [default: 1 % of the pool, at
+    /// most 512 MiB and a quarter of what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub ram_stage: Option<Size>,
     /// Do not read ahead of guests what they will ask for next. By default it is done for origins

@@ -408,6 +408,10 @@ pub struct PoolReport {
     pub ram: u64,
     /// Bytes cached in the RAM stage: read lately, not on flash.
     pub staged: u64,
+    /// Bytes the RAM stage has room for now: what works better for the load.
+    pub ram_stage: u64,
+    /// Bytes it may have room for at most (`serve --ram-stage`).
+    pub ram_stage_most: u64,
     /// Whether what was read must have been missed more often than what it displaces on flash
     /// (`gated`) or not (`open`): chosen by what works better for the load.
     pub admission: String,
@@ -553,6 +557,8 @@ impl PoolReport {
             free_segments: stats.free_segments,
             ram: stats.footprint_bytes,
             staged: stats.stage_blocks.saturating_mul(BLOCK),
+            ram_stage: stats.stage_capacity_blocks.saturating_mul(BLOCK),
+            ram_stage_most: stats.stage_most_blocks.saturating_mul(BLOCK),
             admission: if stats.gate { "gated" } else { "open" }.to_owned(),
             admission_changes: stats.rule_switches,
             endurance_used: f64::from(stats.endurance_pressure) / 256.0,

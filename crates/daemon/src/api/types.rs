@@ -570,8 +570,13 @@ pub struct PoolInfo {
     pub segments: u64,
     /// Bytes in a segment.
     pub segment_bytes: u64,
-    /// Most bytes of RAM the pool takes when it is full.
+    /// Bytes of RAM the pool takes when it is full and its RAM stage as small as it may be.
     pub ram: u64,
+    /// Bytes the RAM stage has room for now; only while serving.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_stage: Option<u64>,
+    /// Bytes it may have room for at most; before it is served, if neither memory nor a setting allows less.
+    pub ram_stage_most: u64,
     /// Bytes cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached: Option<u64>,

@@ -227,13 +227,17 @@ impl Daemon {
         let (mut pool, found) = open_pool(options, &state_dir)?;
         // As it was found: from now on it is in use.
         let crashed = pool.info().state == "dirty";
-        crate::pool::check_memory(&pool, options.memory, options.ram_stage)?;
+        let free = crate::memory::available();
+        crate::pool::check_stage(options.ram_stage, free)?;
+        let ram_stage = (options.ram_stage)
+            .unwrap_or_else(|| crate::pool::stage_within(&pool, options.memory, free));
+        crate::pool::check_memory(&pool, options.memory, Some(ram_stage))?;
         let engine_options = EngineOptions {
             // Keeps guests from choosing block numbers that collide in the index.
             hash_seed: uuid::Uuid::new_v4().as_u64_pair().0,
             accept_damage: options.accept_damage,
             destage_bytes_per_s: options.destage_rate,
-            ram_stage: options.ram_stage.map(|bytes| (bytes / BLOCK) as usize),
+            ram_stage: Some((ram_stage / BLOCK) as usize),
             prefetch: !options.no_prefetch,
             endurance: options
                 .endurance

@@ -138,6 +138,8 @@ impl Daemon {
             notices: flash_notices,
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
+            ram_stage: Some(stats.stage_capacity_blocks.saturating_mul(BLOCK)),
+            ram_stage_most: stats.stage_most_blocks.saturating_mul(BLOCK),
             stuck: lock(&self.stuck).clone(),
             recovery: Some(self.recovery.clone()),
             io: Some(reactors.backend.to_owned()),

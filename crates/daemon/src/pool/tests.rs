@@ -178,6 +178,26 @@ fn truncated_and_foreign_files_are_refused_with_their_names() {
 }
 
 #[test]
+fn a_stage_nobody_asked_for_takes_what_the_limits_leave() {
+    let (_dir, path) = file(512 << 20);
+    create(&path, &CreateOptions::default()).unwrap();
+    let pool = Pool::open(&path).unwrap();
+    let most = stage_within(&pool, None, None);
+    assert!((5 << 20..=512 << 20).contains(&most), "1 %: {most}");
+    // What is free counts, but it has what it needs.
+    assert_eq!(stage_within(&pool, None, Some(16 << 20)), 4 << 20);
+    assert_eq!(stage_within(&pool, None, Some(0)), 1 << 20);
+    let limit = pool.footprint(Some(3 << 20));
+    let within = stage_within(&pool, Some(limit), None);
+    assert!(((2 << 20)..=(3 << 20)).contains(&within), "{within}");
+    assert!(check_memory(&pool, Some(limit), Some(within)).is_ok());
+    let tight = pool.footprint(Some(1 << 20)) - 1;
+    let least = stage_within(&pool, Some(tight), None);
+    assert_eq!(least, 1 << 20);
+    assert!(check_memory(&pool, Some(tight), Some(least)).is_err());
+}
+
+#[test]
 fn a_stage_larger_than_the_memory_is_refused() {
     let error = check_stage(Some(2 << 30), Some(1 << 30)).unwrap_err();
     assert!(error.what.contains("--ram-stage 2 GiB"), "{error}");

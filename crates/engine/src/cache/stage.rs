@@ -10,19 +10,25 @@
 //! comes in; detaching, forgetting and turning a cache off empty it. What is dirty on flash was
 //! written, so it is not here. Nothing here is promised to anybody: a crash may take it.
 //!
-//! The bound is exact: a ring of places whose memory is there from the start. Blocks taken out
-//! early leave their place empty until its turn comes.
+//! How large it is follows what it earns ([`Policy::stage`]): [`aim`](Stage::aim) says so, and the stage gets there as
+//! blocks come in. The bound is exact: a queue of places, whose memory is taken and given back in chunks. Blocks
+//! taken out early leave their place empty until its turn comes.
 
 use crate::api::DiskId;
 use hearth_io::{Buf, BufSlice};
 use hearth_policy::{Policy, Stay, Use, spread};
+use std::collections::VecDeque;
 
 /// Bytes of a block.
 pub(crate) const BYTES: usize = 4096;
+/// Places whose memory is taken at once, 256 KiB.
+const CHUNK: usize = 64;
 /// Share of a stage that a single miss may take; longer ones are judged at once.
 const RUN_SHARE: usize = 4;
 /// Key of an empty place. No block has it: disks are below 2^15, blocks below 2^36.
 const NOBODY: u64 = u64::MAX;
+/// A chunk has memory while any of its places is in the queue.
+const HAS_MEMORY: &str = "places in the queue have memory";
 /// No place, in the table.
 const FREE: u32 = u32::MAX;
 
@@ -34,55 +40,135 @@ struct Held {
     stay: Stay,
 }
 
-/// A first-in first-out ring of clean blocks.
+const EMPTY: Held = Held {
+    key: NOBODY,
+    crc: 0,
+    stay: Stay {
+        freq: 0,
+        covered: false,
+        unused: None,
+        written: false,
+    },
+};
+
+/// A piece of memory for places one after another.
+struct Chunk {
+    /// None if no place of it is in use.
+    data: Option<Box<[u8]>>,
+    /// Places of it in the queue.
+    queued: usize,
+}
+
+/// A first-in first-out queue of clean blocks.
 pub(crate) struct Stage {
-    data: Vec<u8>,
+    chunks: Vec<Chunk>,
     places: Vec<Held>,
+    /// Places in the order in which they are needed next: empty ones, the oldest blocks, the newest.
+    queue: VecDeque<u32>,
+    /// Places that are not in the queue.
+    spare: Vec<u32>,
     /// Place numbers by hash of their key, open addressing; a power of two, at most half full.
     table: Vec<u32>,
     seed: u64,
-    /// The oldest place, which the next block takes.
-    head: usize,
+    /// Places it shall have, and may have at most.
+    aim: usize,
+    most: usize,
     live: usize,
     unused: usize,
 }
 
 impl Stage {
-    /// A stage for so many blocks; 0 turns it off.
-    pub fn new(blocks: usize, seed: u64) -> Stage {
-        let nobody = Held {
-            key: NOBODY,
-            crc: 0,
-            stay: Stay {
-                freq: 0,
-                covered: false,
-                unused: None,
-                written: false,
-            },
-        };
-        Stage {
-            data: vec![0; blocks * BYTES],
-            places: vec![nobody; blocks],
-            table: vec![FREE; Self::table_len(blocks)],
+    /// A stage for so many blocks, and at most for so many; 0 turns it off.
+    pub fn new(blocks: usize, most: usize, seed: u64) -> Stage {
+        let most = most.max(blocks);
+        let mut stage = Stage {
+            chunks: Vec::new(),
+            places: Vec::new(),
+            queue: VecDeque::new(),
+            spare: Vec::new(),
+            table: vec![FREE; Self::table_len(most)],
             seed,
-            head: 0,
+            aim: 0,
+            most,
             live: 0,
             unused: 0,
+        };
+        while stage.capacity() < blocks {
+            stage.aim(blocks);
         }
+        stage
     }
 
     fn table_len(blocks: usize) -> usize {
         (blocks * 2).next_power_of_two()
     }
 
-    /// Bytes of RAM a stage for so many blocks takes.
-    pub fn footprint(blocks: usize) -> u64 {
-        (blocks * (BYTES + size_of::<Held>()) + Self::table_len(blocks) * 4) as u64
+    /// Bytes of RAM that a stage takes for so many blocks, if it may have `most`.
+    pub fn footprint(blocks: usize, most: usize) -> u64 {
+        let chunks = blocks.div_ceil(CHUNK) * CHUNK;
+        (chunks * (BYTES + size_of::<Held>() + 4) + Self::table_len(most.max(blocks)) * 4) as u64
+    }
+
+    /// Bytes of RAM it takes now.
+    pub fn footprint_now(&self) -> u64 {
+        let chunks = self.chunks.iter().filter(|c| c.data.is_some()).count();
+        let places = self.places.len() * (size_of::<Held>() + 4);
+        (chunks * CHUNK * BYTES + places + self.table.len() * 4) as u64
+    }
+
+    /// Sets for how many blocks there shall be room. It is called for each block that comes in and
+    /// makes a chunk of room at most, so that nobody waits for half a GiB to be had; there is less room
+    /// when what is too much has been [taken out](Self::take_oldest), while [`is_large`](Self::is_large) says so.
+    pub fn aim(&mut self, blocks: usize) {
+        self.aim = blocks.min(self.most);
+        let now = self.aim.min(self.queue.len() + CHUNK);
+        while self.queue.len() < now {
+            let place = self.spare.pop().unwrap_or_else(|| {
+                let next = self.places.len() as u32;
+                self.places.resize(self.places.len() + CHUNK, EMPTY);
+                self.chunks.push(Chunk {
+                    data: None,
+                    queued: 0,
+                });
+                self.spare.extend((next + 1..next + CHUNK as u32).rev());
+                next
+            });
+            let chunk = &mut self.chunks[place as usize / CHUNK];
+            chunk.queued += 1;
+            chunk
+                .data
+                .get_or_insert_with(|| vec![0; CHUNK * BYTES].into_boxed_slice());
+            self.queue.push_front(place);
+        }
+    }
+
+    /// Has it more places than it shall have?
+    pub fn is_large(&self) -> bool {
+        self.queue.len() > self.aim
+    }
+
+    /// Gives back the place that is needed next, which [`take_oldest`](Self::take_oldest) has emptied.
+    pub fn give_back(&mut self) {
+        let Some(place) = self.queue.pop_front() else {
+            return;
+        };
+        debug_assert_eq!(self.places[place as usize].key, NOBODY);
+        self.spare.push(place);
+        let chunk = &mut self.chunks[place as usize / CHUNK];
+        chunk.queued -= 1;
+        if chunk.queued == 0 {
+            chunk.data = None;
+        }
     }
 
     /// Blocks there is room for.
     pub fn capacity(&self) -> usize {
-        self.places.len()
+        self.queue.len()
+    }
+
+    /// Blocks there may be room for at most.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// Takes misses of up to so many blocks.
@@ -98,6 +184,12 @@ impl Stage {
     /// Prefetched blocks nobody has used yet.
     pub fn unused(&self) -> usize {
         self.unused
+    }
+
+    fn data(&self, place: usize) -> &[u8] {
+        let from = place % CHUNK * BYTES;
+        let chunk = self.chunks[place / CHUNK].data.as_deref();
+        &chunk.expect(HAS_MEMORY)[from..from + BYTES]
     }
 
     fn home(&self, key: u64) -> usize {
@@ -127,9 +219,7 @@ impl Stage {
     /// Copies a block out and counts the use, which it returns; `None` if it is not here.
     pub fn read(&mut self, key: u64, out: &mut BufSlice) -> Option<Use> {
         let at = self.table[self.find(key)?] as usize;
-        let from = at * BYTES;
-        out.bytes_mut()
-            .copy_from_slice(&self.data[from..from + BYTES]);
+        out.bytes_mut().copy_from_slice(self.data(at));
         let stay = &mut self.places[at].stay;
         if let Some(source) = stay.unused.take() {
             self.unused -= 1;
@@ -169,7 +259,7 @@ impl Stage {
 
     /// Takes out the block whose place is needed next; `None` if that place is empty.
     pub fn take_oldest(&mut self) -> Option<(u64, Stay)> {
-        let key = self.places.get(self.head)?.key;
+        let key = self.places[*self.queue.front()? as usize].key;
         let at = self.find(key)?;
         Some((key, self.remove(at)))
     }
@@ -177,8 +267,13 @@ impl Stage {
     /// What lies in the place that is needed next: just after [`take_oldest`](Self::take_oldest)
     /// the data of what that returned, and its checksum.
     pub fn oldest_data(&self) -> (&[u8], u32) {
-        let from = self.head * BYTES;
-        (&self.data[from..from + BYTES], self.places[self.head].crc)
+        match self.queue.front() {
+            None => (&[], 0),
+            Some(place) => {
+                let place = *place as usize;
+                (self.data(place), self.places[place].crc)
+            }
+        }
     }
 
     /// The checksum of a block that is here.
@@ -189,13 +284,18 @@ impl Stage {
     /// Keeps a copy of a block, with its checksum, in the oldest place, which [`take_oldest`](Self::take_oldest) has
     /// emptied.
     pub fn put(&mut self, key: u64, data: &[u8], crc: u32, stay: Stay) {
-        if self.places.is_empty() || self.contains(key) {
+        if self.contains(key) {
             return;
         }
-        let place = self.head;
-        self.head = (self.head + 1) % self.places.len();
+        let Some(place) = self.queue.pop_front() else {
+            return;
+        };
+        self.queue.push_back(place);
+        let place = place as usize;
         debug_assert_eq!(self.places[place].key, NOBODY);
-        self.data[place * BYTES..(place + 1) * BYTES].copy_from_slice(data);
+        let from = place % CHUNK * BYTES;
+        let chunk = self.chunks[place / CHUNK].data.as_deref_mut();
+        chunk.expect(HAS_MEMORY)[from..from + BYTES].copy_from_slice(data);
         let mut at = self.home(key);
         while self.table[at] != FREE {
             at = (at + 1) & (self.table.len() - 1);
@@ -235,7 +335,7 @@ impl Stage {
 
 impl std::fmt::Debug for Stage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Stage({} of {} blocks)", self.live, self.places.len())
+        write!(f, "Stage({} of {} blocks)", self.live, self.capacity())
     }
 }
 
@@ -281,7 +381,7 @@ mod tests {
 
     #[test]
     fn what_is_forgotten_keeps_its_place_but_is_not_served() {
-        let mut s = Stage::new(2, 5);
+        let mut s = Stage::new(2, 2, 5);
         let mut out = block(0);
         s.put(policy_key(1, 10), block(1).bytes(), 11, STAY);
         s.put(policy_key(1, 11), block(2).bytes(), 12, STAY);
@@ -301,7 +401,7 @@ mod tests {
 
     #[test]
     fn a_prefetched_block_is_unused_until_its_first_use() {
-        let mut s = Stage::new(4, 5);
+        let mut s = Stage::new(4, 4, 5);
         let ahead = Stay {
             covered: true,
             unused: Some(Source::Stream),
@@ -319,22 +419,90 @@ mod tests {
         assert_eq!((s.len(), s.unused()), (0, 0));
     }
 
+    #[test]
+    fn memory_is_taken_when_it_grows_and_given_back_when_it_shrinks() {
+        let mut s = Stage::new(CHUNK, 8 * CHUNK, 5);
+        let least = s.footprint_now();
+        assert_eq!(least, Stage::footprint(CHUNK, 8 * CHUNK));
+        let full = |s: &mut Stage, from: u64| {
+            for n in from..from + s.capacity() as u64 {
+                s.take_oldest();
+                s.put(policy_key(1, n), block(n as u8).bytes(), n as u32, STAY);
+            }
+            assert_eq!(s.len(), s.capacity());
+        };
+        full(&mut s, 0);
+        s.aim(100 * CHUNK);
+        assert_eq!(
+            (s.capacity(), s.len()),
+            (2 * CHUNK, CHUNK),
+            "a chunk at once"
+        );
+        (0..20).for_each(|_| s.aim(100 * CHUNK));
+        assert_eq!((s.capacity(), s.len()), (8 * CHUNK, CHUNK), "at most");
+        assert_eq!(s.footprint_now(), Stage::footprint(8 * CHUNK, 8 * CHUNK));
+        full(&mut s, 1000);
+        s.aim(CHUNK);
+        let mut next = 1000;
+        while s.is_large() {
+            // Oldest first, and their data is there until their place is given back.
+            let (key, _) = s.take_oldest().unwrap();
+            assert_eq!(disk_and_block(key).1, next);
+            assert_eq!(s.oldest_data(), (block(next as u8).bytes(), next as u32));
+            s.give_back();
+            next += 1;
+        }
+        assert_eq!((s.capacity(), s.len()), (CHUNK, CHUNK));
+        let places = 7 * CHUNK * (size_of::<Held>() + 4);
+        assert_eq!(s.footprint_now(), least + places as u64);
+        let mut out = block(0);
+        for n in next..1000 + 8 * CHUNK as u64 {
+            assert_eq!(s.read(policy_key(1, n), &mut out), Some(Use::Hit));
+            assert_eq!(out.bytes()[77], n as u8);
+        }
+        full(&mut s, 5000);
+        s.aim(0);
+        while s.is_large() {
+            s.take_oldest();
+            s.give_back();
+        }
+        assert_eq!((s.capacity(), s.len()), (0, 0));
+        s.put(policy_key(1, 1), block(1).bytes(), 1, STAY);
+        assert_eq!(s.len(), 0, "there is no place");
+    }
+
     proptest! {
-        /// The stage behaves as a bounded queue of a map.
+        /// The stage behaves as a bounded queue of a map, whose bound changes.
         #[test]
-        fn matches_a_model(ops in proptest::collection::vec((0u8..4, 0u64..40), 1..400)) {
-            let mut s = Stage::new(16, 9);
-            let mut model: Vec<Option<(u64, u8)>> = vec![None; 16];
-            let mut head = 0;
+        fn matches_a_model(ops in proptest::collection::vec((0u8..5, 0u64..40), 1..400)) {
+            let mut s = Stage::new(16, 2 * CHUNK, 9);
+            let mut model: VecDeque<Option<(u64, u8)>> = vec![None; 16].into();
+            let mut aim = 16;
             for (n, (op, b)) in ops.into_iter().enumerate() {
                 let key = policy_key(2, b);
-                if op < 3 {
+                if op == 4 {
+                    aim = b as usize * 3;
+                    s.aim(aim);
+                    let now = aim.min(model.len() + CHUNK);
+                    while model.len() < now {
+                        model.push_front(None);
+                    }
+                } else if op < 3 {
+                    while s.is_large() {
+                        let oldest = s.take_oldest().map(|(k, _)| (k, s.oldest_data().0[0]));
+                        prop_assert_eq!(oldest, model.pop_front().unwrap());
+                        s.give_back();
+                    }
+                    prop_assert!(model.len() <= aim);
                     let oldest = s.take_oldest().map(|(k, _)| (k, s.oldest_data().0[0]));
-                    prop_assert_eq!(oldest, model[head].take());
+                    if let Some(front) = model.front_mut() {
+                        prop_assert_eq!(oldest, front.take());
+                    }
                     if !s.contains(key) {
                         s.put(key, block(n as u8).bytes(), n as u32, STAY);
-                        model[head] = Some((key, n as u8));
-                        head = (head + 1) % 16;
+                        if model.pop_front().is_some() {
+                            model.push_back(Some((key, n as u8)));
+                        }
                     }
                 } else {
                     s.forget(2, b, b + 3);
@@ -344,6 +512,7 @@ mod tests {
                         }
                     }
                 }
+                prop_assert_eq!(s.capacity(), model.len());
                 prop_assert_eq!(s.len(), model.iter().flatten().count());
                 let mut out = block(0);
                 for b in 0..44 {

@@ -41,7 +41,13 @@ impl Core {
             if self.cache.stage.contains(key) {
                 continue;
             }
+            self.cache.stage.aim(self.cache.policy.stage());
             self.unstage_oldest();
+            // One more than comes in: it shrinks as slowly as it is used.
+            if self.cache.stage.is_large() {
+                self.cache.stage.give_back();
+                self.unstage_oldest();
+            }
             self.cache.stage.put(key, bytes, *crc, stay(i));
         }
     }

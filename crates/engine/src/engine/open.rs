@@ -111,7 +111,8 @@ impl Engine {
         let mut flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
         let slots = flash.layout.slots();
-        let stage = (opts.ram_stage).unwrap_or_else(|| Config::stage_of(slots as usize));
+        let most = (opts.ram_stage).unwrap_or_else(|| Config::stage_most_of(slots as usize));
+        let stage = Config::stage_of(slots as usize, opts.prefetch).min(most);
         let index = Index::new(slots, opts.hash_seed);
         let shared = Arc::new(Shared::new(
             index.lookup(),
@@ -121,6 +122,7 @@ impl Engine {
         ));
         let policy = Policy::new(Config {
             ram: stage,
+            ram_most: most,
             flash: slots as usize,
             prefetch: opts.prefetch,
             rules: opts.rules,
@@ -130,7 +132,7 @@ impl Engine {
         });
         let mut core = Core {
             flash,
-            cache: Cache::new(index, policy, Stage::new(stage, opts.hash_seed)),
+            cache: Cache::new(index, policy, Stage::new(stage, most, opts.hash_seed)),
             disks: Vec::new(),
             ready: Ready::default(),
             totals: Totals::default(),

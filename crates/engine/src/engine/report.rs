@@ -152,8 +152,11 @@ impl Engine {
             segments: core.flash.log.segments.len() as u64,
             footprint_bytes: Index::footprint(core.cache.index.slots())
                 + core.cache.policy.footprint() as u64
-                + Self::stage_footprint(core.cache.stage.capacity(), core.opts.prefetch),
+                + core.cache.stage.footprint_now()
+                + Self::coming_footprint(core.cache.stage.capacity(), core.opts.prefetch),
             stage_blocks: core.cache.stage.len() as u64,
+            stage_capacity_blocks: core.cache.stage.capacity() as u64,
+            stage_most_blocks: core.cache.stage.most() as u64,
             gate: core.cache.policy.rules().gate != Gate::Open,
             rule_switches: core.cache.policy.switches(),
             endurance_pressure: core.cache.policy.pressure(),
@@ -165,18 +168,20 @@ impl Engine {
     }
 
     /// Bytes of RAM that index, policy and RAM stage take for `slots` slots of flash, with a
-    /// stage of `stage` blocks or else as many as the pool's size asks for.
+    /// stage of `stage` blocks or else as many as it has at least.
     pub fn footprint(slots: u32, stage: Option<usize>) -> u64 {
-        let stage = stage.unwrap_or_else(|| Config::stage_of(slots as usize));
+        let blocks = slots as usize;
+        let stage = stage.unwrap_or_else(|| Config::stage_of(blocks, true));
         Index::footprint(slots)
-            + Policy::footprint_of(slots as usize + stage, true) as u64
-            + Self::stage_footprint(stage, true)
+            + Policy::footprint_of(blocks + stage, true) as u64
+            + Stage::footprint(stage, stage)
+            + Self::coming_footprint(stage, true)
     }
 
-    /// Bytes of a stage and, with prefetch, of what is on its way there at most.
-    fn stage_footprint(blocks: usize, prefetch: bool) -> u64 {
+    /// Bytes of what is on its way to a stage of so many blocks at most.
+    fn coming_footprint(blocks: usize, prefetch: bool) -> u64 {
         let coming = if prefetch { blocks / UNUSED_SHARE } else { 0 };
-        Stage::footprint(blocks) + coming as u64 * BLOCK
+        coming as u64 * BLOCK
     }
 
     /// What the cache knows of a byte range: consecutive extents covering it.
