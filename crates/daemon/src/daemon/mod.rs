@@ -55,6 +55,7 @@ use crate::gate::Gate;
 use crate::grounds::Grounds;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
+use crate::size::human;
 use crate::table::Table;
 use crate::windows::Windows;
 use crate::workers::Workers;
@@ -276,6 +277,7 @@ impl Daemon {
             ms = recovery.millis,
             cached_blocks = recovery.cached_blocks,
             dirty_blocks = recovery.dirty_blocks,
+            ram_stage_most = %human(ram_stage),
             "pool opened"
         );
         let place = pool.media().file();

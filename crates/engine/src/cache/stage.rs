@@ -52,6 +52,7 @@ const EMPTY: Held = Held {
 };
 
 /// A piece of memory for places one after another.
+#[derive(Default)]
 struct Chunk {
     /// None if no place of it is in use.
     data: Option<Box<[u8]>>,
@@ -65,8 +66,10 @@ pub(crate) struct Stage {
     places: Vec<Held>,
     /// Places in the order in which they are needed next: empty ones, the oldest blocks, the newest.
     queue: VecDeque<u32>,
-    /// Places that are not in the queue.
-    spare: Vec<u32>,
+    /// Places that are not in the queue, of chunks that have memory; those given back first are in front.
+    spare: VecDeque<u32>,
+    /// Chunks without memory.
+    bare: Vec<u32>,
     /// Place numbers by hash of their key, open addressing; a power of two, at most half full.
     table: Vec<u32>,
     seed: u64,
@@ -85,16 +88,17 @@ impl Stage {
             chunks: Vec::new(),
             places: Vec::new(),
             queue: VecDeque::new(),
-            spare: Vec::new(),
+            spare: VecDeque::new(),
+            bare: Vec::new(),
             table: vec![FREE; Self::table_len(most)],
             seed,
-            aim: 0,
+            aim: blocks,
             most,
             live: 0,
             unused: 0,
         };
         while stage.capacity() < blocks {
-            stage.aim(blocks);
+            stage.grow();
         }
         stage
     }
@@ -111,34 +115,58 @@ impl Stage {
 
     /// Bytes of RAM it takes now.
     pub fn footprint_now(&self) -> u64 {
-        let chunks = self.chunks.iter().filter(|c| c.data.is_some()).count();
+        let chunks = self.chunks.len() - self.bare.len();
         let places = self.places.len() * (size_of::<Held>() + 4);
         (chunks * CHUNK * BYTES + places + self.table.len() * 4) as u64
     }
 
-    /// Sets for how many blocks there shall be room. It is called for each block that comes in and
-    /// makes a chunk of room at most, so that nobody waits for half a GiB to be had; there is less room
+    /// Sets for how many blocks there shall be room. It is called for each block that comes in, and makes a chunk of
+    /// room where no place is empty, so that nobody waits for half a GiB to be had; there is less room
     /// when what is too much has been [taken out](Self::take_oldest), while [`is_large`](Self::is_large) says so.
     pub fn aim(&mut self, blocks: usize) {
         self.aim = blocks.min(self.most);
+        let next = self.queue.front().map(|place| *place as usize);
+        if next.is_none_or(|place| self.places[place].key != NOBODY) {
+            self.grow();
+        }
+    }
+
+    /// Makes room for a chunk more, if that many shall be.
+    fn grow(&mut self) {
         let now = self.aim.min(self.queue.len() + CHUNK);
         while self.queue.len() < now {
-            let place = self.spare.pop().unwrap_or_else(|| {
-                let next = self.places.len() as u32;
-                self.places.resize(self.places.len() + CHUNK, EMPTY);
-                self.chunks.push(Chunk {
-                    data: None,
-                    queued: 0,
-                });
-                self.spare.extend((next + 1..next + CHUNK as u32).rev());
-                next
-            });
-            let chunk = &mut self.chunks[place as usize / CHUNK];
-            chunk.queued += 1;
-            chunk
-                .data
-                .get_or_insert_with(|| vec![0; CHUNK * BYTES].into_boxed_slice());
+            let place = self
+                .spare
+                .pop_front()
+                .unwrap_or_else(|| self.first_of_chunk());
+            self.chunks[place as usize / CHUNK].queued += 1;
             self.queue.push_front(place);
+        }
+    }
+
+    /// The first place of a chunk that gets memory; the others are spare.
+    fn first_of_chunk(&mut self) -> u32 {
+        let chunk = self.bare.pop().unwrap_or_else(|| {
+            self.chunks.push(Chunk::default());
+            self.places.resize(self.chunks.len() * CHUNK, EMPTY);
+            self.chunks.len() as u32 - 1
+        });
+        self.chunks[chunk as usize].data = Some(vec![0; CHUNK * BYTES].into_boxed_slice());
+        let first = chunk * CHUNK as u32;
+        self.spare.extend(first + 1..first + CHUNK as u32);
+        first
+    }
+
+    /// An empty place that is out of the queue is spare; a chunk all of whose places are has no memory any more.
+    fn put_by(&mut self, place: u32) {
+        self.spare.push_back(place);
+        let at = place / CHUNK as u32;
+        let chunk = &mut self.chunks[at as usize];
+        chunk.queued -= 1;
+        if chunk.queued == 0 {
+            chunk.data = None;
+            self.bare.push(at);
+            self.spare.retain(|place| place / CHUNK as u32 != at);
         }
     }
 
@@ -153,12 +181,7 @@ impl Stage {
             return;
         };
         debug_assert_eq!(self.places[place as usize].key, NOBODY);
-        self.spare.push(place);
-        let chunk = &mut self.chunks[place as usize / CHUNK];
-        chunk.queued -= 1;
-        if chunk.queued == 0 {
-            chunk.data = None;
-        }
+        self.put_by(place);
     }
 
     /// Blocks there is room for.
@@ -287,9 +310,10 @@ impl Stage {
         if self.contains(key) {
             return;
         }
-        let Some(place) = self.queue.pop_front() else {
+        let Some(oldest) = self.queue.pop_front() else {
             return;
         };
+        let place = self.instead_of(oldest);
         self.queue.push_back(place);
         let place = place as usize;
         debug_assert_eq!(self.places[place].key, NOBODY);
@@ -304,6 +328,21 @@ impl Stage {
         self.places[place] = Held { key, crc, stay };
         self.live += 1;
         self.unused += usize::from(stay.unused.is_some());
+    }
+
+    /// Where a block goes instead of the oldest place: into a chunk that was given back in part. So what shrinks while
+    /// blocks come in empties one chunk after another instead of half of each.
+    fn instead_of(&mut self, oldest: u32) -> u32 {
+        let chunk = |place: u32| place as usize / CHUNK;
+        match self.spare.front() {
+            Some(&spare) if chunk(spare) != chunk(oldest) => {
+                self.spare.pop_front();
+                self.chunks[chunk(spare)].queued += 1;
+                self.put_by(oldest);
+                spare
+            }
+            _ => oldest,
+        }
     }
 
     /// Forgets blocks `start..end` of a disk.
@@ -379,6 +418,11 @@ mod tests {
         b
     }
 
+    /// Number of the oldest block.
+    fn oldest_of(s: &Stage) -> u64 {
+        disk_and_block(s.places[s.queue[0] as usize].key).1
+    }
+
     #[test]
     fn what_is_forgotten_keeps_its_place_but_is_not_served() {
         let mut s = Stage::new(2, 2, 5);
@@ -438,8 +482,14 @@ mod tests {
             (2 * CHUNK, CHUNK),
             "a chunk at once"
         );
-        (0..20).for_each(|_| s.aim(100 * CHUNK));
-        assert_eq!((s.capacity(), s.len()), (8 * CHUNK, CHUNK), "at most");
+        s.aim(100 * CHUNK);
+        assert_eq!(s.capacity(), 2 * CHUNK, "empty places come first");
+        for n in 500..500 + 7 * CHUNK as u64 {
+            s.aim(100 * CHUNK);
+            s.take_oldest();
+            s.put(policy_key(1, n), block(n as u8).bytes(), n as u32, STAY);
+        }
+        assert_eq!((s.capacity(), s.len()), (8 * CHUNK, 8 * CHUNK), "at most");
         assert_eq!(s.footprint_now(), Stage::footprint(8 * CHUNK, 8 * CHUNK));
         full(&mut s, 1000);
         s.aim(CHUNK);
@@ -471,6 +521,51 @@ mod tests {
         assert_eq!(s.len(), 0, "there is no place");
     }
 
+    #[test]
+    fn what_shrinks_while_blocks_come_in_gives_its_memory_back() {
+        let most = 64 * CHUNK;
+        let mut s = Stage::new(CHUNK, most, 5);
+        let mut next = 0;
+        let mut put = |s: &mut Stage, aim: usize, count: usize| {
+            for _ in 0..count {
+                s.aim(aim);
+                s.take_oldest();
+                if s.is_large() {
+                    s.give_back();
+                    s.take_oldest();
+                }
+                s.put(
+                    policy_key(1, next),
+                    block(next as u8).bytes(),
+                    next as u32,
+                    STAY,
+                );
+                next += 1;
+            }
+        };
+        let memory = |s: &Stage| s.chunks.iter().filter(|c| c.data.is_some()).count() * CHUNK;
+        put(&mut s, most, 2 * most);
+        assert_eq!((s.len(), memory(&s)), (most, most));
+        for aim in [most / 2, CHUNK, most, CHUNK * 3 / 2, most * 3 / 4, 1] {
+            for _ in 0..most / 16 {
+                put(&mut s, aim, 16);
+                let all = memory(&s);
+                assert!(
+                    all <= s.capacity() + 3 * CHUNK,
+                    "{all} for {}",
+                    s.capacity()
+                );
+            }
+            put(&mut s, aim, most);
+            assert_eq!((s.capacity(), s.len()), (aim, aim));
+            let mut out = block(0);
+            for n in oldest_of(&s)..oldest_of(&s) + aim as u64 {
+                assert_eq!(s.read(policy_key(1, n), &mut out), Some(Use::Hit));
+                assert_eq!(out.bytes()[77], n as u8);
+            }
+        }
+    }
+
     proptest! {
         /// The stage behaves as a bounded queue of a map, whose bound changes.
         #[test]
@@ -484,7 +579,8 @@ mod tests {
                     aim = b as usize * 3;
                     s.aim(aim);
                     let now = aim.min(model.len() + CHUNK);
-                    while model.len() < now {
+                    let empty = matches!(model.front(), Some(None));
+                    while !empty && model.len() < now {
                         model.push_front(None);
                     }
                 } else if op < 3 {
