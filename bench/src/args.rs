@@ -22,6 +22,7 @@ hearth-bench: Hearth beside its peers
   --old PATH        the old build's binary, for --aab
   --list            list the rows
   --bare-nbd FILE SOCKET   be the bare NBD loop, one of the peers (nothing else may be said)
+  --bare-nfs FILE   be the bare NFS loop, likewise
 ";
 
 /// What to measure, how long, and where.

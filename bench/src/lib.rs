@@ -8,6 +8,7 @@
 pub mod aab;
 pub mod args;
 pub mod bare;
+pub mod bare_nfs;
 pub mod fio;
 pub mod fixture;
 pub mod ganesha;

@@ -3,7 +3,7 @@
 //! and to JSON.
 
 use anyhow::{Context, Result};
-use hearth_bench::{aab, args, bare, host, report, rows};
+use hearth_bench::{aab, args, bare, bare_nfs, host, report, rows};
 
 fn main() -> Result<()> {
     let words: Vec<_> = std::env::args_os().collect();
@@ -11,6 +11,11 @@ fn main() -> Result<()> {
         && word == bare::WORD
     {
         return bare::serve(file.as_ref(), socket.as_ref());
+    }
+    if let [_, word, file] = words.as_slice()
+        && word == bare_nfs::WORD
+    {
+        return bare_nfs::serve(file.as_ref());
     }
     let Some(args) = args::Args::parse(std::env::args().skip(1))? else {
         return Ok(());

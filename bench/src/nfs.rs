@@ -4,11 +4,12 @@
 //! thread that sends a request as soon as one is answered, and copies nothing it need not.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use hearth_nfs::message::Message;
 use hearth_nfs::mount;
 use hearth_nfs::record::{Assembler, mark};
 use hearth_nfs::rpc::{self, Answer, Call, Credential};
@@ -21,8 +22,29 @@ use crate::load::{Job, Sample};
 
 /// An answer that does not come in this time never will.
 const NEVER: Duration = Duration::from_secs(60);
-/// Bytes received at once.
-const RECEIVED: usize = 256 << 10;
+/// Bytes received at once, beside what goes to where it is to lie.
+const RECEIVED: usize = 64 << 10;
+/// Bytes of a handle of ours.
+const BARE_HANDLE: usize = 36;
+
+/// Begins a call, with room for the word in front of it.
+fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Writer {
+    let call = Call {
+        xid,
+        program,
+        version,
+        procedure,
+        credential: Credential::Sys {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+        },
+    };
+    let mut w = Writer::new();
+    w.u32(0);
+    call.write(&mut w);
+    w
+}
 
 /// A connection to an NFS server, and the file that is read and written over it.
 #[derive(Debug)]
@@ -58,6 +80,25 @@ impl Client {
         Ok(client)
     }
 
+    /// Over a connection to a [bare loop](crate::bare_nfs), which has one file and asks for no handle.
+    pub fn bare(stream: TcpStream) -> Result<Client> {
+        let mut client = Client::of(stream)?;
+        client.file = vec![0; BARE_HANDLE];
+        Ok(client)
+    }
+
+    /// Bytes of a call to read, over such a connection, with the word in front of it.
+    pub fn read_call_len() -> Result<usize> {
+        let mut w = call(0, v3::PROGRAM, v3::VERSION, v3::Procedure::Read as u32);
+        let args = Args::Read {
+            file: &[0; BARE_HANDLE],
+            offset: 0,
+            count: 0,
+        };
+        args.write(&mut w);
+        Ok(w.len())
+    }
+
     /// Writes need not be durable when they are answered; a commit at the end makes them so.
     pub fn unstable(mut self) -> Client {
         self.stable = Stability::Unstable;
@@ -80,40 +121,42 @@ impl Client {
 
     fn call(&mut self, program: u32, version: u32, procedure: u32) -> Writer {
         self.xid = self.xid.wrapping_add(1);
-        let call = Call {
-            xid: self.xid,
-            program,
-            version,
-            procedure,
-            credential: Credential::Sys {
-                uid: 0,
-                gid: 0,
-                groups: Vec::new(),
-            },
-        };
-        let mut w = Writer::new();
-        w.u32(0);
-        call.write(&mut w);
-        w
+        call(self.xid, program, version, procedure)
     }
 
     fn send(&mut self, message: Writer) -> Result<u64> {
+        self.send_with(message, &[])
+    }
+
+    /// Sends a call that ends with `data`, of whole words.
+    fn send_with(&mut self, message: Writer, data: &[u8]) -> Result<u64> {
         let mut message = message.into_vec();
-        let mark = mark(message.len() - 4);
+        let mark = mark(message.len() - 4 + data.len());
         message[..4].copy_from_slice(&mark);
-        self.stream.write_all(&message)?;
+        let mut parts = [IoSlice::new(&message), IoSlice::new(data)];
+        let mut parts = &mut parts[..];
+        while !parts.is_empty() {
+            let n = self.stream.write_vectored(parts)?;
+            ensure!(n > 0, "the server takes no calls");
+            IoSlice::advance_slices(&mut parts, n);
+        }
         Ok(u64::from(self.xid))
     }
 
-    /// The next answer: its number, and what is behind its status.
-    fn receive(&mut self) -> Result<(u64, Vec<u8>)> {
+    /// The next answer: its number, and where what is behind its status begins.
+    fn receive(&mut self) -> Result<(u64, Message, usize)> {
         let message = loop {
             if let Some(message) = self.assembler.next_message() {
                 break message;
             }
-            let n = self.stream.read(&mut self.bytes).context("no answer")?;
+            let space = self.assembler.space();
+            let direct = space.len();
+            let mut parts = [IoSliceMut::new(space), IoSliceMut::new(&mut self.bytes)];
+            let n = self.stream.read_vectored(&mut parts).context("no answer")?;
             ensure!(n > 0, "the server has hung up");
-            self.assembler.feed(&self.bytes[..n])?;
+            self.assembler.filled(n.min(direct));
+            self.assembler
+                .feed(&self.bytes[..n.saturating_sub(direct)])?;
         };
         let mut r = Reader::new(&message);
         let (xid, answer) = rpc::read_answer(&mut r)?;
@@ -121,7 +164,7 @@ impl Client {
         let status = r.u32()?;
         ensure!(status == 0, "status {status}");
         let at = message.len() - r.rest().len();
-        Ok((u64::from(xid), message[at..].to_vec()))
+        Ok((u64::from(xid), message, at))
     }
 
     fn ask_marked(&mut self, message: Writer) -> Result<()> {
@@ -133,7 +176,8 @@ impl Client {
         let mut own = Writer::new();
         own.append(message);
         self.send(own)?;
-        Ok(self.receive()?.1)
+        let (_, message, at) = self.receive()?;
+        Ok(message[at..].to_vec())
     }
 }
 
@@ -189,10 +233,13 @@ impl Wire {
                     offset,
                     count: data.len() as u32,
                     stable: client.stable,
-                    data,
+                    data: &[],
                 };
                 args.write(&mut w);
-                client.send(w)
+                // The data goes from where it lies; here, only how long it is.
+                w.truncate(w.len() - 4);
+                w.u32(data.len() as u32);
+                client.send_with(w, data)
             }
         }
     }

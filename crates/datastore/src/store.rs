@@ -15,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DISK_MAX, DiskId};
+use hearth_io::Shelf;
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::Directory;
 use hearth_nfs::tree::{Outcome, Tree};
@@ -47,6 +48,8 @@ struct Inner {
     /// Files whose names say that they will be large.
     named: Mutex<HashSet<Key>>,
     budget: Budget,
+    /// Memory for long reads.
+    shelf: Arc<Shelf>,
     turn: AtomicUsize,
     /// Everything is being written back.
     flushing: AtomicBool,
@@ -108,6 +111,7 @@ impl Datastore {
             known: Mutex::new(known),
             named: Mutex::default(),
             budget: Budget::default(),
+            shelf: Arc::default(),
             turn: AtomicUsize::new(0),
             flushing: AtomicBool::new(false),
             stop: Mutex::new(false),

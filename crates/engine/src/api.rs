@@ -131,8 +131,7 @@ impl Request {
         Self::new(tag, disk, ReqOp::Read, offset, len, Some(window), now_ns)
     }
 
-    /// A write from `buf`, whose payload starts at `offset % 4096`. Computes the checksums here,
-    /// outside the engine's lock.
+    /// A write from `buf`, whose payload starts at `offset % 4096`, [summed up](Self::sum_up).
     pub fn write(
         tag: u64,
         disk: DiskId,
@@ -152,13 +151,18 @@ impl Request {
             Some(window),
             now_ns,
         );
-        if offset.is_multiple_of(BLOCK)
-            && len.is_multiple_of(BLOCK)
-            && let Some(window) = &req.buf
-        {
-            req.crcs = window.bytes().chunks(BLOCK as usize).map(crc32c).collect();
-        }
+        req.sum_up();
         req
+    }
+
+    /// Computes the checksums of a write of whole blocks, outside the engine's lock.
+    pub fn sum_up(&mut self) {
+        if self.offset.is_multiple_of(BLOCK)
+            && self.len.is_multiple_of(BLOCK)
+            && let Some(window) = &self.buf
+        {
+            self.crcs = window.bytes().chunks(BLOCK as usize).map(crc32c).collect();
+        }
     }
 
     /// Any request; `buf` only for reads and writes.

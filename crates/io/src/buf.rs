@@ -139,6 +139,11 @@ impl BufSlice {
         unsafe { self.buf.0.ptr.add(self.start as usize) }
     }
 
+    /// The buffer that this is a window into.
+    pub fn into_buf(self) -> Buf {
+        self.buf
+    }
+
     /// True for memory somebody else may write at any moment ([`Buf::foreign`]). What was read
     /// from it once proves nothing about what a second look, or the device, will find there.
     pub fn is_shared(&self) -> bool {

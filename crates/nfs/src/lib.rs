@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`xdr`] | how numbers, texts and byte strings are written (RFC 4506) |
 //! | [`record`] | where a message begins and ends in a stream of bytes (RFC 5531, 11) |
+//! | [`message`] | where in memory a message lies |
 //! | [`rpc`] | who calls which procedure, and how calls are accepted and denied (RFC 5531) |
 //! | [`portmap`] | on which port a program is found (RFC 1833) |
 //! | [`rpcbind`] | how the host's own portmapper is told of it |
@@ -30,6 +31,7 @@ pub mod handle;
 pub mod identity;
 pub mod ledger;
 pub mod local;
+pub mod message;
 pub mod mount;
 pub mod portmap;
 pub mod record;

@@ -7,6 +7,11 @@
 //! after that nobody knows where the next message begins.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hearth_io::Shelf;
+
+use crate::message::{LONG, Long, Message};
 
 /// Longest message: a write of one mebibyte, with its header and credentials.
 pub const MESSAGE_MAX: usize = (1 << 20) + (16 << 10);
@@ -16,6 +21,8 @@ pub const FRAGMENTS_MAX: usize = 1 << 12;
 const LAST: u32 = 1 << 31;
 /// How much is reserved at once for a message that has begun.
 const STEP: usize = 64 << 10;
+/// Of a long message, one part in so many has to be here before memory for all of it is taken.
+const ARRIVED: usize = 32;
 
 /// The peer's stream is no sequence of messages that we take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,13 +46,43 @@ pub struct Assembler {
     last: bool,
     fragments: usize,
     message: Vec<u8>,
-    whole: VecDeque<Vec<u8>>,
+    /// In place of that, a long message, and how much of it is here.
+    long: Option<(Long, usize)>,
+    whole: VecDeque<Message>,
+    shelf: Arc<Shelf>,
 }
 
 impl Assembler {
     /// Nothing has arrived.
     pub fn new() -> Assembler {
         Assembler::default()
+    }
+
+    /// The same, with memory for long messages from a shelf.
+    pub fn with(shelf: &Arc<Shelf>) -> Assembler {
+        Assembler {
+            shelf: Arc::clone(shelf),
+            ..Assembler::default()
+        }
+    }
+
+    /// Where the next bytes of the stream may be put, up to the end of the message that is being received; nothing
+    /// where they have to come by [`feed`](Self::feed).
+    pub fn space(&mut self) -> &mut [u8] {
+        match &mut self.long {
+            Some((long, here)) => long.space().get_mut(*here..).unwrap_or_default(),
+            None => &mut [],
+        }
+    }
+
+    /// So many bytes were put there.
+    pub fn filled(&mut self, len: usize) {
+        if let Some((_, here)) = &mut self.long {
+            let len = len.min(self.missing);
+            *here += len;
+            self.missing -= len;
+            self.end();
+        }
     }
 
     /// Takes bytes of the stream. Whole messages come out of [`next`](Self::next).
@@ -63,20 +100,54 @@ impl Assembler {
                 self.begin()?;
             } else {
                 let (now, rest) = bytes.split_at(self.missing.min(bytes.len()));
+                self.put(now);
+                self.missing -= now.len();
+                bytes = rest;
+            }
+            self.end();
+        }
+        Ok(())
+    }
+
+    /// Keeps bytes of a fragment.
+    fn put(&mut self, now: &[u8]) {
+        let (arrived, all) = (
+            self.message.len() + now.len(),
+            self.message.len() + self.missing,
+        );
+        let one = self.last && self.fragments == 1;
+        if self.long.is_none() && one && all >= LONG && arrived * ARRIVED >= all {
+            let mut long = Long::new(all, &self.shelf);
+            let begun = self.message.len();
+            long.space()[..begun].copy_from_slice(&self.message);
+            self.message = Vec::new();
+            self.long = Some((long, begun));
+        }
+        match &mut self.long {
+            Some((long, here)) => {
+                long.space()[*here..*here + now.len()].copy_from_slice(now);
+                *here += now.len();
+            }
+            None => {
                 if self.message.capacity() - self.message.len() < now.len() {
                     self.message.reserve(now.len().max(self.missing.min(STEP)));
                 }
                 self.message.extend_from_slice(now);
-                self.missing -= now.len();
-                bytes = rest;
-            }
-            if self.head_len == 0 && self.missing == 0 && self.last {
-                self.whole.push_back(std::mem::take(&mut self.message));
-                self.last = false;
-                self.fragments = 0;
             }
         }
-        Ok(())
+    }
+
+    /// A message may be whole now.
+    fn end(&mut self) {
+        if self.head_len == 0 && self.missing == 0 && self.last {
+            let message = match self.long.take() {
+                Some((long, _)) => Message::from(long),
+                None => Message::from(std::mem::take(&mut self.message)),
+            };
+            self.whole.push_back(message);
+            self.last = false;
+            self.fragments = 0;
+        }
     }
 
     /// A fragment's word is there.
@@ -96,13 +167,14 @@ impl Assembler {
     }
 
     /// The next whole message.
-    pub fn next_message(&mut self) -> Option<Vec<u8>> {
+    pub fn next_message(&mut self) -> Option<Message> {
         self.whole.pop_front()
     }
 
     /// Bytes held for messages, whole or not.
     pub fn held(&self) -> usize {
-        self.message.capacity() + self.whole.iter().map(Vec::capacity).sum::<usize>()
+        let long = self.long.as_ref().map_or(0, |(long, _)| long.len());
+        self.message.capacity() + long + self.whole.iter().map(|m| m.len()).sum::<usize>()
     }
 }
 
@@ -122,7 +194,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn all(assembler: &mut Assembler) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| assembler.next_message()).collect()
+        std::iter::from_fn(|| assembler.next_message())
+            .map(|message| message.to_vec())
+            .collect()
     }
 
     fn fragment(last: bool, bytes: &[u8]) -> Vec<u8> {
@@ -157,6 +231,8 @@ mod tests {
             .expect("may be so long");
         a.feed(&[1]).expect("has begun");
         assert!(a.held() <= 2 * STEP, "{}", a.held());
+        a.feed(&[1; 20 << 10]).expect("a little more");
+        assert!(a.held() <= 2 * STEP, "{}", a.held());
         let mut a = Assembler::new();
         assert_eq!(a.feed(&mark(MESSAGE_MAX + 1)), Err(Broken::Long));
         let mut a = Assembler::new();
@@ -174,6 +250,39 @@ mod tests {
     }
 
     proptest! {
+        /// Long ones are partly received where they are to lie.
+        #[test]
+        fn cuts_of_long_ones_do_not_matter(
+            lens in proptest::collection::vec(1usize..200_000, 1..5),
+            steps in proptest::collection::vec((1usize..70_000, any::<bool>()), 1..20),
+        ) {
+            let messages: Vec<Vec<u8>> = lens
+                .iter()
+                .map(|len| (0..*len).map(|n| (n * 31 + len) as u8).collect())
+                .collect();
+            let mut stream = Vec::new();
+            for message in &messages {
+                stream.extend(fragment(true, message));
+            }
+            let shelf = Arc::new(Shelf::default());
+            let mut a = Assembler::with(&shelf);
+            let mut rest = &stream[..];
+            for (step, directly) in steps.iter().cycle() {
+                if rest.is_empty() { break; }
+                let (mut now, then) = rest.split_at((*step).min(rest.len()));
+                if *directly {
+                    let space = a.space();
+                    let len = space.len().min(now.len());
+                    space[..len].copy_from_slice(&now[..len]);
+                    a.filled(len);
+                    now = &now[len..];
+                }
+                a.feed(now).expect("well-formed");
+                rest = then;
+            }
+            prop_assert_eq!(all(&mut a), messages);
+        }
+
         #[test]
         fn cuts_do_not_matter(
             messages in proptest::collection::vec(proptest::collection::vec(

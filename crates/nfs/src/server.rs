@@ -1,7 +1,7 @@
 //! Connections and threads around the protocol.
 //!
 //! One thread moves bytes ([`net`](self)); it takes messages apart and puts answers out in the order in
-//! which they come. What has to do with files is done by each export's own workers, so that a disk that hangs
+//! which they come, but for short ones where little is under way ([`link`](self)). What has to do with files is done by each export's own workers, so that a disk that hangs
 //! holds up its own export only, and a file that hangs not even that. No call waits longer than the
 //! server's patience: then it is answered JUKEBOX, upon which clients ask again, and if its work had begun it goes on
 //! behind the scenes.
@@ -11,6 +11,7 @@
 
 mod call;
 mod flight;
+mod link;
 mod net;
 mod pool;
 mod repeated;

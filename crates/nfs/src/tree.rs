@@ -17,8 +17,11 @@
 //! - Attributes are those of what was answered before, wherever the data is by then.
 //! - [`Wcc::before`] is told only where nobody else changed the file in between.
 
+use hearth_io::BufSlice;
+
 use crate::access::Who;
 use crate::handle::Key;
+use crate::message::Message;
 use crate::v3::{Attributes, Create, SetAttributes, Stability, Status, Time, Wcc};
 
 /// How something ended.
@@ -119,14 +122,19 @@ impl<T> Drop for Done<T> {
 /// Data that was received, inside the message it came with.
 #[derive(Debug)]
 pub struct Payload {
-    message: Vec<u8>,
+    message: Message,
     start: usize,
     len: usize,
 }
 
 impl Payload {
+    /// The data where it lies, if that is in whole blocks of memory.
+    pub fn blocks(&self) -> Option<BufSlice> {
+        self.message.blocks(self.start, self.len)
+    }
+
     /// The `len` bytes from `start` on; `None` if the message has fewer.
-    pub fn new(message: Vec<u8>, start: usize, len: usize) -> Option<Payload> {
+    pub fn new(message: Message, start: usize, len: usize) -> Option<Payload> {
         let end = start.checked_add(len)?;
         (end <= message.len()).then_some(Payload {
             message,

@@ -44,6 +44,7 @@ pub(super) fn keep(inner: &Weak<Inner>) {
             inner.flush();
         }
         inner.close_idle();
+        inner.shelf.age();
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use hearth_engine::api::{DISK_MAX, ReqError, ReqOp, Request};
-use hearth_io::{BLOCK, Buf, BufSlice};
+use hearth_io::{BLOCK, Buf, BufSlice, Shelf};
 use hearth_nfs::access::Who;
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::may_use_data;
@@ -52,6 +52,15 @@ struct Piece {
     buf: Option<BufSlice>,
     start: usize,
     len: usize,
+    shelf: Arc<Shelf>,
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if let Some(buf) = self.buf.take() {
+            self.shelf.put(buf.into_buf());
+        }
+    }
 }
 
 impl AsRef<[u8]> for Piece {
@@ -161,14 +170,19 @@ impl View {
                 attributes: Some(attributes),
             }));
         }
-        let buf = Buf::zeroed(Request::buffer_len(offset, len) as usize);
+        let shelf = self.0.shelf.clone();
+        // What somebody else had is written over by what is read, or not shown.
+        let buf = shelf.take(Request::buffer_len(offset, len) as usize);
         let request = Request::read(0, cached.disk, offset, len, &buf, 0);
+        // The request's is the last handle but those of the device.
+        drop(buf);
         let answer = move |result: Result<(), ReqError>, buf: Option<BufSlice>| {
             let read = result.map_err(status).map(|()| Read {
                 data: Box::new(Piece {
                     buf,
                     start: (offset % BLOCK) as usize,
                     len: len as usize,
+                    shelf,
                 }) as Data,
                 end,
                 attributes: Some(attributes),
@@ -186,10 +200,10 @@ impl View {
         who: &Who,
         using: Using,
         cached: Arc<Cached>,
-        write: &Write,
+        write: Write,
         done: Done<Changed<Written>>,
     ) {
-        match self.0.prepare_write(who, &cached, write) {
+        match self.0.prepare_write(who, &cached, &write) {
             Err(status) => done.tell(failed(status)),
             Ok(()) => self.ask_to_write(using, cached, write, done),
         }
@@ -200,12 +214,12 @@ impl View {
         &self,
         using: Using,
         cached: Arc<Cached>,
-        write: &Write,
+        write: Write,
         done: Done<Changed<Written>>,
     ) {
         let inner = &self.0;
-        let data = write.data.as_ref();
-        let (offset, len) = (write.offset, data.len() as u64);
+        let data = write.data;
+        let (offset, len) = (write.offset, data.as_ref().len() as u64);
         let verifier = inner.dir.write_verifier();
         let stable = write.stable;
         let tell = move |cached: &Cached, result: Result<(), ReqError>| {
@@ -228,16 +242,35 @@ impl View {
         if len == 0 {
             return done.tell(tell(&cached, Ok(())));
         }
-        let buf = Buf::zeroed(Request::buffer_len(offset, len) as usize);
-        let mut window = buf.slice((offset % BLOCK) as usize, len as usize);
-        window.bytes_mut().copy_from_slice(data);
-        drop(window);
-        let durable = stable != Stability::Unstable;
-        let request = Request::write(0, cached.disk, offset, len, durable, &buf, 0);
-        let answer = move |result: Result<(), ReqError>, _: Option<BufSlice>| {
+        let fua = stable != Stability::Unstable;
+        let at = offset.is_multiple_of(BLOCK).then(|| data.blocks());
+        // Written from where it was received, if it lies there as a device wants it.
+        let request = if let Some(window) = at.flatten() {
+            let mut request = Request::new(
+                0,
+                cached.disk,
+                ReqOp::Write { fua },
+                offset,
+                len,
+                Some(window),
+                0,
+            );
+            request.sum_up();
+            request
+        } else {
+            let buf = Buf::zeroed(Request::buffer_len(offset, len) as usize);
+            let mut window = buf.slice((offset % BLOCK) as usize, len as usize);
+            window.bytes_mut().copy_from_slice(data.as_ref());
+            drop(window);
+            Request::write(0, cached.disk, offset, len, fua, &buf, 0)
+        };
+        let answer = move |result: Result<(), ReqError>, buf: Option<BufSlice>| {
             let changed = tell(&cached, result);
             drop(using);
             done.tell(changed);
+            // In this order: who has the message gives its memory back if nobody else has it.
+            drop(buf);
+            drop(data);
         };
         inner.port.ask(inner.next_turn(), request, Box::new(answer));
     }
@@ -323,7 +356,7 @@ impl AtHand for Ready {
             Err(status) => done.tell(failed(status)),
             Ok(()) => self
                 .view
-                .ask_to_write(self.using, self.cached, &write, done),
+                .ask_to_write(self.using, self.cached, write, done),
         }
     }
 }
@@ -436,7 +469,7 @@ impl Tree for View {
     fn write(&self, who: &Who, file: &Key, write: Write, done: Done<Changed<Written>>) {
         match self.0.begin(file) {
             Err(status) => done.tell(failed(status)),
-            Ok((using, Some(cached))) => self.write_cached(who, using, cached, &write, done),
+            Ok((using, Some(cached))) => self.write_cached(who, using, cached, write, done),
             Ok((using, None)) => {
                 self.0.dir.write(who, file, write, done);
                 drop(using);

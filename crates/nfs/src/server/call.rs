@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::flight::Flight;
-use super::net::Answer;
+use super::link::Answer;
 use super::service::Export;
 use crate::access::{Rights, Want, Who};
 use crate::handle::Key;
+use crate::message::Message;
 use crate::rpc;
 use crate::tree::{AtHand, Changed, Done, Entry, Found, Outcome, Payload, Read, Write, Written};
 use crate::v3::{
@@ -17,7 +18,7 @@ use crate::xdr::{Reader, Writer, padding};
 
 /// A call's message, whose arguments were understood once.
 pub(super) struct Whole {
-    pub message: Vec<u8>,
+    pub message: Message,
     /// Where its arguments begin.
     pub args_at: usize,
     /// And where they end.

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::net::{Answer, Link};
+use super::link::{Answer, Link};
 use super::pool::Pool;
 use super::replies::{Replies, Slip};
 use crate::handle::Key;
@@ -45,7 +45,7 @@ struct State {
     /// Where the answer goes; nowhere once there was one.
     links: Vec<Arc<Link>>,
     /// What it holds of its client's share; given back with the answer.
-    charge: Option<super::net::Charge>,
+    charge: Option<super::link::Charge>,
     /// It was begun, not finished in time, and changes something.
     stuck: bool,
 }
@@ -89,7 +89,7 @@ impl Flight {
         about: About,
         job: Job,
         link: Arc<Link>,
-        charge: super::net::Charge,
+        charge: super::link::Charge,
         pool: Arc<Pool>,
         replies: Arc<Replies>,
     ) -> Arc<Flight> {

@@ -1,24 +1,24 @@
 //! The thread that moves bytes: listens, takes messages apart, sends answers, and looks at the clock.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use hearth_io::Shelf;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::flight::Flight;
+use super::link::{Bell, Budget, Charge, Link, Out};
 use super::pool::Pool;
 use super::service::{Export, Served, Service, Taken};
 use crate::access::Access;
 use crate::portmap::{self, Mapping};
-use crate::record::{Assembler, mark};
-use crate::tree::Data;
-use crate::xdr::{Writer, padding};
+use crate::record::Assembler;
 use crate::{mount, v3};
 
 /// Connections of all clients.
@@ -33,10 +33,10 @@ const CLIENT_BYTES_MAX: usize = 64 << 20;
 const ALL_BYTES_MAX: usize = 512 << 20;
 /// Answers a connection does not take: then nothing more is read from it.
 const UNSENT_MAX: usize = 8 << 20;
-/// Read at once.
-const SCRATCH: usize = 256 << 10;
-/// Answers that are sent with one system call.
-const GATHER: usize = 16;
+/// Read at once, beside what goes to where it is to lie.
+const SCRATCH: usize = 64 << 10;
+/// How often memory for long messages is let go that was not used since.
+const AGING: Duration = Duration::from_secs(5);
 /// Datagrams answered in a row, and their length; questions to a portmapper have 56 bytes and a credential.
 const DATAGRAMS: usize = 64;
 const DATAGRAM_MAX: usize = 1024;
@@ -76,157 +76,13 @@ impl Default for Config {
     }
 }
 
-/// An answer on its way: what was written for it, and the data behind that.
-pub(super) struct Answer {
-    mark: [u8; 4],
-    head: Vec<u8>,
-    data: Option<Data>,
-}
-
-impl From<Writer> for Answer {
-    fn from(w: Writer) -> Answer {
-        Answer::from(w.into_vec())
-    }
-}
-
-impl From<Vec<u8>> for Answer {
-    fn from(head: Vec<u8>) -> Answer {
-        Answer {
-            mark: mark(head.len()),
-            head,
-            data: None,
-        }
-    }
-}
-
-impl Answer {
-    pub fn with_data(w: Writer, data: Data) -> Answer {
-        let len = (*data).as_ref().len();
-        Answer {
-            mark: mark(w.len() + len + padding(len)),
-            head: w.into_vec(),
-            data: Some(data),
-        }
-    }
-
-    /// Its bytes, if they are few.
-    pub fn short(&self, max: usize) -> Option<Vec<u8>> {
-        (self.data.is_none() && self.head.len() <= max).then(|| self.head.clone())
-    }
-
-    fn pieces(&self) -> [&[u8]; 4] {
-        let data = self.data.as_ref().map_or(&[][..], |data| (**data).as_ref());
-        [&self.mark, &self.head, data, &[0; 3][..padding(data.len())]]
-    }
-
-    fn len(&self) -> usize {
-        self.pieces().iter().map(|p| p.len()).sum()
-    }
-}
-
-/// Rings for the thread that moves bytes.
-struct Bell {
-    fd: OwnedFd,
-    rung: AtomicBool,
-    /// Connections that have something to send.
-    tokens: Mutex<Vec<u64>>,
-}
-
-impl Bell {
-    fn tokens(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ring(&self) {
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            // Cannot fail but by being full, and then it has rung.
-            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-        }
-    }
-}
-
-#[derive(Default)]
-struct Unsent {
-    answers: VecDeque<Answer>,
-    bytes: usize,
-    closed: bool,
-}
-
-/// A connection as those see it who answer.
-pub(super) struct Link {
-    token: u64,
-    unsent: Mutex<Unsent>,
-    bell: Arc<Bell>,
-}
-
-impl Link {
-    fn lock(&self) -> MutexGuard<'_, Unsent> {
-        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sends an answer, unless the connection is gone.
-    pub fn send(&self, answer: Answer) {
-        let mut unsent = self.lock();
-        if unsent.closed {
-            return;
-        }
-        unsent.bytes += answer.len();
-        unsent.answers.push_back(answer);
-        let first = unsent.answers.len() == 1;
-        drop(unsent);
-        if first {
-            self.bell.tokens().push(self.token);
-        }
-        // Also for others: the calls of one client share its room.
-        self.bell.ring();
-    }
-}
-
-/// What a client, or all of them, hold.
-#[derive(Default)]
-struct Budget {
-    bytes: AtomicUsize,
-    calls: AtomicUsize,
-}
-
-/// A call's part of a budget, until it is answered.
-pub(super) struct Charge {
-    bytes: usize,
-    budgets: [Arc<Budget>; 2],
-}
-
-impl Charge {
-    fn new(bytes: usize, budgets: [&Arc<Budget>; 2]) -> Charge {
-        for budget in budgets {
-            budget.bytes.fetch_add(bytes, Ordering::Relaxed);
-            budget.calls.fetch_add(1, Ordering::Relaxed);
-        }
-        Charge {
-            bytes,
-            budgets: budgets.map(Arc::clone),
-        }
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        for budget in &self.budgets {
-            budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-            budget.calls.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
 /// One client's connection.
 struct Connection {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     client: IpAddr,
     budget: Arc<Budget>,
     assembler: Assembler,
     link: Arc<Link>,
-    /// Taken from the link, and how much of the first was sent.
-    sending: VecDeque<Answer>,
-    sent: usize,
     /// What the kernel was asked to tell.
     interest: epoll::EventFlags,
 }
@@ -246,11 +102,8 @@ impl Server {
     /// Listens. Nothing is offered yet.
     pub fn start(config: &Config) -> io::Result<Server> {
         let service = Arc::new(Service::new());
-        let bell = Arc::new(Bell {
-            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            rung: AtomicBool::new(false),
-            tokens: Mutex::default(),
-        });
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = Arc::new(Bell::new(bell));
         let stop = Arc::new(AtomicBool::new(false));
         let mut listeners = config
             .listen
@@ -287,6 +140,8 @@ impl Server {
             patience: config.patience,
             watched: VecDeque::new(),
             scratch: vec![0; SCRATCH],
+            shelf: Arc::default(),
+            aging: None,
         };
         net.prepare()?;
         let thread = thread::Builder::new()
@@ -400,6 +255,9 @@ struct Net {
     /// Calls under way, in the order in which patience with them ends.
     watched: VecDeque<(Instant, Weak<Flight>)>,
     scratch: Vec<u8>,
+    /// Memory for long messages, and when it is looked whether that is used.
+    shelf: Arc<Shelf>,
+    aging: Option<Instant>,
 }
 
 impl Net {
@@ -435,6 +293,7 @@ impl Net {
                 self.deaf_until = None;
                 self.hear(true);
             }
+            self.age(now);
             if self.stop.load(Ordering::Acquire) && stopping.is_none() {
                 stopping = Some(now + FAREWELL);
                 self.listeners.clear();
@@ -442,10 +301,7 @@ impl Net {
             }
             if let Some(last) = stopping {
                 let idle = self.all.calls.load(Ordering::Relaxed) == 0
-                    && self
-                        .connections
-                        .values()
-                        .all(|c| c.sending.is_empty() && c.link.lock().answers.is_empty());
+                    && self.connections.values().all(|c| c.link.unsent() == 0);
                 if idle || now >= last {
                     return;
                 }
@@ -482,7 +338,7 @@ impl Net {
     /// How long nothing has to be done unless something happens.
     fn until_next(&self, now: Instant, stopping: Option<Instant>) -> Option<Timespec> {
         let next = self.watched.front().map(|(at, _)| *at);
-        let next = [next, stopping, self.deaf_until]
+        let next = [next, stopping, self.deaf_until, self.aging]
             .into_iter()
             .flatten()
             .min()?;
@@ -491,6 +347,17 @@ impl Net {
             tv_sec: wait.as_secs() as i64,
             tv_nsec: i64::from(wait.subsec_nanos()),
         })
+    }
+
+    /// Lets go of memory that is not used any more.
+    fn age(&mut self, now: Instant) {
+        if self.aging.is_some_and(|at| at <= now) {
+            self.shelf.age();
+            self.aging = None;
+        }
+        if self.aging.is_none() && self.shelf.is_in_use() {
+            self.aging = Some(now + AGING);
+        }
     }
 
     fn expire(&mut self, now: Instant) {
@@ -517,12 +384,7 @@ impl Net {
     }
 
     fn woken(&mut self) {
-        let mut count = [0u8; 8];
-        let _ = rustix::io::read(&self.bell.fd, &mut count);
-        // In this order: who comes after it rings again.
-        self.bell.rung.store(false, Ordering::Release);
-        let tokens = std::mem::take(&mut *self.bell.tokens());
-        for token in tokens {
+        for token in self.bell.heard() {
             self.send(token);
         }
     }
@@ -610,12 +472,9 @@ impl Net {
         rustix::net::sockopt::set_tcp_user_timeout(&stream, 2 * SILENCE.as_millis() as u32)?;
         let token = self.next;
         self.next += 1;
-        let link = Arc::new(Link {
-            token,
-            unsent: Mutex::default(),
-            bell: Arc::clone(&self.bell),
-        });
+        let stream = Arc::new(stream);
         let budget = Arc::clone(self.budgets.entry(client).or_default());
+        let link = Arc::new(Link::new(token, &stream, &self.bell, &budget));
         let interest = epoll::EventFlags::IN;
         epoll::add(
             &self.epoll,
@@ -627,10 +486,8 @@ impl Net {
             stream,
             client,
             budget,
-            assembler: Assembler::new(),
+            assembler: Assembler::with(&self.shelf),
             link,
-            sending: VecDeque::new(),
-            sent: 0,
             interest,
         };
         self.connections.insert(token, connection);
@@ -665,7 +522,7 @@ impl Net {
         let (own, all) = (&connection.budget, &self.all);
         own.calls.load(Ordering::Relaxed) < CLIENT_CALLS_MAX
             && own.bytes.load(Ordering::Relaxed) < CLIENT_BYTES_MAX
-            && connection.link.lock().bytes < UNSENT_MAX
+            && connection.link.unsent() < UNSENT_MAX
             && (all.bytes.load(Ordering::Relaxed) < ALL_BYTES_MAX
                 || own.calls.load(Ordering::Relaxed) == 0)
     }
@@ -674,7 +531,11 @@ impl Net {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
         };
-        let len = match connection.stream.read(&mut self.scratch) {
+        let space = connection.assembler.space();
+        let direct = space.len();
+        let mut parts = [IoSliceMut::new(space), IoSliceMut::new(&mut self.scratch)];
+        let parts = &mut parts[usize::from(direct == 0)..];
+        let len = match (&*connection.stream).read_vectored(parts) {
             Ok(0) => return self.close(token),
             Ok(len) => len,
             Err(error)
@@ -684,7 +545,9 @@ impl Net {
             }
             Err(_) => return self.close(token),
         };
-        if let Err(broken) = connection.assembler.feed(&self.scratch[..len]) {
+        connection.assembler.filled(len.min(direct));
+        let more = len.saturating_sub(direct);
+        if let Err(broken) = connection.assembler.feed(&self.scratch[..more]) {
             tracing::warn!(client = %connection.client, %broken, "an NFS client was cut off");
             return self.close(token);
         }
@@ -697,6 +560,8 @@ impl Net {
         while let Some(connection) = self.connections.get(&token) {
             if !self.has_room(connection) {
                 self.held_back.push(token);
+                // There may be room by now; looked at once more before this thread sleeps.
+                self.bell.hold_back(true);
                 return self.listen(token, false);
             }
             let Some(connection) = self.connections.get_mut(&token) else {
@@ -726,8 +591,14 @@ impl Net {
 
     /// Goes on with connections for which there is room again.
     fn let_go_on(&mut self) {
+        if self.held_back.is_empty() {
+            return;
+        }
         for token in std::mem::take(&mut self.held_back) {
             self.take_messages(token);
+        }
+        if self.held_back.is_empty() {
+            self.bell.hold_back(false);
         }
     }
 
@@ -766,9 +637,13 @@ impl Net {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
         };
-        let more = match connection.send() {
-            Ok(more) => more,
-            Err(_) => return self.close(token),
+        let more = loop {
+            match connection.link.send_some() {
+                Ok(Out::All) => break false,
+                Ok(Out::Full) => break true,
+                Ok(Out::More) => {}
+                Err(_) => return self.close(token),
+            }
         };
         let mut interest = connection.interest;
         interest.set(epoll::EventFlags::OUT, more);
@@ -779,10 +654,7 @@ impl Net {
         let Some(connection) = self.connections.remove(&token) else {
             return;
         };
-        let mut unsent = connection.link.lock();
-        unsent.closed = true;
-        unsent.answers.clear();
-        drop(unsent);
+        connection.link.close();
         // Its calls go on: they may come again over another connection, which is told how they ended.
         let client = connection.client;
         drop(connection);
@@ -798,56 +670,6 @@ impl Net {
         }
         self.budgets
             .retain(|_, budget| Arc::strong_count(budget) > 1);
-    }
-}
-
-impl Connection {
-    /// True if the client has to take something before more can be sent.
-    fn send(&mut self) -> io::Result<bool> {
-        loop {
-            if self.sending.len() < GATHER {
-                let mut unsent = self.link.lock();
-                while self.sending.len() < GATHER {
-                    let Some(answer) = unsent.answers.pop_front() else {
-                        break;
-                    };
-                    self.sending.push_back(answer);
-                }
-                // Whoever finds the queue empty rings; all that was rung for is here now.
-            }
-            if self.sending.is_empty() {
-                return Ok(false);
-            }
-            let mut skip = self.sent;
-            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER * 4);
-            for piece in self.sending.iter().flat_map(Answer::pieces) {
-                let gone = skip.min(piece.len());
-                skip -= gone;
-                if gone < piece.len() {
-                    slices.push(IoSlice::new(&piece[gone..]));
-                }
-            }
-            match self.stream.write_vectored(&slices) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(len) => self.went_out(len),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn went_out(&mut self, len: usize) {
-        self.sent += len;
-        while let Some(first) = self.sending.front() {
-            let whole = first.len();
-            if self.sent < whole {
-                break;
-            }
-            self.sent -= whole;
-            self.sending.pop_front();
-            self.link.lock().bytes -= whole;
-        }
     }
 }
 

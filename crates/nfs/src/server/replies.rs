@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::flight::Flight;
-use super::net::Answer;
+use super::link::Answer;
 use crate::v3::Procedure;
 
 /// Answers kept for each client: more than a client has under way at once.

@@ -5,12 +5,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::call;
 use super::flight::{About, Also, Flight, Job};
-use super::net::{Answer, Charge, Link};
+use super::link::{Answer, Charge, Link};
 use super::pool::Pool;
 use super::replies::{Known, Replies};
 use crate::access::{Access, Rights, Who};
 use crate::handle::{self, Key, Sealer};
 use crate::ledger::Ledger;
+use crate::message::Message;
 use crate::mount::{self, Ask};
 use crate::portmap::{self, Mapping};
 use crate::rpc::{self, Call, Credential, Head};
@@ -18,7 +19,8 @@ use crate::tree::{Place, Tree};
 use crate::v3::{self, Args, Kind, Procedure, Status, refusal};
 use crate::xdr::{Reader, Writer};
 
-/// Longest read or write that is begun on the thread that moves bytes: it copies them meanwhile.
+/// Longest write that is begun on the thread that moves bytes: it sums them up meanwhile, and copies some. A read of any length is
+/// only handed on.
 const AT_HAND_MAX: u64 = 64 << 10;
 
 /// A tree on offer.
@@ -77,7 +79,7 @@ pub(super) enum Taken {
 /// What a call needs of a file that it could be carried out on without a worker; `None` if it needs one in any case.
 fn at_hand(args: &Args<'_>) -> Option<Option<Place>> {
     match args {
-        Args::Read { count, .. } if u64::from(*count) <= AT_HAND_MAX => Some(None),
+        Args::Read { .. } => Some(None),
         Args::Write {
             offset,
             stable,
@@ -171,7 +173,7 @@ impl Service {
         &self,
         link: &Arc<Link>,
         client: IpAddr,
-        message: Vec<u8>,
+        message: Message,
         charge: impl FnOnce(usize) -> Charge,
     ) -> Taken {
         let mut r = Reader::new(&message);

@@ -111,7 +111,7 @@ impl Client {
         loop {
             if let Some(message) = self.assembler.next_message() {
                 let xid = Reader::new(&message).u32()?;
-                return Ok(Some((xid, message)));
+                return Ok(Some((xid, message.to_vec())));
             }
             match self.stream.read(&mut bytes) {
                 Ok(0) => return Ok(None),
