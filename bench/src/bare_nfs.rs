@@ -172,17 +172,17 @@ fn rounds(client: &TcpStream, file: RawFd, memory: &mut Memory, head: usize) -> 
                 let flight = understand(raw.bytes(), &mut spare)?;
                 if flight.procedure == Procedure::Write {
                     let at = BLOCK as usize - MORE;
-                    push(&mut ring, receive(socket, &flight.buf, at, MORE + flight.len));
+                    push(
+                        &mut ring,
+                        receive(socket, &flight.buf, at, MORE + flight.len),
+                    );
                     memory.awaits = Awaits::Data(flight);
                     continue;
                 }
                 flight
             }
             Awaits::Data(flight) => {
-                ensure!(
-                    result as usize == MORE + flight.len,
-                    "data ended half-way"
-                );
+                ensure!(result as usize == MORE + flight.len, "data ended half-way");
                 flight
             }
         };

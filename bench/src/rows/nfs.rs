@@ -163,7 +163,10 @@ pub fn reads(args: &Args) -> Result<Outcome> {
     let mut sides = [
         ("nbd", Side::Own(lab.nbd(Durable::Itself)?)),
         ("nfs", Side::Own(lab.nfs()?)),
-        ("bare nfs loop", Side::Peer(Wire::Nfs(bare.client()?), bare.pid())),
+        (
+            "bare nfs loop",
+            Side::Peer(Wire::Nfs(bare.client()?), bare.pid()),
+        ),
     ];
     for wire in [&mut lab.nbd(Durable::Itself)?, &mut lab.nfs()?] {
         lab.warm(wire, args.disk)?;

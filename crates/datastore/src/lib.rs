@@ -26,24 +26,19 @@
 //!
 //! # What is done in which order
 //!
+//! The order in which a file grows, is cut, closed and opened, and names change, is in [`hearth_trees`], which is tried with a crash at
+//! each step. Beside that:
+//!
 //! - **A file becomes a disk** when it is first used. Its record is durable before anything of it is cached; a record
 //!   whose file is gone is dropped at the next start.
-//! - **A durable write** is answered when it is in the log and the log is flushed. If it makes the file longer, the file gets
-//!   its new length first, and that is made durable first: after a power cut the log never holds an
-//!   answered write behind the end. An unstable write makes it longer as well, and a commit makes that durable.
-//! - **Cutting** a file off: nobody else uses it meanwhile. (1) What is cut off, to the end of its last block, becomes zeros
-//!   in the log, durably; (2) the file is cut, durably; (3) answered. After a crash between (1) and (2)
-//!   the file has its old length and zeros at its end, which only the client sees who asked for the cut, and asks again. The other order
-//!   would let a crash bring back what was cut off, as soon as the file grows again. A destage that is on its way meanwhile cannot
+//! - **A durable write** is answered when it is in the log and the log is flushed. An unstable write makes the file longer as well, and a
+//!   commit makes that durable.
+//! - **Cutting** a file off: nobody else uses it meanwhile. After a crash before the file was cut it has its old length and zeros at its
+//!   end, which only the client sees who asked for the cut, and asks again. A destage that is on its way meanwhile cannot
 //!   make the file longer, for its writes are cut off at the end.
 //! - **Renaming** changes nothing: the disk is known by what the file system calls the file.
-//! - **Removing**, or renaming over: first the name, durably, then the record and with it all that is cached. What the file system
-//!   calls a file is never given to another one, so a record that outlives its file does no harm.
-//! - **Closing** a disk that nobody uses: all is destaged and the file synced; then what the file looks like is stored, with the
-//!   promise that we do not write it. The promise is taken back, durably, before we change the file.
 //! - **Starting after a crash**: a file about which the promise stands must look as it was left. Where it had been
-//!   taken back, cached blocks are compared with the file, as for any disk. Then everything behind the end becomes zeros, durably: an
-//!   unstable write may have reached the log without the length that belongs to it.
+//!   taken back, cached blocks are compared with the file, as for any disk.
 //!
 //! # Replaced behind our back
 //!
@@ -65,9 +60,6 @@ use hearth_engine::api::DiskId;
 use hearth_nfs::handle::Key;
 
 use origin::FileOrigin;
-
-/// What an upper bound of a file's length is a multiple of.
-pub const STEP: u64 = 1 << 30;
 
 /// Why a file is no disk now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -321,34 +321,35 @@ impl FileOrigin {
         len <= self.len() && (!durable || len <= self.synced.load(Ordering::Acquire))
     }
 
-    /// Makes the file at least `len` long; with `durable`, durably.
-    pub fn extend(&self, len: u64, durable: bool) -> io::Result<()> {
-        if len > self.len() {
-            self.change(|seen| {
-                if len > seen.size {
-                    os(rustix::fs::ftruncate(&self.file, len))?;
-                    seen.size = len;
-                    self.size.store(len, Ordering::Release);
-                    self.sparse.store(true, Ordering::Relaxed);
-                }
-                Ok(())
-            })?;
-        }
-        if durable && len > self.synced.load(Ordering::Acquire) {
-            self.sync()?;
-        }
-        Ok(())
+    /// How much of its length outlives a power cut.
+    pub fn synced(&self) -> u64 {
+        self.synced.load(Ordering::Acquire)
     }
 
-    /// Makes durable how long the file is.
-    pub fn sync_length(&self) -> io::Result<()> {
-        if self.len() > self.synced.load(Ordering::Acquire) {
-            self.sync()?;
+    /// Takes the promise back that the file looks as it was left, unless somebody else has changed it: then it stands, so that
+    /// this is known after a crash, too.
+    pub fn withdraw(&self) -> io::Result<()> {
+        if self.withdrawn.load(Ordering::Acquire) {
+            return Ok(());
         }
-        Ok(())
+        self.change(|_| Ok(()))
     }
 
-    fn sync(&self) -> io::Result<()> {
+    /// Makes the file at least `len` long.
+    pub fn grow(&self, len: u64) -> io::Result<()> {
+        self.change(|seen| {
+            if len > seen.size {
+                os(rustix::fs::ftruncate(&self.file, len))?;
+                seen.size = len;
+                self.size.store(len, Ordering::Release);
+                self.sparse.store(true, Ordering::Relaxed);
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes durable what the file has, and how long it is.
+    pub fn sync(&self) -> io::Result<()> {
         // What it has from here on may come too late.
         let len = self.len();
         self.file.sync_all()?;
@@ -681,7 +682,10 @@ mod tests {
         let zero = OpKind::WriteZeroes { punch: true };
         origin.execute(&op(zero, 5, 8192, None)).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"abcdX\0");
-        origin.extend(8, true).unwrap();
+        origin.grow(8).unwrap();
+        assert!(!origin.reaches(8, true));
+        origin.sync().unwrap();
+        assert!(origin.reaches(8, true));
         assert_eq!(
             (origin.len(), read(&origin, 4, 5)),
             (8, b"X\0\0\0\0".to_vec())
@@ -750,7 +754,7 @@ mod tests {
         let withdraw = allowed.clone();
         origin.before_change(Box::new(move || withdraw.load(Ordering::Relaxed)));
         assert!(write(&origin, 0, b"x").is_err());
-        assert!(origin.extend(100, false).is_err());
+        assert!(origin.grow(100).is_err() && origin.withdraw().is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"as it was");
         allowed.store(true, Ordering::Relaxed);
         write(&origin, 0, b"x").unwrap();

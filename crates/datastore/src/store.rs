@@ -3,6 +3,7 @@
 //! A file becomes a disk when it is first used, and is looked at while it is: somebody on this host may have changed
 //! it. What clients ask for is in [`view`], and what goes on without them in [`upkeep`].
 
+mod held;
 mod upkeep;
 mod view;
 
@@ -21,6 +22,8 @@ use hearth_nfs::local::Directory;
 use hearth_nfs::tree::{Outcome, Tree};
 use hearth_nfs::v3::{Kind, Status};
 use hearth_reactor::Reactors;
+use hearth_trees::large;
+use held::Held;
 use view::View;
 
 use crate::file::{Cached, File, Using};
@@ -28,7 +31,7 @@ use crate::origin::FileOrigin;
 use crate::port::Port;
 use crate::room::Budget;
 use crate::rules::Rules;
-use crate::{Disks, NotNow, STEP};
+use crate::{Disks, NotNow};
 
 /// How long a look at a file is good for while it is used.
 const LOOK: Duration = Duration::from_secs(1);
@@ -391,14 +394,7 @@ impl Inner {
 
     /// The disk of a file may be as long as this from now on.
     fn grow_to(&self, cached: &Cached, len: u64) -> Outcome<()> {
-        let bound = bound(len);
-        if bound > cached.origin.bound() {
-            if !self.disks.grow(cached.disk, bound) {
-                return Err(Status::JukeBox);
-            }
-            cached.origin.set_bound(bound);
-        }
-        Ok(())
+        large::allow(&Held::new(self, cached), len, DISK_MAX)
     }
 
     /// There is room for `len` more bytes of what is dirty.
@@ -418,5 +414,5 @@ impl Inner {
 
 /// The least bound for a file of this length.
 pub fn bound(len: u64) -> u64 {
-    len.max(1).next_multiple_of(STEP).min(DISK_MAX)
+    large::bound(len, DISK_MAX)
 }

@@ -51,7 +51,7 @@ impl Shelf {
     /// Takes a buffer back; kept only if this is its last handle.
     pub fn put(&self, buf: Buf) {
         let len = buf.len();
-        if len < LONG || len > KEPT_MAX || buf.handles() != 1 {
+        if !(LONG..=KEPT_MAX).contains(&len) || buf.handles() != 1 {
             return;
         }
         let mut kept = self.lock();

@@ -74,7 +74,9 @@ impl Message {
         let end = start.checked_add(len)?;
         let whole = len > 0 && len.is_multiple_of(BLOCK as usize) && end <= window.len();
         let data = whole.then(|| window.sub(start, len))?;
-        (data.as_ptr() as usize).is_multiple_of(BLOCK as usize).then_some(data)
+        (data.as_ptr() as usize)
+            .is_multiple_of(BLOCK as usize)
+            .then_some(data)
     }
 }
 

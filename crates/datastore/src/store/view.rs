@@ -16,6 +16,9 @@ use hearth_nfs::v3::{
     Attributes, Create, How, Kind, SetAttributes, SetTime, Stability, Status, Time, Wcc,
 };
 
+use hearth_trees::large;
+
+use super::held::Held;
 use super::{Inner, LOOK, lock};
 use crate::file::{Cached, Using};
 
@@ -138,9 +141,8 @@ impl Inner {
         }
         let durable = write.stable != Stability::Unstable;
         if len > 0 && !cached.origin.reaches(end, durable) {
-            self.grow_to(cached, end)?;
             // Before the data: what is answered never lies behind the end.
-            cached.origin.extend(end, durable)?;
+            large::reach(&Held::new(self, cached), end, durable, DISK_MAX)?;
         }
         Ok(())
     }
@@ -295,21 +297,21 @@ impl View {
                 if size > DISK_MAX {
                     return Err(Status::FBig);
                 }
-                inner.grow_to(cached, size)?;
-                let old = cached.origin.len();
-                if size < old {
-                    // Durably, before the file is cut: else a crash could bring it back when the file grows again.
-                    let end = old.next_multiple_of(BLOCK);
-                    if !inner.disks.zero(cached.disk, size, end - size) {
-                        return Err(Status::Io);
-                    }
-                }
             }
             let timed = set.size.is_some() || set.modified != SetTime::Keep;
-            let set = cached
-                .origin
-                .changed_by(timed, || inner.dir.set_attributes(who, file, set, None));
-            set?.outcome
+            let apply = || {
+                let origin = &cached.origin;
+                let set =
+                    origin.changed_by(timed, || inner.dir.set_attributes(who, file, set, None));
+                set?.outcome
+            };
+            match set.size {
+                Some(size) => {
+                    let held = Held::to_set(inner, cached, apply);
+                    large::resize(&held, size, DISK_MAX)
+                }
+                None => apply(),
+            }
         })();
         if let Ok(now) = inner.dir.attributes_of_open(cached.origin.file()) {
             *lock(&cached.known) = (now, Instant::now());
@@ -354,9 +356,7 @@ impl AtHand for Ready {
     fn write(self: Box<Self>, who: &Who, write: Write, done: Done<Changed<Written>>) {
         match may_use_data(who, &told(&self.cached), true) {
             Err(status) => done.tell(failed(status)),
-            Ok(()) => self
-                .view
-                .ask_to_write(self.using, self.cached, write, done),
+            Ok(()) => self.view.ask_to_write(self.using, self.cached, write, done),
         }
     }
 }
@@ -490,7 +490,7 @@ impl Tree for View {
         let inner = &self.0;
         let ready = may_use_data(who, &told(&cached), true)
             // Unstable writes may have made it longer.
-            .and_then(|()| Ok(cached.origin.sync_length()?));
+            .and_then(|()| large::commit(&Held::new(inner, &cached)));
         if let Err(status) = ready {
             if status == Status::Io {
                 inner.dir.unstable_lost();

@@ -5,6 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
+use hearth_trees::names;
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RawDir, SeekFrom, Timespec, Timestamps, Uid,
 };
@@ -37,6 +38,50 @@ fn sync(fd: &impl AsFd) -> Outcome<()> {
 
 fn os<T>(result: rustix::io::Result<T>) -> Outcome<T> {
     result.map_err(|error| io::Error::from(error).into())
+}
+
+/// The directory's steps, for those who know their order.
+struct Steps<'a>(&'a Directory);
+
+impl names::Names for Steps<'_> {
+    type Node = Node;
+    type Error = Status;
+
+    fn find(&self, dir: &Node, name: &[u8]) -> Outcome<Node> {
+        self.0.named(dir, name)
+    }
+
+    fn unlink(&self, dir: &Node, name: &[u8], directory: bool) -> Outcome<()> {
+        let flags = if directory {
+            AtFlags::REMOVEDIR
+        } else {
+            AtFlags::empty()
+        };
+        os(rustix::fs::unlinkat(&dir.fd, name, flags))
+    }
+
+    fn rename(&self, from: (&Node, &[u8]), to: (&Node, &[u8])) -> Outcome<()> {
+        os(rustix::fs::renameat(&from.0.fd, from.1, &to.0.fd, to.1))
+    }
+
+    fn link(&self, file: &Node, dir: &Node, name: &[u8]) -> Outcome<()> {
+        // Through the name among our open files, which takes no rights beyond those to the file.
+        let own = format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&file.fd)
+        );
+        let follow = AtFlags::SYMLINK_FOLLOW;
+        let cwd = rustix::fs::CWD;
+        os(rustix::fs::linkat(cwd, own, &dir.fd, name, follow))
+    }
+
+    fn sync(&self, file: &Node) -> Outcome<()> {
+        self.0.sync_node(file)
+    }
+
+    fn sync_names(&self, dir: &Node) -> Outcome<()> {
+        sync(&dir.fd)
+    }
 }
 
 /// An exclusive create's number, kept in the times of the file until its creator sets them. Some
@@ -116,38 +161,28 @@ impl Directory {
         self.change(who, dir, |dir| match what {
             Create::File(how) => self.make_file(who, dir, name, how),
             Create::Directory(set) => {
-                os(rustix::fs::mkdirat(&dir.fd, name, Mode::RWXU))?;
+                let make = || os(rustix::fs::mkdirat(&dir.fd, name, Mode::RWXU));
                 let inherited = dir.attributes.mode & 0o2000;
                 let mode = set.mode.unwrap_or(DIRECTORY_MODE) | inherited;
-                self.dress(
-                    who,
-                    dir,
-                    name,
-                    &SetAttributes {
-                        mode: Some(mode),
-                        size: None,
-                        ..*set
-                    },
-                    AtFlags::REMOVEDIR,
-                )
+                let set = SetAttributes {
+                    mode: Some(mode),
+                    size: None,
+                    ..*set
+                };
+                self.settle(who, dir, name, &set, true, make)
             }
             Create::Link { to, set } => {
                 if to.is_empty() || to.contains(&0) {
                     return Err(Status::Inval);
                 }
-                os(rustix::fs::symlinkat(*to, &dir.fd, name))?;
+                let make = || os(rustix::fs::symlinkat(*to, &dir.fd, name));
                 // A link has no mode of its own.
-                self.dress(
-                    who,
-                    dir,
-                    name,
-                    &SetAttributes {
-                        mode: None,
-                        size: None,
-                        ..*set
-                    },
-                    AtFlags::empty(),
-                )
+                let set = SetAttributes {
+                    mode: None,
+                    size: None,
+                    ..*set
+                };
+                self.settle(who, dir, name, &set, false, make)
             }
             Create::Socket(set) => self.make_special(who, dir, name, FileType::Socket, set),
             Create::Fifo(set) => self.make_special(who, dir, name, FileType::Fifo, set),
@@ -165,19 +200,14 @@ impl Directory {
         kind: FileType,
         set: &SetAttributes,
     ) -> Outcome<Found> {
-        os(rustix::fs::mknodat(
-            &dir.fd,
-            name,
-            kind,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        ))?;
+        let own = Mode::RUSR | Mode::WUSR;
+        let make = || os(rustix::fs::mknodat(&dir.fd, name, kind, own, 0));
         let set = SetAttributes {
             mode: Some(set.mode.unwrap_or(FILE_MODE)),
             size: None,
             ..*set
         };
-        self.dress(who, dir, name, &set, AtFlags::empty())
+        self.settle(who, dir, name, &set, false, make)
     }
 
     fn make_file(&self, who: &Who, dir: &Node, name: &[u8], how: &How) -> Outcome<Found> {
@@ -205,7 +235,7 @@ impl Directory {
                 }
             }
         };
-        self.dress(who, dir, name, &set, AtFlags::empty())
+        self.settle(who, dir, name, &set, false, || Ok(()))
     }
 
     /// A file that is to be created has a name already.
@@ -247,51 +277,44 @@ impl Directory {
         }
     }
 
-    /// Gives what was just made its owner and attributes and makes it durable, or takes it away again.
-    fn dress(
+    /// Makes something, gives it its owner and attributes and makes it durable, or takes it away again.
+    fn settle(
         &self,
         who: &Who,
         dir: &Node,
         name: &[u8],
         set: &SetAttributes,
-        remove: AtFlags,
+        directory: bool,
+        make: impl FnOnce() -> Outcome<()>,
     ) -> Outcome<Found> {
-        let dressed = self.named(dir, name).and_then(|node| {
-            // The group of a directory with the set-group bit is that of all in it.
-            let gid = (dir.attributes.mode & 0o2000 == 0).then_some(who.gid);
-            // Only root may give files away.
-            let own = SetAttributes {
-                uid: Some(set.uid.filter(|_| who.is_root()).unwrap_or(who.uid)),
-                gid: set
-                    .gid
-                    .filter(|gid| who.is_root() || who.is_in(*gid))
-                    .or(gid),
-                ..*set
-            };
-            // Without root's rights all files are the daemon's own.
-            let own = if self.privileged {
-                own
-            } else {
-                SetAttributes {
-                    uid: None,
-                    gid: None,
-                    ..own
-                }
-            };
-            self.apply(&node, &own)?;
-            self.sync_node(&node)?;
-            sync(&dir.fd)?;
-            let attributes = self.refreshed(&node).unwrap_or(node.attributes);
-            Ok(Found {
-                key: node.key,
-                attributes,
-            })
-        });
-        if dressed.is_err() {
-            // As if it had never been. Should that fail as well, it is there without content.
-            let _ = rustix::fs::unlinkat(&dir.fd, name, remove);
-        }
-        dressed
+        // The group of a directory with the set-group bit is that of all in it.
+        let gid = (dir.attributes.mode & 0o2000 == 0).then_some(who.gid);
+        // Only root may give files away.
+        let own = SetAttributes {
+            uid: Some(set.uid.filter(|_| who.is_root()).unwrap_or(who.uid)),
+            gid: set
+                .gid
+                .filter(|gid| who.is_root() || who.is_in(*gid))
+                .or(gid),
+            ..*set
+        };
+        // Without root's rights all files are the daemon's own.
+        let own = if self.privileged {
+            own
+        } else {
+            SetAttributes {
+                uid: None,
+                gid: None,
+                ..own
+            }
+        };
+        let dress = |node: &Node| self.apply(node, &own);
+        let node = names::create(&Steps(self), dir, name, directory, make, dress)?;
+        let attributes = self.refreshed(&node).unwrap_or(node.attributes);
+        Ok(Found {
+            key: node.key,
+            attributes,
+        })
     }
 
     /// Changes what is asked, without asking who asks. The size first, the times last: each of
@@ -398,14 +421,7 @@ impl Directory {
         self.change(who, dir, |dir| {
             let victim = self.named(dir, name)?;
             self.require_removal(who, dir, &victim)?;
-            let flags = if directory {
-                AtFlags::REMOVEDIR
-            } else {
-                AtFlags::empty()
-            };
-            os(rustix::fs::unlinkat(&dir.fd, name, flags))?;
-            self.bury(&victim);
-            sync(&dir.fd)
+            names::remove(&Steps(self), dir, name, directory, || self.bury(&victim))
         })
     }
 
@@ -440,13 +456,13 @@ impl Directory {
             if let Some(victim) = &victim {
                 self.require_removal(who, b, victim)?;
             }
-            os(rustix::fs::renameat(&a.fd, from.1, &b.fd, to.1))?;
-            self.walk.note(&moved.key, &b.key, to.1);
-            if let Some(victim) = victim.filter(|victim| victim.key != moved.key) {
-                self.bury(&victim);
-            }
-            sync(&b.fd)?;
-            if from.0 == to.0 { Ok(()) } else { sync(&a.fd) }
+            let same = from.0 == to.0;
+            names::rename(&Steps(self), (a, from.1), (b, to.1), same, || {
+                self.walk.note(&moved.key, &b.key, to.1);
+                if let Some(victim) = victim.filter(|victim| victim.key != moved.key) {
+                    self.bury(&victim);
+                }
+            })
         })();
         let same = from.0 == to.0;
         let (mut a, mut b) = (self.end(from_dir), self.end(to_dir));
@@ -470,21 +486,7 @@ impl Directory {
             if node.attributes.kind == Kind::Directory {
                 return Err(Status::IsDir);
             }
-            // Through the name among our open files, which takes no rights beyond those to the file.
-            let own = format!(
-                "/proc/self/fd/{}",
-                std::os::fd::AsRawFd::as_raw_fd(&node.fd)
-            );
-            let follow = AtFlags::SYMLINK_FOLLOW;
-            os(rustix::fs::linkat(
-                rustix::fs::CWD,
-                own,
-                &dir.fd,
-                name,
-                follow,
-            ))?;
-            self.sync_node(&node)?;
-            sync(&dir.fd)?;
+            names::link(&Steps(self), &node, dir, name)?;
             Ok(self.refreshed(&node).unwrap_or(node.attributes))
         })
     }

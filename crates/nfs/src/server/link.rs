@@ -225,9 +225,8 @@ impl Link {
         let first = unsent.answers.len() == 1;
         let idle = first && !unsent.busy;
         drop(unsent);
-        let alone = idle
-            && len <= ALONE_BYTES
-            && self.budget.calls.load(Ordering::SeqCst) < ALONE_CALLS;
+        let alone =
+            idle && len <= ALONE_BYTES && self.budget.calls.load(Ordering::SeqCst) < ALONE_CALLS;
         if alone && matches!(self.send_some(), Ok(Out::All)) {
             // Room may have been made for others: the calls of one client share it.
             if self.bell.held_back.load(Ordering::SeqCst) {
@@ -377,7 +376,11 @@ mod tests {
             Answer::with_data(Writer::new(), data)
         };
         link.send(long(1));
-        assert_eq!(link.bell.heard(), [7], "too long to be sent by just anybody");
+        assert_eq!(
+            link.bell.heard(),
+            [7],
+            "too long to be sent by just anybody"
+        );
         link.send(long(2));
         let full = || loop {
             match link.send_some().expect("connected") {

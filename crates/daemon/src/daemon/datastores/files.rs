@@ -17,6 +17,7 @@ use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{DiskRecord, OriginIdentity, Uuid};
 use hearth_io::{BLOCK, Device, Target, Targets};
 use hearth_nfs::handle::Key;
+use hearth_trees::large;
 
 use super::super::admission::RULES;
 use super::super::{Daemon, REST_PACE, REST_TIME, lock};
@@ -309,10 +310,11 @@ impl Files {
         };
         let settled = Arc::new(AtomicBool::new(behind.is_empty()));
         self.serve(daemon, &record, origin, &settled)?;
-        if !behind
-            .into_iter()
-            .all(|(offset, len)| self.zero(id, offset, len))
-        {
+        let zero = |from, to| {
+            let zeroed = self.zero(id, from, to - from);
+            zeroed.then_some(()).ok_or(())
+        };
+        if large::settle(looks.size, behind, zero).is_err() {
             self.end(daemon, id);
             return Err(NotNow::Wait);
         }
