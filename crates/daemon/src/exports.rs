@@ -15,6 +15,7 @@ use hearth_reactor::Caller;
 use hearth_volume::{Capabilities, Exporter, Fault, Protocol, Status, Visit, Volume};
 
 use crate::clients::Clients;
+use crate::daemon::lock;
 
 /// Bytes of an origin asked for holes in one call: bounds the time a data thread spends on it.
 /// (What could hang is not asked at all: see [`BlockFile::extents`](hearth_io::BlockFile::extents).)
@@ -31,7 +32,7 @@ pub struct DiskExport {
     gone: AtomicBool,
     clients: Arc<Clients>,
     engine: Arc<Engine>,
-    origin: Arc<Device>,
+    origin: Mutex<Arc<Device>>,
 }
 
 impl DiskExport {
@@ -52,7 +53,7 @@ impl DiskExport {
             gone: AtomicBool::new(false),
             clients,
             engine,
-            origin,
+            origin: Mutex::new(origin),
         }
     }
 
@@ -77,13 +78,18 @@ impl DiskExport {
     }
 
     /// The origin's device.
-    pub fn origin(&self) -> &Arc<Device> {
-        &self.origin
+    pub fn origin(&self) -> Arc<Device> {
+        lock(&self.origin).clone()
+    }
+
+    /// From now on it is served from this device; the one before, which others may still be using.
+    pub(crate) fn set_origin(&self, origin: Arc<Device>) -> Arc<Device> {
+        std::mem::replace(&mut *lock(&self.origin), origin)
     }
 
     /// Appends what the origin says of a range the cache knows nothing of.
     fn origin_status(&self, offset: u64, len: u64, out: &mut Vec<(u64, Status)>) {
-        match self.origin.extents(offset, len) {
+        match self.origin().extents(offset, len) {
             Ok(extents) => {
                 out.extend(
                     extents

@@ -324,6 +324,30 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
             ));
         }
     }
+    together(opened, samples, size, record, parts)
+}
+
+/// Makes a disk that is served from `device`, its origin called `leg`, a mirror of that one leg, for a record that
+/// says so already. The leg is not opened again, nor closed if that fails.
+pub(crate) fn over(
+    leg: &OriginSpec,
+    device: &Device,
+    record: &DiskRecord,
+    parts: &Parts,
+) -> Result<Device> {
+    let leg = (leg.to_string(), Ok(device.twin()));
+    // With one leg there is nothing to compare.
+    together(vec![leg], vec![Vec::new()], record.size, record, parts)
+}
+
+/// Starts a mirror of legs that were opened.
+fn together(
+    opened: Vec<(String, std::result::Result<Device, Fault>)>,
+    samples: Vec<Vec<Sample>>,
+    size: u64,
+    record: &DiskRecord,
+    parts: &Parts,
+) -> Result<Device> {
     let dir = notes_dir(parts.state_dir);
     crate::rundir::make_private(&dir, 0o700)?;
     let path = dir.join(record.serial.to_string());
@@ -349,7 +373,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
         notes,
         legs: opened,
         samples,
-        timeout,
+        timeout: crate::origin::timeout(record),
         read_only: record.read_only,
         book: Arc::new(Shelf {
             serial: record.serial,
@@ -359,7 +383,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
             void: AtomicBool::new(false),
             pool: Arc::downgrade(parts.pool),
         }),
-        opener,
+        opener: Arc::new(opener(record, parts.images)),
     };
     let mirror = Mirror::open(setup).map_err(|e| {
         let kind = match e {

@@ -42,9 +42,9 @@ fn or_size(known: Option<Identity>, remote: &Arc<dyn Remote>) -> Identity {
     })
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Backing {
-    File(BlockFile),
+    File(Arc<BlockFile>),
     Remote(Arc<dyn Remote>),
 }
 
@@ -52,18 +52,18 @@ enum Backing {
 #[derive(Debug)]
 pub struct Device {
     backing: Backing,
-    faults: Faults,
+    faults: Arc<Faults>,
     latency_ns: u64,
     disk: Option<SlowDisk>,
     first_write: FirstWrite,
     /// On what another process has open for us; the topmost comes first.
-    claims: Vec<Claim>,
+    claims: Arc<Vec<Claim>>,
 }
 
 impl Device {
     /// The file as it is.
     pub fn new(file: BlockFile) -> Device {
-        Device::over(Backing::File(file))
+        Device::over(Backing::File(Arc::new(file)))
     }
 
     /// Something that is no file.
@@ -74,23 +74,37 @@ impl Device {
     fn over(backing: Backing) -> Device {
         Device {
             backing,
-            faults: Faults::default(),
+            faults: Arc::default(),
             latency_ns: 0,
             disk: None,
             first_write: FirstWrite::default(),
-            claims: Vec::new(),
+            claims: Arc::default(),
         }
     }
 
     /// Holds claims to what is underneath, from the top, for as long as the device is there.
     pub fn holding(mut self, claims: Vec<Claim>) -> Device {
-        self.claims = claims;
+        self.claims = Arc::new(claims);
         self
+    }
+
+    /// The same open file or connection once more, for who goes on with it under other rules: its locks are held
+    /// until both are gone. What was to be done before the first write is not taken along.
+    pub fn twin(&self) -> Device {
+        Device {
+            backing: self.backing.clone(),
+            faults: self.faults.clone(),
+            latency_ns: self.latency_ns,
+            disk: self.disk.clone(),
+            first_write: FirstWrite::default(),
+            claims: self.claims.clone(),
+        }
     }
 
     /// What its data lies on, itself included, if that is on this host and it was locked.
     pub fn beneath(&self) -> Option<&Beneath> {
-        let claim = self.file().map(BlockFile::claim).or(self.claims.first());
+        let claim = self.file().map(BlockFile::claim);
+        let claim = claim.or(self.claims.first());
         claim.and_then(Claim::beneath)
     }
 
@@ -520,5 +534,23 @@ mod tests {
         }
         assert!(!device.is_untouched());
         assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_twin_keeps_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        drop(BlockFile::create_sized(&path, 4 * BLOCK).unwrap());
+        let open = || BlockFile::open(&path, crate::file::OpenMode::default());
+        let one = Device::new(open().unwrap()).before_first_write(|| panic!("not of the twin"));
+        let two = one.twin();
+        drop(one);
+        open().unwrap_err();
+        two.admit(&op(OpKind::Write)).unwrap();
+        two.write_at(0, &[7; 8]).unwrap();
+        drop(two);
+        let mut got = [0; 8];
+        open().unwrap().read_at(0, &mut got).unwrap();
+        assert_eq!(got, [7; 8]);
     }
 }

@@ -45,6 +45,7 @@ struct Spindle {
 }
 
 /// A file's place on a modelled drive.
+#[derive(Clone)]
 pub(crate) struct SlowDisk {
     spindle: Arc<Spindle>,
     base: u64,

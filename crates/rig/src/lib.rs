@@ -10,6 +10,7 @@ pub mod child;
 pub mod clients;
 pub mod daemon;
 pub mod guest;
+pub mod killer;
 pub mod load;
 pub mod machine;
 pub mod monitor;

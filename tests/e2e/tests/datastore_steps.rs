@@ -8,10 +8,10 @@ mod stored;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use hearth_rig::killer::Killer;
 use hearth_rig::wait::until;
 use stored::changes::{Change, Files, seen, sketch};
 use stored::nfs::Client;
@@ -57,52 +57,6 @@ const CHANGES: &[Change] = &[
     Change::Remove("b.log"),
     Change::Remove("a.img"),
 ];
-
-/// Kills a daemon at one of its steps, unless it is dropped before.
-struct Killer(Child);
-
-impl Killer {
-    fn new(pid: u32, calls: &str, at: u32) -> Result<Killer> {
-        let child = Command::new("strace")
-            .args(["-f", "-o", "/dev/null", "-p", &pid.to_string()])
-            .args(["-e", &format!("trace={calls}")])
-            .args(["-e", &format!("inject={calls}:signal=KILL:when={at}")])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("strace")?;
-        let mut killer = Killer(child);
-        let own = format!("TracerPid:\t{}\n", killer.0.id());
-        until("strace has all threads", LIMIT, || {
-            if !matches!(killer.0.try_wait(), Ok(None)) {
-                return Some(Err(anyhow::anyhow!("strace cannot attach")));
-            }
-            traced(pid, &own).then_some(Ok(()))
-        })??;
-        Ok(killer)
-    }
-}
-
-/// True if all threads of a process are traced by the one whose line this is.
-fn traced(pid: u32, own: &str) -> bool {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return false;
-    };
-    tasks.flatten().all(|task| {
-        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
-        // The kernel's own workers cannot be, and end as they like.
-        status.is_empty() || status.starts_with("Name:\tiou-") || status.contains(own)
-    })
-}
-
-impl Drop for Killer {
-    fn drop(&mut self) {
-        // The kernel lets go of what it had.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A client and the directory, or nothing if the daemon has ended. It may still answer for a moment after strace has
 /// passed its signal on, and is then found gone only by the next who asks.

@@ -1,6 +1,8 @@
 //! Disks whose origin is a mirror: legs that die, hang and come back while a guest works, and a daemon that
 //! is killed in between.
 
+#[path = "mirrors/becoming.rs"]
+mod becoming;
 #[path = "mirrors/places.rs"]
 mod places;
 #[path = "mirrors/scrubs.rs"]
@@ -46,9 +48,31 @@ fn two_legs() -> Result<(Hearth, PathBuf, PathBuf)> {
 fn states(hearth: &Hearth) -> Result<Vec<String>> {
     let info: serde_json::Value =
         serde_json::from_str(&hearth.ok(&["disk", "show", "d", "--json"])?)?;
-    let legs = info["legs"].as_array().context("no legs")?;
+    let legs = legs_of(&info);
+    ensure!(!legs.is_empty(), "no legs");
+    Ok(legs)
+}
+
+/// The same in what is said of a disk; none of one that is no mirror.
+fn legs_of(info: &serde_json::Value) -> Vec<String> {
+    let legs = info["legs"].as_array().into_iter().flatten();
     let state = |leg: &serde_json::Value| leg["state"].as_str().unwrap_or_default().to_owned();
-    Ok(legs.iter().map(state).collect())
+    legs.map(state).collect()
+}
+
+/// Does this while the disk is used.
+fn busy(
+    hearth: &Hearth,
+    writer: &mut Writer,
+    client: &mut Client,
+    args: &[&str],
+) -> Result<String> {
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| hearth.ok(args));
+        writer.load_while(client, || !work.is_finished(), || Ok(()))?;
+        let said = work.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
+        said.with_context(|| format!("{args:?}"))
+    })
 }
 
 /// Waits until an event of this kind says this of the disk.
@@ -339,14 +363,6 @@ fn legs_come_and_go_under_a_load() -> Result<()> {
     add(&hearth, &[path(&a)], &["--mode", "write-through"])?;
     let mut writer = Writer::new(8);
     let mut client = hearth.connect("d")?;
-    let busy = |hearth: &Hearth, writer: &mut Writer, client: &mut _, args: &[&str]| {
-        std::thread::scope(|scope| {
-            let work = scope.spawn(|| hearth.ok(args));
-            writer.load_while(client, || !work.is_finished(), || Ok(()))?;
-            let said = work.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
-            said.with_context(|| format!("{args:?}"))
-        })
-    };
     writer.load(&mut client, LOAD, || Ok(()))?;
     let last = hearth.refused(&["disk", "mirror", "d", "--remove", path(&a)])?;
     ensure!(last.contains("no other leg"), "{last}");

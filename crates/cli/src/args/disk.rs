@@ -75,7 +75,7 @@ pub enum Disk {
     /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
     #[command(after_help = "Example:\n  hearth disk remove vm1\n  hearth disk remove vm1 --yes")]
     Remove(DiskRemove),
-    /// Change the legs of a mirrored disk while it is in use, and how they are copied to
+    /// Make a disk a mirror, change the legs of one, or how they are copied to, while it is in use
     #[command(after_help = "Example:\n  hearth disk mirror vm1 --add /dev/sdd\n  \
         hearth disk mirror vm1 --remove /dev/sdb\n  hearth disk mirror vm1 --rate 50M")]
     Mirror(DiskMirror),

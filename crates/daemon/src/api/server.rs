@@ -377,7 +377,7 @@ async fn cancel_disk(State(panel): Shared, Path(name): Path<String>) -> Result<J
     change(panel, Changed::Disk(&disk), move |c| c.cancel(&name)).await
 }
 
-/// Change the legs of a mirrored disk while it is served, and how they are copied to.
+/// Make a served disk a mirror, change the legs of one, or how they are copied to.
 #[utoipa::path(post, path = "/v1/disks/{name}/mirror", tag = "disks", params(("name" = String, Path)),
     request_body = MirrorSet, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]

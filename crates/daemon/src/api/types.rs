@@ -331,10 +331,11 @@ pub struct DiskInfo {
     pub incomplete: Option<ErrorBody>,
 }
 
-/// What is to change about a mirrored origin; what is absent stays as it is.
+/// What is to change about the legs of a disk; what is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MirrorSet {
-    /// A new leg, as an origin is given. All of it is overwritten.
+    /// A new leg, as an origin is given. All of it is overwritten. A disk that is no mirror becomes one, with its origin
+    /// as the first leg.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub add: Option<String>,
     /// A leg to take out for good, as it was given.

@@ -345,7 +345,7 @@ impl Daemon {
                 "see whether it can be reached",
             )
         })?;
-        let now = origin::identity(device);
+        let now = origin::identity(&device);
         // The origin has said all it has to say: from here on nothing waits for it.
         let _turn = self.turn_for(name)?;
         self.with_slot(name, |slot| match slot.export() {

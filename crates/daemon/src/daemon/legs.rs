@@ -3,12 +3,17 @@
 //! Which legs there are is in the disk's record, and durable there before the mirror is told of a new one and
 //! after it has let an old one go: so a crash in between leaves a leg too many, which is brought up to date, and
 //! never one that is written and that nobody knows of.
+//!
+//! A disk that is served from one origin becomes a mirror of that one leg first, which changes nothing of what it
+//! holds: a crash leaves either. The new leg is added when all that was sent to the origin past the mirror has ended.
+//! What the mirror did not see it could not send to the new leg either, and what it copies would change under the copy.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use hearth_format::DiskRecord;
 use hearth_format::mirror::LEGS_MAX;
-use hearth_io::{Device, OriginSpec};
+use hearth_format::{DiskRecord, OriginIdentity};
+use hearth_io::{Device, OriginSpec, Target};
 use hearth_mirror::ScrubOrder;
 use hearth_origin::owner::Take;
 
@@ -16,44 +21,193 @@ use super::admission::failure;
 use super::{Daemon, lock};
 use crate::api::types::{DiskInfo, MirrorSet, ScrubSet};
 use crate::error::{Error, Kind, Result};
+use crate::life::Life;
 use crate::origin;
+
+/// Longest wait for what was sent to an origin before its disk became a mirror.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// How often that is looked at.
+const DRAIN_POLL: Duration = Duration::from_millis(2);
 
 /// Why something cannot be done to the legs of a disk.
 fn no_mirror(name: &str) -> Error {
     Error::conflict(
         format!("disk {name} is not served from a mirror"),
-        "add a disk with --mirror to have one; one leg is enough to begin with",
+        format!(
+            "`hearth disk mirror {name} --add PATH` makes it one, with what it is served from as the first leg"
+        ),
     )
+}
+
+fn check_leg(text: &str, leg: &OriginSpec) -> Result<()> {
+    if hearth_origin::legs(leg).is_none() && !hearth_origin::may_have_chain(leg) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        format!("{text} cannot be a leg"),
+        "give a file, a block device, an NBD export, or an image of a format that names no other files",
+    ))
 }
 
 impl Daemon {
     /// Changes the legs of a served disk, and how they are copied to.
     pub(super) fn set_mirror(self: &Arc<Daemon>, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
-        let device = self.with_slot(name, |slot| {
-            slot.device.clone().ok_or_else(|| no_mirror(name))
-        })?;
-        let mirror = crate::mirror::of(&device).ok_or_else(|| no_mirror(name))?;
         // A leg that is added is to be copied to as was asked with it.
-        if let Some(paused) = set.paused {
-            mirror.pause(paused);
-        }
-        if let Some(rate) = set.rate {
-            mirror.set_rate(rate);
-        }
-        if let Some(leg) = &set.add {
-            self.add_leg(name, &device, leg)?;
+        let pace = |device: &Device| {
+            let mirror = crate::mirror::of(device).ok_or_else(|| no_mirror(name))?;
+            if let Some(paused) = set.paused {
+                mirror.pause(paused);
+            }
+            if let Some(rate) = set.rate {
+                mirror.set_rate(rate);
+            }
+            Ok(())
+        };
+        match &set.add {
+            Some(leg) => self.add_leg(name, leg, pace)?,
+            None => pace(&*self.open_device(name)?)?,
         }
         if let Some(leg) = &set.remove {
+            let device = self.open_device(name)?;
             self.remove_leg(name, &device, leg)?;
         }
         self.disk_info(name)
     }
 
+    /// What a disk is served from now. Not to be held on to: it may be waited for that nobody uses it any more.
+    fn open_device(&self, name: &str) -> Result<Arc<Device>> {
+        self.with_slot(name, |slot| {
+            slot.device.clone().ok_or_else(|| no_mirror(name))
+        })
+    }
+
+    /// The mirror a disk is served from. One that is served from a single origin becomes a mirror of that.
+    fn as_mirror(self: &Arc<Daemon>, name: &str) -> Result<Arc<Device>> {
+        let turn = self.turn_for(name)?;
+        let id = turn.id();
+        let before = self.with_slot(name, |slot| {
+            let served = matches!(slot.life, Life::Served { .. });
+            let device = slot.device.clone().filter(|_| served);
+            let device = device.ok_or_else(|| {
+                Error::conflict(
+                    format!("disk {name} is not served"),
+                    format!("`hearth disk show {name}` says why; put that right first"),
+                )
+            })?;
+            match &slot.claim {
+                Some(_) if crate::mirror::of(&device).is_none() => Err(Error::refused(
+                    format!(
+                        "the origin of {name} is on storage that other hosts reach, and of legs no book is kept there"
+                    ),
+                    "copy it to an origin on this host",
+                )),
+                _ => Ok(device),
+            }
+        })?;
+        if crate::mirror::of(&before).is_some() {
+            return Ok(before);
+        }
+        let record = self.with_record(name)?;
+        let leg = origin::parse(&record.origin)?;
+        check_leg(&record.origin, &leg)?;
+        if record.read_only {
+            return Err(Error::refused(
+                format!(
+                    "disk {name} is read-only, and its origin may not be written to bring it up to date"
+                ),
+                "remove it and add it again without --read-only",
+            ));
+        }
+        let state_dir = self.stores.state_dir();
+        // Notes of that number would be believed.
+        crate::mirror::forget(state_dir, &record.serial);
+        let stamps = crate::mirror::new_stamps(1);
+        let become_one = |record: &mut DiskRecord| {
+            record.origin = hearth_origin::mirror(std::slice::from_ref(&leg));
+            record.mirror = Some(stamps.clone());
+            // Of a mirror only the size is looked at, and its legs look after themselves.
+            record.origin_identity = Some(OriginIdentity {
+                size: record.size,
+                ..OriginIdentity::default()
+            });
+            record.clean_detach = false;
+        };
+        let changed = self.change_record(name, id, become_one)?;
+        let parts = crate::mirror::Parts {
+            images: &self.images,
+            state_dir,
+            pool: &self.pool,
+            events: &self.events,
+            stale: &self.stale_legs,
+            fresh: false,
+        };
+        let opened = crate::mirror::over(&leg, &before, &changed, &parts);
+        let device = opened.inspect_err(|_| {
+            // Else it goes on as what it says, from the next start on: a mirror of what it is served from.
+            let back = self.change_record(name, id, |now| {
+                now.origin.clone_from(&record.origin);
+                now.mirror = None;
+                now.origin_identity = record.origin_identity;
+            });
+            if let Err(e) = back {
+                tracing::warn!(disk = %name, "it is noted as a mirror of its one origin: {e}");
+            }
+        })?;
+        let device = Arc::new(device);
+        crate::mirror::know_cache(&device, &self.engine, id);
+        self.targets.set(Target::Origin(id), Some(device.clone()));
+        self.with_slot(name, |slot| {
+            slot.before = Arc::downgrade(&before);
+            slot.device = Some(device.clone());
+            if let Some(export) = slot.export() {
+                drop(export.set_origin(device.clone()));
+            }
+            Ok(())
+        })?;
+        // From here on what is sent goes to the mirror.
+        self.poke();
+        Ok(device)
+    }
+
+    /// Waits until all that was sent to an origin before its disk became a mirror has ended.
+    fn drained(&self, name: &str) -> Result<()> {
+        let end = Instant::now() + DRAIN_TIME;
+        let before = self.with_slot(name, |slot| Ok(slot.before.clone()))?;
+        while before.strong_count() > 0 {
+            if Instant::now() >= end {
+                return Err(Error::unavailable(
+                    format!(
+                        "the origin of {name} still owes answers from before it became a mirror"
+                    ),
+                    "the disk is a mirror of that one leg now; see whether its origin hangs, and add the other leg again",
+                ));
+            }
+            std::thread::sleep(DRAIN_POLL);
+        }
+        self.with_slot(name, |slot| {
+            slot.before = Weak::new();
+            Ok(())
+        })
+    }
+
+    /// Changes a disk's record, durably; what it says then.
+    fn change_record(
+        &self,
+        name: &str,
+        id: u16,
+        change: impl Fn(&mut DiskRecord),
+    ) -> Result<DiskRecord> {
+        lock(&self.pool).change(|registry| {
+            let record: &mut DiskRecord =
+                registry.by_id_mut(id).ok_or_else(|| Error::no_disk(name))?;
+            change(record);
+            Ok(record.clone())
+        })
+    }
+
     /// Begins a scrub of a mirrored disk, calls it off, or says what it was not to decide alone.
     pub(super) fn set_scrub(&self, name: &str, set: &ScrubSet) -> Result<DiskInfo> {
-        let device = self.with_slot(name, |slot| {
-            slot.device.clone().ok_or_else(|| no_mirror(name))
-        })?;
+        let device = self.open_device(name)?;
         let mirror = crate::mirror::of(&device).ok_or_else(|| no_mirror(name))?;
         let prefer = set.prefer.as_deref().map(origin::parse).transpose()?;
         let done = mirror.scrub(ScrubOrder {
@@ -68,14 +222,14 @@ impl Daemon {
         self.disk_info(name)
     }
 
-    fn add_leg(self: &Arc<Daemon>, name: &str, device: &Device, text: &str) -> Result<()> {
+    fn add_leg(
+        self: &Arc<Daemon>,
+        name: &str,
+        text: &str,
+        pace: impl Fn(&Device) -> Result<()>,
+    ) -> Result<()> {
         let leg = origin::parse(text)?;
-        if hearth_origin::legs(&leg).is_some() || hearth_origin::may_have_chain(&leg) {
-            return Err(Error::invalid(
-                format!("{text} cannot be a leg"),
-                "give a file, a block device, an NBD export, or an image of a format that names no other files",
-            ));
-        }
+        check_leg(text, &leg)?;
         let record = self.with_record(name)?;
         origin::check_writable(&leg, record.read_only)?;
         self.check_unused(text, &leg)?;
@@ -95,6 +249,9 @@ impl Daemon {
         let opened = crate::mirror::open_leg(&leg, &record, &self.images)?;
         crate::mirror::check_unused(text, &opened, record.size)?;
         // All that the leg can hold up is done.
+        let device = self.as_mirror(name)?;
+        self.drained(name)?;
+        pace(&device)?;
         let turn = self.turn_for(name)?;
         let stamp = crate::mirror::new_leg();
         let changed = self.change_legs(name, turn.id(), |legs, stamps| {
@@ -108,7 +265,7 @@ impl Daemon {
             stamps.legs.push(stamp);
             Ok(())
         })?;
-        if let Some(mirror) = crate::mirror::of(device) {
+        if let Some(mirror) = crate::mirror::of(&device) {
             mirror.add(stamp.id, leg.to_string(), opened);
         }
         self.note_place(turn.id(), super::apart::place(&changed));

@@ -1,6 +1,6 @@
 //! All that is known of one disk.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
@@ -76,6 +76,8 @@ pub(super) struct Slot {
     pub(super) life: Life,
     /// The origin's device, as long as the engine has the disk.
     pub(super) device: Option<Arc<Device>>,
+    /// The same as it was before it became a mirror: alive while something that was sent to it has not ended.
+    pub(super) before: Weak<Device>,
     /// What protocols have of it, as long as it is served.
     pub(super) export: Option<Arc<DiskExport>>,
     /// Whose its origin is, where somebody keeps book of that.
@@ -108,6 +110,7 @@ impl Slot {
             name: name.to_owned(),
             life,
             device: None,
+            before: Weak::new(),
             export: None,
             claim: None,
             erased: None,

@@ -246,7 +246,7 @@ impl Daemon {
         let disks = self.disks.lock();
         let attached = disks.all().filter_map(|(id, slot)| {
             let export = slot.export.as_ref()?;
-            Some((id, export.origin().clone()))
+            Some((id, export.origin()))
         });
         let attached: Vec<_> = attached.collect();
         drop(disks);
