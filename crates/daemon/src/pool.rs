@@ -64,6 +64,8 @@ pub struct Pool {
     beside: Option<Arc<Beside>>,
     /// There is no flash: where it was.
     gone_from: Option<PathBuf>,
+    /// It has taken the place of another flash, and is served for the first time.
+    adopted: bool,
 }
 
 /// The one flash device given, or why several will not do yet.
@@ -377,6 +379,7 @@ fn create_as(
         covered: false,
         beside: None,
         gone_from: None,
+        adopted: false,
         media,
         superblock,
         named: Named::of(&registry),
@@ -610,6 +613,7 @@ impl Pool {
             covered: false,
             beside: None,
             gone_from: None,
+            adopted: false,
             media,
             superblock,
             named: Named::of(&registry),
@@ -742,6 +746,11 @@ impl Pool {
         self.beside.as_ref()
     }
 
+    /// The flash has taken the place of another one, and is served for the first time.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.adopted
+    }
+
     /// True if its flash is gone.
     pub(crate) fn is_without_flash(&self) -> bool {
         self.gone_from.is_some()
@@ -766,6 +775,9 @@ impl Pool {
             return Ok(());
         };
         let notes = beside.notes();
+        // Nobody has served it since it was formatted, and somebody had served the pool before.
+        let unopened = notes.device != device || notes.opened == 0;
+        self.adopted = unopened && superblock.created_unix_s >= notes.started;
         if notes.device != device && superblock.created_unix_s <= notes.device_created {
             return Err(Error::refused(
                 format!(
@@ -935,6 +947,7 @@ impl Pool {
             covered: false,
             beside: Some(Arc::new(beside)),
             gone_from: Some(flash.to_owned()),
+            adopted: false,
         };
         Ok(Some((pool, why)))
     }

@@ -137,6 +137,15 @@ kinds! {
     /// What was said of the flash is over.
     "flash-well" Notice FlashWell {}
         "the flash is well again"
+    /// The flash is not there any more; disks that are known to be whole in their origins are served without it.
+    "flash-gone" Error FlashGone { flash: String, why: String, served: u64, refused: u64 }
+        "the flash is gone: {why}; {served} disks that are whole in their origins are served without a cache, {refused} may lack what was only on it and are not"
+    /// The flash is there and is not used by this run of the daemon.
+    "flash-unused" Error FlashUnused { flash: String, why: String }
+        "the disks are served without their cache: {why}"
+    /// A blank device has taken the place of flash that is gone.
+    "flash-adopted" Notice FlashAdopted { flash: String, lost: u64 }
+        "{flash} has taken the place of flash that is gone, and the cache fills again; {lost} disks had something on the old one that their origins lack"
     /// Operations on the flash failed; the count is of those since the last such event.
     "flash-errors" Warning FlashErrors { count: u64 }
         "{count} operations on the flash failed"

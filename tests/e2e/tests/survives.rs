@@ -6,6 +6,7 @@ use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
 use hearth_rig::pattern::BLOCK;
 use hearth_rig::{Hearth, wait};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -70,6 +71,16 @@ fn adopt(hearth: &Hearth, more: &[&str]) -> Result<String> {
     hearth.ok(&[&args[..], &["--state-dir", path(&state)], more].concat())
 }
 
+/// How many events of this kind say this.
+fn told(hearth: &Hearth, kind: &str, says: &str) -> Result<usize> {
+    let kind = format!("\"event\":\"{kind}\"");
+    let events = hearth.ok(&["events", "--json"])?;
+    let events = events.lines();
+    Ok(events
+        .filter(|e| e.contains(&kind) && e.contains(says))
+        .count())
+}
+
 /// Two disks were whole when the flash died, one was not.
 #[test]
 fn whole_disks_are_served_without_flash_and_a_blank_one_takes_its_place() -> Result<()> {
@@ -111,6 +122,8 @@ fn whole_disks_are_served_without_flash_and_a_blank_one_takes_its_place() -> Res
         "{why}"
     );
     ensure!(hearth.connect("dirty").is_err(), "a stale disk is served");
+    ensure!(told(&hearth, "flash-gone", "\"refused\":1")? == 1);
+    ensure!(told(&hearth, "flash-gone", "\"served\":2")? == 1);
     let pool = hearth.ok(&["pool", "show"])?;
     ensure!(pool.contains("adopt-flash"), "{pool}");
     // What is changed now is not forgotten.
@@ -145,6 +158,7 @@ fn whole_disks_are_served_without_flash_and_a_blank_one_takes_its_place() -> Res
         writer.check(&mut client)?;
     }
     ensure!(hearth.pool_stats()?["cached_bytes"].as_u64() != Some(0));
+    ensure!(told(&hearth, "flash-adopted", "\"lost\":1")? == 1);
     // What was dirty is asked about until somebody answers, and then no more.
     wait_state(&hearth, "dirty", "refused")?;
     hearth.kill9()?;
@@ -155,11 +169,70 @@ fn whole_disks_are_served_without_flash_and_a_blank_one_takes_its_place() -> Res
     hearth.stop()?;
     hearth.start()?;
     wait_state(&hearth, "dirty", "attached")?;
+    // It was told when it was news.
+    ensure!(told(&hearth, "flash-adopted", "")? == 1);
+    ensure!(told(&hearth, "flash-unused", "")? == 0);
     // The old device has no say any more.
     hearth.stop()?;
     hearth.set_flash(hearth.flash().with_extension("away"));
     let refused = hearth.start_refused()?;
     ensure!(refused.contains("took its place"), "{refused}");
+    Ok(())
+}
+
+/// Both superblocks are damaged: the device is as good as gone, whole disks are served, and what is dirty on it can be saved.
+#[test]
+fn flash_that_lost_both_superblocks_is_gone_and_can_be_read() -> Result<()> {
+    for junk in [0, 0xff] {
+        let mut hearth = Hearth::with_pool("160M")?;
+        // What is dirty stays so for a while.
+        hearth.serve_args = ["--destage-rate", "4K"].map(str::to_owned).to_vec();
+        hearth.start()?;
+        let (a, b) = (blank(&hearth, "a.raw")?, blank(&hearth, "b.raw")?);
+        hearth.add("a", path(&a), &["--mode", "write-through"])?;
+        hearth.add("b", path(&b), &[])?;
+        let mut writer = Writer::new(5);
+        let mut client = hearth.connect("a")?;
+        writer.load(&mut client, LOAD, || Ok(()))?;
+        writer.flush(&mut client)?;
+        drop(client);
+        let mut client = hearth.connect("b")?;
+        client.write(0, &[9; 1 << 20])?;
+        client.flush()?;
+        drop(client);
+        hearth.kill9()?;
+        let flash = std::fs::File::options().write(true).open(hearth.flash())?;
+        for copy in [0, 1 << 20] {
+            flash.write_all_at(&[junk; 4096], copy)?;
+        }
+        hearth.start()?;
+        wait_state(&hearth, "a", "attached")?;
+        writer.check(&mut hearth.connect("a")?)?;
+        wait_state(&hearth, "b", "refused")?;
+        ensure!(told(&hearth, "flash-gone", "\"refused\":1")? == 1);
+        ensure!(hearth.stop()?.success(), "{}", hearth.log());
+        let state = hearth.dir().join("state");
+        let (flash, state) = (path(hearth.flash()), path(&state));
+        // It does not vouch for what it concludes, and says so.
+        hearth.hearth(&[
+            "rescue",
+            flash,
+            "--state-dir",
+            state,
+            "--disk",
+            "b",
+            "--onto",
+            path(&b),
+        ])?;
+        ensure!(std::fs::read(&b)?[..1 << 20] == [9; 1 << 20]);
+        adopt(&hearth, &["--force"])?;
+        hearth.start()?;
+        wait_state(&hearth, "a", "attached")?;
+        wait_state(&hearth, "b", "refused")?;
+        hearth.ok(&["disk", "set", "b", "--trust", "origin"])?;
+        ensure!(hearth.connect("b")?.read(0, 1 << 20)? == [9; 1 << 20]);
+        writer.check(&mut hearth.connect("a")?)?;
+    }
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use hearth_engine::FlashFault;
 use hearth_engine::api::{DiskId, Effects};
 use hearth_events::Event;
+use hearth_format::{PoolNotes, Uuid};
 use hearth_io::BLOCK;
 use hearth_io::file::{NameLeadsTo, Standing};
 
@@ -418,6 +419,41 @@ impl Daemon {
             tracing::error!("{e}; tried again");
             lock(&self.flash.state).marking = false;
         }
+    }
+
+    /// Tells how a start found its flash, unless there is nothing to be said of it.
+    pub(super) fn tell_found_flash(&self) {
+        let pool = lock(&self.pool);
+        let flash = pool.path().display().to_string();
+        let adopted = pool.is_adopted();
+        let beside = pool.beside().map(|beside| beside.notes());
+        let gone = pool.is_without_flash();
+        let disks = pool.registry().disks.len() as u64;
+        drop(pool);
+        let notes = beside.unwrap_or_else(|| PoolNotes::new(Uuid::nil(), Uuid::nil(), 0));
+        if adopted {
+            self.events.tell(Event::FlashAdopted {
+                flash: flash.clone(),
+                lost: notes.lost.iter().count() as u64,
+            });
+        }
+        let Some(degraded) = self.flash.degraded() else {
+            return;
+        };
+        let why = degraded.why.clone();
+        self.events.tell(match gone {
+            true => {
+                let more = notes.lost.iter().filter(|id| !notes.dirty.contains(*id));
+                let refused = (notes.dirty.iter().count() + more.count()) as u64;
+                Event::FlashGone {
+                    flash,
+                    why,
+                    served: disks.saturating_sub(refused),
+                    refused,
+                }
+            }
+            false => Event::FlashUnused { flash, why },
+        });
     }
 
     /// Says what is wrong with the flash: at once, and then at growing intervals.

@@ -400,6 +400,7 @@ impl Daemon {
                 millis,
             }
         });
+        self.tell_found_flash();
     }
 
     /// Seconds since the start.
