@@ -1,0 +1,94 @@
+//! What waits in RAM, and what gathers there on its way to flash.
+
+use hearth_policy::cleaning::Why;
+use hearth_policy::{Place, Stay};
+
+use super::{FLASH_NS, Fill, LAZY_BLOCKS, Staged, Then, Twin};
+
+impl Twin {
+    pub(super) fn put_in_stage(&mut self, key: u64, stay: Stay, why: Why) {
+        let room = self.policy.stage();
+        if room == 0 || self.stage.contains_key(&key) {
+            return;
+        }
+        // One for the newcomer, and one more if there are too many.
+        for _ in 0..2 {
+            if self.places.len() >= room
+                && let Some((oldest, seq)) = self.places.pop_front()
+                && self.stage.get(&oldest).is_some_and(|s| s.seq == seq)
+                && let Some(staged) = self.stage.remove(&oldest)
+            {
+                self.leave_stage(oldest, staged);
+            }
+        }
+        let seq = self.number();
+        self.places.push_back((key, seq));
+        self.unused += usize::from(stay.unused.is_some());
+        self.stage.insert(key, Staged { seq, stay, why });
+    }
+
+    pub(super) fn leave_stage(&mut self, key: u64, staged: Staged) {
+        let stay = staged.stay;
+        if stay.unused.is_some() {
+            self.unused -= 1;
+            self.out.prefetch_wasted += 1;
+        }
+        let freq = match self.policy.leave(stay, !self.filling()) {
+            Place::Drop => return,
+            Place::Put(freq) => freq,
+            Place::Compete if self.wins(stay, key) => self.policy.credit(stay),
+            Place::Compete => return,
+        };
+        if self.own_room(key, 1) {
+            self.fill(key, freq, staged.why);
+        }
+    }
+
+    /// A clean copy goes to flash.
+    pub(super) fn fill(&mut self, key: u64, freq: u8, why: Why) {
+        if self.queue.is_empty() {
+            self.queued_ns = self.now;
+        }
+        self.out.insertions += 1;
+        let void = false;
+        self.queue.push(Fill {
+            key,
+            freq,
+            why,
+            void,
+        });
+        if self.queue.len() >= LAZY_BLOCKS as usize {
+            self.send_queued();
+        }
+    }
+
+    pub(super) fn send_queued(&mut self) {
+        if !self.queue.is_empty() {
+            self.sent.push_back(std::mem::take(&mut self.queue));
+            self.later(self.now + FLASH_NS, Then::Appended);
+        }
+    }
+
+    pub(super) fn appended(&mut self) {
+        for fill in self.sent.pop_front().unwrap_or_default() {
+            self.append(fill.key, fill.why, fill.freq, false);
+            if fill.void
+                && let Some(copy) = self.index.get(&fill.key).copied()
+            {
+                self.remove(fill.key, copy);
+            }
+        }
+    }
+
+    /// Takes out of the stage what a write covers.
+    pub(super) fn forget_staged(&mut self, key: u64, end: u64) {
+        for key in key..end {
+            if let Some(staged) = self.stage.remove(&key)
+                && staged.stay.unused.is_some()
+            {
+                self.unused -= 1;
+                self.out.prefetch_wasted += 1;
+            }
+        }
+    }
+}
