@@ -38,6 +38,7 @@ stage() {
     rm -rf "$tree/made"
 
     install -D -m 644 "$from/systemd/hearth.service" "$tree/usr/lib/systemd/system/hearth.service"
+    install -D -m 644 "$from/systemd/hearth-swap.service" "$tree/usr/lib/systemd/system/hearth-swap.service"
     # The second service, in a binary that has it.
     if "$hearth" monitor --help >/dev/null 2>&1; then
         install -D -m 644 "$from/systemd/hearth-monitor.service" "$tree/usr/lib/systemd/system/hearth-monitor.service"

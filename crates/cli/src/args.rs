@@ -11,6 +11,7 @@ mod rescue;
 mod serve;
 mod settings;
 mod simulate;
+mod swap;
 mod trace;
 
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ pub use rescue::Rescue;
 pub use serve::{LockMemory, LogFormat, Serve, Tls};
 pub use settings::Settings;
 pub use simulate::{Log, Simulate, WriteTo};
+pub use swap::{Discard, Swap, SwapOn, SwapState};
 pub use trace::{Trace, TraceConvert, TraceInfo, TraceRecord, TraceReplay};
 
 /// A size in bytes, as `4K`, `512M` or `1.5G`.
@@ -121,6 +123,13 @@ pub enum Command {
         hearth datastore remove vms"
     )]
     Datastore(Datastore),
+    /// Swap of this host on the flash
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth swap on --size 8G\n  hearth swap show\n  hearth swap off\n\n\
+            What it is worth, and what it means if the flash dies: docs/memory.md."
+    )]
+    Swap(Swap),
     /// Get what is dirty off a pool that nobody serves: read-only, also from damaged flash
     Rescue(Rescue),
     /// Show what the cache does
@@ -388,6 +397,11 @@ mod tests {
             "hearth datastore flush vms",
             "hearth datastore remove vms",
             "hearth serve --flash /a --state-dir /s",
+            "hearth serve --flash /a --lock-memory required",
+            "hearth swap on --size 8G --flash /a --priority 7 --discard once",
+            "hearth swap off",
+            "hearth swap show --json",
+            "hearth swap resume --state-dir /s",
             "hearth config check",
             "hearth config check /etc/hearth/hearth.toml --json",
             "hearth serve",

@@ -29,6 +29,7 @@ mod serve;
 mod simulate;
 mod stats;
 mod status;
+mod swap;
 mod table;
 mod trace;
 mod usage;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
     }
     let outcome = match command {
         Command::Pool(command) => pool::run(&global, command),
+        Command::Swap(command) => swap::run(&global, command),
         Command::Rescue(args) => rescue::run(&global, &args),
         Command::Serve(args) => serve::run(&global, args),
         Command::Monitor(args) => monitor::run(&global, args),

@@ -20,6 +20,7 @@ pub mod process;
 pub mod qmp;
 pub mod rng;
 pub mod servers;
+pub mod short;
 pub mod wait;
 
 pub use daemon::Hearth;

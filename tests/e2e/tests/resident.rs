@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 use hearth_rig::blk::Disk;
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
+use hearth_rig::short::Group;
 use hearth_rig::{Hearth, wait};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -108,97 +108,43 @@ fn a_limit_on_locked_memory_is_told() -> Result<()> {
     Ok(())
 }
 
-/// A control group of a test (cgroup v1), with swap of its own; both are gone with it.
-struct Short {
-    group: PathBuf,
-    swap: Option<PathBuf>,
-}
+/// Swap of a test, off again with it.
+struct Swap(PathBuf);
 
-impl Short {
-    /// `None`, with the reason said, where groups or swap cannot be had.
-    fn of(name: &str, limit: u64, swap: &Path, swap_size: u64) -> Result<Option<Short>> {
-        let group = PathBuf::from("/sys/fs/cgroup/memory")
-            .join(format!("hearth-{name}-{}", std::process::id()));
-        if let Err(e) = std::fs::create_dir(&group) {
-            println!("SKIPPED {name}: no memory control group can be made: {e}");
-            return Ok(None);
-        }
-        let mut short = Short { group, swap: None };
-        std::fs::write(short.group.join("memory.limit_in_bytes"), limit.to_string())?;
-        std::fs::write(short.group.join("memory.swappiness"), "100")?;
-        let file = std::fs::File::create(swap)?;
-        let zeros = vec![0; MIB as usize];
-        for _ in 0..swap_size / MIB {
-            (&file).write_all(&zeros)?;
-        }
-        file.sync_all()?;
-        let run = |program: &str| Command::new(program).arg(swap).output();
+impl Swap {
+    /// `None`, with the reason said for `test`, where there can be none.
+    fn on(test: &str, file: &Path, size: u64) -> Result<Option<Swap>> {
+        std::fs::write(file, vec![0; size as usize])?;
+        let run = |program: &str| Command::new(program).arg(file).output();
         ensure!(run("mkswap")?.status.success());
         let on = run("swapon")?;
         if !on.status.success() {
-            println!(
-                "SKIPPED {name}: no swap here: {}",
-                String::from_utf8_lossy(&on.stderr)
-            );
+            let why = String::from_utf8_lossy(&on.stderr).into_owned();
+            println!("SKIPPED {test}: no swap here: {why}");
             return Ok(None);
         }
-        short.swap = Some(swap.to_owned());
-        Ok(Some(short))
-    }
-
-    /// What starts a program in the group.
-    fn wrap(&self) -> Vec<String> {
-        let enter = format!(
-            "echo $$ > {}/cgroup.procs && exec \"$@\"",
-            self.group.display()
-        );
-        ["sh", "-c", &enter, "sh"].map(String::from).to_vec()
-    }
-
-    /// A program in the group that writes into so many MiB of its memory, again and again.
-    fn hog(&self, mib: u64) -> Result<Hog> {
-        let wrap = self.wrap();
-        let child = Command::new(&wrap[0])
-            .args(&wrap[1..])
-            .args(["python3", "-c"])
-            .arg(format!(
-                "b = bytearray({mib} << 20)\nwhile True:\n  for i in range(0, len(b), 4096): b[i] = 1 + b[i] % 250"
-            ))
-            .stdin(Stdio::null())
-            .spawn()?;
-        Ok(Hog(child))
+        Ok(Some(Swap(file.to_owned())))
     }
 }
 
-impl Drop for Short {
+impl Drop for Swap {
     fn drop(&mut self) {
-        if let Some(swap) = &self.swap {
-            let _ = Command::new("swapoff").arg(swap).status();
-        }
-        let _ = std::fs::remove_dir(&self.group);
-    }
-}
-
-struct Hog(Child);
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = Command::new("swapoff").arg(&self.0).status();
     }
 }
 
 /// How much of a daemon is swapped out when its group has been far too short of memory for a while.
 fn swapped(lock: &str) -> Result<Option<u64>> {
-    // It reads and answers all the time; its memory has to be there first.
-    let mut hearth = Hearth::with_pool("256M")?;
-    let name = "a_daemon_stays_in_memory";
-    let swap = hearth.dir().join("swap");
-    // Declared first, so that it goes last: the group can only be removed when nobody is in it.
-    let Some(short) = Short::of(name, 96 * MIB, &swap, 256 * MIB)? else {
+    let test = "a_daemon_stays_in_memory";
+    // What is declared first goes last: the group when nobody is in it any more.
+    let Some(group) = Group::of(test, 96 * MIB)? else {
         return Ok(None);
     };
-    hearth.wrap = short.wrap();
+    let mut hearth = Hearth::with_pool("256M")?;
+    let Some(_swap) = Swap::on(test, &hearth.dir().join("swap"), 256 * MIB)? else {
+        return Ok(None);
+    };
+    hearth.wrap = group.wrap();
     hearth.serve_args = vec!["--lock-memory".into(), lock.into()];
     hearth.start()?;
     let origin = hearth.origin("o.img", 16 * MIB)?;
@@ -206,8 +152,8 @@ fn swapped(lock: &str) -> Result<Option<u64>> {
     let content = std::fs::read(&origin)?;
     let mut client = hearth.connect("d")?;
     let pid = hearth.pid().context("no daemon")?;
-    let hog = short.hog(180)?;
-    let of_hog = hog.0.id();
+    let hog = group.hog(180)?;
+    let of_hog = hog.pid();
     wait::until("much is swapped out", LIMIT, || {
         (status(of_hog, "VmSwap:").ok()? > 80 * MIB).then_some(())
     })?;
@@ -218,19 +164,18 @@ fn swapped(lock: &str) -> Result<Option<u64>> {
     let out = status(pid, "VmSwap:")?;
     drop((client, hog));
     hearth.stop()?;
-    drop(short);
     Ok(Some(out))
 }
 
 #[test]
 fn a_daemon_stays_in_memory_while_its_host_swaps() -> Result<()> {
-    let name = "a_daemon_stays_in_memory";
+    let test = "a_daemon_stays_in_memory";
     // SAFETY: no preconditions.
     if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED {name}: needs root");
+        println!("SKIPPED {test}: needs root");
         return Ok(());
     }
-    if !have(name, &["mkswap", "swapon", "swapoff", "python3"]) {
+    if !have(test, &["mkswap", "swapon", "swapoff", "python3"]) {
         return Ok(());
     }
     let Some(loose) = swapped("off")? else {

@@ -1,0 +1,62 @@
+//! The grammar of `hearth swap`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::{Size, parse_size};
+
+/// Where is kept what must outlive a reboot.
+#[derive(Clone, Debug, Args)]
+pub struct SwapState {
+    /// Directory in which areas are noted [default: /var/lib/hearth]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Swap {
+    /// Make an area beside the flash file and have the kernel swap to it, also after a boot
+    #[command(after_help = "Example:\n  hearth swap on --size 8G\n  \
+        hearth swap on --size 8G --flash /srv/flash --priority 10")]
+    On(SwapOn),
+    /// Read back what is swapped out and take the areas away
+    #[command(after_help = "Example:\n  hearth swap off\n\n\
+        Ctrl-C calls it off after the process the kernel is at: what was not read back yet stays where it is.")]
+    Off(SwapState),
+    /// Show the areas, what is swapped out, and what was set for them
+    #[command(after_help = "Example:\n  hearth swap show\n  hearth swap show --json")]
+    Show(SwapState),
+    /// Take noted areas into use again; the service does so at a boot
+    #[command(after_help = "Example:\n  hearth swap resume")]
+    Resume(SwapState),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct SwapOn {
+    /// How large
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Size,
+    /// The pool's flash file, beside which it is made [default: the running daemon's]
+    #[arg(long, value_name = "PATH")]
+    pub flash: Option<PathBuf>,
+    /// Of several areas, the kernel fills that with the highest first
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u16).range(0..=i64::from(hearth_swap::kernel::PRIORITY_MAX)))]
+    pub priority: u16,
+    /// Tell the device what is free
+    #[arg(long, value_enum, default_value = "off")]
+    pub discard: Discard,
+    #[command(flatten)]
+    pub state: SwapState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Discard {
+    /// No
+    Off,
+    /// All of it, when it is taken into use
+    Once,
+    /// Also what becomes free later
+    Pages,
+}

@@ -1,0 +1,156 @@
+//! What the kernel says of swap and memory, and the two system calls.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// A line of `/proc/swaps`, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// File or device.
+    pub path: PathBuf,
+    /// Bytes that can be swapped out to it.
+    pub size: u64,
+    /// Bytes that are.
+    pub used: u64,
+    /// Of several, the kernel takes that with the highest first.
+    pub priority: i32,
+}
+
+/// What the kernel swaps to.
+pub fn in_use() -> io::Result<Vec<InUse>> {
+    Ok(parse(&std::fs::read_to_string("/proc/swaps")?))
+}
+
+fn parse(text: &str) -> Vec<InUse> {
+    // Columns from the right: names may hold anything; blanks in them are written as \040.
+    let lines = text.lines().skip(1);
+    let each = lines.filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [name, _, size, used, priority] = fields[..] else {
+            return None;
+        };
+        Some(InUse {
+            path: PathBuf::from(unescaped(name)),
+            size: size.parse::<u64>().ok()? << 10,
+            used: used.parse::<u64>().ok()? << 10,
+            priority: priority.parse().ok()?,
+        })
+    });
+    each.collect()
+}
+
+/// The kernel writes blanks, tabs, line ends and backslashes as three octal digits.
+fn unescaped(name: &str) -> std::ffi::OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = name.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes
+            .get(at + 1..at + 4)
+            .filter(|_| bytes[at] == b'\\')
+            .and_then(|d| std::str::from_utf8(d).ok())
+            .and_then(|d| u8::from_str_radix(d, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(out)
+}
+
+/// Bytes of memory that could be given to programs without swapping (`MemAvailable`).
+pub fn available() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    field(&text, "MemAvailable:")
+        .ok_or_else(|| io::Error::other("/proc/meminfo does not say what is available"))
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// Whether the kernel tells the device what is free again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Discard {
+    /// No.
+    #[default]
+    Off,
+    /// All of it, when it is taken into use.
+    Once,
+    /// Also what becomes free later.
+    Pages,
+}
+
+const SWAP_FLAG_PREFER: libc::c_int = 0x8000;
+const SWAP_FLAG_PRIO_MASK: libc::c_int = 0x7fff;
+const SWAP_FLAG_DISCARD: libc::c_int = 0x10000;
+const SWAP_FLAG_DISCARD_ONCE: libc::c_int = 0x20000;
+const SWAP_FLAG_DISCARD_PAGES: libc::c_int = 0x40000;
+
+/// Highest priority there is.
+pub const PRIORITY_MAX: u16 = SWAP_FLAG_PRIO_MASK as u16;
+
+/// Has the kernel swap to `path` (`swapon(2)`).
+pub fn on(path: &Path, priority: u16, discard: Discard) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let discard = match discard {
+        Discard::Off => 0,
+        Discard::Once => SWAP_FLAG_DISCARD | SWAP_FLAG_DISCARD_ONCE,
+        Discard::Pages => SWAP_FLAG_DISCARD | SWAP_FLAG_DISCARD_PAGES,
+    };
+    let flags = SWAP_FLAG_PREFER | (libc::c_int::from(priority) & SWAP_FLAG_PRIO_MASK) | discard;
+    // SAFETY: a string that ends with a zero and lives across the call.
+    match unsafe { libc::swapon(path.as_ptr(), flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Reads all of it back and swaps there no more (`swapoff(2)`). A signal to this thread ends it with
+/// `Interrupted`, and the area is used as before; the kernel looks for signals between two processes only.
+pub fn off(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: a string that ends with a zero and lives across the call.
+    match unsafe { libc::swapoff(path.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_lists() {
+        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+            /dev/sda2                               partition\t8388604\t\t0\t\t-2\n\
+            /srv/a\\040b\\134c.swap                 file\t\t1020\t\t512\t\t100\n";
+        let found = parse(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].priority, -2);
+        assert_eq!(found[0].size, 8_388_604 << 10);
+        assert_eq!(found[1].path, Path::new("/srv/a b\\c.swap"));
+        assert_eq!((found[1].size, found[1].used), (1020 << 10, 512 << 10));
+        assert_eq!(parse(""), []);
+        assert_eq!(parse("x\ny z\n/a b c d e\n"), []);
+    }
+
+    #[test]
+    fn memory_is_said_in_bytes() {
+        let text = "MemTotal: 10 kB\nMemAvailable:    7 kB\n";
+        assert_eq!(field(text, "MemAvailable:"), Some(7 << 10));
+        assert_eq!(field("", "MemAvailable:"), None);
+    }
+}

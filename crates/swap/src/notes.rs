@@ -1,0 +1,185 @@
+//! What outlives a reboot: which areas there are, and what was set before.
+//!
+//! `swap.json` in the state directory, written anew as a whole and renamed into place. It belongs to the host, not to the
+//! pool: a pool that is taken to another host, or a state directory that is restored there, does not make that one swap.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use hearth_fault::Fault;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::Result;
+use crate::kernel::Discard;
+use crate::tuning::Setting;
+
+/// File in the state directory.
+pub const NAME: &str = "swap.json";
+/// Of its form.
+const VERSION: u32 = 1;
+
+/// How far an area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Its file may be there, in part.
+    Making,
+    /// It is to be swapped to, now and after a boot.
+    Used,
+    /// It is to be gone; a boot takes its file away.
+    Going,
+}
+
+/// One area.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// Its file.
+    pub path: PathBuf,
+    /// Bytes of the file.
+    pub size: u64,
+    /// In its header.
+    pub uuid: Uuid,
+    /// The kernel's.
+    pub priority: u16,
+    /// Is the device told of what is free?
+    pub discard: Discard,
+    /// How far it is.
+    pub stage: Stage,
+}
+
+/// All that is noted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    version: u32,
+    /// Whose they are (`machine-id(5)`); empty where a host has none.
+    pub host: String,
+    /// In the order in which they were made.
+    pub areas: Vec<Noted>,
+    /// To be undone with the last area.
+    pub settings: Vec<Setting>,
+}
+
+/// This host, as `machine-id(5)` names it.
+pub fn this_host() -> String {
+    let id = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+impl Notes {
+    /// None yet.
+    pub fn none(host: String) -> Notes {
+        Notes {
+            version: VERSION,
+            host,
+            areas: Vec::new(),
+            settings: Vec::new(),
+        }
+    }
+
+    /// Reads them; none where there is no file.
+    pub fn read(dir: &Path, host: &str) -> Result<Notes> {
+        let path = dir.join(NAME);
+        let wrong = |what: String| {
+            Fault::new(
+                format!("cannot use {}: {what}", path.display()),
+                "swap that is on stays on; move the file away to begin anew",
+            )
+        };
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Ok(Notes::none(host.to_owned()));
+            }
+            Err(e) => return Err(wrong(e.to_string())),
+        };
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        match value["version"].as_u64() {
+            Some(v) if v == u64::from(VERSION) => {}
+            Some(v) => return Err(wrong(format!("it is of version {v}, this build knows 1"))),
+            None => return Err(wrong("it has no version".into())),
+        }
+        serde_json::from_value(value).map_err(|e| wrong(e.to_string()))
+    }
+
+    /// Stores them durably; with nothing to remember there is no file.
+    pub fn store(&self, dir: &Path) -> Result<()> {
+        let path = dir.join(NAME);
+        self.stored(dir, &path).map_err(|e| {
+            Fault::new(
+                format!("cannot write {}: {e}", path.display()),
+                "check the directory, or name another with --state-dir",
+            )
+        })
+    }
+
+    fn stored(&self, dir: &Path, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(dir)?;
+        if self.areas.is_empty() && self.settings.is_empty() {
+            match fs::remove_file(path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        } else {
+            let new = dir.join(format!("{NAME}.new"));
+            let mut file = File::create(&new)?;
+            file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, path)?;
+        }
+        File::open(dir)?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Notes {
+        Notes {
+            areas: vec![Noted {
+                path: "/srv/flash.swap".into(),
+                size: 8 << 30,
+                uuid: Uuid::from_u128(5),
+                priority: 100,
+                discard: Discard::Off,
+                stage: Stage::Used,
+            }],
+            ..Notes::none("h".into())
+        }
+    }
+
+    #[test]
+    fn they_come_back_and_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("state");
+        assert_eq!(Notes::read(&at, "h"), Ok(Notes::none("h".into())));
+        some().store(&at).unwrap();
+        assert_eq!(Notes::read(&at, "other"), Ok(some()));
+        Notes::none("h".into()).store(&at).unwrap();
+        assert!(!at.join(NAME).exists());
+    }
+
+    #[test]
+    fn the_form_stays() {
+        let golden = r#"{"version":1,"host":"h","areas":[{"path":"/srv/flash.swap","size":8589934592,"uuid":"00000000-0000-0000-0000-000000000005","priority":100,"discard":"off","stage":"used"}],"settings":[]}"#;
+        assert_eq!(serde_json::to_string(&some()).unwrap(), golden);
+    }
+
+    #[test]
+    fn others_are_refused_in_words() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, word) in [
+            ("{\"version\": 2}", "version 2"),
+            ("{}", "no version"),
+            ("x", "expected"),
+            ("{\"version\": 1}", "missing"),
+        ] {
+            std::fs::write(dir.path().join(NAME), text).unwrap();
+            let fault = Notes::read(dir.path(), "h").unwrap_err();
+            assert!(fault.what.contains(word), "{fault}");
+        }
+    }
+}
