@@ -7,6 +7,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+/// Fewest seconds after which something may count as over.
+const OVER_MIN: u64 = 5;
+
 /// Who is told, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -23,6 +26,14 @@ pub struct AlertsConfig {
     pub most_per_hour: u64,
     /// Hours that data may wait on flash before that is told.
     pub dirty_hours: u64,
+    /// Seconds that the daemon may be away before that is told: as long as a restart or an upgrade takes here.
+    pub down_seconds: u64,
+    /// Seconds that an origin's server may be away, or something slow or hot, before that is told.
+    pub settle_seconds: u64,
+    /// Seconds after which what is no longer seen is over. What comes and goes within them is one alert.
+    pub over_seconds: u64,
+    /// Seconds after which a message that did not arrive is tried again; then longer, at most half an hour.
+    pub retry_seconds: u64,
     /// An address that is fetched every minute, for a service that tells when that ends.
     pub heartbeat_url: Option<String>,
     /// By mail.
@@ -42,6 +53,10 @@ impl Default for AlertsConfig {
             repeat_hours: 24,
             most_per_hour: 12,
             dirty_hours: 4,
+            down_seconds: 45,
+            settle_seconds: 60,
+            over_seconds: 90,
+            retry_seconds: 30,
             heartbeat_url: None,
             mail: None,
             webhook: None,
@@ -199,14 +214,19 @@ impl AlertsConfig {
                     .to_owned(),
             );
         }
-        for (name, value, most) in [
-            ("alerts.gather_seconds", self.gather_seconds, 3600),
-            ("alerts.repeat_hours", self.repeat_hours, 24 * 31),
-            ("alerts.most_per_hour", self.most_per_hour, 1000),
-            ("alerts.dirty_hours", self.dirty_hours, 24 * 31),
+        for (name, value, least, most) in [
+            ("alerts.gather_seconds", self.gather_seconds, 0, 3600),
+            ("alerts.repeat_hours", self.repeat_hours, 1, 24 * 31),
+            ("alerts.most_per_hour", self.most_per_hour, 1, 1000),
+            ("alerts.dirty_hours", self.dirty_hours, 1, 24 * 31),
+            ("alerts.down_seconds", self.down_seconds, 0, 3600),
+            ("alerts.settle_seconds", self.settle_seconds, 0, 3600),
+            // What is over is known from looks some seconds apart; shorter, and each look would end everything.
+            ("alerts.over_seconds", self.over_seconds, OVER_MIN, 3600),
+            ("alerts.retry_seconds", self.retry_seconds, 1, 1800),
         ] {
-            if value > most || (value == 0 && name != "alerts.gather_seconds") {
-                return Err(format!("{name} must be between 1 and {most}"));
+            if !(least..=most).contains(&value) {
+                return Err(format!("{name} must be between {least} and {most}"));
             }
         }
         Ok(())
@@ -265,7 +285,10 @@ mod tests {
                 "[ntfy]\nurl = 'http://n/t'\ntoken_file = '/t'",
                 "in the clear",
             ),
-            ("repeat_hours = 0", "between"),
+            ("repeat_hours = 0", "between 1 and"),
+            ("over_seconds = 1", "between 5 and"),
+            ("down_seconds = 4000", "between 0 and 3600"),
+            ("retry_seconds = 0", "between 1 and"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -20,12 +20,10 @@ use crate::message::{Entry, Message, News};
 
 /// Milliseconds.
 const SECOND: u64 = 1000;
-/// Not seen for so long, it is over: what comes and goes is one alert.
-const OVER_MS: u64 = 90 * SECOND;
-/// First pause after a message did not go out; it doubles.
-const RETRY_MS: u64 = 30 * SECOND;
-/// Longest such pause.
+/// Longest pause after a message did not go out; the first is a setting, and they double.
 const RETRY_MAX_MS: u64 = 1800 * SECOND;
+/// Longest that a daemon may hang before it is told.
+const HANGING_SECONDS: u64 = 20;
 /// Messages that wait for one way; of more, the oldest are given up, and the next says how many.
 const WAITING_MAX: usize = 200;
 /// Entries in one message; of more, the first are given and the rest counted.
@@ -36,15 +34,17 @@ const UNTOLD_MAX: usize = 2000;
 const PAST_MAX: usize = 100;
 
 /// How long something must be seen before it is told.
-fn settle_ms(code: &str) -> u64 {
-    match code {
+fn settle_ms(config: &AlertsConfig, code: &str) -> u64 {
+    let seconds = match code {
         // A restart, an upgrade.
-        "daemon-down" => 45 * SECOND,
-        "daemon-hanging" => 20 * SECOND,
+        "daemon-down" => config.down_seconds,
+        // That it hangs is known after seconds of silence only.
+        "daemon-hanging" => config.down_seconds.min(HANGING_SECONDS),
         // A server that is restarted, a cable that is put in again.
-        "origin-lost" | "disk-waiting" | "slow" | "hot" => 60 * SECOND,
+        "origin-lost" | "disk-waiting" | "slow" | "hot" => config.settle_seconds,
         _ => 0,
-    }
+    };
+    seconds.saturating_mul(SECOND)
 }
 
 /// Something that is wrong and was told, or is about to be.
@@ -158,6 +158,7 @@ impl Desk {
         }
         let mut news = Vec::new();
         let repeat = config.repeat_hours.saturating_mul(3600 * SECOND);
+        let over = config.over_seconds.saturating_mul(SECOND);
         for alert in self.open.values_mut() {
             if unseen.contains(&alert.kind) && alert.seen != now {
                 alert.seen = alert.seen.max(now.saturating_sub(1));
@@ -166,14 +167,14 @@ impl Desk {
             let told = alert.told;
             if alert.seen == now
                 && told == 0
-                && now.saturating_sub(alert.since) >= settle_ms(&alert.reason.code)
+                && now.saturating_sub(alert.since) >= settle_ms(config, &alert.reason.code)
             {
                 alert.told = now.max(1);
                 news.push(alert.entry(News::Begun));
             } else if alert.seen == now && told > 0 && now.saturating_sub(told) >= repeat {
                 alert.told = now;
                 news.push(alert.entry(News::Lasts));
-            } else if now.saturating_sub(alert.seen) >= OVER_MS {
+            } else if now.saturating_sub(alert.seen) >= over {
                 alert.ended = now;
                 if told > 0 {
                     news.push(alert.entry(News::Over));
@@ -325,7 +326,14 @@ impl Desk {
     }
 
     /// A message went out, or did not and why.
-    pub fn attempted(&mut self, now: u64, way: &str, id: u64, outcome: Result<(), String>) {
+    pub fn attempted(
+        &mut self,
+        config: &AlertsConfig,
+        now: u64,
+        way: &str,
+        id: u64,
+        outcome: Result<(), String>,
+    ) {
         let at = self
             .waiting
             .iter()
@@ -337,7 +345,7 @@ impl Desk {
             }
             Err(error) => {
                 let delivery = &mut self.waiting[at];
-                let pause = RETRY_MS
+                let pause = (config.retry_seconds.saturating_mul(SECOND))
                     .saturating_mul(1 << delivery.attempts.min(16))
                     .min(RETRY_MAX_MS);
                 delivery.attempts += 1;
@@ -447,7 +455,8 @@ mod tests {
             self.desk.write(&self.config, now, "h");
             let due = self.desk.due(now);
             for d in &due {
-                self.desk.attempted(now, &d.way, d.message.id, Ok(()));
+                self.desk
+                    .attempted(&self.config, now, &d.way, d.message.id, Ok(()));
             }
             if let Some(d) = due.first() {
                 assert_eq!(due.len(), 2, "both are told");
@@ -509,6 +518,38 @@ mod tests {
         assert_eq!(told.said, Vec::<Vec<_>>::new());
         told.during(T0 + 5 * MINUTE, T0 + 8 * MINUTE, &down);
         assert_eq!(told.said, [[(News::Begun, "hearth".to_owned())]]);
+    }
+
+    #[test]
+    fn times_are_those_of_the_settings() {
+        let down = Reason::failed("daemon-down", "gone", "");
+        let down = Report::new(
+            0,
+            vec![Item::new(Kind::Daemon, "hearth", vec![down])],
+            Vec::new(),
+        );
+        let mut told = Told::new();
+        told.config.gather_seconds = 0;
+        (told.config.down_seconds, told.config.over_seconds) = (120, 600);
+        told.during(T0, T0 + 2 * MINUTE, &down);
+        assert_eq!(told.said.len(), 0, "it may be away for two minutes");
+        told.during(T0 + 2 * MINUTE, T0 + 3 * MINUTE, &down);
+        assert_eq!(told.said.len(), 1);
+        told.during(T0 + 3 * MINUTE, T0 + 12 * MINUTE, &report(&[]));
+        assert_eq!(told.said.len(), 1, "it may come back for ten");
+        told.during(T0 + 12 * MINUTE, T0 + 14 * MINUTE, &report(&[]));
+        assert_eq!(told.said[1], [(News::Over, "hearth".to_owned())]);
+
+        told.config.retry_seconds = 7;
+        told.desk.test(&told.config, T0, "h");
+        let first = told.desk.due(T0)[0].clone();
+        for (now, next) in [(T0, 7), (T0 + 7 * SECOND, 14)] {
+            let outcome = Err("away".to_owned());
+            let (way, id) = (&first.way, first.message.id);
+            (told.desk).attempted(&told.config, now, way, id, outcome);
+            let waits = told.desk.waiting().iter().find(|d| d.way == *way);
+            assert_eq!(waits.unwrap().next, now + next * SECOND);
+        }
     }
 
     #[test]
@@ -575,7 +616,7 @@ mod tests {
                 } else {
                     Err("away".to_owned())
                 };
-                desk.attempted(now, &d.way, d.message.id, outcome);
+                desk.attempted(&config, now, &d.way, d.message.id, outcome);
             }
         }
         assert!((40..80).contains(&attempts), "{attempts}");
@@ -585,7 +626,13 @@ mod tests {
         assert_eq!(desk.waiting()[0].error.as_deref(), Some("away"));
         let due = desk.due(T0 + 2 * DAY);
         assert_eq!(due[0].way, "mail:a@example.org");
-        desk.attempted(T0 + 2 * DAY, &due[0].way, due[0].message.id, Ok(()));
+        desk.attempted(
+            &config,
+            T0 + 2 * DAY,
+            &due[0].way,
+            due[0].message.id,
+            Ok(()),
+        );
         assert!(desk.waiting().is_empty());
     }
 

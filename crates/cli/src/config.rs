@@ -335,11 +335,28 @@ mod tests {
         let all: String = SHIPPED
             .lines()
             .map(|line| match line.strip_prefix('#') {
-                Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase()) => rest,
+                Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+                    rest
+                }
                 _ => line,
             })
             .flat_map(|line| [line, "\n"])
             .collect();
+        let tmp = tempfile::tempdir().unwrap();
+        let file = tmp.path().join("hearth.toml");
+        std::fs::write(&file, &all).unwrap();
+        let alerts = crate::monitor::config(Some(&file)).unwrap();
+        assert_eq!(alerts.ways(), ["mail:ops@example.org", "webhook", "ntfy"]);
+        // Of examples that are the defaults nothing else is said here.
+        let shipped = hearth_alerts::AlertsConfig {
+            host: None,
+            heartbeat_url: None,
+            mail: None,
+            webhook: None,
+            ntfy: None,
+            ..alerts
+        };
+        assert_eq!(shipped, hearth_alerts::AlertsConfig::default());
         let config = config(&all).unwrap();
         Options::find(&config).unwrap();
         let command = serve();

@@ -154,7 +154,8 @@ impl Alerting {
                 Ok(()) => tracing::info!(way, id, "told: {}", delivery.message.subject()),
                 Err(e) => tracing::warn!(way, id, "not told, and tried again: {e}"),
             }
-            lock(&self.kept).desk.attempted(now_ms(), way, id, outcome);
+            let mut kept = lock(&self.kept);
+            (kept.desk).attempted(&self.config, now_ms(), way, id, outcome);
         }
     }
 

@@ -5,7 +5,7 @@
 //! never wait long to find out.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearth_daemon::api::stats::StatsReport;
 use hearth_daemon::api::types::{DiskInfo, PoolInfo};
@@ -16,8 +16,11 @@ use hearth_events::time::now_ms;
 use crate::api::{DaemonInfo, Link};
 use crate::part::{Context, Part};
 
-/// Between two looks. Each asks for everything: statistics of hundreds of disks are a few hundred KiB.
+/// Between two looks at a daemon that is there. Each asks for everything: statistics of hundreds of disks are a few
+/// hundred KiB.
 pub const EVERY: Duration = Duration::from_secs(5);
+/// How often it is seen whether somebody listens. So a daemon that has gone, or come back, is noticed at once.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// Everything the daemon told at one time.
 #[derive(Clone, Debug)]
@@ -114,8 +117,15 @@ impl Part for Watching {
     fn run(&self, context: &Context) -> Result<()> {
         loop {
             context.daemon.look(&context.client);
-            if context.stop.wait(EVERY) {
-                return Ok(());
+            let looked = Instant::now();
+            let was_up = context.daemon.info().link == Link::Up;
+            loop {
+                if context.stop.wait(GLANCE) {
+                    return Ok(());
+                }
+                if looked.elapsed() >= EVERY || context.client.is_up() != was_up {
+                    break;
+                }
             }
         }
     }

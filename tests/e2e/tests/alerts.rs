@@ -14,7 +14,7 @@ use hearth_rig::monitor::Monitor;
 use hearth_rig::{Hearth, wait};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-/// Over is over after 90 s, and a busy machine takes its time besides.
+/// A busy machine takes its time.
 const LIMIT: Duration = Duration::from_secs(300);
 const PASSWORD: &str = "correct-horse-battery";
 
@@ -62,14 +62,14 @@ impl Post {
         Ok(Post { dir, mode, port })
     }
 
-    /// The second service's configuration.
-    fn config(&self) -> Result<String> {
+    /// The second service's configuration, with more settings.
+    fn config(&self, more: &str) -> Result<String> {
         let path = self.dir.join("hearth.toml");
         let dir = self.dir.display();
         fs::write(
             &path,
             format!(
-                "[alerts]\nhost = 'host1'\ngather_seconds = 0\n\
+                "[alerts]\nhost = 'host1'\ngather_seconds = 0\nretry_seconds = 1\n{more}\n\
                  [alerts.mail]\nto = ['ops@example.org', 'night@example.org']\nserver = 'localhost'\n\
                  port = {}\nsecurity = '{}'\nuser = 'hearth'\npassword_file = '{dir}/password'\nca_file = '{dir}/ca.pem'\n",
                 self.port, self.mode
@@ -136,10 +136,18 @@ fn nothing_tells_the_password(hearth: &Hearth, monitor: &Monitor) -> Result<()> 
         !monitor.log().contains(PASSWORD),
         "the log has the password"
     );
-    for entry in fs::read_dir(hearth.dir().join("monitor"))? {
-        let text = fs::read(entry?.path())?;
-        let text = String::from_utf8_lossy(&text);
-        ensure!(!text.contains(PASSWORD), "a file has the password");
+    let mut dirs = vec![hearth.dir().join("monitor")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                dirs.push(path);
+                continue;
+            }
+            let text = fs::read(path)?;
+            let text = String::from_utf8_lossy(&text);
+            ensure!(!text.contains(PASSWORD), "a file has the password");
+        }
     }
     Ok(())
 }
@@ -151,7 +159,8 @@ fn a_mail_server_that_is_away_loses_no_alert_over_restarts() -> Result<()> {
     }
     let mut hearth = Hearth::serving("64M")?;
     let post = Post::new(&hearth, "starttls")?;
-    let config = post.config()?;
+    // However long this machine takes to start it again: here it is the crash that is told.
+    let config = post.config("down_seconds = 600")?;
     let monitor = Monitor::start(&hearth, &["--config", &config])?;
     // It has read where the daemon's events end.
     let begun = hearth.dir().join("monitor/alerts.json");
@@ -216,7 +225,7 @@ fn a_wrong_password_is_said_and_the_right_one_is_taken_without_a_restart() -> Re
     let post = Post::new(&hearth, "tls")?;
     private(&post.dir.join("password"), "wrong\n")?;
     let _server = post.open()?;
-    let monitor = Monitor::start(&hearth, &["--config", &post.config()?])?;
+    let monitor = Monitor::start(&hearth, &["--config", &post.config("")?])?;
     monitor.link_is("up")?;
     let said = hearth.refused(&["alert", "test"])?;
     ensure!(said.contains("2 of 2 tests did not arrive"), "{said}");
@@ -256,7 +265,8 @@ fn a_failing_drive_under_a_disk_and_a_daemon_that_is_gone_are_mailed() -> Result
     writeln!(script, "#!/bin/sh\ncat '{}'\nexit 8", recorded.display())?;
     drop(script);
     fs::set_permissions(&smartctl, fs::Permissions::from_mode(0o755))?;
-    let monitor = Monitor::start_with(&hearth, &["--config", &post.config()?], Some(&programs))?;
+    let config = post.config("down_seconds = 3\nover_seconds = 8")?;
+    let monitor = Monitor::start_with(&hearth, &["--config", &config], Some(&programs))?;
     let report = monitor.until("devices are judged", "/v1/health", |report| {
         let mut items = report["items"].as_array().into_iter().flatten();
         items.any(|i| i["kind"] == "file-system")
