@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use hearth_alerts::message::utc;
+use hearth_alerts::message::{Entry, Message, News, utc};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
+use hearth_events::time::now_ms;
+use hearth_health::{Condition, Kind};
+use hearth_monitor::alerts::host_name;
 use hearth_monitor::api::{AlertsInfo, TestInfo};
 use hearth_monitor::dirs;
 use serde::Serialize;
@@ -45,10 +48,51 @@ pub fn second(global: &Global) -> Result<Client, Error> {
 }
 
 pub fn run(global: &Global, command: &Alert) -> Outcome {
+    if let Alert::Failed { unit, config } = command {
+        return failed(unit, config.as_deref());
+    }
     let client = second(global)?;
     match command {
+        // Done above, where the second service is not needed.
+        Alert::Failed { .. } => Ok(()),
         Alert::List => list(global, &client),
         Alert::Test => test(global, &client),
+    }
+}
+
+/// Tells that a unit has failed, without the second service, whose failure it may be.
+fn failed(unit: &str, config: Option<&std::path::Path>) -> Outcome {
+    let config = crate::monitor::config(config)?;
+    let now = now_ms();
+    let entry = Entry {
+        news: News::Happened,
+        condition: Condition::Failed,
+        kind: Kind::Host,
+        name: unit.to_owned(),
+        code: "unit-failed".to_owned(),
+        what: format!("{unit} has failed, and is not started again by itself"),
+        remedy: format!(
+            "see `journalctl -u {unit}`, mend what it says, and `systemctl start {unit}`; until then nobody is told of anything else"
+        ),
+        since: now,
+    };
+    let message = Message {
+        // Other than those of the second service, and as good for telling two of them apart.
+        id: now,
+        at: now,
+        host: config.host.clone().unwrap_or_else(host_name),
+        entries: vec![entry],
+        lost_before: 0,
+    };
+    let mut missing = Vec::new();
+    for way in config.ways() {
+        if let Err(e) = hearth_alerts::send::send(&config, &way, &message) {
+            missing.push(format!("{}: {e}", plain(&way)));
+        }
+    }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Error::unavailable(missing.join("; "), "it has to be tried again").into()),
     }
 }
 

@@ -232,7 +232,7 @@ pub struct AttachHelp {
 
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "Example:\n  hearth stats\n  hearth stats vm1 --watch\n\n\
+    after_help = "Example:\n  hearth stats\n  hearth stats vm1 --watch\n  hearth stats --since 24h\n\n\
     Every number is defined in docs/statistics.md."
 )]
 pub struct Stats {
@@ -242,6 +242,9 @@ pub struct Stats {
     /// Show again every second until Ctrl-C
     #[arg(long)]
     pub watch: bool,
+    /// What happened in the last so long, over restarts of the daemon: 30m, 24h, 90d. The second service keeps it
+    #[arg(long, value_name = "DURATION", value_parser = trace::parse_duration, conflicts_with = "watch")]
+    pub since: Option<f64>,
 }
 
 /// How much an event matters.
@@ -411,11 +414,13 @@ mod tests {
             "hearth status --json",
             "hearth alert list",
             "hearth alert test",
+            "hearth alert failed u --config /c",
             "hearth monitor --config /c --state-dir /s --control-group g --log debug --log-format json",
             "hearth events",
             "hearth events --disk vm --since 2h --severity warning --limit 20 --follow --json",
             "hearth stats",
             "hearth stats vm --watch --json",
+            "hearth stats vm --since 24h --json",
             "hearth advise",
             "hearth advise vm --svg f --json",
             "hearth advise --apply",

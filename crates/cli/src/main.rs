@@ -21,6 +21,7 @@ mod metrics;
 mod monitor;
 mod mount;
 mod overview;
+mod past;
 mod pool;
 mod record;
 mod replay;

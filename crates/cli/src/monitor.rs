@@ -9,6 +9,7 @@ use hearth_health::daemon::Limits;
 use hearth_monitor::alerts::{Alerting, Beating};
 use hearth_monitor::collect::Collecting;
 use hearth_monitor::health::{Judging, Verdict};
+use hearth_monitor::history::Remembering;
 use hearth_monitor::{Options, Part};
 use serde::Deserialize;
 
@@ -75,6 +76,7 @@ fn parts(alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
     let mut parts: Vec<Arc<dyn Part>> = vec![
         Arc::new(collecting),
         Arc::new(judging),
+        Arc::new(Arc::new(Remembering::default())),
         Arc::new(console::Shown),
     ];
     if let Some(url) = alerts.heartbeat_url.clone() {

@@ -19,6 +19,9 @@ use crate::{Outcome, print_json};
 const REFRESH: Duration = Duration::from_secs(1);
 
 pub fn run(global: &Global, args: Stats) -> Outcome {
+    if let Some(since) = args.since {
+        return crate::past::run(global, args.name.as_deref(), since);
+    }
     let client = Client::new(&global.dir());
     if !args.watch {
         return once(global, &client, args.name.as_deref(), false);
@@ -178,7 +181,7 @@ fn spans(spans: &[DiskSpan]) -> String {
     table.render()
 }
 
-fn helping(speedup: Option<f64>) -> String {
+pub fn helping(speedup: Option<f64>) -> String {
     match speedup {
         None => "not known yet".to_owned(),
         Some(x) if x >= 1.05 => format!("yes, {x:.1} x"),

@@ -49,7 +49,7 @@ pub struct Alerting {
 }
 
 /// This host's name.
-fn host_name() -> String {
+pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "localhost".to_owned(),

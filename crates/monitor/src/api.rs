@@ -1,5 +1,7 @@
 //! What the second service answers on its own socket, as its clients decode it.
 
+use std::collections::BTreeMap;
+
 use hearth_health::{Kind, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -136,4 +138,41 @@ pub struct TestInfo {
     pub id: u64,
     /// Ways it goes.
     pub ways: Vec<String>,
+}
+
+/// What happened over time: `GET /v1/history`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HistoryInfo {
+    /// Seconds from one point to the next, where none is missing.
+    pub step: u64,
+    /// When each point begins, in seconds since 1970. Times of which nothing is known have no point.
+    pub at: Vec<u64>,
+    /// Seconds of each that were seen.
+    pub seconds: Vec<f64>,
+    /// What was counted in each, by name; `cached` and `dirty` are bytes at its end.
+    pub columns: BTreeMap<String, Vec<u64>>,
+}
+
+/// What happened to something in all of a time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HistorySum {
+    /// Its name.
+    pub name: String,
+    /// When what is known begins, in seconds since 1970.
+    pub from: u64,
+    /// Seconds that were seen.
+    pub seconds: f64,
+    /// What was counted, by name.
+    pub counted: BTreeMap<String, u64>,
+}
+
+/// What happened to everything in all of a time: `GET /v1/history/disks`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HistorySums {
+    /// All disks together.
+    pub pool: Option<HistorySum>,
+    /// The flash.
+    pub flash: Option<HistorySum>,
+    /// Each disk, also those that are gone.
+    pub disks: Vec<HistorySum>,
 }

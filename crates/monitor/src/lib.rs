@@ -18,6 +18,7 @@ pub mod dirs;
 pub mod events;
 pub mod facts;
 pub mod health;
+pub mod history;
 pub mod part;
 pub mod run;
 mod serve;

@@ -1,8 +1,11 @@
 //! The second service beside a daemon that lives, hangs and dies.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
-use hearth_rig::Hearth;
 use hearth_rig::monitor::Monitor;
+use hearth_rig::{Hearth, wait};
+use serde_json::Value;
 
 fn signal(pid: u32, signal: i32) {
     // SAFETY: kill touches no memory; the process is our child and was not waited for.
@@ -102,5 +105,69 @@ fn health_tells_a_daemon_that_was_stopped_from_one_that_was_killed() -> Result<(
         status.starts_with("health: failed") && status.contains("not served"),
         "{status}"
     );
+    Ok(())
+}
+
+/// Writes of the disk that the second service remembers.
+fn remembered(hearth: &Hearth) -> u64 {
+    let out = hearth.hearth(&["stats", "--since", "1h", "--json"]);
+    let json = out
+        .ok()
+        .and_then(|out| serde_json::from_slice(&out.stdout).ok());
+    let json: Value = json.unwrap_or_default();
+    let disks = json["disks"].as_array().cloned().unwrap_or_default();
+    let disk = disks.into_iter().find(|d| d["name"] == "vm1");
+    disk.map_or(0, |d| d["counted"]["writes"].as_u64().unwrap_or(0))
+}
+
+#[test]
+fn what_disks_did_is_remembered_over_kills_of_both() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let origin = hearth.origin("vm1", 4 << 20)?;
+    hearth.add("vm1", hearth_rig::daemon::path(&origin), &[])?;
+    let said = hearth.refused(&["stats", "--since", "24h"])?;
+    ensure!(said.contains("kept by the second service"), "{said}");
+    let monitor = Monitor::start(&hearth, &[])?;
+    // What was counted before the first look is of no known time.
+    monitor.until("the disk is seen", "/v1/health", |report| {
+        let items = report["items"].as_array().into_iter().flatten();
+        items.into_iter().any(|i| i["kind"] == "disk")
+    })?;
+    let writes = |hearth: &Hearth, count: u64| -> Result<()> {
+        let mut client = hearth.connect("vm1")?;
+        for n in 0..count {
+            client.write(n % 1000 * 4096, &[7; 4096])?;
+        }
+        Ok(())
+    };
+    let limit = Duration::from_secs(120);
+    let knows = |hearth: &Hearth, count: u64| {
+        wait::until("all writes are remembered", limit, || {
+            Some(remembered(hearth)).filter(|n| *n >= count)
+        })
+    };
+    writes(&hearth, 300)?;
+    ensure!(knows(&hearth, 300)? == 300);
+    // Both are killed: what was asked for was in the files by then.
+    drop(monitor);
+    hearth.kill9()?;
+    hearth.start()?;
+    let monitor = Monitor::start(&hearth, &[])?;
+    ensure!(knows(&hearth, 300)? == 300);
+    monitor.link_is("up")?;
+    monitor.until("the disk is seen", "/v1/health", |report| {
+        let items = report["items"].as_array().into_iter().flatten();
+        items.into_iter().any(|i| i["kind"] == "disk")
+    })?;
+    writes(&hearth, 50)?;
+    ensure!(knows(&hearth, 350)? == 350, "the daemon counts from zero");
+    let table = hearth.ok(&["stats", "vm1", "--since", "30m"])?;
+    ensure!(
+        table.contains("WRITTEN") && table.contains(" 350 "),
+        "{table}"
+    );
+    let said = hearth.refused(&["stats", "vm2", "--since", "30m"])?;
+    ensure!(said.contains("nothing is known of a disk vm2"), "{said}");
+    monitor.end()?;
     Ok(())
 }

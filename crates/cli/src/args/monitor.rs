@@ -14,6 +14,16 @@ pub enum Alert {
     /// Send a test every way that is configured, and wait for what comes of it
     #[command(after_help = "Example:\n  hearth alert test")]
     Test,
+    /// Tell, every way, that a unit of systemd has failed: for OnFailure= of the second service itself
+    #[command(after_help = "Example:\n  hearth alert failed hearth-monitor.service")]
+    Failed {
+        /// The unit
+        #[arg(value_name = "UNIT")]
+        unit: String,
+        /// File with the section [alerts] [default: /etc/hearth/hearth.toml if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
 }
 
 #[derive(Clone, Debug, Args)]
