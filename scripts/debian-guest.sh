@@ -6,10 +6,12 @@
 # of `boot_guest` are shown without it.
 
 PACKAGES=(systemd systemd-sysv udev dbus linux-image-cloud-amd64 python3 e2fsprogs fdisk kmod less iproute2 procps
-    qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients fio libnbd-bin nbd-client)
+    qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients fio libnbd-bin nbd-client smartmontools)
 DISK=140G
 FLASH=4G
 MEMORY=3G
+# More of QEMU's arguments.
+GUEST_ARGS=()
 # Seconds until the guest must have ended by itself.
 LIMIT=5400
 
@@ -81,6 +83,7 @@ need_guest() {
     ((EUID == 0)) || die "the lab needs root, to install a guest"
     [[ $(dpkg --print-architecture 2>/dev/null) == amd64 ]] || die "the lab's guest is made of Debian's amd64 packages"
     need mmdebstrap mmdebstrap
+    need gpgv gpgv
     need qemu-system-x86_64 qemu-system-x86
     need qemu-img qemu-utils
     need sfdisk fdisk
@@ -102,6 +105,6 @@ boot_guest() {
         -kernel "$image.kernel" -initrd "$image.initrd" -append "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=no systemd.mask=serial-getty@ttyS0.service" \
         -drive "file=$work/root.qcow2,format=qcow2,$drive" \
         -drive "file=$work/flash.img,format=raw,$drive" \
-        -drive "file=$work/lab.img,format=raw,if=virtio,readonly=on" \
+        -drive "file=$work/lab.img,format=raw,if=virtio,readonly=on" "${GUEST_ARGS[@]}" \
         </dev/null | tr -d '\r' | tee "$base/console.log" | sed -un "s/^$1 //p"
 }

@@ -28,7 +28,9 @@ for file in usr/bin/hearth usr/lib/systemd/system/hearth.service usr/lib/sysuser
     etc/needrestart/conf.d/hearth.conf usr/share/man/man1/hearth.1.gz usr/share/man/man1/hearth-disk-add.1.gz \
     usr/share/bash-completion/completions/hearth usr/share/zsh/vendor-completions/_hearth \
     usr/share/fish/vendor_completions.d/hearth.fish usr/share/doc/hearth/copyright \
-    usr/share/doc/hearth/install.md usr/share/hearth/prometheus/hearth.alerts.yml; do
+    usr/share/doc/hearth/install.md usr/share/hearth/prometheus/hearth.alerts.yml usr/lib/hearth/probe \
+    usr/lib/systemd/system/hearth-monitor-failed.service usr/lib/systemd/system/hearth-probe.socket \
+    usr/lib/systemd/system/hearth-probe@.service; do
     has " \./$file\$" "$deb" <"$work/list"
 done
 # All of it is root's, and nothing may be written by others.

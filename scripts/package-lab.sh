@@ -26,6 +26,10 @@ done
 rm -rf "$work/made"
 install -m 755 "$ROOT/scripts/package-lab/start" "$work/lab/start"
 make_guest_disks
+# A drive that says of itself that it takes no writes any more.
+truncate -s 64M "$work/dying.img"
+GUEST_ARGS=(-drive "file=$work/dying.img,format=raw,if=none,id=dying"
+    -device nvme,drive=dying,serial=dying,smart_critical_warning=0x8)
 say "Installing the package in the guest"
 boot_guest PACKAGE-LAB || true
 rm -rf "$work"

@@ -41,7 +41,10 @@ stage() {
     install -D -m 644 "$from/systemd/hearth-swap.service" "$tree/usr/lib/systemd/system/hearth-swap.service"
     # The second service, in a binary that has it.
     if "$hearth" monitor --help >/dev/null 2>&1; then
-        install -D -m 644 "$from/systemd/hearth-monitor.service" "$tree/usr/lib/systemd/system/hearth-monitor.service"
+        for page in hearth-monitor.service hearth-monitor-failed.service hearth-probe.socket hearth-probe@.service; do
+            install -D -m 644 "$from/systemd/$page" "$tree/usr/lib/systemd/system/$page"
+        done
+        install -D -m 755 "$from/probe" "$tree/usr/lib/hearth/probe"
     fi
     install -D -m 644 "$from/sysusers.conf" "$tree/usr/lib/sysusers.d/hearth.conf"
     install -D -m 644 "$from/tmpfiles.conf" "$tree/usr/lib/tmpfiles.d/hearth.conf"

@@ -64,16 +64,16 @@ fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
 /// What an event is worth being told for, if it is: what lasts is told by health, and not twice.
 fn told(event: &EventInfo) -> Option<Happened> {
     let condition = match event.event.as_str() {
-        "daemon-start-failed" | "daemon-stopped-badly" | "data-lost" | "daemon-aborted-before" => {
-            Condition::Failed
+        "daemon-start-failed"
+        | "daemon-stopped-badly"
+        | "daemon-aborted-before"
+        | "data-lost"
+        | "leg-changed"
+        | "leg-stale"
+        | "scrub-undecided" => Condition::Failed,
+        "daemon-started-after-crash" | "events-left-out" | "leg-repaired" | "scrub-repaired" => {
+            Condition::Degraded
         }
-        "daemon-started-after-crash" | "events-left-out" => Condition::Degraded,
-        name if name.starts_with("scrub") => match event.severity.as_str() {
-            "error" => Condition::Failed,
-            "warning" => Condition::Degraded,
-            "notice" => Condition::Healthy,
-            _ => return None,
-        },
         _ => return None,
     };
     let kind = if event.disk.is_some() {
@@ -309,18 +309,25 @@ mod tests {
         let told = |name: &str, severity: &str| told(&event(name, severity)).map(|h| h.condition);
         for name in [
             "daemon-start-failed",
+            "daemon-stopped-badly",
             "daemon-started-after-crash",
-            "data-lost",
             "daemon-aborted-before",
+            "data-lost",
+            "events-left-out",
+            "leg-changed",
+            "leg-stale",
+            "leg-repaired",
+            "scrub-repaired",
+            "scrub-undecided",
         ] {
-            assert!(told(name, "error").is_some(), "{name}");
-            assert!(
-                hearth_events::kinds::KINDS.iter().any(|k| k.0 == name),
-                "{name}"
-            );
+            let kind = hearth_events::kinds::KINDS.iter().find(|k| k.0 == name);
+            let (_, severity, _) = kind.expect(name);
+            assert!(told(name, severity.word()).is_some(), "{name}");
         }
+        // Health tells what lasts; what was asked for is no news.
         assert_eq!(told("disk-attached", "info"), None);
-        assert_eq!(told("scrub-found", "warning"), Some(Condition::Degraded));
+        assert_eq!(told("leg-lost", "warning"), None);
+        assert_eq!(told("scrub-undecided", "error"), Some(Condition::Failed));
         assert_eq!(told("scrub-started", "info"), None);
     }
 }

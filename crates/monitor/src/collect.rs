@@ -16,7 +16,7 @@ use hearth_io::beneath::{Node, beneath};
 
 use crate::facts::{self, Place};
 use crate::part::{Context, Part};
-use crate::tool::{Mute, Said, ask};
+use crate::tool::{Mute, Said, ask_as_root};
 
 /// Between two rounds.
 const EVERY: Duration = Duration::from_secs(30);
@@ -175,7 +175,7 @@ impl Memory {
         if self.drives.get(name).is_none_or(due) {
             let device = format!("/dev/{name}");
             let args = ["--json=c", "-a", "-n", "standby", &device];
-            let drive = match ask("smartctl", &args, TOOL_LIMIT) {
+            let drive = match ask_as_root(&format!("smart {name}"), "smartctl", &args, TOOL_LIMIT) {
                 // It sleeps, and what it said before still holds.
                 Ok(Said { status: 2, .. }) if self.drives.contains_key(name) => None,
                 Ok(said) => Some(smart::judge(&said.output, said.status)),
@@ -354,7 +354,8 @@ fn round(memory: &mut Memory, places: &[Place]) -> Collected {
         })
         .collect();
     if !volumes.is_empty() {
-        match ask(
+        match ask_as_root(
+            "lvs",
             "lvs",
             &["--reportformat", "json", "-a", "-o", lvm::FIELDS],
             TOOL_LIMIT,
@@ -385,12 +386,12 @@ fn round(memory: &mut Memory, places: &[Place]) -> Collected {
     }
 
     if !zpools.is_empty() {
-        let json = ask("zpool", &["status", "-j"], TOOL_LIMIT)
+        let json = ask_as_root("zpool-json", "zpool", &["status", "-j"], TOOL_LIMIT)
             .ok()
             .and_then(|said| zfs::from_json(&said.output));
         // Before 2.3 there is only text.
         let pools = json.or_else(|| {
-            let said = ask("zpool", &["status"], TOOL_LIMIT).ok()?;
+            let said = ask_as_root("zpool", "zpool", &["status"], TOOL_LIMIT).ok()?;
             Some(zfs::from_text(&String::from_utf8_lossy(&said.output)))
         });
         match pools {
