@@ -136,6 +136,8 @@ pub struct Twin {
     stage: HashMap<u64, Staged>,
     /// The stage's places, oldest first; the block of one may be gone.
     places: VecDeque<(u64, u64)>,
+    /// Places it has; it gets to what policy says as blocks come in.
+    room: usize,
     /// Staged blocks that were read ahead and not used.
     unused: usize,
     segments: Vec<Vec<u64>>,
@@ -208,6 +210,7 @@ impl Twin {
             index: HashMap::new(),
             stage: HashMap::new(),
             places: VecDeque::new(),
+            room: setup.config.ram,
             unused: 0,
             segments: vec![Vec::new(); segments as usize],
             free: (0..segments).rev().collect(),
@@ -402,7 +405,7 @@ impl Twin {
             self.policy
                 .waited(key, count as u32, in_stream, &mut wishes);
         }
-        if self.setup.config.prefetch && self.policy.stage() > 0 {
+        if self.setup.config.prefetch && self.room > 0 {
             let room = QUEUE_MAX.saturating_sub(self.ahead.len());
             self.ahead.extend(wishes.iter().take(room));
             self.pump_ahead();
@@ -416,7 +419,7 @@ impl Twin {
     }
 
     fn run_max(&self) -> u64 {
-        (self.policy.stage() / RUN_SHARE) as u64
+        (self.room / RUN_SHARE) as u64
     }
 
     fn miss(&mut self, key: u64, count: u64, long: bool) -> u64 {

@@ -56,7 +56,7 @@ impl Twin {
     /// Sends the first part of `from..end` that can be read; where to go on, or `None` if nothing can.
     pub(super) fn send_ahead(&mut self, from: u64, end: u64, source: Source) -> Option<u64> {
         let coming: u64 = self.coming.iter().map(|(_, r)| r.count).sum();
-        let room = self.policy.stage() / UNUSED_SHARE;
+        let room = self.room / UNUSED_SHARE;
         let room = (room as u64).saturating_sub(self.unused as u64 + coming);
         let held = |at: u64| {
             let ahead = self.coming.iter().map(|(_, r)| (r.key, r.key + r.count));

@@ -5,26 +5,47 @@ use hearth_policy::{Place, Stay};
 
 use super::{FLASH_NS, Fill, LAZY_BLOCKS, Staged, Then, Twin};
 
+/// Places the stage grows by, when none is empty.
+const GROWTH: usize = 64;
+
 impl Twin {
     pub(super) fn put_in_stage(&mut self, key: u64, stay: Stay, why: Why) {
-        let room = self.policy.stage();
-        if room == 0 || self.stage.contains_key(&key) {
+        if self.stage.contains_key(&key) {
             return;
         }
-        // One for the newcomer, and one more if there are too many.
-        for _ in 0..2 {
-            if self.places.len() >= room
-                && let Some((oldest, seq)) = self.places.pop_front()
-                && self.stage.get(&oldest).is_some_and(|s| s.seq == seq)
-                && let Some(staged) = self.stage.remove(&oldest)
-            {
-                self.leave_stage(oldest, staged);
-            }
+        let aim = self.policy.stage();
+        if self.room < aim && !self.has_empty_place() {
+            self.room = aim.min(self.room + GROWTH);
+        }
+        if self.room == 0 {
+            return;
+        }
+        self.empty_oldest();
+        if self.room > aim {
+            self.room -= 1;
+            self.empty_oldest();
         }
         let seq = self.number();
         self.places.push_back((key, seq));
         self.unused += usize::from(stay.unused.is_some());
         self.stage.insert(key, Staged { seq, stay, why });
+    }
+
+    /// Is the place that is needed next empty?
+    fn has_empty_place(&self) -> bool {
+        let lives = |(key, seq): &(u64, u64)| self.stage.get(key).is_some_and(|s| s.seq == *seq);
+        self.places.len() < self.room || !self.places.front().is_some_and(lives)
+    }
+
+    /// Empties the place that is needed next.
+    fn empty_oldest(&mut self) {
+        if self.places.len() >= self.room
+            && let Some((oldest, seq)) = self.places.pop_front()
+            && self.stage.get(&oldest).is_some_and(|s| s.seq == seq)
+            && let Some(staged) = self.stage.remove(&oldest)
+        {
+            self.leave_stage(oldest, staged);
+        }
     }
 
     pub(super) fn leave_stage(&mut self, key: u64, staged: Staged) {
