@@ -128,6 +128,11 @@ impl Outcome {
         self.compare("requests per second", a, b, wanted, |s| Some(s.iops));
     }
 
+    /// Compares the 99th percentiles of latency of `a` and `b`, round by round.
+    pub fn compare_p99(&mut self, a: &str, b: &str, wanted: Wanted) {
+        self.compare("p99", a, b, wanted, |s| Some(s.p99_us));
+    }
+
     /// Compares the servers' CPU per request of `a` and `b`, round by round.
     pub fn compare_cpu(&mut self, a: &str, b: &str, wanted: Wanted) {
         self.compare("server CPU per request", a, b, wanted, |s| s.server_us);

@@ -3,6 +3,7 @@
 mod cold;
 mod engine_cost;
 mod lookup;
+mod mirror;
 mod nfs;
 mod ram;
 mod reads;
@@ -38,6 +39,10 @@ pub const SMOKE: &[&str] = &[
     "wt-qd24",
     "vhost-read-qd24",
     "cold",
+    "mirror-reads",
+    "mirror-resync",
+    "mirror-quiet",
+    "mirror-death",
     "replay-hdd",
     "nfs-read",
     "nfs-write",
@@ -170,6 +175,26 @@ pub const ALL: &[Row] = &[
         id: "hdd",
         title: "Modelled hard disk: cold and warm random 4 KiB reads",
         run: slow::hdd,
+    },
+    Row {
+        id: "mirror-reads",
+        title: "A mirror of two modelled hard disks and one such disk: random 4 KiB reads at depth 1, 24",
+        run: mirror::reads,
+    },
+    Row {
+        id: "mirror-resync",
+        title: "Speed at which a new leg is copied to",
+        run: mirror::resync,
+    },
+    Row {
+        id: "mirror-quiet",
+        title: "Reads beside a resync, a scrub and what is written back, on modelled hard disks",
+        run: mirror::quiet,
+    },
+    Row {
+        id: "mirror-death",
+        title: "From the death of a leg to the next durable write",
+        run: mirror::death,
     },
     Row {
         id: "replay-hdd",
