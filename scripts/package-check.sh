@@ -75,7 +75,7 @@ if command -v systemd-analyze >/dev/null; then
             { cat "$work/security"; die "${unit##*/} is more exposed than 3.0"; }
         note "$(tail -1 "$work/security" | sed 's/^→ //')"
         # Programs that it names need not be installed here.
-        sed "s#=/usr/bin/hearth#=$bin#; /^Documentation=/d" "$unit" >"$work/${unit##*/}"
+        sed "s#=/usr/bin/hearth#=$bin#; s#=/usr/lib/hearth/#=$work/tree/usr/lib/hearth/#; /^Documentation=/d" "$unit" >"$work/${unit##*/}"
         systemd-analyze verify --man=no --recursive-errors=no "$work/${unit##*/}"
     done
 fi
