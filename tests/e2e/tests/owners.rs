@@ -190,7 +190,10 @@ fn a_takeover_waits_for_signs_of_life() -> Result<()> {
     // SAFETY: as above.
     unsafe { libc::kill(pid as i32, libc::SIGCONT) };
     is_fenced(&one)?;
-    ensure!(one.connect("d").is_err(), "it is still served");
+    // It is told first, and then taken off offer.
+    wait::until("it is served no more", LIMIT, || {
+        one.connect("d").is_err().then_some(())
+    })?;
     one.kill9()?;
     one.start()?;
     is_fenced(&one)?;
