@@ -23,13 +23,13 @@ use std::path::Path;
 /// The word by which `hearth-bench` is asked to be this loop.
 pub const WORD: &str = "--bare-nbd";
 /// Requests in flight; the client says how many it sends, and it is ours.
-const DEPTH: usize = 256;
+pub(crate) const DEPTH: usize = 256;
 /// Bytes of a request header with compact requests.
 const HEADER: usize = 28;
 /// Longest payload.
 const PAYLOAD_MAX: u64 = 32 << 20;
 /// User data of the one receive; what the device does carries the number of its request.
-const RECEIVED: u64 = u64::MAX;
+pub(crate) const RECEIVED: u64 = u64::MAX;
 
 /// Serves `file` to one client after the other on a unix socket, until it is killed.
 pub fn serve(file: &Path, socket: &Path) -> Result<()> {
@@ -137,7 +137,7 @@ fn rounds(client: &UnixStream, file: RawFd, memory: &mut Memory) -> Result<()> {
         .build(DEPTH as u32)?;
     let socket = client.as_raw_fd();
     let mut spare: Vec<Buf> = Vec::new();
-    push(&mut ring, receive(socket, &memory.header, HEADER));
+    push(&mut ring, receive(socket, &memory.header, 0, HEADER));
     loop {
         ring.submit_and_wait(1)?;
         let mut received = None;
@@ -177,7 +177,7 @@ fn rounds(client: &UnixStream, file: RawFd, memory: &mut Memory) -> Result<()> {
                 let buf = at.map_or_else(|| Buf::zeroed(len), |at| spare.swap_remove(at));
                 let flight = Flight { header, buf };
                 if header.command == cmd::WRITE {
-                    push(&mut ring, receive(socket, &flight.buf, len));
+                    push(&mut ring, receive(socket, &flight.buf, 0, len));
                     memory.awaits = Awaits::Payload(flight);
                     continue;
                 }
@@ -195,7 +195,7 @@ fn rounds(client: &UnixStream, file: RawFd, memory: &mut Memory) -> Result<()> {
         let at = at.context("more requests than there is room for")?;
         push(&mut ring, start(file, &flight)?.user_data(at as u64));
         memory.flights[at] = Some(flight);
-        push(&mut ring, receive(socket, &memory.header, HEADER));
+        push(&mut ring, receive(socket, &memory.header, 0, HEADER));
     }
 }
 
@@ -221,15 +221,16 @@ fn start(file: RawFd, flight: &Flight) -> Result<squeue::Entry> {
     })
 }
 
-/// All of `len` bytes from the client.
-fn receive(socket: RawFd, buf: &Buf, len: usize) -> squeue::Entry {
-    opcode::Recv::new(types::Fd(socket), buf.all().as_ptr(), len as u32)
+/// All of `len` bytes from the client, into a buffer from `at` on.
+pub(crate) fn receive(socket: RawFd, buf: &Buf, at: usize, len: usize) -> squeue::Entry {
+    opcode::Recv::new(types::Fd(socket), buf.slice(at, len).as_ptr(), len as u32)
         .flags(libc::MSG_WAITALL)
         .build()
         .user_data(RECEIVED)
 }
 
-fn push(ring: &mut IoUring, entry: squeue::Entry) {
+/// Gives the ring an entry, whose memory is in the loop's `Memory`.
+pub(crate) fn push(ring: &mut IoUring, entry: squeue::Entry) {
     // SAFETY: what an entry points to is in `Memory`, which goes only when nothing is under way any more, and is
     // leaked after an error.
     let pushed = unsafe { ring.submission().push(&entry) };
@@ -244,8 +245,14 @@ fn reply(mut client: &UnixStream, flight: &Flight) -> Result<()> {
         cmd::READ => flight.buf.slice(0, flight.header.len as usize),
         _ => flight.buf.slice(0, 0),
     };
-    let mut parts = [IoSlice::new(&head), IoSlice::new(data.bytes())];
-    let mut parts = &mut parts[..];
+    send(
+        &mut client,
+        &mut [IoSlice::new(&head), IoSlice::new(data.bytes())],
+    )
+}
+
+/// Sends a reply in its parts, all of it.
+pub(crate) fn send(client: &mut impl Write, mut parts: &mut [IoSlice<'_>]) -> Result<()> {
     while !parts.is_empty() {
         let n = client.write_vectored(parts)?;
         ensure!(n > 0, "the client takes no replies");

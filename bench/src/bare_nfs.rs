@@ -6,7 +6,7 @@
 //! one answer. It knows only what our own client sends, believes all of it, and serves nobody else.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::io::{BufRead, BufReader, IoSlice};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -20,14 +20,11 @@ use hearth_nfs::rpc;
 use hearth_nfs::v3::{Procedure, TRANSFER_MAX};
 use io_uring::{IoUring, opcode, squeue, types};
 
+use crate::bare::{DEPTH, RECEIVED, push, receive, send};
 use crate::nfs::Client;
 
 /// The word by which `hearth-bench` is asked to be this loop.
 pub const WORD: &str = "--bare-nfs";
-/// Calls in flight; the client says how many it sends, and it is ours.
-const DEPTH: usize = 256;
-/// User data of the one receive; what the device does carries the number of its call.
-const RECEIVED: u64 = u64::MAX;
 /// A write has two words more than a read in front of its data: how durable, and how long.
 const MORE: usize = 8;
 /// Attributes of a file, and that they follow.
@@ -238,21 +235,6 @@ fn start(file: RawFd, flight: &Flight) -> Result<squeue::Entry> {
     })
 }
 
-/// All of `len` bytes from the client.
-fn receive(socket: RawFd, buf: &Buf, at: usize, len: usize) -> squeue::Entry {
-    opcode::Recv::new(types::Fd(socket), buf.slice(at, len).as_ptr(), len as u32)
-        .flags(libc::MSG_WAITALL)
-        .build()
-        .user_data(RECEIVED)
-}
-
-fn push(ring: &mut IoUring, entry: squeue::Entry) {
-    // SAFETY: what an entry points to is in `Memory`, which goes only when nothing is under way any more, and is
-    // leaked after an error.
-    let pushed = unsafe { ring.submission().push(&entry) };
-    pushed.expect("each call has one entry and the client one more");
-}
-
 fn reply(mut client: &TcpStream, flight: &Flight) -> Result<()> {
     let mut w = rpc::success(flight.xid);
     w.u32(0);
@@ -274,16 +256,12 @@ fn reply(mut client: &TcpStream, flight: &Flight) -> Result<()> {
     };
     let data = flight.buf.slice(BLOCK as usize, len);
     let mark = mark(w.len() + len);
-    let mut parts = [
-        IoSlice::new(&mark),
-        IoSlice::new(w.as_slice()),
-        IoSlice::new(data.bytes()),
-    ];
-    let mut parts = &mut parts[..];
-    while !parts.is_empty() {
-        let n = client.write_vectored(parts)?;
-        ensure!(n > 0, "the client takes no answers");
-        IoSlice::advance_slices(&mut parts, n);
-    }
-    Ok(())
+    send(
+        &mut client,
+        &mut [
+            IoSlice::new(&mark),
+            IoSlice::new(w.as_slice()),
+            IoSlice::new(data.bytes()),
+        ],
+    )
 }
