@@ -31,21 +31,23 @@ pub struct Resident {
     pub anonymous: u64,
 }
 
+/// A line of `/proc/PID/status` that counts KiB, in bytes; `name` with its colon.
+pub fn status(pid: u32, name: &str) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = status
+        .lines()
+        .find_map(|l| l.strip_prefix(name))
+        .and_then(|v| v.split_whitespace().next())
+        .and_then(|v| v.parse::<u64>().ok());
+    kib.map(|kib| kib << 10)
+        .with_context(|| format!("no {name} in /proc/{pid}/status"))
+}
+
 /// Reads it.
 pub fn resident(pid: u32) -> Result<Resident> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let field = |name: &str| {
-        let kib = status
-            .lines()
-            .find_map(|l| l.strip_prefix(name))
-            .and_then(|v| v.split_whitespace().next())
-            .and_then(|v| v.parse::<u64>().ok());
-        kib.map(|kib| kib << 10)
-            .with_context(|| format!("no {name} in /proc/{pid}/status"))
-    };
     Ok(Resident {
-        all: field("VmRSS:")?,
-        anonymous: field("RssAnon:")?,
+        all: status(pid, "VmRSS:")?,
+        anonymous: status(pid, "RssAnon:")?,
     })
 }
 

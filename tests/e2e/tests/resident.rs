@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use hearth_rig::blk::Disk;
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
+use hearth_rig::process::status;
 use hearth_rig::short::Group;
 use hearth_rig::{Hearth, wait};
 use std::path::{Path, PathBuf};
@@ -12,14 +13,6 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// A line of `/proc/PID/status` that counts KiB, in bytes.
-fn status(pid: u32, name: &str) -> Result<u64> {
-    let all = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = all.lines().find_map(|l| l.strip_prefix(name));
-    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("no {name} in {all}"))? << 10)
-}
 
 /// Of mappings whose name contains `word`: how much is in memory, and how much of that is locked.
 fn mapped(pid: u32, word: &str) -> Result<(u64, u64)> {
