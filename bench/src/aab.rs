@@ -233,17 +233,44 @@ impl<'a> Bench<'a> {
         let slack = if args.smoke { 64 << 20 } else { 256 << 20 };
         // The old build makes it: the new one must go on with what there is.
         let hearth = fixture::pool_in(old, &args.dir, room + room / 8 + slack)?;
-        fixture::add(&hearth, DISK, path(&origin), row.mode)?;
-        if matches!(row.kind, Kind::Warm | Kind::Start { .. }) {
-            fixture::warm(&hearth, DISK, size)?;
-        }
-        Ok(Bench {
+        let bench = Bench {
             args,
             row,
             hearth,
             origin,
             size,
-        })
+        };
+        if !args.anew {
+            bench.fill()?;
+        }
+        Ok(bench)
+    }
+
+    /// Adds the disk to a pool that has none, and caches what the row reads.
+    fn fill(&self) -> Result<()> {
+        fixture::add(&self.hearth, DISK, path(&self.origin), self.row.mode)?;
+        if matches!(self.row.kind, Kind::Warm | Kind::Start { .. }) {
+            fixture::warm(&self.hearth, DISK, self.size)?;
+        }
+        Ok(())
+    }
+
+    /// Has `bin` serve the pool, or one that it makes in its place.
+    fn serve_with(&mut self, bin: &Path) -> Result<()> {
+        self.hearth.stop()?;
+        self.hearth.set_binary(bin.to_owned());
+        if !self.args.anew {
+            return self.hearth.start().map(drop);
+        }
+        let state = self.hearth.dir().join("state");
+        if state.exists() {
+            std::fs::remove_dir_all(&state)?;
+        }
+        let flash = self.hearth.flash().to_owned();
+        self.hearth
+            .ok(&["pool", "create", "--flash", path(&flash), "--force"])?;
+        self.hearth.start()?;
+        self.fill()
     }
 
     /// One run, served by `bin`.
@@ -251,10 +278,8 @@ impl<'a> Bench<'a> {
         if let Kind::Start { kill } = self.row.kind {
             return self.first_answer(bin, kill);
         }
-        self.hearth.stop()?;
-        self.hearth.set_binary(bin.to_owned());
-        self.hearth.start()?;
-        if matches!(self.row.kind, Kind::Cold) {
+        self.serve_with(bin)?;
+        if matches!(self.row.kind, Kind::Cold) && !self.args.anew {
             self.hearth.ok(&["disk", "remove", DISK])?;
             fixture::add(&self.hearth, DISK, path(&self.origin), self.row.mode)?;
         }
@@ -280,10 +305,11 @@ impl<'a> Bench<'a> {
     fn first_answer(&mut self, bin: &Path, kill: bool) -> Result<Sample> {
         if kill {
             // What is to be found is what the same build left.
-            self.hearth.stop()?;
-            self.hearth.set_binary(bin.to_owned());
-            self.hearth.start()?;
+            self.serve_with(bin)?;
             self.hearth.kill9()?;
+        } else if self.args.anew {
+            self.serve_with(bin)?;
+            self.hearth.stop()?;
         } else {
             self.hearth.stop()?;
             self.hearth.set_binary(bin.to_owned());

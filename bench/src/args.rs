@@ -20,6 +20,8 @@ hearth-bench: Hearth beside its peers
   --aab             the old build against itself, then against this one: is any row worse? At least
                     11 rounds; rows are asked for by their names with --only
   --old PATH        the old build's binary, for --aab
+  --anew            with --aab: each run on a pool made by the build that serves it, where the old one cannot
+                    open what the new one wrote
   --list            list the rows
   --bare-nbd FILE SOCKET   be the bare NBD loop, one of the peers (nothing else may be said)
   --bare-nfs FILE   be the bare NFS loop, likewise
@@ -50,6 +52,8 @@ pub struct Args {
     pub peers_only: bool,
     /// Compare with an old build instead ([`crate::aab`]).
     pub aab: bool,
+    /// Each build makes its own pools.
+    pub anew: bool,
     /// The old build.
     pub old: Option<PathBuf>,
 }
@@ -69,6 +73,7 @@ impl Args {
             large: false,
             peers_only: false,
             aab: false,
+            anew: false,
             old: None,
         };
         let mut words = words;
@@ -94,6 +99,7 @@ impl Args {
                 "--large" => args.large = true,
                 "--peers-only" => args.peers_only = true,
                 "--aab" => args.aab = true,
+                "--anew" => args.anew = true,
                 "--old" => args.old = Some(value()?.into()),
                 "--list" => {
                     crate::rows::ALL

@@ -70,6 +70,7 @@ paths! {
     SegmentClean: "the map says that a segment is clean",
     SegmentPutOff: "a segment says so much again that another is freed before it",
     SegmentHeld: "a segment is not freed because that would write almost as much as it gives",
+    SegmentAhead: "a segment in which nothing lives is freed before room is short",
     OldestGoes: "the oldest segment is freed because no other is worth it",
     SegmentUnreadable: "a segment is not freed because nobody can read what it says",
     RelogWaitsForWrite: "a segment stays because something newer than what it says is on its way",

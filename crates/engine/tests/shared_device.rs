@@ -6,7 +6,7 @@
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_format::{Layout, Superblock, Uuid};
-use hearth_io::{BLOCK, Buf, IoDone, IoOp, OpKind, Sparse, Target};
+use hearth_io::{BLOCK, Buf, IoDone, IoOp, Media, OpKind, Sparse, Target};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,11 +16,15 @@ const DISK: u64 = 1 << 30;
 const EVERY_NS: u64 = 500_000;
 const MEASURED: u64 = 8_000;
 const FLUSH_NS: u64 = 1_000_000;
+/// Blocks of a long write.
+const LONG: u64 = 32;
 const OPERATION_NS: u64 = 20_000;
 
 /// A pool and a disk on one device that takes a gigabyte a second, and time.
 struct World {
     engine: Engine,
+    /// What lies on flash; what an origin holds is not kept.
+    media: Sparse,
     now: u64,
     tick_at: u64,
     /// When the device has done what it was given.
@@ -33,6 +37,9 @@ struct World {
     asked_ns: HashMap<u64, u64>,
     latencies: Vec<u64>,
     origin_flushes: u64,
+    flash_flushes: u64,
+    /// Read from flash, in blocks.
+    flash_reads: u64,
     destaged: u64,
     seed: u64,
 }
@@ -66,16 +73,19 @@ impl World {
             .expect("it is attached");
         World {
             engine,
+            media,
             now: 1_000_000_000,
             tick_at: 0,
             free_at: 0,
             busy: BTreeMap::new(),
             fx: Effects::default(),
-            buf: Buf::zeroed(BLOCK as usize),
+            buf: Buf::zeroed((LONG * BLOCK) as usize),
             issued: 0,
             asked_ns: HashMap::new(),
             latencies: Vec::new(),
             origin_flushes: 0,
+            flash_flushes: 0,
+            flash_reads: 0,
             destaged: 0,
             seed: 7,
         }
@@ -95,6 +105,11 @@ impl World {
                 _ => OPERATION_NS + op.len,
             };
             self.origin_flushes += u64::from(origin && op.kind == OpKind::Flush);
+            self.flash_flushes += u64::from(!origin && op.kind == OpKind::Flush);
+            self.flash_reads += match op.kind {
+                OpKind::Read if !origin => op.len / BLOCK,
+                _ => 0,
+            };
             self.destaged += match op.kind {
                 OpKind::Write if origin => op.len / BLOCK,
                 _ => 0,
@@ -115,8 +130,9 @@ impl World {
         let ends = self.busy.keys().next().map_or(u64::MAX, |(at, _)| *at);
         self.now = until.min(ends).min(self.tick_at).max(self.now);
         if ends == self.now
-            && let Some((_, op)) = self.busy.pop_first()
+            && let Some((_, mut op)) = self.busy.pop_first()
         {
+            self.do_on_flash(&mut op);
             let mut done = vec![IoDone {
                 op,
                 result: Ok(()),
@@ -132,12 +148,29 @@ impl World {
         self.take_effects();
     }
 
-    fn write(&mut self, block: u64) {
+    fn do_on_flash(&mut self, op: &mut IoOp) {
+        if op.target != Target::Flash(0) {
+            return;
+        }
+        let mut at = op.offset;
+        for buf in &mut op.bufs {
+            let done = match op.kind {
+                OpKind::Read => self.media.read_at(at, buf.bytes_mut()),
+                OpKind::Write => self.media.write_at(at, buf.bytes()),
+                _ => Ok(()),
+            };
+            done.expect("it is within the device");
+            at += buf.len() as u64;
+        }
+    }
+
+    fn write(&mut self, block: u64, blocks: u64) {
         self.issued += 1;
-        let (op, window) = (ReqOp::Write { fua: false }, self.buf.all());
+        let len = blocks * BLOCK;
+        let (op, window) = (ReqOp::Write { fua: false }, self.buf.slice(0, len as usize));
         let (at, tag) = (block * BLOCK, self.issued);
-        let mut r = Request::new(tag, 1, op, at, BLOCK, Some(window), self.now);
-        r.crcs = smallvec![1];
+        let mut r = Request::new(tag, 1, op, at, len, Some(window), self.now);
+        r.crcs = smallvec![1; blocks as usize];
         self.asked_ns.insert(tag, self.now);
         self.engine.submit(self.now, &mut vec![r], &mut self.fx);
         self.take_effects();
@@ -147,7 +180,7 @@ impl World {
     fn fill(&mut self, blocks: u64, place: impl Fn(u64, u64) -> u64) {
         for n in 0..blocks {
             let random = self.random();
-            self.write(place(n, random));
+            self.write(place(n, random), 1);
             while self.asked_ns.len() >= 8 {
                 self.pass(u64::MAX);
             }
@@ -165,12 +198,42 @@ impl World {
                 self.pass(until);
             }
             let block = self.random() % (DISK / BLOCK);
-            self.write(block);
+            self.write(block, 1);
         }
         self.latencies.sort_unstable();
         let at = |part: usize| self.latencies[(self.latencies.len() - 1) * part / 100] / 1000;
         (at(99), at(100))
     }
+}
+
+/// What is written over again and again dies on flash: nobody has to read it back and give it to an origin to
+/// make room, and no flush of its own is needed for each segment that is dead.
+#[test]
+fn what_is_written_over_in_sequence_stays_away_from_the_origin() {
+    const OVER: u64 = POOL / 8 / BLOCK;
+    let mut w = World::new(0);
+    let write_over = |w: &mut World, blocks: u64| {
+        for n in 0..blocks / LONG {
+            w.write(n * LONG % OVER, LONG);
+            while w.asked_ns.len() >= 16 {
+                w.pass(u64::MAX);
+            }
+        }
+    };
+    // Until the log goes round.
+    write_over(&mut w, POOL / BLOCK * 3 / 2);
+    (w.destaged, w.flash_flushes, w.flash_reads) = (0, 0, 0);
+    let blocks = POOL / BLOCK * 2;
+    write_over(&mut w, blocks);
+    let segment = u64::from(Layout::segment_blocks_for(POOL));
+    let (segments, flushes) = (blocks / segment, w.flash_flushes);
+    println!(
+        "{segments} segments written over: {} blocks destaged, {} read from flash, {flushes} flushes of flash",
+        w.destaged, w.flash_reads
+    );
+    assert!(w.destaged * 50 <= blocks, "{} destaged", w.destaged);
+    assert!(w.flash_reads * 20 <= blocks, "{} read", w.flash_reads);
+    assert!(flushes * 2 <= segments, "{flushes} for {segments} segments");
 }
 
 fn compare(place: impl Fn(u64, u64) -> u64) {

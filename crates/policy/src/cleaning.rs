@@ -480,6 +480,11 @@ impl Cleaner {
             .filter(|seg| crowded || self.segments[*seg as usize].live < self.data)
     }
 
+    /// A closed segment in which nothing lives, if there is one.
+    pub fn dead(&self) -> Option<u32> {
+        self.by_live[0].first().map(|(_, seg)| *seg)
+    }
+
     /// The best by score among the oldest of every bucket.
     fn best(&self, score: impl Fn(&Segment, &Cleaner) -> u64) -> Option<u32> {
         self.by_live

@@ -101,7 +101,9 @@ impl Core {
             return if awaited { Need::Urgent } else { Need::None };
         }
         let over = |percent| is_over(self.dirty_total, self.capacity_blocks(), percent);
-        if !self.reqs.stalled.is_empty() || !self.flash.takes_writes() || self.flash.wants_clean() {
+        // Whoever waits for segments that only wait for a flush has nothing of what an origin is given now.
+        let stuck = !self.reqs.stalled.is_empty() && !self.flash.comes_free();
+        if stuck || !self.flash.takes_writes() || self.flash.wants_clean() {
             return Need::Urgent;
         }
         if over(self.haste_percent()) {

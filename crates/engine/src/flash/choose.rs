@@ -22,8 +22,10 @@
 use crate::faults::Fault;
 use crate::flash::again::Holds;
 use crate::flash::device::{FlashDevice, Users};
+use crate::flash::durable::FLUSH_AFTER_BYTES;
 use crate::flash::evict::{Contents, Fate};
 use crate::paths::{Path, took};
+use hearth_io::BLOCK;
 
 /// Of a segment that is chosen, one part in so many is gained at least.
 const GAIN_SHARE: u64 = 8;
@@ -33,6 +35,8 @@ const REFUSED_MAX: u32 = 8;
 const PUT_OFF_MAX: usize = 4;
 /// Time after which it is counted again what the oldest of them says: it may be less.
 const PUT_OFF_NS: u64 = 20_000_000;
+/// One segment in so many may go before room is short.
+const AHEAD_SHARE: usize = 16;
 /// Segments that may go one after the other for each one somebody waits for.
 #[cfg(any(test, feature = "check"))]
 const IN_VAIN_SHARE: usize = 16;
@@ -76,6 +80,8 @@ pub(crate) enum Way {
     Chosen,
     /// It is the oldest, and there is no better one.
     Oldest,
+    /// Nothing lives in it, and it goes with others that are to be free: if it is worth it.
+    Ahead,
 }
 
 /// Whether a segment goes.
@@ -131,6 +137,28 @@ impl<U: Users> FlashDevice<U> {
         oldest.map(|seg| (seg, Way::Oldest))
     }
 
+    /// A segment in which nothing lives, if some may go before room is short: the log is flushed when so much was
+    /// appended, and what was emptied by then comes free with that flush, instead of with one of its own for each.
+    pub(in crate::flash) fn dead_ahead(&self) -> Option<u32> {
+        let log = &self.log;
+        let choice = &self.evict.choice;
+        let coming = log.free.len() + log.freeing.len();
+        if coming >= self.free_target() + self.ahead_most()
+            || !choice.begun.is_empty()
+            || !choice.put_off.is_empty()
+        {
+            return None;
+        }
+        self.cleaner.dead()
+    }
+
+    /// Segments that go ahead, at most: as many as are filled between two flushes.
+    pub(in crate::flash) fn ahead_most(&self) -> usize {
+        let segment = u64::from(self.log.segment_blocks) * BLOCK;
+        let filled = (FLUSH_AFTER_BYTES / segment) as usize;
+        filled.min(self.log.usable() / AHEAD_SHARE)
+    }
+
     /// Of those that were not worth it some may be by now.
     fn look_again(&mut self, oldest: Option<u32>) {
         let opened = self.log.next_segment_seq;
@@ -163,12 +191,14 @@ impl<U: Users> FlashDevice<U> {
         let cost = moves * entries + records as u64 * blocks;
         let dear =
             cost * GAIN_SHARE > blocks * entries * (GAIN_SHARE - 1) || records > self.record_room();
-        if self.evict.way == Way::Chosen && dear && !self.faults.has(Fault::FreeForNothing) {
+        let must = self.evict.way == Way::Oldest;
+        if !must && dear && !self.faults.has(Fault::FreeForNothing) {
             took(Path::SegmentHeld);
             let ahead = (self.log.usable() as u64 / 8).max(4);
             let oldest = self.is_oldest(seg);
             let until = self.log.next_segment_seq + ahead;
-            self.evict.choice.refused += 1;
+            // Nobody waits for one that goes ahead.
+            self.evict.choice.refused += u32::from(self.evict.way == Way::Chosen);
             self.evict.choice.held.push(Held { seg, until, oldest });
             self.cleaner.withdraw(seg);
             self.forget_victim();
@@ -223,6 +253,9 @@ impl<U: Users> FlashDevice<U> {
             return;
         }
         self.evict.choice.refused = 0;
+        if self.evict.way == Way::Ahead {
+            took(Path::SegmentAhead);
+        }
         if !self.evict.choice.begun.contains(&seg) {
             self.evict.choice.begun.push(seg);
             self.evict.choice.in_vain += 1;

@@ -107,7 +107,7 @@ impl<U: Users> FlashDevice<U> {
         };
         self.log.durable_ord = self.log.durable_ord.max(ord);
         self.log.durable_seq = self.log.durable_seq.max(seq);
-        self.store_map_if_short();
+        self.store_map_if_due();
         let (ord, seq) = (self.log.durable_ord, self.log.durable_seq);
         let out = &mut self.out;
         self.waiters.retain(|w| {

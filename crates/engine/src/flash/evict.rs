@@ -174,7 +174,9 @@ impl<U: Users> FlashDevice<U> {
         }
         if log.free.len() + coming >= self.free_target() && !self.starved() {
             self.evict.wants_clean = false;
-            return None;
+            let seg = self.dead_ahead()?;
+            self.begin_with(seg, Way::Ahead);
+            return Some((seg, true));
         }
         // What was emptied is free only after what took its place is durable. Were the last segments spent
         // before, nothing could ever be appended again; and a crash closes the head, however empty it is.
@@ -182,6 +184,11 @@ impl<U: Users> FlashDevice<U> {
             return None;
         }
         let (seg, way) = self.choose(now)?;
+        self.begin_with(seg, way);
+        Some((seg, true))
+    }
+
+    fn begin_with(&mut self, seg: u32, way: Way) {
         let before = std::mem::take(&mut self.evict);
         self.evict = Evict {
             current: Some(seg),
@@ -192,7 +199,13 @@ impl<U: Users> FlashDevice<U> {
             count: before.count,
             ..Evict::default()
         };
-        Some((seg, true))
+    }
+
+    /// Does something come free without the destager? Segments wait to be free, or one is being emptied. Whether
+    /// what is dirty in that stands in the way is told apart ([`wants_clean`](Self::wants_clean)).
+    pub fn comes_free(&self) -> bool {
+        let under_way = !self.log.freeing.is_empty() || self.evict.current.is_some();
+        under_way && !self.starved()
     }
 
     /// A segment goes next, and it is known what it says.

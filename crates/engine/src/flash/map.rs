@@ -156,9 +156,10 @@ impl<U: Users> FlashDevice<U> {
         Ok(())
     }
 
-    /// Starts a map if segments wait for one and cannot wait for more of their kind.
-    pub fn store_map_if_short(&mut self) {
-        if self.is_short_of_free() {
+    /// Starts a map if segments wait for one and cannot wait for more of their kind, or are many.
+    pub fn store_map_if_due(&mut self) {
+        let many = (self.ahead_most() / 2).max(1);
+        if self.is_short_of_free() || self.log.freeing.len() >= many && self.ahead_most() > 0 {
             self.store_map();
         }
     }
@@ -284,7 +285,7 @@ impl<U: Users> FlashDevice<U> {
                 self.map.step = None;
                 self.map.blocks.clear();
                 self.release_freed();
-                self.store_map_if_short();
+                self.store_map_if_due();
             }
         }
     }
