@@ -415,7 +415,11 @@ fn sparse_flash_on_a_full_file_system() -> Result<()> {
     }
     let outcome = full_file_system(&mut hearth, &mount);
     hearth.kill9()?;
-    hearth_rig::clients::run_ok("umount", &[path(&mount)], hearth.dir())?;
+    // The kernel closes what a ring held some time after its process has ended.
+    let limit = std::time::Duration::from_secs(60);
+    hearth_rig::wait::until("unmounted", limit, || {
+        hearth_rig::clients::run_ok("umount", &[path(&mount)], hearth.dir()).ok()
+    })?;
     outcome
 }
 

@@ -62,7 +62,10 @@ fn survives(mode: &str, over: Over) -> Result<()> {
     let mut hearth = Hearth::serving("160M")?;
     let (mut server, file) = forgetful(&hearth, over)?;
     hearth.add("d", &server.uri(""), &["--sole-user", "--mode", mode])?;
-    let mut writer = Writer::new(11);
+    let mut writer = match mode {
+        "off" => Writer::uncached(11),
+        _ => Writer::new(11),
+    };
     let mut client = hearth.connect("d")?;
     for cycle in 0..4 {
         // Killed in the middle of the load and back a moment later: no request may fail.

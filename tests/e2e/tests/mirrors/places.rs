@@ -30,7 +30,7 @@ fn another_disk_in_a_legs_place_gets_everything() -> Result<()> {
     let more = ["--sole-user", "--mode", "off", "--origin-timeout", "1"];
     add(&hearth, &legs, &more)?;
     wait_states(&hearth, &["current", "current"])?;
-    let mut writer = Writer::new(13);
+    let mut writer = Writer::uncached(13);
     let mut client = hearth.connect("d")?;
     writer.load(&mut client, LOAD, || Ok(()))?;
     writer.flush(&mut client)?;
