@@ -71,9 +71,11 @@ fn told(event: &EventInfo) -> Option<Happened> {
         | "leg-changed"
         | "leg-stale"
         | "scrub-undecided" => Condition::Failed,
-        "daemon-started-after-crash" | "events-left-out" | "leg-repaired" | "scrub-repaired" => {
-            Condition::Degraded
-        }
+        "daemon-started-after-crash"
+        | "events-left-out"
+        | "leg-repaired"
+        | "scrub-repaired"
+        | "tree-lost" => Condition::Degraded,
         _ => return None,
     };
     let kind = if event.disk.is_some() {
@@ -318,6 +320,7 @@ mod tests {
             "leg-stale",
             "leg-repaired",
             "scrub-repaired",
+            "tree-lost",
             "scrub-undecided",
         ] {
             let kind = hearth_events::kinds::KINDS.iter().find(|k| k.0 == name);

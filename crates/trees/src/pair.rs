@@ -187,7 +187,7 @@ struct Now {
 
 /// Steps left out or taken at another time, which the tests must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "only tests make mistakes"))]
+#[allow(dead_code)]
 pub(crate) enum Fault {
     /// It is answered before the second tree has it.
     AnsweredEarly,
@@ -242,6 +242,11 @@ impl<B: Book, S: Sides> Pair<B, S> {
     pub fn first(&self) -> usize {
         let now = lock(&self.now);
         usize::from(!now.stamp.current[0])
+    }
+
+    /// Which trees hold everything.
+    pub fn current(&self) -> [bool; 2] {
+        lock(&self.now).stamp.current
     }
 
     /// How the trees are.

@@ -24,7 +24,8 @@ impl<B: Book, S: Sides> Pair<B, S> {
         self.tidy_after(REST);
     }
 
-    pub(crate) fn tidy_after(&self, rest: Duration) {
+    /// The same, of what was not changed for so long.
+    pub fn tidy_after(&self, rest: Duration) {
         let mut now = lock(&self.now);
         if now.stamp.current != [true; 2] {
             if now.missed.len() > MISSED_MAX && !now.all && matches!(now.states[0], State::Out(_))
