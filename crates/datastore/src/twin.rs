@@ -38,6 +38,8 @@ use side::{Mark, Open};
 const BY_TREE: u8 = 3;
 /// How often the trees are looked at.
 const ROUND: Duration = Duration::from_secs(1);
+/// How often places are forgotten, for which both trees are synced.
+const TIDY: Duration = Duration::from_secs(5);
 /// Longest wait before a tree that is out is tried again; it doubles from [`ROUND`] on.
 const BACK_MAX: Duration = Duration::from_secs(60);
 /// Parts of a file that are noted one by one.
@@ -274,12 +276,16 @@ impl Twin {
 /// Looks after the trees until nobody uses them.
 fn keep(inner: &Weak<Inner>) {
     let mut patience = ROUND;
+    let mut tidied = Instant::now();
     let mut next = Instant::now();
     loop {
         let Some(inner) = inner.upgrade() else { return };
         let stopped = || *lock(&inner.stop);
         inner.trees.look();
-        inner.trees.tidy();
+        if tidied.elapsed() >= TIDY {
+            inner.trees.tidy();
+            tidied = Instant::now();
+        }
         if Instant::now() >= next {
             if inner.trees.restore(stopped) {
                 patience = ROUND;

@@ -71,11 +71,9 @@ fn told(event: &EventInfo) -> Option<Happened> {
         | "leg-changed"
         | "leg-stale"
         | "scrub-undecided" => Condition::Failed,
-        "daemon-started-after-crash"
-        | "events-left-out"
-        | "leg-repaired"
-        | "scrub-repaired"
-        | "tree-lost" => Condition::Degraded,
+        "daemon-started-after-crash" | "events-left-out" | "leg-repaired" | "scrub-repaired" => {
+            Condition::Degraded
+        }
         _ => return None,
     };
     let kind = if event.disk.is_some() {
@@ -320,7 +318,6 @@ mod tests {
             "leg-stale",
             "leg-repaired",
             "scrub-repaired",
-            "tree-lost",
             "scrub-undecided",
         ] {
             let kind = hearth_events::kinds::KINDS.iter().find(|k| k.0 == name);
@@ -330,6 +327,7 @@ mod tests {
         // Health tells what lasts; what was asked for is no news.
         assert_eq!(told("disk-attached", "info"), None);
         assert_eq!(told("leg-lost", "warning"), None);
+        assert_eq!(told("tree-lost", "warning"), None);
         assert_eq!(told("scrub-undecided", "error"), Some(Condition::Failed));
         assert_eq!(told("scrub-started", "info"), None);
     }

@@ -125,6 +125,9 @@ pub trait Sides {
     fn probe(&self, side: usize) -> Result<Option<u64>, String>;
     /// A tree takes no part any more: what is open of it is closed.
     fn drop_side(&self, side: usize);
+    /// Which trees hold everything from now on. The last one is waited for as long as it takes: what it was told to do and has not
+    /// done could else come over what is done later.
+    fn stand(&self, current: [bool; 2]);
     /// Something is to be told.
     fn tell(&self, news: News);
 }
@@ -268,12 +271,6 @@ impl<B: Book, S: Sides> Pair<B, S> {
         all.into_iter().map(|at| lock(&self.stripes[at])).collect()
     }
 
-    /// Lets `work` look at something while nobody changes it.
-    pub fn quietly<T>(&self, place: Place, work: impl FnOnce() -> T) -> T {
-        let _held = self.hold(&[place]);
-        work()
-    }
-
     /// Notes places durably that are about to change.
     fn begin(&self, places: &[Place]) -> Result<(), String> {
         let mut notes = lock(&self.notes);
@@ -374,19 +371,22 @@ impl<B: Book, S: Sides> Pair<B, S> {
         refused: &impl Fn(String) -> E,
         done: Result<T, Fail<E>>,
     ) -> Result<(), Fail<E>> {
-        let why = match done {
+        let (why, tree) = match done {
             Ok(_) => return Ok(()),
-            Err(Fail::Client(_) | Fail::Partly(_)) => "it does not hold what it should".to_owned(),
-            Err(Fail::Tree(why, _)) => why,
-        };
-        let mut now = lock(&self.now);
-        now.missed.extend(places);
-        if now.states[other] == State::Current {
-            drop(now);
-            if !self.lost(other, &why) {
-                // It cannot be made known that the tree lacks this, so it must not be answered.
-                return Err(Fail::Tree(why.clone(), refused(why)));
+            Err(Fail::Client(_) | Fail::Partly(_)) => {
+                ("it does not hold what it should".to_owned(), false)
             }
+            Err(Fail::Tree(why, _)) => (why, true),
+        };
+        let current = {
+            let mut now = lock(&self.now);
+            now.missed.extend(places);
+            now.states[other] == State::Current
+        };
+        // One that is on its way back goes out as well: what it has not done yet could come over what it gets.
+        if (current || tree) && !self.lost(other, &why) {
+            // It cannot be made known that the tree lacks this, so it must not be answered.
+            return Err(Fail::Tree(why.clone(), refused(why)));
         }
         Ok(())
     }
@@ -422,13 +422,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
                 Err(NotMended::Target(why) | NotMended::Source(why)) => why,
                 Err(NotMended::Again) => "it cannot be made as the other one".to_owned(),
             };
-            let mut now = lock(&self.now);
-            if now.states[1 - first] != State::Current {
-                now.missed.extend(places);
-                now.missed.extend(todo);
-                return Ok(());
-            }
-            drop(now);
+            lock(&self.now).missed.extend(places);
             if !self.lost(1 - first, &why) {
                 return Err(Fail::Tree(why.clone(), refused(why)));
             }
@@ -478,6 +472,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
             return false;
         }
         now.stamp = stamp;
+        self.sides.stand(stamp.current);
         now.states[side] = State::Out(why.to_owned());
         now.all = false;
         let noted: Vec<Place> = lock(&self.notes).places.keys().copied().collect();

@@ -200,7 +200,7 @@ fn a_directory_is_lost_under_load_and_comes_back_and_a_stale_one_is_refused() ->
         dir: &dir,
         name: b"old.log",
     };
-    client.call(&Args::Remove { at })?.ok()?;
+    client.call(&Args::Remove(at))?.ok()?;
     fs::rename(&away, &a)?;
     both_current(&lab)?;
     let (answered, ended) = writer.end();

@@ -1,7 +1,7 @@
 //! The steps of two trees, each on its own threads and within a time.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +69,7 @@ pub(super) struct Both {
     sides: [Side; 2],
     limit: Duration,
     pub numbers: Arc<Numbers>,
+    current: [AtomicBool; 2],
     witness: Arc<dyn Witness>,
 }
 
@@ -116,6 +117,7 @@ impl Both {
                 state,
                 next: Mutex::new((noted.max(side::ROOT + 1), noted)),
             }),
+            current: Default::default(),
             witness,
         })
     }
@@ -146,7 +148,10 @@ impl Both {
         work: impl FnOnce(&Open) -> T + Send + 'static,
     ) -> Result<T, String> {
         let open = self.open(side)?;
-        let ran = self.sides[side].lane.run(limit, move || work(&open));
+        // Given up only if it goes out for that: the other one has everything, or it has not.
+        let has = |side: usize| self.current[side].load(Ordering::SeqCst);
+        let last = || has(side) && !has(1 - side);
+        let ran = self.sides[side].lane.run(limit, last, move || work(&open));
         ran.map_err(|hung| hung.why())
     }
 
@@ -175,36 +180,40 @@ impl Both {
             return Err("what was asked of it before has not ended".to_owned());
         }
         let (path, state, store) = (this.path.clone(), this.state.clone(), self.store);
-        let opened = this.lane.run(self.limit, move || {
-            let (mark, empty) =
-                side::look_at(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-            match mark {
-                Some(mark) if mark.store != store => {
-                    return Err("it is another datastore's".to_owned());
+        let opened = this.lane.run(
+            self.limit,
+            || false,
+            move || {
+                let (mark, empty) =
+                    side::look_at(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+                match mark {
+                    Some(mark) if mark.store != store => {
+                        return Err("it is another datastore's".to_owned());
+                    }
+                    Some(mark) if usize::from(mark.side) != at => {
+                        return Err("the other tree is in its place".to_owned());
+                    }
+                    Some(_) => {}
+                    None if empty => {
+                        let mark = Mark {
+                            side: at as u8,
+                            store,
+                            generation: 0,
+                        };
+                        side::mark(&path, mark).map_err(|e| {
+                            format!("{} cannot be marked as a tree ({e})", path.display())
+                        })?;
+                    }
+                    None => {
+                        return Err(
+                            "it holds something, and nothing says that it is this datastore's"
+                                .to_owned(),
+                        );
+                    }
                 }
-                Some(mark) if usize::from(mark.side) != at => {
-                    return Err("the other tree is in its place".to_owned());
-                }
-                Some(_) => {}
-                None if empty => {
-                    let mark = Mark {
-                        side: at as u8,
-                        store,
-                        generation: 0,
-                    };
-                    side::mark(&path, mark).map_err(|e| {
-                        format!("{} cannot be marked as a tree ({e})", path.display())
-                    })?;
-                }
-                None => {
-                    return Err(
-                        "it holds something, and nothing says that it is this datastore's"
-                            .to_owned(),
-                    );
-                }
-            }
-            Open::new(&path, &state, store)
-        });
+                Open::new(&path, &state, store)
+            },
+        );
         let opened = opened.map_err(|hung| hung.why())??;
         *lock(&this.open) = Some(Arc::new(opened));
         Ok(())
@@ -254,6 +263,12 @@ impl Sides for Both {
         let this = &self.sides[side];
         this.epoch.fetch_add(1, Ordering::SeqCst);
         drop(lock(&this.open).take());
+    }
+
+    fn stand(&self, current: [bool; 2]) {
+        for (place, current) in self.current.iter().zip(current) {
+            place.store(current, Ordering::SeqCst);
+        }
     }
 
     fn tell(&self, news: News) {

@@ -105,10 +105,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Does something within a time.
+    /// Does something within a time, or however long it takes while `patient` says so.
     pub fn run<T: Send + 'static>(
         &self,
         limit: Duration,
+        patient: impl Fn() -> bool,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Hung> {
         let (told, answer) = sync_channel(1);
@@ -124,10 +125,14 @@ impl Lane {
             self.0.under_way.fetch_sub(1, Ordering::SeqCst);
             return Err(Hung::NoThread);
         }
-        answer.recv_timeout(limit).map_err(|e| match e {
-            RecvTimeoutError::Timeout => Hung::Late,
-            RecvTimeoutError::Disconnected => Hung::NoThread,
-        })
+        loop {
+            match answer.recv_timeout(limit) {
+                Ok(done) => return Ok(done),
+                Err(RecvTimeoutError::Timeout) if patient() => {}
+                Err(RecvTimeoutError::Timeout) => return Err(Hung::Late),
+                Err(RecvTimeoutError::Disconnected) => return Err(Hung::NoThread),
+            }
+        }
     }
 }
 
@@ -146,14 +151,26 @@ mod tests {
     #[test]
     fn who_hangs_is_given_up_and_ends_later() {
         let lane = Lane::new();
-        assert_eq!(lane.run(Duration::from_secs(60), || 7), Ok(7));
+        let minute = Duration::from_secs(60);
+        assert_eq!(lane.run(minute, || false, || 7), Ok(7));
         let (go, wait) = channel::<()>();
-        let hung = lane.run(Duration::from_millis(1), move || wait.recv());
+        let hung = lane.run(Duration::from_millis(1), || false, move || wait.recv());
         assert!(hung.is_err());
         assert_eq!(lane.under_way(), 1);
         // Others are not held up.
-        assert_eq!(lane.run(Duration::from_secs(60), || 8), Ok(8));
+        assert_eq!(lane.run(minute, || false, || 8), Ok(8));
         go.send(()).unwrap();
+        // The last tree is waited for.
+        let turns = AtomicUsize::new(0);
+        let (go, wait) = channel::<()>();
+        let patient = || {
+            if turns.fetch_add(1, Ordering::SeqCst) == 2 {
+                go.send(()).unwrap();
+            }
+            true
+        };
+        let done = lane.run(Duration::from_millis(1), patient, move || wait.recv());
+        assert_eq!(done, Ok(Ok(())));
         while lane.under_way() > 0 {
             thread::yield_now();
         }

@@ -33,8 +33,6 @@ pub(super) const ASIDE: &[u8] = b".hearth-aside";
 const LOST_FOUND: &[u8] = b"lost+found";
 /// A number that was looked for in all of the tree is not looked for again before.
 const LOOKED: Duration = Duration::from_secs(5);
-/// Numbers whose places are remembered.
-const KNOWN_MAX: usize = 1 << 20;
 /// Bytes of a directory read at once.
 const LISTING: usize = 32 << 10;
 
@@ -218,9 +216,6 @@ impl Open {
 
     fn note(&self, key: &Key, number: u64) {
         let mut known = lock(&self.known);
-        if known.keys.len() >= KNOWN_MAX {
-            *known = Known::default();
-        }
         known.keys.insert(number, *key);
         known.numbers.insert(*key, number);
         self.highest.fetch_max(number, Ordering::Relaxed);

@@ -150,6 +150,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
         {
             let mut now = super::lock(&self.now);
             now.stamp = stamp;
+            self.sides.stand(stamp.current);
             now.states = why
                 .clone()
                 .map(|why| why.map_or(State::Current, State::Out));

@@ -27,12 +27,16 @@ impl<B: Book, S: Sides> Pair<B, S> {
     /// The same, of what was not changed for so long.
     pub fn tidy_after(&self, rest: Duration) {
         let mut now = lock(&self.now);
-        if now.stamp.current != [true; 2] {
-            if now.missed.len() > MISSED_MAX && !now.all && matches!(now.states[0], State::Out(_))
-                || now.missed.len() > MISSED_MAX
-                    && !now.all
-                    && matches!(now.states[1], State::Out(_))
-            {
+        let both = now.stamp.current == [true; 2];
+        if both && !now.missed.is_empty() {
+            // That the second one lacks it could not be made durable before.
+            drop(now);
+            self.lost(1, "it lacks a change");
+            return;
+        }
+        if !both {
+            let out = now.states.iter().any(|s| matches!(s, State::Out(_)));
+            if out && !now.all && now.missed.len() > MISSED_MAX {
                 let mut notes = lock(&self.notes);
                 if notes.all || self.book.all(true).is_ok() {
                     notes.all = true;
@@ -208,6 +212,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
         self.sides.mark(to, stamp.generation)?;
         self.book.store(&stamp)?;
         now.stamp = stamp;
+        self.sides.stand(stamp.current);
         now.states = [State::Current, State::Current];
         let mut notes = lock(&self.notes);
         notes.places.clear();

@@ -203,6 +203,8 @@ impl Sides for Hand {
 
     fn drop_side(&self, _side: usize) {}
 
+    fn stand(&self, _current: [bool; 2]) {}
+
     fn tell(&self, _news: News) {}
 }
 
