@@ -26,7 +26,7 @@ pub struct OpenError(pub [String; 2]);
 /// How a tree is found at a start.
 pub type Opened = Result<Option<u64>, String>;
 
-const STALE: &str = "it has missed changes, and the tree that has them is not there";
+const STALE: &str = "it has missed changes";
 const OLD: &str = "it is older than it was left";
 const BEHIND: &str = "it gets what it missed";
 
@@ -173,7 +173,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
         }
         for (side, why) in why.into_iter().enumerate() {
             // What only has to be made the same is told when that begins.
-            if let Some(why) = why.filter(|why| why != BEHIND) {
+            if let Some(why) = why.filter(|why| why != BEHIND && why != STALE) {
                 self.sides.drop_side(side);
                 self.sides.tell(News::Lost(side, why));
             }
