@@ -18,6 +18,8 @@ use super::{Witness, mend};
 const SLOW: Duration = Duration::from_secs(600);
 /// Numbers are noted in steps of so many.
 const STEP: u64 = 4096;
+/// A file beside what is kept of a tree: a disk was mounted there.
+const MOUNTED: &str = "mounted";
 /// Where that is.
 const NUMBERS: &str = "numbers";
 
@@ -194,6 +196,10 @@ impl Both {
                         return Err("the other tree is in its place".to_owned());
                     }
                     Some(_) => {}
+                    // What is left where a disk was mounted must not fill the disk beneath.
+                    None if empty && state.join(MOUNTED).exists() && !side::is_mount(&path) => {
+                        return Err(format!("nothing is mounted at {}", path.display()));
+                    }
                     None if empty => {
                         let mark = Mark {
                             side: at as u8,
@@ -211,7 +217,12 @@ impl Both {
                         );
                     }
                 }
-                Open::new(&path, &state, store)
+                let open = Open::new(&path, &state, store)?;
+                if side::is_mount(&path) {
+                    let noted = std::fs::write(state.join(MOUNTED), "");
+                    noted.map_err(|e| format!("{}: {e}", state.display()))?;
+                }
+                Ok(open)
             },
         );
         let opened = opened.map_err(|hung| hung.why())??;

@@ -139,6 +139,15 @@ pub(super) fn look_at(path: &Path) -> io::Result<(Option<Mark>, bool)> {
     Ok((mark, true))
 }
 
+/// True if a file system is mounted there.
+pub(super) fn is_mount(path: &Path) -> bool {
+    let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
+    match (device(path), device(&path.join(".."))) {
+        (Ok(own), Ok(above)) => own != above,
+        _ => false,
+    }
+}
+
 /// Writes to the root of a directory which tree it is, durably.
 pub(super) fn mark(path: &Path, mark: Mark) -> io::Result<()> {
     mark_root(&opened(path)?, mark)

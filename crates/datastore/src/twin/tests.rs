@@ -237,7 +237,21 @@ fn a_tree_that_missed_something_is_not_used_alone_and_an_old_one_gets_everything
     // A directory that is empty in a tree's place gets everything.
     fs::remove_dir_all(&b).unwrap();
     wait_out(&twin, 1);
+    // But not where a disk was mounted that is not there.
+    let mounted = place.place.path().join("other/tree-1/mounted");
+    fs::write(&mounted, "").unwrap();
     fs::create_dir(&b).unwrap();
+    let refused = |twin: &Twin| {
+        let why = twin.report()[1].why.clone();
+        why.is_some_and(|why| why.contains("nothing is mounted"))
+    };
+    let mut turns = 0;
+    while !refused(&twin) {
+        turns += 1;
+        assert!(turns < 60_000, "{:?}", twin.report());
+        thread::sleep(Duration::from_millis(1));
+    }
+    fs::remove_file(mounted).unwrap();
     wait_current(&twin);
     assert_eq!(place.seen(0), place.seen(1));
     assert_eq!(place.seen(1).len(), 2);
