@@ -73,15 +73,37 @@ fn flushed(
     })
 }
 
-fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
-    let directory = std::path::absolute(&args.directory).map_err(|e| {
+fn absolute(path: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
+    let made = std::path::absolute(path);
+    Ok(made.map_err(|e| {
         Error::invalid(
-            format!("{} cannot be made absolute: {e}", args.directory.display()),
+            format!("{} cannot be made absolute: {e}", path.display()),
             "give an absolute path",
         )
-    })?;
+    })?)
+}
+
+fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
+    let (named, directory, mirror) = match &args.mirrors[..] {
+        [] => (args.name, absolute(&args.directory)?, None),
+        [a, b] => (
+            args.directory.to_str().map(str::to_owned),
+            absolute(a)?,
+            Some(absolute(b)?),
+        ),
+        mirrors => {
+            return Err(Error::invalid(
+                format!(
+                    "a mirrored datastore has two directories, and not {}",
+                    mirrors.len()
+                ),
+                "write `hearth datastore add NAME --mirror DIR --mirror DIR --nfs`",
+            )
+            .into());
+        }
+    };
     let own = directory.file_name().and_then(|name| name.to_str());
-    let Some(name) = args.name.or_else(|| own.map(str::to_owned)) else {
+    let Some(name) = named.or_else(|| own.map(str::to_owned)) else {
         return Err(Error::invalid(
             format!("{} has no name of its own", directory.display()),
             "choose one with --name",
@@ -91,6 +113,7 @@ fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
     let body = api::DatastoreAdd {
         name,
         directory: directory.display().to_string(),
+        mirror: mirror.map(|path| path.display().to_string()),
         listen: args.listen,
         clients: (!args.clients.is_empty()).then_some(args.clients),
         read_only: args.read_only,
@@ -176,6 +199,18 @@ fn warn(info: &DatastoreInfo) {
             plain(remedy)
         );
     }
+}
+
+/// How a tree is, in a line.
+fn tree_told(tree: &api::TreeInfo) -> String {
+    let missing = match tree.missing {
+        Some(0) => String::new(),
+        Some(missing) => format!(", {missing} places to go"),
+        None => ", everything to go".to_owned(),
+    };
+    let why = tree.reason.as_ref().map(|why| format!(": {why}"));
+    let why = why.unwrap_or_default();
+    format!("{} {}{missing}{why}", tree.directory, tree.state)
 }
 
 fn state(info: &DatastoreInfo) -> &'static str {
@@ -270,6 +305,9 @@ fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
     ];
     for (what, value) in rows {
         println!("{what:<14}{value}");
+    }
+    for tree in &info.trees {
+        println!("{:<14}{}", "tree", plain(&tree_told(tree)));
     }
     for rule in &info.rules {
         println!("{:<14}{}", "files like", plain(&told(rule)));

@@ -121,6 +121,7 @@ mod tests {
         DatastoreInfo {
             name: "vms".to_owned(),
             directory: "/srv/vms".to_owned(),
+            trees: Vec::new(),
             served: true,
             reason: None,
             remedy: None,

@@ -12,6 +12,8 @@
 //! | [`store`] | which files are disks now, what clients ask of them, and what goes on without clients |
 //! | [`file`] | who uses a file now, and who has it alone |
 //! | [`origin`] | a file as the origin of a disk |
+//! | [`body`] | what a file is made of: one open file, or two |
+//! | [`twin`] | two directories that hold the same |
 //! | [`port`] | requests to the engine, by way of the data threads |
 //! | [`room`] | how much more can be promised |
 //!
@@ -47,12 +49,14 @@
 //! before each of our own writes. Then what is cached goes, dirty or not, unless something is dirty and
 //! what is clean still equals the file (somebody set its times).
 
+pub mod body;
 pub mod file;
 pub mod origin;
 pub mod port;
 pub mod room;
 pub mod rules;
 pub mod store;
+pub mod twin;
 
 use std::sync::Arc;
 

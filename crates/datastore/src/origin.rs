@@ -10,10 +10,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,14 +19,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_io::{BLOCK, IoError, IoOp, Job, Link, OpKind, Remote};
 use hearth_nfs::v3::Time;
-use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{FallocateFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 
 use crate::Look;
+use crate::body::Body;
 
 /// Threads that read and write the files of a datastore.
 const HANDS: usize = 8;
-/// Pieces of memory in one call.
-const PIECES_MAX: usize = 64;
 
 /// The present, nanoseconds since 1970.
 pub fn now_ns() -> i64 {
@@ -77,6 +73,8 @@ fn look_of(stat: &Stat) -> Look {
 struct Seen {
     size: u64,
     modified_ns: i64,
+    /// In which tree, if there are two.
+    side: usize,
 }
 
 /// Takes back the promise that a file looks as it was left; false if that is not durable.
@@ -84,7 +82,7 @@ pub type Withdraw = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// See the module.
 pub struct FileOrigin {
-    file: File,
+    file: Body,
     name: String,
     /// What the engine may ask for.
     bound: AtomicU64,
@@ -105,17 +103,13 @@ pub struct FileOrigin {
     withdrawn: AtomicBool,
     withdraw: OnceLock<Withdraw>,
     /// Nobody else on this host may use it as an image.
-    _claim: hearth_io::Claim,
+    _claims: Vec<hearth_io::Claim>,
 }
 
 impl fmt::Debug for FileOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("FileOrigin").field(&self.name).finish()
     }
-}
-
-fn os<T>(result: rustix::io::Result<T>) -> io::Result<T> {
-    result.map_err(io::Error::from)
 }
 
 /// Somebody else has changed the file: what would be done to it is not.
@@ -131,12 +125,12 @@ impl FileOrigin {
 
     /// Where the file is now. It may have several names, and this is one of them.
     pub fn path(&self) -> Option<PathBuf> {
-        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).ok()
+        self.file.path()
     }
 
     /// Of an open file.
-    pub fn new(file: File, claim: hearth_io::Claim, name: String) -> io::Result<FileOrigin> {
-        let stat = os(rustix::fs::fstat(&file))?;
+    pub fn new(file: Body, claims: Vec<hearth_io::Claim>, name: String) -> io::Result<FileOrigin> {
+        let (stat, side) = file.stat()?;
         let size = stat.st_size as u64;
         let origin = FileOrigin {
             file,
@@ -145,6 +139,7 @@ impl FileOrigin {
             seen: Mutex::new(Seen {
                 size,
                 modified_ns: modified_ns(&stat),
+                side,
             }),
             size: AtomicU64::new(size),
             synced: AtomicU64::new(0),
@@ -154,7 +149,7 @@ impl FileOrigin {
             sparse: AtomicBool::new(true),
             withdrawn: AtomicBool::new(false),
             withdraw: OnceLock::new(),
-            _claim: claim,
+            _claims: claims,
         };
         origin.note_holes(&stat);
         Ok(origin)
@@ -186,7 +181,7 @@ impl FileOrigin {
     }
 
     /// The open file.
-    pub fn file(&self) -> &File {
+    pub fn file(&self) -> &Body {
         &self.file
     }
 
@@ -207,8 +202,7 @@ impl FileOrigin {
 
     /// True if the file system has room for this range already: there is no hole in it.
     pub fn has_place(&self, from: u64, to: u64) -> bool {
-        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(from));
-        hole.is_ok_and(|hole| hole >= to)
+        self.file.has_place(from, to)
     }
 
     /// When its content and when anything about it last changed, as clients are told.
@@ -238,22 +232,27 @@ impl FileOrigin {
 
     /// Compares the file with what it was left as; false if somebody else changed it.
     pub fn look(&self) -> io::Result<bool> {
-        let seen = self.lock();
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        Ok(self.compare(&seen, &stat))
+        let mut seen = self.lock();
+        let stat = self.file.stat()?;
+        Ok(self.compare(&mut seen, &stat))
     }
 
     /// The same, but does not wait for a write of ours, which looks itself.
     pub fn looks_same(&self) -> io::Result<bool> {
-        let Ok(seen) = self.seen.try_lock() else {
+        let Ok(mut seen) = self.seen.try_lock() else {
             return Ok(!self.replaced.load(Ordering::Acquire));
         };
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        Ok(self.compare(&seen, &stat))
+        let stat = self.file.stat()?;
+        Ok(self.compare(&mut seen, &stat))
     }
 
-    fn compare(&self, seen: &Seen, stat: &Stat) -> bool {
+    fn compare(&self, seen: &mut Seen, (stat, side): &(Stat, usize)) -> bool {
         self.note_holes(stat);
+        if seen.side != *side {
+            // The other tree is read now, whose file system may keep less of a time.
+            seen.side = *side;
+            seen.modified_ns = modified_ns(stat);
+        }
         if stat.st_size as u64 != seen.size || modified_ns(stat) != seen.modified_ns {
             self.replaced.store(true, Ordering::Release);
         }
@@ -263,8 +262,8 @@ impl FileOrigin {
     /// Takes the file as it is now.
     pub fn accept(&self) -> io::Result<()> {
         let mut seen = self.lock();
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        self.take_over(&mut seen, &stat);
+        let (stat, side) = self.file.stat()?;
+        self.take_over(&mut seen, &stat, side);
         self.modified
             .store(modified_ns(&stat) as u64, Ordering::Release);
         self.changed
@@ -273,7 +272,8 @@ impl FileOrigin {
         Ok(())
     }
 
-    fn take_over(&self, seen: &mut Seen, stat: &Stat) {
+    fn take_over(&self, seen: &mut Seen, stat: &Stat, side: usize) {
+        seen.side = side;
         seen.size = stat.st_size as u64;
         seen.modified_ns = modified_ns(stat);
         self.size.store(seen.size, Ordering::Release);
@@ -294,17 +294,19 @@ impl FileOrigin {
                 tv_nsec: nanos.into(),
             },
         };
-        os(rustix::fs::futimens(&self.file, &times))?;
+        self.file.set_times(times)?;
         // A file system may keep less of it.
-        seen.modified_ns = modified_ns(&os(rustix::fs::fstat(&self.file))?);
+        let (stat, side) = self.file.stat()?;
+        seen.modified_ns = modified_ns(&stat);
+        seen.side = side;
         Ok(())
     }
 
     /// Changes the file, if nobody else has, and leaves the times as told.
     fn change<T>(&self, work: impl FnOnce(&mut Seen) -> io::Result<T>) -> io::Result<T> {
         let mut seen = self.lock();
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        if !self.compare(&seen, &stat) {
+        let stat = self.file.stat()?;
+        if !self.compare(&mut seen, &stat) {
             // What is to be written back would be mixed with somebody else's.
             return Err(too_far());
         }
@@ -339,7 +341,7 @@ impl FileOrigin {
     pub fn grow(&self, len: u64) -> io::Result<()> {
         self.change(|seen| {
             if len > seen.size {
-                os(rustix::fs::ftruncate(&self.file, len))?;
+                self.file.set_len(len)?;
                 seen.size = len;
                 self.size.store(len, Ordering::Release);
                 self.sparse.store(true, Ordering::Relaxed);
@@ -361,14 +363,14 @@ impl FileOrigin {
     /// told the time of change it left.
     pub fn changed_by<T>(&self, timed: bool, work: impl FnOnce() -> T) -> io::Result<T> {
         let mut seen = self.lock();
-        let before = os(rustix::fs::fstat(&self.file))?;
-        if !self.compare(&seen, &before) {
+        let before = self.file.stat()?;
+        if !self.compare(&mut seen, &before) {
             return Err(too_far());
         }
         self.begin_change()?;
         let done = work();
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        self.take_over(&mut seen, &stat);
+        let (stat, side) = self.file.stat()?;
+        self.take_over(&mut seen, &stat, side);
         if timed {
             self.modified
                 .store(modified_ns(&stat) as u64, Ordering::Release);
@@ -380,18 +382,18 @@ impl FileOrigin {
 
     /// What it looks like, for the promise that it stays so. All is durable, times included.
     pub fn leave(&self) -> io::Result<Look> {
-        let seen = self.lock();
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        if !self.compare(&seen, &stat) {
+        let mut seen = self.lock();
+        let stat = self.file.stat()?;
+        if !self.compare(&mut seen, &stat) {
             return Err(too_far());
         }
         self.file.sync_all()?;
-        Ok(look_of(&stat))
+        Ok(look_of(&stat.0))
     }
 
     /// What it looks like now.
     pub fn looks(&self) -> io::Result<Look> {
-        let stat = os(rustix::fs::fstat(&self.file))?;
+        let (stat, _) = self.file.stat()?;
         Ok(look_of(&stat))
     }
 
@@ -400,24 +402,8 @@ impl FileOrigin {
         for buf in &op.bufs {
             // Another handle of the same memory, which nobody else uses until the operation has ended.
             let mut buf = buf.clone();
-            let mut rest = buf.bytes_mut();
-            while !rest.is_empty() {
-                let got = rustix::io::preadv(&self.file, &mut [IoSliceMut::new(rest)], at);
-                match got {
-                    // Behind the end there are zeros.
-                    Ok(0) => {
-                        rest.fill(0);
-                        at += rest.len() as u64;
-                        rest = &mut [];
-                    }
-                    Ok(n) => {
-                        at += n as u64;
-                        rest = rest.get_mut(n..).unwrap_or_default();
-                    }
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(e) => return Err(e.into()),
-                }
-            }
+            self.file.read(at, buf.bytes_mut())?;
+            at += buf.len() as u64;
         }
         Ok(())
     }
@@ -425,26 +411,13 @@ impl FileOrigin {
     fn write(&self, op: &IoOp) -> io::Result<()> {
         self.change(|seen| {
             let mut at = op.offset;
-            for bufs in op.bufs.chunks(PIECES_MAX) {
-                for buf in bufs {
-                    let most = seen.size.saturating_sub(at).min(buf.len() as u64) as usize;
-                    let mut rest = buf.bytes().get(..most).unwrap_or_default();
-                    let mut to = at;
-                    while !rest.is_empty() {
-                        match rustix::io::pwritev(&self.file, &[IoSlice::new(rest)], to) {
-                            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                            Ok(n) => {
-                                rest = rest.get(n..).unwrap_or_default();
-                                to += n as u64;
-                            }
-                            Err(rustix::io::Errno::INTR) => {}
-                            Err(e) => return Err(e.into()),
-                        }
-                    }
-                    at += buf.len() as u64;
-                }
+            let mut pieces = Vec::with_capacity(op.bufs.len());
+            for buf in &op.bufs {
+                let most = seen.size.saturating_sub(at).min(buf.len() as u64) as usize;
+                pieces.push((at, buf.bytes().get(..most).unwrap_or_default()));
+                at += buf.len() as u64;
             }
-            Ok(())
+            self.file.write(&pieces)
         })
     }
 
@@ -459,18 +432,18 @@ impl FileOrigin {
             } else {
                 FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
             };
-            match rustix::fs::fallocate(&self.file, how, offset, len) {
-                Err(rustix::io::Errno::OPNOTSUPP) => {
+            match self.file.allocate(how, offset, len) {
+                Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     let zeros = vec![0; (BLOCK as usize) << 4];
                     let mut at = offset;
                     while at < offset + len {
                         let most = (offset + len - at).min(zeros.len() as u64) as usize;
-                        self.file.write_all_at(&zeros[..most], at)?;
+                        self.file.write(&[(at, &zeros[..most])])?;
                         at += most as u64;
                     }
                     Ok(())
                 }
-                other => os(other),
+                other => other,
             }
         })
     }
@@ -478,8 +451,8 @@ impl FileOrigin {
     fn flush(&self) -> io::Result<()> {
         let mut seen = self.lock();
         // Clients may have written since the last write back; then this is the newer time.
-        let stat = os(rustix::fs::fstat(&self.file))?;
-        if self.compare(&seen, &stat)
+        let stat = self.file.stat()?;
+        if self.compare(&mut seen, &stat)
             && self.withdrawn.load(Ordering::Acquire)
             && seen.modified_ns != self.modified.load(Ordering::Acquire) as i64
         {
@@ -633,12 +606,14 @@ impl Drop for Hands {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
     use std::path::Path;
 
     fn origin(path: &Path) -> FileOrigin {
         let file = File::options().read(true).write(true).open(path).unwrap();
         let claim = hearth_io::Claim::default();
-        FileOrigin::new(file, claim, path.display().to_string()).unwrap()
+        FileOrigin::new(Body::One(file), vec![claim], path.display().to_string()).unwrap()
     }
 
     fn write(origin: &FileOrigin, offset: u64, data: &[u8]) -> Result<(), IoError> {

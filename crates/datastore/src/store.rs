@@ -8,8 +8,7 @@ mod upkeep;
 mod view;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -18,7 +17,6 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DISK_MAX, DiskId};
 use hearth_io::Shelf;
 use hearth_nfs::handle::Key;
-use hearth_nfs::local::Directory;
 use hearth_nfs::tree::{Outcome, Tree};
 use hearth_nfs::v3::{Kind, Status};
 use hearth_reactor::Reactors;
@@ -26,6 +24,7 @@ use hearth_trees::large;
 use held::Held;
 use view::View;
 
+use crate::body::{Body, Under};
 use crate::file::{Cached, File, Using};
 use crate::origin::FileOrigin;
 use crate::port::Port;
@@ -41,7 +40,7 @@ const PASS: Duration = Duration::from_secs(5);
 const NAMED_MAX: usize = 1 << 16;
 
 struct Inner {
-    dir: Arc<Directory>,
+    dir: Arc<dyn Under>,
     disks: Arc<dyn Disks>,
     port: Port,
     rules: Rules,
@@ -99,7 +98,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Datastore {
     /// A datastore over a directory. What was in use when the daemon ended is written back from now on.
     pub fn open(
-        dir: Arc<Directory>,
+        dir: Arc<dyn Under>,
         disks: Arc<dyn Disks>,
         reactors: &Arc<Reactors>,
         rules: Rules,
@@ -274,7 +273,7 @@ impl Inner {
         }
         let same = cached.origin.looks_same()?;
         if same {
-            let now = self.dir.attributes_of_open(cached.origin.file())?;
+            let now = self.dir.attributes_of(cached.origin.file())?;
             if now.links == 0 {
                 return Err(Status::Stale);
             }
@@ -290,20 +289,16 @@ impl Inner {
             return Ok(());
         }
         let key = &file.key;
-        let opened = self.dir.open_regular(key)?;
-        let known = self.dir.attributes_of_open(&opened)?;
+        let opened = self.dir.open_body(key)?;
+        let known = self.dir.attributes_of(&opened)?;
         // What was written past the cache so far, and is not durable: as a disk it will not be asked about.
         opened
             .sync_all()
-            .inspect_err(|_| self.dir.unstable_lost())?;
-        let claim = {
-            let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
-            hearth_io::file::claim_for_other(Path::new(&path), false)
-        };
-        let name = self.name_of(&opened, key);
-        let attached = match claim {
-            Ok(claim) => {
-                let origin = Arc::new(FileOrigin::new(opened, claim, name.clone())?);
+            .inspect_err(|_| self.dir.lost_unstable())?;
+        let name = name_of(&opened, key);
+        let attached = match opened.claim() {
+            Ok(claims) => {
+                let origin = Arc::new(FileOrigin::new(opened, claims, name.clone())?);
                 let disk = self.disks.attach(key, &origin);
                 disk.map(|disk| (disk, origin))
             }
@@ -344,22 +339,13 @@ impl Inner {
                 open: true,
             });
         }
-        let file = self.dir.open_regular(key).ok()?;
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let file = self.dir.open_body(key).ok()?;
         Some(Known {
             disk,
-            path: path.ok()?,
-            size: file.metadata().ok()?.len(),
+            path: file.path()?,
+            size: self.dir.attributes_of(&file).ok()?.size,
             open: false,
         })
-    }
-
-    fn name_of(&self, file: &std::fs::File, key: &Key) -> String {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        path.map_or_else(
-            |_| format!("{:02x?}", key.bytes()),
-            |p| p.display().to_string(),
-        )
     }
 
     /// Somebody else changed a file: what is cached of it goes.
@@ -371,7 +357,7 @@ impl Inner {
         if cached.origin.look()? {
             return Ok(());
         }
-        let name = self.name_of(cached.origin.file(), &file.key);
+        let name = name_of(cached.origin.file(), &file.key);
         let owed = self.disks.owed(cached.disk);
         if owed > 0 && self.disks.still_fits(cached.disk, &cached.origin) {
             tracing::warn!(file = %name, "its times were changed by somebody else, its content is the same: what is cached stays");
@@ -387,7 +373,7 @@ impl Inner {
         }
         cached.origin.accept()?;
         self.grow_to(&cached, cached.origin.len())?;
-        let now = self.dir.attributes_of_open(cached.origin.file())?;
+        let now = self.dir.attributes_of(cached.origin.file())?;
         *lock(&cached.known) = (now, Instant::now());
         Ok(())
     }
@@ -410,6 +396,14 @@ impl Inner {
         let sparse = open.filter(|c| c.origin.is_sparse());
         sparse.map(|c| self.disks.needs(c.disk)).sum()
     }
+}
+
+/// What a file is called, for people.
+fn name_of(file: &Body, key: &Key) -> String {
+    file.path().map_or_else(
+        || format!("{:02x?}", key.bytes()),
+        |p| p.display().to_string(),
+    )
 }
 
 /// The least bound for a file of this length.

@@ -254,6 +254,15 @@ kinds! {
     /// A datastore of the registry is not served.
     "datastore-unserved" Error DatastoreUnserved { datastore: String, why: String }
         "datastore {datastore} is not served: {why}"
+    /// One of the two directories of a mirrored datastore takes no part any more; clients go on with the other.
+    "tree-lost" Warning TreeLost { datastore: String, directory: String, why: String }
+        "the tree {directory} of datastore {datastore} is out: {why}"
+    /// One of the two directories of a mirrored datastore gets what it missed.
+    "tree-resyncing" Notice TreeResyncing { datastore: String, directory: String, places: u64 }
+        "the tree {directory} of datastore {datastore} gets what it missed, {places} places as far as is known"
+    /// One of the two directories of a mirrored datastore holds everything.
+    "tree-current" Notice TreeCurrent { datastore: String, directory: String }
+        "the tree {directory} of datastore {datastore} holds everything"
     /// A directory is served as a datastore.
     "datastore-added" Info DatastoreAdded { datastore: String, by: String }
         "datastore {datastore} added by {by}"

@@ -30,6 +30,9 @@ mod tag {
     pub const READ_ONLY: u16 = 6;
     pub const HOLD: u16 = 7;
     pub const RULES: u16 = 8;
+    /// A version that knows one directory only would change one of two.
+    pub const MIRROR: u16 = crate::disk::CRITICAL | 9;
+    pub const TREES: u16 = 10;
 }
 
 /// One datastore of a pool.
@@ -51,6 +54,10 @@ pub struct DatastoreRecord {
     pub hold: bool,
     /// Settings of files by their names, one each: what the names are like, then `setting=value`, each after a tab.
     pub rules: Vec<String>,
+    /// The other directory, which holds the same, as an absolute path; empty if there is none.
+    pub mirror: String,
+    /// Which of the two are current, as whoever keeps them the same says.
+    pub trees: Vec<u8>,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -68,7 +75,9 @@ impl DatastoreRecord {
             fault
         } else if !self.directory.starts_with('/') {
             "its directory is no absolute path"
-        } else if self.directory.len() > TEXT_MAX {
+        } else if !self.mirror.is_empty() && !self.mirror.starts_with('/') {
+            "its other directory is no absolute path"
+        } else if self.directory.len().max(self.mirror.len()) > TEXT_MAX {
             "its directory's name is longer than 32 KiB"
         } else if bad(&self.clients) {
             "one of its clients is empty or has a line break in it"
@@ -105,6 +114,10 @@ impl DatastoreRecord {
         if !self.rules.is_empty() {
             field(&mut out, tag::RULES, self.rules.join("\n").as_bytes());
         }
+        if !self.mirror.is_empty() {
+            field(&mut out, tag::MIRROR, self.mirror.as_bytes());
+            field(&mut out, tag::TREES, &self.trees);
+        }
         for (tag, bytes) in &self.unknown {
             field(&mut out, *tag, bytes);
         }
@@ -138,6 +151,8 @@ impl DatastoreRecord {
                 tag::READ_ONLY => record.read_only = bytes != [0],
                 tag::HOLD => record.hold = bytes != [0],
                 tag::RULES => record.rules = lines(text(bytes)?),
+                tag::MIRROR => record.mirror = text(bytes)?,
+                tag::TREES => record.trees = bytes.to_vec(),
                 tag if tag & CRITICAL != 0 => {
                     return Err(FormatError::Newer {
                         what: WHAT,
@@ -200,6 +215,8 @@ mod tests {
             read_only: true,
             hold: true,
             rules: vec!["*.iso\tmode=\"off\"".to_owned(), "b/*\tmax=4096".to_owned()],
+            mirror: "/mnt/b/vms".to_owned(),
+            trees: vec![7; 48],
             unknown: vec![(77, vec![1, 2])],
         }
     }
@@ -215,6 +232,8 @@ mod tests {
         changed.hold = false;
         changed.rules.clear();
         changed.clients.clear();
+        changed.mirror.clear();
+        changed.trees.clear();
         registry.put_datastore(&changed).unwrap();
         let bytes = registry.encode(pool).unwrap();
         let mut read = Registry::decode(&bytes, pool).unwrap();

@@ -9,6 +9,7 @@
 
 pub mod clock;
 pub mod daemon;
+pub mod datastore;
 pub mod files;
 pub mod latency;
 pub mod lvm;

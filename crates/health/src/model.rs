@@ -104,6 +104,8 @@ pub enum Kind {
     FileSystem,
     /// A virtual disk.
     Disk,
+    /// A datastore.
+    Datastore,
     /// This host.
     Host,
 }
@@ -117,6 +119,7 @@ impl Kind {
             Kind::Device => "device",
             Kind::FileSystem => "file system",
             Kind::Disk => "disk",
+            Kind::Datastore => "datastore",
             Kind::Host => "host",
         }
     }

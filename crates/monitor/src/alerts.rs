@@ -327,6 +327,7 @@ mod tests {
         // Health tells what lasts; what was asked for is no news.
         assert_eq!(told("disk-attached", "info"), None);
         assert_eq!(told("leg-lost", "warning"), None);
+        assert_eq!(told("tree-lost", "warning"), None);
         assert_eq!(told("scrub-undecided", "error"), Some(Condition::Failed));
         assert_eq!(told("scrub-started", "info"), None);
     }

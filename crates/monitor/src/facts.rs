@@ -5,9 +5,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use hearth_daemon::api::datastores::{DatastoreInfo, TreeInfo};
 use hearth_daemon::api::stats::{Counters, DiskReport, DiskSpan, FlashSpan};
 use hearth_daemon::api::types::DiskInfo;
 use hearth_health::daemon::{Disk, Leg, Limits, Pool};
+use hearth_health::datastore::{Datastore, Tree};
 use hearth_health::latency::Answers;
 use hearth_health::{Item, daemon};
 
@@ -83,15 +85,33 @@ fn disk(info: &DiskInfo, report: Option<&DiskReport>) -> Disk {
     }
 }
 
-/// The pool and the disks, judged.
+/// A datastore of two directories.
+fn datastore(info: &DatastoreInfo) -> Datastore {
+    let tree = |tree: &TreeInfo| Tree {
+        directory: tree.directory.clone(),
+        state: tree.state.clone(),
+        missing: tree.missing,
+        reason: tree.reason.clone().unwrap_or_default(),
+    };
+    Datastore {
+        name: info.name.clone(),
+        trees: info.trees.iter().map(tree).collect(),
+    }
+}
+
+/// The pool, the disks and the mirrored datastores, judged.
 pub fn items(seen: &Seen, limits: &Limits) -> Vec<Item> {
     let reports: BTreeMap<&str, &DiskReport> = (seen.stats.disks.iter())
         .map(|r| (r.name.as_str(), r))
         .collect();
     let disks = (seen.disks.iter())
         .map(|info| disk(info, reports.get(info.name.as_str()).copied()).judge(limits));
+    let stores = (seen.datastores.iter())
+        .filter(|info| !info.trees.is_empty())
+        .map(|info| datastore(info).judge());
     std::iter::once(pool(seen).judge(limits))
         .chain(disks)
+        .chain(stores)
         .collect()
 }
 

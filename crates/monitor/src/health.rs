@@ -168,7 +168,7 @@ impl Judging {
                 slow(&mut items, seen);
             }
             None => {
-                unseen.extend([Kind::Pool, Kind::Disk]);
+                unseen.extend([Kind::Pool, Kind::Disk, Kind::Datastore]);
                 items.extend(collected.items);
             }
         }

@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use hearth_daemon::api::datastores::DatastoreInfo;
 use hearth_daemon::api::stats::StatsReport;
 use hearth_daemon::api::types::{DiskInfo, PoolInfo};
 use hearth_daemon::client::Client;
@@ -31,6 +32,8 @@ pub struct Seen {
     pub pool: PoolInfo,
     /// The disks, by name.
     pub disks: Vec<DiskInfo>,
+    /// The datastores, by name.
+    pub datastores: Vec<DatastoreInfo>,
     /// Their figures.
     pub stats: StatsReport,
 }
@@ -41,6 +44,7 @@ impl Seen {
         Ok(Seen {
             pool: client.get("/v1/pool")?,
             disks: client.get("/v1/disks")?,
+            datastores: client.get("/v1/datastores")?,
             stats: client.get("/v1/stats")?,
             at: now_ms(),
         })

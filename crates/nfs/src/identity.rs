@@ -39,7 +39,7 @@ fn random<const N: usize>() -> io::Result<[u8; N]> {
 }
 
 /// Writes a file so that after a crash it is there whole, or as it was before.
-fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let new = dir.join(format!("{name}.new"));
     let mut file = fs::OpenOptions::new()
         .write(true)

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`names`] | making, removing, renaming and linking, in a directory of a file system |
 //! | [`large`] | growing, cutting, closing and opening a file that is a disk of the cache |
+//! | [`pair`] | changing, losing and bringing back one of two trees that hold the same |
 //!
 //! A kernel is behind these steps in production (`hearth-nfs`, `hearth-datastore`), and a modelled file system with a modelled log in the
 //! tests (`sim`), which crash the very same code at each step, keep any part of what was not durable, and judge what is
@@ -16,6 +17,9 @@
 
 pub mod large;
 pub mod names;
+pub mod pair;
 
 #[cfg(test)]
 mod sim;
+#[cfg(test)]
+use sim::dice as sim_dice;

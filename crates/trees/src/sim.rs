@@ -4,6 +4,9 @@
 //!
 //! Each [`Fault`] leaves a step out, or takes it too early or too late, and must be found.
 
+pub(crate) mod dice {
+    pub(crate) use super::model::Dice;
+}
 mod judge;
 mod model;
 

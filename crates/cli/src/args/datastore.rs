@@ -12,7 +12,8 @@ pub enum Datastore {
     /// Serve a directory of virtual machines over NFS; everything in it stays as it is
     #[command(after_help = "Example:\n  hearth datastore add /srv/vms --nfs\n  \
         hearth datastore add /srv/vms --nfs --listen 192.0.2.1 --client 192.0.2.10=rw,root\n  \
-        hearth datastore add /srv/isos --nfs --name iso --client 192.0.2.0/24=ro")]
+        hearth datastore add /srv/isos --nfs --name iso --client 192.0.2.0/24=ro\n  \
+        hearth datastore add vms --mirror /mnt/a/vms --mirror /mnt/b/vms --nfs")]
     Add(DatastoreAdd),
     /// List the datastores
     #[command(after_help = "Example:\n  hearth datastore list")]
@@ -62,9 +63,13 @@ pub struct DatastoreFlush {
 
 #[derive(Clone, Debug, Args)]
 pub struct DatastoreAdd {
-    /// The directory
+    /// The directory; with --mirror, the datastore's name
     #[arg(value_name = "DIRECTORY")]
     pub directory: PathBuf,
+    /// One of two directories that are to hold the same, so that either may be lost: given twice. What is in the first
+    /// counts, the second has to be empty
+    #[arg(long = "mirror", value_name = "DIR", conflicts_with = "name")]
+    pub mirrors: Vec<PathBuf>,
     /// Serve it over NFS version 3
     #[arg(long, required = true)]
     pub nfs: bool,

@@ -124,6 +124,9 @@ pub struct DatastoreAdd {
     pub name: String,
     /// The directory, an absolute path.
     pub directory: String,
+    /// A second directory that is to hold the same, an absolute path: either of the two may be lost. It has to be empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<String>,
     /// Address, or address and port, to serve it on; `127.0.0.1:2049` if absent.
     #[serde(default)]
     pub listen: Option<String>,
@@ -159,6 +162,21 @@ pub struct DatastoreSet {
     pub unmatch: Option<String>,
 }
 
+/// One of the two directories of a mirrored datastore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TreeInfo {
+    /// The directory.
+    pub directory: String,
+    /// `current`, `resyncing` or `out`.
+    pub state: String,
+    /// Why it is out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Directories, files and parts of files (of 16 MiB) that it lacks; absent while that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<u64>,
+}
+
 /// A datastore.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
@@ -166,6 +184,9 @@ pub struct DatastoreInfo {
     pub name: String,
     /// The directory.
     pub directory: String,
+    /// The two directories of a mirrored datastore, and how they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trees: Vec<TreeInfo>,
     /// Clients can use it.
     pub served: bool,
     /// Why they cannot.

@@ -14,6 +14,7 @@
 
 mod files;
 mod matching;
+mod trees;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use hearth_datastore::rules::Rules;
 use hearth_datastore::store::Datastore;
+use hearth_datastore::twin::Twin;
 use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{Uuid, check_name};
@@ -31,7 +33,6 @@ use hearth_nfs::access::{Access, Network, Rights};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
 use hearth_nfs::ledger::Ledger;
-use hearth_nfs::local::Directory;
 use hearth_nfs::portmap;
 use hearth_nfs::rpcbind::{self, Registration};
 use hearth_nfs::server::{Config, Export, Server};
@@ -84,6 +85,8 @@ struct Opened {
     files: Arc<Datastore>,
     disks: Arc<files::Files>,
     identity: Arc<Identity>,
+    /// Its two directories, if it has two.
+    twin: Option<Twin>,
 }
 
 /// A datastore that clients can use.
@@ -387,6 +390,9 @@ impl Daemon {
     pub(super) fn still_datastores(&self) {
         for opened in self.stores.opened() {
             opened.files.stop();
+            if let Some(twin) = &opened.twin {
+                twin.settle();
+            }
         }
     }
 
@@ -419,17 +425,11 @@ impl Daemon {
 
     fn open_datastore(self: &Arc<Daemon>, record: &DatastoreRecord) -> Result<Opened> {
         let state = self.stores.state(record);
-        let (directory, identity) =
-            Directory::open(Path::new(&record.directory), &state).map_err(|e| {
-                Error::unavailable(
-                    format!("cannot serve {}: {e}", record.directory),
-                    "see whether it is there and mounted; it takes a file system of this host",
-                )
-            })?;
+        let ground = trees::open(self, record, state)?;
         let refused = no_threads(record);
         let disks = Arc::new(files::Files::new(self, record).map_err(&refused)?);
         let files = Datastore::open(
-            Arc::new(directory),
+            ground.under,
             disks.clone(),
             &self.reactors,
             Rules::default(),
@@ -437,7 +437,8 @@ impl Daemon {
         Ok(Opened {
             files: Arc::new(files.map_err(refused)?),
             disks,
-            identity: Arc::new(identity),
+            identity: Arc::new(ground.identity),
+            twin: ground.twin,
         })
     }
 
@@ -496,7 +497,10 @@ impl Daemon {
         }
         let stores = lock(&self.stores.by_name);
         let near = stores.values().find(|store| {
-            store.record.name != name && overlap(Path::new(&store.record.directory), &real)
+            let record = &store.record;
+            let all = [&record.directory, &record.mirror];
+            let mut all = all.into_iter().filter(|path| !path.is_empty());
+            record.name != name && all.any(|path| overlap(Path::new(path), &real))
         });
         if let Some(near) = near {
             return Err(Error::conflict(
@@ -535,6 +539,23 @@ impl Daemon {
         }
         drop(stores);
         let directory = self.check_directory(&add.name, Path::new(&add.directory))?;
+        let mirror = match &add.mirror {
+            None => String::new(),
+            Some(mirror) => {
+                let mirror = self.check_directory(&add.name, Path::new(mirror))?;
+                if overlap(&mirror, &directory) {
+                    return Err(Error::invalid(
+                        format!(
+                            "{} and {} have files in common",
+                            directory.display(),
+                            mirror.display()
+                        ),
+                        "give two directories, on two disks",
+                    ));
+                }
+                mirror.display().to_string()
+            }
+        };
         let clients = add.clients.unwrap_or_else(own_host);
         let listen = match &add.listen {
             Some(text) => parse_listen(text)?,
@@ -549,8 +570,11 @@ impl Daemon {
             read_only: add.read_only,
             hold: false,
             rules: Vec::new(),
+            mirror,
+            trees: Vec::new(),
             unknown: Vec::new(),
         };
+        trees::begin(&record)?;
         // Served first: what cannot be is not added.
         let tried = self.open_datastore(&record).and_then(|opened| {
             let served = self.serve_datastore(&record, &opened)?;
@@ -565,6 +589,7 @@ impl Daemon {
                 self.stores.tidy();
                 // Nobody has a handle yet.
                 let _ = std::fs::remove_dir_all(self.stores.state(&record));
+                trees::undo(&record);
                 return Err(e);
             }
         };
@@ -580,7 +605,13 @@ impl Daemon {
 
     fn store_datastore(&self, record: &DatastoreRecord) -> Result<()> {
         lock(&self.pool).change(|registry| {
-            let stored = registry.put_datastore(record);
+            let mut record = record.clone();
+            // Which trees are current is told by those who know.
+            let known = registry.datastores().unwrap_or_default();
+            if let Some(known) = known.into_iter().find(|known| known.name == record.name) {
+                record.trees = known.trees;
+            }
+            let stored = registry.put_datastore(&record);
             stored.map_err(|e| format_error(Path::new(&record.directory), &e))
         })
     }
@@ -812,6 +843,10 @@ fn info(store: &Store) -> DatastoreInfo {
     DatastoreInfo {
         name: record.name.clone(),
         directory: record.directory.clone(),
+        trees: opened
+            .and_then(|opened| opened.twin.as_ref())
+            .map(trees::told)
+            .unwrap_or_default(),
         served: served.is_ok(),
         reason,
         remedy,
@@ -844,6 +879,7 @@ mod tests {
         DatastoreAdd {
             name: name.to_owned(),
             directory: directory.display().to_string(),
+            mirror: None,
             listen: Some("127.0.0.1:0".to_owned()),
             clients: None,
             read_only: false,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
 use hearth_nfs::handle::Key;
-use hearth_nfs::tree::Tree;
 use hearth_nfs::v3::Status;
 
 use super::{Census, Inner, lock};

@@ -124,9 +124,7 @@ impl Inner {
         may_use_data(who, &known, true)?;
         if known.mode & 0o6000 != 0 && !who.is_root() {
             // A file that is written by somebody else than root runs as nobody's any more.
-            let mode = rustix::fs::Mode::from_raw_mode(known.mode & !0o6000);
-            let disarmed = rustix::fs::fchmod(cached.origin.file(), mode);
-            disarmed.map_err(std::io::Error::from)?;
+            cached.origin.file().set_mode(known.mode & !0o6000)?;
             lock(&cached.known).0.mode = known.mode & !0o6000;
         }
         let len = write.data.as_ref().len() as u64;
@@ -222,7 +220,7 @@ impl View {
         let inner = &self.0;
         let data = write.data;
         let (offset, len) = (write.offset, data.as_ref().len() as u64);
-        let verifier = inner.dir.write_verifier();
+        let verifier = inner.dir.verifier();
         let stable = write.stable;
         let tell = move |cached: &Cached, result: Result<(), ReqError>| {
             let outcome = result.map_err(status).map(|()| {
@@ -313,7 +311,7 @@ impl View {
                 None => apply(),
             }
         })();
-        if let Ok(now) = inner.dir.attributes_of_open(cached.origin.file()) {
+        if let Ok(now) = inner.dir.attributes_of(cached.origin.file()) {
             *lock(&cached.known) = (now, Instant::now());
         }
         Changed {
@@ -493,7 +491,7 @@ impl Tree for View {
             .and_then(|()| large::commit(&Held::new(inner, &cached)));
         if let Err(status) = ready {
             if status == Status::Io {
-                inner.dir.unstable_lost();
+                inner.dir.lost_unstable();
             }
             return done.tell(failed(status));
         }
@@ -501,10 +499,10 @@ impl Tree for View {
         let dir = inner.dir.clone();
         let answer = move |result: Result<(), ReqError>, _: Option<BufSlice>| {
             if result == Err(ReqError::Io) {
-                dir.unstable_lost();
+                dir.lost_unstable();
             }
             let changed = Changed {
-                outcome: result.map_err(status).map(|()| dir.write_verifier()),
+                outcome: result.map_err(status).map(|()| dir.verifier()),
                 wcc: Wcc {
                     before: None,
                     after: Some(told(&cached)),

@@ -2,14 +2,15 @@
 //! them himself.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 
 use super::Directory;
 use crate::access::{Want, Who};
 use crate::handle::Key;
-use crate::tree::Outcome;
-use crate::v3::{Attributes, Status};
+use crate::tree::{Changed, Outcome};
+use crate::v3::{Attributes, SetAttributes, Stability, Status};
 
 impl Directory {
     /// A regular file, open for reading and writing, on behalf of nobody.
@@ -42,5 +43,52 @@ pub fn may_use_data(who: &Who, attributes: &Attributes, write: bool) -> Outcome<
         Ok(())
     } else {
         Err(Status::Access)
+    }
+}
+
+/// What somebody needs who keeps two directories the same.
+impl Directory {
+    /// A file of any kind, not open for reading or writing.
+    pub fn open_path(&self, key: &Key) -> Outcome<OwnedFd> {
+        Ok(self.node(key)?.fd)
+    }
+
+    /// A directory, to be read.
+    pub fn open_names(&self, key: &Key) -> Outcome<OwnedFd> {
+        Ok(self.directory(key)?.fd)
+    }
+
+    /// The root, as it was when it was opened.
+    pub fn root_fd(&self) -> &OwnedFd {
+        &self.root
+    }
+
+    /// Makes a file's data and attributes durable, whatever it is.
+    pub fn make_durable(&self, key: &Key) -> Outcome<()> {
+        self.sync_node(&self.node(key)?)
+    }
+
+    /// Changes attributes, on behalf of nobody, durably.
+    pub fn dress(&self, key: &Key, set: &SetAttributes) -> Outcome<()> {
+        let node = self.node(key)?;
+        self.apply(&node, set)?;
+        self.sync_node(&node)
+    }
+
+    /// Writes durably.
+    pub fn write_durably(
+        &self,
+        who: &Who,
+        key: &Key,
+        offset: u64,
+        data: &[u8],
+    ) -> Changed<(u32, Attributes)> {
+        self.change_file(key, |node| {
+            self.require_data(who, node, true)?;
+            let file = self.file(node, OFlags::RDWR)?;
+            self.disarm(who, node, &file)?;
+            let count = self.put(&file, data, offset, Stability::File)?;
+            Ok((count, self.stat(&file)?))
+        })
     }
 }

@@ -17,7 +17,11 @@ use crate::v3::{Attributes, Create, Kind, SetAttributes, Stability, Status, Time
 
 impl Directory {
     /// Changes one file, and says what became of it.
-    fn change_file<T>(&self, file: &Key, work: impl FnOnce(&Node) -> Outcome<T>) -> Changed<T> {
+    pub(super) fn change_file<T>(
+        &self,
+        file: &Key,
+        work: impl FnOnce(&Node) -> Outcome<T>,
+    ) -> Changed<T> {
         let change = self.changes.begin(file);
         let node = match self.node(file) {
             Ok(node) => node,
@@ -99,7 +103,13 @@ impl Directory {
         })
     }
 
-    fn put(&self, file: &File, data: &[u8], offset: u64, stable: Stability) -> Outcome<u32> {
+    pub(super) fn put(
+        &self,
+        file: &File,
+        data: &[u8],
+        offset: u64,
+        stable: Stability,
+    ) -> Outcome<u32> {
         let flags = match stable {
             Stability::Unstable => ReadWriteFlags::empty(),
             Stability::Data => ReadWriteFlags::DSYNC,

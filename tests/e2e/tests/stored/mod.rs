@@ -54,6 +54,35 @@ impl Lab {
         Ok(lab)
     }
 
+    /// Over two directories, `a` and `b` beside each other; `vms` is the first.
+    pub fn mirrored() -> Result<Lab> {
+        let mut hearth = Hearth::with_pool("128M")?;
+        let state = hearth.dir().join("state");
+        hearth.serve_args = vec!["--state-dir".to_owned(), path(&state).to_owned()];
+        hearth.start()?;
+        let both = ["a", "b"].map(|name| hearth.dir().join(name));
+        for dir in &both {
+            fs::create_dir(dir)?;
+        }
+        let [a, b] = both.each_ref().map(|dir| path(dir));
+        hearth.ok(&[
+            "datastore",
+            "add",
+            "vms",
+            "--mirror",
+            a,
+            "--mirror",
+            b,
+            "--nfs",
+            "--listen",
+            &lasting_address()?.to_string(),
+            "--client",
+            "127.0.0.1=rw,root",
+        ])?;
+        let [vms, _] = both;
+        Ok(Lab { hearth, vms })
+    }
+
     pub fn show(&self) -> Result<Value> {
         let text = self.hearth.ok(&["datastore", "show", "vms", "--json"])?;
         Ok(serde_json::from_str(&text)?)

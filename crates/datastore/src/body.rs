@@ -1,0 +1,219 @@
+//! What a file is made of: one open file, or one in each of two trees.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use hearth_io::Claim;
+use hearth_nfs::handle::Key;
+use hearth_nfs::local::Directory;
+use hearth_nfs::tree::{Outcome, Tree};
+use hearth_nfs::v3::Attributes;
+use rustix::fs::{FallocateFlags, Mode, SeekFrom, Stat, Timestamps};
+
+use crate::twin::{Twin, TwinFile};
+
+/// See the module.
+pub enum Body {
+    /// A file of one directory.
+    One(File),
+    /// The same file in two.
+    Two(TwinFile),
+}
+
+/// A directory, or two, as somebody needs them who keeps some of their files in a cache.
+pub trait Under: Tree {
+    /// A regular file, open for reading and writing, on behalf of nobody.
+    fn open_body(&self, key: &Key) -> Outcome<Body>;
+    /// What is known of an open file.
+    fn attributes_of(&self, body: &Body) -> Outcome<Attributes>;
+    /// The number that tells clients whether unstable data may be lost.
+    fn verifier(&self) -> [u8; 8];
+    /// Unstable data may have been lost.
+    fn lost_unstable(&self);
+}
+
+impl Under for Directory {
+    fn open_body(&self, key: &Key) -> Outcome<Body> {
+        Ok(Body::One(self.open_regular(key)?))
+    }
+
+    fn attributes_of(&self, body: &Body) -> Outcome<Attributes> {
+        match body {
+            Body::One(file) => self.attributes_of_open(file),
+            Body::Two(file) => file.attributes(),
+        }
+    }
+
+    fn verifier(&self) -> [u8; 8] {
+        self.write_verifier()
+    }
+
+    fn lost_unstable(&self) {
+        self.unstable_lost();
+    }
+}
+
+impl Under for Twin {
+    fn open_body(&self, key: &Key) -> Outcome<Body> {
+        Ok(Body::Two(self.open_regular(key)?))
+    }
+
+    fn attributes_of(&self, body: &Body) -> Outcome<Attributes> {
+        match body {
+            Body::One(_) => Err(hearth_nfs::v3::Status::ServerFault),
+            Body::Two(file) => file.attributes(),
+        }
+    }
+
+    fn verifier(&self) -> [u8; 8] {
+        self.write_verifier()
+    }
+
+    fn lost_unstable(&self) {
+        self.unstable_lost();
+    }
+}
+
+fn os<T>(result: rustix::io::Result<T>) -> io::Result<T> {
+    result.map_err(io::Error::from)
+}
+
+impl Body {
+    /// What it looks like, and in which tree.
+    pub(crate) fn stat(&self) -> io::Result<(Stat, usize)> {
+        match self {
+            Body::One(file) => Ok((os(rustix::fs::fstat(file))?, 0)),
+            Body::Two(file) => file.stat(),
+        }
+    }
+
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        match self {
+            Body::One(file) => {
+                std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+            }
+            Body::Two(file) => file.path(),
+        }
+    }
+
+    pub(crate) fn has_place(&self, from: u64, to: u64) -> bool {
+        match self {
+            Body::One(file) => {
+                let hole = rustix::fs::seek(file, SeekFrom::Hole(from));
+                hole.is_ok_and(|hole| hole >= to)
+            }
+            Body::Two(file) => file.has_place(from, to),
+        }
+    }
+
+    pub(crate) fn set_times(&self, times: Timestamps) -> io::Result<()> {
+        match self {
+            Body::One(file) => os(rustix::fs::futimens(file, &times)),
+            Body::Two(file) => file.set_times(times),
+        }
+    }
+
+    pub(crate) fn set_mode(&self, mode: u32) -> io::Result<()> {
+        match self {
+            Body::One(file) => os(rustix::fs::fchmod(file, Mode::from_raw_mode(mode))),
+            Body::Two(file) => file.set_mode(mode),
+        }
+    }
+
+    pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
+        match self {
+            Body::One(file) => file.set_len(len),
+            Body::Two(file) => file.set_len(len),
+        }
+    }
+
+    pub(crate) fn sync_all(&self) -> io::Result<()> {
+        match self {
+            Body::One(file) => file.sync_all(),
+            Body::Two(file) => file.sync(),
+        }
+    }
+
+    pub(crate) fn allocate(&self, how: FallocateFlags, at: u64, len: u64) -> io::Result<()> {
+        match self {
+            Body::One(file) => os(rustix::fs::fallocate(file, how, at, len)),
+            Body::Two(file) => file.allocate(how, at, len),
+        }
+    }
+
+    /// Reads a range; behind the end there are zeros.
+    pub(crate) fn read(&self, mut at: u64, mut rest: &mut [u8]) -> io::Result<()> {
+        let file = match self {
+            Body::One(file) => file,
+            Body::Two(file) => {
+                let data = file.read(at, rest.len())?;
+                let (there, behind) = rest.split_at_mut(data.len());
+                there.copy_from_slice(&data);
+                behind.fill(0);
+                return Ok(());
+            }
+        };
+        while !rest.is_empty() {
+            match rustix::io::preadv(file, &mut [IoSliceMut::new(rest)], at) {
+                Ok(0) => {
+                    rest.fill(0);
+                    return Ok(());
+                }
+                Ok(n) => {
+                    at += n as u64;
+                    rest = rest.get_mut(n..).unwrap_or_default();
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes pieces that lie one behind the other.
+    pub(crate) fn write(&self, pieces: &[(u64, &[u8])]) -> io::Result<()> {
+        let file = match self {
+            Body::One(file) => file,
+            Body::Two(file) => {
+                let Some((at, _)) = pieces.first() else {
+                    return Ok(());
+                };
+                // What hangs in a tree keeps what it was given: its own copy.
+                let data: Vec<u8> = pieces.iter().flat_map(|(_, data)| *data).copied().collect();
+                return match data.is_empty() {
+                    true => Ok(()),
+                    false => file.write(*at, data),
+                };
+            }
+        };
+        for (at, data) in pieces {
+            let (mut at, mut rest) = (*at, *data);
+            while !rest.is_empty() {
+                match rustix::io::pwritev(file, &[IoSlice::new(rest)], at) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(n) => {
+                        rest = rest.get(n..).unwrap_or_default();
+                        at += n as u64;
+                    }
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps others on this host from using it as an image.
+    pub(crate) fn claim(&self) -> Result<Vec<Claim>, String> {
+        match self {
+            Body::One(file) => {
+                let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+                let claim = hearth_io::file::claim_for_other(Path::new(&path), false);
+                claim.map(|claim| vec![claim]).map_err(|e| e.to_string())
+            }
+            Body::Two(file) => file.claim(),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! A file of a datastore in two trees, open in both: what is done to it is done to both.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use hearth_io::Claim;
+use hearth_nfs::tree::Outcome;
+use hearth_nfs::v3::{Attributes, Status};
+use hearth_trees::pair::{Fail, Place};
+use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timestamps};
+
+use super::both::lock;
+use super::side::Open;
+use super::{Inner, parts, refused, told};
+
+/// A file of a tree, as long as that takes part.
+type Kept = Option<(u64, Arc<File>)>;
+
+/// See the module.
+pub struct TwinFile {
+    inner: Arc<Inner>,
+    number: u64,
+    files: [Arc<Mutex<Kept>>; 2],
+}
+
+fn os(status: Status) -> io::Error {
+    io::Error::from_raw_os_error(match status {
+        Status::NoSpace => libc::ENOSPC,
+        Status::DQuot => libc::EDQUOT,
+        Status::FBig => libc::EFBIG,
+        Status::Stale => libc::ESTALE,
+        Status::Access => libc::EACCES,
+        Status::NotSupp => libc::EOPNOTSUPP,
+        _ => libc::EIO,
+    })
+}
+
+impl TwinFile {
+    pub(super) fn new(inner: Arc<Inner>, number: u64) -> TwinFile {
+        TwinFile {
+            inner,
+            number,
+            files: Default::default(),
+        }
+    }
+
+    fn on<T: Send + 'static>(
+        &self,
+        side: usize,
+        work: impl FnOnce(&Open, &File) -> Outcome<T> + Send + 'static,
+    ) -> Result<T, Fail<Status>> {
+        let sides = self.inner.trees.sides();
+        let (epoch, number) = (sides.epoch(side), self.number);
+        let kept = self.files[side].clone();
+        sides.on(side, move |open| {
+            let known = lock(&kept).clone().filter(|(of, _)| *of == epoch);
+            let file = match known {
+                Some((_, file)) => file,
+                None => {
+                    let file = Arc::new(open.dir.open_regular(&open.find(number)?)?);
+                    *lock(&kept) = Some((epoch, file.clone()));
+                    file
+                }
+            };
+            work(open, &file)
+        })
+    }
+
+    fn read_with<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Open, &File) -> Outcome<T> + Send + Sync + 'static,
+    ) -> io::Result<(T, usize)> {
+        let work = Arc::new(work);
+        loop {
+            let side = self.inner.trees.first();
+            let again = work.clone();
+            match self.on(side, move |open, file| again(open, file)) {
+                Ok(done) => return Ok((done, side)),
+                Err(Fail::Tree(why, status)) => {
+                    if !self.inner.trees.failed(side, &why) {
+                        return Err(os(status));
+                    }
+                }
+                Err(Fail::Client(status) | Fail::Partly(status)) => return Err(os(status)),
+            }
+        }
+    }
+
+    fn change<T: Clone + Send + Sync + 'static>(
+        &self,
+        places: &[Place],
+        work: impl Fn(&File) -> Outcome<T> + Send + Sync + 'static,
+    ) -> io::Result<T> {
+        let work = Arc::new(work);
+        let done = self.inner.trees.change(places, refused, |side, _| {
+            let work = work.clone();
+            self.on(side, move |_, file| work(file))
+        });
+        told(done).map_err(os)
+    }
+
+    fn itself(&self) -> Place {
+        Place::File(self.number)
+    }
+
+    /// What the file looks like, and in which tree.
+    pub fn stat(&self) -> io::Result<(Stat, usize)> {
+        self.read_with(|_, file| Ok(rustix::fs::fstat(file).map_err(io::Error::from)?))
+    }
+
+    /// As clients are told of it.
+    pub fn attributes(&self) -> Outcome<Attributes> {
+        let got = self.read_with(|open, file| open.dir.attributes_of_open(file));
+        Ok(self.inner.told_of(self.number, got?.0))
+    }
+
+    pub(crate) fn set_times(&self, times: Timestamps) -> io::Result<()> {
+        self.change(&[self.itself()], move |file| {
+            Ok(rustix::fs::futimens(file, &times).map_err(io::Error::from)?)
+        })
+    }
+
+    pub(crate) fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.change(&[self.itself()], move |file| {
+            let mode = rustix::fs::Mode::from_raw_mode(mode);
+            Ok(rustix::fs::fchmod(file, mode).map_err(io::Error::from)?)
+        })
+    }
+
+    pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(&[self.itself()], move |file| Ok(file.set_len(len)?))
+    }
+
+    /// Reads what is there, up to `len` bytes.
+    pub(crate) fn read(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        let read = self.read_with(move |_, file| {
+            let mut data = vec![0; len];
+            let mut done = 0;
+            while done < len {
+                match file.read_at(&mut data[done..], at + done as u64) {
+                    Ok(0) => break,
+                    Ok(n) => done += n,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            data.truncate(done);
+            Ok(data)
+        });
+        Ok(read?.0)
+    }
+
+    pub(crate) fn write(&self, at: u64, data: Vec<u8>) -> io::Result<()> {
+        let places = self.places(at, data.len() as u64);
+        let data: Arc<[u8]> = data.into();
+        self.change(&places, move |file| Ok(file.write_all_at(&data, at)?))
+    }
+
+    pub(crate) fn allocate(&self, how: FallocateFlags, at: u64, len: u64) -> io::Result<()> {
+        self.change(&self.places(at, len), move |file| {
+            Ok(rustix::fs::fallocate(file, how, at, len).map_err(io::Error::from)?)
+        })
+    }
+
+    fn places(&self, at: u64, len: u64) -> Vec<Place> {
+        let mut places = parts(self.number, at, at + len);
+        places.push(self.itself());
+        places
+    }
+
+    /// Makes everything durable, in both trees at once.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        let trees = &self.inner.trees;
+        let sync = |side: usize| self.on(side, |_, file| Ok(file.sync_all()?));
+        loop {
+            let current = trees.current();
+            let both = current == [true; 2];
+            let first = usize::from(!current[0]);
+            let (a, b) = std::thread::scope(|scope| {
+                let other = both.then(|| scope.spawn(|| sync(1 - first)));
+                let a = sync(first);
+                let b = other.map(|other| {
+                    other.join().unwrap_or_else(|_| {
+                        Err(Fail::Tree("a thread has failed".to_owned(), Status::Io))
+                    })
+                });
+                (a, b)
+            });
+            let failed = |side: usize, done: Result<(), Fail<Status>>| match done {
+                Ok(()) => Ok(true),
+                Err(Fail::Tree(why, status)) => match trees.failed(side, &why) {
+                    true => Ok(false),
+                    false => Err(os(status)),
+                },
+                Err(Fail::Client(status) | Fail::Partly(status)) if side == first => {
+                    Err(os(status))
+                }
+                Err(_) => match trees.failed(side, "it does not hold what it should") {
+                    true => Ok(false),
+                    false => Err(os(Status::Io)),
+                },
+            };
+            if let Some(b) = b {
+                failed(1 - first, b)?;
+            }
+            if failed(first, a)? {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(crate) fn has_place(&self, from: u64, to: u64) -> bool {
+        let trees = &self.inner.trees;
+        (0..2).filter(|side| trees.current()[*side]).all(|side| {
+            let hole = self.on(side, move |_, file| {
+                Ok(rustix::fs::seek(file, SeekFrom::Hole(from)).map_err(io::Error::from)?)
+            });
+            hole.is_ok_and(|hole| hole >= to)
+        })
+    }
+
+    /// Where it is, as if there were only the first directory.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        let number = self.number;
+        let place = self.inner.read(move |open| open.place(&open.find(number)?));
+        Some(self.inner.trees.sides().path(0).join(place.ok()?))
+    }
+
+    /// Keeps others on this host from using it as an image.
+    pub(crate) fn claim(&self) -> Result<Vec<Claim>, String> {
+        let trees = &self.inner.trees;
+        let mut claims = Vec::new();
+        for side in (0..2).filter(|side| trees.current()[*side]) {
+            let claim = self.on(side, |_, file| {
+                let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+                Ok(hearth_io::file::claim_for_other(Path::new(&path), false)
+                    .map_err(|e| e.to_string()))
+            });
+            match claim {
+                Ok(claim) => claims.push(claim?),
+                // Whoever uses it next finds out.
+                Err(_) => {}
+            }
+        }
+        Ok(claims)
+    }
+}

@@ -1,0 +1,269 @@
+//! Two directories of this host.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::thread;
+
+use hearth_nfs::access::Who;
+use hearth_nfs::tree::Tree;
+use hearth_nfs::v3::{Create, How, SetAttributes};
+
+use super::*;
+
+struct Deaf;
+
+impl Witness for Deaf {
+    fn lost(&self, _directory: &Path, _why: &str) {}
+    fn resyncing(&self, _directory: &Path, _places: u64) {}
+    fn current(&self, _directory: &Path) {}
+    fn keep(&self, _stamp: &[u8]) {}
+}
+
+struct Place2 {
+    place: tempfile::TempDir,
+}
+
+/// Two directories, unless this host gives files no such attributes.
+fn place() -> Option<Place2> {
+    let place = tempfile::tempdir().unwrap();
+    for name in ["a", "b"] {
+        fs::create_dir(place.path().join(name)).unwrap();
+    }
+    let mark = Mark {
+        side: 0,
+        store: 1,
+        generation: 0,
+    };
+    if let Err(e) = side::mark(&place.path().join("a"), mark) {
+        eprintln!("skipped: {e}");
+        return None;
+    }
+    side::unmark(&place.path().join("a"));
+    Some(Place2 { place })
+}
+
+impl Place2 {
+    fn both(&self) -> [PathBuf; 2] {
+        ["a", "b"].map(|name| self.place.path().join(name))
+    }
+
+    fn open_in(&self, state: &str) -> Result<Twin, String> {
+        let state = self.place.path().join(state);
+        fs::create_dir_all(&state).unwrap();
+        let setup = Setup {
+            directories: self.both(),
+            state,
+            store: 77,
+            stamp: None,
+            limit: Duration::from_secs(60),
+            witness: Arc::new(Deaf),
+        };
+        Twin::open(setup).map(|(twin, _)| twin)
+    }
+
+    fn open(&self) -> Twin {
+        self.open_in("state").unwrap()
+    }
+
+    /// Everything in a directory: kind, mode, content or target.
+    fn seen(&self, side: usize) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        let root = self.both()[side].clone();
+        let mut all = BTreeMap::new();
+        let mut todo = vec![root.clone()];
+        while let Some(dir) = todo.pop() {
+            for entry in fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                let meta = path.symlink_metadata().unwrap();
+                let content = if meta.is_dir() {
+                    todo.push(path.clone());
+                    Vec::new()
+                } else if meta.is_symlink() {
+                    fs::read_link(&path)
+                        .unwrap()
+                        .into_os_string()
+                        .into_encoded_bytes()
+                } else {
+                    fs::read(&path).unwrap()
+                };
+                let inside = path.strip_prefix(&root).unwrap().to_owned();
+                all.insert(inside, (meta.mode(), content));
+            }
+        }
+        all
+    }
+}
+
+fn wait_current(twin: &Twin) {
+    let mut turns = 0;
+    while twin.report().iter().any(|tree| tree.state != "current") {
+        turns += 1;
+        assert!(turns < 60_000, "{:?}", twin.report());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn wait_out(twin: &Twin, side: usize) {
+    let mut turns = 0;
+    while twin.report()[side].state == "current" {
+        turns += 1;
+        assert!(turns < 60_000, "{:?}", twin.report());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn make(twin: &Twin, dir: &Key, name: &str) -> Key {
+    let what = Create::File(How::Guarded(SetAttributes::default()));
+    let made = twin.create(&Who::root(), dir, name.as_bytes(), &what);
+    made.outcome.unwrap().key
+}
+
+fn directory(twin: &Twin, dir: &Key, name: &str) -> Key {
+    let what = Create::Directory(SetAttributes::default());
+    let made = twin.create(&Who::root(), dir, name.as_bytes(), &what);
+    made.outcome.unwrap().key
+}
+
+fn write(twin: &Twin, file: &Key, at: u64, data: &[u8]) {
+    let file = twin.open_regular(file).unwrap();
+    if file.stat().unwrap().0.st_size < (at + data.len() as u64) as i64 {
+        file.set_len(at + data.len() as u64).unwrap();
+    }
+    file.write(at, data.to_vec()).unwrap();
+    file.sync().unwrap();
+}
+
+fn listed(twin: &Twin, dir: &Key) -> Vec<String> {
+    let (mut names, mut cookie) = (Vec::new(), 0);
+    loop {
+        let mut room = 2;
+        let done = twin.list(&Who::root(), dir, cookie, true, &mut |entry| {
+            if room == 0 {
+                return false;
+            }
+            room -= 1;
+            cookie = entry.cookie;
+            names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+            true
+        });
+        if done.unwrap() {
+            names.sort();
+            return names;
+        }
+    }
+}
+
+#[test]
+fn both_hold_everything_and_one_that_was_away_gets_what_it_missed() {
+    let Some(place) = place() else { return };
+    let [a, b] = place.both();
+    fs::create_dir(a.join("old")).unwrap();
+    fs::write(a.join("old/disk.img"), vec![7; 3 << 20]).unwrap();
+    std::os::unix::fs::symlink("old/disk.img", a.join("link")).unwrap();
+    prepare(&[a.clone(), b.clone()], 77).unwrap();
+    let twin = place.open();
+    let (root, who) = (twin.root(), Who::root());
+    wait_current(&twin);
+    assert_eq!(place.seen(0), place.seen(1));
+    assert_eq!(place.seen(1).len(), 3);
+    let vm = directory(&twin, &root, "vm");
+    let file = make(&twin, &vm, "x.vmx");
+    write(&twin, &file, 0, b"first");
+    let old = twin.lookup(&who, &root, b"old").unwrap().key;
+    assert_eq!(place.seen(0), place.seen(1));
+    assert_eq!(listed(&twin, &root), [".", "..", "link", "old", "vm"]);
+
+    // The first one is taken away, and clients go on.
+    let away = place.place.path().join("away");
+    fs::rename(&a, &away).unwrap();
+    wait_out(&twin, 0);
+    write(&twin, &file, 3, b"st of all");
+    twin.rename(&who, (&vm, b"x.vmx"), (&root, b"y.vmx"))
+        .0
+        .unwrap();
+    twin.rename(&who, (&root, b"vm"), (&old, b"vm")).0.unwrap();
+    twin.remove(&who, &root, b"link", false).outcome.unwrap();
+    let disk = twin.lookup(&who, &old, b"disk.img").unwrap().key;
+    write(&twin, &disk, 2 << 20, &[9; 4096]);
+    let cut = SetAttributes {
+        size: Some((2 << 20) + 5000),
+        ..SetAttributes::default()
+    };
+    twin.set_attributes(&who, &disk, &cut, None)
+        .outcome
+        .unwrap();
+    make(&twin, &vm, "new");
+    assert!(!a.exists());
+    assert_eq!(twin.attributes(&file).unwrap().size, 12);
+
+    fs::rename(&away, &a).unwrap();
+    wait_current(&twin);
+    assert_eq!(place.seen(0), place.seen(1));
+    assert_eq!(fs::read(a.join("y.vmx")).unwrap(), b"first of all");
+    assert!(a.join("old/vm/new").exists());
+    // What clients call a file is found in either tree, and with nothing but that tree.
+    drop(twin);
+    fs::rename(&a, &away).unwrap();
+    let twin = place.open();
+    assert_eq!(twin.attributes(&file).unwrap().size, 12);
+    assert_eq!(twin.lookup(&who, &root, b"y.vmx").unwrap().key, file);
+}
+
+#[test]
+fn a_tree_that_missed_something_is_not_used_alone_and_an_old_one_gets_everything() {
+    let Some(place) = place() else { return };
+    let [a, b] = place.both();
+    prepare(&[a.clone(), b.clone()], 77).unwrap();
+    let twin = place.open();
+    wait_current(&twin);
+    let root = twin.root();
+    make(&twin, &root, "one");
+    let away = place.place.path().join("away");
+    fs::rename(&a, &away).unwrap();
+    wait_out(&twin, 0);
+    make(&twin, &root, "two");
+    drop(twin);
+    // Only the one that missed it is there, and even without the book that is known if both are.
+    let gone = place.place.path().join("gone");
+    fs::rename(&b, &gone).unwrap();
+    fs::rename(&away, &a).unwrap();
+    let refused = place.open_in("state").err().unwrap();
+    assert!(refused.contains("has missed changes"), "{refused}");
+    fs::rename(&gone, &b).unwrap();
+    let twin = place.open_in("other").unwrap();
+    wait_current(&twin);
+    assert!(a.join("two").exists());
+    assert_eq!(place.seen(0), place.seen(1));
+    // A directory that is empty in a tree's place gets everything.
+    fs::remove_dir_all(&b).unwrap();
+    wait_out(&twin, 1);
+    // But not where a disk was mounted that is not there.
+    let mounted = place.place.path().join("other/tree-1/mounted");
+    fs::write(&mounted, "").unwrap();
+    fs::create_dir(&b).unwrap();
+    let refused = |twin: &Twin| {
+        let why = twin.report()[1].why.clone();
+        why.is_some_and(|why| why.contains("nothing is mounted"))
+    };
+    let mut turns = 0;
+    while !refused(&twin) {
+        turns += 1;
+        assert!(turns < 60_000, "{:?}", twin.report());
+        thread::sleep(Duration::from_millis(1));
+    }
+    fs::remove_file(mounted).unwrap();
+    wait_current(&twin);
+    assert_eq!(place.seen(0), place.seen(1));
+    assert_eq!(place.seen(1).len(), 2);
+}
+
+#[test]
+fn what_would_be_lost_is_not_taken_as_the_second_tree() {
+    let Some(place) = place() else { return };
+    let both = place.both();
+    fs::write(both[1].join("mine"), b"x").unwrap();
+    let refused = prepare(&both, 77).unwrap_err();
+    assert!(refused.contains("has to be empty"), "{refused}");
+    fs::remove_file(both[1].join("mine")).unwrap();
+    prepare(&both, 77).unwrap();
+}
