@@ -174,6 +174,7 @@ impl Rescue {
                 id: d.id,
                 size: d.size,
                 since_seq: d.since_seq,
+                home: hearth_engine::api::Home::Origin,
             })
             .collect();
         check_memory(&superblock)?;

@@ -383,6 +383,7 @@ pub(crate) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
         max_bytes: record.max_bytes,
         seq_cutoff: record.seq_cutoff,
         read_only: record.read_only,
+        home: hearth_engine::api::Home::Origin,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::model::End;
 use crate::paths::Event;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
-use hearth_engine::api::{Mode, OriginState, ReqOp};
+use hearth_engine::api::{Home, Mode, OriginState, ReqOp};
 
 /// Steps of one life; a world that needs more is stuck in a loop.
 const LIFE_STEPS_MAX: u64 = 60_000;
@@ -344,7 +344,10 @@ impl World<'_> {
         if self.rng.chance(1, 2) && self.accept_losses_of(index)? {
             return Ok(());
         }
+        let homeless = self.disks[index].homeless();
         match self.rng.below(14) {
+            // Neither mode nor limits mean anything for it.
+            0..=5 if homeless => self.tick()?,
             0..=3 => {
                 let mode = *self.rng.pick(&[
                     Mode::WriteBack,
@@ -567,9 +570,9 @@ impl World<'_> {
         }
         let disk = self.draw(id);
         self.disks[index] = disk;
-        let size = self.disks[index].config.size;
+        let (size, home) = (self.disks[index].config.size, self.disks[index].config.home);
         let known = self.known.iter_mut().find(|k| k.id == id);
-        known.into_iter().for_each(|k| k.size = size);
+        known.into_iter().for_each(|k| (k.size, k.home) = (size, home));
         // It is new, so whoever waited for it waits no more; it comes below.
         self.disks[index].late = Some(LATE_STEPS);
         if self.rng.chance(1, 2) {
@@ -597,6 +600,7 @@ impl World<'_> {
             self.paths.note(Event::CrashWithoutDisk);
         }
         self.forget_in_flight();
+        self.unclean = true;
         self.lose(flash, origins);
         // A power cut of one side only leaves the other's contents volatile.
         self.model.crash(match (flash, origins) {
@@ -715,9 +719,12 @@ impl World<'_> {
         if tripped {
             self.paths.note(Event::StopCutOff);
         }
-        if tripped || self.rng.chance(1, 4) {
+        let crashes = tripped || self.rng.chance(1, 4);
+        if crashes {
             self.crash();
         }
+        // Whether the stop or the crash was first is for the next start to say.
+        self.unclean = false;
         self.forget_in_flight();
         self.model.crash(End::Process);
         match result {
@@ -751,13 +758,17 @@ impl World<'_> {
             if tripped {
                 drop(opened);
                 self.paths.note(Event::StartCutOff);
+                // After a stop in order the start says whether it had begun to change anything.
+                let unclean = self.unclean;
                 self.crash();
+                self.unclean = unclean;
                 continue;
             }
             if self.given_up {
                 self.paths.note(Event::OpenedAfterGivenUp);
             }
             self.subject = Some(opened.map_err(|e| format!("open failed: {e}"))?);
+            self.drop_scratch()?;
             (self.given_up, self.flash_failed) = (false, 0);
             for index in 0..self.disks.len() {
                 self.disks[index].late = Some(LATE_STEPS);
@@ -776,10 +787,36 @@ impl World<'_> {
         Err("a reopening that is never cut off was cut off".into())
     }
 
+    /// After a crash nothing is left of scratch disks. After a stop that was cut off, or left no checkpoint, the
+    /// subject says whether it was one.
+    fn drop_scratch(&mut self) -> Outcome {
+        let dropped = self.subject()?.dropped();
+        for index in 0..self.disks.len() {
+            let (id, uid) = (self.disks[index].config.id, self.disks[index].uid);
+            let scratch = self.disks[index].config.home == Home::Scratch;
+            let since_seq = dropped.iter().find(|(d, _)| *d == id).map(|(_, since)| *since);
+            if since_seq.is_some() && !scratch {
+                return Err(format!("disk {id} was dropped, and is no scratch disk"));
+            }
+            if let Some(since_seq) = since_seq {
+                let known = self.known.iter_mut().find(|k| k.id == id);
+                known.into_iter().for_each(|k| k.since_seq = since_seq);
+            }
+            if scratch && (self.unclean || since_seq.is_some()) {
+                trace!(self, "disk {id} is scratch: nothing is left of it");
+                self.model.clear(uid);
+                self.disks[index].hurt.clear();
+                self.disks[index].accepted.clear();
+            }
+        }
+        self.unclean = false;
+        Ok(())
+    }
+
     /// What flash holds of a disk whose origin went on without it does not count. What its origin never
     /// got is lost then, and nothing else.
     fn drop_distrusted(&mut self, index: usize) -> Outcome {
-        if !std::mem::take(&mut self.disks[index].distrusted) {
+        if !std::mem::take(&mut self.disks[index].distrusted) || self.disks[index].homeless() {
             return Ok(());
         }
         let found = self.subject()?.owed(self.disks[index].config.id);
@@ -900,7 +937,7 @@ impl World<'_> {
         }
         self.settle("listing what is lost", |w| {
             w.subject.as_ref().is_some_and(|s| {
-                w.disks.iter().all(|d| {
+                w.disks.iter().filter(|d| !d.homeless()).all(|d| {
                     let unsaved = s.unsaved(d.config.id);
                     unsaved.dirty == unsaved.lost.len() as u64
                 })
@@ -911,7 +948,8 @@ impl World<'_> {
             let (lost, now) = (self.lost_of(index)?, self.model.now());
             self.disks[index].accept(lost.iter().copied(), now);
             let whole = |b: &&u64| (**b + 1) * 4096 <= self.disks[index].config.size;
-            if let Some(block) = lost.iter().find(whole).copied() {
+            let again = lost.iter().find(whole).copied();
+            if let Some(block) = again.filter(|_| !self.disks[index].homeless()) {
                 self.disks[index].accepted.remove(&block);
                 let wish = Wish {
                     op: ReqOp::Write { fua: false },
@@ -934,7 +972,7 @@ impl World<'_> {
         self.settle("draining after the losses were accepted", |w| {
             w.subject
                 .as_ref()
-                .is_some_and(|s| w.disks.iter().all(|d| s.clean(d.config.id)))
+                .is_some_and(|s| w.disks.iter().all(|d| d.homeless() || s.clean(d.config.id)))
         })?;
         (0..self.disks.len()).try_for_each(|index| self.compare(index))
     }
@@ -961,7 +999,7 @@ impl World<'_> {
             w.subject.as_ref().is_some_and(|s| {
                 w.disks
                     .iter()
-                    .all(|d| !d.hurt.is_empty() || s.clean(d.config.id))
+                    .all(|d| d.homeless() || !d.hurt.is_empty() || s.clean(d.config.id))
             })
         })?;
         for index in 0..self.disks.len() {
@@ -977,6 +1015,10 @@ impl World<'_> {
     /// The origin alone must be the disk, but for what was accepted as lost.
     fn compare(&mut self, index: usize) -> Outcome {
         let uid = self.disks[index].uid;
+        if self.disks[index].homeless() {
+            // All that is to be seen of it was read.
+            return Ok(());
+        }
         for block in self.model.written_blocks(uid) {
             if self.disks[index].is_accepted(block, u64::MAX) {
                 continue;

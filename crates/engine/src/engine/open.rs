@@ -1,6 +1,6 @@
 //! From a flash device to a pool that serves, and back to rest.
 
-use crate::api::{DiskConfig, DiskId, Mode};
+use crate::api::{DiskConfig, DiskId, Home, Mode};
 use crate::cache::Cache;
 use crate::cache::index::Index;
 use crate::cache::stage::Stage;
@@ -39,6 +39,8 @@ pub struct KnownDisk {
     pub size: u64,
     /// Records of this disk in segments numbered below this are void.
     pub since_seq: u64,
+    /// Where its data lives.
+    pub home: Home,
 }
 
 /// How a pool was opened.
@@ -60,6 +62,10 @@ pub struct OpenReport {
     pub cached_blocks: u64,
     /// Per disk: dirty blocks and zeroed blocks the origin does not know of.
     pub dirty: Vec<(DiskId, u64, u64)>,
+    /// Disks of whose contents nothing is left, because they are scratch and the last run did not end in order; and
+    /// the segment number below which their records are void from now on. Whoever opens stores that in the
+    /// registry before such a disk is used.
+    pub dropped: Vec<(DiskId, u64)>,
     /// Segments holding data.
     pub segments: u32,
     /// Segments whose end was not on flash when the daemon died.
@@ -159,6 +165,7 @@ impl Engine {
                 max_bytes: 0,
                 seq_cutoff: 0,
                 read_only: true,
+                home: k.home,
             };
             let mut disk = Disk::new(cfg, core.opts.intent_region_blocks);
             disk.attached = false;
@@ -189,6 +196,7 @@ impl Engine {
             from: OpenedFrom::Log,
             cached_blocks: 0,
             dirty: Vec::new(),
+            dropped: Vec::new(),
             segments: 0,
             discarded: 0,
             was_failed: state == PoolState::Failed,
@@ -207,7 +215,17 @@ impl Engine {
                 core = Self::blank(sb, opts, known);
             }
         }
+        let scratch = known.iter().filter(|k| k.home == Home::Scratch);
+        let mut dropped: Vec<DiskId> = Vec::new();
         if !loaded {
+            let mut since = since;
+            if !core.opts.faults.has(Fault::KeepScratch) {
+                dropped.extend(scratch.map(|k| k.id));
+            }
+            for id in &dropped {
+                since.insert(*id, u64::MAX);
+                core.flash.since.insert(*id, u64::MAX);
+            }
             Self::recover(&mut core, media, &since, &mut report)?;
         }
         core.flash.store_whole_map(media)?;
@@ -227,6 +245,10 @@ impl Engine {
             })
             .max(1);
         core.flash.run_seq = core.flash.log.next_segment_seq;
+        for id in dropped {
+            core.flash.since.insert(id, core.flash.run_seq);
+            report.dropped.push((id, core.flash.run_seq));
+        }
         report.cached_blocks = core.cache.index.len() as u64;
         report.dirty = core
             .disks
