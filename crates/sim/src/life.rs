@@ -794,15 +794,11 @@ impl World<'_> {
         for index in 0..self.disks.len() {
             let (id, uid) = (self.disks[index].config.id, self.disks[index].uid);
             let scratch = self.disks[index].config.home == Home::Scratch;
-            let since_seq = dropped.iter().find(|(d, _)| *d == id).map(|(_, since)| *since);
-            if since_seq.is_some() && !scratch {
+            let says = dropped.contains(&id);
+            if says && !scratch {
                 return Err(format!("disk {id} was dropped, and is no scratch disk"));
             }
-            if let Some(since_seq) = since_seq {
-                let known = self.known.iter_mut().find(|k| k.id == id);
-                known.into_iter().for_each(|k| k.since_seq = since_seq);
-            }
-            if scratch && (self.unclean || since_seq.is_some()) {
+            if scratch && (self.unclean || says) {
                 trace!(self, "disk {id} is scratch: nothing is left of it");
                 self.model.clear(uid);
                 self.disks[index].hurt.clear();

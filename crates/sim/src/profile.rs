@@ -105,7 +105,7 @@ const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 23] = [
+pub const PROFILES: [Profile; 24] = [
     CALM,
     Profile {
         name: "restart",
@@ -323,7 +323,7 @@ pub const PROFILES: [Profile; 23] = [
     },
     Profile {
         name: "flash-only",
-        about: "disks that live on flash beside others, with crashes and stops (none of these is part of mixed)",
+        about: "disks that live on flash beside others, with crashes and stops",
         homes: [2, 4, 2],
         lives: (2, 6),
         requests: (20, 160),
@@ -365,6 +365,18 @@ pub const PROFILES: [Profile; 23] = [
         ..CALM
     },
     Profile {
+        name: "flash-only-crashed",
+        about: "disks that live on flash, and one crash after the other while flushes of flash are slow",
+        modes: [6, 1, 1, 0],
+        homes: [2, 4, 1],
+        lives: (10, 40),
+        requests: (1, 24),
+        crash: 95,
+        flash_flush_ns: 400_000_000,
+        absent: 5,
+        ..CALM
+    },
+    Profile {
         name: "flash-only-rot",
         about: "disks that live on flash whose blocks rot or cannot be read",
         homes: [2, 4, 1],
@@ -380,7 +392,7 @@ pub const PROFILES: [Profile; 23] = [
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] =
-    [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 0, 0, 0, 0];
+    [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

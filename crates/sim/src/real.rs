@@ -145,7 +145,7 @@ impl Maker for Real {
 struct RealSubject {
     engine: Engine,
     uncounted: bool,
-    dropped: Vec<(DiskId, u64)>,
+    dropped: Vec<DiskId>,
 }
 
 fn text(e: impl std::fmt::Display) -> String {
@@ -162,7 +162,7 @@ fn retry<T>(result: Result<T, ControlError>) -> Result<Option<T>, String> {
 }
 
 impl Subject for RealSubject {
-    fn dropped(&self) -> Vec<(DiskId, u64)> {
+    fn dropped(&self) -> Vec<DiskId> {
         self.dropped.clone()
     }
     fn attach(&self, config: DiskConfig, origin: OriginState) -> Result<(), String> {

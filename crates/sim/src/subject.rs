@@ -39,8 +39,8 @@ pub struct Unsaved {
 
 /// Something that behaves like the engine: see `hearth_engine` for what the calls mean.
 pub trait Subject {
-    /// Disks of which the start dropped everything, and their new [`Known::since_seq`].
-    fn dropped(&self) -> Vec<(DiskId, u64)> {
+    /// Disks of which the start dropped everything.
+    fn dropped(&self) -> Vec<DiskId> {
         Vec::new()
     }
     /// Puts a disk into service.

@@ -4,6 +4,7 @@ use crate::api::DiskId;
 use crate::blocks::runset::RunSet;
 use crate::cache::index::{Key, Section, SlotNo};
 use crate::core::Core;
+use crate::engine::OpenReport;
 use crate::core::rest::Rest;
 use crate::disk::Disk;
 use crate::faults::Fault;
@@ -47,6 +48,22 @@ impl Core {
         let mut found = flash.recover(media, &mut rebuild, &how)?;
         self.restore_intents(mem::take(&mut found.intents));
         Ok(found)
+    }
+
+    /// The last run did not end in order: nothing is left of scratch disks. The record that says so need not be
+    /// durable: until it is, the next start does the same.
+    pub fn drop_scratch(&mut self, report: &mut OpenReport) {
+        if self.opts.faults.has(Fault::KeepScratch) {
+            return;
+        }
+        let scratch = self.disks.iter().flatten().filter(|d| d.is_scratch());
+        report.dropped = scratch.map(|d| d.cfg.id).collect();
+        for id in report.dropped.clone() {
+            took(Path::ScratchDropped);
+            self.forget_range(id, 0, BLOCKS_MAX);
+            self.change_zeros(id, RunSet::clear);
+            self.record_drop(id, 0, BLOCKS_MAX);
+        }
     }
 
     /// Reads the checkpoint back. False: it is not usable, and the core must be built afresh.

@@ -118,7 +118,9 @@ impl Contents for Rest<'_> {
             if terms.dirty_stays && !stuck {
                 return Fate::Stays;
             }
-            if !d.attached {
+            if homeless {
+                took(Path::HomelessMoved);
+            } else if !d.attached {
                 took(Path::UnattachedKept);
             }
         } else {

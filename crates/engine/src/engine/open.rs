@@ -62,10 +62,8 @@ pub struct OpenReport {
     pub cached_blocks: u64,
     /// Per disk: dirty blocks and zeroed blocks the origin does not know of.
     pub dirty: Vec<(DiskId, u64, u64)>,
-    /// Disks of whose contents nothing is left, because they are scratch and the last run did not end in order; and
-    /// the segment number below which their records are void from now on. Whoever opens stores that in the
-    /// registry before such a disk is used.
-    pub dropped: Vec<(DiskId, u64)>,
+    /// Disks of whose contents nothing is left, because they are scratch and the last run did not end in order.
+    pub dropped: Vec<DiskId>,
     /// Segments holding data.
     pub segments: u32,
     /// Segments whose end was not on flash when the daemon died.
@@ -116,6 +114,7 @@ impl Engine {
     pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
         let mut flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
+        flash.resumes = known.iter().any(|k| k.home != Home::Origin);
         let slots = flash.layout.slots();
         let most = (opts.ram_stage).unwrap_or_else(|| Config::stage_most_of(slots as usize));
         let stage = Config::stage_of(slots as usize, opts.prefetch).min(most);
@@ -215,18 +214,9 @@ impl Engine {
                 core = Self::blank(sb, opts, known);
             }
         }
-        let scratch = known.iter().filter(|k| k.home == Home::Scratch);
-        let mut dropped: Vec<DiskId> = Vec::new();
         if !loaded {
-            let mut since = since;
-            if !core.opts.faults.has(Fault::KeepScratch) {
-                dropped.extend(scratch.map(|k| k.id));
-            }
-            for id in &dropped {
-                since.insert(*id, u64::MAX);
-                core.flash.since.insert(*id, u64::MAX);
-            }
             Self::recover(&mut core, media, &since, &mut report)?;
+            core.drop_scratch(&mut report);
         }
         core.flash.store_whole_map(media)?;
         core.flash.sb.incompat |= INCOMPAT_MAP;
@@ -245,10 +235,6 @@ impl Engine {
             })
             .max(1);
         core.flash.run_seq = core.flash.log.next_segment_seq;
-        for id in dropped {
-            core.flash.since.insert(id, core.flash.run_seq);
-            report.dropped.push((id, core.flash.run_seq));
-        }
         report.cached_blocks = core.cache.index.len() as u64;
         report.dirty = core
             .disks
