@@ -34,7 +34,7 @@ pub(crate) fn known(pool: &Pool) -> Vec<KnownDisk> {
             id: d.id,
             size: d.size,
             since_seq: d.since_seq,
-            home: hearth_engine::api::Home::Origin,
+            home: crate::settings::home(d.home),
         })
         .collect()
 }

@@ -341,6 +341,6 @@ impl Disk {
     }
 
     pub fn writes_to_flash(&self) -> bool {
-        self.cfg.mode == Mode::WriteBack
+        self.cfg.mode == Mode::WriteBack || !self.has_origin()
     }
 }

@@ -180,7 +180,10 @@ impl Engine {
     /// Changes the cache mode; requests in flight end as they began.
     pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
         let mut core = self.core();
-        core.disk(id).ok_or(ControlError::NoDisk)?;
+        // One that lives on flash has one way to be served.
+        if !core.disk(id).ok_or(ControlError::NoDisk)?.has_origin() {
+            return Ok(());
+        }
         core.alter(id, |d| d.cfg.mode = mode);
         core.publish(id);
         if mode == Mode::Off {
