@@ -227,7 +227,8 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
             "note: the data of {} is on this pool's flash and nowhere else; if the flash device dies, it is lost{}",
             plain(&info.name),
             match info.home {
-                DiskHome::Scratch => ", and after a crash of the host or the daemon the disk is empty",
+                DiskHome::Scratch =>
+                    ", and after a crash of the host or the daemon the disk is empty",
                 _ => "",
             }
         )]);

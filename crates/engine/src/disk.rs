@@ -293,7 +293,10 @@ impl Disk {
     /// What keeps its dirty blocks from the origin, if anything does. Without any, nothing is kept.
     pub fn trouble(&self) -> Option<Trouble> {
         let owes = self.is_dirty() || !self.origin.destage.written.is_empty();
-        self.origin.destage.trouble.filter(|_| owes && self.has_origin())
+        self.origin
+            .destage
+            .trouble
+            .filter(|_| owes && self.has_origin())
     }
 
     /// Anything the origin does not have?

@@ -572,7 +572,9 @@ impl World<'_> {
         self.disks[index] = disk;
         let (size, home) = (self.disks[index].config.size, self.disks[index].config.home);
         let known = self.known.iter_mut().find(|k| k.id == id);
-        known.into_iter().for_each(|k| (k.size, k.home) = (size, home));
+        known
+            .into_iter()
+            .for_each(|k| (k.size, k.home) = (size, home));
         // It is new, so whoever waited for it waits no more; it comes below.
         self.disks[index].late = Some(LATE_STEPS);
         if self.rng.chance(1, 2) {

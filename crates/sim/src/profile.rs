@@ -391,8 +391,9 @@ pub const PROFILES: [Profile; 24] = [
     },
 ];
 
-const WEIGHTS: [u32; PROFILES.len()] =
-    [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4];
+const WEIGHTS: [u32; PROFILES.len()] = [
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4,
+];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

@@ -44,7 +44,12 @@ pub(super) fn most(capacity: u64) -> u64 {
 }
 
 /// Refuses a disk that lives on flash if so many bytes more cannot be promised.
-pub(super) fn check_promise(registry: &Registry, capacity: u64, name: &str, more: u64) -> Result<()> {
+pub(super) fn check_promise(
+    registry: &Registry,
+    capacity: u64,
+    name: &str,
+    more: u64,
+) -> Result<()> {
     let (most, promised) = (most(capacity), promised(registry));
     if promised.saturating_add(more) <= most {
         return Ok(());

@@ -417,7 +417,8 @@ impl<U: Users> FlashDevice<U> {
         }
         let s = out.seal.iter().find(|s| s.seg == seg)?;
         let entries = s.entries.len() + s.marks.len() + 1;
-        let fits = out.cut.iter().any(|(cut, _)| *cut == seg) && entries < self.log.summary_capacity;
+        let fits =
+            out.cut.iter().any(|(cut, _)| *cut == seg) && entries < self.log.summary_capacity;
         (fits && s.last_batch == out.last_batch).then_some(seg)
     }
 

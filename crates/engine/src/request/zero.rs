@@ -150,7 +150,8 @@ impl Core {
             self.push_dirty(disk, block, data.sub(0, 4096), crcs, id);
         }
         if last > first {
-            let solid = matches!(self.reqs[id].op, ReqOp::WriteZeroes { punch: false, .. }) && !homeless;
+            let solid =
+                matches!(self.reqs[id].op, ReqOp::WriteZeroes { punch: false, .. }) && !homeless;
             let d = self.known_mut(disk);
             if solid {
                 d.solid.insert_range(first, last);
