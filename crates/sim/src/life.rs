@@ -11,7 +11,7 @@ use crate::model::End;
 use crate::paths::Event;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
-use hearth_engine::api::{Home, Mode, OriginState, ReqOp};
+use hearth_engine::api::{Mode, OriginState, ReqOp};
 
 /// Steps of one life; a world that needs more is stuck in a loop.
 const LIFE_STEPS_MAX: u64 = 60_000;
@@ -516,7 +516,7 @@ impl World<'_> {
     }
 
     /// Drops all that is cached of a disk that is not attached; from now on its records are void.
-    fn forget(&mut self, index: usize) -> Outcome {
+    pub(crate) fn forget(&mut self, index: usize) -> Outcome {
         let id = self.disks[index].config.id;
         let mut since_seq = None;
         for _ in 0..LIFE_STEPS_MAX {
@@ -787,49 +787,6 @@ impl World<'_> {
             return Ok(());
         }
         Err("a reopening that is never cut off was cut off".into())
-    }
-
-    /// After a crash nothing is left of scratch disks. After a stop that was cut off, or left no checkpoint, the
-    /// subject says whether it was one.
-    fn drop_scratch(&mut self) -> Outcome {
-        let dropped = self.subject()?.dropped();
-        for index in 0..self.disks.len() {
-            let (id, uid) = (self.disks[index].config.id, self.disks[index].uid);
-            let scratch = self.disks[index].config.home == Home::Scratch;
-            let says = dropped.contains(&id);
-            if says && !scratch {
-                return Err(format!("disk {id} was dropped, and is no scratch disk"));
-            }
-            if scratch && (self.unclean || says) {
-                trace!(self, "disk {id} is scratch: nothing is left of it");
-                self.model.clear(uid);
-                self.disks[index].hurt.clear();
-                self.disks[index].accepted.clear();
-            }
-        }
-        self.unclean = false;
-        Ok(())
-    }
-
-    /// What flash holds of a disk whose origin went on without it does not count. What its origin never
-    /// got is lost then, and nothing else.
-    fn drop_distrusted(&mut self, index: usize) -> Outcome {
-        if !std::mem::take(&mut self.disks[index].distrusted) || self.disks[index].homeless() {
-            return Ok(());
-        }
-        let found = self.subject()?.owed(self.disks[index].config.id);
-        let now = self.model.now();
-        let disk = &mut self.disks[index];
-        let owed = std::mem::take(&mut disk.owed);
-        let lost: Vec<u64> = found.into_iter().filter(|b| owed.contains(b)).collect();
-        disk.accept(lost.iter().copied(), now);
-        disk.hurt.clear();
-        disk.dirty_once = disk.config.mode == Mode::WriteBack;
-        trace!(
-            self,
-            "disk {} was passed by its origin; lost are {lost:?}", self.disks[index].config.id
-        );
-        self.forget(index)
     }
 
     /// Lets time pass until `done`.
