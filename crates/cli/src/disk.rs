@@ -502,11 +502,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
     said(
         global,
         &info,
-        &format!(
-            "{}, {}{unchanged}",
-            human(info.size),
-            info.settings.mode.word()
-        ),
+        &format!("{}, {}{unchanged}", human(info.size), home_text(&info)),
     )
 }
 

@@ -234,6 +234,7 @@ impl Daemon {
         }
         notices.extend(slot.export().and_then(|e| e.clients().notice()));
         let link = slot.device().and_then(|d| link(d, record));
+        let link = link.filter(|_| !record.is_flash_only());
         if let Some(l) = link.as_ref().filter(|l| !l.connected) {
             let what = if l.failing { "fail" } else { "wait" };
             let reason = l.reason.as_deref().unwrap_or("it does not answer");
