@@ -227,7 +227,7 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 69] = [
+    pub const BY_WORLDS: [Fault; 68] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -295,7 +295,6 @@ impl Fault {
         Fault::SkipRelogTold,
         Fault::RelogBehindNewer,
         Fault::EvictKept,
-        Fault::FlushForgetsDiscards,
         Fault::KeepScratch,
     ];
 
@@ -348,7 +347,7 @@ impl Fault {
     pub const HARMLESS: [Fault; 1] = [Fault::ZerosToldSuperseded];
 
     /// Those that nothing catches so far. That is a debt of the tests, not a merit of the engine.
-    pub const UNSEEN: [Fault; 0] = [];
+    pub const UNSEEN: [Fault; 1] = [Fault::FlushForgetsDiscards];
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Fault> {

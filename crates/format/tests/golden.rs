@@ -9,9 +9,9 @@ use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::registry::{Front, Moved};
 use hearth_format::{
-    BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, MapEntry,
-    MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap, SummaryHeader, Superblock,
-    Uuid, pool_tag,
+    BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry, Home, Kind, Layout,
+    MapEntry, MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap, SummaryHeader,
+    Superblock, Uuid, pool_tag,
 };
 use hearth_io::Media;
 

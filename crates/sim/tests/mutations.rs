@@ -35,7 +35,7 @@ fn profile(fault: Fault) -> &'static str {
         Fault::EvictDirty | Fault::ZeroKeepsCopies | Fault::WriteKeepsZeros => "calm",
         Fault::ForgetInHead | Fault::WritePastDirty | Fault::WritePastUndurablyClean => "change",
         Fault::EvictKept => "flash-only-pressed",
-        Fault::FlushForgetsDiscards | Fault::KeepScratch => "flash-only",
+        Fault::KeepScratch => "flash-only",
         Fault::TrustOldSummary => "crash",
         Fault::ResendRenumbered | Fault::LoseTooSoon | Fault::PromiseBroken => "flash-errors",
         Fault::WalkStrangers => "full",
