@@ -94,6 +94,7 @@ fn attach_of(engine: &Engine, id: DiskId, size: u64) -> Result<()> {
         max_bytes: 0,
         seq_cutoff: 0,
         read_only: false,
+        home: hearth_engine::api::Home::Origin,
     };
     Ok(engine.attach(cfg, OriginState::Flushed)?)
 }

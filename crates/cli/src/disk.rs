@@ -2,7 +2,7 @@
 
 mod scrub;
 
-use hearth_daemon::api::types::{self, DiskInfo, DiskState, PoolInfo};
+use hearth_daemon::api::types::{self, DiskHome, DiskInfo, DiskState, PoolInfo};
 use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
@@ -172,6 +172,9 @@ impl Pace {
 
 /// The origin of a new disk: one place, or several as a mirror.
 fn origin_of(args: &DiskAdd) -> Result<String, Error> {
+    if args.flash_only.is_some() {
+        return Ok(String::new());
+    }
     if let Some(origin) = &args.origin {
         return absolute_origin(origin);
     }
@@ -203,6 +206,8 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     let body: types::DiskAdd = args.settings.body(json!({
         "name": args.name,
         "origin": origin,
+        "flash_only": args.flash_only.map(|size| size.0),
+        "scratch": args.scratch,
         "sole_user": args.users.sole_user,
         "takeover": args.users.takeover,
         "allow_backing": args.allow_backing,
@@ -215,8 +220,19 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         "disk {} added: {}, {}",
         plain(&info.name),
         human(info.size),
-        info.settings.mode.word()
+        home_text(&info)
     );
+    if info.home != DiskHome::Origin {
+        warn(&[format!(
+            "note: the data of {} is on this pool's flash and nowhere else; if the flash device dies, it is lost{}",
+            plain(&info.name),
+            match info.home {
+                DiskHome::Scratch =>
+                    ", and after a crash of the host or the daemon the disk is empty",
+                _ => "",
+            }
+        )]);
+    }
     warn(&notices(&info));
     let socket = hearth_daemon::rundir::nbd_socket(&global.dir());
     let socket = std::path::absolute(&socket).unwrap_or(socket);
@@ -226,6 +242,15 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
         socket.display()
     );
     Ok(())
+}
+
+/// How a disk is cached, or that it is not.
+fn home_text(info: &DiskInfo) -> String {
+    match info.home {
+        DiskHome::Origin => info.settings.mode.word().to_owned(),
+        DiskHome::Flash => "on flash alone".to_owned(),
+        DiskHome::Scratch => "on flash alone, scratch".to_owned(),
+    }
 }
 
 /// What somebody should know of a disk, besides what was asked for.
@@ -299,7 +324,10 @@ fn list(global: &Global, client: &Client) -> Outcome {
             human(d.cached),
             human(d.dirty),
             d.connections.to_string(),
-            plain(&d.origin),
+            match d.home {
+                DiskHome::Origin => plain(&d.origin),
+                _ => home_text(d),
+            },
         ]);
     }
     print!("{}", table.render());
@@ -336,8 +364,10 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     let mut table = Table::new(&["disk", &plain(&d.name)]);
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
     line("state", state_text(d));
-    if d.legs.is_empty() {
-        line("origin", plain(&d.origin));
+    match d.home {
+        DiskHome::Origin if d.legs.is_empty() => line("origin", plain(&d.origin)),
+        DiskHome::Origin => {}
+        _ => line("lives", home_text(d)),
     }
     for (i, leg) in d.legs.iter().enumerate() {
         let key = if i == 0 { "mirror" } else { "" };
@@ -451,6 +481,7 @@ fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
 fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
     check_takeover(&args.users)?;
     let body = types::DiskSet {
+        size: args.size.map(|size| size.0),
         size_from_origin: args.size_from_origin,
         allow_backing: args.allow_backing,
         trust: args.trust.map(Into::into),
@@ -471,11 +502,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
     said(
         global,
         &info,
-        &format!(
-            "{}, {}{unchanged}",
-            human(info.size),
-            info.settings.mode.word()
-        ),
+        &format!("{}, {}{unchanged}", human(info.size), home_text(&info)),
     )
 }
 
@@ -486,7 +513,10 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
         return Err(Error::refused(
             format!(
                 "--discard-dirty would lose the {} of {} that are only on flash",
-                human(info.dirty),
+                human(match info.home {
+                    DiskHome::Origin => info.dirty,
+                    _ => info.cached,
+                }),
                 args.name
             ),
             "add --yes if that is what you want, or leave --discard-dirty out",

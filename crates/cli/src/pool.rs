@@ -174,6 +174,16 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));
         line("dirty", human(dirty));
+        if info.promised_most > 0 {
+            line(
+                "promised",
+                format!(
+                    "{} of {} to disks that live on flash",
+                    human(info.promised),
+                    human(info.promised_most)
+                ),
+            );
+        }
     }
     if let Some(why) = &info.unknown {
         line("dirty", format!("not known: {}", plain(why)));

@@ -364,6 +364,7 @@ mod tests {
             max_bytes: 0,
             seq_cutoff: 0,
             read_only: false,
+            home: hearth_engine::api::Home::Origin,
         };
         let engine = started.engine;
         engine.attach(config, OriginState::Flushed).unwrap();

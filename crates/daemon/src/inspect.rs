@@ -34,6 +34,7 @@ pub(crate) fn known(pool: &Pool) -> Vec<KnownDisk> {
             id: d.id,
             size: d.size,
             since_seq: d.since_seq,
+            home: crate::settings::home(d.home),
         })
         .collect()
 }

@@ -1095,6 +1095,8 @@ impl Pool {
             ram_stage_most: Config::stage_most_of(layout.slots() as usize) as u64 * BLOCK,
             cached: None,
             dirty: None,
+            promised: 0,
+            promised_most: 0,
             unknown: None,
             stuck: Vec::new(),
             recovery: None,

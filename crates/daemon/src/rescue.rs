@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hearth_engine::api::DiskId;
+use hearth_engine::api::{DiskId, Home};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, Owed};
 use hearth_format::{DiskRecord, FormatError, Places, Registry, Superblock};
 use hearth_io::checksum::crc32c;
@@ -174,6 +174,11 @@ impl Rescue {
                 id: d.id,
                 size: d.size,
                 since_seq: d.since_seq,
+                home: match d.is_flash_only() {
+                    // What a crash left of a scratch disk may be just what is looked for.
+                    true => Home::Flash,
+                    false => Home::Origin,
+                },
             })
             .collect();
         check_memory(&superblock)?;

@@ -11,7 +11,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use hearth_engine::api::{DiskConfig, Mode};
+use hearth_engine::api::{DiskConfig, Home, Mode};
 use hearth_engine::{ControlError, Engine};
 use hearth_format::DiskRecord;
 use hearth_io::{BLOCK, Device};
@@ -383,6 +383,7 @@ pub(crate) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
         max_bytes: record.max_bytes,
         seq_cutoff: record.seq_cutoff,
         read_only: record.read_only,
+        home: home(record.home),
     }
 }
 
@@ -400,6 +401,15 @@ fn put<V: DeserializeOwned, T>(
     })?;
     *place = check(value)?;
     Ok(())
+}
+
+/// Where a disk lives, as the engine says it.
+pub(crate) fn home(home: hearth_format::Home) -> Home {
+    match home {
+        hearth_format::Home::Origin => Home::Origin,
+        hearth_format::Home::Flash => Home::Flash,
+        hearth_format::Home::Scratch => Home::Scratch,
+    }
 }
 
 fn block_size(record: &DiskRecord) -> u32 {
@@ -544,6 +554,7 @@ mod tests {
         let own: Vec<&String> = own.unwrap().as_object().unwrap().keys().collect();
         let decisions = [
             "allow_backing",
+            "size",
             "size_from_origin",
             "sole_user",
             "takeover",

@@ -33,6 +33,23 @@ pub enum Mode {
     Off,
 }
 
+/// Where the data of a disk lives in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum Home {
+    /// On its origin; flash is a cache of it.
+    #[default]
+    Origin,
+    /// On flash alone. What was never written, or was discarded, is zeros.
+    Flash,
+    /// The same, and all of it is zeros after a crash: nothing waits for flash to be flushed.
+    Scratch,
+}
+
+/// Of the blocks that flash can hold, so many in a hundred may be promised to disks that live there: the
+/// log has to be cleaned around what never leaves it.
+pub const KEPT_PERCENT_MAX: u64 = 50;
+
 /// What a disk is to the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
@@ -54,6 +71,8 @@ pub struct DiskConfig {
     pub seq_cutoff: u64,
     /// Refuse writes.
     pub read_only: bool,
+    /// Where its data lives.
+    pub home: Home,
 }
 
 /// Whether the origin may still hold, in a volatile cache, what was written to it before it was

@@ -139,7 +139,7 @@ impl Core {
                 d.lost.len(),
                 counted.lost,
             )?;
-            dirty += counted.dirty;
+            dirty += if d.has_origin() { counted.dirty } else { 0 };
             zero_runs += d.zero.run_count();
         }
         same("dirty blocks of all disks", self.dirty_total, dirty)?;

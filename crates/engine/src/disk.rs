@@ -3,7 +3,7 @@
 pub(crate) mod ready;
 pub(crate) mod spans;
 
-use crate::api::{DiskConfig, Mode};
+use crate::api::{DiskConfig, Home, Mode};
 use crate::blocks::blockset::BlockSet;
 use crate::blocks::runset::RunSet;
 use crate::disk::spans::Spans;
@@ -129,15 +129,27 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
+    /// False if it lives on flash alone: nothing of it is ever read from an origin or written to one.
+    pub fn has_origin(&self) -> bool {
+        self.cfg.home == Home::Origin
+    }
+
+    /// Nothing of it has to survive a crash.
+    pub fn is_scratch(&self) -> bool {
+        self.cfg.home == Home::Scratch
+    }
+
     /// Could a power cut take from the origin what clean copies have? Then they must not outlive one.
     pub fn may_differ(&self) -> bool {
-        self.attached && self.cached > self.dirty.len() && !self.origin.sync.is_guarded()
+        let copies = self.attached && self.has_origin() && self.cached > self.dirty.len();
+        copies && !self.origin.sync.is_guarded()
     }
 
     /// True if the disk caches, and waits for a flush of its origin that makes durable what was written
     /// without an intent.
     pub fn waits_unguarded(&self) -> bool {
-        self.cfg.mode != Mode::Off && !self.origin.sync.is_guarded()
+        let caches = self.has_origin() && self.cfg.mode != Mode::Off;
+        caches && !self.origin.sync.is_guarded()
     }
 
     /// Sound flash has refused this dirty block, too lately to be asked again.
@@ -281,7 +293,10 @@ impl Disk {
     /// What keeps its dirty blocks from the origin, if anything does. Without any, nothing is kept.
     pub fn trouble(&self) -> Option<Trouble> {
         let owes = self.is_dirty() || !self.origin.destage.written.is_empty();
-        self.origin.destage.trouble.filter(|_| owes)
+        self.origin
+            .destage
+            .trouble
+            .filter(|_| owes && self.has_origin())
     }
 
     /// Anything the origin does not have?
@@ -297,12 +312,12 @@ impl Disk {
     /// True if the disk can have something to do without any event, only because time has passed.
     pub fn is_restless(&self) -> bool {
         let waits = !self.origin.intents.is_empty() || self.waits_unguarded();
-        self.attached && (waits || self.is_dirty() || self.excess() > 0)
+        self.attached && self.has_origin() && (waits || self.is_dirty() || self.excess() > 0)
     }
 
     /// True if the disk has something that the destager may have to bring to the origin.
     pub fn owes_destager(&self) -> bool {
-        self.attached && !self.fenced && self.is_dirty()
+        self.attached && self.has_origin() && !self.fenced && self.is_dirty()
     }
 
     /// The same, and nothing speaks against it now. What an origin that hangs is given only comes back to
@@ -316,7 +331,8 @@ impl Disk {
     pub fn is_draining(&self, stopping: bool) -> bool {
         let owes = self.is_dirty() || !self.origin.destage.written.is_empty();
         let unflushed = !self.origin.intents.is_empty() || !self.origin.sync.is_durable();
-        self.attached && (self.drain && (owes || unflushed) || stopping && unflushed)
+        let attached = self.attached && self.has_origin();
+        attached && (self.drain && (owes || unflushed) || stopping && unflushed)
     }
 
     /// Off, and the index knows no copy of this disk, and none is on its way.
@@ -328,6 +344,6 @@ impl Disk {
     }
 
     pub fn writes_to_flash(&self) -> bool {
-        self.cfg.mode == Mode::WriteBack
+        self.cfg.mode == Mode::WriteBack || !self.has_origin()
     }
 }

@@ -4,6 +4,12 @@
 /// One broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// Drop blocks of a disk that lives on flash as if an origin had them.
+    EvictKept,
+    /// Answer a flush of a disk that lives on flash although its discards are not durable.
+    FlushForgetsDiscards,
+    /// Keep what a crash left of a scratch disk.
+    KeepScratch,
     /// Answer a flush without flushing the flash device.
     SkipDeviceFlush,
     /// Write the origin without recording the intent first.
@@ -221,7 +227,7 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 66] = [
+    pub const BY_WORLDS: [Fault; 68] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -288,6 +294,8 @@ impl Fault {
         Fault::SkipRelogVoid,
         Fault::SkipRelogTold,
         Fault::RelogBehindNewer,
+        Fault::EvictKept,
+        Fault::KeepScratch,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
@@ -339,7 +347,7 @@ impl Fault {
     pub const HARMLESS: [Fault; 1] = [Fault::ZerosToldSuperseded];
 
     /// Those that nothing catches so far. That is a debt of the tests, not a merit of the engine.
-    pub const UNSEEN: [Fault; 0] = [];
+    pub const UNSEEN: [Fault; 1] = [Fault::FlushForgetsDiscards];
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Fault> {

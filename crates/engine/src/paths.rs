@@ -85,6 +85,9 @@ paths! {
     SegmentDiscarded: "a start discards a segment, or the end of one",
     SummaryDoubted: "a start looks at batches one by one although they have a summary",
     IntentRestored: "a start finds an open intent",
+    HeadResumed: "a start goes on in the segment that was being written",
+    ScratchDropped: "a start drops what is left of a scratch disk",
+    HomelessMoved: "eviction moves blocks of a disk that lives on flash",
 }
 
 #[cfg(feature = "paths")]

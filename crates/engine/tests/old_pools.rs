@@ -176,6 +176,7 @@ fn disks(flash: &mut Mem) -> [KnownDisk; 2] {
             id: disk.id,
             size: disk.size,
             since_seq: disk.since_seq,
+            home: hearth_engine::api::Home::Origin,
         }
     })
 }
@@ -195,6 +196,7 @@ impl Rig {
                 max_bytes: 0,
                 seq_cutoff: 0,
                 read_only: false,
+                home: hearth_engine::api::Home::Origin,
             };
             engine.attach(config, OriginState::Unknown).unwrap();
         }
@@ -462,6 +464,7 @@ fn a_segment_with_as_many_entries_as_a_summary_holds() {
         id: 1,
         size: 1 << 20,
         since_seq: 0,
+        home: hearth_engine::api::Home::Origin,
     };
     // From the old log, and from the map that then is there.
     for start in 1..=2 {

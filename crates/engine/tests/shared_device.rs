@@ -67,6 +67,7 @@ impl World {
             max_bytes: 0,
             seq_cutoff: 0,
             read_only: false,
+            home: hearth_engine::api::Home::Origin,
         };
         engine
             .attach(cfg, OriginState::Flushed)

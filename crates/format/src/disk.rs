@@ -57,8 +57,10 @@ mod tag {
     pub const DATASTORE: u16 = super::CRITICAL | 23;
     /// An older version would read and write one leg as if it were all.
     pub const MIRROR: u16 = super::CRITICAL | 24;
+    /// An older version would look for an origin, and drop what nobody else has.
+    pub const HOME: u16 = super::CRITICAL | 25;
     /// The last number this version knows.
-    pub const LAST: u16 = 24;
+    pub const LAST: u16 = 25;
 }
 
 /// How a disk is cached.
@@ -74,6 +76,19 @@ pub enum CacheMode {
     WriteAround = 3,
     /// Pass-through.
     Off = 4,
+}
+
+/// Where the data of a disk lives in the end.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Home {
+    /// On its origin.
+    #[default]
+    Origin = 0,
+    /// On flash alone.
+    Flash = 1,
+    /// The same, and a crash leaves nothing of it.
+    Scratch = 2,
 }
 
 /// What an origin looked like when its disk was last detached: if it differs at the next
@@ -149,6 +164,8 @@ pub struct DiskRecord {
     pub datastore: String,
     /// Which legs of a mirrored origin hold the disk; `None` for an origin that is no mirror.
     pub mirror: Option<MirrorStamps>,
+    /// Where its data lives. The origin of a disk without one is a name and nothing else.
+    pub home: Home,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -180,6 +197,7 @@ impl Default for DiskRecord {
             fenced_at: 0,
             datastore: String::new(),
             mirror: None,
+            home: Home::default(),
             unknown: Vec::new(),
         }
     }
@@ -209,6 +227,11 @@ impl DiskRecord {
     /// True if it is a file of a datastore, and no disk that people know.
     pub fn is_file(&self) -> bool {
         !self.datastore.is_empty()
+    }
+
+    /// True if nothing of it is on an origin.
+    pub fn is_flash_only(&self) -> bool {
+        self.home != Home::Origin
     }
 
     /// Checks what must hold for a record, whoever made it.
@@ -329,6 +352,9 @@ impl DiskRecord {
         if let Some(mirror) = &self.mirror {
             field(out, tag::MIRROR, &mirror.encode()?);
         }
+        if self.home != Home::Origin {
+            field(out, tag::HOME, &[self.home as u8]);
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -415,6 +441,15 @@ impl DiskRecord {
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
             tag::DATASTORE => self.datastore = text(tag, bytes)?,
             tag::MIRROR => self.mirror = Some(MirrorStamps::decode(bytes)?),
+            tag::HOME => {
+                let [raw] = exact(tag, bytes)?;
+                self.home = match raw {
+                    0 => Home::Origin,
+                    1 => Home::Flash,
+                    2 => Home::Scratch,
+                    _ => return Err(newer(format!("home {raw} of a disk"))),
+                };
+            }
             tag if tag & CRITICAL != 0 => return Err(newer(format!("disk setting {tag:#06x}"))),
             tag => self.unknown.push((tag, bytes.to_vec())),
         }

@@ -31,7 +31,7 @@ pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
 pub use beside::{IdSet, PoolNotes};
 pub use checkpoint::{CheckpointHeader, Section};
 pub use datastore::DatastoreRecord;
-pub use disk::{CacheMode, DISK_ID_MAX, DiskRecord, OriginIdentity, check_name};
+pub use disk::{CacheMode, DISK_ID_MAX, DiskRecord, Home, OriginIdentity, check_name};
 pub use entry::{Entry, Kind};
 pub use error::FormatError;
 pub use foreign::{Found, identify};

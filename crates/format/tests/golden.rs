@@ -9,9 +9,9 @@ use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::registry::{Front, Moved};
 use hearth_format::{
-    BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry, Kind, Layout, MapEntry,
-    MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap, SummaryHeader, Superblock,
-    Uuid, pool_tag,
+    BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry, Home, Kind, Layout,
+    MapEntry, MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap, SummaryHeader,
+    Superblock, Uuid, pool_tag,
 };
 use hearth_io::Media;
 
@@ -304,6 +304,7 @@ fn registry() {
         fenced_at: 0,
         datastore: String::new(),
         mirror: None,
+        home: Home::Origin,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
@@ -468,6 +469,40 @@ fn checkpoint() {
         CheckpointHeader::decode(&block(CHECKPOINT), 12288).unwrap(),
         header
     );
+}
+
+/// Field 25, the last one of a record.
+#[test]
+fn where_a_disk_lives() {
+    let plain = DiskRecord {
+        id: 1,
+        name: "a".to_owned(),
+        origin: "flash:a".to_owned(),
+        ..DiskRecord::default()
+    };
+    let encode = |home| {
+        let disk = DiskRecord {
+            home,
+            ..plain.clone()
+        };
+        let registry = Registry {
+            generation: 1,
+            next_disk_id: 2,
+            disks: vec![disk.into()],
+            unknown_records: Vec::new(),
+        };
+        let bytes = registry.encode(pool()).unwrap();
+        let back = Registry::decode(&bytes, pool()).unwrap();
+        assert_eq!(back, registry);
+        bytes
+    };
+    let field = |bytes: &[u8]| {
+        let at = bytes.windows(4).position(|w| w == [0x19, 0x80, 1, 0]);
+        at.map(|at| bytes[at + 4])
+    };
+    assert_eq!(field(&encode(Home::Origin)), None);
+    assert_eq!(field(&encode(Home::Flash)), Some(1));
+    assert_eq!(field(&encode(Home::Scratch)), Some(2));
 }
 
 const MIRROR_STAMPS: &[&str] = &[

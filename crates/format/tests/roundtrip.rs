@@ -4,8 +4,8 @@ use hearth_format::disk::OriginIdentity;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_format::{
     BATCH_ENTRIES_MAX, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry,
-    FormatError, Kind, Layout, MapHeader, PoolState, Registry, Section, SummaryHeader, Superblock,
-    Uuid, check_name,
+    FormatError, Home, Kind, Layout, MapHeader, PoolState, Registry, Section, SummaryHeader,
+    Superblock, Uuid, check_name,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -159,6 +159,7 @@ prop_compose! {
             fenced_at,
             datastore,
             mirror: flags[1].then(|| mirror(serial, size_then)),
+            home: [Home::Origin, Home::Flash, Home::Scratch][mode % 3],
             unknown,
         }
     }

@@ -19,6 +19,6 @@ pub use hearth_nbd_client::TIMEOUT_DEFAULT;
 pub use image::{Image, ImageError};
 pub use legs::{legs, mirror, parts};
 pub use open::{
-    How, OpenError, absolute, chain, check, check_writable, is_image_format, is_there, local_path,
-    may_have_chain, open, socket,
+    FLASH, How, OpenError, absolute, chain, check, check_writable, is_image_format, is_there,
+    local_path, may_have_chain, open, socket,
 };

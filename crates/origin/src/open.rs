@@ -109,7 +109,12 @@ pub(crate) enum Kind {
     Nbd(Uri),
     Image(Image),
     Mirror(Vec<OriginSpec>),
+    /// A disk that has none: what stands there is a name.
+    Nowhere,
 }
+
+/// The scheme of what stands for the origin of a disk that lives on flash.
+pub const FLASH: &str = "flash";
 
 pub(crate) fn kind(source: &Source) -> Result<Kind, OpenError> {
     match source {
@@ -121,6 +126,7 @@ pub(crate) fn kind(source: &Source) -> Result<Kind, OpenError> {
                 legs.iter().try_for_each(check)?;
                 Ok(Kind::Mirror(legs))
             }
+            FLASH => Ok(Kind::Nowhere),
             s if s.starts_with("nbd") => Ok(Kind::Nbd(Uri::parse(scheme, rest)?)),
             _ => match Image::parse(scheme, rest) {
                 Some(image) => Ok(Kind::Image(image?)),
@@ -170,6 +176,8 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
             Device::remote(Arc::new(NbdOrigin::open(Arc::new(uri), options)?))
         }
         Kind::Mirror(_) => return Err(OpenError::Mirror("its legs are opened one by one".into())),
+        // Whoever has a disk that lives on flash knows its size, and opens nothing.
+        Kind::Nowhere => return Err(OpenError::Scheme(FLASH.to_owned())),
         Kind::Image(image) if image.is_read_only() && !how.read_only => {
             return Err(OpenError::ReadOnly(image.name()));
         }
@@ -277,6 +285,7 @@ pub fn is_there(spec: &OriginSpec, size: u64) -> bool {
         // Whether it will open, only opening it can tell.
         Ok(Kind::Image(image)) => image.path().is_none_or(Path::exists),
         Ok(Kind::Mirror(legs)) => legs.iter().any(|leg| is_there(leg, size)),
+        Ok(Kind::Nowhere) => true,
         Err(_) => false,
     }
 }
@@ -318,7 +327,7 @@ pub fn socket(spec: &OriginSpec) -> Option<PathBuf> {
 pub fn local_path(spec: &OriginSpec) -> Option<PathBuf> {
     match kind(&spec.source).ok()? {
         Kind::File(path) => Some(path),
-        Kind::Nbd(_) | Kind::Mirror(_) => None,
+        Kind::Nbd(_) | Kind::Mirror(_) | Kind::Nowhere => None,
         Kind::Image(image) => image.path().map(Path::to_owned),
     }
 }

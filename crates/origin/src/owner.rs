@@ -255,6 +255,7 @@ fn place(spec: &OriginSpec) -> std::io::Result<Place> {
                 ),
             }
         }
+        Ok(Kind::Nowhere) => Place::Local,
         // It will not open either, and says why.
         Err(_) => Place::Local,
     })

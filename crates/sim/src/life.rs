@@ -344,7 +344,10 @@ impl World<'_> {
         if self.rng.chance(1, 2) && self.accept_losses_of(index)? {
             return Ok(());
         }
+        let homeless = self.disks[index].homeless();
         match self.rng.below(14) {
+            // Neither mode nor limits mean anything for it.
+            0..=5 if homeless => self.tick()?,
             0..=3 => {
                 let mode = *self.rng.pick(&[
                     Mode::WriteBack,
@@ -513,7 +516,7 @@ impl World<'_> {
     }
 
     /// Drops all that is cached of a disk that is not attached; from now on its records are void.
-    fn forget(&mut self, index: usize) -> Outcome {
+    pub(crate) fn forget(&mut self, index: usize) -> Outcome {
         let id = self.disks[index].config.id;
         let mut since_seq = None;
         for _ in 0..LIFE_STEPS_MAX {
@@ -567,9 +570,11 @@ impl World<'_> {
         }
         let disk = self.draw(id);
         self.disks[index] = disk;
-        let size = self.disks[index].config.size;
+        let (size, home) = (self.disks[index].config.size, self.disks[index].config.home);
         let known = self.known.iter_mut().find(|k| k.id == id);
-        known.into_iter().for_each(|k| k.size = size);
+        known
+            .into_iter()
+            .for_each(|k| (k.size, k.home) = (size, home));
         // It is new, so whoever waited for it waits no more; it comes below.
         self.disks[index].late = Some(LATE_STEPS);
         if self.rng.chance(1, 2) {
@@ -597,6 +602,7 @@ impl World<'_> {
             self.paths.note(Event::CrashWithoutDisk);
         }
         self.forget_in_flight();
+        self.unclean = true;
         self.lose(flash, origins);
         // A power cut of one side only leaves the other's contents volatile.
         self.model.crash(match (flash, origins) {
@@ -715,9 +721,12 @@ impl World<'_> {
         if tripped {
             self.paths.note(Event::StopCutOff);
         }
-        if tripped || self.rng.chance(1, 4) {
+        let crashes = tripped || self.rng.chance(1, 4);
+        if crashes {
             self.crash();
         }
+        // Whether the stop or the crash was first is for the next start to say.
+        self.unclean = false;
         self.forget_in_flight();
         self.model.crash(End::Process);
         match result {
@@ -751,13 +760,17 @@ impl World<'_> {
             if tripped {
                 drop(opened);
                 self.paths.note(Event::StartCutOff);
+                // After a stop in order the start says whether it had begun to change anything.
+                let unclean = self.unclean;
                 self.crash();
+                self.unclean = unclean;
                 continue;
             }
             if self.given_up {
                 self.paths.note(Event::OpenedAfterGivenUp);
             }
             self.subject = Some(opened.map_err(|e| format!("open failed: {e}"))?);
+            self.drop_scratch()?;
             (self.given_up, self.flash_failed) = (false, 0);
             for index in 0..self.disks.len() {
                 self.disks[index].late = Some(LATE_STEPS);
@@ -774,27 +787,6 @@ impl World<'_> {
             return Ok(());
         }
         Err("a reopening that is never cut off was cut off".into())
-    }
-
-    /// What flash holds of a disk whose origin went on without it does not count. What its origin never
-    /// got is lost then, and nothing else.
-    fn drop_distrusted(&mut self, index: usize) -> Outcome {
-        if !std::mem::take(&mut self.disks[index].distrusted) {
-            return Ok(());
-        }
-        let found = self.subject()?.owed(self.disks[index].config.id);
-        let now = self.model.now();
-        let disk = &mut self.disks[index];
-        let owed = std::mem::take(&mut disk.owed);
-        let lost: Vec<u64> = found.into_iter().filter(|b| owed.contains(b)).collect();
-        disk.accept(lost.iter().copied(), now);
-        disk.hurt.clear();
-        disk.dirty_once = disk.config.mode == Mode::WriteBack;
-        trace!(
-            self,
-            "disk {} was passed by its origin; lost are {lost:?}", self.disks[index].config.id
-        );
-        self.forget(index)
     }
 
     /// Lets time pass until `done`.
@@ -900,7 +892,7 @@ impl World<'_> {
         }
         self.settle("listing what is lost", |w| {
             w.subject.as_ref().is_some_and(|s| {
-                w.disks.iter().all(|d| {
+                w.disks.iter().filter(|d| !d.homeless()).all(|d| {
                     let unsaved = s.unsaved(d.config.id);
                     unsaved.dirty == unsaved.lost.len() as u64
                 })
@@ -911,7 +903,8 @@ impl World<'_> {
             let (lost, now) = (self.lost_of(index)?, self.model.now());
             self.disks[index].accept(lost.iter().copied(), now);
             let whole = |b: &&u64| (**b + 1) * 4096 <= self.disks[index].config.size;
-            if let Some(block) = lost.iter().find(whole).copied() {
+            let again = lost.iter().find(whole).copied();
+            if let Some(block) = again.filter(|_| !self.disks[index].homeless()) {
                 self.disks[index].accepted.remove(&block);
                 let wish = Wish {
                     op: ReqOp::Write { fua: false },
@@ -934,7 +927,7 @@ impl World<'_> {
         self.settle("draining after the losses were accepted", |w| {
             w.subject
                 .as_ref()
-                .is_some_and(|s| w.disks.iter().all(|d| s.clean(d.config.id)))
+                .is_some_and(|s| w.disks.iter().all(|d| d.homeless() || s.clean(d.config.id)))
         })?;
         (0..self.disks.len()).try_for_each(|index| self.compare(index))
     }
@@ -961,7 +954,7 @@ impl World<'_> {
             w.subject.as_ref().is_some_and(|s| {
                 w.disks
                     .iter()
-                    .all(|d| !d.hurt.is_empty() || s.clean(d.config.id))
+                    .all(|d| d.homeless() || !d.hurt.is_empty() || s.clean(d.config.id))
             })
         })?;
         for index in 0..self.disks.len() {
@@ -977,6 +970,10 @@ impl World<'_> {
     /// The origin alone must be the disk, but for what was accepted as lost.
     fn compare(&mut self, index: usize) -> Outcome {
         let uid = self.disks[index].uid;
+        if self.disks[index].homeless() {
+            // All that is to be seen of it was read.
+            return Ok(());
+        }
         for block in self.model.written_blocks(uid) {
             if self.disks[index].is_accepted(block, u64::MAX) {
                 continue;

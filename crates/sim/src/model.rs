@@ -158,6 +158,13 @@ impl Model {
         );
     }
 
+    /// Nothing is left of what was ever written to a disk, which is at rest.
+    pub fn clear(&mut self, uid: u8) {
+        if let Some(disk) = self.disks.get_mut(&uid) {
+            disk.blocks.fill_with(|| None);
+        }
+    }
+
     /// A disk has grown; the new part reads as its base says.
     pub fn grow(&mut self, uid: u8, size: u64) {
         if let Some(disk) = self.disks.get_mut(&uid) {

@@ -14,6 +14,8 @@ pub struct Profile {
     pub about: &'static str,
     /// Weights of write-back, write-through, write-around and off for a disk's mode.
     pub modes: [u32; 4],
+    /// Weights of disks with an origin, of those that live on flash, and of those of which a crash leaves nothing.
+    pub homes: [u32; 3],
     /// Runs between crashes or stops.
     pub lives: (u64, u64),
     /// Requests per life.
@@ -73,6 +75,7 @@ const CALM: Profile = Profile {
     name: "calm",
     about: "no trouble at all, no crash: reads return what was written",
     modes: [4, 2, 2, 1],
+    homes: [1, 0, 0],
     lives: (1, 1),
     requests: (100, 500),
     crash: 0,
@@ -102,7 +105,7 @@ const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 19] = [
+pub const PROFILES: [Profile; 24] = [
     CALM,
     Profile {
         name: "restart",
@@ -318,10 +321,79 @@ pub const PROFILES: [Profile; 19] = [
         worn: true,
         ..CALM
     },
+    Profile {
+        name: "flash-only",
+        about: "disks that live on flash beside others, with crashes and stops",
+        homes: [2, 4, 2],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 70,
+        change: 6,
+        absent: 10,
+        heavy: 30,
+        trouble: 15,
+        call_off: 10,
+        ..CALM
+    },
+    Profile {
+        name: "flash-only-pressed",
+        about: "the same while everybody writes more than fits, and disks come and go",
+        modes: [4, 1, 1, 0],
+        homes: [3, 3, 1],
+        lives: (2, 4),
+        requests: (100, 400),
+        crash: 60,
+        change: 15,
+        heavy: 100,
+        absent: 10,
+        ..CALM
+    },
+    Profile {
+        name: "flash-only-hurt",
+        about: "disks that live on flash which fails, dies and comes back",
+        homes: [2, 4, 1],
+        lives: (1, 4),
+        requests: (40, 160),
+        crash: 50,
+        flash_read_eio: 40,
+        flash_write_eio: 30,
+        flash_death: true,
+        slow: 40,
+        change: 6,
+        trouble: 30,
+        revival: 60,
+        ..CALM
+    },
+    Profile {
+        name: "flash-only-crashed",
+        about: "disks that live on flash, and one crash after the other while flushes of flash are slow",
+        modes: [6, 1, 1, 0],
+        homes: [2, 4, 1],
+        lives: (10, 40),
+        requests: (1, 24),
+        crash: 95,
+        flash_flush_ns: 400_000_000,
+        absent: 5,
+        ..CALM
+    },
+    Profile {
+        name: "flash-only-rot",
+        about: "disks that live on flash whose blocks rot or cannot be read",
+        homes: [2, 4, 1],
+        lives: (1, 4),
+        requests: (40, 200),
+        crash: 0,
+        rot: 25,
+        change: 12,
+        heavy: 50,
+        absent: 10,
+        ..CALM
+    },
 ];
 
-const WEIGHTS: [u32; PROFILES.len()] =
-    [6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0];
+const WEIGHTS: [u32; PROFILES.len()] = [
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4,
+];
 
 /// The name that lets the seed choose.
 pub const MIXED: &str = "mixed";

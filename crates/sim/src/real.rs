@@ -129,18 +129,23 @@ impl Maker for Real {
                 id: k.id,
                 size: k.size,
                 since_seq: if self.ignore_since { 0 } else { k.since_seq },
+                home: k.home,
             })
             .collect();
-        let (engine, _) =
+        let (engine, report) =
             Engine::open(media, self.options(shape), &known).map_err(|e| e.to_string())?;
-        let uncounted = self.uncounted;
-        Ok(Box::new(RealSubject { engine, uncounted }))
+        Ok(Box::new(RealSubject {
+            engine,
+            uncounted: self.uncounted,
+            dropped: report.dropped,
+        }))
     }
 }
 
 struct RealSubject {
     engine: Engine,
     uncounted: bool,
+    dropped: Vec<DiskId>,
 }
 
 fn text(e: impl std::fmt::Display) -> String {
@@ -157,6 +162,9 @@ fn retry<T>(result: Result<T, ControlError>) -> Result<Option<T>, String> {
 }
 
 impl Subject for RealSubject {
+    fn dropped(&self) -> Vec<DiskId> {
+        self.dropped.clone()
+    }
     fn attach(&self, config: DiskConfig, origin: OriginState) -> Result<(), String> {
         self.engine.attach(config, origin).map_err(text)
     }

@@ -3,7 +3,7 @@
 //! The world talks to a [`Subject`]: the real engine, or a toy that breaks one rule on purpose
 //! and so proves that the simulator notices.
 
-use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState, Request};
+use hearth_engine::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState, Request};
 use hearth_io::{IoDone, Media};
 
 /// A disk the registry knows, and since when: records of the same id from before are another's.
@@ -15,6 +15,8 @@ pub struct Known {
     pub size: u64,
     /// The log's sequence number when the disk was created.
     pub since_seq: u64,
+    /// Where its data lives.
+    pub home: Home,
 }
 
 /// The parts of a world the subject must know to open.
@@ -37,6 +39,10 @@ pub struct Unsaved {
 
 /// Something that behaves like the engine: see `hearth_engine` for what the calls mean.
 pub trait Subject {
+    /// Disks of which the start dropped everything.
+    fn dropped(&self) -> Vec<DiskId> {
+        Vec::new()
+    }
     /// Puts a disk into service.
     fn attach(&self, config: DiskConfig, origin: OriginState) -> Result<(), String>;
     /// Takes a disk out of service. False: something of it is in flight, try again.

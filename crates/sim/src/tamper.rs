@@ -110,6 +110,7 @@ fn disks() -> [DiskConfig; 2] {
         max_bytes: 0,
         seq_cutoff: 0,
         read_only: false,
+        home: hearth_engine::api::Home::Origin,
     };
     [disk(1, Mode::WriteBack), disk(2, Mode::WriteThrough)]
 }
@@ -360,6 +361,7 @@ impl Life {
                 id: d.id,
                 size: d.size,
                 since_seq: 0,
+                home: hearth_engine::api::Home::Origin,
             })
             .collect();
         let options = EngineOptions {

@@ -322,6 +322,7 @@ impl Maker for Factory {
     fn tune(&self, config: &mut DiskConfig) {
         // A toy does not read, modify and write.
         config.origin_align = 512;
+        config.home = hearth_engine::api::Home::Origin;
     }
     fn format(&self, media: &mut dyn Media, _: Shape) -> Result<(), String> {
         media.write_at(0, &[1u8; 4096]).map_err(|e| e.to_string())?;

@@ -6,7 +6,7 @@
 use crate::content::SECTOR;
 use crate::prng::Prng;
 use crate::profile::Profile;
-use hearth_engine::api::{DiskConfig, Mode, ReqOp};
+use hearth_engine::api::{DiskConfig, Home, Mode, ReqOp};
 
 /// A request to be made; offset and length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,8 +206,15 @@ impl Habits {
     }
 }
 
-/// A disk's settings drawn from the seed. `max_blocks` bounds its size.
-pub fn draw_disk(rng: &mut Prng, profile: &Profile, id: u16, max_blocks: u64) -> DiskConfig {
+/// A disk's settings drawn from the seed. `max_blocks` bounds its size, and `kept_blocks` that of one which lives
+/// on flash.
+pub fn draw_disk(
+    rng: &mut Prng,
+    profile: &Profile,
+    id: u16,
+    max_blocks: u64,
+    kept_blocks: u64,
+) -> DiskConfig {
     let blocks = rng.between(16, max_blocks);
     let mut size = blocks * 4096;
     let origin_align = if profile.odd && rng.chance(1, 3) {
@@ -221,12 +228,32 @@ pub fn draw_disk(rng: &mut Prng, profile: &Profile, id: u16, max_blocks: u64) ->
             size -= rng.between(1, 500);
         }
     }
+    let home = match profile.homes {
+        [_, 0, 0] => Home::Origin,
+        homes => [Home::Origin, Home::Flash, Home::Scratch][rng.weighted(&homes)],
+    };
     let mode = [
         Mode::WriteBack,
         Mode::WriteThrough,
         Mode::WriteAround,
         Mode::Off,
     ][rng.weighted(&profile.modes)];
+    if home != Home::Origin {
+        // Promised as a whole, and there is no origin that another mode would write.
+        size = size.min(kept_blocks * 4096);
+        return DiskConfig {
+            id,
+            size,
+            origin_align,
+            mode: Mode::WriteBack,
+            block_size: 4096,
+            min_bytes: 0,
+            max_bytes: 0,
+            seq_cutoff: *rng.pick(&[0, 64 << 10]),
+            read_only: false,
+            home,
+        };
+    }
     DiskConfig {
         id,
         size,
@@ -237,6 +264,7 @@ pub fn draw_disk(rng: &mut Prng, profile: &Profile, id: u16, max_blocks: u64) ->
         max_bytes: *rng.pick(&[0, 0, 1 << 20, 4 << 20]),
         seq_cutoff: *rng.pick(&[0, 0, 256 << 10]),
         read_only: false,
+        home,
     }
 }
 
@@ -250,7 +278,7 @@ mod tests {
         let mut rng = Prng::new(11);
         for round in 0..200 {
             let profile = &PROFILES[round % PROFILES.len()];
-            let disk = draw_disk(&mut rng, profile, 1, 300);
+            let disk = draw_disk(&mut rng, profile, 1, 300, 200);
             let mut habits = Habits::draw(&mut rng, profile);
             for _ in 0..200 {
                 let wish = habits.next(&mut rng, disk.size);

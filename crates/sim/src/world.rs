@@ -14,7 +14,7 @@ use crate::prng::{Clock, Prng};
 use crate::profile::Profile;
 use crate::subject::{Known, Maker, Shape, Subject};
 use crate::workload::{Habits, draw_disk};
-use hearth_engine::api::{DiskConfig, Effects, Mode};
+use hearth_engine::api::{DiskConfig, Effects, Home, KEPT_PERCENT_MAX, Mode};
 use hearth_io::Target;
 use requests::InFlight;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,8 @@ const DEPTH_MAX: u64 = 32;
 const SEGMENT_BLOCKS: u32 = 256;
 /// Bytes of flash besides the segments: superblocks, registry, checkpoint.
 const FIXED_BYTES: u64 = 6 << 20;
+/// Segments of flash on which disks live.
+const KEPT_SEGMENTS: [u64; 4] = [12, 16, 24, 32];
 /// What flushes take besides what any operation does, where the profile does not say: as an SSD with a
 /// safe cache, one without, and one that is busy with itself; and hard disks.
 const FLUSH_NS: [u64; 5] = [0, 0, 2_000_000, 2_000_000, 40_000_000];
@@ -71,6 +73,11 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
+    /// It has no origin.
+    pub fn homeless(&self) -> bool {
+        self.config.home != Home::Origin
+    }
+
     pub fn attached(&self) -> bool {
         self.late.is_none()
     }
@@ -145,6 +152,10 @@ pub struct World<'a> {
     depth: u64,
     /// How large disks are, if that is not drawn.
     disk_blocks: Option<u64>,
+    /// How large disks may be that live on flash.
+    kept_blocks: u64,
+    /// The last run did not end in order.
+    pub(crate) unclean: bool,
 }
 
 macro_rules! trace {
@@ -175,6 +186,9 @@ impl<'a> World<'a> {
         }
         if profile.worn {
             segments = *rng.pick(&[64, 80, 100, 128]);
+        }
+        if profile.homes != [1, 0, 0] {
+            segments = *rng.pick(&KEPT_SEGMENTS);
         }
         let shape = Shape {
             segment_blocks: SEGMENT_BLOCKS,
@@ -244,17 +258,20 @@ impl<'a> World<'a> {
             trace: std::collections::VecDeque::new(),
             depth,
             disk_blocks,
+            // The rest is what segments kept free and the head take, and descriptors.
+            kept_blocks: (segments - 6) * 240 * KEPT_PERCENT_MAX / 100 / disks,
+            unclean: false,
             rng,
         };
         for id in 1..=disks {
             let disk = world.draw(id as u16);
-            let size = disk.config.size;
-            world.disks.push(disk);
             world.known.push(Known {
                 id: id as u16,
-                size,
+                size: disk.config.size,
                 since_seq: 0,
+                home: disk.config.home,
             });
+            world.disks.push(disk);
         }
         for _ in 0..world.rng.below(world.profile.bad_places + 1) {
             let bytes = u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
@@ -272,7 +289,13 @@ impl<'a> World<'a> {
 
     /// A new disk with a new origin.
     pub(crate) fn draw(&mut self, id: u16) -> Disk {
-        let mut config = draw_disk(&mut self.rng, &self.profile, id, DISK_BLOCKS_MAX);
+        let mut config = draw_disk(
+            &mut self.rng,
+            &self.profile,
+            id,
+            DISK_BLOCKS_MAX,
+            self.kept_blocks,
+        );
         if let Some(blocks) = self.disk_blocks {
             config.size = blocks * BLOCK as u64;
             config.max_bytes = 0;
@@ -280,13 +303,17 @@ impl<'a> World<'a> {
         self.maker.tune(&mut config);
         let uid = self.next_uid;
         self.next_uid += 1;
-        let base = Base::Stamped {
-            uid,
-            holes: (self.rng.next_u64() & self.rng.next_u64()) as u8,
-            // What an origin grows by is not zeros, or nobody would see padding that is served for it.
-            size: ORIGIN_GROWS_TO,
+        let holes = (self.rng.next_u64() & self.rng.next_u64()) as u8;
+        let base = match config.home {
+            Home::Origin => Base::Stamped {
+                uid,
+                holes,
+                // What an origin grows by is not zeros, or nobody would see padding that is served for it.
+                size: ORIGIN_GROWS_TO,
+            },
+            _ => Base::Zeros,
         };
-        let tear = if self.profile.sector_origins {
+        let tear = if self.profile.sector_origins && config.home == Home::Origin {
             Tear::Sector
         } else {
             Tear::Block

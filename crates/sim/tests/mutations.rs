@@ -34,6 +34,8 @@ fn profile(fault: Fault) -> &'static str {
         Fault::StarveForever => "full",
         Fault::EvictDirty | Fault::ZeroKeepsCopies | Fault::WriteKeepsZeros => "calm",
         Fault::ForgetInHead | Fault::WritePastDirty | Fault::WritePastUndurablyClean => "change",
+        Fault::EvictKept => "flash-only-pressed",
+        Fault::KeepScratch => "flash-only",
         Fault::TrustOldSummary => "crash",
         Fault::ResendRenumbered | Fault::LoseTooSoon | Fault::PromiseBroken => "flash-errors",
         Fault::WalkStrangers => "full",

@@ -202,6 +202,7 @@ fn a_summary_that_is_right_only_once() {
         id: DISK,
         size: SIZE,
         since_seq: 0,
+        home: hearth_engine::api::Home::Origin,
     }];
     let layout = Superblock::load(&mut flash.media(None))
         .expect("loads")

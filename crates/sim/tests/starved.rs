@@ -36,6 +36,7 @@ fn open(flash: &mut SimDevice) -> Engine {
         id: DISK,
         size: SIZE,
         since_seq: 0,
+        home: hearth_engine::api::Home::Origin,
     }];
     let (engine, _) =
         Engine::open(&mut flash.media(None), EngineOptions::default(), &known).expect("opened");

@@ -99,6 +99,22 @@ fn while_the_log_is_cleaned(mode: &str) -> Result<()> {
         .with_context(|| format!("SEED={seed}"))
 }
 
+/// Flash has the only copy, and the log is cleaned around it. There is no origin that could be compared.
+#[test]
+fn flash_only() -> Result<()> {
+    let seed = seed();
+    let count = cycles_wanted();
+    println!("kill -9, on flash alone: {count} cycles, SEED={seed}");
+    // Twice and some more: half of what a pool holds may be promised.
+    let mut hearth = Hearth::serving("224M")?;
+    let bytes = (BLOCKS as usize * BLOCK).to_string();
+    hearth.ok(&["disk", "add", "d", "--flash-only", &bytes])?;
+    let mut writer = Writer::new(seed);
+    rounds(&mut hearth, &mut writer, count, &|cycle| {
+        format!("on flash alone, cycle {cycle}, SEED={seed}")
+    })
+}
+
 fn seed() -> u64 {
     number("SEED").unwrap_or_else(|| {
         std::time::SystemTime::now()
@@ -128,8 +144,25 @@ fn cycles(mode: &str, wrapper: &str, count: u64) -> Result<()> {
     )?;
     // A flash of twice the disk's size, so that segments are freed and reused.
     let mut writer = Writer::new(seed);
+    rounds(&mut hearth, &mut writer, count, &|cycle| {
+        format!("{mode} {wrapper}, cycle {cycle}, SEED={seed}")
+    })?;
+    // What is left must reach the origin, and be the same there.
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer
+        .check_file(&origin)
+        .with_context(|| format!("SEED={seed}"))
+}
+
+/// Load, kill -9, and a look at every block, so many times.
+fn rounds(
+    hearth: &mut Hearth,
+    writer: &mut Writer,
+    count: u64,
+    about: &dyn Fn(u64) -> String,
+) -> Result<()> {
     for cycle in 0..count {
-        let about = || format!("{mode} {wrapper}, cycle {cycle}, SEED={seed}");
+        let about = || about(cycle);
         let mut client = hearth.connect("d")?;
         let life = Duration::from_millis(LOAD_MS.0 + writer.below(LOAD_MS.1 - LOAD_MS.0));
         writer
@@ -142,9 +175,5 @@ fn cycles(mode: &str, wrapper: &str, count: u64) -> Result<()> {
         // The same answer again: no flip without a write.
         writer.check_stable(&mut client).with_context(about)?;
     }
-    // What is left must reach the origin, and be the same there.
-    hearth.ok(&["disk", "flush", "d"])?;
-    writer
-        .check_file(&origin)
-        .with_context(|| format!("SEED={seed}"))
+    Ok(())
 }

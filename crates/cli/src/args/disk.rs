@@ -53,6 +53,7 @@ pub enum Disk {
         hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
         hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
         hearth disk add clone --origin qcow2:/srv/clone.qcow2 --allow-backing\n  \
+        hearth disk add swap --flash-only 8G --scratch\n  \
         hearth disk add web --mirror /dev/sdb --mirror /dev/sdc\n  \
         hearth disk add mail --origin nbd://storage1/mail --sole-user --origin-timeout 60"
     )]
@@ -110,8 +111,14 @@ pub struct DiskAdd {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Where the disk's data is: a file, a block device, an image as FORMAT:PATH or an NBD export (docs/origins.md)
-    #[arg(long, value_name = "ORIGIN", required_unless_present = "mirror")]
+    #[arg(long, value_name = "ORIGIN", required_unless_present_any = ["mirror", "flash_only"])]
     pub origin: Option<String>,
+    /// No origin: a disk of this size whose data is on flash and nowhere else (docs/flash-only.md)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["origin", "mirror"])]
+    pub flash_only: Option<Size>,
+    /// With --flash-only: after a crash the disk is empty, and nothing waits for flash to be flushed
+    #[arg(long, requires = "flash_only")]
+    pub scratch: bool,
     /// One of several places that each hold all of the disk's data; give two or more. The first one holds it, the
     /// others are overwritten (docs/mirrors.md)
     #[arg(long, value_name = "ORIGIN", conflicts_with = "origin")]
@@ -134,6 +141,9 @@ pub struct DiskSet {
     pub name: String,
     #[command(flatten)]
     pub settings: Settings<false>,
+    /// Of a disk that lives on flash: its new size, not smaller than before
+    #[arg(long, group = "change", value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<Size>,
     /// The origin has grown: take over its size
     #[arg(long, group = "change")]
     pub size_from_origin: bool,

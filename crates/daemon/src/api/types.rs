@@ -101,6 +101,29 @@ impl From<Mode> for CacheMode {
     }
 }
 
+/// Where the data of a disk lives in the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskHome {
+    /// On its origin.
+    #[default]
+    Origin,
+    /// On flash alone.
+    Flash,
+    /// On flash alone, and nothing of it is left after a crash.
+    Scratch,
+}
+
+impl From<hearth_format::Home> for DiskHome {
+    fn from(home: hearth_format::Home) -> DiskHome {
+        match home {
+            hearth_format::Home::Origin => DiskHome::Origin,
+            hearth_format::Home::Flash => DiskHome::Flash,
+            hearth_format::Home::Scratch => DiskHome::Scratch,
+        }
+    }
+}
+
 /// Which side wins when an origin was changed behind Hearth's back while dirty blocks wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -117,8 +140,16 @@ pub struct DiskAdd {
     /// Name, also the NBD export's: letters, digits, `-`, `_`, `.`; at most 64 bytes.
     pub name: String,
     /// The origin: the absolute path of a file or block device, or `nbd://HOST:PORT/EXPORT`,
-    /// `nbd+unix:///EXPORT?socket=PATH`, or an image such as `qcow2:PATH` (docs/origins.md).
+    /// `nbd+unix:///EXPORT?socket=PATH`, or an image such as `qcow2:PATH` (docs/origins.md). Left out with
+    /// `flash_only`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub origin: String,
+    /// A disk of so many bytes that lives on flash alone: it has no origin (docs/flash-only.md).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_only: Option<u64>,
+    /// With `flash_only`: after a crash nothing is left of it, and nothing waits for flash to be flushed.
+    #[serde(default)]
+    pub scratch: bool,
     /// Its settings.
     #[serde(flatten)]
     pub settings: SettingsGiven,
@@ -141,6 +172,9 @@ pub struct DiskSet {
     /// The settings to change.
     #[serde(flatten)]
     pub settings: SettingsChanged,
+    /// Of a disk that lives on flash: its new size in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
     /// Take over the origin's present size, if it has grown.
     #[serde(default)]
     pub size_from_origin: bool,
@@ -262,6 +296,9 @@ pub struct DiskInfo {
     pub id: u16,
     /// The origin as it was given.
     pub origin: String,
+    /// Where its data lives.
+    #[serde(default)]
+    pub home: DiskHome,
     /// Bytes.
     pub size: u64,
     /// Its settings.
@@ -584,6 +621,12 @@ pub struct PoolInfo {
     /// Bytes the origins do not have yet; zeroed and discarded ranges included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty: Option<u64>,
+    /// Bytes promised to disks that live on flash, written or not; only while serving.
+    #[serde(default)]
+    pub promised: u64,
+    /// Of the flash, how many bytes may be.
+    #[serde(default)]
+    pub promised_most: u64,
     /// Why `cached` and `dirty` are absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,

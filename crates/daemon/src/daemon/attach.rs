@@ -531,7 +531,8 @@ impl Daemon {
         ownership.confirm(&spec)?;
         let identity = origin::identity(&device);
         // Of one that is too small nothing more need be known.
-        let mut looks = if device.size() >= record.size {
+        // What flash alone has cannot differ from anything.
+        let mut looks = if device.size() >= record.size && !record.is_flash_only() {
             self.compared(record, &device, identity.as_ref())
         } else {
             Looks::default()
@@ -577,6 +578,12 @@ impl Daemon {
         let status = self.engine.status(record.id).unwrap_or_default();
         let dirty = status.owed_blocks();
         let degraded = self.flash.degraded();
+        if let Some(degraded) = degraded.filter(|_| record.is_flash_only()) {
+            return Err(Error::refused(
+                format!("it lives on flash, which is not used: {}", degraded.why),
+                "the disk is served again when the daemon is started with its flash in use",
+            ));
+        }
         if let Some(degraded) = degraded.filter(|d| dirty > 0 && d.dirty == Dirty::Refuse) {
             return Err(Error::refused(
                 format!(
@@ -588,6 +595,12 @@ impl Daemon {
             ));
         }
         let mut notices = Vec::new();
+        if self.dropped.contains(&record.id) {
+            notices.push(
+                "it is scratch and the run before did not end in order, so nothing of it was left"
+                    .to_owned(),
+            );
+        }
         notices.extend(self.kept_back(&record, trust)?);
         if record.rules == 0 {
             notices.extend(looks.old.clone());
@@ -693,10 +706,16 @@ impl Daemon {
                 format!(
                     "something written by the guest may have been on flash only, and is not there any more: {what}"
                 ),
-                format!(
-                    "{back}to go on with what the origin has, which may be an older state in any of its parts: `hearth disk set {} --trust origin`",
-                    record.name
-                ),
+                match record.is_flash_only() {
+                    true => format!(
+                        "{back}to go on with an empty disk: `hearth disk set {} --trust origin`",
+                        record.name
+                    ),
+                    false => format!(
+                        "{back}to go on with what the origin has, which may be an older state in any of its parts: `hearth disk set {} --trust origin`",
+                        record.name
+                    ),
+                },
             ));
         }
         let noted = beside.note(|notes| {
@@ -828,6 +847,9 @@ impl Daemon {
         backing: Backing,
         fresh: bool,
     ) -> Result<Device> {
+        if record.is_flash_only() {
+            return Ok(super::homeless::device(record));
+        }
         let Some(legs) = hearth_origin::legs(spec) else {
             return origin::open(spec, record, &self.images, backing);
         };

@@ -17,7 +17,7 @@ use super::apart::is_taken;
 use super::attach::Opened;
 use super::chains::check_chain_names;
 use super::course::{Attempt, Turn};
-use super::{Daemon, Slot, StopReason, control_error, lock, trouble};
+use super::{Daemon, Slot, StopReason, control_error, homeless, lock, trouble};
 use crate::api::advice::AdviceReport;
 use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use crate::api::server::Control;
@@ -180,6 +180,19 @@ fn new_mirror(spec: &OriginSpec) -> Result<Option<MirrorStamps>> {
     }
 }
 
+/// A disk that was just added, if it is served.
+pub(super) fn attached(info: DiskInfo) -> Result<DiskInfo> {
+    if info.state == DiskState::Attached {
+        return Ok(info);
+    }
+    let whole = format!("disk {} was added but is {}", info.name, info.state.word());
+    let why = Fault::new(
+        info.reason.unwrap_or_default(),
+        info.remedy.unwrap_or_default(),
+    );
+    Err(Error::of(Kind::Unavailable, why.within(whole)))
+}
+
 fn check_name_free(slots: &Slots<Slot>, name: &str) -> Result<()> {
     if slots.get(name).is_none() {
         return Ok(());
@@ -236,7 +249,7 @@ impl Daemon {
     }
 
     /// Takes a number and the name for a new disk, whose origin lies on `place`.
-    fn take_number(
+    pub(super) fn take_number(
         self: &Arc<Daemon>,
         name: &str,
         origin: &str,
@@ -279,7 +292,7 @@ impl Daemon {
     }
 
     /// Voids whatever the log may hold of the number a new disk gets, stores the disk, and attaches it.
-    fn admit(
+    pub(super) fn admit(
         self: &Arc<Daemon>,
         turn: &Turn,
         spec: &OriginSpec,
@@ -298,6 +311,7 @@ impl Daemon {
             // The engine may be flushing the origin of its own accord at this moment.
             self.at_rest(&format!("add {name}"), || self.engine.detach(id))?;
             record.since_seq = since_seq;
+            let holds = self.holds();
             let mut pool = lock(&self.pool);
             let capacity = pool.capacity();
             // Others may have been added or changed while its origin was opened.
@@ -305,6 +319,9 @@ impl Daemon {
             check_chain_names(&pool, &name, spec, &record.chain, record.read_only)?;
             pool.change(|registry| {
                 check_share(registry, capacity, &name, record.min_bytes)?;
+                if record.is_flash_only() {
+                    homeless::check_promise(registry, holds, &name, record.size)?;
+                }
                 registry.disk_id_taken(id);
                 registry.disks.push(record.clone().into());
                 Ok(())
@@ -454,6 +471,7 @@ impl Daemon {
             .ok_or_else(|| Error::no_disk(name))?;
         let mut wanted = record.clone();
         let changed = settings::change(&mut wanted, &set.settings)?;
+        homeless::check_settings(&wanted)?;
         let more = wanted.min_bytes > record.min_bytes;
         let mut pool = lock(&self.pool);
         let capacity = pool.capacity();
@@ -521,6 +539,7 @@ impl Control for Arc<Daemon> {
                 return Err(e);
             }
             if dirty > 0
+                && !status.lives_on_flash
                 && let Some(e) = slot.life.unserved().map(Unserved::why)
             {
                 return Err(Error::refused(
@@ -557,6 +576,15 @@ impl Control for Arc<Daemon> {
                 "use letters, digits, '.', '_' and '-', at most 64, not starting with '.' or '-'",
             )
         })?;
+        if let Some(size) = disk.flash_only {
+            return self.add_flash_only(disk, size);
+        }
+        if disk.scratch {
+            return Err(Error::invalid(
+                "only a disk that lives on flash can be scratch: an origin keeps what it has",
+                "give the size of one that has no origin, with --flash-only",
+            ));
+        }
         let mut record = settings::defaults();
         settings::change(&mut record, &disk.settings)?;
         let spec = origin::parse(&disk.origin)?;
@@ -610,22 +638,17 @@ impl Control for Arc<Daemon> {
         self.admit(&turn, &spec, record, opened)?;
         attempt.end();
         drop(turn);
-        let info = self.disk_info(&disk.name)?;
-        if info.state != DiskState::Attached {
-            let why = Fault::new(
-                info.reason.unwrap_or_default(),
-                info.remedy.unwrap_or_default(),
-            );
-            let whole = format!("disk {} was added but is {}", disk.name, info.state.word());
-            return Err(Error::of(Kind::Unavailable, why.within(whole)));
-        }
-        Ok(info)
+        attached(self.disk_info(&disk.name)?)
     }
 
     fn set(&self, name: &str, set: DiskSet) -> Result<DiskInfo> {
         let turn = self.turn_for(name)?;
+        self.check_set(name, &set)?;
         self.apply(name, &set)?;
         drop(turn);
+        if let Some(size) = set.size {
+            self.resize_flash_only(name, size)?;
+        }
         if set.size_from_origin {
             self.grow(name)?;
         }
@@ -647,6 +670,12 @@ impl Control for Arc<Daemon> {
 
     fn flush(&self, name: &str) -> Result<DiskInfo> {
         let turn = self.turn_for(name)?;
+        let flash_only = lock(&self.pool)
+            .record(turn.id())
+            .is_some_and(DiskRecord::is_flash_only);
+        if flash_only {
+            return Err(homeless::has_none(name, "there is nothing to flush to"));
+        }
         self.try_tell(&turn, Event::Flush)
             .map_err(|why| match why {
                 Refusal::Unserved(why) => Error::refused(
@@ -695,6 +724,15 @@ impl Control for Arc<Daemon> {
             }
             let status = self.engine.status(slot.id).unwrap_or_default();
             let dirty = status.owed_blocks();
+            if status.lives_on_flash && dirty > 0 && !how.discard_dirty {
+                return Err(Error::refused(
+                    format!(
+                        "{} of disk {name} are on flash and nowhere else: they go with it",
+                        human(dirty * BLOCK)
+                    ),
+                    "copy what is needed first; then remove it with --discard-dirty --yes",
+                ));
+            }
             match slot.life.unserved().map(Unserved::why) {
                 Some(e) if dirty > 0 && !how.discard_dirty => Err(Error::refused(
                     format!(

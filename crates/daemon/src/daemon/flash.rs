@@ -547,6 +547,9 @@ impl Daemon {
         let left = |engine: &hearth_engine::Engine| -> u64 {
             let owed = |id: &DiskId| {
                 engine.status(*id).map_or(0, |s| {
+                    if s.lives_on_flash {
+                        return 0;
+                    }
                     let lost: u64 = s.lost_ranges.iter().map(|(_, len)| len).sum();
                     s.owed_bytes().saturating_sub(lost)
                 })

@@ -18,6 +18,7 @@ mod course;
 pub(crate) mod datastores;
 mod fence;
 mod flash;
+mod homeless;
 mod jobs;
 mod legs;
 mod metrics;
@@ -189,6 +190,8 @@ pub struct Daemon {
     recovery: Recovery,
     /// The run before did not end in order.
     crashed: bool,
+    /// Scratch disks of which this start has left nothing.
+    dropped: Vec<DiskId>,
     flash: flash::FlashWatch,
     images: PathBuf,
     /// Whose the origins are that other hosts can reach.
@@ -327,6 +330,7 @@ impl Daemon {
             disks: Arc::default(),
             grounds: Mutex::default(),
             sharing: Mutex::default(),
+            dropped: report.dropped.clone(),
             windows: Mutex::new(Windows::new(0, FlashCounters::default())),
             started: begin,
             recovery,

@@ -130,14 +130,20 @@ impl Daemon {
                 cached: status
                     .as_ref()
                     .map(|s| s.cached_blocks.saturating_mul(BLOCK)),
-                dirty: status.map(|s| s.owed_bytes()),
+                dirty: status.map(|s| match s.lives_on_flash {
+                    true => 0,
+                    false => s.owed_bytes(),
+                }),
             }
         });
+        let promised = super::homeless::promised(pool.registry());
         PoolInfo {
             state: self.pool_state().to_owned(),
             notices: flash_notices,
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
+            promised,
+            promised_most: super::homeless::most(stats.capacity_blocks * BLOCK),
             ram_stage: Some(stats.stage_capacity_blocks.saturating_mul(BLOCK)),
             ram_stage_most: stats.stage_most_blocks.saturating_mul(BLOCK),
             stuck: lock(&self.stuck).clone(),
@@ -213,6 +219,7 @@ impl Daemon {
             notices.push(format!(
                 "the cache is off, see `hearth pool show`; {}",
                 match status.owed_bytes() {
+                    _ if record.is_flash_only() => "the disk lives on flash: its writes fail, and what it holds can be read as long as flash answers".to_owned(),
                     0 => "the disk goes on from its origin".to_owned(),
                     owed => format!("{} are still only on flash", crate::size::human(owed)),
                 }
@@ -227,6 +234,7 @@ impl Daemon {
         }
         notices.extend(slot.export().and_then(|e| e.clients().notice()));
         let link = slot.device().and_then(|d| link(d, record));
+        let link = link.filter(|_| !record.is_flash_only());
         if let Some(l) = link.as_ref().filter(|l| !l.connected) {
             let what = if l.failing { "fail" } else { "wait" };
             let reason = l.reason.as_deref().unwrap_or("it does not answer");
@@ -259,7 +267,11 @@ impl Daemon {
             remedy,
             notices,
             cached: status.cached_blocks * BLOCK,
-            dirty: status.owed_bytes(),
+            dirty: match record.is_flash_only() {
+                true => 0,
+                false => status.owed_bytes(),
+            },
+            home: record.home.into(),
             connections: slot.export().map_or(0, |e| e.clients().connections()),
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
             link,

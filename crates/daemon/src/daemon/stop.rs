@@ -220,7 +220,8 @@ impl Daemon {
                 if let Some(e) = trouble::only_lost_left(&self.name_of(*id), &status) {
                     return Some(Err(e));
                 }
-                drained &= status.drained;
+                // What lives on flash leaves with the pool.
+                drained &= status.drained || status.lives_on_flash;
             }
             drained.then_some(Ok(()))
         };

@@ -44,6 +44,7 @@ impl Core {
             && !self.quiescing
             && self.disk(disk).is_some_and(|d| {
                 d.attached
+                    && d.has_origin()
                     && d.cfg.mode != Mode::Off
                     && (d.origin.seek_ns == 0 || d.origin.seek_ns >= self.opts.fast_origin_ns)
             })

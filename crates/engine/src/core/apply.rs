@@ -229,10 +229,17 @@ impl Core {
     }
 
     fn apply_record(&mut self, kind: Kind, disk: DiskId, block: u64, count: u32, now: u64) {
+        let end = block + u64::from(count);
+        let d = self.known(disk);
+        if kind == Kind::DropRun && !d.has_origin() {
+            if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
+                self.forget_range(disk, block, end);
+            }
+            return;
+        }
         if kind != Kind::ZeroRun {
             return;
         }
-        let end = block + u64::from(count);
         if !self.opts.faults.has(Fault::ZeroKeepsCopies) {
             self.forget_range(disk, block, end);
         }
@@ -277,8 +284,10 @@ impl Rest<'_> {
             });
             moved(slot, gone);
         }
-        *self.dirty_total += count;
-        *self.dirty_total -= were_dirty;
+        if self.known(disk).has_origin() {
+            *self.dirty_total += count;
+            *self.dirty_total -= were_dirty;
+        }
         let keep_zeros = self.faults.has(Fault::WriteKeepsZeros);
         let d = self.known_mut(disk);
         d.cached += new;
@@ -311,8 +320,10 @@ impl Rest<'_> {
         let key = Key::new(disk, block);
         let old = self.cache.index.set(key, slot, crc, dirty, freq);
         let old_dirty = old.is_some_and(|(_, d)| d);
-        *self.dirty_total += u64::from(dirty);
-        *self.dirty_total -= u64::from(old_dirty);
+        if self.known(disk).has_origin() {
+            *self.dirty_total += u64::from(dirty);
+            *self.dirty_total -= u64::from(old_dirty);
+        }
         let keep_zeros = self.faults.has(Fault::WriteKeepsZeros);
         let d = self.known_mut(disk);
         d.cached += u64::from(old.is_none());

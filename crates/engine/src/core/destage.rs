@@ -100,7 +100,7 @@ impl Core {
                 || self.flash.starved();
             return if awaited { Need::Urgent } else { Need::None };
         }
-        let over = |percent| is_over(self.dirty_total, self.capacity_blocks(), percent);
+        let over = |percent| self.dirty_total > self.dirty_room(percent);
         // Whoever waits for segments that only wait for a flush has nothing of what an origin is given now.
         let stuck = !self.reqs.stalled.is_empty() && !self.flash.comes_free();
         if stuck || !self.flash.takes_writes() || self.flash.wants_clean() {
@@ -180,8 +180,7 @@ impl Core {
 
     /// From where haste begins to where writes have to wait, in dirty blocks.
     fn haste_range(&self) -> Range<u64> {
-        let percent = |p: u32| self.capacity_blocks() * u64::from(p) / 100;
-        percent(self.haste_percent())..percent(self.opts.dirty_high_percent)
+        self.dirty_room(self.haste_percent())..self.dirty_room(self.opts.dirty_high_percent)
     }
 
     /// Starts as many runs of a disk as are due, and puts it on the list where it belongs then.
@@ -252,9 +251,8 @@ impl Core {
     /// After a background run: leaves the devices to clients for some time. The nearer the dirty
     /// share is to where writes would have to wait, the shorter.
     fn pause_destaging(&mut self, started_ns: u64, now: u64) {
-        let percent = |p: u32| self.capacity_blocks() * u64::from(p) / 100;
-        let low = percent(self.opts.dirty_low_percent);
-        let haste = percent(self.haste_percent());
+        let low = self.dirty_room(self.opts.dirty_low_percent);
+        let haste = self.dirty_room(self.haste_percent());
         let took = now.saturating_sub(started_ns);
         self.destaging
             .pause(took, self.dirty_total, low..haste, now);

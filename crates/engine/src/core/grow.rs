@@ -34,7 +34,7 @@ impl Engine {
         let mut core = self.core();
         let d = core.disk(id).ok_or(ControlError::NoDisk)?;
         let last = d.blocks.saturating_sub(1);
-        let grows = d.cfg.size % BLOCK != 0 && size > d.cfg.size;
+        let grows = d.cfg.size % BLOCK != 0 && size > d.cfg.size && d.has_origin();
         if !grows || d.range_dirty(last, last + 1) || core.padding_is_void(id) {
             return Ok(());
         }
@@ -49,7 +49,8 @@ impl Core {
             return Err(ControlError::Size);
         }
         let (old, blocks) = (d.cfg.size, d.blocks);
-        let odd = old % BLOCK != 0 && size != old;
+        // A disk that lives on flash grows by zeros, which is what is behind its end.
+        let odd = old % BLOCK != 0 && size != old && d.has_origin();
         // A fill or read ahead under way carries the padding, too, and belongs to no request.
         let filling = d.tickets.iter().any(|t| t.end >= blocks);
         let destaged = d.origin.destage.written.iter().any(|w| match *w {
@@ -73,8 +74,7 @@ impl Core {
                 return Err(ControlError::Busy);
             }
         }
-        let d = self.disk_mut(id).ok_or(ControlError::NoDisk)?;
-        d.resize(size);
+        self.alter(id, |d| d.resize(size));
         Ok(())
     }
 

@@ -5,6 +5,8 @@ use crate::blocks::runset::RunSet;
 use crate::cache::index::{Key, Section, SlotNo};
 use crate::core::Core;
 use crate::core::rest::Rest;
+use crate::disk::Disk;
+use crate::engine::OpenReport;
 use crate::faults::Fault;
 use crate::flash::checkpoint::{CheckpointError, Kept, Lies, Part, Restore, Zeros};
 use crate::flash::log::Gone;
@@ -48,6 +50,22 @@ impl Core {
         Ok(found)
     }
 
+    /// The last run did not end in order: nothing is left of scratch disks. The record that says so need not be
+    /// durable: until it is, the next start does the same.
+    pub fn drop_scratch(&mut self, report: &mut OpenReport) {
+        if self.opts.faults.has(Fault::KeepScratch) {
+            return;
+        }
+        let scratch = self.disks.iter().flatten().filter(|d| d.is_scratch());
+        report.dropped = scratch.map(|d| d.cfg.id).collect();
+        for id in report.dropped.clone() {
+            took(Path::ScratchDropped);
+            self.forget_range(id, 0, BLOCKS_MAX);
+            self.change_zeros(id, RunSet::clear);
+            self.record_drop(id, 0, BLOCKS_MAX);
+        }
+    }
+
     /// Reads the checkpoint back. False: it is not usable, and the core must be built afresh.
     pub fn read_checkpoint(
         &mut self,
@@ -80,7 +98,9 @@ impl Core {
     fn restore_intents(&mut self, recorded: Intents) {
         let mut intents: BTreeSet<(DiskId, u32)> = BTreeSet::new();
         for ((disk, start), end) in recorded {
-            let Some(d) = self.disk(disk) else { continue };
+            let Some(d) = self.disk(disk).filter(|d| d.has_origin()) else {
+                continue;
+            };
             let (first, last) = d.origin.intents.regions_of(start, end);
             intents.extend((first..=last).map(|region| (disk, region)));
         }
@@ -215,7 +235,8 @@ impl Restore for Rebuild<'_> {
         let dirty = info.dirty;
         let found = !dirty || self.rest.cache.index.get(info.key) == Some(slot);
         let (disk, block) = (info.key.disk(), info.key.block());
-        *self.rest.dirty_total += u64::from(dirty);
+        let owed = dirty && self.rest.disk(disk).is_none_or(Disk::has_origin);
+        *self.rest.dirty_total += u64::from(owed);
         let void = self.since.get(&disk).is_none_or(|s| seq < *s);
         match self.rest.disk_mut(disk).filter(|_| !void) {
             Some(d) => {
@@ -239,8 +260,9 @@ impl Restore for Rebuild<'_> {
             if !self.rest.cache.index.remove_orphan(slot) {
                 self.rest.cache.index.remove(key);
             }
-            *self.rest.dirty_total -= u64::from(dirty);
             let (disk, block) = (key.disk(), key.block());
+            let owed = dirty && self.rest.disk(disk).is_none_or(Disk::has_origin);
+            *self.rest.dirty_total -= u64::from(owed);
             tell(Gone {
                 disk,
                 block,
@@ -278,7 +300,8 @@ impl Replay for Rebuild<'_> {
             let slot = self.rest.cache.index.get(Key::new(disk, block));
             let slot = slot.expect("a dirty block has a copy");
             self.rest.cache.index.set_dirty(slot, false);
-            *self.rest.dirty_total -= 1;
+            let owed = self.rest.known(disk).has_origin();
+            *self.rest.dirty_total -= u64::from(owed);
             self.rest.known_mut(disk).dirty.remove(block);
             tell(slot);
         }
@@ -321,6 +344,7 @@ mod tests {
             id: 1,
             size: 100 << 30,
             since_seq: 0,
+            home: crate::api::Home::Origin,
         };
         let sb = Superblock::new(layout, uuid, uuid, "test", 0);
         let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);

@@ -139,8 +139,9 @@ impl Rest<'_> {
         if dirty {
             d.no_longer_dirty(block);
         }
+        let owed = dirty && d.has_origin();
         if dirty {
-            *self.dirty_total -= 1;
+            *self.dirty_total -= u64::from(owed);
             self.note_clean(disk);
         }
         Some(Gone {

@@ -104,7 +104,8 @@ impl Contents for Rest<'_> {
         }
         let d = self.known(disk);
         if info.dirty {
-            if self.faults.has(Fault::EvictDirty) {
+            let homeless = !d.has_origin();
+            if self.faults.has(Fault::EvictDirty) || homeless && self.faults.has(Fault::EvictKept) {
                 return Fate::Goes;
             }
             // What flash has refused is read alone, and not at once again.
@@ -112,11 +113,14 @@ impl Contents for Rest<'_> {
                 return Fate::Stays;
             }
             let destage = &d.origin.destage;
-            let stuck = !d.attached || destage.hangs || destage.not_before_ns > terms.now;
+            let waits = destage.hangs || destage.not_before_ns > terms.now;
+            let stuck = !d.attached || homeless || waits;
             if terms.dirty_stays && !stuck {
                 return Fate::Stays;
             }
-            if !d.attached {
+            if homeless {
+                took(Path::HomelessMoved);
+            } else if !d.attached {
                 took(Path::UnattachedKept);
             }
         } else {

@@ -140,6 +140,8 @@ pub(crate) struct Totals {
     pub write_back: u64,
     /// Blocks of flash that disks keep whatever others want.
     pub min_blocks: u128,
+    /// Blocks of disks that live on flash, written or not.
+    pub kept_blocks: u64,
 }
 
 impl Totals {
@@ -150,6 +152,7 @@ impl Totals {
             attached: u64::from(d.attached),
             write_back: u64::from(d.attached && d.writes_to_flash()),
             min_blocks: u128::from(d.cfg.min_bytes / 4096),
+            kept_blocks: if d.has_origin() { 0 } else { d.blocks },
         }
     }
 
@@ -158,6 +161,7 @@ impl Totals {
         self.attached += other.attached;
         self.write_back += other.write_back;
         self.min_blocks += other.min_blocks;
+        self.kept_blocks += other.kept_blocks;
     }
 
     pub fn take(&mut self, other: Totals) {
@@ -165,6 +169,7 @@ impl Totals {
         self.attached -= other.attached;
         self.write_back -= other.write_back;
         self.min_blocks -= other.min_blocks;
+        self.kept_blocks -= other.kept_blocks;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Disks come, change and go.
 
-use crate::api::{DiskConfig, DiskId, Effects, Mode, OriginState};
+use crate::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState};
 use crate::blocks::runset::RunSet;
 use crate::core::Core;
 use crate::disk::Disk;
@@ -56,6 +56,10 @@ impl Engine {
         let id = cfg.id;
         match core.disk(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
+            // What flash has of it was put there under other rules.
+            Some(d) if d.cfg.home != cfg.home && (d.cached > 0 || d.is_dirty()) => {
+                return Err(ControlError::Dirty);
+            }
             Some(_) => {
                 took(Path::Reattached);
                 core.drop_padding(id, cfg.size);
@@ -66,7 +70,8 @@ impl Engine {
                 place(&mut core, disk);
             }
         }
-        let origin = match core.opts.faults.has(Fault::TrustUnknownOrigin) {
+        let known = core.opts.faults.has(Fault::TrustUnknownOrigin) || cfg.home != Home::Origin;
+        let origin = match known {
             true => OriginState::Flushed,
             false => origin,
         };
@@ -175,7 +180,10 @@ impl Engine {
     /// Changes the cache mode; requests in flight end as they began.
     pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
         let mut core = self.core();
-        core.disk(id).ok_or(ControlError::NoDisk)?;
+        // One that lives on flash has one way to be served.
+        if !core.disk(id).ok_or(ControlError::NoDisk)?.has_origin() {
+            return Ok(());
+        }
         core.alter(id, |d| d.cfg.mode = mode);
         core.publish(id);
         if mode == Mode::Off {

@@ -1,6 +1,6 @@
 //! From a flash device to a pool that serves, and back to rest.
 
-use crate::api::{DiskConfig, DiskId, Mode};
+use crate::api::{DiskConfig, DiskId, Home, Mode};
 use crate::cache::Cache;
 use crate::cache::index::Index;
 use crate::cache::stage::Stage;
@@ -39,6 +39,8 @@ pub struct KnownDisk {
     pub size: u64,
     /// Records of this disk in segments numbered below this are void.
     pub since_seq: u64,
+    /// Where its data lives.
+    pub home: Home,
 }
 
 /// How a pool was opened.
@@ -60,6 +62,8 @@ pub struct OpenReport {
     pub cached_blocks: u64,
     /// Per disk: dirty blocks and zeroed blocks the origin does not know of.
     pub dirty: Vec<(DiskId, u64, u64)>,
+    /// Disks of whose contents nothing is left, because they are scratch and the last run did not end in order.
+    pub dropped: Vec<DiskId>,
     /// Segments holding data.
     pub segments: u32,
     /// Segments whose end was not on flash when the daemon died.
@@ -110,6 +114,7 @@ impl Engine {
     pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
         let mut flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
+        flash.resumes = known.iter().any(|k| k.home != Home::Origin);
         let slots = flash.layout.slots();
         let most = (opts.ram_stage).unwrap_or_else(|| Config::stage_most_of(slots as usize));
         let stage = Config::stage_of(slots as usize, opts.prefetch).min(most);
@@ -159,6 +164,7 @@ impl Engine {
                 max_bytes: 0,
                 seq_cutoff: 0,
                 read_only: true,
+                home: k.home,
             };
             let mut disk = Disk::new(cfg, core.opts.intent_region_blocks);
             disk.attached = false;
@@ -189,6 +195,7 @@ impl Engine {
             from: OpenedFrom::Log,
             cached_blocks: 0,
             dirty: Vec::new(),
+            dropped: Vec::new(),
             segments: 0,
             discarded: 0,
             was_failed: state == PoolState::Failed,
@@ -209,6 +216,7 @@ impl Engine {
         }
         if !loaded {
             Self::recover(&mut core, media, &since, &mut report)?;
+            core.drop_scratch(&mut report);
         }
         core.flash.store_whole_map(media)?;
         core.flash.sb.incompat |= INCOMPAT_MAP;

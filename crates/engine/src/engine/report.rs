@@ -37,6 +37,8 @@ pub struct DiskStatus {
     pub trouble: Option<Trouble>,
     /// Since when the origin has owed an answer to the destager, on the clock the engine is given.
     pub unanswered_ns: Option<u64>,
+    /// It lives on flash: what it holds there is not owed to anybody.
+    pub lives_on_flash: bool,
     /// Shut out or taken over: nothing is answered, nothing goes to the origin.
     pub fenced: bool,
 }
@@ -83,6 +85,7 @@ impl Engine {
                 .collect(),
             trouble: d.trouble(),
             unanswered_ns: core.destage_unanswered(d),
+            lives_on_flash: !d.has_origin(),
             fenced: d.fenced,
         })
     }
@@ -115,9 +118,9 @@ impl Engine {
         Some(DiskStats {
             counters: d.counters,
             cached_blocks: d.cached,
-            dirty_blocks: d.dirty.len(),
+            dirty_blocks: if d.has_origin() { d.dirty.len() } else { 0 },
             zero_blocks: d.zero.len(),
-            dirty_for_ns: if d.is_dirty() {
+            dirty_for_ns: if d.is_dirty() && d.has_origin() {
                 now_ns.saturating_sub(d.dirty_since_ns).max(1)
             } else {
                 0
@@ -212,6 +215,8 @@ impl Engine {
                 .is_some_and(|s| s.dirty)
             {
                 ExtentState::Data
+            } else if !d.has_origin() {
+                ExtentState::Zero
             } else {
                 ExtentState::Origin
             };
@@ -229,7 +234,7 @@ impl Engine {
         core.disks
             .iter()
             .flatten()
-            .filter(|d| d.is_dirty())
+            .filter(|d| d.is_dirty() && d.has_origin())
             .map(|d| (d.cfg.id, d.dirty.len(), d.zero.len()))
             .collect()
     }

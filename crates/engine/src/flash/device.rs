@@ -99,6 +99,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub dead: Dead,
     /// From which segment on records of a disk count; of one that is not here, from [`run_seq`](Self::run_seq).
     pub since: BTreeMap<u16, u64>,
+    /// A start goes on in the segment that was being written, if others are short.
+    pub resumes: bool,
     /// Number of the first segment of this run.
     pub run_seq: u64,
     /// Which segment is freed next, and which blocks lie together.
@@ -162,6 +164,7 @@ impl<U: Users> FlashDevice<U> {
             log,
             dead: Dead::default(),
             since: BTreeMap::new(),
+            resumes: false,
             run_seq: 0,
             cleaner,
             map: MapStore::new(layout.segment_count),

@@ -8,7 +8,7 @@
 
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
-use crate::flash::log::{Sealing, SegState};
+use crate::flash::log::{Head, Sealing, SegState};
 use crate::flash::replay::{Intents, Replay};
 use crate::flash::survey::{Content, Found, Told, WalkedBatch, first_batch};
 use crate::paths::{Path, took};
@@ -59,6 +59,8 @@ pub(crate) struct Recovered {
     cut: Vec<(u32, u32)>,
 }
 
+/// Blocks that are wiped by one write.
+const WIPE_BLOCKS: usize = 256;
 /// No pool counts so far. What claims to is not believed: the numbers that follow it must fit, too.
 pub(crate) const NUMBERS_END: u64 = 1 << 62;
 /// The same for generations of the superblock, which begin the numbers of segments.
@@ -378,7 +380,13 @@ impl<U: Users> FlashDevice<U> {
     /// Accepted segments become the log.
     fn adopt_segments(&mut self, out: &mut Recovered) {
         out.accepted.sort_unstable_by_key(|(_, seq)| *seq);
+        let head = self.resumable(out);
         for (seg, _) in &out.accepted {
+            if head == Some(*seg) {
+                self.log.segments[*seg as usize].state = SegState::Open;
+                out.segments += 1;
+                continue;
+            }
             self.log.segments[*seg as usize].state = SegState::Closed;
             self.log.order.push_back(*seg);
             self.cleaner.close(*seg);
@@ -389,6 +397,64 @@ impl<U: Users> FlashDevice<U> {
                 self.log.free.push_back(seg);
             }
         }
+    }
+
+    /// The segment that was being written, if it has room and others are short.
+    ///
+    /// A crash closes the head, however little is in it. One crash after the other takes the last segment, and
+    /// then what is moved needs a place before any can come free. That ends where all that is in the oldest
+    /// segment can be brought to origins ([`crate::flash::rescue`]), but disks that live on flash have
+    /// none. With them, a start takes none away.
+    fn resumable(&self, out: &Recovered) -> Option<u32> {
+        let free = self.log.segments.len() - out.accepted.len();
+        if !self.resumes || free > self.log.free_wanted() {
+            return None;
+        }
+        let (seg, seq) = *out.accepted.last()?;
+        // What is said there of a disk that came later would not count.
+        if self.since.values().any(|since| *since > seq) {
+            return None;
+        }
+        let s = out.seal.iter().find(|s| s.seg == seg)?;
+        let entries = s.entries.len() + s.marks.len() + 1;
+        let fits =
+            out.cut.iter().any(|(cut, _)| *cut == seg) && entries < self.log.summary_capacity;
+        (fits && s.last_batch == out.last_batch).then_some(seg)
+    }
+
+    /// Goes on in that segment behind what was accepted. Whatever stands there goes as a whole: it may be
+    /// of batches that were not accepted, whose numbers come again.
+    fn resume_head(
+        &mut self,
+        media: &mut dyn Media,
+        found: &mut Recovered,
+    ) -> Result<(), RecoverError> {
+        let open = |s: &Sealing| self.log.segments[s.seg as usize].state == SegState::Open;
+        let Some(at) = found.seal.iter().position(open) else {
+            return Ok(());
+        };
+        let s = found.seal.remove(at);
+        let at = found.cut.iter().position(|(seg, _)| *seg == s.seg);
+        let (_, next) = found.cut.remove(at.expect("it has room"));
+        let zeros = vec![0u8; BLOCK as usize * WIPE_BLOCKS];
+        let start = self.layout.segment_offset(s.seg);
+        let end = start + u64::from(self.log.segment_blocks) * BLOCK;
+        let mut from = start + u64::from(next) * BLOCK;
+        while from < end {
+            let len = (end - from).min(zeros.len() as u64);
+            media.write_at(from, &zeros[..len as usize])?;
+            from += len;
+        }
+        took(Path::HeadResumed);
+        self.log.head = Some(Head {
+            seg: s.seg,
+            seq: s.seq,
+            next,
+            entries: s.entries,
+            marks: s.marks,
+            first_batch: s.first_batch,
+        });
+        Ok(())
     }
 
     /// Makes what was accepted the only thing a later start can find.
@@ -405,6 +471,7 @@ impl<U: Users> FlashDevice<U> {
             media.flush()?;
         }
         self.log.durable_seq = found.last_batch;
+        self.resume_head(media, found)?;
         let zeros = vec![0u8; BLOCK as usize];
         // The numbers of what was not accepted are used again: if the summary that follows should ever be
         // unreadable, a walk must not find it behind what was.

@@ -35,6 +35,7 @@ impl Rig {
             max_bytes: 0,
             seq_cutoff: 0,
             read_only: false,
+            home: crate::api::Home::Origin,
         };
         engine.attach(cfg, OriginState::Flushed).unwrap();
         let (fx, now) = (Effects::default(), 1_000_000);

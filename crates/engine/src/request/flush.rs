@@ -27,9 +27,20 @@ impl Core {
             return;
         }
         let d = self.known(disk);
-        let flash = d.is_dirty() && self.flash.log.durable_ord < applied;
-        let (guest, durable) = (d.origin.sync.guest(), d.origin.sync.durable());
-        if !self.flash.takes_writes() && d.is_dirty() {
+        if d.is_scratch() {
+            self.finish(id, now, fx);
+            return;
+        }
+        // Of a disk that lives on flash a discard leaves nothing that is dirty, and no origin that would be
+        // told: only the log knows of it.
+        let homeless = !d.has_origin() && !self.opts.faults.has(Fault::FlushForgetsDiscards);
+        let on_flash = d.is_dirty() || homeless;
+        let flash = on_flash && self.flash.log.durable_ord < applied;
+        let (guest, durable) = match d.has_origin() {
+            true => (d.origin.sync.guest(), d.origin.sync.durable()),
+            false => (0, 0),
+        };
+        if !self.flash.takes_writes() && on_flash {
             match self.promise_of_left_flash(disk) {
                 Promise::None if self.opts.faults.has(Fault::PromiseBroken) => {}
                 Promise::None => {
@@ -308,7 +319,7 @@ impl Core {
         let Some(d) = self.disk(disk) else { return };
         let sync = &d.origin.sync;
         let idle = !sync.is_durable() && !sync.is_flushing() && !sync.backing_off(now);
-        if (d.drain || self.quiescing) && d.attached && idle {
+        if (d.drain || self.quiescing) && d.attached && d.has_origin() && idle {
             let target = sync.completed();
             self.wait_origin(disk, target, SyncWaiter::Nobody, now, fx);
         }

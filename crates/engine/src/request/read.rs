@@ -130,11 +130,16 @@ impl Core {
             && d.zero.is_empty()
             && self.cache.stage.len() == 0
             && self.cache.ahead.is_idle();
-        let mode = d.cfg.mode;
+        let (mode, homeless) = (d.cfg.mode, !d.has_origin());
         let counts = client && fill != Fill::Cached && mode != Mode::Off;
         let piece = |from: u64, count: u64| {
             buf.sub(((from - base) * 4096) as usize, (count * 4096) as usize)
         };
+        if empty && homeless {
+            piece(start, end - start).bytes_mut().fill(0);
+            self.reqs[id].read_mut().hit = true;
+            return;
+        }
         if empty {
             if counts {
                 self.count_uses(disk, start, end, Use::Miss);
@@ -167,6 +172,12 @@ impl Core {
                 continue;
             }
             let Some(slot) = self.cache.index.get(Key::new(disk, b)) else {
+                if homeless {
+                    piece(b, 1).bytes_mut().fill(0);
+                    self.reqs[id].read_mut().hit = true;
+                    b += 1;
+                    continue;
+                }
                 let key = policy_key(disk, b);
                 if mode != Mode::Off
                     && let Some(how) = self.cache.stage.read(key, &mut piece(b, 1))

@@ -34,6 +34,7 @@ impl Rig {
             id: DISK,
             size: 64 << 20,
             since_seq: 0,
+            home: crate::api::Home::Origin,
         };
         let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
         core.flash.log.free = (0..core.flash.log.segments.len() as u32).collect();

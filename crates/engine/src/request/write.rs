@@ -359,7 +359,11 @@ impl Core {
 
     /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
-        let limit = self.capacity_blocks() * u64::from(self.opts.dirty_high_percent) / 100;
+        if self.disk(disk).is_some_and(|d| !d.has_origin()) {
+            // Its blocks were promised when it was made, and all else stays out of that.
+            return want;
+        }
+        let limit = self.dirty_room(self.opts.dirty_high_percent);
         // Where most of flash takes no writes, a request may be larger than all that may be dirty.
         let want = want.min((limit / 2).max(1));
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
@@ -386,6 +390,14 @@ impl Core {
         }
         let dirty = self.disk(disk).map_or(0, |d| d.dirty.len());
         want.min(own.saturating_sub(dirty + coming)).min(left)
+    }
+
+    /// Blocks that may be dirty and wait for their origins, where so many in a hundred of flash may: what is
+    /// promised to disks that live on flash is taken from that, but not all of it.
+    pub fn dirty_room(&self, percent: u32) -> u64 {
+        let all = self.capacity_blocks() * u64::from(percent) / 100;
+        let kept = self.totals.kept_blocks;
+        all.saturating_sub(kept).max(all / 4)
     }
 
     /// Appends client data; the request counts down when it is applied.
@@ -497,8 +509,9 @@ impl Core {
             ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
             _ => false,
         };
-        if fua && !self.opts.faults.has(Fault::IgnoreFua) {
-            req.write_mut().step = Step::WaitsForFlash;
+        let waits = fua && !self.known(self.reqs[id].disk).is_scratch();
+        if waits && !self.opts.faults.has(Fault::IgnoreFua) {
+            self.reqs[id].write_mut().step = Step::WaitsForFlash;
             let ord = self.flash.log.applied_ord;
             self.wait_flash(Until::Ord(ord), FlashWaiter::Request(id), now, fx);
         } else {
@@ -545,7 +558,8 @@ impl Core {
     pub fn go_through(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
-        if self.fenced(disk) {
+        // A disk that lives on flash has no other place for what flash does not take.
+        if self.fenced(disk) || !self.known(disk).has_origin() {
             self.reqs[id].failed = Some(ReqError::Io);
             self.finish(id, now, fx);
             return;

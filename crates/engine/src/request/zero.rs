@@ -5,6 +5,9 @@
 //! small append, and it is ordered with writes like any write. In the other modes they go to
 //! the origin like any write past the cache.
 //!
+//! A disk that lives on flash has no such set: the record says that its blocks are not there any more, and
+//! what is not there is zeros.
+//!
 //! The runs in that set are logged again whenever eviction reaches the oldest of them, all at
 //! once, in segments that must be free then. So there may be so many and no more; past that, what would
 //! make one more waits for the destager as a write does while too much is dirty.
@@ -126,7 +129,8 @@ impl Core {
     pub fn append_zeros(&mut self, id: ReqId) -> Appended {
         let disk = self.reqs[id].disk;
         let (first, last) = self.zeros_of(id);
-        let for_runs = self.waits_for_runs(disk, first, last, true);
+        let homeless = !self.known(disk).has_origin();
+        let for_runs = !homeless && self.waits_for_runs(disk, first, last, true);
         self.reqs[id].write_mut().stalls(for_runs);
         if for_runs {
             return Appended::TooManyRuns;
@@ -146,15 +150,21 @@ impl Core {
             self.push_dirty(disk, block, data.sub(0, 4096), crcs, id);
         }
         if last > first {
-            let solid = matches!(self.reqs[id].op, ReqOp::WriteZeroes { punch: false, .. });
+            let solid =
+                matches!(self.reqs[id].op, ReqOp::WriteZeroes { punch: false, .. }) && !homeless;
             let d = self.known_mut(disk);
             if solid {
                 d.solid.insert_range(first, last);
             } else if !d.solid.is_empty() {
                 d.solid.remove_range(first, last);
             }
+            // Of a disk that lives on flash, what is not there is zeros: nobody else has to be told.
+            let kind = match homeless {
+                true => Kind::DropRun,
+                false => Kind::ZeroRun,
+            };
             self.flash
-                .record(Kind::ZeroRun, disk, first, last - first, Then::Request(id));
+                .record(kind, disk, first, last - first, Then::Request(id));
         }
         Appended::All
     }

@@ -338,10 +338,17 @@ impl World<'_> {
         if !matches!(error, ReqError::Io | ReqError::NoSpace) {
             return Err("the request was well formed and the disk attached".into());
         }
+        let disk = &self.disks[disk];
+        let mut blocks =
+            wish.offset / BLOCK as u64..(wish.offset + wish.len).div_ceil(BLOCK as u64);
+        let may_read = wish.op == ReqOp::Read && !blocks.any(|block| disk.hurt.contains(&block));
+        if disk.homeless() && self.given_up && !may_read {
+            // It has no other place, whatever was accepted.
+            return Ok(());
+        }
         if self.all_accepted {
             return Err("whatever was lost has been accepted".into());
         }
-        let disk = &self.disks[disk];
         if disk.origin_failed >= since {
             return Ok(());
         }

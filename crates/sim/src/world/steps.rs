@@ -80,6 +80,11 @@ impl World<'_> {
         );
         self.clock
             .note(op.offset ^ op.len.rotate_left(32) ^ op.id.rotate_left(7));
+        if let Target::Origin(id) = target
+            && self.disks.iter().any(|d| d.config.id == id && d.homeless())
+        {
+            return Err(format!("I/O to the origin of disk {id}, which has none"));
+        }
         let Some(device) = self.device(target) else {
             return Err(format!("I/O to {target:?}, which does not exist"));
         };

@@ -520,6 +520,7 @@ fn known(d: &DiskConfig) -> KnownDisk {
         id: d.id,
         size: d.size,
         since_seq: 0,
+        home: d.home,
     }
 }
 

@@ -30,6 +30,7 @@ pub fn open(
         id: disk.id,
         size: disk.size,
         since_seq: 0,
+        home: hearth_engine::api::Home::Origin,
     }];
     Engine::open(&mut flash.media(None), options, &known)
 }

@@ -24,5 +24,6 @@ pub fn disk(id: u16, size: u64) -> DiskConfig {
         max_bytes: 0,
         seq_cutoff: 0,
         read_only: false,
+        home: hearth_engine::api::Home::Origin,
     }
 }

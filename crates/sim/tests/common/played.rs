@@ -76,6 +76,7 @@ impl Live {
             max_bytes: 0,
             seq_cutoff: SEQ_CUTOFF,
             read_only: false,
+            home: hearth_engine::api::Home::Origin,
         };
         engine
             .attach(config, OriginState::Flushed)

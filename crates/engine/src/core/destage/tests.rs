@@ -13,6 +13,7 @@ fn zeros_that_were_written_and_zeroed_again_become_clean_though_others_always_wa
         id: 1,
         size: 1 << 20,
         since_seq: 0,
+        home: crate::api::Home::Origin,
     };
     let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
     let mut fx = Effects::default();
