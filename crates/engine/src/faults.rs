@@ -217,11 +217,19 @@ pub enum Fault {
     CachedStaysCounted,
     /// Leave segments whose summaries are never written pinned when flash is given up.
     GivenUpStaysPinned,
+    /// Of several flash devices flush one.
+    FlushOneDevice,
+    /// Call the log flushed when the first of its devices is.
+    FlushEndsEarly,
+    /// Believe of a device that what was written to it is durable when its flush is sent.
+    FlushedWhenSent,
+    /// Leave out that a device failed to be flushed.
+    FlushForgetsOne,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 66] = [
+    pub const BY_WORLDS: [Fault; 70] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -288,6 +296,10 @@ impl Fault {
         Fault::SkipRelogVoid,
         Fault::SkipRelogTold,
         Fault::RelogBehindNewer,
+        Fault::FlushOneDevice,
+        Fault::FlushEndsEarly,
+        Fault::FlushedWhenSent,
+        Fault::FlushForgetsOne,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.

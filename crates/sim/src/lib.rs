@@ -12,6 +12,7 @@
 
 pub mod content;
 pub mod device;
+mod flashes;
 pub mod life;
 pub mod media;
 pub mod model;
