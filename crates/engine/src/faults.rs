@@ -221,15 +221,13 @@ pub enum Fault {
     FlushOneDevice,
     /// Call the log flushed when the first of its devices is.
     FlushEndsEarly,
-    /// Believe of a device that what was written to it is durable when its flush is sent.
-    FlushedWhenSent,
     /// Leave out that a device failed to be flushed.
     FlushForgetsOne,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 70] = [
+    pub const BY_WORLDS: [Fault; 69] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -298,7 +296,6 @@ impl Fault {
         Fault::RelogBehindNewer,
         Fault::FlushOneDevice,
         Fault::FlushEndsEarly,
-        Fault::FlushedWhenSent,
         Fault::FlushForgetsOne,
     ];
 

@@ -61,6 +61,8 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::CloseAllIntents
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
+        Fault::FlushOneDevice | Fault::FlushEndsEarly => "devices",
+        Fault::FlushForgetsOne => "devices-fail",
         _ => "mixed",
     }
 }

@@ -125,13 +125,9 @@ impl Devices {
             op: Some(op),
             left: which.len(),
         });
-        let each = &mut self.each;
-        let marks_early = self.faults.has(Fault::FlushedWhenSent);
+        let each = &self.each;
         let parts = which.into_iter().filter_map(|device| {
-            let d = each.get_mut(usize::from(device))?;
-            if marks_early {
-                d.flushed = d.written;
-            }
+            let d = each.get(usize::from(device))?;
             let covers = d.written;
             let part = Part {
                 joint,
@@ -247,5 +243,94 @@ impl<U: Users> FlashDevice<U> {
             .into_iter()
             .map(|(_, seg)| seg)
             .collect::<VecDeque<u32>>();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_io::{Class, IoOp};
+
+    const A: u64 = 1 << 20;
+
+    /// Two devices: the first megabyte on one, the second on the other from 4 KiB on.
+    fn two() -> Devices {
+        let spread = Spread::over(A, [(4096, A)]);
+        Devices::new(spread, Faults::none())
+    }
+
+    fn ended(devices: &mut Devices, kind: OpKind, at: u64) {
+        let (target, offset) = devices.place(Target::Flash(0), at);
+        let op = IoOp {
+            id: 0,
+            target,
+            kind,
+            offset,
+            len: 4096,
+            bufs: Default::default(),
+            crcs: Default::default(),
+            sums: false,
+            class: Class::Foreground,
+        };
+        let done = op.done(Ok(()), 1000);
+        assert_eq!(devices.whole(&done), at);
+        devices.account(&done);
+    }
+
+    fn flush(devices: &mut Devices) -> Vec<(Part, u16)> {
+        let parts = devices.flush(FlashOp::Map);
+        let parts = parts.into_iter().map(|(part, io)| match io.target {
+            Target::Flash(device) => (part, device),
+            Target::Origin(_) => panic!("a flush of flash goes to flash"),
+        });
+        parts.collect()
+    }
+
+    #[test]
+    fn a_flush_is_one_of_every_device_that_was_written_since() {
+        let mut devices = two();
+        let which = |parts: &[(Part, u16)]| parts.iter().map(|(_, d)| *d).collect::<Vec<_>>();
+        // Nothing was written: somebody waits all the same.
+        let none = flush(&mut devices);
+        assert_eq!(which(&none), [0]);
+        assert!(devices.part_ended(none[0].0, Ok(())).is_some());
+        ended(&mut devices, OpKind::Write, A);
+        ended(&mut devices, OpKind::Read, 0);
+        let second = flush(&mut devices);
+        assert_eq!(which(&second), [1]);
+        assert!(devices.part_ended(second[0].0, Ok(())).is_some());
+        ended(&mut devices, OpKind::Write, 0);
+        ended(&mut devices, OpKind::Write, A);
+        let both = flush(&mut devices);
+        assert_eq!(which(&both), [0, 1]);
+        assert!(devices.part_ended(both[1].0, Ok(())).is_none());
+        assert!(devices.part_ended(both[0].0, Ok(())).is_some());
+        assert_eq!(which(&flush(&mut devices)), [0]);
+    }
+
+    #[test]
+    fn a_second_flush_does_not_take_for_durable_what_the_first_one_only_makes_so() {
+        let mut devices = two();
+        ended(&mut devices, OpKind::Write, A);
+        let first = flush(&mut devices);
+        let second = flush(&mut devices);
+        assert_eq!((first[0].1, second[0].1), (1, 1));
+        // A write that ends behind a flush is not covered by it.
+        ended(&mut devices, OpKind::Write, A);
+        assert!(devices.part_ended(second[0].0, Ok(())).is_some());
+        assert!(devices.part_ended(first[0].0, Ok(())).is_some());
+        assert_eq!(flush(&mut devices)[0].1, 1);
+    }
+
+    #[test]
+    fn one_that_fails_fails_the_flush_at_once_and_has_to_be_flushed_again() {
+        let mut devices = two();
+        ended(&mut devices, OpKind::Write, 0);
+        ended(&mut devices, OpKind::Write, A);
+        let both = flush(&mut devices);
+        let told = devices.part_ended(both[1].0, Err(IoError::Os(5)));
+        assert!(matches!(told, Some((FlashOp::Map, Err(_)))));
+        assert!(devices.part_ended(both[0].0, Ok(())).is_none());
+        assert_eq!(flush(&mut devices)[0].1, 1);
     }
 }
