@@ -80,7 +80,6 @@ paths! {
     Detached: "a disk is detached",
     Removed: "a disk is removed",
     CheckpointRead: "a start reads a checkpoint",
-    CheckpointTooLarge: "a clean stop writes no checkpoint because the pool has outgrown its area",
     CheckpointLeftOut: "a clean stop writes no checkpoint because an origin may differ",
     SegmentDiscarded: "a start discards a segment, or the end of one",
     SummaryDoubted: "a start looks at batches one by one although they have a summary",

@@ -61,8 +61,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::CloseAllIntents
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
-        Fault::FlushOneDevice | Fault::FlushEndsEarly => "devices",
-        Fault::FlushForgetsOne => "devices-fail",
+        Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
         _ => "mixed",
     }
 }

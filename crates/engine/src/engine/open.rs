@@ -315,7 +315,6 @@ impl Engine {
         let checkpoint_bytes = match core.write_checkpoint(media, id) {
             // Devices came later, and the area is as large as it was: the next start reads the log.
             Err(CheckpointError::TooLarge { .. }) if core.flash.layout.added.segments > 0 => {
-                took(Path::CheckpointTooLarge);
                 media.flush()?;
                 return Ok(());
             }
