@@ -461,7 +461,7 @@ mod tests {
         drop(daemon);
         leave_dirty(&dir.path().join("flash"), "dirty");
         let options = Options {
-            flash: dir.path().join("flash"),
+            flash: vec![dir.path().join("flash")],
             threads: 1,
             images: dir.path().join("images"),
             degraded: Some(Degraded::unused("it was given up three times")),
