@@ -181,7 +181,7 @@ prop_compose! {
 fn sizes(bytes: u64, others: u64, shift: u32) -> (Layout, Vec<Extent>) {
     let sizes: Vec<u64> = [bytes]
         .into_iter()
-        .chain((0..others).map(|n| (32 + n) << 20))
+        .chain((0..others).map(|n| (64 + n) << 20))
         .collect();
     Layout::for_devices(&sizes, 1 << shift).unwrap()
 }
