@@ -465,7 +465,8 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        let cases: [(&dyn Fn(&mut Superblock), &str); 15] = [
+        type Case = (&'static dyn Fn(&mut Superblock), &'static str);
+        let cases: [Case; 15] = [
             (
                 &|sb: &mut Superblock| sb.devices[1].extent.segments += 1,
                 "past its end",

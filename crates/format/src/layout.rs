@@ -528,7 +528,8 @@ mod tests {
     fn what_is_added_moves_nothing_and_gives_the_map_a_place_of_its_own() {
         let mut layout = Layout::for_device(4 << 30, 1024).unwrap();
         let room = layout.registry_room().unwrap();
-        let mut taken = vec![room.0 * BLOCK..(room.0 + 2 * room.1) * BLOCK];
+        let mut taken = Vec::new();
+        taken.push(room.0 * BLOCK..(room.0 + 2 * room.1) * BLOCK);
         for more in [100, 20_000, 8] {
             for copy in [0, 1] {
                 let at = layout.map_offset(copy);
