@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hearth_daemon::api::types::{self, DiskInfo, Done, PoolInfo};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
-use hearth_daemon::pool::{self, CreateOptions, Pool, only_flash};
+use hearth_daemon::pool::{self, CreateOptions, DeviceAt, Pool};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
@@ -34,16 +34,24 @@ pub fn run(global: &Global, command: args::Pool) -> Outcome {
 }
 
 fn create(global: &Global, args: &PoolCreate) -> Outcome {
-    let path = only_flash(&args.flash)?;
+    let devices = devices_of(args)?;
     let options = CreateOptions {
-        size: args.size.map(|s| s.0),
+        size: devices.first().and_then(|d| d.size),
         quick: args.quick,
         force: args.force,
         label: args.label.clone(),
     };
-    let mut notices = hearth_daemon::place::check(path, &options)?;
-    let mut info = written(global, |progress| {
-        pool::create_with(path, &options, progress)
+    let mut notices = Vec::new();
+    for device in &devices {
+        let options = CreateOptions {
+            size: device.size,
+            ..options.clone()
+        };
+        notices.append(&mut hearth_daemon::place::check(&device.path, &options)?);
+    }
+    let mut info = written(global, |progress| match devices.as_slice() {
+        [one] => pool::create_with(&one.path, &options, progress),
+        several => pool::create_several(several, &options, progress),
     })?;
     notices.append(&mut info.notices);
     info.notices = notices;
@@ -53,7 +61,11 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     for notice in &info.notices {
         eprintln!("note: {}", plain(notice));
     }
-    println!("pool {} created on {}", info.uuid, path.display());
+    println!(
+        "pool {} created on {}",
+        info.uuid,
+        plain(&info.flash.join(", "))
+    );
     println!(
         "{} for cached data, in {} segments of {}",
         human(info.capacity),
@@ -66,8 +78,35 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         human(info.ram),
         human(info.ram_stage_most)
     );
-    println!("serve it with `hearth serve --flash {}`", path.display());
+    println!("serve it with `hearth serve{}`", named(&info.flash));
     Ok(())
+}
+
+/// Flash devices as a command names them.
+fn named(flash: &[String]) -> String {
+    let named = flash.iter().map(|path| format!(" --flash {}", plain(path)));
+    named.collect()
+}
+
+/// The devices of a new pool with the sizes of their files.
+fn devices_of(args: &PoolCreate) -> Result<Vec<DeviceAt>, Error> {
+    let sizes = match (args.size.as_slice(), args.flash.len()) {
+        ([], n) => vec![None; n],
+        ([one], n) => vec![Some(one.0); n],
+        (each, n) if each.len() == n => each.iter().map(|s| Some(s.0)).collect(),
+        (each, n) => {
+            return Err(Error::invalid(
+                format!("{} sizes are given for {n} flash devices", each.len()),
+                "give one --size for all of them, or one for each in their order",
+            ));
+        }
+    };
+    let devices = args.flash.iter().zip(sizes);
+    let devices = devices.map(|(path, size)| DeviceAt {
+        path: path.clone(),
+        size,
+    });
+    Ok(devices.collect())
 }
 
 /// Does what `make` does, which writes a file, with progress.
@@ -217,6 +256,10 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
         );
     }
     print!("{}", table.render());
+    if info.devices.len() > 1 {
+        println!();
+        print!("{}", layout_of(info));
+    }
     for notice in &info.notices {
         println!("warning: {}", plain(notice));
     }
@@ -246,11 +289,55 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     Ok(())
 }
 
+/// Draws what is on which device.
+fn layout_of(info: &PoolInfo) -> String {
+    let mut table = Table::new(&[
+        "FLASH DEVICE",
+        ">SIZE",
+        ">CACHED",
+        ">DIRTY",
+        "FILLED",
+        ">READ",
+        ">WRITTEN",
+        ">ERRORS",
+    ]);
+    for device in &info.devices {
+        let known = |bytes: Option<u64>| bytes.map_or("?".to_owned(), human);
+        let used = device.free_segments.map(|free| {
+            let used = device.segments.saturating_sub(free);
+            bar(used, device.segments)
+        });
+        let io = device.io.as_ref();
+        table.row([
+            plain(&device.path),
+            human(device.bytes),
+            known(device.cached),
+            known(device.dirty),
+            used.unwrap_or_default(),
+            io.map_or(String::new(), |io| human(io.read_bytes)),
+            io.map_or(String::new(), |io| human(io.write_bytes)),
+            io.map_or(String::new(), |io| io.errors.to_string()),
+        ]);
+    }
+    table.render()
+}
+
+/// How much of a whole, in twenty characters and per cent.
+fn bar(part: u64, whole: u64) -> String {
+    const WIDTH: u64 = 20;
+    let filled = (part * WIDTH).div_ceil(whole.max(1)).min(WIDTH);
+    let (full, empty) = (
+        "#".repeat(filled as usize),
+        ".".repeat((WIDTH - filled) as usize),
+    );
+    format!("{full}{empty} {:>3} %", part * 100 / whole.max(1))
+}
+
 fn show(global: &Global, at: &PoolAt) -> Outcome {
     let info = if at.flash.is_empty() {
         Client::new(&global.dir()).get("/v1/pool")?
     } else {
-        pool::show(only_flash(&at.flash)?)?
+        pool::show(&at.flash)?
     };
     print_pool(global, &info)
 }
@@ -261,8 +348,7 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
         let info: PoolInfo = Client::new(&global.dir()).get("/v1/pool")?;
         return print_pool(global, &info);
     }
-    let path = only_flash(&at.flash)?;
-    let info = Pool::open(path)?.info_with_contents();
+    let info = Pool::open_all(&at.flash)?.info_with_contents();
     print_pool(global, &info)?;
     if global.json {
         return Ok(());
@@ -280,18 +366,14 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
             missing.join(", ")
         );
     }
-    println!(
-        "ready; serve it with `hearth serve --flash {}`",
-        path.display()
-    );
+    println!("ready; serve it with `hearth serve{}`", named(&info.flash));
     Ok(())
 }
 
 fn export(global: &Global, args: &PoolExport) -> Outcome {
     let at = &args.at;
     if !at.flash.is_empty() {
-        let path = only_flash(&at.flash)?;
-        hearth_daemon::serve::export_offline(path, args.state_dir.clone())?;
+        hearth_daemon::serve::export_offline(&at.flash, args.state_dir.clone())?;
         return exported(global);
     }
     let client = Client::new(&global.dir());
@@ -330,14 +412,16 @@ fn export(global: &Global, args: &PoolExport) -> Outcome {
         }
     }
     // A stop that could not be clean leaves no checkpoint.
-    for flash in &served.flash {
-        if Pool::look(flash.as_ref())?.info().state != "clean" {
-            return Err(Error::unavailable(
-                format!("the daemon stopped, but the pool on {flash} was not left cleanly"),
-                "see its log, and export again with --flash",
-            )
-            .into());
-        }
+    let flash: Vec<std::path::PathBuf> = served.flash.iter().map(Into::into).collect();
+    if Pool::look_at(&flash)?.info().state != "clean" {
+        return Err(Error::unavailable(
+            format!(
+                "the daemon stopped, but the pool on {} was not left cleanly",
+                plain(&served.flash.join(", "))
+            ),
+            "see its log, and export again with --flash",
+        )
+        .into());
     }
     exported(global)
 }

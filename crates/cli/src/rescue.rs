@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use hearth_daemon::error::Error;
-use hearth_daemon::pool::only_flash;
 use hearth_daemon::rescue::{Found, Range, Report, Rescue, To};
 use hearth_daemon::size::human;
 use serde::Serialize;
@@ -24,12 +23,11 @@ struct Listed {
 }
 
 pub fn run(global: &Global, args: &args::Rescue) -> Outcome {
-    let flash = only_flash(&args.flash)?;
     let state_dir = args
         .state_dir
         .clone()
         .unwrap_or_else(hearth_daemon::rundir::default_state_dir);
-    let rescue = Rescue::open(flash, &state_dir)?;
+    let rescue = Rescue::open(&args.flash, &state_dir)?;
     let to = match (&args.to, &args.onto) {
         (Some(file), _) => To::File(file.clone()),
         (None, Some(origin)) => To::Onto(origin.clone()),

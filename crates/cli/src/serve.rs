@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
-use hearth_daemon::pool::only_flash;
 use hearth_daemon::resident;
 use hearth_daemon::serve::{self, ServeOptions, Tcp};
 use tracing_subscriber::EnvFilter;
@@ -13,7 +12,14 @@ use crate::Outcome;
 use crate::args::{Global, LockMemory, LogFormat, Serve, Tls};
 
 pub fn run(global: &Global, args: Serve) -> Outcome {
-    let flash = only_flash(&args.flash)?.to_owned();
+    let flash = args.flash.clone();
+    if flash.is_empty() {
+        return Err(Error::invalid(
+            "no flash device is given",
+            "name one with --flash PATH, or each of them",
+        )
+        .into());
+    }
     log_to_stderr(args.log.as_deref(), args.log_format)?;
     Ok(serve::run(&options(global, args, flash)?)?)
 }
@@ -22,10 +28,7 @@ pub fn run(global: &Global, args: Serve) -> Outcome {
 pub fn check(global: &Global, args: Serve) -> Result<(), Error> {
     filter(args.log.as_deref())?;
     // None is named where each start is given one.
-    let flash = match args.flash.as_slice() {
-        [] => std::path::PathBuf::new(),
-        some => only_flash(some)?.to_owned(),
-    };
+    let flash = args.flash.clone();
     serve::check(&options(global, args, flash)?)
 }
 
@@ -42,7 +45,11 @@ fn filter(given: Option<&str>) -> Result<EnvFilter, Error> {
     })
 }
 
-fn options(global: &Global, args: Serve, flash: std::path::PathBuf) -> Result<ServeOptions, Error> {
+fn options(
+    global: &Global,
+    args: Serve,
+    flash: Vec<std::path::PathBuf>,
+) -> Result<ServeOptions, Error> {
     if args.nbd_listen.is_none()
         && (args.tls_dir.is_some() || args.tls.is_some_and(|t| t != Tls::Off))
     {

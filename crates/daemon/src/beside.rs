@@ -371,10 +371,28 @@ pub(crate) fn shown(flash: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The pool whose flash was at `flash`: of several, the one that was served last.
+/// Several paths as they are noted: one a line.
+pub(crate) fn shown_all(flash: &[PathBuf]) -> String {
+    let all: Vec<String> = flash.iter().map(|path| shown(path)).collect();
+    all.join("\n")
+}
+
+/// Paths that are noted, in words.
+pub(crate) fn listed(noted: &str) -> String {
+    noted.replace('\n', ", ")
+}
+
+/// True if something is at each of the paths that are noted.
+pub(crate) fn all_there(noted: &str) -> bool {
+    noted
+        .split('\n')
+        .all(|path| gone(Path::new(path)).is_none())
+}
+
+/// The pool that had flash at `flash`: of several, the one that was served last.
 pub(crate) fn pool_at(state_dir: &Path, flash: &Path) -> Result<Option<Uuid>> {
     let flash = shown(flash);
-    let at = |notes: &PoolNotes| notes.flash == flash;
+    let at = |notes: &PoolNotes| notes.flash.split('\n').any(|path| path == flash);
     let last = known(state_dir)?.into_iter().filter(at);
     let last = last.max_by_key(|notes| notes.started);
     Ok(last.map(|notes| notes.pool))

@@ -170,14 +170,15 @@ fn open(
     host: &str,
 ) -> std::result::Result<(Engine, OpenReport), (Error, Option<Refusal>)> {
     let prepared = pool
-        .note_host(host)
+        .stamp()
+        .and_then(|()| pool.note_host(host))
         .and_then(|()| pool.settle())
         // Before the mark of failure is overwritten by opening the pool.
         .and_then(|()| pool.distrust_if_failed());
     if let Err(e) = prepared {
         return Err((e, pool.refusal().cloned()));
     }
-    let mut media = pool.media().clone();
+    let mut media = pool.flash().joined();
     Engine::open(&mut media, options.clone(), &known(pool)).map_err(|e| {
         let why = match &e {
             OpenError::Io(e) | OpenError::Format(FormatError::Io { source: e, .. }) => {
@@ -204,12 +205,12 @@ fn open_nothing(pool: &Pool, options: &EngineOptions) -> Result<(Engine, OpenRep
 fn open_unwritten(pool: &mut Pool, options: &EngineOptions) -> Result<(Engine, OpenReport)> {
     let path = pool.path().to_owned();
     pool.distrust_in_ram_if_failed();
-    let mut media = Unwritten::over(pool.media().clone());
+    let mut media = Unwritten::over(pool.flash());
     let (engine, report) = Engine::open(&mut media, options.clone(), &known(pool))
         .map_err(|e| Error::of(Kind::Unavailable, e.fault().within(path.display())))?;
     // What was accepted of the log may so far be in the device's own cache only. A device that cannot
     // even do this loses nothing by it that was promised.
-    if let Err(e) = pool.media().flush() {
+    if let Err(e) = pool.flash().flush() {
         tracing::debug!("the flash cannot be flushed: {e}");
     }
     let mut nothing = Effects::default();
@@ -461,7 +462,7 @@ mod tests {
         drop(daemon);
         leave_dirty(&dir.path().join("flash"), "dirty");
         let options = Options {
-            flash: dir.path().join("flash"),
+            flash: vec![dir.path().join("flash")],
             threads: 1,
             images: dir.path().join("images"),
             degraded: Some(Degraded::unused("it was given up three times")),

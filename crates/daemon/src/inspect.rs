@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use hearth_engine::stats::DeviceStats;
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
-use hearth_io::{BLOCK, Device, Media};
+use hearth_io::{BLOCK, Device, Joined, Media};
 
 use crate::error::{Error, Kind, Result};
 use crate::memory;
-use crate::pool::Pool;
+use crate::pool::{FlashDevices, Pool};
 use crate::size::human;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
@@ -41,7 +42,7 @@ pub(crate) fn known(pool: &Pool) -> Vec<KnownDisk> {
 
 /// What is cached of each disk, in the order of the registry, of a pool that this process has
 /// locked, for reading at least.
-pub fn contents(pool: &Pool) -> Result<Vec<Contents>> {
+pub fn contents(pool: &Pool) -> Result<(Vec<Contents>, Vec<DeviceStats>)> {
     let need = pool.footprint(Some(0));
     if let Some(free) = memory::available().filter(|free| need > *free) {
         return Err(Error::unavailable(
@@ -59,11 +60,11 @@ pub fn contents(pool: &Pool) -> Result<Vec<Contents>> {
         trim: false,
         ..EngineOptions::default()
     };
-    let mut media = Unwritten::over(pool.media().clone());
+    let mut media = Unwritten::over(pool.flash());
     let (engine, _) = Engine::open(&mut media, options, &known(pool))
         .map_err(|e| Error::of(Kind::Unavailable, e.fault()))?;
     let disks = pool.registry().disks.iter();
-    Ok(disks
+    let contents = disks
         .map(|d| {
             let status = engine.status(d.id).unwrap_or_default();
             Contents {
@@ -71,19 +72,20 @@ pub fn contents(pool: &Pool) -> Result<Vec<Contents>> {
                 dirty: status.owed_bytes(),
             }
         })
-        .collect())
+        .collect();
+    Ok((contents, engine.device_stats()))
 }
 
 /// A device with what was written to it in RAM instead.
 pub(crate) struct Unwritten {
-    device: Arc<Device>,
+    device: Joined<Arc<Device>>,
     written: BTreeMap<u64, Box<[u8]>>,
 }
 
 impl Unwritten {
-    pub(crate) fn over(device: Arc<Device>) -> Unwritten {
+    pub(crate) fn over(flash: &FlashDevices) -> Unwritten {
         Unwritten {
-            device,
+            device: flash.joined(),
             written: BTreeMap::new(),
         }
     }
@@ -101,7 +103,7 @@ impl Unwritten {
 
 impl Media for Unwritten {
     fn len(&self) -> u64 {
-        self.device.size()
+        self.device.len()
     }
 
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
@@ -148,7 +150,7 @@ mod tests {
             unlocked: false,
         };
         let device = Device::new(BlockFile::open(&path, mode).unwrap());
-        let mut media = Unwritten::over(Arc::new(device));
+        let mut media = Unwritten::over(&FlashDevices::one(Arc::new(device)));
         media.write_at(BLOCK, &vec![2; 2 * BLOCK_BYTES]).unwrap();
         media.flush().unwrap();
         let mut all = vec![0; 4 * BLOCK_BYTES];

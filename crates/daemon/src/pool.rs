@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hearth_engine::Engine;
 use hearth_format::{
-    DiskRecord, FormatError, IdSet, Layout, Places, PoolNotes, PoolState, Registry, SharedRecord,
-    Superblock, Uuid,
+    DiskRecord, FormatError, IdSet, Layout, Members, Places, PoolNotes, PoolState, Registry,
+    SharedRecord, Superblock, Uuid,
 };
 use hearth_io::file::sync_names;
 use hearth_io::media::Sparse;
@@ -19,6 +19,7 @@ use crate::degraded::Refusal;
 use crate::error::{Error, Kind, Result};
 use crate::inspect;
 use crate::named::Named;
+use crate::pool::devices::Opened;
 use crate::size::human;
 
 /// Bytes of a new flash file written at a time.
@@ -46,7 +47,12 @@ pub struct CreateOptions {
 
 /// A pool whose flash this process has to itself.
 pub struct Pool {
+    /// Its only flash device, or the first.
     media: Arc<Device>,
+    /// All of them.
+    flash: FlashDevices,
+    /// What the others say of themselves.
+    members: Members,
     superblock: Superblock,
     registry: Registry,
     /// Who names what in it.
@@ -66,24 +72,6 @@ pub struct Pool {
     gone_from: Option<PathBuf>,
     /// It has taken the place of another flash, and is served for the first time.
     adopted: bool,
-}
-
-/// The one flash device given, or why several will not do yet.
-pub fn only_flash<P: AsRef<Path>>(paths: &[P]) -> Result<&Path> {
-    match paths {
-        [one] => Ok(one.as_ref()),
-        [] => Err(Error::invalid(
-            "no flash device is given",
-            "name one with --flash PATH",
-        )),
-        _ => Err(Error::invalid(
-            format!(
-                "{} flash devices are given, but pools of several devices come in a later version",
-                paths.len()
-            ),
-            "give one --flash, or join the devices with md or LVM",
-        )),
-    }
 }
 
 /// An error of opening `path`, in the words of the control plane.
@@ -172,11 +160,12 @@ pub fn adopt_flash(
 ) -> Result<(PoolInfo, Vec<String>)> {
     let beside = heir_of(state_dir, pool)?;
     let notes = beside.notes();
-    if crate::beside::gone(Path::new(&notes.flash)).is_none() && !options.force {
+    if crate::beside::all_there(&notes.flash) && !options.force {
         return Err(Error::refused(
             format!(
                 "the flash of pool {} is still there: {}",
-                notes.pool, notes.flash
+                notes.pool,
+                crate::beside::listed(&notes.flash)
             ),
             "serve it; or, if it is to be given up with everything dirty on it, add --force",
         ));
@@ -229,8 +218,12 @@ fn heir_of(state_dir: &Path, pool: Option<&str>) -> Result<Beside> {
     let found: Vec<&PoolNotes> = known.iter().filter(named).collect();
     let listed = |all: &[&PoolNotes]| {
         let list = all.iter().map(|n| match n.label.as_str() {
-            "" => format!("{} (flash was {})", n.pool, n.flash),
-            label => format!("{} ({label}, flash was {})", n.pool, n.flash),
+            "" => format!("{} (flash was {})", n.pool, crate::beside::listed(&n.flash)),
+            label => format!(
+                "{} ({label}, flash was {})",
+                n.pool,
+                crate::beside::listed(&n.flash)
+            ),
         });
         list.collect::<Vec<_>>().join(", ")
     };
@@ -280,17 +273,17 @@ fn wipe_segments(file: &BlockFile, layout: &Layout) -> std::io::Result<()> {
     file.flush()
 }
 
-fn create_as(
+/// Opens or makes what is to be formatted, after it is certain that nothing is lost with it.
+fn prepare(
     path: &Path,
     options: &CreateOptions,
-    legacy: Legacy,
     progress: &mut dyn FnMut(u64, u64) -> bool,
-) -> Result<Pool> {
+) -> Result<Prepared> {
     let mut replaced = None;
     let file = match options.size {
         Some(size) => {
             // Too small is found out before the space is taken.
-            layout(path, size)?;
+            least(path, size)?;
             replaced = Replaced::find(path, options.force)?;
             let file = match &mut replaced {
                 Some(replaced) => replaced.make(size)?,
@@ -322,20 +315,29 @@ fn create_as(
             _ => opening(path, e),
         })?,
     };
-    let size = file.size();
     if options.size.is_none() && !options.force {
         refuse_foreign(path, &file)?;
     }
-    let layout = layout(path, size)?;
+    Ok(Prepared { file, replaced })
+}
+
+/// A device that is about to be formatted.
+struct Prepared {
+    file: BlockFile,
+    replaced: Option<Replaced>,
+}
+
+/// Gives what the device had its space for back, and what the pool needs for itself, up to block `own_blocks`, room:
+/// also in a sparse file on a file system that becomes full later.
+fn take_room(path: &Path, file: &BlockFile, own_blocks: u64) -> Result<()> {
+    let size = file.size();
     if file.is_device() {
         // Gives the SSD all its space back; one that cannot do it works nevertheless.
         if let Err(e) = file.discard(0, size) {
             tracing::debug!(path = %path.display(), "cannot discard: {e}");
         }
     }
-    // What the pool needs for itself has room from now on, also in a sparse file on a file system that
-    // becomes full.
-    let own = layout.segment_start * BLOCK;
+    let own = own_blocks * BLOCK;
     file.reserve(own).map_err(|e| {
         opening(
             path,
@@ -345,7 +347,33 @@ fn create_as(
                 source: e,
             },
         )
-    })?;
+    })
+}
+
+/// The new pool is whole: what was at the path makes room for it, and its name stays.
+fn settle_name(path: &Path, options: &CreateOptions, replaced: Option<Replaced>) -> Result<()> {
+    match replaced {
+        Some(replaced) => replaced.done(path),
+        // After a power cut the new file would be there, without its name.
+        None if options.size.is_some() => sync_names(path).map_err(|e| {
+            Error::unavailable(
+                format!("cannot store {}: {e}", path.display()),
+                "check free space and the file system's health",
+            )
+        }),
+        None => Ok(()),
+    }
+}
+
+fn create_as(
+    path: &Path,
+    options: &CreateOptions,
+    legacy: Legacy,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Pool> {
+    let Prepared { file, replaced } = prepare(path, options, progress)?;
+    let layout = layout(path, file.size())?;
+    take_room(path, &file, layout.segment_start)?;
     if options.size.is_none() && legacy.older > 0 {
         wipe_segments(&file, &layout).map_err(|e| {
             Error::unavailable(
@@ -362,18 +390,10 @@ fn create_as(
         .and_then(|()| first_registry(&mut media, &superblock, legacy.registry))
         .and_then(|made| superblock.store(&mut media).map(|()| made));
     let (registry, places) = stored.map_err(|e| format_error(path, &e))?;
-    match replaced {
-        Some(replaced) => replaced.done(path)?,
-        // After a power cut the new file would be there, without its name.
-        None if options.size.is_some() => sync_names(path).map_err(|e| {
-            Error::unavailable(
-                format!("cannot store {}: {e}", path.display()),
-                "check free space and the file system's health",
-            )
-        })?,
-        None => {}
-    }
+    settle_name(path, options, replaced)?;
     Ok(Pool {
+        flash: FlashDevices::one(media.clone()),
+        members: Members::new(Vec::new()),
         unsettled: false,
         refusal: None,
         covered: false,
@@ -399,6 +419,21 @@ fn first_registry(
     let nothing = Registry::default();
     places.store(media, layout, superblock.pool, &nothing, &mut registry)?;
     Ok((registry, places))
+}
+
+/// Refuses a size that is none for any flash device.
+fn least(path: &Path, size: u64) -> Result<()> {
+    let segments = u64::from(hearth_format::layout::SEGMENTS_MIN);
+    let segment = hearth_format::layout::SEGMENT_BLOCKS_MIN;
+    let needed = (Layout::other_start(segment) + segments * u64::from(segment)) * BLOCK;
+    if size >= needed {
+        return Ok(());
+    }
+    let actual = size;
+    Err(format_error(
+        path,
+        &FormatError::TooSmall { needed, actual },
+    ))
 }
 
 /// The layout of a new pool of `size` bytes.
@@ -546,20 +581,29 @@ fn refuse_foreign(path: &Path, file: &BlockFile) -> Result<()> {
 impl Pool {
     /// Opens a pool for this process alone.
     pub fn open(path: &Path) -> Result<Pool> {
-        Pool::load(path, OpenMode::default())
+        Pool::open_all(&[path.to_owned()])
+    }
+
+    /// The same of a pool of all these devices, in any order.
+    pub fn open_all(paths: &[PathBuf]) -> Result<Pool> {
+        Pool::load(paths, OpenMode::default())
     }
 
     /// Opens a pool for this process alone; if its flash cannot be written at all, to be read only,
     /// and with the reason.
-    pub fn open_for_service(path: &Path) -> Result<(Pool, Option<String>)> {
-        match Pool::open(path) {
-            Err(e) if e.kind == Kind::Unavailable && crate::place::is_read_only(path) => {
+    pub fn open_for_service(paths: &[PathBuf]) -> Result<(Pool, Option<String>)> {
+        let read_only = || paths.iter().find(|path| crate::place::is_read_only(path));
+        match Pool::open_all(paths) {
+            Err(e) if e.kind == Kind::Unavailable => {
+                let Some(path) = read_only() else {
+                    return Err(e);
+                };
                 let mode = OpenMode {
                     read_only: true,
                     unlocked: false,
                 };
                 let why = format!("{} is read-only", path.display());
-                Ok((Pool::load(path, mode)?, Some(why)))
+                Ok((Pool::load(paths, mode)?, Some(why)))
             }
             other => Ok((other?, None)),
         }
@@ -567,13 +611,18 @@ impl Pool {
 
     /// Looks at a pool that somebody else may be using.
     pub fn look(path: &Path) -> Result<Pool> {
+        Pool::look_at(&[path.to_owned()])
+    }
+
+    /// The same of a pool of all these devices.
+    pub fn look_at(paths: &[PathBuf]) -> Result<Pool> {
         let mode = OpenMode {
             read_only: true,
             unlocked: true,
         };
         let mut again = LOOKS - 1;
         loop {
-            match Pool::load(path, mode) {
+            match Pool::load(paths, mode) {
                 // They may have been storing the registry just now.
                 Err(e) if e.kind == Kind::Refused && again > 0 => again -= 1,
                 other => return other,
@@ -581,20 +630,15 @@ impl Pool {
         }
     }
 
-    fn load(path: &Path, mode: OpenMode) -> Result<Pool> {
-        let file = BlockFile::open(path, mode).map_err(|e| opening(path, e))?;
-        let mut media = Arc::new(Device::new(file));
-        let superblock = Superblock::load(&mut media).map_err(|e| format_error(path, &e))?;
-        if superblock.device_count != 1 {
-            return Err(Error::refused(
-                format!(
-                    "{} is one of {} devices of a pool",
-                    path.display(),
-                    superblock.device_count
-                ),
-                "open it with a newer Hearth",
-            ));
-        }
+    fn load(paths: &[PathBuf], mode: OpenMode) -> Result<Pool> {
+        let Opened {
+            flash,
+            superblock,
+            members,
+        } = devices::open(paths, mode)?;
+        let mut media = flash.first().ok_or_else(devices::none_given)?.clone();
+        let path = media.path().to_owned();
+        let path = path.as_path();
         if superblock.must_stay_read_only() && !mode.read_only {
             return Err(Error::refused(
                 format!(
@@ -615,6 +659,8 @@ impl Pool {
             gone_from: None,
             adopted: false,
             media,
+            flash,
+            members,
             superblock,
             named: Named::of(&registry),
             registry,
@@ -622,7 +668,22 @@ impl Pool {
         })
     }
 
-    /// The flash device.
+    /// Its flash devices.
+    pub fn flash(&self) -> &FlashDevices {
+        &self.flash
+    }
+
+    /// Gives several devices a new stamp, before anything else is written to any of them.
+    pub(crate) fn stamp(&mut self) -> Result<()> {
+        if self.members.others().is_empty() {
+            return Ok(());
+        }
+        let mut devices: Vec<Arc<Device>> = self.flash.iter().cloned().collect();
+        let stamped = self.members.stamp(&mut self.superblock, &mut devices);
+        stamped.map_err(|e| self.refused(&e))
+    }
+
+    /// The flash device, of several the first: it carries the registry.
     pub fn media(&self) -> &Arc<Device> {
         &self.media
     }
@@ -632,6 +693,14 @@ impl Pool {
         match &self.gone_from {
             Some(path) => path,
             None => self.media.path(),
+        }
+    }
+
+    /// Where all its flash devices are.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match &self.gone_from {
+            Some(path) => vec![path.clone()],
+            None => self.flash.paths(),
         }
     }
 
@@ -785,7 +854,7 @@ impl Pool {
                     self.path().display(),
                     match notes.flash.as_str() {
                         "" => String::new(),
-                        path => format!(", which is at {path}"),
+                        path => format!(", which is at {}", crate::beside::listed(path)),
                     }
                 ),
                 "serve that one; what was dirty on this one is found with `hearth rescue`",
@@ -857,7 +926,7 @@ impl Pool {
         notes.device = self.superblock.device;
         notes.device_created = self.superblock.created_unix_s;
         notes.started = crate::beside::now_unix();
-        notes.flash = crate::beside::shown(self.path());
+        notes.flash = crate::beside::shown_all(&self.paths());
         notes.label.clone_from(&self.superblock.label);
     }
 
@@ -890,12 +959,25 @@ impl Pool {
     }
 
     /// The pool of which all that is left is what was kept beside its flash, if that is so: it says why there is no flash.
-    pub(crate) fn without_flash(state_dir: &Path, flash: &Path) -> Result<Option<(Pool, String)>> {
-        let Some(beside) = Beside::whose_flash_was_at(state_dir, flash)? else {
+    /// Of several devices one that is gone is enough: what the others hold is of no use alone.
+    pub(crate) fn without_flash(
+        state_dir: &Path,
+        flash: &[PathBuf],
+    ) -> Result<Option<(Pool, String)>> {
+        let mut found = None;
+        for path in flash {
+            // Not before it is certain that something is known: a mistyped name is none of this.
+            if crate::beside::pool_at(state_dir, path)?.is_some()
+                && let Some(why) = crate::beside::gone(path)
+            {
+                found = Some((path.as_path(), why));
+                break;
+            }
+        }
+        let Some((flash, why)) = found else {
             return Ok(None);
         };
-        // Not before it is certain that something is known: a mistyped name is none of this.
-        let Some(why) = crate::beside::gone(flash) else {
+        let Some(beside) = Beside::whose_flash_was_at(state_dir, flash)? else {
             return Ok(None);
         };
         let notes = beside.notes();
@@ -936,8 +1018,11 @@ impl Pool {
                 "put that right, or the flash back",
             )
         })?;
+        let media = Arc::new(Device::new(stand_in));
         let pool = Pool {
-            media: Arc::new(Device::new(stand_in)),
+            flash: FlashDevices::one(media.clone()),
+            members: Members::new(Vec::new()),
+            media,
             places: Places::new(&superblock.layout).map_err(|e| format_error(flash, &e))?,
             superblock,
             named: Named::of(&registry),
@@ -1082,11 +1167,16 @@ impl Pool {
         PoolInfo {
             uuid: self.superblock.pool.to_string(),
             label: self.superblock.label.clone(),
-            flash: vec![self.path().display().to_string()],
+            flash: self
+                .paths()
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect(),
             state: state.to_owned(),
             notices: Vec::new(),
             created: self.superblock.created_unix_s,
-            device_bytes: self.media.len(),
+            device_bytes: self.flash.iter().map(|device| device.size()).sum(),
+            devices: self.devices(),
             capacity: self.capacity(),
             segments: u64::from(layout.segment_count),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
@@ -1127,7 +1217,8 @@ impl Pool {
     pub fn info_with_contents(&self) -> PoolInfo {
         let mut info = self.info_with_origins();
         match inspect::contents(self) {
-            Ok(contents) => {
+            Ok((contents, lies)) => {
+                show::add(&mut info.devices, &lies);
                 info.cached = Some(contents.iter().map(|c| c.cached).sum());
                 info.dirty = Some(contents.iter().fold(0, |n, c| c.dirty.saturating_add(n)));
                 // Both are in the order of the registry.
@@ -1145,19 +1236,19 @@ impl Pool {
 }
 
 /// A pool on `path` with what is cached and dirty, or, if somebody is using it, without.
-pub fn show(path: &Path) -> Result<PoolInfo> {
+pub fn show(paths: &[PathBuf]) -> Result<PoolInfo> {
     let mode = OpenMode {
         read_only: true,
         unlocked: false,
     };
-    match Pool::load(path, mode) {
+    match Pool::load(paths, mode) {
         Ok(pool) => Ok(pool.info_with_contents()),
         Err(e) if e.kind == Kind::Conflict => Ok(PoolInfo {
             unknown: Some(
                 "the pool is in use; its daemon tells it, with `hearth pool show` without --flash"
                     .to_owned(),
             ),
-            ..Pool::look(path)?.info_with_origins()
+            ..Pool::look_at(paths)?.info_with_origins()
         }),
         Err(e) => Err(e),
     }
@@ -1234,5 +1325,11 @@ pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Resu
     }
 }
 
+mod create;
+pub(crate) mod devices;
+pub(crate) mod show;
 #[cfg(test)]
 mod tests;
+
+pub use create::{DeviceAt, create_several};
+pub use devices::FlashDevices;

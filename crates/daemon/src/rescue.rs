@@ -13,13 +13,14 @@ use hearth_engine::{Engine, EngineOptions, KnownDisk, Owed};
 use hearth_format::{DiskRecord, FormatError, Places, Registry, Superblock};
 use hearth_io::checksum::crc32c;
 use hearth_io::file::sync_names;
-use hearth_io::{BLOCK, BlockFile, Buf, Device, OpenMode};
+use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenMode};
 use serde::Serialize;
 
 use crate::beside::Beside;
 use crate::error::{Error, Kind, Result};
 use crate::inspect::Unwritten;
 use crate::memory;
+use crate::pool::devices::{self, FlashDevices};
 use crate::pool::{format_error, layout, opening};
 use crate::size::human;
 
@@ -30,7 +31,7 @@ pub const RANGES_MAX: usize = 10_000;
 
 /// A pool that is only read.
 pub struct Rescue {
-    device: Arc<Device>,
+    flash: FlashDevices,
     engine: Engine,
     registry: Registry,
     doubts: Vec<String>,
@@ -106,17 +107,34 @@ fn note(ranges: &mut Vec<Range>, shortened: &mut bool, offset: u64, len: u64) {
 impl Rescue {
     /// Opens a pool for reading. What its flash does not tell of itself any more is taken from what was kept beside it in
     /// `state_dir`.
-    pub fn open(flash: &Path, state_dir: &Path) -> Result<Rescue> {
+    pub fn open(paths: &[PathBuf], state_dir: &Path) -> Result<Rescue> {
         let mode = OpenMode {
             read_only: true,
             unlocked: false,
         };
+        let flash = match paths {
+            [flash] => flash.as_path(),
+            // Of several all have to say whose they are, so that it is certain what lies where.
+            several => {
+                let opened = devices::open(several, mode)?;
+                let first = opened.flash.paths();
+                let first = first.first().cloned().unwrap_or_default();
+                return Self::of(&first, opened.flash, state_dir);
+            }
+        };
         let file = BlockFile::open(flash, mode).map_err(|e| opening(flash, e))?;
-        let device = Arc::new(Device::new(file));
-        let mut media = Unwritten::over(device.clone());
+        let device = FlashDevices::one(Arc::new(Device::new(file)));
+        Self::of(flash, device, state_dir)
+    }
+
+    fn of(flash: &Path, device: FlashDevices, state_dir: &Path) -> Result<Rescue> {
+        let mut media = Unwritten::over(&device);
         let mut doubts = Vec::new();
         let failed = |e: FormatError| format_error(flash, &e);
         let (superblock, beside) = match Superblock::load(&mut media) {
+            Ok(superblock) if usize::from(superblock.device_count) != device.iter().count() => {
+                return Err(devices::incomplete(flash, &superblock));
+            }
             Ok(superblock) => {
                 let beside = Beside::look(state_dir, &superblock.pool)?;
                 (superblock, beside)
@@ -134,7 +152,8 @@ impl Rescue {
                 doubts.push(format!(
                     "no superblock can be read ({e}): where things are is concluded from the device's size"
                 ));
-                let superblock = concluded(flash, &device, &beside)?;
+                let size = device.first().map_or(0, |first| first.size());
+                let superblock = concluded(flash, size, &beside)?;
                 let mut stored = superblock.clone();
                 stored.store(&mut media).map_err(failed)?;
                 (superblock, Some(beside))
@@ -184,7 +203,7 @@ impl Rescue {
         check_memory(&superblock)?;
         let engine = read_log(flash, &device, &superblock, &known, &mut doubts)?;
         Ok(Rescue {
-            device,
+            flash: device,
             engine,
             registry,
             doubts,
@@ -266,6 +285,7 @@ impl Rescue {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<()> {
         let mut buf = Buf::zeroed(BLOCK as usize).all();
+        let mut flash = self.flash.joined();
         let (mut from, mut done) = (0, 0);
         loop {
             let blocks = self.engine.owed(record.id, from, BLOCKS_MAX);
@@ -282,8 +302,7 @@ impl Rescue {
                         true
                     }
                     Owed::Flash(at, crc) => {
-                        self.device.read_at(at, buf.bytes_mut()).is_ok()
-                            && crc32c(buf.bytes()) == crc
+                        flash.read_at(at, buf.bytes_mut()).is_ok() && crc32c(buf.bytes()) == crc
                     }
                     Owed::Nowhere => false,
                 };
@@ -313,7 +332,7 @@ impl Rescue {
 /// What the engine makes of the log. Damage is a doubt, not an end.
 fn read_log(
     flash: &Path,
-    device: &Arc<Device>,
+    device: &FlashDevices,
     superblock: &Superblock,
     known: &[KnownDisk],
     doubts: &mut Vec<String>,
@@ -326,7 +345,7 @@ fn read_log(
             trim: false,
             ..EngineOptions::default()
         };
-        let mut media = Unwritten::over(device.clone());
+        let mut media = Unwritten::over(device);
         // As it is, or as it was concluded.
         let mut stored = superblock.clone();
         stored
@@ -355,10 +374,20 @@ fn read_log(
 }
 
 /// The superblock of a pool that has lost both of its own.
-fn concluded(flash: &Path, device: &Device, beside: &Beside) -> Result<Superblock> {
+fn concluded(flash: &Path, size: u64, beside: &Beside) -> Result<Superblock> {
     let notes = beside.notes();
+    if notes.flash.contains('\n') {
+        return Err(Error::refused(
+            format!(
+                "the superblocks of {} cannot be read, and its pool has several devices ({}): what lies where is not known",
+                flash.display(),
+                crate::beside::listed(&notes.flash)
+            ),
+            "put a copy of the device in its place whose superblock can be read",
+        ));
+    }
     let mut superblock = Superblock::new(
-        layout(flash, device.size())?,
+        layout(flash, size)?,
         notes.pool,
         notes.device,
         &notes.label,

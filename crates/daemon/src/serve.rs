@@ -361,7 +361,7 @@ impl Drop for Api {
 }
 
 /// Writes everything dirty of a pool nobody serves to its origins. `state_dir` is that of its `hearth serve`.
-pub fn export_offline(flash: &Path, state_dir: Option<PathBuf>) -> Result<()> {
+pub fn export_offline(flash: &[PathBuf], state_dir: Option<PathBuf>) -> Result<()> {
     let images = std::env::temp_dir().join(format!("hearth-export-{}", std::process::id()));
     // Its name can be guessed.
     make_private(&images, 0o700)?;
@@ -375,7 +375,7 @@ pub fn export_offline(flash: &Path, state_dir: Option<PathBuf>) -> Result<()> {
     outcome
 }
 
-fn export_with(flash: &Path, images: PathBuf, state_dir: PathBuf) -> Result<()> {
+fn export_with(flash: &[PathBuf], images: PathBuf, state_dir: PathBuf) -> Result<()> {
     abort::on_panic();
     let daemon = Daemon::start(&Options {
         flash: flash.to_owned(),

@@ -281,7 +281,7 @@ fn a_third_protocol_takes_one_line() {
     };
     hearth_daemon::pool::create(&flash, &create).unwrap();
     let daemon = Daemon::start(&Options {
-        flash,
+        flash: vec![flash],
         threads: 1,
         images: dir.path().join("images"),
         state_dir: Some(dir.path().join("state")),

@@ -30,6 +30,7 @@ use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
 use crate::faults::Faults;
 use crate::flash::device::FlashOp;
+use crate::flash::devices::Part;
 use crate::ids::ReqId;
 use crate::lanes::Shared;
 use crate::origin::intents::REGION_BLOCKS_MIN;
@@ -125,6 +126,8 @@ pub(crate) enum OpCtx {
     },
     /// The flash device's own.
     Flash(FlashOp),
+    /// One device's part of a flush of the log.
+    FlashPart(Part),
     OriginFlush {
         disk: DiskId,
         covers: u64,
@@ -222,11 +225,15 @@ impl Core {
                 }
             }
         }
+        let (target, offset) = match (io.target, io.kind) {
+            (Target::Origin(_), _) | (_, OpKind::Flush) => (io.target, io.offset),
+            (target, _) => self.flash.devices.place(target, io.offset),
+        };
         fx.ios.push(IoOp {
             id,
-            target: io.target,
+            target,
             kind: io.kind,
-            offset: io.offset,
+            offset,
             len: io.len,
             bufs: io.bufs,
             crcs: io.crcs,
@@ -249,6 +256,7 @@ impl Core {
             OpCtx::Ahead { read } => self.ahead_done(read, done, now, fx),
             OpCtx::OriginWrite { req } => self.origin_write_done(req, done, now, fx),
             OpCtx::Flash(op) => self.flash_done(op, done, now, fx),
+            OpCtx::FlashPart(part) => self.flash_part_done(part, done, now, fx),
             OpCtx::OriginFlush { disk, covers } => {
                 self.origin_flush_done(disk, covers, done.result, now, fx)
             }

@@ -223,11 +223,17 @@ pub enum Fault {
     CachedStaysCounted,
     /// Leave segments whose summaries are never written pinned when flash is given up.
     GivenUpStaysPinned,
+    /// Of several flash devices flush one.
+    FlushOneDevice,
+    /// Call the log flushed when the first of its devices is.
+    FlushEndsEarly,
+    /// Leave out that a device failed to be flushed.
+    FlushForgetsOne,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 68] = [
+    pub const BY_WORLDS: [Fault; 71] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -296,6 +302,9 @@ impl Fault {
         Fault::RelogBehindNewer,
         Fault::EvictKept,
         Fault::KeepScratch,
+        Fault::FlushOneDevice,
+        Fault::FlushEndsEarly,
+        Fault::FlushForgetsOne,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.

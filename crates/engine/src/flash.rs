@@ -1,4 +1,4 @@
-//! The flash device: the log on it, what is durable there, what makes room, what happens when it
+//! The flash: the log on it, the devices under it, what is durable there, what makes room, what happens when it
 //! fails, and what a start finds.
 
 pub(crate) mod again;
@@ -7,6 +7,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod choose;
 pub(crate) mod dead;
 pub(crate) mod device;
+pub(crate) mod devices;
 pub(crate) mod durable;
 pub(crate) mod evict;
 pub(crate) mod fail;

@@ -31,7 +31,7 @@ use crate::api::DiskId;
 use crate::cache::index::{Lookup, SlotNo};
 use crate::stats::Latency;
 use crate::sync::{Mutex, MutexGuard};
-use hearth_io::Target;
+use hearth_io::{Spread, Target};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{OnceLock, PoisonError};
@@ -123,6 +123,14 @@ pub(crate) struct Reads {
     pub ns: u64,
 }
 
+/// Good reads of one device since the start.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct DeviceReads {
+    pub count: u64,
+    pub bytes: u64,
+    pub ns: u64,
+}
+
 /// One thread's hits.
 #[derive(Default)]
 pub(crate) struct Lane {
@@ -135,6 +143,8 @@ pub(crate) struct Lane {
     /// Disks that have an entry in `counts`.
     counted: Vec<DiskId>,
     reads: Reads,
+    /// The same since the start, by device.
+    by_device: Vec<DeviceReads>,
     /// Hits that ended badly and wait for the core.
     trouble: Vec<usize>,
     /// Kept for their memory.
@@ -146,8 +156,10 @@ pub(crate) struct Lane {
 /// What data threads see without the core's lock.
 pub(crate) struct Shared {
     lookup: Lookup,
-    /// The device that hits are read from.
+    /// The device that hits are read from, or the first of several.
     flash: Target,
+    /// Which of them a slot lies on.
+    spread: Spread,
     segments: usize,
     segment_blocks: u32,
     /// Block of the device at which slot 0 lies.
@@ -169,12 +181,14 @@ impl Shared {
     pub fn new(
         lookup: Lookup,
         flash: Target,
+        spread: Spread,
         layout: &hearth_format::Layout,
         faults: crate::faults::Faults,
     ) -> Shared {
         Shared {
             lookup,
             flash,
+            spread,
             segments: layout.segment_count as usize,
             segment_blocks: layout.segment_blocks,
             first_block: layout.segment_start,
@@ -235,6 +249,19 @@ impl Shared {
         let mut lane = self.lanes.enter(n);
         std::mem::swap(&mut lane.uses, uses);
         (std::mem::take(&mut lane.reads), !lane.trouble.is_empty())
+    }
+
+    /// Good reads of each device, of all lanes, since the start.
+    pub fn reads_by_device(&self) -> Vec<DeviceReads> {
+        let mut sums = vec![DeviceReads::default(); self.spread.devices()];
+        self.lanes.each(|lane| {
+            for (sum, reads) in sums.iter_mut().zip(&lane.by_device) {
+                sum.count += reads.count;
+                sum.bytes += reads.bytes;
+                sum.ns += reads.ns;
+            }
+        });
+        sums
     }
 
     /// Takes only how flash answered.

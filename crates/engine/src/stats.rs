@@ -290,6 +290,44 @@ impl DiskStats {
     }
 }
 
+/// What was done on one flash device, and how it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFigures {
+    /// Reads since the start.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Time they took together, nanoseconds.
+    pub read_ns: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Time they took together, nanoseconds.
+    pub write_ns: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Time they took together, nanoseconds.
+    pub flush_ns: u64,
+    /// Operations that failed.
+    pub errors: u64,
+}
+
+/// What lies on one flash device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceStats {
+    /// What was done on it.
+    pub figures: DeviceFigures,
+    /// Segments it has.
+    pub segments: u64,
+    /// Of these, free ones.
+    pub free_segments: u64,
+    /// Blocks cached on it.
+    pub cached_blocks: u64,
+    /// Of these, dirty ones.
+    pub dirty_blocks: u64,
+}
+
 /// Everything about the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PoolStats {

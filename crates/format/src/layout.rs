@@ -64,8 +64,32 @@ pub struct Layout {
     pub checkpoint_blocks: u64,
     /// First block of segment 0; a multiple of `segment_blocks`.
     pub segment_start: u64,
-    /// How many segments there are.
+    /// How many segments there are, on all devices of the pool.
     pub segment_count: u32,
+    /// What came later, with devices that were added.
+    pub added: Added,
+}
+
+/// What a pool grew by after its areas were laid out. They stay where they are, but for the segment map, which
+/// has to tell of more segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Added {
+    /// Segments among all that the areas were laid out without.
+    pub segments: u32,
+    /// Blocks by which the segment map ends further ahead than at first: each time it grew it went to a place
+    /// before the one it had.
+    pub map_shift: u32,
+}
+
+/// What of a pool's segments is on one of its devices, in blocks of that device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Whole blocks of the device when it was formatted.
+    pub blocks: u64,
+    /// First block of its segments.
+    pub segment_start: u64,
+    /// How many there are.
+    pub segments: u32,
 }
 
 /// Blocks a summary needs so that it can hold one entry for every data block.
@@ -142,6 +166,103 @@ impl Layout {
             checkpoint_blocks: segment_start - FIXED_END,
             segment_start,
             segment_count: low as u32,
+            added: Added::default(),
+        };
+        layout.check()?;
+        Ok(layout)
+    }
+
+    /// Lays out a pool of several devices of `sizes` bytes, in segments of `segment_blocks` blocks: the
+    /// [`Layout`] of all of them as one, of which the areas before the segments are on the first, and what of the
+    /// segments is where. Fails with the place of the device that is too small.
+    pub fn for_devices(
+        sizes: &[u64],
+        segment_blocks: u32,
+    ) -> Result<(Layout, Vec<Extent>), (usize, FormatError)> {
+        let (first, others) = sizes.split_first().unwrap_or((&0, &[]));
+        // Checks the size of a segment and the least of the first one.
+        let alone = Layout::for_device(*first, segment_blocks).map_err(|e| (0, e))?;
+        let segment = u64::from(segment_blocks);
+        let start = Self::other_start(segment_blocks);
+        let least = u64::from(SEGMENTS_MIN);
+        // What lies behind 2^32 slots stays unused, but each device has its least.
+        let most = u64::from((u32::MAX - 1) / segment_blocks);
+        let mut spare = most.saturating_sub(least * sizes.len() as u64);
+        let mut extents = Vec::new();
+        for (bytes, place) in others.iter().zip(1..) {
+            let blocks = bytes / BLOCK;
+            let fit = blocks.saturating_sub(start) / segment;
+            if fit < least {
+                let (needed, actual) = ((start + least * segment) * BLOCK, *bytes);
+                return Err((place, FormatError::TooSmall { needed, actual }));
+            }
+            let more = (fit - least).min(spare);
+            spare -= more;
+            extents.push(Extent {
+                blocks,
+                segment_start: start,
+                segments: (least + more) as u32,
+            });
+        }
+        let elsewhere: u64 = extents.iter().map(|e| u64::from(e.segments)).sum();
+        let front = |count: u64| segment_start_for(count + elsewhere, segment);
+        let fits = |count: u64| front(count) + count * segment <= alone.device_blocks;
+        if !fits(least) {
+            let (needed, actual) = ((front(least) + least * segment) * BLOCK, *first);
+            return Err((0, FormatError::TooSmall { needed, actual }));
+        }
+        let (mut low, mut high) = (least, u64::from(alone.segment_count).min(least + spare));
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            match fits(middle) {
+                true => low = middle,
+                false => high = middle - 1,
+            }
+        }
+        let segment_start = front(low);
+        let count = low + elsewhere;
+        let layout = Layout {
+            device_blocks: segment_start + count * segment,
+            checkpoint_blocks: segment_start - FIXED_END,
+            segment_start,
+            segment_count: count as u32,
+            ..alone
+        };
+        layout.check().map_err(|e| (0, e))?;
+        let lead = Extent {
+            blocks: alone.device_blocks,
+            segment_start,
+            segments: low as u32,
+        };
+        extents.insert(0, lead);
+        Ok((layout, extents))
+    }
+
+    /// First block of the segments on a device that is not the first of its pool: what lies before is kept free
+    /// but for the superblocks.
+    pub fn other_start(segment_blocks: u32) -> u64 {
+        FIXED_END.next_multiple_of(u64::from(segment_blocks.max(1)))
+    }
+
+    /// The layout with `segments` more, on a device that is added. The segment map gets a new place, as nothing
+    /// may be written where the old one is, which counts until the superblock says otherwise.
+    pub fn grown(&self, segments: u32) -> Result<Layout, FormatError> {
+        let too_many = || FormatError::unfit(WHAT, "there are too many segments");
+        let count = self.segment_count.checked_add(segments);
+        let count = count.ok_or_else(too_many)?;
+        let shift = 2 * self.map_blocks() + u64::from(self.added.map_shift);
+        let slots = u64::from(count) * u64::from(self.segment_blocks);
+        if slots >= u64::from(u32::MAX) {
+            return Err(too_many());
+        }
+        let layout = Layout {
+            device_blocks: self.segment_start + slots,
+            segment_count: count,
+            added: Added {
+                segments: self.added.segments + segments,
+                map_shift: u32::try_from(shift).map_err(|_| too_many())?,
+            },
+            ..*self
         };
         layout.check()?;
         Ok(layout)
@@ -176,7 +297,13 @@ impl Layout {
             Some(end) if end <= self.segment_start => {}
             _ => return wrong("the checkpoint area reaches into the segments"),
         }
-        if self.checkpoint_blocks <= 2 * self.map_blocks() {
+        if self.added.segments > self.segment_count - SEGMENTS_MIN {
+            return wrong("more segments came later than there are");
+        }
+        let shift = u64::from(self.added.map_shift);
+        if self.checkpoint_blocks <= 2 * self.map_blocks() + shift
+            || self.map_end() < self.checkpoint_start + 2 * self.map_blocks()
+        {
             return wrong("the checkpoint area has no room for the map of the segments");
         }
         if !self.segment_start.is_multiple_of(segment) {
@@ -250,14 +377,18 @@ impl Layout {
     /// Block behind both copies of the segment map.
     fn map_end(&self) -> u64 {
         let end = self.checkpoint_start + self.checkpoint_blocks;
-        end - 2 * self.registry_room().map_or(0, |(_, blocks)| blocks)
+        let registry = 2 * self.registry_room().map_or(0, |(_, blocks)| blocks);
+        end.saturating_sub(registry + u64::from(self.added.map_shift))
     }
 
     /// Where a registry goes that has outgrown its first areas: first block of area A, and blocks of
     /// each area; B lies behind A. It is the end of the checkpoint area, which was always larger than
     /// a checkpoint, so that every pool has it. `None` where it would not be twice as large as the first areas.
     pub fn registry_room(&self) -> Option<(u64, u64)> {
-        let kept = u64::from(self.slots()) * CHECKPOINT_KEPT_PER_SLOT + CHECKPOINT_BYTES_FIXED;
+        // Devices that came later move nothing.
+        let slots = u64::from(self.segment_count.saturating_sub(self.added.segments))
+            * u64::from(self.segment_blocks);
+        let kept = slots * CHECKPOINT_KEPT_PER_SLOT + CHECKPOINT_BYTES_FIXED;
         let spare = self.checkpoint_blocks.saturating_sub(kept.div_ceil(BLOCK));
         let blocks = (spare / 2).min(REGISTRY_GROWN_BLOCKS_MAX);
         let end = self.checkpoint_start + self.checkpoint_blocks;
@@ -291,6 +422,7 @@ mod tests {
                 checkpoint_blocks: 2048,
                 segment_start: 3072,
                 segment_count: 253,
+                added: Added::default(),
             }
         );
         assert_eq!(layout.data_blocks(), 1020);
@@ -351,6 +483,71 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_unequal_size_share_the_segments_and_the_first_has_room_for_all_of_them() {
+        let sizes = [256 << 20, 1 << 30, 64 << 20];
+        let (layout, extents) = Layout::for_devices(&sizes, 256).unwrap();
+        let counts: Vec<u32> = extents.iter().map(|e| e.segments).collect();
+        assert_eq!(counts.iter().sum::<u32>(), layout.segment_count);
+        assert_eq!(counts[1..], [1020, 60]);
+        assert_eq!(extents[0].segment_start, layout.segment_start);
+        assert!(layout.checkpoint_bytes() >= 24 * u64::from(layout.slots()) + (1 << 20));
+        for (extent, bytes) in extents.iter().zip(sizes) {
+            let end = extent.segment_start + u64::from(extent.segments) * 256;
+            assert!(end <= bytes / 4096, "{extent:?}");
+        }
+        assert_eq!(
+            layout.device_blocks,
+            layout.segment_start + u64::from(layout.slots())
+        );
+    }
+
+    #[test]
+    fn a_device_that_is_too_small_is_named_with_what_it_needs() {
+        let (place, e) = Layout::for_devices(&[1 << 30, 64 << 20, 1 << 20], 256).unwrap_err();
+        assert_eq!((place, e.to_string().contains("12 MiB")), (2, true), "{e}");
+        // The tables of 16 TiB do not fit a device of 64 MiB.
+        let Err((0, FormatError::TooSmall { needed, .. })) =
+            Layout::for_devices(&[64 << 20, 1 << 40], 1024)
+        else {
+            panic!("a small first device was laid out");
+        };
+        assert!(Layout::for_devices(&[needed, 1 << 40], 1024).is_ok());
+        assert!(Layout::for_devices(&[needed - 4096, 1 << 40], 1024).is_err());
+    }
+
+    #[test]
+    fn all_devices_together_stop_at_32_bit_slots() {
+        let sizes = [1 << 50, 1 << 50, 1 << 50];
+        let (layout, extents) = Layout::for_devices(&sizes, 16384).unwrap();
+        assert!(layout.slots() < u32::MAX);
+        assert_eq!(layout.segment_count, (u32::MAX - 1) / 16384);
+        assert!(extents.iter().all(|e| e.segments >= SEGMENTS_MIN));
+    }
+
+    #[test]
+    fn what_is_added_moves_nothing_and_gives_the_map_a_place_of_its_own() {
+        let mut layout = Layout::for_device(4 << 30, 1024).unwrap();
+        let room = layout.registry_room().unwrap();
+        let mut taken = Vec::new();
+        taken.push(room.0 * BLOCK..(room.0 + 2 * room.1) * BLOCK);
+        for more in [100, 20_000, 8] {
+            for copy in [0, 1] {
+                let at = layout.map_offset(copy);
+                taken.push(at..at + layout.map_blocks() * BLOCK);
+            }
+            layout = layout.grown(more).unwrap();
+            assert_eq!(layout.registry_room(), Some(room));
+            for copy in [0, 1] {
+                let at = layout.map_offset(copy);
+                let end = at + layout.map_blocks() * BLOCK;
+                assert!(taken.iter().all(|t| end <= t.start || t.end <= at));
+                assert!(layout.checkpoint_offset() + layout.checkpoint_room() <= at);
+            }
+        }
+        assert!(layout.grown(u32::MAX / 1024).is_err());
+    }
+
+    #[test]
     fn odd_segment_sizes_are_refused() {
         for blocks in [0, 1, 128, 1000, 32768, u32::MAX] {
             assert!(Layout::for_device(1 << 40, blocks).is_err());
@@ -372,10 +569,12 @@ mod tests {
         fn checked_layouts_do_not_overflow(
             device_blocks: u64, segment_blocks: u32, summary_blocks: u32, checkpoint_start: u64,
             checkpoint_blocks: u64, segment_start: u64, segment_count: u32,
+            segments: u32, map_shift: u32,
         ) {
             let layout = Layout {
                 device_blocks, segment_blocks, summary_blocks, checkpoint_start,
                 checkpoint_blocks, segment_start, segment_count,
+                added: Added { segments, map_shift },
             };
             if layout.check().is_ok() {
                 prop_assert!(layout.checkpoint_room() <= layout.checkpoint_bytes());

@@ -4,8 +4,9 @@
 //! older version before it misreads a newer pool. So there are two copies far apart, written
 //! one after the other with a flush between, and the first 32 bytes never move.
 
+use crate::devices::{DEVICES_MAX, DeviceEntry, list_at, put_list};
 use crate::error::FormatError;
-use crate::layout::{Layout, SUPERBLOCK_BLOCKS};
+use crate::layout::{Added, Layout, SUPERBLOCK_BLOCKS};
 use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
 use crate::{BLOCK_BYTES, copies, pool_tag};
 use hearth_io::Media;
@@ -18,15 +19,15 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP | INCOMPAT_DEVICES;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
+/// The pool has several [devices](crate::devices).
+pub const INCOMPAT_DEVICES: u64 = 1 << 3;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.
 pub const LABEL_MAX: usize = 63;
-/// Most flash devices of a pool.
-pub const DEVICES_MAX: u16 = 256;
 
 const WHAT: &str = "superblock";
 const CRC_AT: usize = 12;
@@ -64,13 +65,19 @@ pub struct Superblock {
     pub device_index: u16,
     /// How many devices the pool has.
     pub device_count: u16,
+    /// All of them, if there are several, by their places.
+    pub devices: Vec<DeviceEntry>,
+    /// Of several: which opening of the pool this device took part in last.
+    pub stamp: u64,
+    /// Of the first of several: the stamp that the others are being given, or have been; else 0.
+    pub next_stamp: u64,
     /// Features a reader must know, else it must not open the pool.
     pub incompat: u64,
     /// Features a reader may ignore.
     pub compat: u64,
     /// Features a writer must know, else it must not change the pool.
     pub ro_compat: u64,
-    /// Where the areas are.
+    /// Where the areas are, of all devices as one ([`spread`](Self::spread)).
     pub layout: Layout,
     /// When the device was formatted, seconds since 1970.
     pub created_unix_s: u64,
@@ -88,8 +95,8 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// A superblock for a new one-device pool, not stored yet. For more devices set
-    /// `device_index` and `device_count`.
+    /// A superblock for a new one-device pool, not stored yet. For more devices there is
+    /// [`set_devices`](Self::set_devices).
     pub fn new(
         layout: Layout,
         pool: Uuid,
@@ -104,6 +111,9 @@ impl Superblock {
             device,
             device_index: 0,
             device_count: 1,
+            devices: Vec::new(),
+            stamp: 0,
+            next_stamp: 0,
             incompat: 0,
             compat: 0,
             ro_compat: 0,
@@ -165,6 +175,11 @@ impl Superblock {
         put_text(out, 224, &self.last_host);
         put(out, 288, &self.log_floor.to_le_bytes());
         put(out, 296, &self.clean_floor.to_le_bytes());
+        put(out, 304, &self.stamp.to_le_bytes());
+        put(out, 312, &self.next_stamp.to_le_bytes());
+        put(out, 1344, &self.layout.added.segments.to_le_bytes());
+        put(out, 1348, &self.layout.added.map_shift.to_le_bytes());
+        put_list(out, &self.devices);
         let crc = crc_with_hole(out, CRC_AT);
         put(out, CRC_AT, &crc.to_le_bytes());
         block
@@ -217,6 +232,14 @@ impl Superblock {
             checkpoint_blocks: u64_at(block, 112),
             segment_start: u64_at(block, 120),
             segment_count: u32_at(block, 128),
+            // Without the bit it is a pool of a version that left these bytes zero.
+            added: match incompat & INCOMPAT_DEVICES {
+                0 => Added::default(),
+                _ => Added {
+                    segments: u32_at(block, 1344),
+                    map_shift: u32_at(block, 1348),
+                },
+            },
         };
         layout.check()?;
         let state = match block[49] {
@@ -244,13 +267,37 @@ impl Superblock {
                 "its device number and count do not fit",
             ));
         }
+        let several = incompat & INCOMPAT_DEVICES != 0;
+        if several != (device_count > 1) {
+            return Err(FormatError::damaged(
+                WHAT,
+                "its number of devices and its features do not fit",
+            ));
+        }
+        let device = Uuid::from_bytes(array_at(block, 72));
+        let (mut devices, mut stamps) = (Vec::new(), [0, 0]);
+        if several {
+            devices = list_at(block, device_count, &layout)
+                .map_err(|why| FormatError::damaged(WHAT, why))?;
+            if devices.get(usize::from(device_index)).map(|d| d.device) != Some(device) {
+                return Err(FormatError::damaged(
+                    WHAT,
+                    "its list of devices has another one in its place",
+                ));
+            }
+            stamps = [u64_at(block, 304), u64_at(block, 312)];
+        }
+        let [stamp, next_stamp] = stamps;
         Ok(Superblock {
             copy,
             generation: u64_at(block, 24),
             pool: Uuid::from_bytes(array_at(block, 56)),
-            device: Uuid::from_bytes(array_at(block, 72)),
+            device,
             device_index,
             device_count,
+            devices,
+            stamp,
+            next_stamp,
             incompat,
             compat: u64_at(block, 40),
             ro_compat: u64_at(block, 32),
@@ -273,7 +320,7 @@ impl Superblock {
         let mut copies = [read_copy(media, 0), read_copy(media, 1)];
         let newest = copies::newest(&copies, |copy| copy.generation)?;
         let best = std::mem::replace(&mut copies[newest], Err(FormatError::NotAPool))?;
-        let recorded = best.layout.device_blocks * BLOCK;
+        let recorded = best.own_bytes();
         if media.len() < recorded {
             return Err(FormatError::TruncatedDevice {
                 recorded,
@@ -289,7 +336,7 @@ impl Superblock {
     /// The copy *not* known to be good is written first, so that a torn write never hits the
     /// only good one; repeating a failed store keeps that rule.
     pub fn store(&mut self, media: &mut dyn Media) -> Result<(), FormatError> {
-        let needed = self.layout.device_blocks.saturating_mul(BLOCK);
+        let needed = self.own_bytes();
         if media.len() < needed {
             return Err(FormatError::TruncatedDevice {
                 recorded: needed,

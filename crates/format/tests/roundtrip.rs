@@ -3,9 +3,9 @@
 use hearth_format::disk::OriginIdentity;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_format::{
-    BATCH_ENTRIES_MAX, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DiskRecord, Entry,
-    FormatError, Home, Kind, Layout, MapHeader, PoolState, Registry, Section, SummaryHeader,
-    Superblock, Uuid, check_name,
+    BATCH_ENTRIES_MAX, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DeviceEntry,
+    DiskRecord, Entry, Extent, FormatError, Home, Kind, Layout, MapHeader, PoolState, Registry,
+    Section, SummaryHeader, Superblock, Uuid, check_name,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -178,19 +178,37 @@ prop_compose! {
     }
 }
 
+/// A layout of a device and of so many others.
+fn sizes(bytes: u64, others: u64, shift: u32) -> (Layout, Vec<Extent>) {
+    let sizes: Vec<u64> = [bytes]
+        .into_iter()
+        .chain((0..others).map(|n| (64 + n) << 20))
+        .collect();
+    Layout::for_devices(&sizes, 1 << shift).unwrap()
+}
+
 prop_compose! {
     fn superblock()(
         bytes in (1u64 << 25)..(1 << 50), shift in 8u32..=10, numbers: [u64; 4], ids: [[u8; 16]; 2],
-        texts in ("\\PC{0,100}", "\\PC{0,100}"), copy in 0u8..2, state in 0u8..3, index in 0u16..256,
+        texts in ("\\PC{0,100}", "\\PC{0,100}"), copy in 0u8..2, state in 0u8..3, others in 0u64..4, index in 0u16..4,
     ) -> Superblock {
-        let layout = Layout::for_device(bytes, 1 << shift).unwrap();
+        let (layout, extents) = sizes(bytes, others, shift);
         let [pool, device] = ids.map(Uuid::from_bytes);
         let mut sb = Superblock::new(layout, pool, device, &texts.0, numbers[0]);
         sb.copy = copy;
         sb.generation = numbers[1];
         sb.compat = numbers[2];
         sb.ro_compat = numbers[3];
-        (sb.device_index, sb.device_count) = (index, 256);
+        if others > 0 {
+            let index = index.min(others as u16);
+            let entry = |(extent, n): (&Extent, u16)| DeviceEntry {
+                device: if n == index { device } else { Uuid::from_u128(n.into()) },
+                extent: *extent,
+            };
+            sb.set_devices(layout, extents.iter().zip(0..).map(entry).collect());
+            sb.device_index = index;
+            (sb.stamp, sb.next_stamp) = (numbers[3], numbers[2]);
+        }
         sb.last_host = texts.1.chars().take(15).collect();
         sb.state = match state {
             0 => PoolState::Open,

@@ -12,6 +12,7 @@
 
 pub mod content;
 pub mod device;
+mod flashes;
 mod left;
 pub mod life;
 pub mod media;

@@ -5,13 +5,15 @@
 //! every request is answered, everything dirty reaches the origins, and the origins alone hold
 //! what the oracle says.
 
-use crate::content::{BLOCK, SECTOR};
+use crate::content::SECTOR;
 use crate::device::Faults;
+use crate::media::SimMedia;
 use crate::model::End;
 use crate::paths::Event;
 use crate::workload::Wish;
 use crate::world::{Outcome, World, trace};
 use hearth_engine::api::{Mode, OriginState, ReqOp};
+use hearth_io::{Joined, Spread};
 
 /// Steps of one life; a world that needs more is stuck in a loop.
 const LIFE_STEPS_MAX: u64 = 60_000;
@@ -89,9 +91,12 @@ impl World<'_> {
 
     fn create(&mut self) -> Outcome {
         let shape = self.shape;
-        self.maker
-            .format(&mut self.flash.media(None), shape)
-            .map_err(|e| format!("format failed: {e}"))?;
+        let (mut media, _) = self.flash.media(None);
+        let formatted = match media.as_mut_slice() {
+            [one] => self.maker.format(one, shape),
+            several => self.maker.format_several(several, shape),
+        };
+        formatted.map_err(|e| format!("format failed: {e}"))?;
         self.check_media()?;
         // The registry says a disk exists only after the pool does.
         self.flash.power_cut();
@@ -100,22 +105,21 @@ impl World<'_> {
 
     fn check_media(&mut self) -> Outcome {
         self.flash
-            .violation
-            .take()
+            .violation()
             .map_or(Ok(()), |v| Err(format!("media contract broken: {v}")))
     }
 
     fn hurt(&mut self, on: bool) {
         let p = &self.profile;
         if !on {
-            self.flash.faults = Faults::default();
+            self.flash.set_faults(&Faults::default());
             for disk in &mut self.disks {
                 disk.origin.faults = Faults::default();
             }
             self.release_hung();
             return;
         }
-        self.flash.faults = Faults {
+        self.flash.set_faults(&Faults {
             read_eio: p.flash_read_eio,
             write_eio: p.flash_write_eio,
             flush_eio: p.flash_write_eio * 4,
@@ -124,7 +128,7 @@ impl World<'_> {
             hang: p.slow / 10,
             bad_places: self.bad_places.clone(),
             ..Faults::default()
-        };
+        });
         for disk in &mut self.disks {
             let mut bad_ranges = Vec::new();
             let mut fail_op = None;
@@ -185,7 +189,7 @@ impl World<'_> {
                 if Some(left) == full {
                     trace!(self, "THE FILE SYSTEM UNDER FLASH IS FULL");
                     self.paths.note(Event::FlashFull);
-                    self.flash.faults.full = true;
+                    self.flash.fill();
                 }
             } else if !self.pump()? {
                 if self.hung() > 0 {
@@ -301,8 +305,7 @@ impl World<'_> {
                 "flash block {index} cannot be read any more, holding block {block} of #{}",
                 self.disks[disk].uid
             );
-            let at = index as u64 * BLOCK as u64;
-            self.flash.faults.bad_ranges.push(at..at + BLOCK as u64);
+            self.flash.block_goes_bad(index);
         }
     }
 
@@ -710,9 +713,9 @@ impl World<'_> {
         let Some(subject) = self.subject.take() else {
             return Ok(());
         };
-        let mut media = self.flash.media(cut);
+        let (mut media, meter) = self.flash.joined(cut);
         let result = subject.close(&mut media);
-        let (tripped, used) = (media.tripped(), media.used());
+        let (tripped, used) = (meter.tripped(), meter.used());
         self.check_media()?;
         trace!(
             self,
@@ -738,9 +741,13 @@ impl World<'_> {
     /// Opens again; sometimes the power fails in the middle of that.
     fn reopen(&mut self) -> Outcome {
         for attempt in 0..=CUTS_MAX {
-            let cut = (attempt < CUTS_MAX && self.rng.chance(1, 4)).then(|| self.rng.below(4));
+            // Several devices are marked before the log is looked at.
+            let steps = if self.flash.are_several() { 32 } else { 4 };
+            let cut = (attempt < CUTS_MAX && self.rng.chance(1, 4)).then(|| self.rng.below(steps));
             let maker = self.maker;
-            if maker.was_given_up(&mut self.flash.media(None)) || self.marker {
+            let given_up = |media: &mut SimMedia<'_>| maker.was_given_up(media);
+            let noted = self.flash.media(None).0.first_mut().is_some_and(given_up);
+            if noted || self.marker {
                 // As the daemon does: it is in the registry before anything is changed on flash.
                 self.disks.iter_mut().for_each(|d| d.distrusted = true);
                 self.marker = false;
@@ -748,9 +755,17 @@ impl World<'_> {
                 self.paths.note(Event::OpenedUntold);
             }
             let (shape, known) = (self.shape, self.known.clone());
-            let mut media = self.flash.media(cut);
-            let opened = self.maker.open(&mut media, shape, &known);
-            let (tripped, used) = (media.tripped(), media.used());
+            let (mut media, meter) = self.flash.media(cut);
+            let joined = maker.join(&mut media);
+            let spread = joined.clone().unwrap_or_else(|_| Spread::one());
+            let opened = joined.and_then(|spread| {
+                let mut media = Joined::new(spread, media);
+                maker.open(&mut media, shape, &known)
+            });
+            let (tripped, used) = (meter.tripped(), meter.used());
+            if !tripped {
+                self.flash.set_spread(spread);
+            }
             self.check_media()?;
             trace!(
                 self,

@@ -7,34 +7,76 @@ use crate::content::BLOCK;
 use crate::device::{NOT_COMPLETED, SimDevice};
 use hearth_io::Media;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Counts writes and flushes, of one device or of several that one plug is for, until it is pulled.
+#[derive(Clone, Debug)]
+pub struct Meter(Arc<Counts>);
+
+#[derive(Debug)]
+struct Counts {
+    cut: Option<u64>,
+    used: AtomicU64,
+    tripped: AtomicBool,
+}
+
+impl Meter {
+    /// After `cut` writes and flushes the plug is pulled.
+    pub fn new(cut: Option<u64>) -> Meter {
+        Meter(Arc::new(Counts {
+            cut,
+            used: AtomicU64::new(0),
+            tripped: AtomicBool::new(false),
+        }))
+    }
+
+    /// Writes and flushes so far.
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Relaxed)
+    }
+
+    /// True once the plug was pulled.
+    pub fn tripped(&self) -> bool {
+        self.0.tripped.load(Relaxed)
+    }
+
+    fn spend(&self) -> io::Result<bool> {
+        if self.tripped() {
+            return Err(io::Error::other("the plug was pulled (simulated)"));
+        }
+        let tripped = self.0.cut.is_some_and(|cut| self.used() >= cut);
+        self.0.tripped.store(tripped, Relaxed);
+        self.0.used.fetch_add(1, Relaxed);
+        Ok(tripped)
+    }
+}
 
 /// A [`SimDevice`] as synchronous storage.
 pub struct SimMedia<'a> {
     device: &'a mut SimDevice,
-    cut: Option<u64>,
-    used: u64,
-    tripped: bool,
+    meter: Meter,
 }
 
 impl<'a> SimMedia<'a> {
     /// See [`SimDevice::media`].
     pub(crate) fn new(device: &'a mut SimDevice, cut: Option<u64>) -> SimMedia<'a> {
-        SimMedia {
-            device,
-            cut,
-            used: 0,
-            tripped: false,
-        }
+        Self::metered(device, Meter::new(cut))
+    }
+
+    /// One of several devices with the same plug.
+    pub(crate) fn metered(device: &'a mut SimDevice, meter: Meter) -> SimMedia<'a> {
+        SimMedia { device, meter }
     }
 
     /// Writes and flushes so far.
     pub fn used(&self) -> u64 {
-        self.used
+        self.meter.used()
     }
 
     /// True once the plug was pulled.
     pub fn tripped(&self) -> bool {
-        self.tripped
+        self.meter.tripped()
     }
 
     fn check(&mut self, offset: u64, len: usize) -> io::Result<()> {
@@ -56,12 +98,7 @@ impl<'a> SimMedia<'a> {
     }
 
     fn spend(&mut self) -> io::Result<bool> {
-        if self.tripped {
-            return Err(io::Error::other("the plug was pulled (simulated)"));
-        }
-        self.tripped = self.cut.is_some_and(|cut| self.used >= cut);
-        self.used += 1;
-        Ok(self.tripped)
+        self.meter.spend()
     }
 }
 
@@ -72,7 +109,7 @@ impl Media for SimMedia<'_> {
 
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.check(offset, data.len())?;
-        if self.tripped {
+        if self.meter.tripped() {
             return Err(io::Error::other("the plug was pulled (simulated)"));
         }
         let end = offset + data.len() as u64;

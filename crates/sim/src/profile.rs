@@ -69,6 +69,8 @@ pub struct Profile {
     /// Flash has many segments, and guests write it over several times: a life is so long that cleaning the log
     /// has to go on.
     pub worn: bool,
+    /// Flash devices of the pool.
+    pub devices: (u64, u64),
 }
 
 const CALM: Profile = Profile {
@@ -102,10 +104,11 @@ const CALM: Profile = Profile {
     revival: 0,
     flash_flush_ns: 0,
     worn: false,
+    devices: (1, 1),
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 24] = [
+pub const PROFILES: [Profile; 26] = [
     CALM,
     Profile {
         name: "restart",
@@ -389,10 +392,43 @@ pub const PROFILES: [Profile; 24] = [
         absent: 10,
         ..CALM
     },
+    Profile {
+        name: "devices",
+        about: "two or three flash devices of unequal size, and crashes (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 85,
+        change: 8,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
+        devices: (2, 3),
+        ..CALM
+    },
+    Profile {
+        name: "devices-fail",
+        about: "two or three flash devices that fail now and then, one of which dies or fills up, and crashes (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        lives: (1, 4),
+        requests: (40, 200),
+        crash: 50,
+        flash_read_eio: 40,
+        flash_write_eio: 40,
+        slow: 40,
+        flash_death: true,
+        full: 20,
+        change: 8,
+        trouble: 50,
+        call_off: 20,
+        revival: 60,
+        devices: (2, 3),
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
-    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4,
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0,
 ];
 
 /// The name that lets the seed choose.

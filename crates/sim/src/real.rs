@@ -1,13 +1,15 @@
 //! The real engine as a [`Subject`].
 
+use crate::media::SimMedia;
 use crate::prng::Prng;
 use crate::subject::{Known, Maker, Shape, Subject, Unsaved};
 use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
+use hearth_format::devices::judge;
 use hearth_format::superblock::PoolState;
-use hearth_format::{Layout, Superblock, Uuid};
-use hearth_io::{BLOCK, IoDone, Media};
+use hearth_format::{DeviceEntry, Layout, Members, Superblock, Uuid};
+use hearth_io::{BLOCK, IoDone, Media, Spread};
 use hearth_policy::{Budget, EXPERTS};
 
 /// Makes real engines, whole or with one deliberate fault.
@@ -111,6 +113,46 @@ impl Maker for Real {
         Superblock::new(layout, uuid(), uuid(), "simulated", 0)
             .store(media)
             .map_err(|e| e.to_string())
+    }
+
+    fn format_several(&self, devices: &mut [SimMedia<'_>], shape: Shape) -> Result<(), String> {
+        let mut rng = Prng::new(shape.seed ^ 0x0F0F);
+        let mut uuid = || {
+            let (a, b) = (rng.next_u64(), rng.next_u64());
+            Uuid::from_u128((u128::from(a) << 64) | u128::from(b))
+        };
+        let sizes: Vec<u64> = devices.iter().map(|d| d.len()).collect();
+        let (layout, extents) = Layout::for_devices(&sizes, shape.segment_blocks)
+            .map_err(|(place, e)| format!("device {place}: {e}"))?;
+        let entries = extents.into_iter().map(|extent| DeviceEntry {
+            device: uuid(),
+            extent,
+        });
+        let entries: Vec<DeviceEntry> = entries.collect();
+        let mut lead = Superblock::new(layout, uuid(), entries[0].device, "simulated", 0);
+        lead.set_devices(layout, entries);
+        lead.stamp = 1;
+        for (media, place) in devices.iter_mut().zip(0..).skip(1) {
+            let mut sb = lead.for_member(place, lead.devices[usize::from(place)].device, 0);
+            sb.store(media).map_err(|e| e.to_string())?;
+        }
+        lead.store(&mut devices[0]).map_err(|e| e.to_string())
+    }
+
+    fn join(&self, devices: &mut [SimMedia<'_>]) -> Result<Spread, String> {
+        let found: Result<Vec<Superblock>, _> =
+            devices.iter_mut().map(|d| Superblock::load(d)).collect();
+        let mut found = found.map_err(|e| e.to_string())?;
+        let order = judge(&found).map_err(|e| format!("{e:?}"))?;
+        if order.iter().enumerate().any(|(at, i)| at != *i) {
+            return Err("the devices are in another order than before".into());
+        }
+        let mut lead = found.remove(0);
+        if !found.is_empty() {
+            let stamped = Members::new(found).stamp(&mut lead, devices);
+            stamped.map_err(|e| e.to_string())?;
+        }
+        Ok(lead.spread())
     }
 
     fn was_given_up(&self, media: &mut dyn Media) -> bool {

@@ -3,8 +3,9 @@
 //! The world talks to a [`Subject`]: the real engine, or a toy that breaks one rule on purpose
 //! and so proves that the simulator notices.
 
+use crate::media::SimMedia;
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState, Request};
-use hearth_io::{IoDone, Media};
+use hearth_io::{IoDone, Media, Spread};
 
 /// A disk the registry knows, and since when: records of the same id from before are another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +113,15 @@ pub trait Maker: Sync {
     fn tune(&self, _config: &mut DiskConfig) {}
     /// Prepares an empty device.
     fn format(&self, media: &mut dyn Media, shape: Shape) -> Result<(), String>;
+    /// Prepares several empty devices as one pool.
+    fn format_several(&self, _devices: &mut [SimMedia<'_>], _shape: Shape) -> Result<(), String> {
+        Err("this subject knows one device only".into())
+    }
+    /// Looks at formatted devices before they are opened, and does what has to be done to several: says where
+    /// on them what lies.
+    fn join(&self, _devices: &mut [SimMedia<'_>]) -> Result<Spread, String> {
+        Ok(Spread::one())
+    }
     /// Says a formatted device that it was given up?
     fn was_given_up(&self, _media: &mut dyn Media) -> bool {
         false

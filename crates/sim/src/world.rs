@@ -8,6 +8,7 @@ mod steps;
 
 use crate::content::BLOCK;
 use crate::device::{Base, SimDevice, Tear};
+use crate::flashes::Flashes;
 use crate::model::Model;
 use crate::paths::{Event, Taken};
 use crate::prng::{Clock, Prng};
@@ -34,6 +35,8 @@ const SEGMENT_BLOCKS: u32 = 256;
 const FIXED_BYTES: u64 = 6 << 20;
 /// Segments of flash on which disks live.
 const KEPT_SEGMENTS: [u64; 4] = [12, 16, 24, 32];
+/// The same on devices behind the first: superblocks, and the start of the segments.
+const OTHER_FIXED_BYTES: u64 = 4 << 20;
 /// What flushes take besides what any operation does, where the profile does not say: as an SSD with a
 /// safe cache, one without, and one that is busy with itself; and hard disks.
 const FLUSH_NS: [u64; 5] = [0, 0, 2_000_000, 2_000_000, 40_000_000];
@@ -105,7 +108,7 @@ pub struct World<'a> {
     pub(crate) clock: Clock,
     pub(crate) model: Model,
     pub(crate) shape: Shape,
-    pub(crate) flash: SimDevice,
+    pub(crate) flash: Flashes,
     pub(crate) disks: Vec<Disk>,
     pub(crate) known: Vec<Known>,
     pub(crate) subject: Option<Box<dyn Subject>>,
@@ -207,6 +210,29 @@ impl<'a> World<'a> {
             0 => *rng.pick(&FLUSH_NS),
             slow => slow,
         };
+        let others = match profile.devices {
+            (1, 1) => 0,
+            (least, most) => rng.between(least, most) - 1,
+        };
+        let mut flashes = vec![flash];
+        for n in 1..=others {
+            let segments = *rng.pick(&[8, 8, 9, 12, 20]);
+            let bytes = OTHER_FIXED_BYTES + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+            let mut device = SimDevice::new(
+                Target::Flash(n as u16),
+                bytes,
+                BLOCK as u64,
+                Base::Zeros,
+                Tear::Anywhere,
+                rng.fork(),
+            );
+            device.flush_ns = *rng.pick(&FLUSH_NS);
+            flashes.push(device);
+        }
+        let flash_rng = match others {
+            0 => Prng::new(seed),
+            _ => rng.fork(),
+        };
         let depth = match profile.worn {
             true => *rng.pick(&[4, 24, DEPTH_MAX]),
             false => *rng.pick(&[1, 2, 4, 8, DEPTH_MAX]),
@@ -226,7 +252,7 @@ impl<'a> World<'a> {
             clock: Clock::new(seed),
             model: Model::new(),
             shape,
-            flash,
+            flash: Flashes::new(flashes, flash_rng),
             disks: Vec::new(),
             known: Vec::new(),
             subject: None,

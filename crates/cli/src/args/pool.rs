@@ -11,7 +11,8 @@ pub enum Pool {
     /// Format flash as a new pool
     #[command(
         after_help = "Example:\n  hearth pool create --flash /dev/nvme0n1p4\n  \
-        hearth pool create --flash /var/lib/hearth/flash --size 100G --label vmhost7"
+        hearth pool create --flash /var/lib/hearth/flash --size 100G --label vmhost7\n  \
+        hearth pool create --flash /dev/nvme0n1p4 --flash /dev/nvme1n1"
     )]
     Create(PoolCreate),
     /// Show a pool: on flash, or the one being served
@@ -37,12 +38,12 @@ pub enum Pool {
 
 #[derive(Clone, Debug, Args)]
 pub struct PoolCreate {
-    /// Block device or file
+    /// Block device or file; several, each with --flash, become one pool, of which the first carries the tables
     #[arg(long, required = true, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
-    /// Make a new file of this size
+    /// Make a new file of this size; with several --flash one size for all, or one for each in their order
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub size: Option<Size>,
+    pub size: Vec<Size>,
     /// With --size: only reserve the space instead of writing the file once; the first writes
     /// to the cache are slower then
     #[arg(long, requires = "size")]
@@ -81,7 +82,7 @@ pub struct PoolAdopt {
 
 #[derive(Clone, Debug, Args)]
 pub struct PoolAt {
-    /// Block device or file of a pool that is not being served
+    /// Block device or file of a pool that is not being served; of several, each with --flash
     #[arg(long, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
 }

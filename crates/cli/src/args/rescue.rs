@@ -12,7 +12,7 @@ use clap::Args;
     Without --disk it lists the pool's disks. Every block is checked; one that cannot be trusted is not written, \
     but told, and the status is 1 then.")]
 pub struct Rescue {
-    /// The pool's flash: a block device or file that nobody serves
+    /// The pool's flash: block devices or files that nobody serves, all of them
     #[arg(required = true, value_name = "FLASH")]
     pub flash: Vec<PathBuf>,
     /// The disk to save

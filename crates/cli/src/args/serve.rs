@@ -67,7 +67,7 @@ pub enum LogFormat {
     hearth serve --flash ./flash --run-dir ./run --nbd-listen 127.0.0.1:10809\n\n\
     SIGTERM or Ctrl-C stops it cleanly; a second one at once (what was flushed is safe either way).")]
 pub struct Serve {
-    /// Block device or file of the pool [default: what the host's settings name]
+    /// Block device or file of the pool; of several, each with --flash [default: what the host's settings name]
     #[arg(long, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
     /// File of settings, whose keys are these options; what is typed wins over it

@@ -589,8 +589,11 @@ pub struct PoolInfo {
     pub uuid: String,
     /// The user's name for it; may be empty.
     pub label: String,
-    /// Flash devices.
+    /// Flash devices, where there are several the first of the pool first.
     pub flash: Vec<String>,
+    /// What of the pool is on which of them, in the same order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<PoolDevice>,
     /// `serving`, `new` (never served), `clean` (stopped cleanly, as after an export), `dirty` (in
     /// use, or not stopped cleanly), `failed`, or, while serving from the origins alone, `cache-off`
     /// (the flash takes no writes) or `leaving` (the flash file was removed).
@@ -600,7 +603,7 @@ pub struct PoolInfo {
     pub notices: Vec<String>,
     /// When it was created, seconds since 1970.
     pub created: u64,
-    /// Bytes of the device.
+    /// Bytes of all devices.
     pub device_bytes: u64,
     /// Bytes of flash for cached data.
     pub capacity: u64,
@@ -644,6 +647,56 @@ pub struct PoolInfo {
     pub threads: Option<u64>,
     /// The disks in its registry: name and origin.
     pub disks: Vec<DiskRef>,
+}
+
+/// A flash device of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolDevice {
+    /// Where it is.
+    pub path: String,
+    /// Its number for life.
+    pub uuid: String,
+    /// Bytes it has.
+    pub bytes: u64,
+    /// Bytes of them for cached data.
+    pub capacity: u64,
+    /// Segments of the log on it.
+    pub segments: u64,
+    /// Of these, free ones, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_segments: Option<u64>,
+    /// Bytes cached on it, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached: Option<u64>,
+    /// Of these, dirty ones, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<u64>,
+    /// What was done on it; only while serving.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<DeviceIo>,
+}
+
+/// What was done on a flash device since the daemon started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceIo {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Microseconds that all reads took together.
+    pub read_us: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Microseconds that all writes took together.
+    pub write_us: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Microseconds that all flushes took together.
+    pub flush_us: u64,
+    /// Operations that failed.
+    pub errors: u64,
 }
 
 /// A disk as the registry has it.

@@ -103,10 +103,11 @@ impl Daemon {
         let (Some(own), _) = place(spec) else {
             return Ok(());
         };
-        let flash = lock(&self.pool).media().clone();
-        if let Some(place) = flash.beneath()
-            && place.overlaps(&own)
-        {
+        let flash: Vec<_> = lock(&self.pool).flash().iter().cloned().collect();
+        for flash in &flash {
+            let Some(place) = flash.beneath().filter(|place| place.overlaps(&own)) else {
+                continue;
+            };
             if place.is_same(&own) {
                 return Err(Error::invalid(
                     format!("{text} is the pool's own flash device"),
@@ -213,9 +214,10 @@ impl Daemon {
             return Ok(());
         };
         let pool = lock(&self.pool);
-        let flash = pool.media();
-        if flash.beneath().is_some_and(|place| place.overlaps(own)) {
-            return Err(is_flash(&record.origin, flash.path()));
+        for flash in pool.flash().iter() {
+            if flash.beneath().is_some_and(|place| place.overlaps(own)) {
+                return Err(is_flash(&record.origin, flash.path()));
+            }
         }
         let registry = pool.registry();
         let turn = registry.position(record.id);

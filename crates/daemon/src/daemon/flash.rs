@@ -173,24 +173,33 @@ impl Daemon {
     }
 
     pub(super) fn look_at_flash(&self) {
-        let media = lock(&self.pool).media().clone();
-        let Some(file) = media.file() else { return };
-        let now = match file.standing() {
-            Ok(Some(now)) => now,
-            Ok(None) => return,
-            Err(e) => {
-                tracing::debug!("the flash file does not say how it is: {e}");
-                return;
-            }
-        };
-        let gone = verdict(file.path(), file.size(), &now);
-        let lacks = if self.cache_is_off() {
-            crate::place::lacks(file.path(), file)
-        } else {
-            None
-        };
+        let flash = lock(&self.pool).flash().clone();
+        let off = self.cache_is_off();
+        let (mut gone, mut moved, mut lacks) = (None, None, off.then_some(0u64));
+        let mut files = 0;
+        for file in flash.iter().filter_map(|device| device.file()) {
+            let now = match file.standing() {
+                Ok(Some(now)) => now,
+                Ok(None) => continue,
+                Err(e) => {
+                    tracing::debug!("the flash file does not say how it is: {e}");
+                    continue;
+                }
+            };
+            files += 1;
+            // One that is gone is as bad as all.
+            gone = gone.or_else(|| verdict(file.path(), file.size(), &now));
+            moved = moved.or_else(|| misplaced(file.path(), &now));
+            lacks = match lacks {
+                Some(sum) => crate::place::lacks(file.path(), file).map(|n| sum.saturating_add(n)),
+                None => None,
+            };
+        }
+        if files == 0 {
+            return;
+        }
         let mut state = lock(&self.flash.state);
-        state.moved = misplaced(file.path(), &now);
+        state.moved = moved;
         state.lacks = lacks;
         // A start finds the pool by its name.
         if lacks == Some(0) && state.moved.is_none() && self.off_for_room() {

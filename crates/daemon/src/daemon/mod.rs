@@ -46,7 +46,6 @@ use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 use crate::api::stats::{FlashCounters, StuckThread};
 use crate::api::types::Recovery;
 use crate::bell::Bell;
-use crate::beside::Beside;
 use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
@@ -94,8 +93,8 @@ impl Endurance {
 /// How to run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The pool's flash device.
-    pub flash: PathBuf,
+    /// The pool's flash devices, in any order.
+    pub flash: Vec<PathBuf>,
     /// Data threads; 0 chooses.
     pub threads: usize,
     /// Most RAM for the index, in bytes.
@@ -248,7 +247,7 @@ impl Daemon {
                 .map_or_else(Budget::unlimited, |e| e.budget(pool.capacity())),
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
-            trim: pool.media().is_device(),
+            trim: pool.flash().iter().all(|device| device.is_device()),
             ..EngineOptions::default()
         };
         let braked = match &options.brake {
@@ -283,13 +282,20 @@ impl Daemon {
             ram_stage_most = %human(ram_stage),
             "pool opened"
         );
-        let place = pool.media().file();
-        let place = place.map_or_else(Vec::new, |f| crate::place::notices(pool.path(), f));
+        let files = pool
+            .flash()
+            .iter()
+            .filter_map(|device| Some((device.path(), device.file()?)));
+        let place: Vec<String> = files
+            .flat_map(|(path, file)| crate::place::notices(path, file))
+            .collect();
         let engine = Arc::new(engine);
         let workers = Arc::<Workers>::default();
         let owners = admission::Owners::new(pool.info().uuid, host_name(), workers.clone());
         let targets = Targets::new();
-        targets.set(Target::Flash(0), Some(pool.media().clone()));
+        for (n, device) in (0..).zip(pool.flash().iter()) {
+            targets.set(Target::Flash(n), Some(device.clone()));
+        }
         let nbd = NbdLimits::of(options.nbd_memory, pool.registry().plain_disks().count())?;
         let config = Config {
             threads: options.threads,
@@ -499,8 +505,13 @@ fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degrad
             Err(e) => e,
         };
         // Devices may appear late while a host starts, and without its flash a pool's cache grows old.
-        let late = flash.starts_with("/dev") && !flash.exists() && begin.elapsed() < FLASH_TIME;
-        if late && Beside::whose_flash_was_at(state_dir, flash)?.is_some() {
+        let mut late = flash
+            .iter()
+            .filter(|p| p.starts_with("/dev") && !p.exists());
+        if begin.elapsed() < FLASH_TIME
+            && let Some(late) = late.next()
+            && crate::beside::pool_at(state_dir, late)?.is_some()
+        {
             std::thread::sleep(FLASH_PACE);
             continue;
         }
@@ -564,7 +575,7 @@ pub(crate) mod testing {
     /// A daemon on the pool in `dir`.
     pub(crate) fn start(dir: &std::path::Path) -> Arc<Daemon> {
         let options = Options {
-            flash: dir.join("flash"),
+            flash: vec![dir.join("flash")],
             threads: 1,
             images: dir.join("images"),
             state_dir: Some(dir.join("state")),

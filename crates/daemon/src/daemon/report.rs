@@ -137,7 +137,14 @@ impl Daemon {
             }
         });
         let promised = super::homeless::promised(pool.registry());
+        let lies = self.engine.device_stats();
+        let mut devices = pool.devices();
+        if !pool.is_without_flash() {
+            crate::pool::show::add(&mut devices, &lies);
+            crate::pool::show::add_io(&mut devices, &lies);
+        }
         PoolInfo {
+            devices,
             state: self.pool_state().to_owned(),
             notices: flash_notices,
             cached: Some(stats.cached_blocks * BLOCK),

@@ -141,7 +141,7 @@ impl Daemon {
         // for.
         let clean = idle && ended && still;
         let closed = if clean {
-            let mut media = lock(&self.pool).media().clone();
+            let mut media = lock(&self.pool).flash().joined();
             self.engine.close(&mut media).map_err(|e| {
                 let why = e.fault().within("cannot close the pool cleanly");
                 Error::of(Kind::Unavailable, why)

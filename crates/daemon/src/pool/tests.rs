@@ -206,16 +206,117 @@ fn a_stage_larger_than_the_memory_is_refused() {
     assert!(check_stage(None, Some(1)).is_ok());
 }
 
+/// A pool on three new files of unequal size.
+fn three() -> (tempfile::TempDir, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = ["a", "b", "c"].map(|n| dir.path().join(n)).into();
+    let devices = paths.iter().zip([64 << 20, 32 << 20, 48 << 20]);
+    let devices = devices.map(|(path, size)| DeviceAt {
+        path: path.clone(),
+        size: Some(size),
+    });
+    let devices: Vec<DeviceAt> = devices.collect();
+    let info = create_several(&devices, &CreateOptions::default(), &mut |_, _| true).unwrap();
+    assert_eq!(info.device_bytes, 144 << 20);
+    assert_eq!(info.devices.len(), 3);
+    assert!(info.capacity > 110 << 20, "{info:?}");
+    (dir, paths)
+}
+
 #[test]
-fn one_device_for_now() {
-    assert!(only_flash(&["/a"]).is_ok());
-    assert!(
-        only_flash(&["/a", "/b"])
-            .unwrap_err()
-            .what
-            .contains("later version")
+fn several_devices_are_one_pool_in_any_order() {
+    let (_dir, paths) = three();
+    let mut pool = Pool::open_all(&paths).unwrap();
+    add_disk(&mut pool).unwrap();
+    pool.stamp().unwrap();
+    drop(pool);
+    for order in [[2, 0, 1], [1, 2, 0], [2, 1, 0]] {
+        let given = order.map(|n| paths[n].clone());
+        let mut pool = Pool::open_all(&given).unwrap();
+        assert_eq!(pool.paths(), paths);
+        assert_eq!(pool.registry().disks.len(), 1);
+        pool.stamp().unwrap();
+    }
+    let shown = show(&paths).unwrap();
+    assert!(shown.devices.iter().all(|d| d.cached == Some(0)));
+}
+
+#[test]
+fn what_is_not_all_of_a_pool_is_refused_with_what_it_lacks() {
+    let (dir, paths) = three();
+    let [a, b, c] = [0, 1, 2].map(|n| paths[n].clone());
+    let refused = |given: &[&PathBuf]| {
+        let given: Vec<PathBuf> = given.iter().map(|p| (*p).clone()).collect();
+        Pool::open_all(&given).map(drop).unwrap_err().what
+    };
+    assert!(refused(&[]).contains("no flash device"));
+    let uuids: Vec<String> = show(&paths)
+        .unwrap()
+        .devices
+        .into_iter()
+        .map(|d| d.uuid)
+        .collect();
+    for (given, n, lacks) in [
+        (vec![&a, &c], 1, "device 2 (32 MiB"),
+        (vec![&a], 1, "device 2 (32 MiB"),
+        (vec![&c, &b], 0, "device 1 (64 MiB"),
+    ] {
+        let what = refused(&given);
+        assert!(what.contains("has 3 flash devices"), "{what}");
+        assert!(what.contains(lacks) && what.contains(&uuids[n]), "{what}");
+    }
+    assert_eq!(
+        refused(&[&a, &b, &b, &c]),
+        format!("{} is given twice", b.display())
     );
-    assert!(only_flash::<&str>(&[]).is_err());
+    let link = dir.path().join("link");
+    std::fs::hard_link(&b, &link).unwrap();
+    assert!(refused(&[&a, &b, &link]).contains("are the same device"));
+    std::fs::remove_file(&link).unwrap();
+    // Copies: beside what they are of, and of an earlier time in its place.
+    let copy = dir.path().join("copy");
+    std::fs::copy(&b, &copy).unwrap();
+    assert!(refused(&[&a, &b, &copy, &c]).contains("one is a copy of the other"));
+    let copy_of_a = dir.path().join("copy-of-a");
+    std::fs::copy(&a, &copy_of_a).unwrap();
+    Pool::open_all(&paths).unwrap().stamp().unwrap();
+    let old = refused(&[&a, &copy, &c]);
+    assert!(
+        old.contains(&format!("{} is older than {}", copy.display(), a.display())),
+        "{old}"
+    );
+    let old = refused(&[&copy_of_a, &b, &c]);
+    assert!(
+        old.contains(&format!("{} is older than", copy_of_a.display())),
+        "{old}"
+    );
+    // A device of another pool.
+    let other = dir.path().join("other");
+    create(&other, &sized(64 << 20)).unwrap();
+    assert!(refused(&[&a, &other, &c]).contains("of pool"));
+    // Nothing of that has changed anything.
+    assert!(Pool::open_all(&paths).is_ok());
+}
+
+#[test]
+fn devices_that_do_not_fit_together_are_refused_before_anything_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str, size: u64| DeviceAt {
+        path: dir.path().join(name),
+        size: Some(size),
+    };
+    let refused = |devices: &[DeviceAt]| {
+        let made = create_several(devices, &CreateOptions::default(), &mut |_, _| true);
+        made.map(drop).unwrap_err()
+    };
+    let small = refused(&[at("a", 64 << 20), at("b", 4 << 20)]);
+    assert!(
+        small.what.contains("/b:") && small.what.contains("12 MiB"),
+        "{small}"
+    );
+    let lead = refused(&[at("a", 16 << 20), at("b", 64 << 30)]);
+    assert!(lead.remedy.contains("name a larger device first"), "{lead}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 /// So many disks that the registry has a journal.

@@ -2,12 +2,13 @@
 //! whom it concerns, and what others want of it is asked here.
 
 use crate::api::{DiskId, Effects, FlashFault};
-use crate::core::Core;
 use crate::core::apply::House;
+use crate::core::{Core, OpCtx};
 use crate::flash::device::{FlashEvent, FlashOp};
+use crate::flash::devices::Part;
 use crate::flash::durable::Until;
 use crate::ids::ReqId;
-use hearth_io::{BLOCK, IoDone};
+use hearth_io::{BLOCK, IoDone, OpKind};
 use std::mem;
 
 /// Who waits until something is durable on flash.
@@ -31,6 +32,12 @@ impl Core {
             for (op, io) in ios.drain(..) {
                 if matches!(op, FlashOp::Batch { .. }) {
                     self.cache.policy.wrote(io.len / BLOCK);
+                }
+                if io.kind == OpKind::Flush && self.flash.devices.are_several() {
+                    for (part, io) in self.flash.devices.flush(op) {
+                        self.io(fx, OpCtx::FlashPart(part), io);
+                    }
+                    continue;
                 }
                 self.io(fx, op.into(), io);
             }
@@ -56,6 +63,13 @@ impl Core {
                 self.flash_given_up(unsent, waiters, now, fx)
             }
             FlashEvent::Noted => self.wake_mark_waiters(now, fx),
+        }
+    }
+
+    /// One device has done its part of a flush.
+    pub fn flash_part_done(&mut self, part: Part, done: IoDone, now: u64, fx: &mut Effects) {
+        if let Some((op, result)) = self.flash.devices.part_ended(part, done.result) {
+            self.flash_done(op, IoDone { result, ..done }, now, fx);
         }
     }
 

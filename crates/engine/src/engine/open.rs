@@ -122,6 +122,7 @@ impl Engine {
         let shared = Arc::new(Shared::new(
             index.lookup(),
             flash.target(),
+            flash.devices.spread().clone(),
             &flash.layout,
             opts.faults,
         ));
@@ -218,6 +219,7 @@ impl Engine {
             Self::recover(&mut core, media, &since, &mut report)?;
             core.drop_scratch(&mut report);
         }
+        core.flash.spread_free();
         core.flash.store_whole_map(media)?;
         core.flash.sb.incompat |= INCOMPAT_MAP;
         if !core.opts.faults.has(Fault::StayClean) {
@@ -318,7 +320,14 @@ impl Engine {
             return Ok(());
         }
         let id = core.flash.sb.generation + 1;
-        let checkpoint_bytes = core.write_checkpoint(media, id)?;
+        let checkpoint_bytes = match core.write_checkpoint(media, id) {
+            // Devices came later, and the area is as large as it was: the next start reads the log.
+            Err(CheckpointError::TooLarge { .. }) if core.flash.layout.added.segments > 0 => {
+                media.flush()?;
+                return Ok(());
+            }
+            written => written?,
+        };
         core.flash.sb.state = PoolState::Clean {
             checkpoint_id: id,
             checkpoint_bytes,

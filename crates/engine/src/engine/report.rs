@@ -7,8 +7,9 @@ use crate::cache::stage::Stage;
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::flash::fail::Noted;
+use crate::flash::log::SegState;
 use crate::origin::trouble::Trouble;
-use crate::stats::{DiskStats, Latencies, PoolStats};
+use crate::stats::{DeviceStats, DiskStats, Latencies, PoolStats};
 use hearth_io::BLOCK;
 use hearth_policy::{Config, Gate, Policy};
 use serde::Serialize;
@@ -168,6 +169,36 @@ impl Engine {
             flash_unnoted: core.flash.noted == Noted::Nowhere,
             flash_read_ns: core.flash.ewma_ns,
         }
+    }
+
+    /// What lies on each flash device, and how it does. Looks at every segment if there are several.
+    pub fn device_stats(&self) -> Vec<DeviceStats> {
+        let core = self.core();
+        let flash = &core.flash;
+        let reads = core.shared.reads_by_device();
+        let figures = flash.devices.figures().into_iter().zip(reads);
+        let mut all: Vec<DeviceStats> = figures
+            .map(|(mut figures, reads)| {
+                // Most reads are hits, which the core does not see.
+                figures.reads += reads.count;
+                figures.read_ns += reads.ns;
+                figures.read_bytes += reads.bytes;
+                DeviceStats {
+                    figures,
+                    ..DeviceStats::default()
+                }
+            })
+            .collect();
+        for (segment, seg) in flash.log.segments.iter().zip(0..) {
+            let device = usize::from(flash.device_of(seg));
+            if let Some(d) = all.get_mut(device) {
+                d.segments += 1;
+                d.free_segments += u64::from(segment.state == SegState::Free);
+                d.cached_blocks += u64::from(segment.live);
+                d.dirty_blocks += u64::from(segment.dirty);
+            }
+        }
+        all
     }
 
     /// Bytes of RAM that index, policy and RAM stage take for `slots` slots of flash, with a

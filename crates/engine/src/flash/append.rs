@@ -49,7 +49,8 @@ impl<U: Users> FlashDevice<U> {
             let inflight = self.log.batches.len();
             let small = self.log.queued_blocks < BATCH_MIN_BLOCKS && !self.log.urgent;
             let most = match self.log.queued_blocks as usize >= BATCH_ENTRIES_MAX {
-                true => FULL_BATCHES_IN_FLIGHT,
+                // One head after the other lies on another device.
+                true => FULL_BATCHES_IN_FLIGHT * self.devices.width(),
                 false => BATCHES_IN_FLIGHT,
             };
             if inflight >= most || (inflight > 0 && small) {
@@ -67,7 +68,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Takes a free segment as the head.
     fn open_head(&mut self) -> bool {
-        let Some(seg) = self.log.free.pop_front() else {
+        let Some(seg) = self.take_free() else {
             return false;
         };
         let seq = self.log.next_segment_seq;

@@ -9,6 +9,7 @@ use crate::api::FlashFault;
 use crate::ctx::{Io, Outbox};
 use crate::faults::{Fault, Faults};
 use crate::flash::dead::Dead;
+use crate::flash::devices::Devices;
 use crate::flash::durable::Waiting;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};
@@ -93,6 +94,8 @@ pub(crate) struct FlashDevice<U: Users> {
     number: u16,
     pub sb: Superblock,
     pub layout: Layout,
+    /// The devices it is made of.
+    pub devices: Devices,
     pub pool_tag: u64,
     pub log: Log<U::Token>,
     /// Copies that do not count any more.
@@ -160,6 +163,7 @@ impl<U: Users> FlashDevice<U> {
         let cleaner = Cleaner::new(plan_of(&log), layout.segment_count, log.data_blocks);
         FlashDevice {
             number,
+            devices: Devices::new(sb.spread(), faults),
             pool_tag: sb.pool_tag(),
             log,
             dead: Dead::default(),
@@ -230,6 +234,7 @@ impl<U: Users> FlashDevice<U> {
     /// An operation on it, whoever wanted it, has ended. What a failed write means is for those to say
     /// who know what it was for.
     pub fn account(&mut self, done: &IoDone) {
+        self.devices.account(done);
         if done.op.kind != OpKind::Read {
             return;
         }
@@ -239,7 +244,7 @@ impl<U: Users> FlashDevice<U> {
             // Says nothing about the device.
         } else if done.result.is_err() {
             self.counters.flash_errors += 1;
-            self.read_errors.insert(done.op.offset);
+            self.read_errors.insert(self.devices.whole(done));
         } else {
             self.read_errors.clear();
         }

@@ -1,9 +1,9 @@
 //! A hit from request to answer, within one lane.
 
-use super::{Counts, LANES, Lane, SLOW_NS, Shared};
+use super::{Counts, DeviceReads, LANES, Lane, SLOW_NS, Shared};
 use crate::api::{Completion, DiskId, Effects, ReqError, ReqOp, Request};
 use crate::cache::index::{FREQ_MAX, Key, SlotNo};
-use hearth_io::{BLOCK, Class, IoDone, IoOp, OpKind};
+use hearth_io::{BLOCK, Class, IoDone, IoOp, OpKind, Target};
 use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -164,6 +164,7 @@ impl Shared {
         let (disk, base, bytes) = (r.disk, r.offset / BLOCK, (r.offset, r.len as u32));
         if lane.pins.is_empty() {
             lane.pins = vec![0; self.segments];
+            lane.by_device = vec![DeviceReads::default(); self.spread.devices()];
         }
         let mut runs = std::mem::take(&mut lane.runs);
         let hit = lane.hits.insert(Hit {
@@ -192,11 +193,16 @@ impl Shared {
                 slot: run.slot,
             });
             let at = ((run.block - base) * BLOCK) as usize;
+            let offset = (self.first_block + u64::from(run.slot)) * BLOCK;
+            let (target, offset) = match self.spread.place(offset) {
+                (0, offset) => (self.flash, offset),
+                (device, offset) => (Target::Flash(device), offset),
+            };
             fx.ios.push(IoOp {
                 id: OF_LANE | (n as u64) << LANE_SHIFT | op as u64,
-                target: self.flash,
+                target,
                 kind: OpKind::Read,
-                offset: (self.first_block + u64::from(run.slot)) * BLOCK,
+                offset,
                 len: count * BLOCK,
                 bufs: smallvec![buf.sub(at, (count * BLOCK) as usize)],
                 crcs: run.crcs,
@@ -257,6 +263,7 @@ impl Shared {
         if done.result.is_ok() && (done.bad_blocks.is_empty() || self.unchecked) {
             lane.reads.count += 1;
             lane.reads.ns += done.latency_ns;
+            lane.note_device(&done);
             self.unpin(lane, op.slot);
         } else {
             // It stays pinned until the core has it.
@@ -308,6 +315,19 @@ impl Shared {
 }
 
 impl Lane {
+    #[inline]
+    fn note_device(&mut self, done: &IoDone) {
+        let device = match (done.op.target, self.by_device.len()) {
+            (Target::Flash(device), 2..) => usize::from(device),
+            _ => 0,
+        };
+        if let Some(reads) = self.by_device.get_mut(device) {
+            reads.count += 1;
+            reads.bytes += done.op.len;
+            reads.ns += done.latency_ns;
+        }
+    }
+
     #[inline]
     pub(super) fn counts(&mut self, disk: DiskId) -> &mut Counts {
         let at = disk as usize;

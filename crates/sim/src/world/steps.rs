@@ -17,8 +17,7 @@ const STEPS_PER_COUNT: u32 = 64;
 impl World<'_> {
     fn device(&mut self, target: Target) -> Option<&mut SimDevice> {
         match target {
-            Target::Flash(0) => Some(&mut self.flash),
-            Target::Flash(_) => None,
+            Target::Flash(n) => self.flash.device(n),
             Target::Origin(id) => self
                 .disks
                 .iter_mut()
@@ -266,11 +265,13 @@ impl World<'_> {
                     disk.origin_failed = now;
                 }
             }
-            Target::Flash(_) => {
+            Target::Flash(n) => {
                 self.flash_failed = now;
                 if done.op.kind == OpKind::Read {
-                    let first = (done.op.offset / BLOCK as u64) as usize;
-                    let last = ((done.op.offset + done.op.len) / BLOCK as u64) as usize;
+                    let Some(first) = self.flash.index_of(n, done.op.offset) else {
+                        return;
+                    };
+                    let last = first + (done.op.len / BLOCK as u64) as usize;
                     for index in first..last {
                         match self.owner_of(index) {
                             Some((disk, block)) => {

@@ -1,0 +1,240 @@
+//! The flash devices of a pool as files and block devices: which are given, whether they are the pool, and in words
+//! what is wrong if they are not.
+//!
+//! They may be named in any order. The first of the pool carries what a single one does (registry, checkpoint,
+//! segment map), so the rest of the daemon goes on speaking of one device, and of all of them where data is meant.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearth_format::devices::judge;
+use hearth_format::{DeviceEntry, Members, Misfit, Superblock};
+use hearth_io::beneath::beneath;
+use hearth_io::{BlockFile, Device, Joined, OpenMode, Spread};
+
+use crate::error::{Error, Kind, Result};
+use crate::pool::{format_error, opening};
+use crate::size::human;
+
+/// The devices that a pool's log lies on, in the order of their places.
+#[derive(Clone, Debug)]
+pub struct FlashDevices {
+    devices: Vec<Arc<Device>>,
+    spread: Spread,
+}
+
+impl FlashDevices {
+    /// One device.
+    pub(crate) fn one(device: Arc<Device>) -> FlashDevices {
+        FlashDevices {
+            devices: vec![device],
+            spread: Spread::one(),
+        }
+    }
+
+    pub(crate) fn several(devices: Vec<Arc<Device>>, spread: Spread) -> FlashDevices {
+        FlashDevices { devices, spread }
+    }
+
+    /// The first, which carries the registry.
+    pub fn first(&self) -> Option<&Arc<Device>> {
+        self.devices.first()
+    }
+
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.devices.iter()
+    }
+
+    /// All of them as one, as the engine's log is read and written outside the data path.
+    pub fn joined(&self) -> Joined<Arc<Device>> {
+        Joined::new(self.spread.clone(), self.devices.clone())
+    }
+
+    /// Makes durable what was written to any of them.
+    pub(crate) fn flush(&self) -> std::io::Result<()> {
+        self.devices.iter().try_for_each(|device| device.flush())
+    }
+
+    /// Where they are.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let paths = self.devices.iter().map(|d| d.path().to_owned());
+        paths.collect()
+    }
+}
+
+/// Devices that were opened and found to be a pool.
+pub(crate) struct Opened {
+    pub flash: FlashDevices,
+    pub superblock: Superblock,
+    pub members: Members,
+}
+
+/// Opens those that are given, and refuses what is not a pool of the same moment, saying what is wrong with which.
+pub(crate) fn open(paths: &[PathBuf], mode: OpenMode) -> Result<Opened> {
+    if paths.is_empty() {
+        return Err(none_given());
+    }
+    refuse_same(paths)?;
+    let mut devices = Vec::new();
+    let mut found = Vec::new();
+    for path in paths {
+        let file = BlockFile::open(path, mode).map_err(|e| opening(path, e))?;
+        let mut media = Arc::new(Device::new(file));
+        found.push(Superblock::load(&mut media).map_err(|e| format_error(path, &e))?);
+        devices.push(media);
+    }
+    let order = judge(&found).map_err(|misfit| explain(paths, &found, &misfit))?;
+    let mut sorted: Vec<(Superblock, Arc<Device>)> = Vec::new();
+    for at in order {
+        if let (Some(sb), Some(device)) = (found.get(at), devices.get(at)) {
+            sorted.push((sb.clone(), device.clone()));
+        }
+    }
+    let (mut superblocks, devices): (Vec<_>, Vec<_>) = sorted.into_iter().unzip();
+    if superblocks.is_empty() {
+        return Err(none_given());
+    }
+    let superblock = superblocks.remove(0);
+    let spread = superblock.spread();
+    Ok(Opened {
+        flash: FlashDevices { devices, spread },
+        superblock,
+        members: Members::new(superblocks),
+    })
+}
+
+/// That no device is given.
+pub(crate) fn none_given() -> Error {
+    Error::invalid(
+        "no flash device is given",
+        "name one with --flash PATH, or each of them",
+    )
+}
+
+/// Refuses a device that is named twice, under whatever names: the second time it would be found in use by ourselves.
+pub(crate) fn refuse_same(paths: &[PathBuf]) -> Result<()> {
+    for (i, path) in paths.iter().enumerate() {
+        let place = beneath(path).ok();
+        for other in paths.iter().skip(i + 1) {
+            let overlap = match (&place, beneath(other).ok()) {
+                (Some(a), Some(b)) if a.is_same(&b) => Some("are the same device"),
+                (Some(a), Some(b)) if a.overlaps(&b) => Some("lie on the same device in part"),
+                _ => None,
+            };
+            let (path_shown, other_shown) = (path.display(), other.display());
+            let what = match overlap {
+                _ if path == other => format!("{path_shown} is given twice"),
+                Some(how) => format!("{path_shown} and {other_shown} {how}"),
+                None => continue,
+            };
+            return Err(Error::invalid(
+                what,
+                "name each flash device of the pool once",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A device in words, of which there is no path.
+fn described(place: u16, entry: &DeviceEntry) -> String {
+    format!(
+        "device {} ({}, {})",
+        u32::from(place) + 1,
+        human(entry.bytes()),
+        entry.device
+    )
+}
+
+fn explain(paths: &[PathBuf], found: &[Superblock], misfit: &Misfit) -> Error {
+    let path = |at: &usize| paths.get(*at).map_or(Path::new("?"), PathBuf::as_path);
+    let shown = |at: &usize| path(at).display().to_string();
+    let pool = |at: &usize| {
+        found
+            .get(*at)
+            .map_or_else(String::new, |sb| sb.pool.to_string())
+    };
+    match misfit {
+        Misfit::OtherPool(a, b) => Error::refused(
+            format!(
+                "{} is of pool {}, and {} of pool {}",
+                shown(a),
+                pool(a),
+                shown(b),
+                pool(b)
+            ),
+            "name the devices of one pool",
+        ),
+        Misfit::Copies(a, b) => Error::refused(
+            format!(
+                "{} and {} both say that they are device {} of pool {}: one is a copy of the other",
+                shown(a),
+                shown(b),
+                found.get(*a).map_or(0, |sb| u32::from(sb.device_index) + 1),
+                pool(a)
+            ),
+            "leave the copy out",
+        ),
+        Misfit::Older(a, b) => Error::refused(
+            format!(
+                "{} is older than {}: the pool was served since without it, or with what it is a copy of",
+                shown(a),
+                shown(b)
+            ),
+            "give the device that was in use then; if that is lost, what is on the others is found with `hearth rescue`, and the disks go on with `hearth pool adopt-flash`",
+        ),
+        Misfit::NotOfIt(a, b) => Error::refused(
+            format!(
+                "{} was a device of pool {} once, and is none any more, as {} says",
+                shown(a),
+                pool(a),
+                shown(b)
+            ),
+            "leave it out",
+        ),
+        Misfit::Missing(place, entry) => {
+            let n = found.first().map_or(0, |sb| sb.device_count);
+            let id = found
+                .first()
+                .map_or_else(String::new, |sb| sb.pool.to_string());
+            Error::refused(
+                format!(
+                    "pool {id} has {n} flash devices, and {} is not among those given",
+                    described(*place, entry)
+                ),
+                "name all of them, each with --flash",
+            )
+        }
+    }
+}
+
+/// That the pool of a device that was given alone has others.
+pub(crate) fn incomplete(path: &Path, superblock: &Superblock) -> Error {
+    let paths = [path.to_owned()];
+    let found = std::slice::from_ref(superblock);
+    match judge(found) {
+        Err(misfit) => explain(&paths, found, &misfit),
+        Ok(_) => Error::refused(
+            format!("{} is one of several devices of a pool", path.display()),
+            "name all of them, each with --flash",
+        ),
+    }
+}
+
+/// More devices than a pool can have.
+pub(crate) fn too_many(paths: &[PathBuf]) -> Option<Error> {
+    let most = usize::from(hearth_format::devices::DEVICES_MAX);
+    (paths.len() > most).then(|| {
+        Error::of(
+            Kind::Invalid,
+            hearth_fault::Fault::new(
+                format!(
+                    "{} flash devices are given, and a pool has at most {most}",
+                    paths.len()
+                ),
+                "join some of them with LVM or md",
+            ),
+        )
+    })
+}

@@ -1,0 +1,170 @@
+//! The flash devices of a world: mostly one, and sometimes two or three of unequal size under one log.
+//!
+//! The world speaks of blocks of the log ([`hearth_io::Spread`] says on which device each lies), and a
+//! power cut takes from every device what that one had not made durable, each its own choice.
+
+use crate::content::BLOCK;
+use crate::device::{Faults, SimDevice};
+use crate::media::{Meter, SimMedia};
+use crate::prng::Prng;
+use hearth_io::{Joined, Spread};
+use std::ops::Range;
+
+/// What the blocks of the world's log lie on.
+pub(crate) struct Flashes {
+    devices: Vec<SimDevice>,
+    spread: Spread,
+    rng: Prng,
+}
+
+impl Flashes {
+    pub fn new(devices: Vec<SimDevice>, rng: Prng) -> Flashes {
+        Flashes {
+            devices,
+            spread: Spread::one(),
+            rng,
+        }
+    }
+
+    pub fn are_several(&self) -> bool {
+        self.devices.len() > 1
+    }
+
+    pub fn device(&mut self, n: u16) -> Option<&mut SimDevice> {
+        self.devices.get_mut(usize::from(n))
+    }
+
+    /// The devices are formatted: where what lies.
+    pub fn set_spread(&mut self, spread: Spread) {
+        self.spread = spread;
+    }
+
+    /// Each as [`hearth_io::Media`]. After `cut` writes and flushes of any of them the plug of all is pulled.
+    pub fn media(&mut self, cut: Option<u64>) -> (Vec<SimMedia<'_>>, Meter) {
+        let meter = Meter::new(cut);
+        let devices = self.devices.iter_mut();
+        let media = devices.map(|d| SimMedia::metered(d, meter.clone()));
+        (media.collect(), meter)
+    }
+
+    /// All of them as one.
+    pub fn joined(&mut self, cut: Option<u64>) -> (Joined<SimMedia<'_>>, Meter) {
+        let spread = self.spread.clone();
+        let (media, meter) = self.media(cut);
+        (Joined::new(spread, media), meter)
+    }
+
+    /// What a driver did that it must not.
+    pub fn violation(&mut self) -> Option<String> {
+        self.devices.iter_mut().find_map(|d| d.violation.take())
+    }
+
+    pub fn power_cut(&mut self) {
+        self.devices.iter_mut().for_each(SimDevice::power_cut);
+    }
+
+    pub fn process_death(&mut self) {
+        self.devices.iter_mut().for_each(SimDevice::process_death);
+    }
+
+    /// Any of them is: then the log is not served.
+    pub fn is_dead(&self) -> bool {
+        self.devices.iter().any(SimDevice::is_dead)
+    }
+
+    /// One of them dies.
+    pub fn kill(&mut self) {
+        if let Some(device) = self.some() {
+            device.kill();
+        }
+    }
+
+    pub fn revive(&mut self) {
+        let dead = self.devices.iter_mut().filter(|d| d.is_dead());
+        dead.for_each(SimDevice::revive);
+    }
+
+    /// One of them has no room any more.
+    pub fn fill(&mut self) {
+        if let Some(device) = self.some() {
+            device.faults.full = true;
+        }
+    }
+
+    fn some(&mut self) -> Option<&mut SimDevice> {
+        let n = match self.devices.len() as u64 {
+            0 | 1 => 0,
+            several => self.rng.below(several),
+        };
+        self.devices.get_mut(n as usize)
+    }
+
+    /// How each fails from now on. Places are bytes of the log.
+    pub fn set_faults(&mut self, faults: &Faults) {
+        for (n, device) in (0..).zip(&mut self.devices) {
+            let here = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {
+                let here = ranges.iter().filter_map(|r| {
+                    let (device, at) = self.spread.place(r.start);
+                    (device == n).then(|| at..at + (r.end - r.start))
+                });
+                here.collect()
+            };
+            device.faults = Faults {
+                bad_ranges: here(&faults.bad_ranges),
+                bad_places: here(&faults.bad_places),
+                ..faults.clone()
+            };
+        }
+    }
+
+    /// A block of the log cannot be read any more.
+    pub fn block_goes_bad(&mut self, index: usize) {
+        let (device, at) = self.spread.place(index as u64 * BLOCK as u64);
+        if let Some(device) = self.device(device) {
+            let ranges = &mut device.faults.bad_ranges;
+            ranges.push(at..at + BLOCK as u64);
+        }
+    }
+
+    /// Operations in flight.
+    pub fn busy(&self) -> usize {
+        self.devices.iter().map(SimDevice::busy).sum()
+    }
+
+    /// Blocks of the log.
+    pub fn blocks(&self) -> usize {
+        match self.spread.len() {
+            Some(bytes) => (bytes / BLOCK as u64) as usize,
+            None => self.devices.first().map_or(0, SimDevice::blocks),
+        }
+    }
+
+    /// Which block of the log a byte of a device is, if any.
+    pub fn index_of(&self, device: u16, offset: u64) -> Option<usize> {
+        let whole = self.spread.whole(device, offset)?;
+        Some((whole / BLOCK as u64) as usize)
+    }
+
+    fn place(&self, index: usize) -> (usize, usize) {
+        let (device, at) = self.spread.place(index as u64 * BLOCK as u64);
+        (usize::from(device), (at / BLOCK as u64) as usize)
+    }
+
+    pub fn touched(&self, index: usize) -> bool {
+        let (device, at) = self.place(index);
+        self.devices.get(device).is_some_and(|d| d.touched(at))
+    }
+
+    pub fn visible_block(&self, index: usize) -> [u8; BLOCK] {
+        let (device, at) = self.place(index);
+        let device = self.devices.get(device);
+        device.map_or([0; BLOCK], |d| d.visible_block(at))
+    }
+
+    pub fn rot(&mut self, index: usize) {
+        let (device, at) = self.place(index);
+        if let Some(device) = self.devices.get_mut(device) {
+            device.rot(at);
+        }
+    }
+}

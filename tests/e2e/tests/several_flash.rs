@@ -1,0 +1,180 @@
+//! A pool of several flash devices: killed under load, named in any order, and refused where it is not all there or
+//! not of one moment.
+
+use anyhow::{Context, Result, ensure};
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::{Hearth, wait};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest wait for a state that comes by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A cycle's load lasts between these, in milliseconds.
+const LOAD_MS: (u64, u64) = (30, 500);
+
+/// A pool on two files of unequal size, not served yet; and where the second is.
+fn two() -> Result<(Hearth, PathBuf)> {
+    let mut hearth = Hearth::bare()?;
+    let second = hearth.dir().join("second.img");
+    let made = hearth.ok(&[
+        "pool",
+        "create",
+        "--flash",
+        path(hearth.flash()),
+        "--flash",
+        path(&second),
+        "--size",
+        "96M",
+        "--size",
+        "64M",
+    ])?;
+    ensure!(
+        made.contains(&format!("--flash {}", path(&second))),
+        "{made}"
+    );
+    hearth.serve_args = vec!["--flash".into(), path(&second).into()];
+    Ok((hearth, second))
+}
+
+fn blank(hearth: &Hearth, name: &str) -> Result<PathBuf> {
+    let file = hearth.dir().join(name);
+    std::fs::File::create(&file)?.set_len(BLOCKS * BLOCK as u64)?;
+    Ok(file)
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn killed_under_load_nothing_that_was_flushed_is_lost() -> Result<()> {
+    let seed = number("SEED").unwrap_or_else(|| {
+        let now = std::time::SystemTime::now();
+        now.duration_since(std::time::UNIX_EPOCH)
+            .map_or(1, |d| d.as_nanos() as u64)
+    });
+    let (mut hearth, _) = two()?;
+    hearth.start()?;
+    let origin = blank(&hearth, "o.img")?;
+    // A slow origin keeps much dirty data on flash.
+    hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
+    let mut writer = Writer::new(seed);
+    for cycle in 0..number("CYCLES").unwrap_or(5) {
+        let about = || format!("cycle {cycle}, SEED={seed}");
+        let mut client = hearth.connect("d")?;
+        let life = Duration::from_millis(LOAD_MS.0 + writer.below(LOAD_MS.1 - LOAD_MS.0));
+        writer
+            .load(&mut client, life, || hearth.kill9())
+            .with_context(about)
+            .with_context(|| hearth.log())?;
+        hearth.start().with_context(about)?;
+        let mut client = hearth.connect("d").with_context(about)?;
+        writer.check(&mut client).with_context(about)?;
+        writer.check_stable(&mut client).with_context(about)?;
+    }
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    for device in pool["devices"].as_array().context("no devices")? {
+        let of = |key: &str| device[key].as_u64().unwrap_or(0);
+        ensure!(of("cached") > 0, "nothing lies on one of them: {pool}");
+        ensure!(device["io"]["errors"] == 0, "{pool}");
+    }
+    let shown = hearth.ok(&["pool", "show"])?;
+    ensure!(
+        shown.contains("FLASH DEVICE") && shown.contains("second.img"),
+        "{shown}"
+    );
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer
+        .check_file(&origin)
+        .with_context(|| format!("SEED={seed}"))
+}
+
+#[test]
+fn only_all_devices_of_one_moment_are_served() -> Result<()> {
+    let (mut hearth, second) = two()?;
+    hearth.start()?;
+    let origin = blank(&hearth, "o.img")?;
+    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    let mut client = hearth.connect("d")?;
+    client.write(0, &[7; BLOCK])?;
+    drop(client);
+    hearth.stop()?;
+    let old = hearth.dir().join("old.img");
+    std::fs::copy(&second, &old)?;
+    // In another order, and warm.
+    let (a, b) = (path(hearth.flash()).to_owned(), path(&second).to_owned());
+    let shown = hearth.ok(&["pool", "show", "--flash", &b, "--flash", &a])?;
+    ensure!(shown.contains("stopped cleanly"), "{shown}");
+    hearth.start()?;
+    let mut client = hearth.connect("d")?;
+    ensure!(client.read(0, BLOCK as u32)? == [7; BLOCK]);
+    drop(client);
+    hearth.stop()?;
+
+    let state = hearth.dir().join("state");
+    let serve = |flash: &[&str]| {
+        let named = flash.iter().flat_map(|path| ["--flash", path]);
+        let first = ["serve", "--state-dir", path(&state)];
+        let args: Vec<&str> = first.into_iter().chain(named).collect();
+        hearth.refused(&args)
+    };
+    let missing = serve(&[&a])?;
+    ensure!(
+        missing.contains("has 2 flash devices, and device 2 (64 MiB"),
+        "{missing}"
+    );
+    let missing = serve(&[&b])?;
+    ensure!(missing.contains("device 1 (96 MiB"), "{missing}");
+    let twice = serve(&[&a, &b, &a])?;
+    ensure!(twice.contains("is given twice"), "{twice}");
+    let older = serve(&[&a, path(&old)])?;
+    ensure!(
+        older.contains(&format!("{} is older than {a}", path(&old))),
+        "{older}"
+    );
+    hearth.start()?;
+    hearth.stop()?;
+    Ok(())
+}
+
+/// What one device held is gone with it. As with a single one, a disk of which nothing was dirty does not mind.
+#[test]
+fn with_one_device_gone_whole_disks_are_served() -> Result<()> {
+    let (mut hearth, second) = two()?;
+    hearth.start()?;
+    let files = [blank(&hearth, "whole.img")?, blank(&hearth, "dirty.img")?];
+    hearth.add("whole", path(&files[0]), &["--mode", "write-through"])?;
+    hearth.add("dirty", path(&files[1]), &[])?;
+    let mut writer = Writer::new(3);
+    let mut client = hearth.connect("whole")?;
+    writer.load(&mut client, Duration::from_millis(200), || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    let mut client = hearth.connect("dirty")?;
+    client.write(0, &[7; BLOCK])?;
+    drop(client);
+    hearth.kill9()?;
+    let away = second.with_extension("away");
+    std::fs::rename(&second, &away)?;
+    hearth.start()?;
+    let mut client = hearth.connect("whole")?;
+    writer.check(&mut client)?;
+    drop(client);
+    ensure!(hearth.connect("dirty").is_err(), "a stale disk is served");
+    let pool = hearth.ok(&["pool", "show"])?;
+    ensure!(pool.contains("second.img does not exist"), "{pool}");
+    hearth.stop()?;
+    // It is back, and so is what was dirty.
+    std::fs::rename(&away, &second)?;
+    hearth.start()?;
+    wait::until("the dirty disk is served again", LIMIT, || {
+        hearth.connect("dirty").ok()
+    })
+    .with_context(|| hearth.log())?;
+    let mut client = hearth.connect("dirty")?;
+    ensure!(client.read(0, BLOCK as u32)? == [7; BLOCK]);
+    let mut client = hearth.connect("whole")?;
+    writer.check(&mut client)
+}
