@@ -20,6 +20,9 @@ hearth-bench: Hearth beside its peers
   --aab             the old build against itself, then against this one: is any row worse? At least
                     11 rounds; rows are asked for by their names with --only
   --old PATH        the old build's binary, for --aab
+  --overcommit      guests that are assigned twice the memory there is, instead of rows: response times with
+                    enough RAM and with swap on a disk, on flash, with compression, balloons, the controller.
+                    Needs root. --only ram,disk,flash,zswap,balloons,controller; --seconds is for each
   --list            list the rows
   --bare-nbd FILE SOCKET   be the bare NBD loop, one of the peers (nothing else may be said)
   --bare-nfs FILE   be the bare NFS loop, likewise
@@ -50,6 +53,8 @@ pub struct Args {
     pub peers_only: bool,
     /// Compare with an old build instead ([`crate::aab`]).
     pub aab: bool,
+    /// The run of an over-committed host instead ([`crate::overcommit`]).
+    pub overcommit: bool,
     /// The old build.
     pub old: Option<PathBuf>,
 }
@@ -69,6 +74,7 @@ impl Args {
             large: false,
             peers_only: false,
             aab: false,
+            overcommit: false,
             old: None,
         };
         let mut words = words;
@@ -94,6 +100,7 @@ impl Args {
                 "--large" => args.large = true,
                 "--peers-only" => args.peers_only = true,
                 "--aab" => args.aab = true,
+                "--overcommit" => args.overcommit = true,
                 "--old" => args.old = Some(value()?.into()),
                 "--list" => {
                     crate::rows::ALL

@@ -111,6 +111,12 @@ fn by_waiting(seen: &Seen, margin: f64) -> Level {
     }
 }
 
+/// Does waiting say that memory is short, whatever the figures say?
+pub fn waits(seen: &Seen, values: &Values) -> bool {
+    let plenty = 4 * wanted(seen.total, values);
+    seen.available < plenty && by_waiting(seen, 1.0) >= Level::Soft
+}
+
 /// The level over time.
 #[derive(Clone, Debug, Default)]
 pub struct Gauge {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MemoryConfig, Values};
-use crate::level::{Gauge, Level, wanted};
+use crate::level::{Gauge, Level, waits, wanted};
 use crate::seen::{Guest, Seen};
 use crate::{MIB, human};
 
@@ -327,11 +327,20 @@ impl Controller {
         let now = seen.at_ms;
         let goal = wanted(seen.total, values).saturating_mul(2);
         // Where waiting says that it is short and the figures do not, a little more room is made.
-        let least = seen.total / 64;
+        let least = if waits(seen, values) {
+            seen.total / 64
+        } else {
+            0
+        };
         let lacks = goal
-            .saturating_sub(seen.available)
             .saturating_add(helped)
+            .saturating_sub(seen.available)
             .max(least);
+        if lacks == 0 {
+            self.stuck_since = None;
+            self.helpless = None;
+            return;
+        }
         let why = format!(
             "memory is {}: {} of {} are available, and {} should be",
             level.word(),
