@@ -75,10 +75,13 @@ pub fn make_data(to: &Path, number: usize, sources: &[PathBuf]) -> Result<()> {
 /// What `split -a 4` calls its n-th file.
 fn name(n: usize) -> String {
     let letter = |at: u32| char::from(b'a' + (n / 26usize.pow(at) % 26) as u8);
-    (0..4).rev().map(letter).fold("x".to_owned(), |mut name, l| {
-        name.push(l);
-        name
-    })
+    (0..4)
+        .rev()
+        .map(letter)
+        .fold("x".to_owned(), |mut name, l| {
+            name.push(l);
+            name
+        })
 }
 
 /// The program that looks at pages until it is told to stop.
@@ -117,7 +120,11 @@ impl Guest {
 
     /// What it does first: network, data into memory, the web server.
     pub fn prepare(&mut self, balloon: bool) -> Result<Job> {
-        let modules = if balloon { "modprobe virtio_balloon;" } else { "" };
+        let modules = if balloon {
+            "modprobe virtio_balloon;"
+        } else {
+            ""
+        };
         self.machine.start(&format!(
             "{modules} modprobe virtio_net && ip link set lo up && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 && \
              mkdir -p /dev/shm/w && mount -o remount,size=90% /dev/shm && cd /dev/shm/w && \
@@ -196,7 +203,13 @@ pub struct Asked {
 
 /// Asks at a fixed pace, four fifths of the time for a fifth of the files, until told to stop. What waits behind a slow answer was
 /// due, too: it counts from when it should have been asked.
-pub fn ask(address: SocketAddr, data: &Path, every: Duration, seed: u64, stop: &Arc<AtomicBool>) -> Result<Asked> {
+pub fn ask(
+    address: SocketAddr,
+    data: &Path,
+    every: Duration,
+    seed: u64,
+    stop: &Arc<AtomicBool>,
+) -> Result<Asked> {
     let data = File::open(data)?;
     let files = (WEB_MIB << 20) / FILE;
     let mut rng = Rng::new(seed);
@@ -237,7 +250,12 @@ fn get(address: SocketAddr, name: &str, stop: &AtomicBool) -> Result<Option<Vec<
         match stream.read(&mut chunk) {
             Ok(0) => break,
             Ok(n) => answer.extend_from_slice(&chunk[..n]),
-            Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                ) =>
+            {
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
                 }
@@ -249,7 +267,10 @@ fn get(address: SocketAddr, name: &str, stop: &AtomicBool) -> Result<Option<Vec<
         .windows(4)
         .position(|w| w == b"\r\n\r\n")
         .context("no head")?;
-    ensure!(answer.starts_with(b"HTTP/1.") && answer.get(9..12) == Some(b"200"), "refused");
+    ensure!(
+        answer.starts_with(b"HTTP/1.") && answer.get(9..12) == Some(b"200"),
+        "refused"
+    );
     Ok(Some(answer.split_off(end + 4)))
 }
 

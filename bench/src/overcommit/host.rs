@@ -86,7 +86,10 @@ pub fn clean(dir: &Path) -> Result<()> {
             ours.push(format!("/dev/{}", entry.file_name().to_string_lossy()));
         }
     }
-    for line in fs::read_to_string("/proc/swaps").unwrap_or_default().lines() {
+    for line in fs::read_to_string("/proc/swaps")
+        .unwrap_or_default()
+        .lines()
+    {
         let area = line.split_whitespace().next().unwrap_or_default();
         if area.starts_with(&below) || ours.iter().any(|d| d == area) {
             tool("swapoff", &[area])?;
@@ -97,7 +100,10 @@ pub fn clean(dir: &Path) -> Result<()> {
     }
     let mount = dir.join("mnt");
     let mounts = fs::read_to_string("/proc/self/mounts")?;
-    if mounts.lines().any(|l| l.split(' ').nth(1) == Some(path(&mount))) {
+    if mounts
+        .lines()
+        .any(|l| l.split(' ').nth(1) == Some(path(&mount)))
+    {
         tool("umount", &["-l", path(&mount)])?;
     }
     wait::until("the control group is gone", LIMIT, || {
@@ -118,7 +124,9 @@ pub fn set(dir: &Path, file: &str, value: &str) -> Result<()> {
         .and_then(|b| serde_json::from_slice(&b).ok())
         .unwrap_or_default();
     let now = fs::read_to_string(file).with_context(|| file.to_owned())?;
-    before.entry(file.to_owned()).or_insert(now.trim().to_owned());
+    before
+        .entry(file.to_owned())
+        .or_insert(now.trim().to_owned());
     let mut new = File::create(dir.join("settings.new"))?;
     new.write_all(&serde_json::to_vec(&before)?)?;
     new.sync_all()?;

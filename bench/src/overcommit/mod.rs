@@ -135,7 +135,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let held = host::hold(&args.dir)?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let mut command = Command::new(std::env::current_exe()?);
@@ -184,12 +188,17 @@ fn measure(args: &Args) -> Result<()> {
     } else {
         let named = |id: &String| {
             let found = ALL.into_iter().find(|c| c.id == *id);
-            found.with_context(|| format!("no contender {id}: ram, disk, flash, zswap, balloons, controller"))
+            found.with_context(|| {
+                format!("no contender {id}: ram, disk, flash, zswap, balloons, controller")
+            })
         };
         args.only.iter().map(named).collect::<Result<_>>()?
     };
     eprintln!("making the guests' data");
-    let sources = [args.hearth.clone(), PathBuf::from("/usr/bin/qemu-system-x86_64")];
+    let sources = [
+        args.hearth.clone(),
+        PathBuf::from("/usr/bin/qemu-system-x86_64"),
+    ];
     for number in 0..=GUESTS {
         guests::make_data(&dir.join(format!("data.{number}")), number, &sources)?;
     }
@@ -227,8 +236,12 @@ fn measure(args: &Args) -> Result<()> {
 
 fn save(args: &Args, all: &[Measured]) -> Result<()> {
     std::fs::create_dir_all(&args.out)?;
-    let text = json!({"host": crate::host::describe(args), "seconds": args.seconds, "measured": all});
-    std::fs::write(args.out.join("overcommit.json"), serde_json::to_vec_pretty(&text)?)?;
+    let text =
+        json!({"host": crate::host::describe(args), "seconds": args.seconds, "measured": all});
+    std::fs::write(
+        args.out.join("overcommit.json"),
+        serde_json::to_vec_pretty(&text)?,
+    )?;
     std::fs::write(args.out.join("overcommit.md"), table(all))?;
     Ok(())
 }
@@ -239,7 +252,9 @@ fn table(all: &[Measured]) -> String {
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for m in all {
-        let started = m.started_s.map_or("not by the end".to_owned(), |s| format!("{s:.0}"));
+        let started = m
+            .started_s
+            .map_or("not by the end".to_owned(), |s| format!("{s:.0}"));
         text += &format!(
             "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {started} | {} / {} |\n",
             m.round,
@@ -263,7 +278,9 @@ fn table(all: &[Measured]) -> String {
 fn counters() -> [u64; 3] {
     let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
     ["pswpin", "pswpout", "zswpout"].map(|name| {
-        let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
         line.and_then(|l| l.parse::<u64>().ok()).unwrap_or(0) << 12
     })
 }
@@ -271,7 +288,11 @@ fn counters() -> [u64; 3] {
 /// Compression takes a hundredth of the host at most. Version 1 does not count that to the guests' group, so it is taken off
 /// their limit.
 fn compress(dir: &Path) -> Result<u64> {
-    for (name, value) in [("compressor", "lz4"), ("max_pool_percent", "1"), ("enabled", "Y")] {
+    for (name, value) in [
+        ("compressor", "lz4"),
+        ("max_pool_percent", "1"),
+        ("enabled", "Y"),
+    ] {
         host::set(dir, &format!("{ZSWAP}/{name}"), value)?;
     }
     let text = std::fs::read_to_string("/proc/meminfo")?;
@@ -287,13 +308,17 @@ fn controller(args: &Args, dir: &Path) -> Result<Child> {
     let config = dir.join("memory.toml");
     std::fs::write(&config, "[memory]\nlibvirt = false\n")?;
     let mut command = Command::new(&args.hearth);
-    command.args(["memory", "run", "--run-dir"]).arg(dir.join("run"));
+    command
+        .args(["memory", "run", "--run-dir"])
+        .arg(dir.join("run"));
     command.arg("--state-dir").arg(dir.join("state"));
     command.arg("--config").arg(&config);
     command.args(["--cgroup", Group::dir()]);
     for number in 0..=GUESTS {
         let socket = guests::socket(dir, number);
-        command.arg("--guest").arg(format!("g{number}={}", socket.display()));
+        command
+            .arg("--guest")
+            .arg(format!("g{number}={}", socket.display()));
     }
     let log = std::fs::File::create(dir.join("memory.log"))?;
     Ok(bound_to_us(command.stdin(Stdio::null()).stderr(log)).spawn()?)
@@ -333,7 +358,10 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     );
     if contender.balloons {
         for guest in &mut running {
-            guest.machine.qmp.execute("balloon", json!({"value": BALLOON}))?;
+            guest
+                .machine
+                .qmp
+                .execute("balloon", json!({"value": BALLOON}))?;
         }
     }
     let mut controls = if contender.controller {
@@ -343,7 +371,11 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     };
     if contender.limited {
         group.limit(limit)?;
-        eprintln!("   limited to {} MiB ({:.0} s)", limit >> 20, began.elapsed().as_secs_f64());
+        eprintln!(
+            "   limited to {} MiB ({:.0} s)",
+            limit >> 20,
+            began.elapsed().as_secs_f64()
+        );
     }
     for guest in &mut running {
         let busy = guest.number < BUSY;
@@ -383,9 +415,11 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     swap.off(dir)?;
     host::restore(dir)?;
     std::fs::remove_dir(Group::dir()).or_else(|_| {
-        hearth_rig::wait::until("the control group is empty", Duration::from_secs(30), || {
-            std::fs::remove_dir(Group::dir()).ok()
-        })
+        hearth_rig::wait::until(
+            "the control group is empty",
+            Duration::from_secs(30),
+            || std::fs::remove_dir(Group::dir()).ok(),
+        )
     })?;
     Ok(measured)
 }
@@ -393,15 +427,27 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
 type Busy = (Vec<Asked>, Option<Guest>, Option<f64>);
 
 /// The time that is measured: everybody is asked, and a third into it one more guest starts.
-fn busy_time(args: &Args, dir: &Path, running: &mut [Guest], moved: bool, round: usize) -> Result<Busy> {
+fn busy_time(
+    args: &Args,
+    dir: &Path,
+    running: &mut [Guest],
+    moved: bool,
+    round: usize,
+) -> Result<Busy> {
     let stop = Arc::new(AtomicBool::new(false));
     let whole = Duration::from_secs(args.seconds);
     let mut askers = Vec::new();
     for guest in running.iter() {
-        let every = if guest.number < BUSY { BUSY_EVERY } else { IDLE_EVERY };
+        let every = if guest.number < BUSY {
+            BUSY_EVERY
+        } else {
+            IDLE_EVERY
+        };
         let (address, data, stop) = (guest.address, guest.data.clone(), stop.clone());
         let seed = (round * 100 + guest.number) as u64;
-        askers.push(std::thread::spawn(move || ask(address, &data, every, seed, &stop)));
+        askers.push(std::thread::spawn(move || {
+            ask(address, &data, every, seed, &stop)
+        }));
     }
     let began = Instant::now();
     let mut late = None;
@@ -432,7 +478,11 @@ fn busy_time(args: &Args, dir: &Path, running: &mut [Guest], moved: bool, round:
     stop.store(true, Ordering::Relaxed);
     let mut asked = Vec::new();
     for asker in askers {
-        asked.push(asker.join().map_err(|_| anyhow::anyhow!("who asks ended abnormally"))??);
+        asked.push(
+            asker
+                .join()
+                .map_err(|_| anyhow::anyhow!("who asks ended abnormally"))??,
+        );
     }
     outcome?;
     Ok((asked, late, started))
@@ -443,7 +493,9 @@ fn sum(contender: &Contender, round: usize, asked: Vec<Asked>) -> Measured {
     all.sort_by(f64::total_cmp);
     let at = |part: f64| {
         let n = (all.len() as f64 * part) as usize;
-        all.get(n.min(all.len().saturating_sub(1))).copied().unwrap_or(0.0)
+        all.get(n.min(all.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or(0.0)
     };
     Measured {
         contender: contender.id.to_owned(),

@@ -185,9 +185,10 @@ fn sentence(shown: &Shown<'_>, told: Option<&Status>) -> String {
             "the controller runs ({}); memory is {}: {memory}{}",
             told.profile.word(),
             level.word(),
-            shown
-                .helpless
-                .map_or(String::new(), |why| format!("\nnothing helps any more: {}", plain(why)))
+            shown.helpless.map_or(String::new(), |why| format!(
+                "\nnothing helps any more: {}",
+                plain(why)
+            ))
         ),
         ("silent", _, Some(told)) => format!(
             "the controller has not been heard of since {} and may have left things changed; `hearth memory undo` sets them back\n{memory}",
@@ -198,29 +199,44 @@ fn sentence(shown: &Shown<'_>, told: Option<&Status>) -> String {
 }
 
 fn means(seen: &Seen) -> String {
-    let pressure = seen.pressure.map_or("not told by this kernel".to_owned(), |p| {
-        format!("{:.0} % of the time something waits, {:.0} % everything", p.some, p.full)
-    });
+    let pressure = seen
+        .pressure
+        .map_or("not told by this kernel".to_owned(), |p| {
+            format!(
+                "{:.0} % of the time something waits, {:.0} % everything",
+                p.some, p.full
+            )
+        });
     let ksm = seen.ksm.map_or("not in this kernel".to_owned(), |k| {
         let on = if k.on { "on" } else { "off" };
         format!("{on}, saves {}", human(k.saved))
     });
-    let zswap = seen.zswap.as_ref().map_or("not in this kernel".to_owned(), |z| {
-        if !z.on {
-            return "off".to_owned();
-        }
-        let held = match (z.stored, z.pool) {
-            (Some(stored), Some(pool)) => format!(", {} in {}", human(stored), human(pool)),
-            _ => String::new(),
-        };
-        format!("on ({}, up to {} %){held}", z.compressor, z.pool_percent)
-    });
+    let zswap = seen
+        .zswap
+        .as_ref()
+        .map_or("not in this kernel".to_owned(), |z| {
+            if !z.on {
+                return "off".to_owned();
+            }
+            let held = match (z.stored, z.pool) {
+                (Some(stored), Some(pool)) => format!(", {} in {}", human(stored), human(pool)),
+                _ => String::new(),
+            };
+            format!("on ({}, up to {} %){held}", z.compressor, z.pool_percent)
+        });
     format!("pressure: {pressure}\nsharing: {ksm}\ncompression: {zswap}")
 }
 
 fn table(seen: &Seen) -> String {
     let mut table = Table::new(&[
-        "GUEST", ">ASSIGNED", ">RESIDENT", ">ACTIVE", ">HAS", ">MINIMUM", ">SWAPPED", ">COMPRESSED",
+        "GUEST",
+        ">ASSIGNED",
+        ">RESIDENT",
+        ">ACTIVE",
+        ">HAS",
+        ">MINIMUM",
+        ">SWAPPED",
+        ">COMPRESSED",
         ">STALLED",
     ]);
     let some = |bytes: Option<u64>| bytes.map_or("-".to_owned(), human);
@@ -399,7 +415,10 @@ mod tests {
     #[test]
     fn a_plan_in_words() {
         let text = plan_text(&plan(&Seen::default(), &MemoryConfig::default()));
-        assert!(text.contains("--guest") && !text.contains("times"), "{text}");
+        assert!(
+            text.contains("--guest") && !text.contains("times"),
+            "{text}"
+        );
         let seen = Seen {
             total: 8 << 30,
             available: 4 << 30,
@@ -412,6 +431,9 @@ mod tests {
             ..Seen::default()
         };
         let text = plan_text(&plan(&seen, &MemoryConfig::default()));
-        assert!(text.contains("times before they stall") && !text.contains('\u{1b}'), "{text}");
+        assert!(
+            text.contains("times before they stall") && !text.contains('\u{1b}'),
+            "{text}"
+        );
     }
 }

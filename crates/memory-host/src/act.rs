@@ -35,7 +35,14 @@ fn set(dir: &mut RunDir, path: &Path, value: &str, why: &str) -> io::Result<()> 
 /// The same for what only makes it better: a kernel without it goes on.
 fn may_set(dir: &mut RunDir, path: PathBuf, value: &str, why: &str) -> io::Result<()> {
     match set(dir, &path, value, why) {
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => Ok(()),
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::InvalidInput
+            ) =>
+        {
+            Ok(())
+        }
         // A compressor that is not there.
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,

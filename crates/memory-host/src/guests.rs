@@ -134,7 +134,9 @@ impl Known {
 fn rate(before: Option<(Instant, u64, u64)>, bytes: u64, at: u64) -> (u64, (Instant, u64, u64)) {
     let now = Instant::now();
     match before {
-        Some((_, then, old)) if at > then => (bytes.saturating_sub(old) / (at - then), (now, at, bytes)),
+        Some((_, then, old)) if at > then => {
+            (bytes.saturating_sub(old) / (at - then), (now, at, bytes))
+        }
         Some(kept) => (0, kept),
         None => (0, (now, at, bytes)),
     }
@@ -155,7 +157,12 @@ pub struct Guests {
 
 impl Guests {
     /// Looks at all of them; what could not be seen is added to `notes`.
-    pub fn look(&mut self, config: &MemoryConfig, files: &Files, notes: &mut Vec<String>) -> Vec<Guest> {
+    pub fn look(
+        &mut self,
+        config: &MemoryConfig,
+        files: &Files,
+        notes: &mut Vec<String>,
+    ) -> Vec<Guest> {
         self.find(config);
         if let Some(why) = &self.no_libvirt {
             notes.push(format!("guests of libvirt are not seen: {why}"));
@@ -185,7 +192,11 @@ impl Guests {
                     .or_insert_with(|| Known::new(way));
             }
         }
-        if !config.libvirt || self.domains_at.is_some_and(|at| at.elapsed() < DOMAINS_EVERY) {
+        if !config.libvirt
+            || self
+                .domains_at
+                .is_some_and(|at| at.elapsed() < DOMAINS_EVERY)
+        {
             return;
         }
         self.domains_at = Some(Instant::now());
@@ -211,7 +222,13 @@ impl Guests {
     }
 }
 
-fn guest(name: &str, known: &mut Known, told: &Told, config: &MemoryConfig, files: &Files) -> Guest {
+fn guest(
+    name: &str,
+    known: &mut Known,
+    told: &Told,
+    config: &MemoryConfig,
+    files: &Files,
+) -> Guest {
     let bounds = config.bounds(name, told.assigned);
     let inside = known.inside(told);
     let pid = match &known.way {
@@ -315,7 +332,11 @@ mod tests {
         let now = wall();
         let of = |inside: Option<Inside>| inside.map(|i| i.available);
         assert_eq!(of(known.inside(&told(now, 100, 50))), Some(50));
-        assert_eq!(of(known.inside(&told(now, 90, 50))), Some(40), "taken since");
+        assert_eq!(
+            of(known.inside(&told(now, 90, 50))),
+            Some(40),
+            "taken since"
+        );
         assert_eq!(of(known.inside(&told(now + 1, 90, 45))), Some(45));
     }
 }

@@ -48,7 +48,9 @@ pub fn field(text: &str, name: &str) -> Option<u64> {
 fn pressure(text: &str) -> Option<Pressure> {
     let of = |kind: &str| {
         let line = text.lines().find(|l| l.starts_with(kind))?;
-        let word = line.split_whitespace().find_map(|w| w.strip_prefix("avg10="))?;
+        let word = line
+            .split_whitespace()
+            .find_map(|w| w.strip_prefix("avg10="))?;
         word.parse::<f64>().ok().filter(|v| v.is_finite())
     };
     Some(Pressure {
@@ -60,7 +62,9 @@ fn pressure(text: &str) -> Option<Pressure> {
 /// Microseconds everything stood still, of a file like `memory.pressure`.
 pub fn stalled_us(text: &str) -> Option<u64> {
     let line = text.lines().find(|l| l.starts_with("full"))?;
-    let word = line.split_whitespace().find_map(|w| w.strip_prefix("total="))?;
+    let word = line
+        .split_whitespace()
+        .find_map(|w| w.strip_prefix("total="))?;
     word.parse().ok()
 }
 
@@ -150,7 +154,9 @@ pub fn within(group: &Path, seen: &mut Seen) -> Result<u64, String> {
     // The host's waiting is that of everybody; the group's own is told by version 2 only.
     seen.pressure = text(&file("memory.pressure")).and_then(|t| pressure(&t));
     let faults = of("pgmajfault", "total_pgmajfault");
-    Ok(field(&stat, "pswpin").unwrap_or(faults).saturating_mul(PAGE))
+    Ok(field(&stat, "pswpin")
+        .unwrap_or(faults)
+        .saturating_mul(PAGE))
 }
 
 /// The control groups of a process in which its memory is counted, as directories: version 2 if memory is there, else 1.
@@ -240,13 +246,22 @@ mod tests {
         put(
             dir.path(),
             &[
-                ("v1/memory.stat", "total_inactive_file 10\ntotal_active_file 5\ntotal_pgmajfault 2\n"),
+                (
+                    "v1/memory.stat",
+                    "total_inactive_file 10\ntotal_active_file 5\ntotal_pgmajfault 2\n",
+                ),
                 ("v1/memory.limit_in_bytes", "100\n"),
                 ("v1/memory.usage_in_bytes", "90\n"),
-                ("v2/memory.stat", "inactive_file 10\nactive_file 0\npgmajfault 3\npswpin 1\n"),
+                (
+                    "v2/memory.stat",
+                    "inactive_file 10\nactive_file 0\npgmajfault 3\npswpin 1\n",
+                ),
                 ("v2/memory.max", "max\n"),
                 ("v2/memory.current", "90\n"),
-                ("v2/memory.pressure", "some avg10=2.00 total=1\nfull avg10=1.00 total=1500\n"),
+                (
+                    "v2/memory.pressure",
+                    "some avg10=2.00 total=1\nfull avg10=1.00 total=1500\n",
+                ),
             ],
         );
         let host = || Seen {

@@ -62,7 +62,12 @@ fn told(stats: &str, info: &str, xml: &str) -> Told {
 /// Leaves a domain so many bytes, until it is stopped.
 pub fn set_balloon(domain: &str, bytes: u64) -> io::Result<()> {
     let kib = (bytes >> 10).to_string();
-    ask("virsh", &["--quiet", "setmem", domain, &kib, "--live"], PATIENCE).map(drop)
+    ask(
+        "virsh",
+        &["--quiet", "setmem", domain, &kib, "--live"],
+        PATIENCE,
+    )
+    .map(drop)
 }
 
 #[cfg(test)]
@@ -89,7 +94,10 @@ mod tests {
             }
         );
         let none = told(stats, info, "<devices><memballoon model='none'/></devices>");
-        assert_eq!((none.balloon, none.reporting, none.polling), (None, None, None));
+        assert_eq!(
+            (none.balloon, none.reporting, none.polling),
+            (None, None, None)
+        );
         assert_eq!(told("", "", "").assigned, 0);
     }
 }

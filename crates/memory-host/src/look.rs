@@ -48,7 +48,9 @@ impl Eyes {
             seen.swap_in = (swap_in.saturating_sub(before) as f64 / seconds) as u64;
         }
         let mut notes = Vec::new();
-        seen.guests = self.guests.look(&self.config, &self.places.files, &mut notes);
+        seen.guests = self
+            .guests
+            .look(&self.config, &self.places.files, &mut notes);
         seen.notes = notes;
         Ok(seen)
     }

@@ -60,7 +60,10 @@ fn runs(
             pagemap.read_exact_at(raw, at / PAGE * 8)?;
             let entries: Vec<bool> = raw
                 .chunks_exact(8)
-                .map(|e| u64::from_ne_bytes(e.try_into().unwrap_or_default()) & (PRESENT | SWAPPED) == wanted)
+                .map(|e| {
+                    u64::from_ne_bytes(e.try_into().unwrap_or_default()) & (PRESENT | SWAPPED)
+                        == wanted
+                })
                 .collect();
             let mut page = 0;
             while page < pages && left > 0 {

@@ -198,7 +198,9 @@ fn peer(stream: &UnixStream) -> Option<u32> {
             &raw mut len,
         )
     };
-    (got == 0).then(|| u32::try_from(cred.pid).ok())?.filter(|p| *p > 0)
+    (got == 0)
+        .then(|| u32::try_from(cred.pid).ok())?
+        .filter(|p| *p > 0)
 }
 
 #[cfg(test)]
@@ -238,7 +240,9 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let qemu = std::thread::spawn(move || {
             fake::serve(&listener, |question| {
-                let about = question["arguments"]["property"].as_str().unwrap_or_default();
+                let about = question["arguments"]["property"]
+                    .as_str()
+                    .unwrap_or_default();
                 let place = question["arguments"]["path"].as_str().unwrap_or_default();
                 match (question["execute"].as_str().unwrap(), about) {
                     ("qom-list", _) if place.ends_with("anon") => json!({"return": [

@@ -5,18 +5,18 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hearth_events::Events;
-use hearth_events::time::now_ms;
 use hearth_events::Event;
+use hearth_events::Events;
 use hearth_events::file::OpenError;
+use hearth_events::time::now_ms;
 use hearth_fault::Fault;
 use hearth_memory::status::{Made, STEPS};
 use hearth_memory::{Controller, Decision, Level, MemoryConfig, Note, Status};
 
+use crate::Result;
 use crate::act::{self, Undone};
 use crate::look::{Eyes, Places};
 use crate::store::RunDir;
-use crate::Result;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -189,7 +189,11 @@ fn about(decision: &Decision) -> String {
         Step::Share => "equal pages are merged".to_owned(),
         Step::Compress => "pages are compressed before they are swapped out".to_owned(),
         Step::Balloon { guest, from, to } => {
-            format!("guest {guest} has {} instead of {}", human(*to), human(*from))
+            format!(
+                "guest {guest} has {} instead of {}",
+                human(*to),
+                human(*from)
+            )
         }
         Step::PageOut { guest, bytes } => {
             format!("{} of guest {guest} are swapped out", human(*bytes))

@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use hearth_fault::Fault;
@@ -140,7 +140,13 @@ impl RunDir {
 
     /// Says how everything is.
     pub fn tell(&self, status: &Status) -> io::Result<()> {
-        replace(&self.dir, STATUS, &serde_json::to_vec(status)?, 0o644, false)
+        replace(
+            &self.dir,
+            STATUS,
+            &serde_json::to_vec(status)?,
+            0o644,
+            false,
+        )
     }
 
     /// Nothing more is said: there is no controller, in order.
@@ -163,6 +169,8 @@ fn replace(dir: &Path, name: &str, bytes: &[u8], mode: u32, durably: bool) -> io
         .create_new(true)
         .mode(mode)
         .open(&new)?;
+    // Whoever watches is another user, whatever the service's umask.
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     if durably {
         file.sync_all()?;

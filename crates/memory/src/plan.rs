@@ -185,7 +185,10 @@ fn advice(seen: &Seen, plan: &Plan) -> Vec<String> {
             human(plan.for_guests)
         ));
     } else if plan.minimum > plan.for_guests.saturating_add(plan.swap_free) {
-        said.push("guests' minimums together are more than memory and swap: not all can be kept".to_owned());
+        said.push(
+            "guests' minimums together are more than memory and swap: not all can be kept"
+                .to_owned(),
+        );
     }
     said
 }
@@ -251,7 +254,10 @@ mod tests {
         seen.swap_free = 0;
         let plan = plan(&seen, &MemoryConfig::default());
         let all = plan.advice.join("\n");
-        assert!(all.contains("buy RAM") && all.contains("no swap") && all.contains("a, b"), "{all}");
+        assert!(
+            all.contains("buy RAM") && all.contains("no swap") && all.contains("a, b"),
+            "{all}"
+        );
         assert_eq!(plan.compressed, 0);
         let none = super::plan(&Seen::default(), &MemoryConfig::default());
         assert!(none.advice[0].contains("--guest"));

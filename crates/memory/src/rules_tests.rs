@@ -243,7 +243,10 @@ fn nothing_is_taken_from_who_does_not_say_how_he_is() {
         host.obey(&did);
     }
     let why = controller.helpless().unwrap();
-    assert!(why.contains("no swap") && why.contains("1 do not say"), "{why}");
+    assert!(
+        why.contains("no swap") && why.contains("1 do not say"),
+        "{why}"
+    );
     host.total = 5000 * MIB;
     for at in 30..90 {
         controller.decide(&host.seen(at * 1000), &config);
@@ -271,11 +274,21 @@ fn what_was_taken_comes_back_when_there_is_plenty() {
         host.obey(&did);
     }
     assert_eq!(host.guests[0].balloon, 900 * MIB);
-    assert!(host.guests[0].out < PIECE, "read back: {}", host.guests[0].out);
+    assert!(
+        host.guests[0].out < PIECE,
+        "read back: {}",
+        host.guests[0].out
+    );
 }
 
 fn hosts() -> impl Strategy<Value = Made> {
-    let guest = (64..2048u64, 1..=100u64, any::<bool>(), 0..10u8, any::<bool>());
+    let guest = (
+        64..2048u64,
+        1..=100u64,
+        any::<bool>(),
+        0..10u8,
+        any::<bool>(),
+    );
     (
         512..8192u64,
         0..4096u64,

@@ -118,7 +118,10 @@ impl Guest {
     pub fn used(&self) -> u64 {
         match (self.balloon, self.inside) {
             (Some(has), Some(inside)) => has.saturating_sub(inside.available),
-            _ => self.resident.saturating_add(self.swapped).min(self.assigned),
+            _ => self
+                .resident
+                .saturating_add(self.swapped)
+                .min(self.assigned),
         }
     }
 

@@ -112,8 +112,7 @@ fn controller(run_dir: &std::path::Path) -> Controller {
     match hearth_memory_host::status(&dir) {
         Ok(None) => Controller::default(),
         Ok(Some(status)) => Controller {
-            silent: (status.is_silent(now_ms()))
-                .then(|| now_ms().saturating_sub(status.at) / 1000),
+            silent: (status.is_silent(now_ms())).then(|| now_ms().saturating_sub(status.at) / 1000),
             helpless: status.helpless,
             unreadable: None,
         },

@@ -168,8 +168,14 @@ impl Plan {
     /// With a balloon, which somebody else may move over this QMP socket. Nothing is reported that the guest frees.
     pub fn balloon(mut self, socket: &Path) -> Plan {
         let pairs = [
-            ["-device".to_owned(), "virtio-balloon-pci,id=balloon".to_owned()],
-            ["-qmp".to_owned(), format!("unix:{},server=on,wait=off", path(socket))],
+            [
+                "-device".to_owned(),
+                "virtio-balloon-pci,id=balloon".to_owned(),
+            ],
+            [
+                "-qmp".to_owned(),
+                format!("unix:{},server=on,wait=off", path(socket)),
+            ],
         ];
         self.disks.extend(pairs);
         self

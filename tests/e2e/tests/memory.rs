@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use hearth_rig::machine::{Machine, Plan};
 use hearth_rig::short::Group;
-use hearth_rig::wait;
+use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -20,7 +20,7 @@ const ASSIGNED: u64 = 512 * MIB;
 
 /// A place for a controller, and whoever runs in it.
 struct Controller {
-    dir: tempfile::TempDir,
+    dir: PathBuf,
     socket: PathBuf,
     group: Option<PathBuf>,
     child: Option<Child>,
@@ -28,17 +28,20 @@ struct Controller {
 
 impl Controller {
     fn words(&self, command: &str) -> Vec<String> {
-        let run = self.dir.path().join("r").display().to_string();
+        let run = self.dir.join("r").display().to_string();
         let mut words = vec!["memory".into(), command.into(), "--run-dir".into(), run];
         if matches!(command, "run" | "status" | "plan") {
-            words.extend(["--config".into(), self.dir.path().join("c").display().to_string()]);
+            words.extend(["--config".into(), self.dir.join("c").display().to_string()]);
             words.extend(["--guest".into(), format!("vm={}", self.socket.display())]);
             if let Some(group) = &self.group {
                 words.extend(["--cgroup".into(), group.display().to_string()]);
             }
         }
         if matches!(command, "run" | "events") {
-            words.extend(["--state-dir".into(), self.dir.path().join("s").display().to_string()]);
+            words.extend([
+                "--state-dir".into(),
+                self.dir.join("s").display().to_string(),
+            ]);
         }
         words
     }
@@ -63,11 +66,17 @@ impl Controller {
         command
             .args(self.words("run"))
             .stdin(Stdio::null())
-            .stderr(std::fs::File::create(self.dir.path().join("log"))?);
+            .stderr(std::fs::File::create(self.dir.join("log"))?);
         // SAFETY: between fork and exec only prctl is called, with plain numbers.
         unsafe {
             command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0);
+                libc::prctl(
+                    libc::PR_SET_PDEATHSIG,
+                    libc::SIGKILL as libc::c_ulong,
+                    0,
+                    0,
+                    0,
+                );
                 Ok(())
             });
         }
@@ -76,17 +85,16 @@ impl Controller {
     }
 
     /// Waits until the guest is as somebody expects, as the controller sees it.
-    fn until(&self, what: &str, good: impl Fn(&Value, &Value) -> bool) -> Result<Value> {
-        let file = self.dir.path().join("r-memory/status.json");
+    fn until(&self, what: &str, mut good: impl FnMut(&Value, &Value) -> bool) -> Result<Value> {
+        let file = self.dir.join("r-memory/status.json");
         let seen = wait::until(what, LIMIT, || {
             let status: Value = serde_json::from_slice(&std::fs::read(&file).ok()?).ok()?;
             let guest = status["seen"]["guests"][0].clone();
             good(&status, &guest).then_some(guest)
         });
         seen.with_context(|| {
-            let read = |name: &str| {
-                std::fs::read_to_string(self.dir.path().join(name)).unwrap_or_default()
-            };
+            let read =
+                |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap_or_default();
             format!("{}\n{}", read("log"), read("r-memory/status.json"))
         })
     }
@@ -126,22 +134,23 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     let Some(group) = Group::of(test, 4096 * MIB)? else {
         return Ok(());
     };
-    let dir = tempfile::tempdir()?;
+    let hearth = Hearth::bare()?;
+    let dir = hearth.dir();
     let at = group.dir().to_owned();
-    let mut plan = Plan::new(1).own_root()?.balloon(&dir.path().join("m"));
+    let mut plan = Plan::new(1).own_root()?.balloon(&dir.join("m"));
     plan.memory = "512M".into();
     plan.wrap = group.wrap();
-    let mut guest = Machine::boot(dir.path(), "vm", &plan)?;
+    let mut guest = Machine::boot(dir, "vm", &plan)?;
     guest.run("modprobe virtio_balloon")?;
     let mut controller = Controller {
-        dir: tempfile::tempdir()?,
-        socket: dir.path().join("m"),
+        dir: dir.to_owned(),
+        socket: dir.join("m"),
         group: Some(at.clone()),
         child: None,
     };
     std::fs::write(
-        controller.dir.path().join("c"),
-        "[memory]\nprofile = \"keen\"\nlibvirt = false\n[[memory.guest]]\nname = \"vm\"\nmin_mib = 160\n",
+        controller.dir.join("c"),
+        "[memory]\nlibvirt = false\n[[memory.guest]]\nname = \"vm\"\nmin_mib = 160\n",
     )?;
 
     let sharing = || std::fs::read_to_string("/sys/kernel/mm/ksm/run").unwrap_or_default();
@@ -152,24 +161,44 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     ensure!(plan["assigned"] == ASSIGNED, "{plan}");
     let status = controller.json("status")?;
     ensure!(status["controller"] == "off", "{status}");
-    ensure!(status["seen"]["guests"][0]["reporting"] == false, "{status}");
-    ensure!(status["gaps"].to_string().contains("free-page reporting is off"), "{status}");
+    ensure!(
+        status["seen"]["guests"][0]["reporting"] == false,
+        "{status}"
+    );
+    ensure!(
+        status["gaps"]
+            .to_string()
+            .contains("free-page reporting is off"),
+        "{status}"
+    );
 
     controller.start()?;
     controller.until("the guest tells how it is", |_, g| g["inside"].is_object())?;
     // What the guest has touched and does not need; then there is less for it than that.
-    guest.run("dd if=/dev/zero of=/tmp/f bs=1M count=200 2>/dev/null && rm /tmp/f")?;
-    let resident = resident(guest.pid())?;
-    group.allow(resident + 32 * MIB)?;
+    guest.run("dd if=/dev/vda of=/tmp/f bs=1M count=150 2>/dev/null && rm /tmp/f")?;
+    let mut limit = resident(guest.pid())? + 64 * MIB;
+    group.allow(limit)?;
+    let mut spare = 0;
+    controller.until("the limit is seen", |status, _| {
+        spare = status["seen"]["available"].as_u64().unwrap_or(0);
+        status["seen"]["total"] == limit
+    })?;
+    // So that a thirtieth of it is left.
+    limit = limit + 16 * MIB - spare;
+    group.allow(limit)?;
     let squeezed = controller.until("it is squeezed", |status, g| {
         let took = |s: &Value| s["step"]["balloon"].is_object();
-        has(g) <= ASSIGNED - 24 * MIB && status["steps"].as_array().is_some_and(|s| s.iter().any(took))
+        has(g) <= ASSIGNED - 24 * MIB
+            && status["steps"]
+                .as_array()
+                .is_some_and(|s| s.iter().any(took))
     })?;
     ensure!(has(&squeezed) >= 160 * MIB, "{squeezed}");
 
     // There is room again; the guest itself wants more than it was left.
     group.allow(4096 * MIB)?;
-    let before = has(&controller.until("the guest tells how it is", |_, g| g["inside"].is_object())?);
+    let before =
+        has(&controller.until("the guest tells how it is", |_, g| g["inside"].is_object())?);
     let free = free(&mut guest)?;
     let job = guest.start(&format!(
         "mount -o remount,size=100% /tmp; dd if=/dev/zero of=/tmp/f bs=1M count={} 2>/dev/null; rm /tmp/f",
@@ -177,7 +206,11 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     ))?;
     controller.until("it gets back", |status, g| {
         let steps = status["steps"].as_array().into_iter().flatten();
-        let short = |s: &Value| s["why"].as_str().is_some_and(|w| w.contains("the guest itself"));
+        let short = |s: &Value| {
+            s["why"]
+                .as_str()
+                .is_some_and(|w| w.contains("the guest itself"))
+        };
         has(g) > before && steps.into_iter().any(short)
     })?;
     guest.wait(&job)?;
@@ -185,9 +218,15 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     // Somebody kills the controller; what it has changed is known.
     controller.kill()?;
     let undone = controller.json("undo")?;
-    ensure!(undone.to_string().contains("memory of guest vm"), "{undone}");
+    ensure!(
+        undone.to_string().contains("memory of guest vm"),
+        "{undone}"
+    );
     wait::until("the guest has all of it", LIMIT, || {
-        let answer = guest.qmp.execute("query-balloon", serde_json::json!({})).ok()?;
+        let answer = guest
+            .qmp
+            .execute("query-balloon", serde_json::json!({}))
+            .ok()?;
         (answer["actual"] == ASSIGNED).then_some(())
     })?;
     let polling = guest.qmp.execute(
@@ -210,7 +249,7 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
     let ended = wait::until("it ends", LIMIT, || child.try_wait().ok().flatten())?;
     ensure!(ended.success(), "{ended}");
-    ensure!(!controller.dir.path().join("r-memory/status.json").exists());
+    ensure!(!controller.dir.join("r-memory/status.json").exists());
     guest.run("true")?;
     Ok(())
 }
@@ -218,7 +257,9 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
 fn resident(pid: u32) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()).context("not said")?;
+    let kib = line
+        .and_then(|l| l.split_whitespace().next())
+        .context("not said")?;
     Ok(kib.parse::<u64>()? << 10)
 }
 
