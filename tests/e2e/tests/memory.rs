@@ -200,9 +200,10 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     let before =
         has(&controller.until("the guest tells how it is", |_, g| g["inside"].is_object())?);
     let free = free(&mut guest)?;
+    // It is kept until it was seen.
     let job = guest.start(&format!(
-        "mount -o remount,size=100% /tmp; dd if=/dev/zero of=/tmp/f bs=1M count={} 2>/dev/null; rm /tmp/f",
-        free.saturating_sub(16)
+        "mount -o remount,size=100% /tmp; dd if=/dev/zero of=/tmp/f bs=1M count={} 2>/dev/null",
+        free.saturating_sub(12)
     ))?;
     controller.until("it gets back", |status, g| {
         let steps = status["steps"].as_array().into_iter().flatten();
@@ -214,6 +215,7 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
         has(g) > before && steps.into_iter().any(short)
     })?;
     guest.wait(&job)?;
+    guest.run("rm /tmp/f")?;
 
     // Somebody kills the controller; what it has changed is known.
     controller.kill()?;
