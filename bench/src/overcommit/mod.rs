@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Args;
-use guests::{Asked, Guest, ask, wait_for};
+use guests::{Asked, Guest, ask};
 use host::{Group, Swap};
 
 /// Set for the child that measures.
@@ -36,6 +36,10 @@ const BUSY: usize = 2;
 /// Between two requests to a busy guest and to an idle one.
 const BUSY_EVERY: Duration = Duration::from_millis(250);
 const IDLE_EVERY: Duration = Duration::from_secs(4);
+/// Longest that guests may take afterwards, without a limit, to say what they saw.
+const COME_ROUND: Duration = Duration::from_secs(90);
+/// After the limit, before anything is measured: so long nobody is asked, that it comes to rest.
+const SETTLE: Duration = Duration::from_secs(10);
 /// What a balloon leaves a guest where it is set by hand.
 const BALLOON: u64 = EACH / 100 * 65;
 const ZSWAP: &str = "/sys/module/zswap/parameters";
@@ -119,6 +123,8 @@ struct Measured {
     touched_mib: u64,
     touched_wrong: u64,
     touch_longest_s: f64,
+    /// Guests that did not come round to say what they saw.
+    lost: u64,
     /// Seconds until the guest that was started was up and had its data; `None` if it was not by the end.
     started_s: Option<f64>,
     swapped_in_mib: u64,
@@ -248,15 +254,15 @@ fn save(args: &Args, all: &[Measured]) -> Result<()> {
 
 fn table(all: &[Measured]) -> String {
     let mut text = String::from(
-        "| round | memory | requests | p50 ms | p95 ms | p99 ms | longest ms | not answered | pages looked at, MiB | longest MiB, s | one more guest up, s | swapped in / out, MiB |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        "| round | memory | requests | p50 ms | p95 ms | p99 ms | longest ms | not answered | pages looked at, MiB | longest MiB, s | guests that did not come round | one more guest up, s | swapped in / out, MiB |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for m in all {
         let started = m
             .started_s
             .map_or("not by the end".to_owned(), |s| format!("{s:.0}"));
         text += &format!(
-            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {started} | {} / {} |\n",
+            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {} | {started} | {} / {} |\n",
             m.round,
             m.what,
             m.requests,
@@ -267,6 +273,7 @@ fn table(all: &[Measured]) -> String {
             m.unanswered + m.failed,
             m.touched_mib,
             m.touch_longest_s,
+            m.lost,
             m.swapped_in_mib,
             m.swapped_out_mib,
         );
@@ -381,6 +388,7 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
         let busy = guest.number < BUSY;
         guest.touch(busy)?;
     }
+    std::thread::sleep(SETTLE.min(Duration::from_secs(args.seconds)));
     let setup_s = began.elapsed().as_secs_f64();
     let before = counters();
     let (asked, mut late, started_s) = busy_time(args, dir, &mut running, moved, round)?;
@@ -389,7 +397,15 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     group.unlimited()?;
     let mut measured = sum(contender, round, asked);
     for guest in &mut running {
-        let touched = guest.touched()?;
+        guest.stop_touching()?;
+    }
+    let until = Instant::now() + COME_ROUND;
+    for guest in &mut running {
+        let Some(touched) = guest.touched(until)? else {
+            eprintln!("   guest {} does not come round", guest.number);
+            measured.lost += 1;
+            continue;
+        };
         measured.touched_mib += touched.chunks;
         measured.touched_wrong += touched.wrong;
         measured.touch_longest_s = measured.touch_longest_s.max(touched.longest);
@@ -466,7 +482,7 @@ fn busy_time(
             match &job {
                 None if guest.machine.greeted()? > 0 => job = Some(guest.prepare(moved)?),
                 Some(job) if started.is_none() && guest.machine.has_ended(job)? => {
-                    wait_for(&mut guest.machine, job)?;
+                    guest.machine.wait_ok(job)?;
                     started = Some((began.elapsed() - whole / 3).as_secs_f64());
                     eprintln!("   one more guest is up");
                 }
@@ -512,6 +528,7 @@ fn sum(contender: &Contender, round: usize, asked: Vec<Asked>) -> Measured {
         touched_mib: 0,
         touched_wrong: 0,
         touch_longest_s: 0.0,
+        lost: 0,
         started_s: None,
         swapped_in_mib: 0,
         swapped_out_mib: 0,

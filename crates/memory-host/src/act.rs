@@ -97,8 +97,9 @@ fn pid(eyes: &Eyes, guest: &str) -> io::Result<u32> {
     .ok_or_else(gone)
 }
 
-/// Where a guest has a control group of its own (version 2) the kernel picks its coldest pages; else they are taken in order.
-fn page_out(eyes: &Eyes, pid: u32, bytes: u64) -> io::Result<()> {
+/// Where a guest has a control group of its own (version 2) the kernel picks its coldest pages; else they are taken in order, each time
+/// from where it stopped.
+fn page_out(eyes: &mut Eyes, pid: u32, bytes: u64) -> io::Result<()> {
     let group = crate::kernel::group_of(&eyes.places.files, pid);
     let alone = group.filter(|dir| {
         let procs = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
@@ -109,7 +110,10 @@ fn page_out(eyes: &Eyes, pid: u32, bytes: u64) -> io::Result<()> {
     {
         return Ok(());
     }
-    pages::out(pid, bytes).map(drop)
+    let there = eyes.out_to.get(&pid).copied().unwrap_or(0);
+    let (_, stopped) = pages::out(pid, bytes, there)?;
+    eyes.out_to.insert(pid, stopped);
+    Ok(())
 }
 
 fn balloon(

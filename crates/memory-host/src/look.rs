@@ -1,5 +1,6 @@
 //! One look at everything.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use hearth_memory::{MemoryConfig, Seen};
@@ -19,6 +20,8 @@ pub struct Eyes {
     pub(crate) config: MemoryConfig,
     pub(crate) places: Places,
     pub(crate) guests: Guests,
+    /// Up to where processes were swapped out.
+    pub(crate) out_to: BTreeMap<u32, u64>,
     began: Instant,
     swap_in: Option<(Instant, u64)>,
 }
@@ -30,6 +33,7 @@ impl Eyes {
             config,
             places,
             guests: Guests::default(),
+            out_to: BTreeMap::new(),
             began: Instant::now(),
             swap_in: None,
         }
@@ -52,6 +56,8 @@ impl Eyes {
             .guests
             .look(&self.config, &self.places.files, &mut notes);
         seen.notes = notes;
+        let there = |pid: &u32| seen.guests.iter().any(|g| g.pid == Some(*pid));
+        self.out_to.retain(|pid, _| there(pid));
         Ok(seen)
     }
 

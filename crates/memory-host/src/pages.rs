@@ -42,17 +42,30 @@ fn parse(text: &str) -> Vec<(u64, u64)> {
     text.lines().filter_map(one).collect()
 }
 
-/// Calls `each` with every stretch of pages that are all `wanted`, until it has had `bytes` of them.
+/// Stretches of memory from an address on, and then those before it.
+fn from_there(all: &[(u64, u64)], there: u64) -> Vec<(u64, u64)> {
+    let behind = all.iter().map(|(from, to)| (*from.max(&there), *to));
+    let before = all.iter().map(|(from, to)| (*from, *to.min(&there)));
+    behind
+        .chain(before)
+        .filter(|(from, to)| from < to)
+        .collect()
+}
+
+/// Calls `each` with every stretch of pages that are all `wanted`, from address `there` on and around, until it has had
+/// `bytes` of them. How many it had, and where it stopped.
 fn runs(
     pid: u32,
     wanted: u64,
     bytes: u64,
+    there: u64,
     each: &mut dyn FnMut(u64, u64) -> io::Result<()>,
-) -> io::Result<u64> {
+) -> io::Result<(u64, u64)> {
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
     let mut left = bytes / PAGE * PAGE;
     let mut raw = vec![0u8; (STRETCH / PAGE * 8) as usize];
-    for (from, to) in guest_memory(pid)? {
+    let mut stopped = there;
+    for (from, to) in from_there(&guest_memory(pid)?, there) {
         let mut at = from;
         while at < to && left > 0 {
             let pages = ((to - at).min(STRETCH) / PAGE) as usize;
@@ -72,17 +85,19 @@ fn runs(
                     let size = (len as u64 * PAGE).min(left);
                     each(at + page as u64 * PAGE, size)?;
                     left -= size;
+                    stopped = at + page as u64 * PAGE + size;
                 }
                 page += len.max(1);
             }
             at += pages as u64 * PAGE;
         }
     }
-    Ok(bytes / PAGE * PAGE - left)
+    Ok((bytes / PAGE * PAGE - left, stopped))
 }
 
-/// Swaps out up to so many bytes; how many were advised.
-pub fn out(pid: u32, bytes: u64) -> io::Result<u64> {
+/// Swaps out up to so many bytes, from address `there` on; how many were advised, and where it stopped. Who goes on from there does not
+/// take the same pages again, which may be just those that are wanted.
+pub fn out(pid: u32, bytes: u64, there: u64) -> io::Result<(u64, u64)> {
     // SAFETY: plain numbers; a new descriptor, or an error.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
@@ -91,7 +106,7 @@ pub fn out(pid: u32, bytes: u64) -> io::Result<u64> {
     }
     // SAFETY: a descriptor the kernel has just made, owned by nobody else.
     let process = unsafe { OwnedFd::from_raw_fd(fd) };
-    runs(pid, PRESENT, bytes, &mut |from, size| {
+    runs(pid, PRESENT, bytes, there, &mut |from, size| {
         let place = libc::iovec {
             iov_base: from as *mut libc::c_void,
             iov_len: size as usize,
@@ -116,7 +131,7 @@ pub fn out(pid: u32, bytes: u64) -> io::Result<u64> {
 
 /// Reads back up to so many bytes; how many were.
 pub fn back(pid: u32, bytes: u64) -> io::Result<u64> {
-    runs(pid, SWAPPED, bytes, &mut |from, size| {
+    let read = runs(pid, SWAPPED, bytes, 0, &mut |from, size| {
         let pages: Vec<u64> = (0..size / PAGE).map(|n| from + n * PAGE).collect();
         for some in pages.chunks(BATCH) {
             let mut bytes = [0u8; BATCH];
@@ -152,7 +167,8 @@ pub fn back(pid: u32, bytes: u64) -> io::Result<u64> {
             }
         }
         Ok(())
-    })
+    })?;
+    Ok(read.0)
 }
 
 #[cfg(test)]
@@ -180,19 +196,99 @@ nonsense
     }
 
     #[test]
+    fn from_anywhere_all_of_it_is_seen() {
+        let all = [(10, 20), (30, 40)];
+        assert_eq!(from_there(&all, 0), all);
+        assert_eq!(from_there(&all, 35), [(35, 40), (10, 20), (30, 35)]);
+        assert_eq!(from_there(&all, 25), [(30, 40), (10, 20)]);
+        assert_eq!(from_there(&all, 99), all);
+    }
+
+    #[test]
     fn own_pages_are_found() {
         let size = 2 * LEAST as usize;
         let mut memory = vec![1u8; size];
         memory[size / 2] = 2;
         let mut found = 0;
         let pid = std::process::id();
-        let all = runs(pid, PRESENT, LEAST, &mut |_, size| {
+        let all = runs(pid, PRESENT, LEAST, 0, &mut |_, size| {
             found += size;
             Ok(())
         });
-        assert_eq!(all.unwrap(), LEAST);
+        assert_eq!(all.unwrap().0, LEAST);
         assert_eq!(found, LEAST);
         assert_eq!(memory[size / 2], 2);
         assert!(back(u32::MAX >> 1, PAGE).is_err());
+    }
+
+    /// Swap that ends with this.
+    struct Area(std::ffi::CString);
+
+    impl Area {
+        fn on(path: &std::path::Path) -> Option<Area> {
+            std::fs::write(path, vec![0; 96 << 20]).ok()?;
+            let made = std::process::Command::new("mkswap")
+                .arg(path)
+                .output()
+                .ok()?;
+            let name = std::ffi::CString::new(path.to_str()?).ok()?;
+            // SAFETY: a string that ends with a zero and lives across the call.
+            let on = unsafe { libc::swapon(name.as_ptr(), 0) } == 0;
+            (made.status.success() && on).then_some(Area(name))
+        }
+    }
+
+    impl Drop for Area {
+        fn drop(&mut self) {
+            // SAFETY: as above.
+            unsafe { libc::swapoff(self.0.as_ptr()) };
+        }
+    }
+
+    struct Program(std::process::Child);
+
+    impl Drop for Program {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_programs_pages_go_out_and_come_back() {
+        use std::io::BufRead;
+        let dir = tempfile::tempdir().unwrap();
+        let Some(_area) = Area::on(&dir.path().join("swap")) else {
+            println!(
+                "SKIPPED a_programs_pages_go_out_and_come_back: there is no swap to be had here"
+            );
+            return;
+        };
+        let fill =
+            "import time; b = bytearray(b'x' * (64 << 20)); print(flush=True); time.sleep(600)";
+        let program = std::process::Command::new("python3")
+            .args(["-c", fill])
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        let Ok(mut child) = program else {
+            println!("SKIPPED a_programs_pages_go_out_and_come_back: no python3");
+            return;
+        };
+        let said = child.stdout.take().unwrap();
+        let program = Program(child);
+        let mut line = String::new();
+        std::io::BufReader::new(said).read_line(&mut line).unwrap();
+        let pid = program.0.id();
+        let swapped = || {
+            let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            crate::kernel::field(&text, "VmSwap").unwrap() << 10
+        };
+        let (half, there) = out(pid, 24 << 20, 0).unwrap();
+        let (rest, _) = out(pid, 24 << 20, there).unwrap();
+        assert_eq!((half, rest), (24 << 20, 24 << 20));
+        let gone = swapped();
+        assert!(gone >= 32 << 20, "{gone}");
+        assert!(back(pid, 64 << 20).unwrap() >= gone / 2);
+        assert!(swapped() < gone / 4, "{}", swapped());
     }
 }
