@@ -295,11 +295,15 @@ fn counters() -> [u64; 3] {
 /// Compression takes a hundredth of the host at most. Version 1 does not count that to the guests' group, so it is taken off
 /// their limit.
 fn compress(dir: &Path) -> Result<u64> {
-    for (name, value) in [
-        ("compressor", "lz4"),
-        ("max_pool_percent", "1"),
-        ("enabled", "Y"),
-    ] {
+    // Not every kernel has the better ones.
+    let compressor = ["lz4", "zstd", "lzo-rle", "lzo"]
+        .into_iter()
+        .find(|name| host::set(dir, &format!("{ZSWAP}/compressor"), name).is_ok());
+    eprintln!(
+        "   compressed with {}",
+        compressor.context("this kernel has no compressor")?
+    );
+    for (name, value) in [("max_pool_percent", "1"), ("enabled", "Y")] {
         host::set(dir, &format!("{ZSWAP}/{name}"), value)?;
     }
     let text = std::fs::read_to_string("/proc/meminfo")?;
