@@ -30,7 +30,7 @@ for file in usr/bin/hearth usr/lib/systemd/system/hearth.service usr/lib/sysuser
     usr/share/fish/vendor_completions.d/hearth.fish usr/share/doc/hearth/copyright \
     usr/share/doc/hearth/install.md usr/share/hearth/prometheus/hearth.alerts.yml usr/lib/hearth/probe \
     usr/lib/systemd/system/hearth-monitor-failed.service usr/lib/systemd/system/hearth-probe.socket \
-    usr/lib/systemd/system/hearth-probe@.service; do
+    usr/lib/systemd/system/hearth-probe@.service usr/lib/systemd/system/hearth-memory.service; do
     has " \./$file\$" "$deb" <"$work/list"
 done
 # All of it is root's, and nothing may be written by others.

@@ -39,6 +39,7 @@ stage() {
 
     install -D -m 644 "$from/systemd/hearth.service" "$tree/usr/lib/systemd/system/hearth.service"
     install -D -m 644 "$from/systemd/hearth-swap.service" "$tree/usr/lib/systemd/system/hearth-swap.service"
+    install -D -m 644 "$from/systemd/hearth-memory.service" "$tree/usr/lib/systemd/system/hearth-memory.service"
     # The second service, in a binary that has it.
     if "$hearth" monitor --help >/dev/null 2>&1; then
         for page in hearth-monitor.service hearth-monitor-failed.service hearth-probe.socket hearth-probe@.service; do

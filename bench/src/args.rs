@@ -22,6 +22,9 @@ hearth-bench: Hearth beside its peers
   --old PATH        the old build's binary, for --aab
   --anew            with --aab: each run on a pool made by the build that serves it, where the old one cannot
                     open what the new one wrote
+  --overcommit      guests that are assigned twice the memory there is, instead of rows: response times with
+                    enough RAM and with swap on a disk, on flash, with compression, balloons, the controller.
+                    Needs root. --only ram,disk,flash,zswap,balloons,controller; --seconds is for each
   --list            list the rows
   --bare-nbd FILE SOCKET   be the bare NBD loop, one of the peers (nothing else may be said)
   --bare-nfs FILE   be the bare NFS loop, likewise
@@ -54,6 +57,8 @@ pub struct Args {
     pub aab: bool,
     /// Each build makes its own pools.
     pub anew: bool,
+    /// The run of an over-committed host instead ([`crate::overcommit`]).
+    pub overcommit: bool,
     /// The old build.
     pub old: Option<PathBuf>,
 }
@@ -74,6 +79,7 @@ impl Args {
             peers_only: false,
             aab: false,
             anew: false,
+            overcommit: false,
             old: None,
         };
         let mut words = words;
@@ -100,6 +106,7 @@ impl Args {
                 "--peers-only" => args.peers_only = true,
                 "--aab" => args.aab = true,
                 "--anew" => args.anew = true,
+                "--overcommit" => args.overcommit = true,
                 "--old" => args.old = Some(value()?.into()),
                 "--list" => {
                     crate::rows::ALL

@@ -16,6 +16,7 @@ pub mod host;
 pub mod load;
 pub mod made;
 pub mod nfs;
+pub mod overcommit;
 pub mod peers;
 pub mod report;
 pub mod rows;

@@ -3,7 +3,7 @@
 //! and to JSON.
 
 use anyhow::{Context, Result};
-use hearth_bench::{aab, args, bare, bare_nfs, host, report, rows};
+use hearth_bench::{aab, args, bare, bare_nfs, host, overcommit, report, rows};
 
 fn main() -> Result<()> {
     let words: Vec<_> = std::env::args_os().collect();
@@ -20,6 +20,9 @@ fn main() -> Result<()> {
     let Some(args) = args::Args::parse(std::env::args().skip(1))? else {
         return Ok(());
     };
+    if args.overcommit {
+        return overcommit::run(&args);
+    }
     let host = host::describe(&args);
     for (what, value) in &host {
         eprintln!("{what:>12}: {value}");

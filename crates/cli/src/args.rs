@@ -5,6 +5,7 @@ mod config;
 mod console;
 mod datastore;
 mod disk;
+mod memory;
 mod monitor;
 mod pool;
 mod rescue;
@@ -26,6 +27,7 @@ pub use disk::{
 };
 use hearth_daemon::size;
 use hearth_fault::Fault;
+pub use memory::{Memory, MemoryEvents, MemoryHost, MemoryProfile, MemoryRun};
 pub use monitor::{Alert, Monitor};
 pub use pool::{Pool, PoolAdopt, PoolAt, PoolCreate, PoolExport};
 pub use rescue::Rescue;
@@ -130,6 +132,13 @@ pub enum Command {
             What it is worth, and what it means if the flash dies: docs/memory.md."
     )]
     Swap(Swap),
+    /// Run more machines than fit into memory: see, plan, and have memory taken back in the right order
+    #[command(
+        subcommand,
+        after_help = "Example:\n  hearth memory plan\n  hearth memory status\n  systemctl enable --now hearth-memory\n\n\
+            What is taken from whom, and when to buy RAM instead: docs/memory.md."
+    )]
+    Memory(Memory),
     /// Get what is dirty off a pool that nobody serves: read-only, also from damaged flash
     Rescue(Rescue),
     /// Show what the cache does
@@ -405,6 +414,11 @@ mod tests {
             "hearth swap off",
             "hearth swap show --json",
             "hearth swap resume --state-dir /s",
+            "hearth memory status --config /c --guest vm1=/run/vm1.qmp --guest vm2=/q --json",
+            "hearth memory plan --profile keen --cgroup /sys/fs/cgroup/machine.slice",
+            "hearth memory run --profile balanced --state-dir /s --log debug --log-format json",
+            "hearth memory undo --run-dir /r",
+            "hearth memory events --since 2h --limit 20 --state-dir /s --json",
             "hearth config check",
             "hearth config check /etc/hearth/hearth.toml --json",
             "hearth serve",
@@ -493,6 +507,9 @@ mod tests {
             "hearth console account add anna",
             "hearth console account add anna --role root",
             "hearth console account add anna secret --role viewer",
+            "hearth memory",
+            "hearth memory run --guest vm1",
+            "hearth memory run --guest =/q",
             "hearth bench --depth 0",
             "hearth bench --table nonsense",
             "hearth bench compare a.json",

@@ -229,6 +229,8 @@ fn check(global: &Global, args: &ConfigCheck) -> Result<Checked, crate::Failure>
     crate::serve::check(global, serve).map_err(|e| within(e.into()))?;
     // The second service reads its section itself.
     crate::monitor::config(Some(&path))?;
+    // And so does the memory controller.
+    crate::memory::config(Some(&path))?;
     Ok(Checked {
         file: path,
         settings,
@@ -357,6 +359,14 @@ mod tests {
             ..alerts
         };
         assert_eq!(shipped, hearth_alerts::AlertsConfig::default());
+        let memory = crate::memory::config(Some(&file)).unwrap();
+        assert_eq!(memory.guest.len(), 1);
+        let plain = hearth_memory::MemoryConfig {
+            guest: Vec::new(),
+            cgroup: None,
+            ..memory
+        };
+        assert_eq!(plain, hearth_memory::MemoryConfig::default());
         let config = config(&all).unwrap();
         Options::find(&config).unwrap();
         let command = serve();

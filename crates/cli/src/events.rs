@@ -55,7 +55,8 @@ fn newest(client: &Client) -> Result<u64, Error> {
     Ok(newest.last().map_or(0, |e| e.id))
 }
 
-fn show(global: &Global, events: &[EventInfo]) -> Result<(), Failure> {
+/// Shows events, oldest first.
+pub fn show(global: &Global, events: &[EventInfo]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     for event in events {
         let line = if global.json {

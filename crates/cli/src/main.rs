@@ -17,6 +17,7 @@ mod follow;
 mod generate;
 mod histogram;
 mod interrupt;
+mod memory;
 mod metrics;
 mod monitor;
 mod mount;
@@ -71,13 +72,18 @@ fn main() -> ExitCode {
     let Cli { global, command } = cli;
     // A reader that goes away (`hearth disk list | head -1`) ends us quietly; but a daemon must not
     // end because somebody hangs up on it, or on its log.
-    if !matches!(command, Command::Serve(_) | Command::Monitor(_)) {
+    let serves = matches!(
+        command,
+        Command::Serve(_) | Command::Monitor(_) | Command::Memory(args::Memory::Run(_))
+    );
+    if !serves {
         // SAFETY: setting a signal's default action has no preconditions; no other thread runs yet.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     let outcome = match command {
         Command::Pool(command) => pool::run(&global, command),
         Command::Swap(command) => swap::run(&global, command),
+        Command::Memory(command) => memory::run(&global, command),
         Command::Rescue(args) => rescue::run(&global, &args),
         Command::Serve(args) => serve::run(&global, args),
         Command::Monitor(args) => monitor::run(&global, args),

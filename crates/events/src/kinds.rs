@@ -275,6 +275,30 @@ kinds! {
     /// Somebody asked for the pool to be emptied and the daemon to stop.
     "pool-export" Notice PoolExport { by: String }
         "export of the pool asked for by {by}"
+    /// The memory controller has begun; `changed` is what one before it changed and left.
+    "memory-started" Notice MemoryStarted { profile: String, changed: u64 }
+        "the memory controller runs, profile {profile}"
+    /// The memory controller has ended in order; `left` is what could not be set back.
+    "memory-stopped" Notice MemoryStopped { left: u64 }
+        "the memory controller has ended; {left} changes could not be set back"
+    /// How short memory is has changed: high, clear, soft, hard, low.
+    "memory-level" Notice MemoryLevel { level: String, before: String }
+        "memory is {level}, and was {before}"
+    /// The memory controller has done something, and why.
+    "memory-step" Info MemoryStep { step: String, guest: String, bytes: u64, about: String, why: String }
+        "{about}: {why}"
+    /// The memory controller could not do something.
+    "memory-step-failed" Warning MemoryStepFailed { step: String, guest: String, bytes: u64, about: String, why: String }
+        "this could not be done: {about}: {why}"
+    /// Memory is short and nothing is left to do about it.
+    "memory-helpless" Warning MemoryHelpless { why: String }
+        "nothing helps any more: {why}"
+    /// It is not so any more.
+    "memory-helped" Notice MemoryHelped {}
+        "memory is not short without a remedy any more"
+    /// What the memory controller had changed is as before, or left to who changed it since.
+    "memory-set-back" Info MemorySetBack { what: String, value: String, how: String }
+        "{what}: {how} ({value})"
     /// Events that came too fast to be written to the file.
     "events-left-out" Warning EventsLeftOut { count: u64 }
         "{count} events came too fast and are not in the file"

@@ -14,6 +14,7 @@ pub mod files;
 pub mod latency;
 pub mod lvm;
 pub mod md;
+pub mod memory;
 pub mod model;
 pub mod smart;
 pub mod zfs;

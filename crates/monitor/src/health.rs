@@ -10,6 +10,7 @@ use hearth_daemon::sign;
 use hearth_events::time::now_ms;
 use hearth_health::clock::Clocks;
 use hearth_health::daemon::{Daemon, Limits, Presence};
+use hearth_health::memory::{self, Controller};
 use hearth_health::{Item, Kind, Reason, Report, latency};
 
 use crate::api::Link;
@@ -104,6 +105,24 @@ fn presence(context: &Context) -> Presence {
     }
 }
 
+/// The memory controller beside a daemon in this run directory, by the file it leaves. It is read and not asked: one that hangs
+/// answers nobody.
+fn controller(run_dir: &std::path::Path) -> Controller {
+    let dir = hearth_memory_host::run_dir(run_dir);
+    match hearth_memory_host::status(&dir) {
+        Ok(None) => Controller::default(),
+        Ok(Some(status)) => Controller {
+            silent: (status.is_silent(now_ms())).then(|| now_ms().saturating_sub(status.at) / 1000),
+            helpless: status.helpless,
+            unreadable: None,
+        },
+        Err(fault) => Controller {
+            unreadable: Some(fault.what),
+            ..Controller::default()
+        },
+    }
+}
+
 /// Devices that have become slow; disks on no device of this host are their own.
 fn slow(items: &mut [Item], seen: &Seen) {
     let kinds = |item: &Item| item.kind == Kind::Device && !item.disks.is_empty();
@@ -156,7 +175,8 @@ impl Judging {
         };
         let steady = u64::try_from(memory.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         memory.clocks.look(steady, now_ms());
-        let host = Item::new(Kind::Host, "this host", memory.clocks.reasons(steady));
+        let mut host = Item::new(Kind::Host, "this host", memory.clocks.reasons(steady));
+        host.add(memory::judge(&controller(&context.run_dir)));
 
         let collected = self.findings.get();
         let mut items = vec![facts::daemon(&daemon), host];
@@ -223,4 +243,32 @@ fn unknown() -> Report {
         vec![Item::new(Kind::Daemon, "hearth", vec![reason])],
         Vec::new(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_memory::{Level, Profile, Seen, Status};
+
+    #[test]
+    fn the_memory_controller_is_judged_by_its_file() {
+        let tmp = tempfile::tempdir().unwrap();
+        let run = tmp.path().join("hearth");
+        assert_eq!(controller(&run), Controller::default());
+        let beside = tmp.path().join("hearth-memory");
+        std::fs::create_dir(&beside).unwrap();
+        let put = |status: &Status| {
+            let text = serde_json::to_vec(status).unwrap();
+            std::fs::write(beside.join("status.json"), text).unwrap();
+        };
+        let at = |at| Status::new(at, 1, Profile::Keen, Level::Hard, Seen::default());
+        let mut status = at(now_ms());
+        status.helpless = Some("no swap".into());
+        put(&status);
+        assert_eq!(controller(&run).helpless.as_deref(), Some("no swap"));
+        put(&at(now_ms() - 100_000));
+        assert!(controller(&run).silent.is_some_and(|s| s >= 100));
+        std::fs::write(beside.join("status.json"), "{}").unwrap();
+        assert!(controller(&run).unreadable.is_some());
+    }
 }

@@ -102,6 +102,8 @@ pub struct Plan {
     pub cpus: u32,
     /// More words on the kernel's command line.
     pub words: String,
+    /// A program and its arguments that put themselves in front of QEMU and become it.
+    pub wrap: Vec<String>,
     /// Option and value pairs for the disks and the network; a pair that is there already is not repeated.
     disks: Vec<[String; 2]>,
 }
@@ -114,6 +116,7 @@ impl Plan {
             memory: "4G".into(),
             cpus,
             words: String::new(),
+            wrap: Vec::new(),
             disks: Vec::new(),
         }
     }
@@ -159,6 +162,22 @@ impl Plan {
             path(image)
         );
         self.disks.push(["-drive".into(), drive]);
+        self
+    }
+
+    /// With a balloon, which somebody else may move over this QMP socket. Nothing is reported that the guest frees.
+    pub fn balloon(mut self, socket: &Path) -> Plan {
+        let pairs = [
+            [
+                "-device".to_owned(),
+                "virtio-balloon-pci,id=balloon".to_owned(),
+            ],
+            [
+                "-qmp".to_owned(),
+                format!("unix:{},server=on,wait=off", path(socket)),
+            ],
+        ];
+        self.disks.extend(pairs);
         self
     }
 
@@ -232,8 +251,11 @@ impl Machine {
             "console=ttyS0 root=/dev/vda quiet panic=-1 hearth.agent=ttyS1 {}",
             plan.words
         );
-        let mut command = Command::new("qemu-system-x86_64");
+        let qemu = "qemu-system-x86_64".to_owned();
+        let mut first = plan.wrap.iter().chain([&qemu]);
+        let mut command = Command::new(first.next().unwrap_or(&qemu));
         command
+            .args(first)
             .args(["-accel", &accel, "-nodefaults", "-display", "none"])
             .args(["-m", &plan.memory, "-smp", &plan.cpus.to_string()])
             .args(["-serial", &format!("file:{}", path(&console))])
@@ -290,11 +312,22 @@ impl Machine {
         }
     }
 
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits until the agent has greeted so many times since power on (once per start).
     pub fn wait_up(&mut self, greetings: u64) -> Result<()> {
         self.pump_until("the guest is up", |m| {
             (m.greetings >= greetings).then_some(())
         })
+    }
+
+    /// How often the agent has greeted since power on, as far as it was heard.
+    pub fn greeted(&mut self) -> Result<u64> {
+        self.pump(Duration::from_millis(1))?;
+        Ok(self.greetings)
     }
 
     /// Starts a shell command in the guest; others may be running.

@@ -26,6 +26,11 @@ impl Group {
         Ok(Some(group))
     }
 
+    /// Where it is.
+    pub fn dir(&self) -> &std::path::Path {
+        &self.dir
+    }
+
     /// From now on they may have this much.
     pub fn allow(&self, limit: u64) -> Result<()> {
         std::fs::write(self.dir.join("memory.limit_in_bytes"), limit.to_string())?;

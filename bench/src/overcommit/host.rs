@@ -1,0 +1,300 @@
+//! What the run sets up on the host, and takes away again whatever becomes of it.
+//!
+//! Swap areas, loop devices, mounts and control groups outlive who made them. So everything is found again by where it lies,
+//! not by what somebody remembers: all of it is below one directory, or has one name. What was set is noted there
+//! before it is set.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use hearth_rig::child::bound_to_us;
+use hearth_rig::daemon::path;
+use hearth_rig::{Hearth, wait};
+
+/// The control group of all guests.
+const GROUP: &str = "/sys/fs/cgroup/memory/hearth-overcommit";
+/// Longest that something made is waited for, or something ended.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Longest that the kernel may take to bring guests below their limit.
+const SHRINK_LIMIT: Duration = Duration::from_secs(240);
+/// Bytes that can be swapped out.
+const SWAP: u64 = 4 << 30;
+
+fn tool(program: &str, args: &[&str]) -> Result<String> {
+    let out = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{program}: {}", said.trim());
+    Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
+}
+
+/// The directory of everything, held by one run at a time.
+#[derive(Debug)]
+pub struct Held {
+    /// Where everything is.
+    pub dir: PathBuf,
+    _lock: File,
+}
+
+/// Takes the directory, and what an earlier run left there away.
+pub fn hold(parent: &Path) -> Result<Held> {
+    // SAFETY: no preconditions.
+    ensure!(unsafe { libc::geteuid() } == 0, "it swaps: run it as root");
+    ensure!(
+        Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists(),
+        "it needs control groups of version 1 for memory"
+    );
+    let lock = File::create(parent.join("overcommit.lock"))?;
+    // SAFETY: the descriptor is open; flock touches no memory.
+    let got = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    ensure!(got == 0, "another run is using {}", parent.display());
+    let held = Held {
+        dir: parent.join("overcommit"),
+        _lock: lock,
+    };
+    clean(&held.dir)?;
+    fs::create_dir_all(&held.dir)?;
+    Ok(held)
+}
+
+/// Takes everything away that a run may have left.
+pub fn clean(dir: &Path) -> Result<()> {
+    restore(dir)?;
+    // Guests first: what they had swapped out need not be read back then.
+    wait::until("the guests are gone", LIMIT, || {
+        let procs = fs::read_to_string(Path::new(GROUP).join("cgroup.procs")).unwrap_or_default();
+        for pid in procs.lines().filter_map(|l| l.parse::<i32>().ok()) {
+            // SAFETY: plain numbers. Who is in our group is a guest of ours.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        procs.is_empty().then_some(())
+    })?;
+    let below = dir.display().to_string();
+    let mut ours: Vec<String> = Vec::new();
+    for entry in fs::read_dir("/sys/block")?.flatten() {
+        let file = entry.path().join("loop/backing_file");
+        if fs::read_to_string(file).is_ok_and(|f| f.starts_with(&below)) {
+            ours.push(format!("/dev/{}", entry.file_name().to_string_lossy()));
+        }
+    }
+    for line in fs::read_to_string("/proc/swaps")
+        .unwrap_or_default()
+        .lines()
+    {
+        let area = line.split_whitespace().next().unwrap_or_default();
+        if area.starts_with(&below) || ours.iter().any(|d| d == area) {
+            tool("swapoff", &[area])?;
+        }
+    }
+    for device in ours {
+        tool("losetup", &["-d", &device])?;
+    }
+    let mount = dir.join("mnt");
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    if mounts
+        .lines()
+        .any(|l| l.split(' ').nth(1) == Some(path(&mount)))
+    {
+        tool("umount", &["-l", path(&mount)])?;
+    }
+    wait::until("the control group is gone", LIMIT, || {
+        let _ = fs::remove_dir(GROUP);
+        (!Path::new(GROUP).exists()).then_some(())
+    })?;
+    if dir.exists() {
+        fs::remove_dir_all(dir)?;
+    }
+    Ok(())
+}
+
+/// Sets a file of the kernel's, with what was in it noted before.
+pub fn set(dir: &Path, file: &str, value: &str) -> Result<()> {
+    let notes = dir.join("settings.json");
+    let mut before: BTreeMap<String, String> = fs::read(&notes)
+        .ok()
+        .and_then(|b| serde_json::from_slice(&b).ok())
+        .unwrap_or_default();
+    let now = fs::read_to_string(file).with_context(|| file.to_owned())?;
+    before
+        .entry(file.to_owned())
+        .or_insert(now.trim().to_owned());
+    let mut new = File::create(dir.join("settings.new"))?;
+    new.write_all(&serde_json::to_vec(&before)?)?;
+    new.sync_all()?;
+    fs::rename(dir.join("settings.new"), &notes)?;
+    fs::write(file, value).with_context(|| format!("{file} {value}"))
+}
+
+/// Sets back what was set.
+pub fn restore(dir: &Path) -> Result<()> {
+    let notes = dir.join("settings.json");
+    let Ok(bytes) = fs::read(&notes) else {
+        return Ok(());
+    };
+    let before: BTreeMap<String, String> = serde_json::from_slice(&bytes).unwrap_or_default();
+    for (file, value) in before {
+        fs::write(&file, &value).with_context(|| format!("{file} {value}"))?;
+    }
+    fs::remove_file(notes)?;
+    Ok(())
+}
+
+/// The group of all guests.
+#[derive(Debug)]
+pub struct Group;
+
+impl Group {
+    /// Without a limit yet.
+    pub fn new() -> Result<Group> {
+        fs::create_dir(GROUP)?;
+        fs::write(format!("{GROUP}/memory.swappiness"), "60")?;
+        Ok(Group)
+    }
+
+    /// Where it is.
+    pub fn dir() -> &'static str {
+        GROUP
+    }
+
+    /// What starts a program in it.
+    pub fn wrap() -> Vec<String> {
+        let enter = format!("echo $$ > {GROUP}/cgroup.procs && exec \"$@\"");
+        ["sh", "-c", &enter, "sh"].map(String::from).to_vec()
+    }
+
+    /// Lets its programs have so many bytes; what is above is swapped out by then.
+    pub fn limit(&self, bytes: u64) -> Result<()> {
+        let file = format!("{GROUP}/memory.limit_in_bytes");
+        let began = Instant::now();
+        loop {
+            match fs::write(&file, bytes.to_string()) {
+                Ok(()) => return Ok(()),
+                Err(e) if began.elapsed() > SHRINK_LIMIT => {
+                    bail!("guests cannot be brought below {} MiB: {e}", bytes >> 20)
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// No limit any more.
+    pub fn unlimited(&self) -> Result<()> {
+        Ok(fs::write(format!("{GROUP}/memory.limit_in_bytes"), "-1")?)
+    }
+
+    /// Bytes its programs take.
+    pub fn used(&self) -> u64 {
+        let text = fs::read_to_string(format!("{GROUP}/memory.usage_in_bytes"));
+        text.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+/// Where is swapped to.
+pub enum Swap {
+    /// Nowhere.
+    None,
+    /// A file on the device that is measured.
+    Flash,
+    /// The modelled hard disk: served by Hearth without its cache, mounted, and a loop device over it.
+    Disk {
+        /// The loop device.
+        device: String,
+        fuse: Child,
+        _hearth: Box<Hearth>,
+    },
+}
+
+impl Swap {
+    /// A file, swapped to by the kernel itself.
+    pub fn flash(dir: &Path) -> Result<Swap> {
+        let area = dir.join("flash.swap");
+        tool("fallocate", &["-l", &SWAP.to_string(), path(&area)])?;
+        fs::set_permissions(&area, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        tool("mkswap", &[path(&area)])?;
+        set(dir, "/proc/sys/vm/page-cluster", "0")?;
+        tool("swapon", &["--priority", "100", path(&area)])?;
+        Ok(Swap::Flash)
+    }
+
+    /// The modelled disk. QEMU 7.2's FUSE export gives wrong bytes below a loop device with direct I/O, so nbdfuse mounts it.
+    pub fn disk(dir: &Path, binary: &Path) -> Result<Swap> {
+        let mut hearth = Hearth::bare_in(binary.to_owned(), dir)?;
+        hearth.bound = true;
+        hearth.create_pool("64M")?;
+        hearth.start()?;
+        let image = dir.join("disk.img");
+        File::create(&image)?.set_len(SWAP)?;
+        let origin = format!("model-hdd:{}", path(&image));
+        hearth.add("swap", &origin, &["--mode", "off"])?;
+        let mount = dir.join("mnt");
+        fs::create_dir_all(&mount)?;
+        let file = mount.join("disk");
+        let mut fuse = bound_to_us(
+            Command::new("nbdfuse")
+                .arg(&file)
+                .arg(hearth.uri("swap"))
+                .stdin(Stdio::null()),
+        )
+        .spawn()
+        .context("cannot run nbdfuse (package nbdfuse)")?;
+        wait::until("the modelled disk is mounted", LIMIT, || {
+            if !matches!(fuse.try_wait(), Ok(None)) {
+                return Some(Err(anyhow::anyhow!("nbdfuse ended")));
+            }
+            fs::metadata(&file)
+                .is_ok_and(|m| m.len() == SWAP)
+                .then_some(Ok(()))
+        })??;
+        let device = tool(
+            "losetup",
+            &["--find", "--show", "--direct-io=on", path(&file)],
+        )?;
+        let name = device.trim_start_matches("/dev/");
+        let direct = fs::read_to_string(format!("/sys/block/{name}/loop/dio"))?;
+        ensure!(
+            direct.trim() == "1",
+            "the loop device has the page cache in between"
+        );
+        tool("mkswap", &[&device])?;
+        tool("swapon", &["--priority", "100", &device])?;
+        Ok(Swap::Disk {
+            device,
+            fuse,
+            _hearth: Box::new(hearth),
+        })
+    }
+
+    /// Takes it away. Nobody has anything on it any more.
+    pub fn off(self, dir: &Path) -> Result<()> {
+        match self {
+            Swap::None => {}
+            Swap::Flash => {
+                let area = dir.join("flash.swap");
+                tool("swapoff", &[path(&area)])?;
+                fs::remove_file(area)?;
+            }
+            Swap::Disk {
+                device, mut fuse, ..
+            } => {
+                tool("swapoff", &[&device])?;
+                tool("losetup", &["-d", &device])?;
+                // The loop device lets go of it a moment later.
+                wait::until("the modelled disk is unmounted", LIMIT, || {
+                    tool("umount", &[path(&dir.join("mnt"))]).ok()
+                })?;
+                wait::until("nbdfuse ends", LIMIT, || fuse.try_wait().ok().flatten())?;
+                fs::remove_file(dir.join("disk.img"))?;
+            }
+        }
+        Ok(())
+    }
+}

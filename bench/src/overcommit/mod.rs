@@ -1,0 +1,542 @@
+//! `hearth-bench --overcommit`: twice as much memory as there is, and one more guest starts.
+//!
+//! Five guests of 512 MiB share half of that. Two are busy and three next to idle. A third into the run one more
+//! starts. What counts is how long web servers in the others take to answer, with enough memory, with swap on a modelled
+//! hard disk, on flash, and then with one means after the other added. All of it is scaled down: what is compared is
+//! ratios within one run.
+//!
+//! The measuring is done by a child of this program. Whatever becomes of that, or of who typed this, the parent takes
+//! away what was set up on the host; if it is killed as well, the next start does.
+
+mod guests;
+mod host;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use hearth_rig::child::bound_to_us;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::Args;
+use guests::{Asked, Guest, ask};
+use host::{Group, Swap};
+
+/// Set for the child that measures.
+const CHILD: &str = "HEARTH_OVERCOMMIT_CHILD";
+/// Guests that are there from the start, and what each is assigned.
+const GUESTS: usize = 5;
+const EACH: u64 = 512 << 20;
+/// Of those, guests that are busy: the first ones.
+const BUSY: usize = 2;
+/// Between two requests to a busy guest and to an idle one.
+const BUSY_EVERY: Duration = Duration::from_millis(250);
+const IDLE_EVERY: Duration = Duration::from_secs(4);
+/// Longest that guests may take afterwards, without a limit, to say what they saw.
+const COME_ROUND: Duration = Duration::from_secs(90);
+/// After the limit, before anything is measured: so long nobody is asked, that it comes to rest.
+const SETTLE: Duration = Duration::from_secs(10);
+/// What a balloon leaves a guest where it is set by hand.
+const BALLOON: u64 = EACH / 100 * 65;
+const ZSWAP: &str = "/sys/module/zswap/parameters";
+
+/// How memory is had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Contender {
+    id: &'static str,
+    what: &'static str,
+    limited: bool,
+    disk: bool,
+    zswap: bool,
+    balloons: bool,
+    controller: bool,
+}
+
+const PLAIN: Contender = Contender {
+    id: "ram",
+    what: "enough RAM",
+    limited: false,
+    disk: false,
+    zswap: false,
+    balloons: false,
+    controller: false,
+};
+
+const ALL: [Contender; 6] = [
+    PLAIN,
+    Contender {
+        id: "disk",
+        what: "swap on the modelled hard disk",
+        limited: true,
+        disk: true,
+        ..PLAIN
+    },
+    Contender {
+        id: "flash",
+        what: "swap on flash",
+        limited: true,
+        ..PLAIN
+    },
+    Contender {
+        id: "zswap",
+        what: "+ compression",
+        limited: true,
+        zswap: true,
+        ..PLAIN
+    },
+    Contender {
+        id: "balloons",
+        what: "+ balloons set by hand (65 %)",
+        limited: true,
+        zswap: true,
+        balloons: true,
+        ..PLAIN
+    },
+    Contender {
+        id: "controller",
+        what: "+ the controller instead of a hand",
+        limited: true,
+        zswap: true,
+        controller: true,
+        ..PLAIN
+    },
+];
+
+/// What came of one.
+#[derive(Clone, Debug, Serialize)]
+struct Measured {
+    contender: String,
+    what: String,
+    round: usize,
+    requests: usize,
+    p50_ms: f64,
+    p95_ms: f64,
+    p99_ms: f64,
+    longest_ms: f64,
+    unanswered: u64,
+    failed: u64,
+    wrong: u64,
+    touched_mib: u64,
+    touched_wrong: u64,
+    touch_longest_s: f64,
+    /// Guests that did not come round to say what they saw.
+    lost: u64,
+    /// Seconds until the guest that was started was up and had its data; `None` if it was not by the end.
+    started_s: Option<f64>,
+    swapped_in_mib: u64,
+    swapped_out_mib: u64,
+    compressed_mib: u64,
+    /// Seconds until it was measured.
+    setup_s: f64,
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<()> {
+    if std::env::var_os(CHILD).is_some() {
+        return measure(args);
+    }
+    let held = host::hold(&args.dir)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(std::env::args_os().skip(1))
+        .env(CHILD, "1")
+        .stdin(Stdio::null());
+    let mut child = bound_to_us(&mut command).spawn()?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if stop.load(Ordering::Relaxed) {
+            eprintln!("called off; cleaning up");
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    undo(args, &held.dir);
+    host::clean(&held.dir)?;
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(_) => bail!("the run failed"),
+        None => bail!("called off; nothing was left behind"),
+    }
+}
+
+/// Sets back what the controller has changed, if it could not.
+fn undo(args: &Args, dir: &Path) {
+    let run = dir.join("run");
+    if !dir.join("run-memory").exists() {
+        return;
+    }
+    let mut command = Command::new(&args.hearth);
+    command.args(["memory", "undo", "--run-dir"]).arg(run);
+    // If there is nothing to undo, or nobody to do it, cleaning goes on.
+    let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+}
+
+fn measure(args: &Args) -> Result<()> {
+    let dir = args.dir.join("overcommit");
+    let picked: Vec<Contender> = if args.only.is_empty() {
+        ALL.to_vec()
+    } else {
+        let named = |id: &String| {
+            let found = ALL.into_iter().find(|c| c.id == *id);
+            found.with_context(|| {
+                format!("no contender {id}: ram, disk, flash, zswap, balloons, controller")
+            })
+        };
+        args.only.iter().map(named).collect::<Result<_>>()?
+    };
+    eprintln!("making the guests' data");
+    let sources = [
+        args.hearth.clone(),
+        PathBuf::from("/usr/bin/qemu-system-x86_64"),
+    ];
+    for number in 0..=GUESTS {
+        guests::make_data(&dir.join(format!("data.{number}")), number, &sources)?;
+    }
+    let mut all = Vec::new();
+    for round in 1..=args.rounds {
+        for contender in &picked {
+            let began = Instant::now();
+            eprintln!("\n== round {round}, {}: {}", contender.id, contender.what);
+            match one(args, &dir, contender, round) {
+                Ok(measured) => {
+                    eprintln!(
+                        "   p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms ({:.0} s in all)",
+                        measured.p50_ms,
+                        measured.p99_ms,
+                        measured.longest_ms,
+                        began.elapsed().as_secs_f64()
+                    );
+                    ensure!(
+                        measured.wrong == 0 && measured.touched_wrong == 0,
+                        "memory was not right: {measured:?}"
+                    );
+                    all.push(measured);
+                }
+                Err(e) => {
+                    undo(args, &dir);
+                    bail!("{}: {e:#}", contender.id)
+                }
+            }
+            save(args, &all)?;
+        }
+    }
+    println!("{}", table(&all));
+    Ok(())
+}
+
+fn save(args: &Args, all: &[Measured]) -> Result<()> {
+    std::fs::create_dir_all(&args.out)?;
+    let text =
+        json!({"host": crate::host::describe(args), "seconds": args.seconds, "measured": all});
+    std::fs::write(
+        args.out.join("overcommit.json"),
+        serde_json::to_vec_pretty(&text)?,
+    )?;
+    std::fs::write(args.out.join("overcommit.md"), table(all))?;
+    Ok(())
+}
+
+fn table(all: &[Measured]) -> String {
+    let mut text = String::from(
+        "| round | memory | requests | p50 ms | p95 ms | p99 ms | longest ms | not answered | pages looked at, MiB | longest MiB, s | guests that did not come round | one more guest up, s | swapped in / out, MiB |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for m in all {
+        let started = m
+            .started_s
+            .map_or("not by the end".to_owned(), |s| format!("{s:.0}"));
+        text += &format!(
+            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {} | {started} | {} / {} |\n",
+            m.round,
+            m.what,
+            m.requests,
+            m.p50_ms,
+            m.p95_ms,
+            m.p99_ms,
+            m.longest_ms,
+            m.unanswered + m.failed,
+            m.touched_mib,
+            m.touch_longest_s,
+            m.lost,
+            m.swapped_in_mib,
+            m.swapped_out_mib,
+        );
+    }
+    text
+}
+
+/// Bytes swapped in, out, and compressed, since the host started.
+fn counters() -> [u64; 3] {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    ["pswpin", "pswpout", "zswpout"].map(|name| {
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|l| l.parse::<u64>().ok()).unwrap_or(0) << 12
+    })
+}
+
+/// Compression takes a hundredth of the host at most. Version 1 does not count that to the guests' group, so it is taken off
+/// their limit.
+fn compress(dir: &Path) -> Result<u64> {
+    // Not every kernel has the better ones.
+    let compressor = ["lz4", "zstd", "lzo-rle", "lzo"]
+        .into_iter()
+        .find(|name| host::set(dir, &format!("{ZSWAP}/compressor"), name).is_ok());
+    eprintln!(
+        "   compressed with {}",
+        compressor.context("this kernel has no compressor")?
+    );
+    for (name, value) in [("max_pool_percent", "1"), ("enabled", "Y")] {
+        host::set(dir, &format!("{ZSWAP}/{name}"), value)?;
+    }
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let kib: u64 = text
+        .split_whitespace()
+        .nth(1)
+        .and_then(|w| w.parse().ok())
+        .context("/proc/meminfo")?;
+    Ok((kib << 10) / 100)
+}
+
+fn controller(args: &Args, dir: &Path) -> Result<Child> {
+    let config = dir.join("memory.toml");
+    std::fs::write(&config, "[memory]\nlibvirt = false\n")?;
+    let mut command = Command::new(&args.hearth);
+    command
+        .args(["memory", "run", "--run-dir"])
+        .arg(dir.join("run"));
+    command.arg("--state-dir").arg(dir.join("state"));
+    command.arg("--config").arg(&config);
+    command.args(["--cgroup", Group::dir()]);
+    for number in 0..=GUESTS {
+        let socket = guests::socket(dir, number);
+        command
+            .arg("--guest")
+            .arg(format!("g{number}={}", socket.display()));
+    }
+    let log = std::fs::File::create(dir.join("memory.log"))?;
+    Ok(bound_to_us(command.stdin(Stdio::null()).stderr(log)).spawn()?)
+}
+
+fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<Measured> {
+    let began = Instant::now();
+    let swap = match (contender.limited, contender.disk) {
+        (false, _) => Swap::None,
+        (true, true) => Swap::disk(dir, &args.hearth)?,
+        (true, false) => Swap::flash(dir)?,
+    };
+    let mut limit = GUESTS as u64 * EACH / 2;
+    if contender.zswap {
+        limit = limit.saturating_sub(compress(dir)?);
+    }
+    let group = Group::new()?;
+    let moved = contender.balloons || contender.controller;
+    let mut running = Vec::new();
+    for number in 0..GUESTS {
+        running.push(Guest::power_on(dir, number, moved)?);
+    }
+    for guest in &mut running {
+        guest.machine.wait_up(1)?;
+    }
+    let jobs: Vec<_> = running
+        .iter_mut()
+        .map(|g| g.prepare(moved))
+        .collect::<Result<_>>()?;
+    for (guest, job) in running.iter_mut().zip(&jobs) {
+        guest.machine.wait_ok(job)?;
+    }
+    eprintln!(
+        "   guests are up and take {} MiB ({:.0} s)",
+        group.used() >> 20,
+        began.elapsed().as_secs_f64()
+    );
+    if contender.balloons {
+        for guest in &mut running {
+            guest
+                .machine
+                .qmp
+                .execute("balloon", json!({"value": BALLOON}))?;
+        }
+    }
+    let mut controls = if contender.controller {
+        Some(controller(args, dir)?)
+    } else {
+        None
+    };
+    if contender.limited {
+        group.limit(limit)?;
+        eprintln!(
+            "   limited to {} MiB ({:.0} s)",
+            limit >> 20,
+            began.elapsed().as_secs_f64()
+        );
+    }
+    for guest in &mut running {
+        let busy = guest.number < BUSY;
+        guest.touch(busy)?;
+    }
+    std::thread::sleep(SETTLE.min(Duration::from_secs(args.seconds)));
+    let setup_s = began.elapsed().as_secs_f64();
+    let before = counters();
+    let (asked, mut late, started_s) = busy_time(args, dir, &mut running, moved, round)?;
+    let after = counters();
+    // What is waited for from here on is not measured.
+    group.unlimited()?;
+    let mut measured = sum(contender, round, asked);
+    for guest in &mut running {
+        guest.stop_touching()?;
+    }
+    let until = Instant::now() + COME_ROUND;
+    for guest in &mut running {
+        let Some(touched) = guest.touched(until)? else {
+            eprintln!("   guest {} does not come round", guest.number);
+            measured.lost += 1;
+            continue;
+        };
+        measured.touched_mib += touched.chunks;
+        measured.touched_wrong += touched.wrong;
+        measured.touch_longest_s = measured.touch_longest_s.max(touched.longest);
+    }
+    let [swapped_in, out, compressed] = [0, 1, 2].map(|n| (after[n] - before[n]) >> 20);
+    measured.swapped_in_mib = swapped_in;
+    measured.swapped_out_mib = out;
+    measured.compressed_mib = compressed;
+    measured.started_s = started_s;
+    measured.setup_s = setup_s;
+    if let Some(controls) = &mut controls {
+        // SAFETY: a child of ours that was not waited for yet.
+        unsafe { libc::kill(controls.id() as libc::pid_t, libc::SIGTERM) };
+        let status = controls.wait()?;
+        ensure!(
+            status.success(),
+            "the controller ended with {status}: {}",
+            std::fs::read_to_string(dir.join("memory.log")).unwrap_or_default()
+        );
+    }
+    late.take();
+    drop(running);
+    swap.off(dir)?;
+    host::restore(dir)?;
+    std::fs::remove_dir(Group::dir()).or_else(|_| {
+        hearth_rig::wait::until(
+            "the control group is empty",
+            Duration::from_secs(30),
+            || std::fs::remove_dir(Group::dir()).ok(),
+        )
+    })?;
+    Ok(measured)
+}
+
+type Busy = (Vec<Asked>, Option<Guest>, Option<f64>);
+
+/// The time that is measured: everybody is asked, and a third into it one more guest starts.
+fn busy_time(
+    args: &Args,
+    dir: &Path,
+    running: &mut [Guest],
+    moved: bool,
+    round: usize,
+) -> Result<Busy> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let whole = Duration::from_secs(args.seconds);
+    let mut askers = Vec::new();
+    for guest in running.iter() {
+        let every = if guest.number < BUSY {
+            BUSY_EVERY
+        } else {
+            IDLE_EVERY
+        };
+        let (address, data, stop) = (guest.address, guest.data.clone(), stop.clone());
+        let seed = (round * 100 + guest.number) as u64;
+        askers.push(std::thread::spawn(move || {
+            ask(address, &data, every, seed, &stop)
+        }));
+    }
+    let began = Instant::now();
+    let mut late = None;
+    let mut started = None;
+    let outcome = (|| -> Result<()> {
+        let mut job = None;
+        while began.elapsed() < whole {
+            std::thread::sleep(Duration::from_millis(20));
+            if began.elapsed() < whole / 3 {
+                continue;
+            }
+            let Some(guest) = &mut late else {
+                late = Some(Guest::power_on(dir, GUESTS, moved)?);
+                continue;
+            };
+            match &job {
+                None if guest.machine.greeted()? > 0 => job = Some(guest.prepare(moved)?),
+                Some(job) if started.is_none() && guest.machine.has_ended(job)? => {
+                    guest.machine.wait_ok(job)?;
+                    started = Some((began.elapsed() - whole / 3).as_secs_f64());
+                    eprintln!("   one more guest is up");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    })();
+    stop.store(true, Ordering::Relaxed);
+    let mut asked = Vec::new();
+    for asker in askers {
+        asked.push(
+            asker
+                .join()
+                .map_err(|_| anyhow::anyhow!("who asks ended abnormally"))??,
+        );
+    }
+    outcome?;
+    Ok((asked, late, started))
+}
+
+fn sum(contender: &Contender, round: usize, asked: Vec<Asked>) -> Measured {
+    let mut all: Vec<f64> = asked.iter().flat_map(|a| a.latencies.clone()).collect();
+    all.sort_by(f64::total_cmp);
+    let at = |part: f64| {
+        let n = (all.len() as f64 * part) as usize;
+        all.get(n.min(all.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or(0.0)
+    };
+    Measured {
+        contender: contender.id.to_owned(),
+        what: contender.what.to_owned(),
+        round,
+        requests: all.len(),
+        p50_ms: at(0.50),
+        p95_ms: at(0.95),
+        p99_ms: at(0.99),
+        longest_ms: at(1.0),
+        unanswered: asked.iter().map(|a| a.unanswered).sum(),
+        failed: asked.iter().map(|a| a.failed).sum(),
+        wrong: asked.iter().map(|a| a.wrong).sum(),
+        touched_mib: 0,
+        touched_wrong: 0,
+        touch_longest_s: 0.0,
+        lost: 0,
+        started_s: None,
+        swapped_in_mib: 0,
+        swapped_out_mib: 0,
+        compressed_mib: 0,
+        setup_s: 0.0,
+    }
+}

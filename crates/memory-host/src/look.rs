@@ -1,0 +1,70 @@
+//! One look at everything.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use hearth_memory::{MemoryConfig, Seen};
+
+use crate::guests::Guests;
+use crate::kernel::{self, Files};
+
+/// Where things are looked for.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    pub(crate) files: Files,
+}
+
+/// Who looks, and remembers what a rate needs.
+#[derive(Debug)]
+pub struct Eyes {
+    pub(crate) config: MemoryConfig,
+    pub(crate) places: Places,
+    pub(crate) guests: Guests,
+    /// Up to where processes were swapped out.
+    pub(crate) out_to: BTreeMap<u32, u64>,
+    began: Instant,
+    swap_in: Option<(Instant, u64)>,
+}
+
+impl Eyes {
+    /// With these settings.
+    pub fn new(config: MemoryConfig, places: Places) -> Eyes {
+        Eyes {
+            config,
+            places,
+            guests: Guests::default(),
+            out_to: BTreeMap::new(),
+            began: Instant::now(),
+            swap_in: None,
+        }
+    }
+
+    /// Looks.
+    pub fn look(&mut self) -> Result<Seen, String> {
+        let (mut seen, mut swap_in) = self.places.files.host()?;
+        if let Some(group) = &self.config.cgroup {
+            swap_in = kernel::within(group, &mut seen)?;
+        }
+        let now = Instant::now();
+        seen.at_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if let Some((then, before)) = self.swap_in.replace((now, swap_in)) {
+            let seconds = now.duration_since(then).as_secs_f64().max(0.001);
+            seen.swap_in = (swap_in.saturating_sub(before) as f64 / seconds) as u64;
+        }
+        let mut notes = Vec::new();
+        seen.guests = self
+            .guests
+            .look(&self.config, &self.places.files, &mut notes);
+        seen.notes = notes;
+        let there = |pid: &u32| seen.guests.iter().any(|g| g.pid == Some(*pid));
+        self.out_to.retain(|pid, _| there(pid));
+        Ok(seen)
+    }
+
+    /// Looks twice, for what only two looks tell.
+    pub fn look_twice(&mut self, apart: Duration) -> Result<Seen, String> {
+        self.look()?;
+        std::thread::sleep(apart);
+        self.look()
+    }
+}

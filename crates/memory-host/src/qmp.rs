@@ -1,0 +1,285 @@
+//! A guest's QEMU, asked over its QMP socket.
+//!
+//! QEMU speaks with one client at a time on a socket; another that connects waits. So each question has a limit, and a
+//! connection is made anew only after a while.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// Longest an answer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest line: far more than any answer asked for here.
+const LINE_MAX: u64 = 1 << 20;
+/// Lines that may come before the answer: events.
+const LINES_MAX: usize = 1000;
+
+/// A connection.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+    /// QEMU's process.
+    pub pid: Option<u32>,
+    /// The balloon device, if there is one.
+    pub balloon: Option<String>,
+}
+
+/// What QEMU says of its guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Bytes it was made with.
+    pub assigned: u64,
+    /// Bytes its balloon leaves it.
+    pub balloon: Option<u64>,
+    /// Bytes its kernel could give to programs.
+    pub available: Option<u64>,
+    /// Bytes it has read back from its own swap.
+    pub swap_in: Option<u64>,
+    /// When it said so, in seconds of QEMU's clock; 0 for never.
+    pub at: u64,
+    /// Free-page reporting is on.
+    pub reporting: Option<bool>,
+    /// Its memory is shared.
+    pub shared: bool,
+    /// How often it is asked for its statistics, in seconds.
+    pub polling: Option<u64>,
+}
+
+/// The kernel's word for a figure that a guest does not tell.
+const UNKNOWN: u64 = u64::MAX;
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+impl Qmp {
+    /// Connects.
+    pub fn open(path: &Path) -> io::Result<Qmp> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut qmp = Qmp {
+            pid: peer(&stream),
+            stream: BufReader::new(stream),
+            balloon: None,
+        };
+        if qmp.line()?.get("QMP").is_none() {
+            return Err(wrong("no QEMU answers there"));
+        }
+        qmp.ask("qmp_capabilities", json!({}))?;
+        qmp.balloon = qmp.find_balloon()?;
+        Ok(qmp)
+    }
+
+    fn line(&mut self) -> io::Result<Value> {
+        let mut line = Vec::new();
+        let n = (&mut self.stream)
+            .take(LINE_MAX)
+            .read_until(b'\n', &mut line)
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::WouldBlock => io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "QEMU does not answer: it hangs, or somebody else uses its QMP socket",
+                ),
+                _ => e,
+            })?;
+        if n == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "QEMU ended"));
+        }
+        serde_json::from_slice(&line).map_err(|e| wrong(e.to_string()))
+    }
+
+    /// Asks.
+    pub fn ask(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
+        let text = json!({"execute": command, "arguments": arguments}).to_string();
+        let socket = self.stream.get_mut();
+        socket.write_all(text.as_bytes())?;
+        socket.write_all(b"\n")?;
+        for _ in 0..LINES_MAX {
+            let mut answer = self.line()?;
+            if let Some(error) = answer.get("error") {
+                let why = error["desc"].as_str().unwrap_or("no reason given");
+                return Err(io::Error::other(format!("{command}: {why}")));
+            }
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+        }
+        Err(wrong(format!("{command}: nothing but events came")))
+    }
+
+    fn get(&mut self, device: &str, property: &str) -> io::Result<Value> {
+        self.ask("qom-get", json!({"path": device, "property": property}))
+    }
+
+    fn find_balloon(&mut self) -> io::Result<Option<String>> {
+        for place in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let list = self.ask("qom-list", json!({"path": place}))?;
+            for child in list.as_array().into_iter().flatten() {
+                let kind = child["type"].as_str().unwrap_or_default();
+                if kind.starts_with("child<virtio-balloon") {
+                    let name = child["name"].as_str().unwrap_or_default();
+                    return Ok(Some(format!("{place}/{name}")));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// All that is to be known.
+    pub fn look(&mut self) -> io::Result<Told> {
+        let size = self.ask("query-memory-size-summary", json!({}))?;
+        let devs = self.ask("query-memdev", json!({}))?;
+        let mut told = Told {
+            assigned: size["base-memory"].as_u64().unwrap_or(0)
+                + size["plugged-memory"].as_u64().unwrap_or(0),
+            shared: devs
+                .as_array()
+                .is_some_and(|d| d.iter().any(|d| d["share"] == true)),
+            ..Told::default()
+        };
+        let Some(device) = self.balloon.clone() else {
+            return Ok(told);
+        };
+        told.balloon = self.ask("query-balloon", json!({}))?["actual"].as_u64();
+        // Properties that an older QEMU does not have are not known.
+        told.reporting = self
+            .get(&device, "free-page-reporting")
+            .ok()
+            .and_then(|v| v.as_bool());
+        told.polling = self
+            .get(&device, "guest-stats-polling-interval")
+            .ok()
+            .and_then(|v| v.as_u64());
+        if let Ok(stats) = self.get(&device, "guest-stats") {
+            let of = |name: &str| stats["stats"][name].as_u64().filter(|v| *v != UNKNOWN);
+            told.at = stats["last-update"].as_u64().unwrap_or(0);
+            told.available = of("stat-available-memory").or_else(|| of("stat-free-memory"));
+            told.swap_in = of("stat-swap-in");
+        }
+        Ok(told)
+    }
+
+    /// Leaves the guest so many bytes.
+    pub fn set_balloon(&mut self, bytes: u64) -> io::Result<()> {
+        self.ask("balloon", json!({"value": bytes})).map(drop)
+    }
+
+    /// Has the guest asked for its statistics every so many seconds; 0 for never.
+    pub fn set_polling(&mut self, seconds: u64) -> io::Result<()> {
+        let device = self.balloon.clone();
+        let device = device.ok_or_else(|| io::Error::other("there is no balloon"))?;
+        let set = json!({
+            "path": device, "property": "guest-stats-polling-interval", "value": seconds,
+        });
+        self.ask("qom-set", set).map(drop)
+    }
+}
+
+/// The process at the other end.
+fn peer(stream: &UnixStream) -> Option<u32> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: a descriptor that is open across the call, and a structure of ours of the length that is given.
+    let got = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    (got == 0)
+        .then(|| u32::try_from(cred.pid).ok())?
+        .filter(|p| *p > 0)
+}
+
+#[cfg(test)]
+pub mod fake {
+    //! A QEMU that answers by the book.
+
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// Answers one client's questions until it goes.
+    pub fn serve(listener: &UnixListener, mut answer: impl FnMut(&Value) -> Value) {
+        let (mut stream, _) = listener.accept().unwrap();
+        writeln!(stream, "{}", json!({"QMP": {"version": {}}})).unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap());
+        let mut line = String::new();
+        while lines.read_line(&mut line).is_ok_and(|n| n > 0) {
+            let question: Value = serde_json::from_str(&line).unwrap();
+            line.clear();
+            let said = answer(&question);
+            writeln!(stream, "{}", json!({"event": "SOMETHING"})).unwrap();
+            if writeln!(stream, "{said}").is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_guest_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = std::thread::spawn(move || {
+            fake::serve(&listener, |question| {
+                let about = question["arguments"]["property"]
+                    .as_str()
+                    .unwrap_or_default();
+                let place = question["arguments"]["path"].as_str().unwrap_or_default();
+                match (question["execute"].as_str().unwrap(), about) {
+                    ("qom-list", _) if place.ends_with("anon") => json!({"return": [
+                        {"name": "device[0]", "type": "child<virtio-balloon-pci>"}]}),
+                    ("qom-list", _) => json!({"return": []}),
+                    ("query-memory-size-summary", _) => json!({"return": {"base-memory": 512}}),
+                    ("query-memdev", _) => json!({"return": [{"share": true}]}),
+                    ("query-balloon", _) => json!({"return": {"actual": 300}}),
+                    ("qom-get", "free-page-reporting") => json!({"return": true}),
+                    ("qom-get", "guest-stats-polling-interval") => json!({"return": 2}),
+                    ("qom-get", "guest-stats") => json!({"return": {"last-update": 5, "stats": {
+                        "stat-available-memory": 100, "stat-swap-in": UNKNOWN}}}),
+                    ("balloon", _) => json!({"error": {"desc": "no driver"}}),
+                    _ => json!({"return": {}}),
+                }
+            });
+        });
+        let mut qmp = Qmp::open(&path).unwrap();
+        assert_eq!(qmp.pid, Some(std::process::id()));
+        assert_eq!(
+            qmp.look().unwrap(),
+            Told {
+                assigned: 512,
+                balloon: Some(300),
+                available: Some(100),
+                swap_in: None,
+                at: 5,
+                reporting: Some(true),
+                shared: true,
+                polling: Some(2),
+            }
+        );
+        qmp.set_polling(2).unwrap();
+        let refused = qmp.set_balloon(1).unwrap_err();
+        assert!(refused.to_string().contains("no driver"));
+        drop(qmp);
+        qemu.join().unwrap();
+        assert!(Qmp::open(&dir.path().join("none")).is_err());
+    }
+}
