@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
-use hearth_daemon::pool::only_flash;
+use hearth_daemon::pool::{Pool, only_flash};
 use hearth_daemon::resident;
 use hearth_daemon::serve::{self, ServeOptions, Tcp};
 use tracing_subscriber::EnvFilter;
@@ -27,6 +27,13 @@ pub fn check(global: &Global, args: Serve) -> Result<(), Error> {
         some => only_flash(some)?.to_owned(),
     };
     serve::check(&options(global, args, flash)?)
+}
+
+/// Could a daemon with these options serve its pool, which one that runs may be using?
+pub fn could(global: &Global, args: Serve) -> Result<(), Error> {
+    let flash = only_flash(&args.flash)?.to_owned();
+    check(global, args)?;
+    Pool::look(&flash).map(drop)
 }
 
 /// The log's filter, given or default.
