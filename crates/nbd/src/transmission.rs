@@ -130,10 +130,29 @@ impl Transmission {
                 text: "refused",
             },
         };
-        Transmission {
-            expect,
-            ..Transmission::new(agreed)
+        let mut resumed = Transmission::new(agreed);
+        if let Expect::Skip {
+            header,
+            left,
+            error,
+            ..
+        } = expect
+        {
+            // The words for it, which do not go over, are found again if it is still refused for that reason.
+            let text = match resumed.check(&header) {
+                Err((same, text)) if same == error => text,
+                _ => "refused",
+            };
+            resumed.expect = Expect::Skip {
+                header,
+                left,
+                error,
+                text,
+            };
+        } else {
+            resumed.expect = expect;
         }
+        resumed
     }
 
     /// What another process needs to go on.
