@@ -68,10 +68,13 @@ pub struct Socket {
     pub path: SocketFile,
 }
 
+/// Told when nobody listens on a file any more.
+type Gone = Box<dyn FnOnce(&Path) + Send + Sync>;
+
 /// The file of a socket that listens. Dropped, it is removed, unless another program goes on listening there.
 pub struct SocketFile {
     path: PathBuf,
-    gone: Option<Box<dyn FnOnce(&Path) + Send + Sync>>,
+    gone: Option<Gone>,
 }
 
 impl SocketFile {
