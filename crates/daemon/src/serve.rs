@@ -487,10 +487,13 @@ mod tests {
         assert_eq!(refused("[::]:0").kind, Kind::Refused);
         assert!(tcp_server(&tcp("127.0.0.1:0"), &Sockets::default()).is_ok());
         assert!(
-            tcp_server(&Tcp {
-                allow_remote: true,
-                ..tcp("0.0.0.0:0")
-            })
+            tcp_server(
+                &Tcp {
+                    allow_remote: true,
+                    ..tcp("0.0.0.0:0")
+                },
+                &Sockets::default()
+            )
             .is_ok()
         );
     }
@@ -502,7 +505,7 @@ mod tests {
             ..tcp("127.0.0.1:0")
         };
         assert!(
-            tcp_server(&without)
+            tcp_server(&without, &Sockets::default())
                 .map(drop)
                 .unwrap_err()
                 .remedy
@@ -513,7 +516,7 @@ mod tests {
             ..tcp("127.0.0.1:0")
         };
         assert!(
-            tcp_server(&missing)
+            tcp_server(&missing, &Sockets::default())
                 .map(drop)
                 .unwrap_err()
                 .what
