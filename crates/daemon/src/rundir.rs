@@ -150,6 +150,7 @@ pub fn vhost_socket(dir: &Path, disk: &str) -> PathBuf {
 }
 
 /// A run directory in use by this process. Removes its sockets when dropped.
+#[derive(Debug)]
 pub struct RunDir {
     dir: PathBuf,
     /// Holds the lock.

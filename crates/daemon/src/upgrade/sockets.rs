@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::rights::Access;
 use crate::rundir;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     /// What the program before left.
     inherited: BTreeMap<String, OwnedFd>,
@@ -29,7 +29,7 @@ struct State {
 }
 
 /// See the module.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Sockets {
     state: Mutex<State>,
     /// They stay for the next program.
