@@ -167,6 +167,11 @@ pub enum Command {
         after_help = "Example:\n  hearth config check\n\nThe settings are in /etc/hearth/hearth.toml; see docs/cli.md."
     )]
     Config(Config),
+    /// Have another program, mostly a newer version, take the daemon's place under its clients
+    Upgrade(Upgrade),
+    /// Say whether this program could take the place of a daemon with these arguments
+    #[command(hide = true, name = hearth_daemon::upgrade::probe::COMMAND)]
+    CanTakeOver(CanTakeOver),
     /// Write manual pages and completions, for packages
     #[command(hide = true)]
     Generate(Generate),
@@ -216,6 +221,32 @@ pub enum Over {
     VhostUser,
     /// A socket: an ordinary block node
     Nbd,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth upgrade --check\n  hearth upgrade\n  hearth upgrade --program /opt/hearth-next/hearth --yes\n\n\
+    NBD clients keep their connections and notice a pause, which is printed. Guests over vhost-user and\n\
+    clients through TLS have to connect again, and are named before. See docs/upgrade.md."
+)]
+pub struct Upgrade {
+    /// The program that takes over [default: this one]
+    #[arg(long, value_name = "PATH")]
+    pub program: Option<PathBuf>,
+    /// Also if clients are named that have to connect again
+    #[arg(long)]
+    pub yes: bool,
+    /// Only say whether it could, and who would have to connect again
+    #[arg(long, conflicts_with = "yes")]
+    pub check: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  hearth can-take-over -- serve --flash /dev/nvme0n1p4")]
+pub struct CanTakeOver {
+    /// The daemon's arguments
+    #[arg(last = true, required = true, value_name = "ARGUMENT")]
+    pub args: Vec<std::ffi::OsString>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -453,6 +484,10 @@ mod tests {
             "hearth trace convert a b --to oracle-general",
             "hearth trace info a --format spc --json",
             "hearth simulate a b --size 1%,20G --policy all --svg c.svg --parts 10 --threads 2",
+            "hearth upgrade",
+            "hearth upgrade --program /p --yes --json",
+            "hearth upgrade --check",
+            "hearth can-take-over -- serve --flash /a --threads 2",
             "hearth console enable",
             "hearth console enable --listen 192.0.2.1:8477 --tls-cert c --tls-key k --allow-path /srv --allow-path /dev/x --allow-server h:1",
             "hearth console disable --state-dir s",
@@ -501,6 +536,8 @@ mod tests {
             "hearth trace record vm --out f --for 10x",
             "hearth trace record vm --out f --stop",
             "hearth histogram vm --csv --json",
+            "hearth upgrade --check --yes",
+            "hearth can-take-over",
             "hearth console",
             "hearth console enable --listen 8477",
             "hearth console enable --tls-cert c",

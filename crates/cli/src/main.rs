@@ -34,6 +34,7 @@ mod status;
 mod swap;
 mod table;
 mod trace;
+mod upgrade;
 mod usage;
 mod versions;
 
@@ -100,6 +101,8 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::run(&global, &args),
         Command::Config(command) => config::run(&global, command),
         Command::Generate(args) => generate::run(&args),
+        Command::Upgrade(args) => upgrade::run(&global, &args),
+        Command::CanTakeOver(args) => upgrade::can_take_over(args),
         Command::Bench(args) => bench::run(&global, &args),
         Command::Console(command) => console::run(&global, command),
         Command::AttachHelp(args) => attach::run(&global, &args),

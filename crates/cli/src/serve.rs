@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
+use hearth_daemon::pool::Pool;
 use hearth_daemon::resident;
 use hearth_daemon::serve::{self, ServeOptions, Tcp};
 use tracing_subscriber::EnvFilter;
@@ -30,6 +31,13 @@ pub fn check(global: &Global, args: Serve) -> Result<(), Error> {
     // None is named where each start is given one.
     let flash = args.flash.clone();
     serve::check(&options(global, args, flash)?)
+}
+
+/// Could a daemon with these options serve its pool, which one that runs may be using?
+pub fn could(global: &Global, args: Serve) -> Result<(), Error> {
+    let flash = args.flash.clone();
+    check(global, args)?;
+    Pool::look_at(&flash).map(drop)
 }
 
 /// The log's filter, given or default.

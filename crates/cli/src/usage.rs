@@ -110,6 +110,14 @@ fn understand(mut args: Vec<OsString>) -> Result<Cli, Wrong> {
     }
 }
 
+/// The command line and what the host's settings add to it, or what is wrong with either.
+pub fn understand_or_fault(args: Vec<OsString>) -> Result<Cli, Fault> {
+    understand(args).map_err(|wrong| match wrong {
+        Wrong::Typed(error) => fault(&error),
+        Wrong::Settings(fault) => fault,
+    })
+}
+
 /// What the parser found, of options that nobody typed.
 pub fn fault(error: &Error) -> Fault {
     Fault::bare(body(error, None).error)

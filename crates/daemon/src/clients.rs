@@ -90,6 +90,8 @@ struct Client {
     connections: AtomicU64,
     /// Of these, in places of the export's own.
     reserved: AtomicU64,
+    /// And through TLS.
+    encrypted: AtomicU64,
     held: Arc<AtomicU64>,
 }
 
@@ -137,6 +139,7 @@ impl Client {
             since: self.since,
             connections: self.connections.load(Ordering::Relaxed),
             writes: self.wrote.load(Ordering::Relaxed),
+            encrypted: self.encrypted.load(Ordering::Relaxed),
         }
     }
 }
@@ -304,6 +307,7 @@ impl Clients {
                     wrote: AtomicBool::new(false),
                     connections: AtomicU64::new(0),
                     reserved: AtomicU64::new(0),
+                    encrypted: AtomicU64::new(0),
                 });
                 tracing::info!(disk = %self.disk, client = %client.name(), over = %protocol, "client connected");
                 ledger.list.push(client.clone());
@@ -314,12 +318,15 @@ impl Clients {
         client
             .reserved
             .fetch_add(u64::from(reserved), Ordering::Relaxed);
+        let encrypted = u64::from(caller.encrypted);
+        client.encrypted.fetch_add(encrypted, Ordering::Relaxed);
         ledger.connections += 1;
         ledger.reserved += u64::from(reserved);
         Ok(Pass {
             clients: self.clone(),
             client,
             reserved,
+            encrypted,
         })
     }
 
@@ -400,6 +407,8 @@ pub struct Pass {
     client: Arc<Client>,
     /// In one of the export's own places.
     reserved: bool,
+    /// 1 for a connection through TLS.
+    encrypted: u64,
 }
 
 impl Pass {
@@ -425,6 +434,8 @@ impl Drop for Pass {
         if !self.reserved {
             self.clients.crowd.shared.fetch_sub(1, Ordering::Relaxed);
         }
+        let encrypted = &self.client.encrypted;
+        encrypted.fetch_sub(self.encrypted, Ordering::Relaxed);
         self.clients.leave(&self.client, self.reserved);
         self.clients.crowd.fewer.ring();
     }

@@ -33,8 +33,9 @@ pub struct FdBudget {
 impl FdBudget {
     /// Shares out `limit` descriptors with `disks` origins open.
     fn of(limit: u64, disks: u64) -> FdBudget {
-        // One for the origin as it is, one for what opens or locks it, one to spare.
-        let own = OWN.saturating_add(disks.saturating_mul(3));
+        // One for the origin as it is, one for what opens or locks it, one for its socket, which the next program
+        // is to have, and one to spare.
+        let own = OWN.saturating_add(disks.saturating_mul(4));
         FdBudget {
             limit,
             control: CONTROL,
@@ -111,7 +112,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(FdBudget::of(1024, 10).clients, 1024 - 64 - 32 - 30);
+        assert_eq!(FdBudget::of(1024, 10).clients, 1024 - 64 - 32 - 40);
     }
 
     #[test]

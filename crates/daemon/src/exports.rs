@@ -228,6 +228,21 @@ impl ExportTable {
         self.exporters().iter().for_each(|e| e.close());
     }
 
+    /// Takes no more clients but over sockets that the next program has as well, and ends the connections that
+    /// cannot go over to it and are not of the data threads.
+    pub(crate) fn hand_over(&self) {
+        self.lock().closed = true;
+        let exporters = self.exporters();
+        exporters.iter().for_each(|e| e.hand_over());
+        exporters.iter().for_each(|e| e.stop());
+    }
+
+    /// Connections to all disks.
+    pub(crate) fn connections(&self) -> u64 {
+        let disks = self.lock();
+        disks.disks.values().map(|d| d.clients.connections()).sum()
+    }
+
     /// The same, and ends all connections but those of the data threads; requests in flight are
     /// answered first.
     pub(crate) fn stop(&self) {

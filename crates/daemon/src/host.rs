@@ -9,21 +9,34 @@ use hearth_volume::{Host, Socket};
 
 use crate::rights::Rights;
 use crate::rundir;
+use crate::upgrade::sockets::Sockets;
 
 /// A run directory that is ours already, and the threads of the daemon in it.
 pub struct Site {
     run_dir: PathBuf,
     rights: Rights,
     reactors: Arc<Reactors>,
+    sockets: Arc<Sockets>,
 }
 
 impl Site {
     /// Sockets in `run_dir` are for those who have `rights` to use disks.
     pub fn new(run_dir: &Path, rights: Rights, reactors: Arc<Reactors>) -> Arc<Site> {
+        Site::with(run_dir, rights, reactors, Arc::default())
+    }
+
+    /// The same with sockets of the program before, perhaps, and for the next one.
+    pub fn with(
+        run_dir: &Path,
+        rights: Rights,
+        reactors: Arc<Reactors>,
+        sockets: Arc<Sockets>,
+    ) -> Arc<Site> {
         Arc::new(Site {
             run_dir: run_dir.to_owned(),
             rights,
             reactors,
+            sockets,
         })
     }
 }
@@ -49,7 +62,6 @@ impl Host for Site {
             rundir::make_below(&self.run_dir.join(directory), &self.rights)?;
         }
         let path = self.run_dir.join(name);
-        let listener = rundir::listen(&path, self.rights.guests())?;
-        Ok(Socket { listener, path })
+        Ok(self.sockets.unix(name, &path, self.rights.guests())?)
     }
 }

@@ -42,6 +42,7 @@ pub mod size;
 mod spot;
 mod sync;
 mod table;
+pub mod upgrade;
 pub mod windows;
 pub mod workers;
 #[cfg(test)]

@@ -14,10 +14,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use hearth_volume::{Socket, SocketFile};
 
 use crate::error::{Error, Result};
 use crate::rights::{self, Access, Rights};
+use crate::upgrade::sockets::Sockets;
 
 /// Longest path of a unix socket (`sun_path` in unix(7), less the final zero).
 const SOCKET_PATH_MAX: usize = 107;
@@ -151,13 +155,25 @@ pub struct RunDir {
     dir: PathBuf,
     /// Holds the lock.
     pid: File,
-    bound: Vec<PathBuf>,
+    sockets: Arc<Sockets>,
+    bound: Vec<SocketFile>,
 }
 
 impl RunDir {
     /// Creates the directory if needed, makes sure that it is ours alone, and takes its lock. Those
     /// who have rights get through it.
     pub fn claim(dir: &Path, rights: &Rights) -> Result<RunDir> {
+        RunDir::claim_from(None, Arc::default(), dir, rights)
+    }
+
+    /// The same for a program that takes the place of another one: `lock` is the directory's, held already, and
+    /// `sockets` may have some that listen there.
+    pub fn claim_from(
+        lock: Option<File>,
+        sockets: Arc<Sockets>,
+        dir: &Path,
+        rights: &Rights,
+    ) -> Result<RunDir> {
         let fail = |what: &str, e: std::io::Error| {
             Error::unavailable(
                 format!("cannot {what} the run directory {}: {e}", dir.display()),
@@ -166,7 +182,7 @@ impl RunDir {
         };
         make_private(dir, 0o750)?;
         let path = dir.join("hearth.pid");
-        let mut pid = OpenOptions::new()
+        let new = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -175,7 +191,12 @@ impl RunDir {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(|e| fail("write into", e))?;
-        if !lock(&pid) {
+        // Held at every moment: else somebody could come in between.
+        let mut pid = match lock.filter(|held| is_same(held, &new)) {
+            Some(held) => held,
+            None => new,
+        };
+        if !self::lock(&pid) {
             let mut owner = String::new();
             let _ = Read::by_ref(&mut pid).take(16).read_to_string(&mut owner);
             return Err(Error::conflict(
@@ -200,6 +221,7 @@ impl RunDir {
         Ok(RunDir {
             dir: dir.to_owned(),
             pid,
+            sockets,
             bound: Vec::new(),
         })
     }
@@ -214,20 +236,29 @@ impl RunDir {
         self.pid.try_clone()
     }
 
+    /// The sockets in it, and others, that may outlive this program.
+    pub fn sockets(&self) -> &Arc<Sockets> {
+        &self.sockets
+    }
+
+    /// Gives the lock to whoever goes on with it.
+    pub(crate) fn into_lock(self) -> File {
+        self.pid
+    }
+
     /// Listens on `path`, replacing a socket nobody listens on.
     pub fn listen(&mut self, path: &Path, access: Access) -> Result<UnixListener> {
-        let listener = listen(path, access)?;
-        self.bound.push(path.to_owned());
+        let name = path.strip_prefix(&self.dir).unwrap_or(path);
+        let Socket { listener, path } = self.sockets.unix(name, path, access)?;
+        self.bound.push(path);
         Ok(listener)
     }
 }
 
-impl Drop for RunDir {
-    fn drop(&mut self) {
-        for path in &self.bound {
-            let _ = std::fs::remove_file(path);
-        }
-    }
+/// Are these the same file?
+fn is_same(a: &File, b: &File) -> bool {
+    let identity = |file: &File| file.metadata().map(|m| (m.dev(), m.ino()));
+    matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Makes a directory for sockets in a run directory that is ours, unless it is there. Those who may use

@@ -4,10 +4,12 @@
 //! daemon is told so at once; the NBD socket appears last, so that whoever waits for it finds
 //! every disk; at the end sockets go first, so that no client is promised anything any more.
 
-use std::net::{SocketAddr, TcpListener};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +33,8 @@ use crate::resident::{self, LockMemory};
 use crate::rights::Rights;
 use crate::rundir::{RunDir, api_socket, default_state_dir, images_dir, make_private};
 use crate::sign::Signs;
+use crate::upgrade::sockets::Sockets;
+use crate::upgrade::{Inherited, Patience, Predecessor, become_next};
 
 /// Longest wait for control requests to be answered at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
@@ -81,6 +85,9 @@ pub struct ServeOptions {
 /// Serves until told to stop. Returns after everything is brought to rest.
 pub fn run(options: &ServeOptions) -> Result<()> {
     let begin = Instant::now();
+    // Before anything is opened: what was passed on is told from that.
+    let inherited = Inherited::take();
+    let patience = inherited.as_ref().map(|_| Patience::ask());
     abort::on_panic();
     let notify = Notify::from_env();
     // Before anything is opened: later a lack of descriptors shows in places that know no remedy.
@@ -100,8 +107,15 @@ pub fn run(options: &ServeOptions) -> Result<()> {
         options.socket_group.as_deref(),
         options.control_group.as_deref(),
     )?;
-    let mut run_dir = RunDir::claim(&options.run_dir, &rights)?;
-    let tcp = options.tcp.as_ref().map(tcp_server).transpose()?;
+    let (mut lock, mut sockets, mut left) = (None, BTreeMap::new(), None);
+    if let Some(inherited) = inherited {
+        (lock, sockets) = (inherited.lock, inherited.sockets);
+        left = Some((inherited.predecessor, inherited.connections));
+    }
+    let sockets = Sockets::inheriting(sockets);
+    let mut run_dir = RunDir::claim_from(lock, sockets.clone(), &options.run_dir, &rights)?;
+    let tcp = options.tcp.as_ref();
+    let tcp = tcp.map(|tcp| tcp_server(tcp, &sockets)).transpose()?;
     let mut daemon_options = options.daemon.clone();
     daemon_options.images = images_dir(run_dir.path());
     let state_dir = daemon_options.state_dir.clone();
@@ -118,11 +132,15 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     let outcome = serve(
         &daemon,
         &mut run_dir,
-        &rights,
-        tcp,
-        &notify,
-        &signalled,
-        begin,
+        Scene {
+            rights: &rights,
+            tcp,
+            left,
+            patience,
+            notify: &notify,
+            signalled: &signalled,
+            begin,
+        },
     );
     if outcome.is_err() {
         // The pool was opened; leave it in order.
@@ -138,19 +156,39 @@ pub fn run(options: &ServeOptions) -> Result<()> {
             "stopped because there is room for all of the flash file again",
             "start the daemon again to have the cache back; a supervisor does so by itself",
         )),
+        StopReason::Upgrade if signalled.came() => {
+            // Somebody wants it to end rather than to go on as another program.
+            run_dir.sockets().give_up();
+            Ok(())
+        }
+        StopReason::Upgrade => Err(become_next(daemon.succession(), run_dir)),
     }
 }
 
-fn serve(
-    daemon: &Arc<Daemon>,
-    run_dir: &mut RunDir,
-    rights: &Rights,
+/// What a start has found, and whom it tells.
+struct Scene<'a> {
+    rights: &'a Rights,
     tcp: Option<hearth_nbd::Tcp>,
-    notify: &Notify,
-    signalled: &Signals,
+    /// Of the program before.
+    left: Option<(Predecessor, Vec<(OwnedFd, hearth_nbd::carried::State)>)>,
+    patience: Option<Patience>,
+    notify: &'a Notify,
+    signalled: &'a Signals,
     begin: Instant,
-) -> Result<StopReason> {
+}
+
+fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result<StopReason> {
+    let Scene {
+        rights,
+        tcp,
+        left,
+        patience,
+        notify,
+        signalled,
+        begin,
+    } = scene;
     let dir = run_dir.path().to_owned();
+    let (predecessor, carried) = left.map_or((None, Vec::new()), |(p, c)| (Some(p), c));
     let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
     daemon.note_datastores();
     let api = Api::start(daemon, socket)?;
@@ -161,8 +199,14 @@ fn serve(
             None
         }
     };
-    register(daemon, &dir, rights, tcp)?;
+    let sockets = run_dir.sockets().clone();
+    let host = Site::with(&dir, *rights, daemon.reactors().clone(), sockets.clone());
+    register(daemon, &host, tcp, carried)?;
+    if let Some(predecessor) = predecessor {
+        daemon.tell_succeeded(&predecessor);
+    }
     daemon.open_datastores();
+    sockets.tidy();
     tracing::info!(
         ms = begin.elapsed().as_millis() as u64,
         "all disks are on offer"
@@ -170,13 +214,23 @@ fn serve(
     daemon.tell_started();
     signalled.stop(daemon.clone());
     let monitor = Monitor::start(daemon);
+    drop(patience);
     notify.ready("serving");
     let reason = daemon.housekeeping();
-    notify.stopping();
+    let replaced = reason == StopReason::Upgrade;
+    let _patience = replaced.then(Patience::ask);
+    if replaced {
+        sockets.stay();
+    } else {
+        notify.stopping();
+    }
     daemon.events().tell(Event::DaemonStopping {
         why: reason.words().to_owned(),
     });
-    daemon.exports().close();
+    if !replaced {
+        daemon.exports().close();
+        sockets.close_tcp();
+    }
     daemon.close_datastores();
     drop((monitor, signs));
     let outcome = daemon.shut_down(reason);
@@ -186,26 +240,32 @@ fn serve(
         Ok(()) => Event::DaemonStopped {},
         Err(e) => Event::DaemonStoppedBadly { why: e.to_string() },
     });
-    outcome.map(|()| reason)
+    match outcome {
+        // What is flushed is safe, and clients wait: whoever comes next reads the log.
+        Err(e) if replaced => tracing::error!("{e}"),
+        other => other?,
+    }
+    Ok(reason)
 }
 
 /// The protocols disks are served over. A new one is a line here, and a crate
 /// ([`hearth_volume`] says what has to be in it).
 fn register(
     daemon: &Daemon,
-    dir: &Path,
-    rights: &Rights,
+    host: &Arc<Site>,
     tcp: Option<hearth_nbd::Tcp>,
+    carried: Vec<(OwnedFd, hearth_nbd::carried::State)>,
 ) -> Result<()> {
-    let host = Site::new(dir, *rights, daemon.reactors().clone());
     let exports = daemon.exports();
     exports.register(Arc::new(VhostExporter::start(host.clone())?));
-    exports.register(Arc::new(NbdExporter::start(&*host, tcp)?));
+    exports.register(Arc::new(NbdExporter::start(&**host, tcp, carried)?));
     Ok(())
 }
 
 /// Signals that end the daemon.
 struct Signals {
+    /// Set by the first one.
+    first: Arc<AtomicBool>,
     iterator: std::sync::Mutex<Option<signal_hook::iterator::Signals>>,
 }
 
@@ -221,11 +281,17 @@ fn watch_signals() -> Result<Signals> {
     }
     let iterator = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
     Ok(Signals {
+        first,
         iterator: std::sync::Mutex::new(Some(iterator)),
     })
 }
 
 impl Signals {
+    /// One has come.
+    fn came(&self) -> bool {
+        self.first.load(Ordering::Relaxed)
+    }
+
     /// From now on the first signal (one that came already, too) stops `daemon`.
     fn stop(&self, daemon: Arc<Daemon>) {
         let Some(mut iterator) = self
@@ -260,13 +326,13 @@ pub fn check(options: &ServeOptions) -> Result<()> {
     options.tcp.as_ref().map(tcp_rules).transpose().map(drop)
 }
 
-fn tcp_server(tcp: &Tcp) -> Result<hearth_nbd::Tcp> {
+fn tcp_server(tcp: &Tcp, sockets: &Sockets) -> Result<hearth_nbd::Tcp> {
     let tls = tcp_rules(tcp)?;
     let encrypted = matches!(tls, Some((_, true)));
     if !tcp.address.ip().is_loopback() && !encrypted {
         tracing::warn!(address = %tcp.address, "other hosts can read and write the disks without TLS");
     }
-    let listener = TcpListener::bind(tcp.address).map_err(|e| {
+    let listener = sockets.tcp(tcp.address).map_err(|e| {
         Error::unavailable(
             format!("cannot listen on {}: {e}", tcp.address),
             "choose another address or port",
@@ -412,15 +478,22 @@ mod tests {
 
     #[test]
     fn only_loopback_unless_asked() {
-        let refused = |a: &str| tcp_server(&tcp(a)).map(drop).unwrap_err();
+        let refused = |a: &str| {
+            tcp_server(&tcp(a), &Sockets::default())
+                .map(drop)
+                .unwrap_err()
+        };
         assert_eq!(refused("0.0.0.0:0").kind, Kind::Refused);
         assert_eq!(refused("[::]:0").kind, Kind::Refused);
-        assert!(tcp_server(&tcp("127.0.0.1:0")).is_ok());
+        assert!(tcp_server(&tcp("127.0.0.1:0"), &Sockets::default()).is_ok());
         assert!(
-            tcp_server(&Tcp {
-                allow_remote: true,
-                ..tcp("0.0.0.0:0")
-            })
+            tcp_server(
+                &Tcp {
+                    allow_remote: true,
+                    ..tcp("0.0.0.0:0")
+                },
+                &Sockets::default()
+            )
             .is_ok()
         );
     }
@@ -432,7 +505,7 @@ mod tests {
             ..tcp("127.0.0.1:0")
         };
         assert!(
-            tcp_server(&without)
+            tcp_server(&without, &Sockets::default())
                 .map(drop)
                 .unwrap_err()
                 .remedy
@@ -443,7 +516,7 @@ mod tests {
             ..tcp("127.0.0.1:0")
         };
         assert!(
-            tcp_server(&missing)
+            tcp_server(&missing, &Sockets::default())
                 .map(drop)
                 .unwrap_err()
                 .what

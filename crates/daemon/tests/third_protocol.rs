@@ -14,10 +14,12 @@ use hearth_io::{BLOCK, Buf, BufSlice};
 use hearth_reactor::{
     Caller, ListenerId, PeerInfo, Reactors, SendList, Session, SessionCx, SessionFactory,
 };
-use hearth_volume::{Catalog, Exporter, Fault, Host, Protocol, Socket, Status, Visit, Volume};
+use hearth_volume::{
+    Catalog, Exporter, Fault, Host, Protocol, Socket, SocketFile, Status, Visit, Volume,
+};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ struct Plain {
     reactors: Arc<Reactors>,
     catalog: Arc<Catalog>,
     socket: Mutex<Option<UnixListener>>,
-    path: PathBuf,
+    path: Mutex<Option<SocketFile>>,
     listening: Mutex<Option<ListenerId>>,
     grown: Mutex<Vec<String>>,
 }
@@ -44,7 +46,7 @@ impl Plain {
             reactors: host.reactors().clone(),
             catalog: Arc::default(),
             socket: Mutex::new(Some(listener)),
-            path,
+            path: Mutex::new(Some(path)),
             listening: Mutex::default(),
             grown: Mutex::default(),
         })
@@ -75,7 +77,7 @@ impl Exporter for Plain {
     fn close(&self) {
         if let Some(id) = self.listening.lock().unwrap().take() {
             self.reactors.unlisten(id);
-            std::fs::remove_file(&self.path).unwrap();
+            drop(self.path.lock().unwrap().take());
         }
     }
 }

@@ -125,6 +125,15 @@ kinds! {
     /// The daemon stopped and could not leave the pool clean.
     "daemon-stopped-badly" Error DaemonStoppedBadly { why: String }
         "stopped, and the pool is not clean: {why}"
+    /// Another program, mostly a newer version, begins to take over.
+    "daemon-upgrading" Notice DaemonUpgrading { from: String, to: String, program: String }
+        "{program} (Hearth {to}) takes over from Hearth {from}"
+    /// It has: clients waited for so long, and so many connections went over or had to end.
+    "daemon-upgraded" Notice DaemonUpgraded { from: String, to: String, pause_millis: u64, carried: u64, ended: u64 }
+        "Hearth {to} has taken over from Hearth {from}: clients waited for {pause_millis} ms, {carried} connections went over, {ended} had to end"
+    /// It could not be started, and the program before goes on.
+    "daemon-upgrade-failed" Error DaemonUpgradeFailed { why: String, pause_millis: u64 }
+        "the upgrade failed, and the program before goes on after {pause_millis} ms: {why}"
     /// A thread that serves clients does not come round.
     "thread-stuck" Error ThreadStuck { thread: String, seconds: u64 }
         "a thread is stuck: {thread} has not come round for {seconds} s, and the clients it serves get no answers; see whether an origin's device or mount, or the flash, hangs. Restart the daemon if it does not come back"

@@ -1,12 +1,14 @@
 //! NBD as the daemon sees it: one unix socket, perhaps TCP as well, and exports by name.
 
+use crate::carried::State as Carried;
 use crate::factory::NbdFactory;
-use hearth_reactor::{ListenerId, Reactors, SessionFactory};
-use hearth_volume::{Catalog, Exporter, Fault, Host, Protocol, Socket, Volume};
+use crate::session::NbdSession;
+use hearth_reactor::{Caller, ListenerId, Reactors, SessionFactory};
+use hearth_volume::{Catalog, Exporter, Fault, Host, Protocol, Socket, SocketFile, Volume};
 use rustls::ServerConfig;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What NBD is called.
@@ -31,7 +33,9 @@ struct State {
     waiting: Vec<Waiting>,
     accepting: Vec<ListenerId>,
     /// The unix socket's file, as long as it listens.
-    path: Option<PathBuf>,
+    path: Option<SocketFile>,
+    /// Connections of the program before that wait for their exports.
+    carried: Vec<(OwnedFd, Carried)>,
 }
 
 /// See the module.
@@ -43,10 +47,18 @@ pub struct NbdExporter {
 
 impl NbdExporter {
     /// Listens on the socket of the run directory, and on `tcp`; clients wait until it is
-    /// [opened](Exporter::open).
-    pub fn start(host: &dyn Host, tcp: Option<Tcp>) -> Result<NbdExporter, Fault> {
+    /// [opened](Exporter::open). Those who were connected to the program before go on before that, each when its
+    /// export is on offer.
+    pub fn start(
+        host: &dyn Host,
+        tcp: Option<Tcp>,
+        carried: Vec<(OwnedFd, Carried)>,
+    ) -> Result<NbdExporter, Fault> {
         let exports = Arc::new(Catalog::default());
-        let mut state = State::default();
+        let mut state = State {
+            carried,
+            ..State::default()
+        };
         if let Some(Tcp { listener, tls }) = tcp {
             let address = listener
                 .local_addr()
@@ -72,6 +84,30 @@ impl NbdExporter {
         })
     }
 
+    /// Goes on with those connections of the program before that can be gone on with now.
+    fn take_up(&self) {
+        let waiting = std::mem::take(&mut self.lock().carried);
+        let (now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, state)| {
+            let export = state.export();
+            export.is_none_or(|name| self.exports.get(name).is_some())
+        });
+        self.lock().carried.extend(later);
+        for (socket, state) in now {
+            let caller = Caller::of_connection(&socket);
+            let who = caller.to_string();
+            let session = NbdSession::resume(self.exports.clone(), caller, state);
+            let outcome = session.map(|s| self.reactors.adopt(socket, Box::new(s)));
+            match outcome {
+                Some(Ok(())) => {}
+                Some(Err(e)) => tracing::error!(peer = who, "an NBD client was cut off: {e}"),
+                None => tracing::error!(
+                    peer = who,
+                    "an NBD client was cut off: its disk does not take it"
+                ),
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,6 +120,7 @@ impl Exporter for NbdExporter {
 
     fn offer(&self, volume: Arc<dyn Volume>) -> Result<(), Fault> {
         self.exports.insert(volume);
+        self.take_up();
         Ok(())
     }
 
@@ -92,6 +129,7 @@ impl Exporter for NbdExporter {
     }
 
     fn open(&self) {
+        self.take_up();
         let mut state = self.lock();
         for (socket, factory, address) in std::mem::take(&mut state.waiting) {
             state.accepting.push(self.reactors.listen(socket, factory));
@@ -106,9 +144,11 @@ impl Exporter for NbdExporter {
         for listener in accepting {
             self.reactors.unlisten(listener);
         }
-        if let Some(path) = path {
-            // Where it is gone already there is nothing to do.
-            let _ = std::fs::remove_file(path);
-        }
+        drop(path);
+    }
+
+    fn hand_over(&self) {
+        // Whoever comes before the data threads hand over is served, or goes over with the others.
+        drop(self.lock().path.take());
     }
 }

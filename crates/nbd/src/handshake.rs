@@ -3,6 +3,7 @@
 //! Pure: takes one option at a time, returns the bytes to answer and what happens next. It
 //! runs before a client has proved anything, so every length is checked and every list bounded.
 
+use crate::carried::Haggled;
 use crate::export::{Attached, resolve};
 use crate::exporter::PROTOCOL;
 use crate::wire::{
@@ -86,6 +87,29 @@ impl Negotiation {
             style: Style::Simple,
             context_of: None,
             options: 0,
+        }
+    }
+
+    /// What was agreed on so far, for another process; `None` where TLS is on offer, which it cannot go on with.
+    pub(crate) fn carry(&self) -> Option<Haggled> {
+        (self.tls == TlsMode::Off).then(|| Haggled {
+            fixed: self.fixed,
+            no_zeroes: self.no_zeroes,
+            style: self.style,
+            options: self.options,
+            context_of: self.context_of.clone(),
+        })
+    }
+
+    /// The other way round.
+    pub(crate) fn resume(haggled: Haggled) -> Negotiation {
+        Negotiation {
+            fixed: haggled.fixed,
+            no_zeroes: haggled.no_zeroes,
+            style: haggled.style,
+            context_of: haggled.context_of,
+            options: haggled.options,
+            ..Negotiation::new(TlsMode::Off)
         }
     }
 

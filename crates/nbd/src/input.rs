@@ -22,6 +22,24 @@ pub(crate) struct Input {
 }
 
 impl Input {
+    /// With `bytes` unread already, of which at most [`RECV_LEN`] are kept.
+    pub(crate) fn of(bytes: &[u8]) -> Input {
+        let mut input = Input::default();
+        if !bytes.is_empty()
+            && let Some(mut space) = input.space(bytes.len())
+        {
+            let n = space.len();
+            space.bytes_mut().copy_from_slice(&bytes[..n]);
+            input.filled(n);
+        }
+        input
+    }
+
+    /// A copy of what is unread.
+    pub(crate) fn unread(&self) -> Vec<u8> {
+        self.window().map_or_else(Vec::new, |w| w.bytes().to_vec())
+    }
+
     /// The whole buffer; allocated on first use.
     fn buf(&mut self) -> &Buf {
         self.buf.get_or_insert_with(|| Buf::zeroed(RECV_LEN))

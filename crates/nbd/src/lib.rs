@@ -6,6 +6,7 @@
 //! it received bytes and completed requests and asks it what to send. [`NbdExporter`] has the
 //! sockets, and the [volumes](hearth_volume::Volume) that are on offer.
 
+pub mod carried;
 pub mod certs;
 mod export;
 mod exporter;

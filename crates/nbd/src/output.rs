@@ -68,6 +68,11 @@ impl Output {
         self.items.is_empty()
     }
 
+    /// True while something waits of which nothing was sent or offered.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.items.len() == 1 && self.first_sent == 0
+    }
+
     /// Bytes of request memory that wait to be sent.
     pub(crate) fn cost(&self) -> u64 {
         self.cost

@@ -2,7 +2,10 @@
 //!
 //! [`NbdSession`] is the protocol without TLS; [`TlsSession`](crate::tls::TlsSession) wraps it.
 
-use crate::handshake::{Negotiation, Next, OPTION_MAX, OPTION_SKIP_MAX, TlsMode};
+use crate::carried::{self, State};
+use crate::export::Attached;
+use crate::exporter::PROTOCOL;
+use crate::handshake::{Agreement, Negotiation, Next, OPTION_MAX, OPTION_SKIP_MAX, TlsMode};
 use crate::input::Input;
 use crate::output::Output;
 use crate::transmission::{Step, Transmission};
@@ -52,6 +55,8 @@ pub struct NbdSession {
     direct: bool,
     /// Received bytes wait until something outstanding is finished.
     full: bool,
+    /// Another process goes on with it: no further request is taken.
+    frozen: bool,
 }
 
 impl NbdSession {
@@ -84,7 +89,57 @@ impl NbdSession {
             ending: Ending::No,
             direct: false,
             full: false,
+            frozen: false,
         }
+    }
+
+    /// Goes on with a connection that another process has [carried](Session::carry) this far. `None` if its
+    /// export is not there, or does not take it.
+    pub fn resume(exports: Arc<Catalog>, caller: Caller, state: State) -> Option<NbdSession> {
+        if state.phase == carried::Phase::New {
+            return Some(NbdSession::of_caller(exports, TlsMode::Off, caller));
+        }
+        let phase = match state.phase {
+            carried::Phase::New | carried::Phase::Greeted => {
+                Phase::Greeting(Negotiation::new(TlsMode::Off))
+            }
+            carried::Phase::Options(haggled) => Phase::Options(Negotiation::resume(haggled)),
+            carried::Phase::SkipOption(haggled, left) => {
+                Phase::SkipOption(Negotiation::resume(haggled), left)
+            }
+            carried::Phase::Transmission {
+                export,
+                style,
+                status,
+                next,
+            } => {
+                let volume = exports.get(&export)?;
+                let visit = volume.admit(&caller, PROTOCOL).ok()?;
+                let agreed = Agreement {
+                    export: Attached::new(volume, visit),
+                    style,
+                    status,
+                };
+                Phase::Transmission(Box::new(Transmission::resume(agreed, next)))
+            }
+        };
+        Some(NbdSession {
+            peer: caller.to_string(),
+            caller,
+            exports,
+            input: Input::of(&state.input),
+            out: Output::default(),
+            phase,
+            ending: Ending::No,
+            direct: false,
+            full: false,
+            frozen: false,
+        })
+    }
+
+    /// True as long as nothing was sent and nothing received.
+    fn is_new(&self) -> bool {
+        matches!(self.phase, Phase::Greeting(_)) && self.input.is_empty() && self.out.is_untouched()
     }
 
     /// Who the client is, for the log.
@@ -120,6 +175,7 @@ impl NbdSession {
 
     /// From now on bytes pass through TLS.
     pub(crate) fn tls_started(&mut self) {
+        self.caller.encrypted = true;
         self.phase = match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::AwaitTls(mut haggling) => {
                 haggling.tls_started();
@@ -147,6 +203,11 @@ impl NbdSession {
         // Each round consumes input, or ends, so the receive buffer's length bounds the loop.
         self.full = false;
         while self.ending == Ending::No {
+            // A write whose payload is there belongs to the requests that are finished first.
+            let whole = matches!(&self.phase, Phase::Transmission(t) if t.payload_is_whole());
+            if self.frozen && !whole {
+                return;
+            }
             let step = match &mut self.phase {
                 Phase::Transmission(t) => t.step(&mut self.input, &mut self.out, cx),
                 Phase::AwaitTls(_) if !self.input.is_empty() => {
@@ -378,6 +439,38 @@ impl Session for NbdSession {
         if self.ending == Ending::No {
             self.end(Ending::Soft, "the server is stopping");
         }
+    }
+
+    fn freeze(&mut self) -> bool {
+        self.frozen = self.ending == Ending::No
+            && match &self.phase {
+                Phase::Greeting(h) | Phase::Options(h) | Phase::SkipOption(h, _) => {
+                    h.carry().is_some()
+                }
+                Phase::AwaitTls(_) | Phase::Over => false,
+                Phase::Transmission(_) => true,
+            };
+        self.frozen
+    }
+
+    fn carry(&mut self) -> Option<Vec<u8>> {
+        let new = self.is_new();
+        let at_rest = self.frozen && self.ending == Ending::No && self.in_flight() == 0;
+        if !at_rest || !(new || self.out.is_empty()) {
+            return None;
+        }
+        let phase = match &self.phase {
+            Phase::Greeting(_) if new => carried::Phase::New,
+            Phase::Greeting(_) => carried::Phase::Greeted,
+            Phase::Options(haggling) => carried::Phase::Options(haggling.carry()?),
+            Phase::SkipOption(haggling, left) => {
+                carried::Phase::SkipOption(haggling.carry()?, *left)
+            }
+            Phase::Transmission(t) => t.carry(),
+            Phase::AwaitTls(_) | Phase::Over => return None,
+        };
+        let input = self.input.unread();
+        Some(State { phase, input }.encode())
     }
 
     fn in_flight(&self) -> usize {

@@ -286,6 +286,15 @@ impl Session for TlsSession {
         self.inner.shutdown();
     }
 
+    fn freeze(&mut self) -> bool {
+        // What rustls knows of a connection stays in this process.
+        self.pipe.is_none() && self.inner.freeze()
+    }
+
+    fn carry(&mut self) -> Option<Vec<u8>> {
+        self.inner.carry()
+    }
+
     fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }

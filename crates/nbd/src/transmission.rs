@@ -5,6 +5,7 @@
 //! [`REQUESTS_MAX`] requests and [`PAYLOAD_MAX`] bytes outstanding (being worked on, or
 //! answered but not yet sent). Otherwise the bytes stay in the socket.
 
+use crate::carried::{self, Next};
 use crate::export::Attached;
 use crate::extents;
 use crate::handshake::Agreement;
@@ -100,6 +101,88 @@ impl Transmission {
             last_write: 0,
             extents: Vec::new(),
         }
+    }
+
+    /// Goes on where another process stopped.
+    pub(crate) fn resume(agreed: Agreement, next: Next) -> Transmission {
+        let expect = match next {
+            Next::Header => Expect::Header,
+            Next::Payload(header, received) => {
+                let buf = Buf::zeroed(Request::buffer_len(header.offset, header.len) as usize);
+                let from = (header.offset % BLOCK) as usize;
+                let end = from + header.len as usize;
+                let n = received.len().min(header.len as usize);
+                buf.slice(from, n)
+                    .bytes_mut()
+                    .copy_from_slice(&received[..n]);
+                let at = from + n;
+                Expect::Payload {
+                    header,
+                    buf,
+                    at,
+                    end,
+                }
+            }
+            Next::Skip(header, left, error) => Expect::Skip {
+                header,
+                left,
+                error,
+                text: "refused",
+            },
+        };
+        let mut resumed = Transmission::new(agreed);
+        if let Expect::Skip {
+            header,
+            left,
+            error,
+            ..
+        } = expect
+        {
+            // The words for it, which do not go over, are found again if it is still refused for that reason.
+            let text = match resumed.check(&header) {
+                Err((same, text)) if same == error => text,
+                _ => "refused",
+            };
+            resumed.expect = Expect::Skip {
+                header,
+                left,
+                error,
+                text,
+            };
+        } else {
+            resumed.expect = expect;
+        }
+        resumed
+    }
+
+    /// What another process needs to go on.
+    pub(crate) fn carry(&self) -> carried::Phase {
+        let next = match &self.expect {
+            Expect::Header => Next::Header,
+            Expect::Payload {
+                header, buf, at, ..
+            } => {
+                let from = (header.offset % BLOCK) as usize;
+                Next::Payload(*header, buf.slice(from, at - from).bytes().to_vec())
+            }
+            Expect::Skip {
+                header,
+                left,
+                error,
+                ..
+            } => Next::Skip(*header, *left, *error),
+        };
+        carried::Phase::Transmission {
+            export: self.export.name().to_owned(),
+            style: self.style,
+            status: self.status,
+            next,
+        }
+    }
+
+    /// A payload was received to its end, and its write not yet taken.
+    pub(crate) fn payload_is_whole(&self) -> bool {
+        matches!(&self.expect, Expect::Payload { at, end, .. } if at == end)
     }
 
     pub(crate) fn in_flight(&self) -> usize {

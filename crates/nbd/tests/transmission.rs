@@ -3,8 +3,9 @@
 mod common;
 use common::*;
 use hearth_engine::api::{Completion, ReqError, ReqOp};
-use hearth_nbd::{PAYLOAD_MAX, REQUESTS_MAX};
-use hearth_reactor::{Memory, Room};
+use hearth_nbd::carried::State;
+use hearth_nbd::{NbdSession, PAYLOAD_MAX, REQUESTS_MAX, TlsMode};
+use hearth_reactor::{Caller, Memory, PeerAddress, Room};
 use hearth_volume::Status;
 use std::sync::atomic::Ordering;
 
@@ -619,4 +620,87 @@ fn a_completion_nobody_waits_for_is_ignored() {
     wire.with(|s, cx| s.completed(stray, cx));
     wire.settle();
     assert!(wire.got.is_empty());
+}
+
+/// A client that is carried to another process at any byte gets the same answers as one that is not.
+#[test]
+fn a_connection_goes_over_at_any_byte() {
+    for style in STYLES {
+        let mut bytes = 3u32.to_be_bytes().to_vec();
+        match style {
+            Style::Simple => {}
+            Style::Structured => bytes.extend(option_bytes(8, &[])),
+            Style::Extended => bytes.extend(option_bytes(11, &[])),
+        }
+        bytes.extend(option_bytes(
+            10,
+            &context_query("vm1", &["base:allocation"]),
+        ));
+        bytes.extend(option_bytes(7, &go("vm1", &[])));
+        bytes.extend(Req::write(5, vec![9; 40]).bytes(style));
+        // Refused, once all of it is there.
+        bytes.extend(Req::write(SIZE - 1, vec![8; 40]).bytes(style));
+        bytes.extend(Req::new(0, 0, 64).bytes(style));
+        bytes.extend(Req::new(3, 0, 0).bytes(style));
+        let new = || {
+            let disk = Disk::new(3, "vm1", SIZE);
+            let catalog = server(vec![disk.clone()]);
+            let session = NbdSession::new(catalog.clone(), TlsMode::Off, "test".into());
+            (Wire::over(Box::new(session), disk), catalog)
+        };
+        let (mut whole, _) = new();
+        // A client that asks further at once is made to wait for its answers.
+        for byte in &bytes {
+            whole.feed(&[*byte]);
+        }
+        let wanted: Vec<u8> = whole.got.drain(..).collect();
+        for cut in 0..=bytes.len() {
+            let (mut first, catalog) = new();
+            for byte in &bytes[..cut] {
+                first.feed(&[*byte]);
+            }
+            assert!(first.session.freeze(), "{style:?} at {cut}");
+            let state = first.session.carry().expect("it is at rest");
+            let state = State::parse(&state).expect("it is understood");
+            let mut got: Vec<u8> = first.got.drain(..).collect();
+            let disk = first.disk.clone();
+            drop(first);
+            assert_eq!(disk.clients.load(Ordering::Relaxed), 0);
+            let caller = Caller::new(PeerAddress::Unknown);
+            let session = NbdSession::resume(catalog, caller, state).expect("its export is there");
+            let mut second = Wire::over(Box::new(session), disk);
+            for byte in &bytes[cut..] {
+                second.feed(&[*byte]);
+            }
+            got.extend(second.got.drain(..));
+            assert!(got == wanted, "{style:?} at {cut}: other answers");
+            assert_eq!(second.disk.data.lock().unwrap()[5..45], [9; 40]);
+            assert_eq!(second.disk.clients.load(Ordering::Relaxed), 1);
+        }
+    }
+}
+
+/// What is in flight is answered first, a write whose payload is there belongs to it, and no further request is
+/// taken.
+#[test]
+fn nothing_is_taken_from_a_connection_that_goes_over() {
+    let style = Style::Simple;
+    let mut wire = Wire::connected(style);
+    wire.hold = true;
+    wire.request(style, Req::new(0, 0, 4096));
+    assert!(wire.session.freeze());
+    assert!(wire.session.carry().is_none(), "a request is in flight");
+    let rest = Req::new(0, 4096, 4096).bytes(style);
+    // It was on its way already.
+    wire.feed(&rest);
+    assert_eq!(wire.session.in_flight(), 1);
+    wire.hold = false;
+    wire.settle();
+    assert_eq!(wire.reply(style, 4096).error, 0);
+    let state = State::parse(&wire.session.carry().unwrap()).unwrap();
+    assert_eq!(state.input, rest);
+    assert_eq!(state.export(), Some("vm1"));
+    let elsewhere = server(vec![Disk::new(4, "vm2", SIZE)]);
+    let caller = Caller::new(PeerAddress::Unknown);
+    assert!(NbdSession::resume(elsewhere, caller, state).is_none());
 }

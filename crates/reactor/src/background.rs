@@ -150,6 +150,7 @@ impl Background {
             | Command::Ring(_)
             | Command::Listen(..)
             | Command::Unlisten(..)
+            | Command::HandOver(_)
             | Command::Look => {}
         }
     }

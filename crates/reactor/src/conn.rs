@@ -57,6 +57,10 @@ pub(crate) struct Conn {
     pub counted: u64,
     /// The socket is of no use any more; kept until everything in flight has ended.
     pub dead: bool,
+    /// It goes over to another process as soon as nothing is in flight.
+    pub frozen: bool,
+    /// The receive in flight waits until its window is full.
+    pub whole: bool,
     /// The session was told that the stream ended.
     pub ended: bool,
     /// Requests the engine has not completed.
@@ -83,6 +87,8 @@ impl Conn {
             memory: Memory::default(),
             counted: 0,
             dead: false,
+            frozen: false,
+            whole: false,
             ended: false,
             requests: 0,
             since_ns: now_ns,
@@ -105,6 +111,21 @@ impl Conn {
             // SAFETY: plain numbers; the descriptor is open. Fails only if the peer is gone already.
             unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
         }
+    }
+
+    /// True once a connection that goes over has nothing in flight any more.
+    pub(crate) fn is_still(&self) -> bool {
+        self.frozen
+            && !self.dead
+            && !self.ended
+            && self.receiving == 0
+            && !self.sending
+            && self.requests == 0
+    }
+
+    /// The socket, for whoever goes on with it.
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.fd
     }
 
     /// True when nothing refers to the connection any more.

@@ -3,12 +3,13 @@
 use crate::mailbox::{Letters, Mailbox, Wake};
 use crate::peer::{ListenerId, SessionFactory};
 use crate::queue::{Queue, QueueId};
+use crate::reactors::Carried;
 use crate::session::Session;
 use hearth_engine::api::{Completion, Effects, Request};
 use hearth_io::WakeHandle;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Sender, SyncSender};
 
 /// Something to do on the engine's behalf, with its effects carried out.
 pub(crate) type EngineJob = Box<dyn FnOnce(u64, &mut Effects) + Send>;
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Look,
     /// End connections, then the thread.
     Stop,
+    /// The same, but connections that can go over to another process are sent there.
+    HandOver(Sender<Carried>),
 }
 
 /// Contents of an inbox.

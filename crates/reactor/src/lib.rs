@@ -30,6 +30,6 @@ pub use engine::BlockEngine;
 pub use peer::{Caller, ListenerId, PeerAddress, PeerInfo, SessionFactory};
 pub use pulse::Stuck;
 pub use queue::{Queue, QueueId};
-pub use reactors::{Config, ReactorError, Reactors, Stats};
+pub use reactors::{Carried, Config, ReactorError, Reactors, Stats};
 pub use session::{Memory, SendList, Session, SessionCx};
 pub use watch::{Ended, Watch, Watcher};

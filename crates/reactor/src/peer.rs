@@ -62,6 +62,8 @@ pub struct Caller {
     pub address: PeerAddress,
     /// The name in the certificate it showed, if it showed one that was checked.
     pub name: Option<String>,
+    /// It speaks through TLS.
+    pub encrypted: bool,
 }
 
 impl Caller {
@@ -70,6 +72,18 @@ impl Caller {
         Caller {
             address,
             name: None,
+            encrypted: false,
+        }
+    }
+
+    /// Who is at the other end of a connection.
+    pub fn of_connection(socket: &OwnedFd) -> Caller {
+        let tcp = std::os::fd::AsFd::as_fd(socket)
+            .try_clone_to_owned()
+            .and_then(|fd| TcpStream::from(fd).peer_addr());
+        match tcp {
+            Ok(address) => Caller::new(PeerAddress::Tcp(address)),
+            Err(_) => Caller::of_socket(socket),
         }
     }
 

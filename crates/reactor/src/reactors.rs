@@ -127,6 +127,15 @@ const END_TIME: Duration = Duration::from_secs(7);
 /// Longest wait for the background thread, which itself waits 10 s for its I/O.
 const BACKGROUND_TIME: Duration = Duration::from_secs(20);
 
+/// A connection at rest, for another process to go on with.
+#[derive(Debug)]
+pub struct Carried {
+    /// The socket.
+    pub fd: OwnedFd,
+    /// What its [session](Session::carry) left.
+    pub state: Vec<u8>,
+}
+
 /// Counters of the data threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
@@ -498,6 +507,22 @@ impl Reactors {
             let _ = self.shared.inbox(thread).command(Command::Stop);
         }
         join(workers, 2 * self.shared.config.grace + END_TIME)
+    }
+
+    /// The same for a daemon that is replaced by another program, which goes on with those connections that
+    /// [can](Session::freeze): these come to rest between two requests and are returned. Listening sockets that
+    /// somebody else has open as well go on taking connections, which wait there.
+    pub fn hand_over(&self) -> (bool, Vec<Carried>) {
+        let workers = std::mem::take(&mut *lock(&self.workers));
+        let (successor, carried) = channel();
+        for thread in 0..self.shared.threads {
+            let command = Command::HandOver(successor.clone());
+            // A thread that has ended has no connections.
+            let _ = self.shared.inbox(thread).command(command);
+        }
+        drop(successor);
+        let ended = join(workers, 2 * self.shared.config.grace + END_TIME);
+        (ended, carried.try_iter().collect())
     }
 
     /// [`disconnect`](Self::disconnect)s, waits for background I/O, and ends all threads. False if

@@ -82,6 +82,17 @@ pub trait Session: Send {
     }
     /// The daemon is stopping: take no further request, finish those in flight.
     fn shutdown(&mut self);
+    /// The process is about to be replaced by another program: take no further request, keep what was
+    /// received of the next one, finish those in flight. False if the connection cannot go over; then it is
+    /// [shut down](Self::shutdown) instead.
+    fn freeze(&mut self) -> bool {
+        false
+    }
+    /// What another process needs to go on with the connection, once it is [frozen](Self::freeze), nothing is in
+    /// flight and nothing left to send; or `None` if it ends after all.
+    fn carry(&mut self) -> Option<Vec<u8>> {
+        None
+    }
     /// Requests handed to the engine and not completed.
     fn in_flight(&self) -> usize;
     /// True until the client has said what it wants. A client that takes too long over it is

@@ -13,7 +13,7 @@ use crate::peer::{ListenerId, PeerInfo, SessionFactory, identify};
 use crate::polling::Polling;
 use crate::pulse::thread_name;
 use crate::queues::{QUEUE, Queues};
-use crate::reactors::Shared;
+use crate::reactors::{Carried, Shared};
 use crate::session::{SMALL, SendList, Session, SessionCx};
 use crate::tags::{Tag, Tags};
 use crate::watch::{Ended, Watch};
@@ -22,7 +22,7 @@ use hearth_io::{BufPool, Event, IoDone, Proactor, Wait};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Sender, SyncSender};
 
 /// Rounds between two entries into the kernel: a session with much buffered input must not
 /// keep the others waiting.
@@ -31,6 +31,9 @@ const ROUNDS_MAX: usize = 16;
 const SWEEP_NS: u64 = 1_000_000_000;
 /// How often connections waiting for the memory budget are looked at.
 const GATED_NS: u64 = 10_000_000;
+/// How long a payload that was announced may take when its connection goes over to another process: all others
+/// wait for it.
+const ANNOUNCED_NS: u64 = 3_000_000_000;
 /// Pause after the system ran out of descriptors or memory for a new connection.
 const ACCEPT_RETRY_NS: u64 = 100_000_000;
 /// Copies of a queue's requests above this many bytes count against the memory budget.
@@ -77,6 +80,10 @@ pub(crate) struct Worker {
     next_gate: u64,
     /// When stopping: connections are cut at the first time, the thread ends at the second.
     stop: Option<(u64, u64)>,
+    /// Where connections go when stopping, if another process goes on with them.
+    successor: Option<Sender<Carried>>,
+    /// And when those are cut that have announced a payload and do not send it.
+    announced: u64,
 }
 
 impl Worker {
@@ -111,6 +118,8 @@ impl Worker {
             gated: 0,
             next_gate: 0,
             stop: None,
+            successor: None,
+            announced: 0,
         }
     }
 
@@ -253,20 +262,43 @@ impl Worker {
             Command::Look => (0..self.conns.len() as u32).for_each(|i| self.mark(i)),
             Command::Stop => {
                 let grace = self.shared.config.grace.as_nanos() as u64;
-                self.stop = Some((self.now + grace, self.now + 2 * grace));
-                self.next_sweep = self.now + grace.min(SWEEP_NS);
-                (0..self.listeners.len()).for_each(|i| self.unlisten(i, None));
-                self.stop_queues();
-                for index in 0..self.conns.len() as u32 {
-                    if let Some(conn) = self.conn(index) {
-                        conn.session.shutdown();
-                        self.mark(index);
-                    }
-                }
+                self.stop(grace);
+            }
+            Command::HandOver(successor) => {
+                self.successor = Some(successor);
+                let grace = self.shared.config.grace.as_nanos() as u64;
+                self.stop(grace);
+                self.announced = self.now + ANNOUNCED_NS.min(grace);
             }
             // Sent to the background thread only; dropping them tells the sender.
             Command::Request(..) | Command::Job(_) => {}
         }
+    }
+
+    /// Ends everything: connections within `grace`, the thread within twice that.
+    fn stop(&mut self, grace: u64) {
+        self.stop = Some((self.now + grace, self.now + 2 * grace));
+        self.next_sweep = self.now + grace.min(SWEEP_NS);
+        (0..self.listeners.len()).for_each(|i| self.unlisten(i, None));
+        self.stop_queues();
+        (0..self.conns.len() as u32).for_each(|index| self.end(index));
+    }
+
+    /// Has a connection come to its end, here or altogether.
+    fn end(&mut self, index: u32) {
+        let handing = self.successor.is_some();
+        let Some(conn) = self.conn(index) else {
+            return;
+        };
+        conn.frozen = handing && !conn.dead && !conn.ended && conn.session.freeze();
+        if !conn.frozen {
+            conn.session.shutdown();
+        // A receive that waits for a full window may have bytes already, which not every kernel tells of
+        // when it is cancelled. What it waits for was announced, and is on its way.
+        } else if conn.receiving > 0 && !conn.whole {
+            self.proactor.cancel(RECV | u64::from(index));
+        }
+        self.mark(index);
     }
 
     fn accept(&mut self, index: usize) {
@@ -302,7 +334,11 @@ impl Worker {
         };
         listener.accepting = false;
         match result {
-            Ok(fd) if self.stop.is_none() && listener.removed.is_none() => {
+            // The successor takes up whoever has come this far: it was told that it is connected.
+            Ok(fd)
+                if self.successor.is_some()
+                    || self.stop.is_none() && listener.removed.is_none() =>
+            {
                 let (fd, address) = identify(fd);
                 let peer = PeerInfo {
                     address,
@@ -311,7 +347,12 @@ impl Worker {
                 if !self.shared.admit() {
                     tracing::warn!(%peer, "connection refused: the limit on connections is reached");
                 } else if let Some(session) = listener.factory.connect(&peer) {
-                    self.shared.place(fd, session);
+                    if self.successor.is_some() {
+                        // Another thread may have ended already.
+                        self.adopt(fd, session);
+                    } else {
+                        self.shared.place(fd, session);
+                    }
                 } else {
                     self.shared.release();
                 }
@@ -333,14 +374,14 @@ impl Worker {
             self.conns.push(None);
             (self.conns.len() - 1) as u32
         });
-        let mut conn = Box::new(Conn::new(fd, session, self.now));
-        if self.stop.is_some() {
-            conn.session.shutdown();
-        }
+        let conn = Box::new(Conn::new(fd, session, self.now));
         if self.free.len() + 1 == self.conns.len() {
             self.next_sweep = self.now + SWEEP_NS;
         }
         self.conns[index as usize] = Some(conn);
+        if self.stop.is_some() {
+            self.end(index);
+        }
         self.mark(index);
         self.bound_half_open();
     }
@@ -430,6 +471,10 @@ impl Worker {
         let now = self.now;
         self.call(index, |conn, cx| {
             conn.receiving = 0;
+            if conn.frozen && is_cancelled(&result) {
+                // Nothing has ended: what comes next is received elsewhere.
+                return;
+            }
             // A reset connection has ended like any other.
             let n = result.unwrap_or(0);
             conn.more = more;
@@ -522,7 +567,7 @@ impl Worker {
                     conn.ended = true;
                     conn.session.received(0, cx);
                 }
-                if conn.receiving > 0 || conn.dead || conn.ended {
+                if conn.receiving > 0 || conn.dead || conn.ended || conn.frozen {
                     return;
                 }
                 if let Some(buf) = conn.session.recv_buf(cx).filter(|b| !b.is_empty()) {
@@ -530,6 +575,7 @@ impl Worker {
                     conn.recv_ns = cx.now_ns;
                     // No longer than what a peer may take its time over: of that, every piece is to be seen.
                     let all = conn.session.wants_all() && buf.len() as u64 <= SMALL;
+                    conn.whole = all;
                     window = Some((conn.fd(), buf, conn.more, all));
                 }
             });
@@ -557,6 +603,10 @@ impl Worker {
                 let mut list = SendList::new();
                 conn.session.send_list(&mut list);
                 if list.is_empty() {
+                    if conn.is_still() && !conn.session.closing() {
+                        self.part(index);
+                        continue;
+                    }
                     if conn.session.closing() || (conn.ended && conn.requests == 0) {
                         conn.kill();
                     }
@@ -570,19 +620,37 @@ impl Worker {
                 conn.closing_ns = now;
             }
             if conn.is_over() {
-                self.gated -= usize::from(conn.memory.waits).min(self.gated);
-                self.shared.recount(conn.counted, 0, conn.session.shares());
-                self.conns[index as usize] = None;
-                self.free.push(index);
-                self.shared.release();
-                if self.free.len() == self.conns.len() {
-                    // No more sweeps either, which would let go of them.
-                    self.bufs.clear();
-                }
+                drop(self.take(index));
             }
         }
         // Nothing marks a connection while replies are collected.
         self.dirty = dirty;
+    }
+
+    /// Takes a connection out; its place is free.
+    fn take(&mut self, index: u32) -> Option<Box<Conn>> {
+        let conn = self.conns.get_mut(index as usize)?.take()?;
+        self.gated -= usize::from(conn.memory.waits).min(self.gated);
+        self.shared.recount(conn.counted, 0, conn.session.shares());
+        self.free.push(index);
+        self.shared.release();
+        if self.free.len() == self.conns.len() {
+            // No more sweeps either, which would let go of them.
+            self.bufs.clear();
+        }
+        Some(conn)
+    }
+
+    /// Sends a connection that has come to rest to whoever goes on with it.
+    fn part(&mut self, index: u32) {
+        let Some(mut conn) = self.take(index) else {
+            return;
+        };
+        if let (Some(successor), Some(state)) = (&self.successor, conn.session.carry()) {
+            let fd = conn.into_fd();
+            // Nobody listens any more if this took too long; then the connection ends.
+            let _ = successor.send(Carried { fd, state });
+        }
     }
 
     /// Lets connections go on that waited for memory.
@@ -602,6 +670,7 @@ impl Worker {
         self.bufs.age();
         let stall = self.shared.config.stall.as_nanos() as u64;
         let cut = self.stop.is_some_and(|(at, _)| now >= at);
+        let announced = self.successor.is_some() && now >= self.announced;
         for index in 0..self.conns.len() as u32 {
             let Some(conn) = self.conn(index) else {
                 continue;
@@ -615,6 +684,8 @@ impl Worker {
                 None
             } else if cut {
                 Some("the daemon is stopping")
+            } else if announced && conn.frozen && conn.receiving > 0 {
+                Some("a payload did not come, and the daemon is being replaced")
             } else if conn.session.handshaking() && since(conn.since_ns) {
                 Some("the handshake took too long")
             } else if takes && since(conn.recv_ns) {
@@ -643,16 +714,26 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let left = self.shared.inbox(self.index).close();
-        let waiting = left
-            .commands
-            .iter()
-            .filter(|c| matches!(c, Command::Adopt(..)))
-            .count();
-        for _ in 0..self.conns.iter().flatten().count() + waiting {
+        for command in self.shared.inbox(self.index).close().commands {
+            if let Command::Adopt(fd, mut session) = command {
+                self.shared.release();
+                if let Some(successor) = &self.successor
+                    && session.freeze()
+                    && let Some(state) = session.carry()
+                {
+                    let _ = successor.send(Carried { fd, state });
+                }
+            }
+        }
+        for _ in self.conns.iter().flatten() {
             self.shared.release();
         }
     }
+}
+
+/// A receive ended because it was called off.
+fn is_cancelled(result: &io::Result<usize>) -> bool {
+    matches!(result, Err(e) if matches!(e.raw_os_error(), Some(libc::ECANCELED | libc::EINTR)))
 }
 
 /// The system is short of something a closed connection would give back.

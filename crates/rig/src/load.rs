@@ -339,6 +339,21 @@ impl Writer {
     }
 }
 
+fn read_all(client: &mut Client, blocks: u64) -> Result<Vec<Result<u64, String>>> {
+    const PIECE: u64 = 256;
+    let mut versions = Vec::with_capacity(blocks as usize);
+    for first in (0..blocks).step_by(PIECE as usize) {
+        let count = PIECE.min(blocks - first) as usize;
+        let data = client.read(first * BLOCK as u64, (count * BLOCK) as u32)?;
+        versions.extend(
+            data.chunks(BLOCK)
+                .enumerate()
+                .map(|(i, block)| version_of(block, first + i as u64)),
+        );
+    }
+    Ok(versions)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,19 +383,4 @@ mod tests {
         assert!(read_of_half_a_write(Writer::uncached(1), false).is_err());
         assert!(read_of_half_a_write(Writer::new(1), true).is_err());
     }
-}
-
-fn read_all(client: &mut Client, blocks: u64) -> Result<Vec<Result<u64, String>>> {
-    const PIECE: u64 = 256;
-    let mut versions = Vec::with_capacity(blocks as usize);
-    for first in (0..blocks).step_by(PIECE as usize) {
-        let count = PIECE.min(blocks - first) as usize;
-        let data = client.read(first * BLOCK as u64, (count * BLOCK) as u32)?;
-        versions.extend(
-            data.chunks(BLOCK)
-                .enumerate()
-                .map(|(i, block)| version_of(block, first + i as u64)),
-        );
-    }
-    Ok(versions)
 }

@@ -11,13 +11,12 @@ use crate::control::Device;
 use crate::exporter::PROTOCOL;
 use crate::queue::Link;
 use hearth_reactor::{Caller, Reactors};
-use hearth_volume::{Visitor, Volume};
+use hearth_volume::{SocketFile, Visitor, Volume};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::mem::take;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -45,7 +44,8 @@ struct Client {
 struct Offer {
     disk: Arc<dyn Volume>,
     listener: Option<Arc<UnixListener>>,
-    path: PathBuf,
+    /// As long as it listens.
+    file: Option<SocketFile>,
     /// In the order they came; the first is served.
     clients: Vec<Arc<Client>>,
 }
@@ -99,8 +99,8 @@ impl Server {
         })
     }
 
-    /// Offers a disk on a listening socket bound to `path`, which is removed when the offer ends.
-    pub fn listen(&self, disk: Arc<dyn Volume>, listener: UnixListener, path: PathBuf) {
+    /// Offers a disk on a listening socket; its file is dropped when the offer ends.
+    pub fn listen(&self, disk: Arc<dyn Volume>, listener: UnixListener, file: SocketFile) {
         if let Err(e) = listener.set_nonblocking(true) {
             tracing::error!(disk = disk.name(), "cannot listen: {e}");
             return;
@@ -121,7 +121,7 @@ impl Server {
             Offer {
                 disk,
                 listener: Some(listener),
-                path,
+                file: Some(file),
                 clients,
             },
         );
@@ -242,7 +242,7 @@ impl Drop for Server {
 /// Ends an offer; its listener, if it still had one, is yet to be waited for no more.
 fn close(offer: &mut Offer) -> Option<Arc<UnixListener>> {
     let listener = offer.listener.take()?;
-    let _ = std::fs::remove_file(&offer.path);
+    drop(offer.file.take());
     Some(listener)
 }
 

@@ -1,6 +1,7 @@
 //! A protocol as the daemon sees it, and the daemon as a protocol sees it.
 
 use std::fmt;
+use std::ops::Deref;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +49,11 @@ pub trait Exporter: Send + Sync {
     fn open(&self) {}
     /// Takes no more clients at all; its sockets are gone.
     fn close(&self);
+    /// The same for a daemon that another program takes the place of. Sockets that [data threads](Reactors)
+    /// listen on are left to them, and so are connections that can go over.
+    fn hand_over(&self) {
+        self.close();
+    }
     /// Ends all connections that are not sessions of the data threads (these end by themselves);
     /// requests in flight are answered first. Called once, after [`close`](Self::close).
     fn stop(&self) {}
@@ -58,8 +64,48 @@ pub trait Exporter: Send + Sync {
 pub struct Socket {
     /// Where connections come in.
     pub listener: UnixListener,
-    /// Its file. Who stops listening removes it.
-    pub path: PathBuf,
+    /// Its file. Who stops listening drops it.
+    pub path: SocketFile,
+}
+
+/// Told when nobody listens on a file any more.
+type Gone = Box<dyn FnOnce(&Path) + Send + Sync>;
+
+/// The file of a socket that listens. Dropped, it is removed, unless another program goes on listening there.
+pub struct SocketFile {
+    path: PathBuf,
+    gone: Option<Gone>,
+}
+
+impl SocketFile {
+    /// A file; `gone` is called when nobody listens any more.
+    pub fn new(path: &Path, gone: impl FnOnce(&Path) + Send + Sync + 'static) -> SocketFile {
+        SocketFile {
+            path: path.to_owned(),
+            gone: Some(Box::new(gone)),
+        }
+    }
+}
+
+impl Deref for SocketFile {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl fmt::Debug for SocketFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.fmt(f)
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some(gone) = self.gone.take() {
+            gone(&self.path);
+        }
+    }
 }
 
 /// What an exporter may ask of the daemon it runs in.

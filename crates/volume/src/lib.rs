@@ -31,6 +31,6 @@ mod exporter;
 mod volume;
 
 pub use catalog::Catalog;
-pub use exporter::{Exporter, Host, Protocol, Socket};
+pub use exporter::{Exporter, Host, Protocol, Socket, SocketFile};
 pub use hearth_fault::Fault;
 pub use volume::{BlockSizes, Capabilities, Status, Visit, Visitor, Volume};

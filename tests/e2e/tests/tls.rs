@@ -212,3 +212,59 @@ fn allowed_lets_in_with_and_without() -> Result<()> {
     bench.refuses_strangers()?;
     bench.copies_out(&good)
 }
+
+/// What only one program knows of a connection does not go over to the next one: its client is named before.
+#[test]
+fn an_upgrade_names_who_is_connected_through_tls() -> Result<()> {
+    if !have("upgrade with TLS clients", &["qemu-io", "stdbuf"]) {
+        return Ok(());
+    }
+    let bench = Bench::new("required")?;
+    let creds = format!("tls-creds-x509,id=t,dir={},endpoint=client", bench.good()?);
+    let image = format!(
+        "driver=nbd,export=vm1,server.type=inet,server.host=localhost,server.port={},tls-creds=t,reconnect-delay=60",
+        bench.port
+    );
+    // It stays as long as its input is open.
+    let mut qemu = std::process::Command::new("qemu-io")
+        .args(["--object", &creds, "--image-opts", &image])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()?;
+    let input = qemu.stdin.take();
+    let outcome = (|| {
+        let hearth = &bench.hearth;
+        let clients = || -> Option<u64> {
+            let disk: serde_json::Value =
+                serde_json::from_str(&hearth.ok(&["disk", "show", "vm1", "--json"]).ok()?).ok()?;
+            disk["clients"]
+                .as_array()?
+                .iter()
+                .map(|c| c["encrypted"].as_u64())
+                .sum()
+        };
+        hearth_rig::wait::until(
+            "qemu-io is connected",
+            std::time::Duration::from_secs(60),
+            || clients().filter(|n| *n == 1),
+        )?;
+        let words = hearth.refused(&["upgrade"])?;
+        ensure!(
+            words.contains("127.0.0.1") || words.contains("::1"),
+            "{words}"
+        );
+        let check = hearth.ok(&["upgrade", "--check", "--json"])?;
+        let check: serde_json::Value = serde_json::from_str(&check)?;
+        ensure!(check["carried"] == 0, "{check}");
+        let why = check["at_risk"][0]["why"].as_str().unwrap_or_default();
+        ensure!(why.contains("encrypted"), "{check}");
+        let done = hearth.ok(&["upgrade", "--yes", "--json"])?;
+        let done: serde_json::Value = serde_json::from_str(&done)?;
+        ensure!(done["ended"] == 1 && done["carried"] == 0, "{done}");
+        Ok(())
+    })();
+    drop(input);
+    qemu.kill()?;
+    qemu.wait()?;
+    outcome
+}

@@ -9,5 +9,6 @@ pub mod listen;
 pub mod server;
 pub mod stats;
 pub mod types;
+pub mod upgrade;
 mod watching;
 pub mod workload;

@@ -29,6 +29,7 @@ use super::types::{
     DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, MirrorSet, PoolExport, PoolInfo,
     ScrubSet,
 };
+use super::upgrade::{UpgradePlan, UpgradeRequest, UpgradeState};
 use super::workload::{HistogramReport, RecordStart, Recording};
 use crate::error::{Error, Kind, Result};
 use crate::spot;
@@ -97,6 +98,12 @@ pub trait Control: Send + Sync + 'static {
     fn flush_datastore(&self, name: &str) -> Result<DatastoreInfo>;
     /// Serves a datastore no longer.
     fn remove_datastore(&self, name: &str) -> Result<()>;
+    /// Which version runs, and how the last upgrade went.
+    fn upgrade_state(&self) -> UpgradeState;
+    /// Whether a program could take over, and who would notice.
+    fn check_upgrade(&self, request: &UpgradeRequest) -> Result<UpgradePlan>;
+    /// Begins to have a program take over.
+    fn upgrade(&self, request: &UpgradeRequest) -> Result<UpgradePlan>;
 }
 
 /// What handlers need.
@@ -498,6 +505,7 @@ fn api() -> OpenApiRouter<Panel> {
         .merge(super::datastores::routes())
         .merge(super::events::routes())
         .merge(super::watching::routes())
+        .merge(super::upgrade::routes())
 }
 
 /// The OpenAPI document, as committed in `docs/openapi.json`.

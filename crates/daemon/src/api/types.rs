@@ -523,6 +523,9 @@ pub struct ClientInfo {
     pub connections: u64,
     /// It has written to the disk.
     pub writes: bool,
+    /// Of its connections, those through TLS.
+    #[serde(default)]
+    pub encrypted: u64,
 }
 
 /// How a pool is exported.

@@ -26,6 +26,7 @@ use crate::api::types::{
     DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo, ScrubSet,
     Trust,
 };
+use crate::api::upgrade::{UpgradePlan, UpgradeRequest, UpgradeState};
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
 use crate::clients::sentence;
 use crate::error::{Error, Kind, Result};
@@ -522,6 +523,18 @@ impl Daemon {
 impl Control for Arc<Daemon> {
     fn pool(&self) -> Result<PoolInfo> {
         Ok(self.pool_info())
+    }
+
+    fn upgrade_state(&self) -> UpgradeState {
+        self.succession.state()
+    }
+
+    fn check_upgrade(&self, request: &UpgradeRequest) -> Result<UpgradePlan> {
+        self.plan_upgrade(request)
+    }
+
+    fn upgrade(&self, request: &UpgradeRequest) -> Result<UpgradePlan> {
+        self.begin_upgrade(request)
     }
 
     fn export_pool(&self, how: PoolExport) -> Result<()> {

@@ -27,6 +27,7 @@ mod report;
 mod slot;
 mod stop;
 mod trouble;
+mod upgrade;
 mod watch;
 mod workload;
 
@@ -214,6 +215,8 @@ pub struct Daemon {
     stale_legs: Arc<crate::mirror::news::Stale>,
     /// What of the flash was counted when it was last told.
     flash_errors: AtomicU64,
+    /// Which program takes its place, and whose place it took.
+    succession: crate::upgrade::Succession,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -356,6 +359,7 @@ impl Daemon {
             events: options.events.clone(),
             stale_legs: Arc::default(),
             flash_errors: AtomicU64::new(0),
+            succession: crate::upgrade::Succession::default(),
         });
         let noter = daemon.start_noter().map_err(no_thread)?;
         *lock(&daemon.noter) = noter;

@@ -41,6 +41,8 @@ pub enum StopReason {
     Export,
     /// There is room for the cache again, which the next start brings back.
     Room,
+    /// Another program takes this one's place, and its clients.
+    Upgrade,
 }
 
 impl StopReason {
@@ -50,6 +52,7 @@ impl StopReason {
             StopReason::Signal => "a signal",
             StopReason::Export => "the pool is exported",
             StopReason::Room => "there is room for the cache again",
+            StopReason::Upgrade => "another program takes over",
         }
     }
 }
@@ -115,12 +118,22 @@ impl Daemon {
             self.hurry();
             self.disks.close(changes_time)
         };
-        self.exports.stop();
+        let connections = self.exports.connections();
+        if reason == StopReason::Upgrade {
+            self.exports.hand_over();
+        } else {
+            self.exports.stop();
+        }
         if reason == StopReason::Export {
             self.open_dirty_files();
         }
         self.still_datastores();
-        let ended = self.reactors.disconnect();
+        let ended = if reason == StopReason::Upgrade {
+            self.succession
+                .part(connections, || self.reactors.hand_over())
+        } else {
+            self.reactors.disconnect()
+        };
         self.observer.end_recordings();
         self.hurry();
         // It may have been removed a moment ago.

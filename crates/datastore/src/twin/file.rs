@@ -240,10 +240,9 @@ impl TwinFile {
                 Ok(hearth_io::file::claim_for_other(Path::new(&path), false)
                     .map_err(|e| e.to_string()))
             });
-            match claim {
-                Ok(claim) => claims.push(claim?),
-                // Whoever uses it next finds out.
-                Err(_) => {}
+            // Where that fails, whoever uses it next finds out.
+            if let Ok(claim) = claim {
+                claims.push(claim?);
             }
         }
         Ok(claims)

@@ -28,11 +28,14 @@ const ABOVE: u64 = 2;
 /// Names of the same hash that can be told apart.
 const SAME_MAX: u64 = 255;
 
+/// What a directory holds, in the order of its cookies: a cookie, a name, and the number of a file.
+type Names = Arc<Vec<(u64, Vec<u8>, u64)>>;
+
 /// The names of a directory in the order of their cookies, as of a time of change.
 pub(super) struct Listing {
     changed: Time,
     used: Instant,
-    names: Arc<Vec<(u64, Vec<u8>, u64)>>,
+    names: Names,
 }
 
 /// What is created, owned.
@@ -169,7 +172,7 @@ impl Inner {
         Some(self.told_of(number, now.ok()?))
     }
 
-    fn listing(&self, dir: u64, cookie: u64) -> Outcome<Arc<Vec<(u64, Vec<u8>, u64)>>> {
+    fn listing(&self, dir: u64, cookie: u64) -> Outcome<Names> {
         let now = self.read(move |open| open.dir.attributes(&open.find(dir)?))?;
         if now.kind != Kind::Directory {
             return Err(Status::NotDir);
