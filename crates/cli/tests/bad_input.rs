@@ -38,8 +38,8 @@ fn pools_that_are_none() {
     }
     assert!(
         bench
-            .refused(&["pool", "create", "--flash", &flash, "--flash", "/b"])
-            .contains("later version")
+            .refused(&["pool", "create", "--flash", &flash, "--flash", &flash])
+            .contains("given twice")
     );
     assert!(
         bench

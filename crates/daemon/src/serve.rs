@@ -4,7 +4,7 @@
 //! daemon is told so at once; the NBD socket appears last, so that whoever waits for it finds
 //! every disk; at the end sockets go first, so that no client is promised anything any more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use hearth_vhost::VhostExporter;
 use crate::abort;
 use crate::api::listen::{self, Limits};
 use crate::api::server::{Control, router};
-use crate::api::types::PoolExport;
+use crate::api::types::{DiskHome, PoolExport, Recovery};
 use crate::brake::Brake;
 use crate::daemon::{Daemon, Options, StopReason, datastores};
 use crate::descriptors;
@@ -38,6 +38,9 @@ use crate::upgrade::{Inherited, Patience, Predecessor, become_next};
 
 /// Longest wait for control requests to be answered at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
+
+/// How a pool was found that was closed in order.
+const CLEAN: &str = "checkpoint of a clean stop";
 
 /// Encryption of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,12 +159,17 @@ pub fn run(options: &ServeOptions) -> Result<()> {
             "stopped because there is room for all of the flash file again",
             "start the daemon again to have the cache back; a supervisor does so by itself",
         )),
-        StopReason::Upgrade if signalled.came() => {
-            // Somebody wants it to end rather than to go on as another program.
-            run_dir.sockets().give_up();
-            Ok(())
+        StopReason::Upgrade => {
+            // The pool is closed: a signal that comes from here on may just end the process. Handled, it would be
+            // forgotten by the next program.
+            signals_end_us();
+            if signalled.came() {
+                // Somebody wants it to end rather than to go on as another program.
+                run_dir.sockets().give_up();
+                return Ok(());
+            }
+            Err(become_next(daemon.succession(), run_dir))
         }
-        StopReason::Upgrade => Err(become_next(daemon.succession(), run_dir)),
     }
 }
 
@@ -188,7 +196,9 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
         begin,
     } = scene;
     let dir = run_dir.path().to_owned();
-    let (predecessor, carried) = left.map_or((None, Vec::new()), |(p, c)| (Some(p), c));
+    let (predecessor, mut carried) = left.map_or((None, Vec::new()), |(p, c)| (Some(p), c));
+    let before = carried.len() as u64;
+    cut_dropped(daemon, &mut carried)?;
     let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
     daemon.note_datastores();
     let api = Api::start(daemon, socket)?;
@@ -201,8 +211,9 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
     };
     let sockets = run_dir.sockets().clone();
     let host = Site::with(&dir, *rights, daemon.reactors().clone(), sockets.clone());
-    register(daemon, &host, tcp, carried)?;
-    if let Some(predecessor) = predecessor {
+    let resumed = register(daemon, &host, tcp, carried)?;
+    if let Some(mut predecessor) = predecessor {
+        predecessor.goes_on_with(resumed, before);
         daemon.tell_succeeded(&predecessor);
     }
     daemon.open_datastores();
@@ -241,25 +252,56 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
         Err(e) => Event::DaemonStoppedBadly { why: e.to_string() },
     });
     match outcome {
-        // What is flushed is safe, and clients wait: whoever comes next reads the log.
-        Err(e) if replaced => tracing::error!("{e}"),
+        // What is flushed is safe, and whoever comes next reads the log. What was not may be lost, and clients have
+        // to learn of that as after a crash: by losing their connections.
+        Err(e) if replaced => {
+            tracing::error!("{e}; clients have to connect again");
+            daemon.succession().cut();
+        }
         other => other?,
     }
     Ok(reason)
 }
 
+/// Ends the connections of the program before to disks of which this start has left nothing, as it does of scratch
+/// disks when it has to read the log: their clients must not take what they find for what they have written.
+fn cut_dropped(
+    daemon: &Arc<Daemon>,
+    carried: &mut Vec<(OwnedFd, hearth_nbd::carried::State)>,
+) -> Result<()> {
+    let clean = |found: Recovery| found.how == CLEAN;
+    if carried.is_empty() || daemon.pool()?.recovery.is_some_and(clean) {
+        return Ok(());
+    }
+    let disks = daemon.disks()?.into_iter();
+    let scratch = disks.filter(|disk| disk.home == DiskHome::Scratch);
+    let dropped: BTreeSet<String> = scratch.map(|disk| disk.name).collect();
+    carried.retain(|(_, state)| {
+        let gone = state.export().filter(|name| dropped.contains(*name));
+        if let Some(disk) = gone {
+            tracing::error!(
+                disk,
+                "an NBD client was cut off: nothing of its scratch disk is left"
+            );
+        }
+        gone.is_none()
+    });
+    Ok(())
+}
+
 /// The protocols disks are served over. A new one is a line here, and a crate
-/// ([`hearth_volume`] says what has to be in it).
+/// ([`hearth_volume`] says what has to be in it). So many of the connections carried here are gone on with.
 fn register(
     daemon: &Daemon,
     host: &Arc<Site>,
     tcp: Option<hearth_nbd::Tcp>,
     carried: Vec<(OwnedFd, hearth_nbd::carried::State)>,
-) -> Result<()> {
+) -> Result<u64> {
     let exports = daemon.exports();
     exports.register(Arc::new(VhostExporter::start(host.clone())?));
-    exports.register(Arc::new(NbdExporter::start(&**host, tcp, carried)?));
-    Ok(())
+    let nbd = Arc::new(NbdExporter::start(&**host, tcp, carried)?);
+    exports.register(nbd.clone());
+    Ok(nbd.resumed())
 }
 
 /// Signals that end the daemon.
@@ -284,6 +326,14 @@ fn watch_signals() -> Result<Signals> {
         first,
         iterator: std::sync::Mutex::new(Some(iterator)),
     })
+}
+
+/// Signals that were watched end the process again.
+fn signals_end_us() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: plain numbers; nothing of ours runs when one comes.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }
 
 impl Signals {

@@ -260,7 +260,7 @@ mod tests {
         with(&|r| r.directory = "vms".to_owned());
         with(&|r| r.clients = vec!["a\nb".to_owned()]);
         let mut critical = whole;
-        field(&mut critical, CRITICAL | 9, b"");
+        field(&mut critical, CRITICAL | 1000, b"");
         assert!(matches!(
             DatastoreRecord::decode(&critical),
             Err(FormatError::Newer { .. })

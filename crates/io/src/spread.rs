@@ -259,8 +259,8 @@ mod tests {
 
     #[test]
     fn what_is_written_to_the_whole_is_read_from_it_and_lies_on_the_devices() {
-        let device = || Sparse::new(200 * 4096);
-        let mut joined = Joined::new(three(), vec![device(), device(), device()]);
+        let device = |blocks: u64| Sparse::new(blocks * 4096);
+        let mut joined = Joined::new(three(), vec![device(100), device(200), device(200)]);
         assert_eq!(joined.len(), 170 * 4096);
         // Across both seams.
         let data: Vec<u8> = (0..60 * 4096u32).map(|i| (i / 4096) as u8 + 1).collect();

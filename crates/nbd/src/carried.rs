@@ -8,6 +8,7 @@
 use crate::input::RECV_LEN;
 use crate::wire::{RequestHeader, STRING_MAX, Style, cmd};
 use hearth_engine::api::REQUEST_MAX;
+use hearth_io::BLOCK;
 
 /// The layout written here, and the only one read.
 pub const VERSION: u16 = 1;
@@ -53,6 +54,10 @@ pub enum Phase {
     Transmission {
         /// The export's name.
         export: String,
+        /// The serial number of what is behind it, which no other disk has.
+        serial: [u8; 16],
+        /// Its size; it does not shrink under a client.
+        size: u64,
         /// How requests are framed.
         style: Style,
         /// Block status may be asked for.
@@ -126,6 +131,8 @@ impl State {
             }
             Phase::Transmission {
                 export,
+                serial,
+                size,
                 style,
                 status,
                 next,
@@ -134,6 +141,8 @@ impl State {
                 out.push(style_number(*style));
                 out.push(u8::from(*status));
                 put_bytes(&mut out, export.as_bytes());
+                out.extend(serial);
+                out.extend(size.to_le_bytes());
                 match next {
                     Next::Header => out.push(0),
                     Next::Payload(header, received) => {
@@ -174,6 +183,7 @@ impl State {
                 let style = r.style()?;
                 let status = r.flag()?;
                 let export = r.string()?;
+                let (serial, size) = (r.array()?, r.u64()?);
                 let next = match r.u8()? {
                     0 => Next::Header,
                     1 => {
@@ -191,6 +201,8 @@ impl State {
                 };
                 Phase::Transmission {
                     export,
+                    serial,
+                    size,
                     style,
                     status,
                     next,
@@ -290,7 +302,8 @@ impl<'a> Source<'a> {
         let header = self.header()?;
         let sane = header.command == cmd::WRITE
             && (1..=REQUEST_MAX).contains(&header.len)
-            && header.offset.checked_add(header.len).is_some();
+            && (header.offset.checked_add(header.len))
+                .is_some_and(|end| end.checked_next_multiple_of(BLOCK).is_some());
         sane.then_some(header)
     }
 }
@@ -313,6 +326,8 @@ mod tests {
         State {
             phase: Phase::Transmission {
                 export: "vm1".to_owned(),
+                serial: [0xee; 16],
+                size: 1 << 20,
                 style: Style::Structured,
                 status: true,
                 next,
@@ -351,6 +366,7 @@ mod tests {
             state.encode().iter().map(|b| format!("{b:02x}")).collect()
         };
         let written: Vec<String> = all().iter().map(hex).collect();
+        let disk = "ee".repeat(16) + "0000100000000000";
         let head = "01000100010203040506070800100000000000000800000000000000";
         assert_eq!(
             written,
@@ -359,9 +375,11 @@ mod tests {
                 "01000100000000".to_owned(),
                 "01000201020300000003000000766d3100000000".to_owned(),
                 "01000301020300000003000000766d31090000000000000000000000".to_owned(),
-                "010004010103000000766d310002000000696e".to_owned(),
-                format!("010004010103000000766d3101{head}0300000070617902000000696e"),
-                format!("010004010103000000766d3102{head}05000000000000001c00000002000000696e"),
+                format!("010004010103000000766d31{disk}0002000000696e"),
+                format!("010004010103000000766d31{disk}01{head}0300000070617902000000696e"),
+                format!(
+                    "010004010103000000766d31{disk}02{head}05000000000000001c00000002000000696e"
+                ),
             ]
         );
     }
@@ -392,6 +410,15 @@ mod tests {
         );
         assert_eq!(
             State::parse(&using(Next::Skip(header(1, 2), 3, 5)).encode()),
+            None
+        );
+        // Rounded up to whole blocks, its end is no number.
+        let far = RequestHeader {
+            offset: u64::MAX - 9,
+            ..header(1, 8)
+        };
+        assert_eq!(
+            State::parse(&using(Next::Payload(far, vec![])).encode()),
             None
         );
     }

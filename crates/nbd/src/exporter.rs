@@ -34,8 +34,10 @@ struct State {
     accepting: Vec<ListenerId>,
     /// The unix socket's file, as long as it listens.
     path: Option<SocketFile>,
-    /// Connections of the program before that wait for their exports.
+    /// Connections of the program before, until it is open.
     carried: Vec<(OwnedFd, Carried)>,
+    /// So many of them are gone on with.
+    resumed: u64,
 }
 
 /// See the module.
@@ -47,8 +49,8 @@ pub struct NbdExporter {
 
 impl NbdExporter {
     /// Listens on the socket of the run directory, and on `tcp`; clients wait until it is
-    /// [opened](Exporter::open). Those who were connected to the program before go on before that, each when its
-    /// export is on offer.
+    /// [opened](Exporter::open). Those who were connected to the program before go on then, if their exports are on
+    /// offer; they do not wait for others.
     pub fn start(
         host: &dyn Host,
         tcp: Option<Tcp>,
@@ -84,25 +86,25 @@ impl NbdExporter {
         })
     }
 
-    /// Goes on with those connections of the program before that can be gone on with now.
+    /// Connections of the program before that are gone on with.
+    pub fn resumed(&self) -> u64 {
+        self.lock().resumed
+    }
+
+    /// Goes on with those connections of the program before that can be gone on with, and cuts the others.
     fn take_up(&self) {
         let waiting = std::mem::take(&mut self.lock().carried);
-        let (now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, state)| {
-            let export = state.export();
-            export.is_none_or(|name| self.exports.get(name).is_some())
-        });
-        self.lock().carried.extend(later);
-        for (socket, state) in now {
+        for (socket, state) in waiting {
             let caller = Caller::of_connection(&socket);
             let who = caller.to_string();
             let session = NbdSession::resume(self.exports.clone(), caller, state);
             let outcome = session.map(|s| self.reactors.adopt(socket, Box::new(s)));
             match outcome {
-                Some(Ok(())) => {}
+                Some(Ok(())) => self.lock().resumed += 1,
                 Some(Err(e)) => tracing::error!(peer = who, "an NBD client was cut off: {e}"),
                 None => tracing::error!(
                     peer = who,
-                    "an NBD client was cut off: its disk does not take it"
+                    "an NBD client was cut off: its disk is not there, is another one, or does not take it"
                 ),
             }
         }
@@ -120,7 +122,6 @@ impl Exporter for NbdExporter {
 
     fn offer(&self, volume: Arc<dyn Volume>) -> Result<(), Fault> {
         self.exports.insert(volume);
-        self.take_up();
         Ok(())
     }
 

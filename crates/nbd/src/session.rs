@@ -13,7 +13,7 @@ use crate::wire::{FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC,
 use hearth_engine::api::Completion;
 use hearth_io::BufSlice;
 use hearth_reactor::{Caller, Memory, PeerAddress, SendList, Session, SessionCx, Shares};
-use hearth_volume::Catalog;
+use hearth_volume::{Catalog, Volume};
 use std::sync::Arc;
 
 /// Bytes of an option's header.
@@ -94,7 +94,7 @@ impl NbdSession {
     }
 
     /// Goes on with a connection that another process has [carried](Session::carry) this far. `None` if its
-    /// export is not there, or does not take it.
+    /// export is not there, another disk, smaller, or does not take it.
     pub fn resume(exports: Arc<Catalog>, caller: Caller, state: State) -> Option<NbdSession> {
         if state.phase == carried::Phase::New {
             return Some(NbdSession::of_caller(exports, TlsMode::Off, caller));
@@ -109,18 +109,22 @@ impl NbdSession {
             }
             carried::Phase::Transmission {
                 export,
+                serial,
+                size,
                 style,
                 status,
                 next,
             } => {
-                let volume = exports.get(&export)?;
+                // Another disk may have its name by now.
+                let same = |v: &Arc<dyn Volume>| v.serial() == serial && v.size() >= size;
+                let volume = exports.get(&export).filter(same)?;
                 let visit = volume.admit(&caller, PROTOCOL).ok()?;
                 let agreed = Agreement {
                     export: Attached::new(volume, visit),
                     style,
                     status,
                 };
-                Phase::Transmission(Box::new(Transmission::resume(agreed, next)))
+                Phase::Transmission(Box::new(Transmission::resume(agreed, next)?))
             }
         };
         Some(NbdSession {

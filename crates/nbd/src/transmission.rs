@@ -103,11 +103,17 @@ impl Transmission {
         }
     }
 
-    /// Goes on where another process stopped.
-    pub(crate) fn resume(agreed: Agreement, next: Next) -> Transmission {
+    /// Goes on where another process stopped; `None` if that cannot be where it was.
+    pub(crate) fn resume(agreed: Agreement, next: Next) -> Option<Transmission> {
         let expect = match next {
             Next::Header => Expect::Header,
             Next::Payload(header, received) => {
+                // Only a write that fits is received.
+                let end = header.offset.checked_add(header.len)?;
+                let fits = end <= agreed.export.size() && header.len <= REQUEST_MAX;
+                if !fits || end.checked_next_multiple_of(BLOCK).is_none() {
+                    return None;
+                }
                 let buf = Buf::zeroed(Request::buffer_len(header.offset, header.len) as usize);
                 let from = (header.offset % BLOCK) as usize;
                 let end = from + header.len as usize;
@@ -152,7 +158,7 @@ impl Transmission {
         } else {
             resumed.expect = expect;
         }
-        resumed
+        Some(resumed)
     }
 
     /// What another process needs to go on.
@@ -174,6 +180,8 @@ impl Transmission {
         };
         carried::Phase::Transmission {
             export: self.export.name().to_owned(),
+            serial: self.export.serial(),
+            size: self.export.size(),
             style: self.style,
             status: self.status,
             next,

@@ -700,7 +700,14 @@ fn nothing_is_taken_from_a_connection_that_goes_over() {
     let state = State::parse(&wire.session.carry().unwrap()).unwrap();
     assert_eq!(state.input, rest);
     assert_eq!(state.export(), Some("vm1"));
-    let elsewhere = server(vec![Disk::new(4, "vm2", SIZE)]);
-    let caller = Caller::new(PeerAddress::Unknown);
-    assert!(NbdSession::resume(elsewhere, caller, state).is_none());
+    let resumes = |disk| {
+        let caller = Caller::new(PeerAddress::Unknown);
+        NbdSession::resume(server(vec![disk]), caller, state.clone()).is_some()
+    };
+    let id = wire.disk.id;
+    assert!(resumes(Disk::new(id, "vm1", SIZE)));
+    assert!(resumes(Disk::new(id, "vm1", 2 * SIZE)), "it may grow");
+    assert!(!resumes(Disk::new(id, "vm1", SIZE / 2)), "it shrank");
+    assert!(!resumes(Disk::new(id + 1, "vm1", SIZE)), "another disk");
+    assert!(!resumes(Disk::new(id, "vm2", SIZE)));
 }

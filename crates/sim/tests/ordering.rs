@@ -6,7 +6,7 @@ mod common;
 #[path = "common/judge.rs"]
 mod judge;
 
-use hearth_engine::api::{DiskConfig, Mode, ReqError, ReqOp, Request};
+use hearth_engine::api::{DiskConfig, FlashFault, Home, Mode, ReqError, ReqOp, Request};
 use hearth_engine::{ControlError, OpenedFrom};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, Class, IoOp, OpKind, Target};
@@ -649,6 +649,43 @@ fn a_write_begun_while_the_cache_was_off_leaves_no_copy_that_nothing_guards() {
     }
 }
 
+/// Of a disk that lives on flash a discard leaves nothing that is dirty, and no origin that would be told: only the log
+/// knows of it, and a flush has to wait for that.
+#[test]
+fn a_discard_that_was_flushed_stays_where_a_disk_lives_on_flash() {
+    for seed in 0..16 {
+        let lives_on_flash = DiskConfig {
+            home: Home::Flash,
+            ..disk(1)
+        };
+        let mut j = Judged::seeded(vec![lives_on_flash], seed);
+        j.write_fua(1, 5, 55).expect("written");
+        let op = ReqOp::Discard { fua: false };
+        let tag = j.submit(|tag, now| Request::new(tag, 1, op, 5 * BLOCK, BLOCK, None, now));
+        j.wait(tag).expect("discarded");
+        j.flush(1).expect("flushed");
+        j.power_cut();
+        assert_eq!(j.read(1, 5), Ok(0), "seed {seed}");
+    }
+}
+
+/// What lives on flash that was removed under us will never be in an origin: who flushes it is told so, and does not wait.
+#[test]
+fn a_flush_of_what_lives_on_flash_that_is_going_ends() {
+    let lives_on_flash = DiskConfig {
+        home: Home::Flash,
+        ..disk(1)
+    };
+    let mut j = Judged::new(vec![lives_on_flash]);
+    j.write_fua(1, 5, 55).expect("written");
+    let mut fx = std::mem::take(&mut j.fx);
+    j.engine
+        .give_flash_up(FlashFault::Leaving, true, 0, &mut fx);
+    j.fx = fx;
+    j.collect();
+    assert_eq!(j.flush(1), Err(ReqError::Io));
+}
+
 /// The tests above are what catches these faults: random worlds hardly ever meet such orders of events.
 #[cfg(feature = "mutations")]
 #[test]
@@ -678,6 +715,10 @@ fn faults_that_need_a_certain_order_are_caught() {
         (
             Fault::IgnoreFlashFlushError,
             that_flash_failed_outlives_a_power_cut,
+        ),
+        (
+            Fault::FlushForgetsDiscards,
+            a_discard_that_was_flushed_stays_where_a_disk_lives_on_flash,
         ),
         (
             Fault::DestageUnnoted,

@@ -848,7 +848,7 @@ impl Daemon {
         fresh: bool,
     ) -> Result<Device> {
         if record.is_flash_only() {
-            return Ok(super::homeless::device(record));
+            return self.homeless_device(record);
         }
         let Some(legs) = hearth_origin::legs(spec) else {
             return origin::open(spec, record, &self.images, backing);

@@ -121,8 +121,8 @@ fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Resu
         .iter()
         .filter(|d| d.name != name)
         .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
-    // The rest stays everybody's: eviction needs blocks it may drop.
-    let most = capacity / 8 * 7;
+    // The rest stays everybody's: eviction needs blocks it may drop, and of what lives on flash it may drop none.
+    let most = (capacity / 8 * 7).saturating_sub(super::homeless::promised(registry));
     if others.saturating_add(min) > most {
         return Err(Error::invalid(
             format!(

@@ -28,8 +28,27 @@ use crate::size::human;
 const SEGMENTS_MIN: u64 = 12;
 
 /// The device of a disk that has no origin.
-pub(super) fn device(record: &DiskRecord) -> Device {
+fn device(record: &DiskRecord) -> Device {
     Device::remote(Arc::new(Nowhere::new("flash alone", record.size)))
+}
+
+/// Refuses to serve disks that live on flash from a pool that cannot hold them and be cleaned: it has been given
+/// smaller flash than it had. Their writes would fill the log for good, and everybody else would wait.
+fn check_fits(registry: &Registry, holds: u64) -> Result<()> {
+    let promised = promised(registry);
+    // More than may be promised, for segments that take no writes any more make a pool smaller.
+    let most = holds / 100 * (KEPT_PERCENT_MAX + 10);
+    if promised <= most {
+        return Ok(());
+    }
+    Err(Error::refused(
+        format!(
+            "the pool holds {}, and {} are promised to disks that live on flash",
+            human(holds),
+            human(promised)
+        ),
+        "put the pool on larger flash, or remove one of those disks",
+    ))
 }
 
 /// Bytes that are promised to disks that live on flash.
@@ -51,8 +70,26 @@ pub(super) fn check_promise(
     more: u64,
 ) -> Result<()> {
     let (most, promised) = (most(capacity), promised(registry));
-    if promised.saturating_add(more) <= most {
+    let kept = registry
+        .disks
+        .iter()
+        .fold(0, |sum: u64, d| sum.saturating_add(d.min_bytes));
+    let wanted = promised.saturating_add(more);
+    // Of what is left besides the minimums of others, eviction needs something that it may drop.
+    if wanted <= most && wanted.saturating_add(kept) <= capacity / 8 * 7 {
         return Ok(());
+    }
+    if wanted <= most {
+        return Err(Error::refused(
+            format!(
+                "{} of flash cannot be promised to {name}: of the {} that the pool holds, {} are promised to disks that live there, and {} are kept for others",
+                human(more),
+                human(capacity),
+                human(promised),
+                human(kept)
+            ),
+            "make it smaller, or lower minimums with `hearth disk set NAME --min`",
+        ));
     }
     Err(Error::refused(
         format!(
@@ -100,6 +137,15 @@ impl Daemon {
     /// Bytes that the pool can hold, as the engine counts.
     pub(super) fn holds(&self) -> u64 {
         self.engine.pool_stats().capacity_blocks * BLOCK
+    }
+
+    /// The device of a disk that has no origin, if flash can hold all that was promised.
+    pub(super) fn homeless_device(&self, record: &DiskRecord) -> Result<Device> {
+        let pool = lock(&self.pool);
+        if !pool.is_without_flash() {
+            check_fits(pool.registry(), self.holds())?;
+        }
+        Ok(device(record))
     }
 
     /// Refuses what cannot be promised.

@@ -182,7 +182,7 @@ fn explain(paths: &[PathBuf], found: &[Superblock], misfit: &Misfit) -> Error {
                 shown(a),
                 shown(b)
             ),
-            "give the device that was in use then; if that is lost, what is on the others is found with `hearth rescue`, and the disks go on with `hearth pool adopt-flash`",
+            "give the device that was in use then; if that is lost, so is what was only on flash, and the disks go on from their origins with `hearth pool adopt-flash`",
         ),
         Misfit::NotOfIt(a, b) => Error::refused(
             format!(

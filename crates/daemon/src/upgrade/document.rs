@@ -59,7 +59,7 @@ impl Document {
         out.extend(self.generation.to_le_bytes());
         out.extend(self.begun_ns.to_le_bytes());
         out.extend(self.ended.to_le_bytes());
-        put(&mut out, self.failure.as_bytes());
+        put(&mut out, clip(&self.failure).as_bytes());
         out.extend(self.lock.to_le_bytes());
         out.extend((self.sockets.len() as u32).to_le_bytes());
         for (name, fd) in &self.sockets {
@@ -99,6 +99,15 @@ impl Document {
             _ => Err("there is more in it than there should be"),
         }
     }
+}
+
+/// As much of a text as is read again.
+fn clip(text: &str) -> &str {
+    let mut len = text.len().min(TEXT_MAX);
+    while !text.is_char_boundary(len) {
+        len -= 1;
+    }
+    &text[..len]
 }
 
 fn put(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -254,5 +263,16 @@ mod tests {
         newer[8] = 2;
         let told = Document::parse(&summed(newer)).unwrap_err();
         assert!(told.contains("version"), "{told}");
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_rather_than_not_understood() {
+        let long = Document {
+            failure: "x".to_owned() + &"ä".repeat(TEXT_MAX),
+            ..document()
+        };
+        let read = Document::parse(&long.encode()).unwrap();
+        assert_eq!(read.failure.len(), TEXT_MAX - 1);
+        assert!(long.failure.starts_with(&read.failure));
     }
 }

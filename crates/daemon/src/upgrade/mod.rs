@@ -45,6 +45,9 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// end it.
 const GOES_ON: Duration = Duration::from_secs(600);
 
+/// Options of `hearth serve` that are for one start.
+const ONE_START: &[&str] = &["--accept-damage", "--release-brake"];
+
 #[derive(Default)]
 struct Parting {
     /// Who comes next.
@@ -72,6 +75,11 @@ impl Succession {
         let free = parting.program.is_none();
         parting.program.get_or_insert_with(|| program.to_owned());
         free
+    }
+
+    /// Connections that came to rest end after all, as in a crash.
+    pub(crate) fn cut(&self) {
+        self.lock().carried.clear();
     }
 
     /// Has `connections` come to rest, as far as they can; whether all threads have ended.
@@ -125,9 +133,18 @@ pub(crate) struct Predecessor {
     from: String,
     begun_ns: u64,
     generation: u64,
+    /// Known [later](Self::goes_on_with).
     carried: u64,
     ended: u64,
     failure: Option<String>,
+}
+
+impl Predecessor {
+    /// So many of its connections are really gone on with, of those that were to be.
+    pub fn goes_on_with(&mut self, resumed: u64, of: u64) {
+        self.carried = resumed;
+        self.ended += of.saturating_sub(resumed);
+    }
 }
 
 /// What the program before has left for this one.
@@ -155,6 +172,7 @@ impl Inherited {
                 tracing::error!(
                     "what the program before has left is not understood: {why}; its clients have to connect again"
                 );
+                close_inherited();
                 None
             }
         }
@@ -188,9 +206,23 @@ impl Inherited {
                 }
             }
         }
-        inherited.predecessor.carried = inherited.connections.len() as u64;
         inherited
     }
+}
+
+/// Closes what another program has left open, except what the service manager passes on: who is connected is to
+/// see that nobody goes on with it.
+fn close_inherited() {
+    let ours = std::env::var("LISTEN_PID").is_ok_and(|p| p == std::process::id().to_string());
+    let passed = std::env::var("LISTEN_FDS").ok().filter(|_| ours);
+    let passed: RawFd = passed.and_then(|n| n.parse().ok()).unwrap_or(0);
+    let Ok(open) = std::fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    let open = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let open: Vec<RawFd> = open.collect();
+    let mut seen: BTreeSet<RawFd> = (3..3i32.saturating_add(passed.clamp(0, 1 << 20))).collect();
+    open.into_iter().for_each(|fd| drop(adopt(fd, &mut seen)));
 }
 
 /// Takes over a descriptor that another program has passed on, each once; none that this one has opened.
@@ -319,11 +351,10 @@ fn execute(program: &Path, document: &Document, kept: &[OwnedFd]) -> std::io::Er
         Ok(file) => file,
         Err(e) => return e,
     };
-    let mut args = std::env::args_os();
-    let name = args.next().unwrap_or_else(|| OsString::from("hearth"));
+    let name = std::env::args_os().next();
     Command::new(program)
-        .arg0(name)
-        .args(args)
+        .arg0(name.unwrap_or_else(|| OsString::from("hearth")))
+        .args(own_arguments())
         .env(VARIABLE, file.as_raw_fd().to_string())
         .exec()
 }
@@ -360,9 +391,15 @@ impl Patience {
     }
 }
 
-/// The arguments with which this program was started, without its name.
+/// The arguments with which this program was started, without its name, as the next one is to be.
 pub(crate) fn own_arguments() -> Vec<OsString> {
-    std::env::args_os().skip(1).collect()
+    lasting(std::env::args_os().skip(1))
+}
+
+/// Arguments without those that were meant for one start.
+fn lasting(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    args.filter(|arg| !ONE_START.iter().any(|once| arg == once))
+        .collect()
 }
 
 /// A program as it was named, if it can be one at all.
@@ -417,6 +454,19 @@ mod tests {
         // SAFETY: a plain number; the descriptor is open for the call.
         let flags = unsafe { libc::fcntl(owned.as_raw_fd(), libc::F_GETFD) };
         assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+    }
+
+    #[test]
+    fn what_was_said_for_one_start_is_not_said_again() {
+        let args = [
+            "serve",
+            "--accept-damage",
+            "--flash",
+            "f",
+            "--release-brake",
+        ];
+        let kept = lasting(args.into_iter().map(OsString::from));
+        assert_eq!(kept, ["serve", "--flash", "f"]);
     }
 
     #[test]

@@ -6,13 +6,14 @@
 
 use std::ffi::OsString;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{VERSION, document};
+use super::{VARIABLE, VERSION, document};
 use crate::api::types::ErrorBody;
 use crate::error::{Error, Result};
 
@@ -24,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 /// Most of what it says that is read.
 const TEXT_MAX: u64 = 16 << 10;
+/// `CLOSE_RANGE_CLOEXEC`.
+const CLOSE_ON_EXEC: libc::c_uint = 4;
 
 /// What a program says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,31 +88,43 @@ pub fn ask(program: &Path, args: &[OsString]) -> Result<Answer> {
             "name a Hearth that is no older than the one that runs",
         )
     };
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args([COMMAND, "--"])
         .args(args)
+        .env_remove(VARIABLE)
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::null());
+    // It is to have nothing of ours. Where the kernel is too old for it, what is ours is closed on exec anyway.
+    let close = || {
+        // SAFETY: plain numbers; it changes flags of the child's descriptors only.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOSE_ON_EXEC) };
+        Ok(())
+    };
+    // SAFETY: a system call, which may be made between fork and exec.
+    unsafe { command.pre_exec(close) };
+    let mut child = command
         .spawn()
         .map_err(|e| no_answer(&format!("it cannot be run ({e})")))?;
-    let ended = ended(&mut child);
-    if ended.is_none() {
-        // It ends, or it has ended.
-        let _ = child.kill();
-        let _ = child.wait();
-    }
+    let ended = ended(&child);
+    // And whatever it has started, which would keep its output open. Its number is its own until it is waited for.
+    // SAFETY: plain numbers.
+    unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+    // It ends, or it has ended.
+    let _ = child.wait();
     let mut text = String::new();
     if let Some(stdout) = child.stdout.take() {
         // Not all of it may be text.
         let _ = stdout.take(TEXT_MAX).read_to_string(&mut text);
     }
     match ended {
-        None => Err(no_answer(&format!(
+        false => Err(no_answer(&format!(
             "it did not answer within {} s",
             LIMIT.as_secs()
         ))),
-        Some(_) => match serde_json::from_str::<Answer>(&text) {
+        true => match serde_json::from_str::<Answer>(&text) {
             Ok(answer) => answer.judge(program),
             Err(_) => Err(no_answer(
                 "it is no Hearth, or one that is too old to be asked",
@@ -118,15 +133,23 @@ pub fn ask(program: &Path, args: &[OsString]) -> Result<Answer> {
     }
 }
 
-fn ended(child: &mut Child) -> Option<std::process::ExitStatus> {
+/// Waits until it has ended, and leaves it to be waited for; false if that takes too long.
+fn ended(child: &Child) -> bool {
     let end = Instant::now() + LIMIT;
+    let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Err(_) => return None,
-            Ok(None) if Instant::now() >= end => return None,
-            Ok(None) => std::thread::sleep(POLL),
+        // SAFETY: zeroes are a value of it.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: a valid pointer to a structure of ours, which the call fills.
+        let told = unsafe { libc::waitid(libc::P_PID, child.id(), &mut info, how) };
+        // SAFETY: the call fills this part, or leaves its zeroes.
+        if told == 0 && unsafe { info.si_pid() } != 0 {
+            return true;
         }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(POLL);
     }
 }
 
@@ -172,5 +195,10 @@ mod tests {
             assert!(e.what.contains("no Hearth"), "{e}");
         }
         assert!(ask(Path::new("/no/such/program"), &[]).is_err());
+        // What it leaves running has its output open, and keeps nobody waiting.
+        let begin = Instant::now();
+        let left = says("END\nsleep 1000 &\ncat <<'END'");
+        assert!(left.unwrap_err().what.contains("no Hearth"));
+        assert!(begin.elapsed() < Duration::from_secs(500));
     }
 }

@@ -12,7 +12,7 @@
 //! Flash may also be left although it gives back what it holds: the file system under it is full, or
 //! its file was removed under us. The disks then go on in the same way, and the destager empties it.
 
-use crate::api::{DiskId, Effects};
+use crate::api::{DiskId, Effects, FlashFault};
 use crate::cache::index::SlotNo;
 use crate::core::Core;
 use crate::core::apply::{Apply, Purpose, Then};
@@ -114,6 +114,11 @@ impl Core {
     /// What a flush may say of a disk that has something dirty on flash which is written no more.
     pub fn promise_of_left_flash(&self, disk: DiskId) -> Promise {
         if self.disk(disk).is_none_or(|d| !d.lost.is_empty()) {
+            return Promise::None;
+        }
+        // What lives on flash that is going has no origin that would ever have it all.
+        let homeless = self.disk(disk).is_some_and(|d| !d.has_origin());
+        if homeless && self.flash.given_up() == Some(FlashFault::Leaving) {
             return Promise::None;
         }
         self.flash.promise()

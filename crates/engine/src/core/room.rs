@@ -219,6 +219,8 @@ impl Rest<'_> {
     /// add up to more than leaves eviction something to drop.
     fn is_within_min(&self, d: &Disk, most: u64) -> bool {
         let wanted = u64::try_from(self.totals.min_blocks).unwrap_or(u64::MAX);
+        // What lives on flash leaves that much less of which anything can be dropped.
+        let most = most.saturating_sub(self.totals.kept_blocks);
         let (kept, of) = match wanted <= most {
             true => (1, 1),
             false => (most, wanted),

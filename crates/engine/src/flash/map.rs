@@ -153,6 +153,10 @@ impl<U: Users> FlashDevice<U> {
         map.store(media, &self.layout)?;
         self.map.crcs = crcs_of(&map.entries);
         self.map.changed.clear();
+        // A head that goes on is not settled by this map.
+        self.map
+            .changed
+            .extend(self.log.head.as_ref().map(|h| h.seg));
         Ok(())
     }
 

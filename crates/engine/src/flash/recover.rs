@@ -411,6 +411,9 @@ impl<U: Users> FlashDevice<U> {
             return None;
         }
         let (seg, seq) = *out.accepted.last()?;
+        if self.log.segments[seg as usize].clean_from.is_some() {
+            return None;
+        }
         // What is said there of a disk that came later would not count.
         if self.since.values().any(|since| *since > seq) {
             return None;
