@@ -421,19 +421,9 @@ fn first_registry(
     Ok((registry, places))
 }
 
-/// Refuses a size that is none for any flash device.
+/// Refuses a size that is none for a flash device, before its file is made: what one needs that is alone.
 fn least(path: &Path, size: u64) -> Result<()> {
-    let segments = u64::from(hearth_format::layout::SEGMENTS_MIN);
-    let segment = hearth_format::layout::SEGMENT_BLOCKS_MIN;
-    let needed = (Layout::other_start(segment) + segments * u64::from(segment)) * BLOCK;
-    if size >= needed {
-        return Ok(());
-    }
-    let actual = size;
-    Err(format_error(
-        path,
-        &FormatError::TooSmall { needed, actual },
-    ))
+    layout(path, size).map(drop)
 }
 
 /// The layout of a new pool of `size` bytes.
