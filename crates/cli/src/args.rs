@@ -143,6 +143,8 @@ pub enum Command {
     Rescue(Rescue),
     /// Show what the cache does
     Stats(Stats),
+    /// Watch what disks do, live, in the terminal
+    Top(Top),
     /// Show what happened
     Events(Events),
     /// Print all figures for Prometheus, or answer its scrapes
@@ -285,6 +287,30 @@ pub struct Stats {
     /// What happened in the last so long, over restarts of the daemon: 30m, 24h, 90d. The second service keeps it
     #[arg(long, value_name = "DURATION", value_parser = trace::parse_duration, conflicts_with = "watch")]
     pub since: Option<f64>,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  hearth top\n  hearth top --interval 5\n  hearth top --json --once\n\n\
+    Keys are shown at the bottom of the screen. With --json, one object a line until Ctrl-C."
+)]
+pub struct Top {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub interval: f64,
+    /// With --json: print one sample, and end
+    #[arg(long)]
+    pub once: bool,
+}
+
+fn parse_interval(text: &str) -> Result<f64, Fault> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(Fault::new(
+            format!("“{text}” is no interval"),
+            "give 0.1 to 3600 seconds",
+        )),
+    }
 }
 
 /// How much an event matters.
@@ -465,6 +491,8 @@ mod tests {
             "hearth events --disk vm --since 2h --severity warning --limit 20 --follow --json",
             "hearth stats",
             "hearth stats vm --watch --json",
+            "hearth top",
+            "hearth top --json --once --interval 0.5",
             "hearth stats vm --since 24h --json",
             "hearth advise",
             "hearth advise vm --svg f --json",
@@ -537,6 +565,8 @@ mod tests {
             "hearth trace record vm --out f --stop",
             "hearth histogram vm --csv --json",
             "hearth upgrade --check --yes",
+            "hearth top --interval 0",
+            "hearth top --interval nan",
             "hearth can-take-over",
             "hearth console",
             "hearth console enable --listen 8477",

@@ -33,6 +33,7 @@ mod stats;
 mod status;
 mod swap;
 mod table;
+mod top;
 mod trace;
 mod upgrade;
 mod usage;
@@ -93,6 +94,7 @@ fn main() -> ExitCode {
         Command::Disk(command) => disk::run(&global, command),
         Command::Datastore(command) => datastore::run(&global, command),
         Command::Stats(args) => stats::run(&global, args),
+        Command::Top(args) => top::run(&global, &args),
         Command::Events(args) => events::run(&global, &args),
         Command::Metrics(args) => metrics::run(&global, &args),
         Command::Advise(args) => advise::run(&global, &args),

@@ -23,7 +23,7 @@ const DANGEROUS: &[&str] = &["remove", "export", "accept-loss", "create", "set",
 /// What people type, and what they are looking for.
 const LOOKED_FOR: &[(&[&str], &str)] = &[
     (
-        &["info", "ps", "top"],
+        &["info", "ps"],
         "see `hearth status`, `hearth stats`, `hearth disk list` and `hearth pool show`",
     ),
     (

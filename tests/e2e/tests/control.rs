@@ -490,3 +490,131 @@ fn the_documented_unit_starts_again_after_crashes_only() -> Result<()> {
     ensure!(!verify(&unit.replace("Restart=", "Restrt="))?.is_empty());
     Ok(())
 }
+
+/// A terminal of one's own, 80 by 24, and what was written to it.
+struct Terminal {
+    /// Our end.
+    ours: std::fs::File,
+    /// The program's end.
+    theirs: std::fs::File,
+    written: std::sync::Arc<std::sync::Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    fn open() -> Result<Terminal> {
+        use std::io::Read;
+        use std::os::fd::FromRawFd;
+        let size = libc::winsize {
+            ws_row: 24,
+            ws_col: 80,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        let (mut ours, mut theirs) = (-1, -1);
+        // SAFETY: two out-pointers and a size that live across the call; no name and no settings are asked for.
+        let rc = unsafe {
+            libc::openpty(
+                &mut ours,
+                &mut theirs,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                (&raw const size).cast_mut(),
+            )
+        };
+        ensure!(rc == 0, "openpty: {}", std::io::Error::last_os_error());
+        // SAFETY: the call has just opened both for us.
+        let (ours, theirs) = unsafe {
+            (
+                std::fs::File::from_raw_fd(ours),
+                std::fs::File::from_raw_fd(theirs),
+            )
+        };
+        let written = std::sync::Arc::<std::sync::Mutex<Vec<u8>>>::default();
+        let (mut source, sink) = (ours.try_clone()?, written.clone());
+        // Ends with an error when the other end is closed everywhere.
+        std::thread::spawn(move || {
+            let mut buf = [0; 4096];
+            while let Ok(n) = source.read(&mut buf) {
+                sink.lock().unwrap().extend(&buf[..n]);
+            }
+        });
+        Ok(Terminal {
+            ours,
+            theirs,
+            written,
+        })
+    }
+
+    /// How it treats what is typed and shown.
+    fn settings(&self) -> Result<[libc::tcflag_t; 4]> {
+        use std::os::fd::AsRawFd;
+        let mut now = std::mem::MaybeUninit::<libc::termios>::uninit();
+        // SAFETY: an out-pointer that lives across the call.
+        let rc = unsafe { libc::tcgetattr(self.theirs.as_raw_fd(), now.as_mut_ptr()) };
+        ensure!(rc == 0, "tcgetattr: {}", std::io::Error::last_os_error());
+        // SAFETY: the call has filled it.
+        let now = unsafe { now.assume_init() };
+        Ok([now.c_iflag, now.c_oflag, now.c_cflag, now.c_lflag])
+    }
+
+    fn shows(&self, what: &str) -> bool {
+        String::from_utf8_lossy(&self.written.lock().unwrap()).contains(what)
+    }
+}
+
+/// `hearth top` shows what disks do, and leaves the terminal as it found it, by a key and by a signal.
+#[test]
+fn top_gives_the_terminal_back() -> Result<()> {
+    use std::io::Write;
+    const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+    let hearth = Hearth::serving("128M")?;
+    let origin = hearth.origin("o.img", 8 << 20)?;
+    hearth.add("disk-of-top", path(&origin), &[])?;
+    for by_key in [true, false] {
+        let terminal = Terminal::open()?;
+        let before = terminal.settings()?;
+        let mut top = std::process::Command::new(hearth_rig::daemon::binary()?)
+            .arg("--run-dir")
+            .arg(hearth.run_dir())
+            .args(["top", "--interval", "0.2"])
+            .env("TERM", "xterm")
+            .stdin(terminal.theirs.try_clone()?)
+            .stdout(terminal.theirs.try_clone()?)
+            .stderr(terminal.theirs.try_clone()?)
+            .spawn()?;
+        let seen = hearth_rig::wait::until("the disk is shown", LIMIT, || {
+            // Blanks are steps of the cursor: words stand alone.
+            (terminal.shows("disk-of-top") && terminal.shows("sort")).then_some(())
+        });
+        let taken = terminal.settings()? != before && terminal.shows("\x1b[?1049h");
+        if by_key {
+            (&terminal.ours).write_all(b"q")?;
+        } else {
+            // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+            unsafe { libc::kill(top.id() as i32, libc::SIGTERM) };
+        }
+        let ended =
+            hearth_rig::wait::until("hearth top ends", LIMIT, || top.try_wait().ok().flatten());
+        if ended.is_err() {
+            top.kill()?;
+            top.wait()?;
+        }
+        seen?;
+        ensure!(taken, "it did not take the screen");
+        ensure!(ended?.success(), "hearth top failed");
+        ensure!(
+            terminal.settings()? == before,
+            "the terminal is not as it was"
+        );
+        hearth_rig::wait::until("the screen is given back", LIMIT, || {
+            terminal.shows("\x1b[?1049l").then_some(())
+        })?;
+    }
+    // Scripts get a line.
+    let sample: serde_json::Value =
+        serde_json::from_str(&hearth.ok(&["top", "--json", "--once", "--interval", "0.2"])?)?;
+    ensure!(sample["disks"][0]["name"] == "disk-of-top", "{sample}");
+    let words = hearth.refused(&["top"])?;
+    ensure!(words.contains("--json"), "{words}");
+    Ok(())
+}
