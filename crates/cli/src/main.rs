@@ -27,6 +27,7 @@ mod pool;
 mod record;
 mod replay;
 mod rescue;
+mod section;
 mod serve;
 mod simulate;
 mod stats;

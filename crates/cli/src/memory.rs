@@ -18,10 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::args::{self, Global, MemoryEvents, MemoryHost, MemoryProfile, MemoryRun};
 use crate::serve::log_to_stderr;
 use crate::table::{Table, plain};
-use crate::{Failure, Outcome, print_json};
+use crate::{Failure, Outcome, print_json, section};
 
-/// Where the host's settings are.
-const CONFIG: &str = "/etc/hearth/hearth.toml";
 /// Between the two looks of a command that asks once: rates need two.
 const APART: Duration = Duration::from_millis(700);
 
@@ -48,22 +46,10 @@ struct File {
 
 /// The section `[memory]`. A file that was named must be there.
 pub fn config(given: Option<&Path>) -> Result<MemoryConfig, Error> {
-    let path = given.map_or_else(|| PathBuf::from(CONFIG), Path::to_owned);
-    let invalid =
-        |what: String| Error::invalid(format!("{}: {what}", path.display()), "see docs/memory.md");
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && given.is_none() => String::new(),
-        Err(e) => {
-            return Err(Error::unavailable(
-                format!("cannot read {}: {e}", path.display()),
-                "check the path and its permissions",
-            ));
-        }
-    };
-    let file: File = toml::from_str(&text).map_err(|e| invalid(e.to_string().trim().to_owned()))?;
-    file.memory.check().map_err(invalid)?;
-    Ok(file.memory)
+    section::read(given, "see docs/memory.md", |file: &File| {
+        file.memory.check()
+    })
+    .map(|f| f.memory)
 }
 
 /// What the file says, and what was typed.

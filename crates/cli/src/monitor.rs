@@ -1,6 +1,6 @@
 //! `hearth monitor`: the second service, with the parts it is made of.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use hearth_alerts::AlertsConfig;
@@ -15,10 +15,7 @@ use serde::Deserialize;
 
 use crate::args::{Global, Monitor};
 use crate::serve::log_to_stderr;
-use crate::{Outcome, console};
-
-/// Where the host's settings are.
-const CONFIG: &str = "/etc/hearth/hearth.toml";
+use crate::{Outcome, console, section};
 
 /// What the file says that is our business.
 #[derive(Debug, Default, Deserialize)]
@@ -42,23 +39,10 @@ pub fn run(global: &Global, args: Monitor) -> Outcome {
 
 /// The section `[alerts]`. A file that was named must be there.
 pub fn config(given: Option<&Path>) -> Result<AlertsConfig, Error> {
-    let path = given.map_or_else(|| PathBuf::from(CONFIG), Path::to_owned);
-    let invalid =
-        |what: String| Error::invalid(format!("{}: {what}", path.display()), "see docs/alerts.md");
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && given.is_none() => String::new(),
-        Err(e) => {
-            return Err(Error::unavailable(
-                format!("cannot read {}: {e}", path.display()),
-                "check the path and its permissions",
-            ));
-        }
-    };
-    // It says line and column, and what would be allowed there.
-    let file: File = toml::from_str(&text).map_err(|e| invalid(e.to_string().trim().to_owned()))?;
-    file.alerts.check().map_err(invalid)?;
-    Ok(file.alerts)
+    section::read(given, "see docs/alerts.md", |file: &File| {
+        file.alerts.check()
+    })
+    .map(|f| f.alerts)
 }
 
 /// What the second service does besides watching the daemon. Another part is another line here.

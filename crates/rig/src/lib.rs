@@ -17,6 +17,7 @@ pub mod monitor;
 pub mod nbd;
 pub mod pattern;
 pub mod process;
+pub mod qemu_io;
 pub mod qmp;
 pub mod rng;
 pub mod servers;

@@ -2,6 +2,7 @@
 //! now and then and a note of what each flush covered. Whatever dies meanwhile, every block must
 //! later hold, whole, the version of the last answered flush or a newer one that was written.
 
+use crate::daemon::Hearth;
 use crate::nbd::{Client, Command};
 use crate::pattern::{BLOCK, fill, version_of};
 use crate::rng::Rng;
@@ -89,6 +90,31 @@ impl Writer {
     /// A number below `n`, of the load's own dice.
     pub fn below(&mut self, n: u64) -> u64 {
         self.rng.below(n)
+    }
+
+    /// Load on disk `disk`, kill -9 in the middle of it, a start and a look at every block, `cycles` times. A cycle's
+    /// load lasts between `life.0` and `life.1` milliseconds; `about` says what a failure is told of cycle `n`.
+    pub fn survive(
+        &mut self,
+        hearth: &mut Hearth,
+        disk: &str,
+        (cycles, life): (u64, (u64, u64)),
+        about: &dyn Fn(u64) -> String,
+    ) -> Result<()> {
+        for cycle in 0..cycles {
+            let about = || about(cycle);
+            let mut client = hearth.connect(disk)?;
+            let life = Duration::from_millis(life.0 + self.below(life.1 - life.0));
+            self.load(&mut client, life, || hearth.kill9())
+                .with_context(about)
+                .with_context(|| hearth.log())?;
+            hearth.start().with_context(about)?;
+            let mut client = hearth.connect(disk).with_context(about)?;
+            self.check(&mut client).with_context(about)?;
+            // The same answer again: no flip without a write.
+            self.check_stable(&mut client).with_context(about)?;
+        }
+        Ok(())
     }
 
     /// Keeps the disk busy for so long, then calls `end` in the middle of it (which may kill the

@@ -110,7 +110,7 @@ fn flash_only() -> Result<()> {
     let bytes = (BLOCKS as usize * BLOCK).to_string();
     hearth.ok(&["disk", "add", "d", "--flash-only", &bytes])?;
     let mut writer = Writer::new(seed);
-    rounds(&mut hearth, &mut writer, count, &|cycle| {
+    writer.survive(&mut hearth, "d", (count, LOAD_MS), &|cycle| {
         format!("on flash alone, cycle {cycle}, SEED={seed}")
     })
 }
@@ -144,7 +144,7 @@ fn cycles(mode: &str, wrapper: &str, count: u64) -> Result<()> {
     )?;
     // A flash of twice the disk's size, so that segments are freed and reused.
     let mut writer = Writer::new(seed);
-    rounds(&mut hearth, &mut writer, count, &|cycle| {
+    writer.survive(&mut hearth, "d", (count, LOAD_MS), &|cycle| {
         format!("{mode} {wrapper}, cycle {cycle}, SEED={seed}")
     })?;
     // What is left must reach the origin, and be the same there.
@@ -152,28 +152,4 @@ fn cycles(mode: &str, wrapper: &str, count: u64) -> Result<()> {
     writer
         .check_file(&origin)
         .with_context(|| format!("SEED={seed}"))
-}
-
-/// Load, kill -9, and a look at every block, so many times.
-fn rounds(
-    hearth: &mut Hearth,
-    writer: &mut Writer,
-    count: u64,
-    about: &dyn Fn(u64) -> String,
-) -> Result<()> {
-    for cycle in 0..count {
-        let about = || about(cycle);
-        let mut client = hearth.connect("d")?;
-        let life = Duration::from_millis(LOAD_MS.0 + writer.below(LOAD_MS.1 - LOAD_MS.0));
-        writer
-            .load(&mut client, life, || hearth.kill9())
-            .with_context(about)
-            .with_context(|| hearth.log())?;
-        hearth.start().with_context(about)?;
-        let mut client = hearth.connect("d").with_context(about)?;
-        writer.check(&mut client).with_context(about)?;
-        // The same answer again: no flip without a write.
-        writer.check_stable(&mut client).with_context(about)?;
-    }
-    Ok(())
 }

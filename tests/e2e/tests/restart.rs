@@ -1,12 +1,11 @@
 //! Warm after a stop and after a kill; a restart that a connected client does not notice.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
 use hearth_rig::nbd::Command;
+use hearth_rig::qemu_io::{PROGRAMS, QemuIo};
 use hearth_rig::{Hearth, wait};
-use std::io::{BufRead, BufReader, Write};
-use std::process::Stdio;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -79,7 +78,7 @@ fn warm_after_kill9() -> Result<()> {
 /// A QEMU block node with `reconnect-delay` sees no error over a clean restart and over a kill.
 #[test]
 fn a_restart_is_invisible_to_qemu() -> Result<()> {
-    if !have("restart under qemu", &["qemu-io", "stdbuf"]) {
+    if !have("restart under qemu", &PROGRAMS) {
         return Ok(());
     }
     let mut hearth = Hearth::serving("256M")?;
@@ -89,59 +88,22 @@ fn a_restart_is_invisible_to_qemu() -> Result<()> {
         "driver=nbd,server.type=unix,server.path={},export=d,reconnect-delay=60",
         path(&hearth.socket())
     );
-    // Line by line: qemu-io keeps back what it says into a pipe.
-    let mut qemu = std::process::Command::new("stdbuf")
-        .args(["-oL", "qemu-io", "--image-opts", &node])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()?;
-    let mut input = qemu.stdin.take().context("no stdin")?;
-    let output = BufReader::new(qemu.stdout.take().context("no stdout")?);
-    let (to_us, lines) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        output
-            .lines()
-            .map_while(Result::ok)
-            .try_for_each(|line| to_us.send(line))
-    });
-    // Reads answers until the line that tells how a command went.
-    let answer = |wanted: &str| -> Result<()> {
-        loop {
-            let line = lines
-                .recv_timeout(LIMIT)
-                .with_context(|| format!("qemu-io did not say \"{wanted}\""))?;
-            ensure!(!line.contains("failed"), "qemu-io: {line}");
-            if line.contains(wanted) {
-                return Ok(());
-            }
-        }
-    };
-    // One command at a time: of two lines that arrive together, qemu-io leaves the second lying.
-    writeln!(input, "write -f -P 7 0 64k")?;
-    answer("wrote 65536/65536")?;
+    let mut qemu = QemuIo::start(&node, LIMIT)?;
+    qemu.ask("write -f -P 7 0 64k", "wrote 65536/65536")?;
     for kill in [false, true] {
-        writeln!(input, "read -P 7 0 64k")?;
-        answer("read 65536/65536")?;
+        qemu.ask("read -P 7 0 64k", "read 65536/65536")?;
         if kill {
             hearth.kill9()?
         } else {
             hearth.stop().map(drop)?
         }
         // Asked while nobody answers: it waits, it does not fail.
-        writeln!(input, "read -P 7 4k 8k")?;
+        qemu.say("read -P 7 4k 8k")?;
         hearth.start()?;
-        answer("read 8192/8192")?;
-        writeln!(input, "write -P 7 64k 4k")?;
-        answer("wrote 4096/4096")?;
+        qemu.answer("read 8192/8192")?;
+        qemu.ask("write -P 7 64k 4k", "wrote 4096/4096")?;
     }
-    drop(input);
-    let status = wait::until("qemu-io ends", LIMIT, || qemu.try_wait().ok().flatten());
-    if status.is_err() {
-        qemu.kill()?;
-    }
-    ensure!(status?.success(), "qemu-io failed");
-    Ok(())
+    qemu.end()
 }
 
 /// Settings and disks live in the pool: a restart knows them, changed while serving.

@@ -61,19 +61,10 @@ fn killed_under_load_nothing_that_was_flushed_is_lost() -> Result<()> {
     // A slow origin keeps much dirty data on flash.
     hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
     let mut writer = Writer::new(seed);
-    for cycle in 0..number("CYCLES").unwrap_or(5) {
-        let about = || format!("cycle {cycle}, SEED={seed}");
-        let mut client = hearth.connect("d")?;
-        let life = Duration::from_millis(LOAD_MS.0 + writer.below(LOAD_MS.1 - LOAD_MS.0));
-        writer
-            .load(&mut client, life, || hearth.kill9())
-            .with_context(about)
-            .with_context(|| hearth.log())?;
-        hearth.start().with_context(about)?;
-        let mut client = hearth.connect("d").with_context(about)?;
-        writer.check(&mut client).with_context(about)?;
-        writer.check_stable(&mut client).with_context(about)?;
-    }
+    let cycles = number("CYCLES").unwrap_or(5);
+    writer.survive(&mut hearth, "d", (cycles, LOAD_MS), &|cycle| {
+        format!("cycle {cycle}, SEED={seed}")
+    })?;
     let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
     for device in pool["devices"].as_array().context("no devices")? {
         let of = |key: &str| device[key].as_u64().unwrap_or(0);

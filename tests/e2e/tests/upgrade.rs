@@ -6,11 +6,12 @@ use hearth_rig::clients::have;
 use hearth_rig::daemon::{binary, ok, path};
 use hearth_rig::guest::{Guest, How};
 use hearth_rig::nbd::{Client, Command};
+use hearth_rig::qemu_io::{PROGRAMS, QemuIo};
 use hearth_rig::rng::Rng;
 use hearth_rig::{Hearth, pattern, servers, wait};
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -140,13 +141,15 @@ fn check(client: &mut Client, versions: &[u64], block: u64) -> Result<()> {
     Ok(())
 }
 
-/// Descriptors that stay open: the fewest of several looks, for some are open for a moment.
-fn descriptors(pid: u32) -> usize {
-    let look = |_| {
-        std::thread::sleep(Duration::from_millis(10));
-        fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
-    };
-    (0..10).map(look).min().unwrap_or(0)
+/// Descriptors that stay open: as many in several looks one after the other, for some are open for a moment.
+fn descriptors(pid: u32) -> Result<usize> {
+    let (mut last, mut same) = (0, 0);
+    wait::until("as many descriptors as a moment before", LIMIT, || {
+        let now = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        (same == 20).then_some(now)
+    })
 }
 
 #[test]
@@ -188,7 +191,7 @@ fn one_connection_goes_over_three_times_under_load() -> Result<()> {
         ensure!(state["generation"] == round, "{state}");
         if round < 3 {
             load.gets_on()?;
-            open.push(descriptors(pid));
+            open.push(descriptors(pid)?);
         }
     }
     // The long write goes on where it was. At once: each program gives a client 30 s.
@@ -216,7 +219,9 @@ fn one_connection_goes_over_three_times_under_load() -> Result<()> {
     let mut client = load.end()?;
     // Nothing is left open by a program that is gone.
     wait::until("the descriptors are as many as before", LIMIT, || {
-        (descriptors(pid) <= open[0] + 2).then_some(())
+        descriptors(pid)
+            .is_ok_and(|now| now <= open[0] + 2)
+            .then_some(())
     })?;
     ensure!(
         client.read(15 * MIB, MIB as u32)? == after,
@@ -232,7 +237,7 @@ fn one_connection_goes_over_three_times_under_load() -> Result<()> {
 
 #[test]
 fn qemu_notices_nothing_over_tcp() -> Result<()> {
-    if !have("upgrade under qemu", &["qemu-io", "stdbuf"]) {
+    if !have("upgrade under qemu", &PROGRAMS) {
         return Ok(());
     }
     let port = servers::free_port()?.to_string();
@@ -240,57 +245,17 @@ fn qemu_notices_nothing_over_tcp() -> Result<()> {
     // No reconnect-delay: a connection that ends is an error.
     let node =
         format!("driver=nbd,server.type=inet,server.host=127.0.0.1,server.port={port},export=d");
-    // Line by line: qemu-io keeps back what it says into a pipe.
-    let mut qemu = std::process::Command::new("stdbuf")
-        .args(["-oL", "qemu-io", "--image-opts", &node])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()?;
-    let mut input = qemu.stdin.take().context("no stdin")?;
-    let output = BufReader::new(qemu.stdout.take().context("no stdout")?);
-    let (to_us, lines) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        output
-            .lines()
-            .map_while(Result::ok)
-            .try_for_each(|line| to_us.send(line))
-    });
-    let answer = |wanted: &str| -> Result<()> {
-        loop {
-            let line = lines
-                .recv_timeout(LIMIT)
-                .with_context(|| format!("qemu-io did not say \"{wanted}\""))?;
-            ensure!(!line.contains("failed"), "qemu-io: {line}");
-            if line.contains(wanted) {
-                return Ok(());
-            }
-        }
-    };
-    let outcome = (|| {
-        writeln!(input, "write -f -P 7 0 64k")?;
-        answer("wrote 65536/65536")?;
-        for _ in 0..2 {
-            ensure!(
-                upgrade(&hearth, &[])?["carried"] == 1,
-                "qemu-io did not go over"
-            );
-            writeln!(input, "read -P 7 0 64k")?;
-            answer("read 65536/65536")?;
-            writeln!(input, "write -P 7 64k 4k")?;
-            answer("wrote 4096/4096")?;
-        }
-        Ok(())
-    })();
-    drop(input);
-    let status = wait::until("qemu-io ends", LIMIT, || qemu.try_wait().ok().flatten());
-    if status.is_err() {
-        qemu.kill()?;
-        qemu.wait()?;
+    let mut qemu = QemuIo::start(&node, LIMIT)?;
+    qemu.ask("write -f -P 7 0 64k", "wrote 65536/65536")?;
+    for _ in 0..2 {
+        ensure!(
+            upgrade(&hearth, &[])?["carried"] == 1,
+            "qemu-io did not go over"
+        );
+        qemu.ask("read -P 7 0 64k", "read 65536/65536")?;
+        qemu.ask("write -P 7 64k 4k", "wrote 4096/4096")?;
     }
-    outcome?;
-    ensure!(status?.success(), "qemu-io failed");
-    Ok(())
+    qemu.end()
 }
 
 #[test]
