@@ -53,9 +53,9 @@ fn format(devices: usize) -> (Joined<Sparse>, Spread) {
         });
         lead.set_devices(layout, entries.collect());
         lead.stamp = 1;
-        for n in 1..devices {
+        for (n, media) in media.iter_mut().enumerate().skip(1) {
             let mut sb = lead.for_member(n as u16, device(n), 0);
-            sb.store(&mut media[n]).expect("it is stored");
+            sb.store(media).expect("it is stored");
         }
     }
     lead.store(&mut media[0]).expect("it is stored");
