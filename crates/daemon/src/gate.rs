@@ -18,12 +18,12 @@ use hearth_engine::api::{DiskId, ReqOp, Request};
 use crate::daemon::lock;
 
 /// Counters that threads on their way to the engine are spread over, so that they do not share a cache line.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// One of them, alone on its line.
 #[repr(align(128))]
 #[derive(Default)]
-struct Lane(AtomicUsize);
+pub(crate) struct Lane(pub(crate) AtomicUsize);
 
 /// Who may write.
 pub(crate) struct Gate {
@@ -43,7 +43,7 @@ struct Held {
 }
 
 /// A thread is handing requests to the engine, until dropped.
-pub(crate) struct Passing<'a>(&'a AtomicUsize);
+pub(crate) struct Passing<'a>(pub(crate) &'a AtomicUsize);
 
 impl Drop for Passing<'_> {
     fn drop(&mut self) {
@@ -52,7 +52,7 @@ impl Drop for Passing<'_> {
 }
 
 /// The counter of this thread.
-fn lane() -> usize {
+pub(crate) fn lane() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % LANES;

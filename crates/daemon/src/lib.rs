@@ -34,6 +34,7 @@ pub mod progress;
 pub mod rescue;
 pub mod resident;
 pub mod rights;
+mod room;
 pub mod rundir;
 pub mod serve;
 pub mod settings;

@@ -303,6 +303,7 @@ impl Core {
         self.flash.set_write_cost(self.cache.policy.write_cost());
         self.fold_all(now, fx);
         self.sweep_lanes(now);
+        self.look_at_devices(now);
         self.go_round(now, fx);
         self.flash.end_late_mark(now);
         self.route_flash(now, fx);

@@ -172,6 +172,8 @@ pub(crate) struct Shared {
     wanted: AtomicBool,
     /// From then on, too: there is work in the background. `u64::MAX`: none.
     settle_ns: Apart<AtomicU64>,
+    /// A bit for each of the first devices: how fast it answers says nothing of flash.
+    slow: AtomicU64,
     disks: Box<[OnceLock<Box<[Cell]>>]>,
     pulses: Box<[Apart<Pulse>]>,
     lanes: Rooms<Lane>,
@@ -196,6 +198,7 @@ impl Shared {
             open: Apart(AtomicBool::new(false)),
             wanted: AtomicBool::new(false),
             settle_ns: Apart(AtomicU64::new(u64::MAX)),
+            slow: AtomicU64::new(0),
             disks: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
             pulses: (0..LANES).map(|_| Apart(Pulse::default())).collect(),
             lanes: Rooms::new(LANES),
@@ -342,6 +345,12 @@ impl Shared {
         if self.open.0.load(Relaxed) != on {
             self.open.0.store(on, Release);
         }
+    }
+
+    /// Says which devices are left alone because they answer slowly.
+    pub fn tell_slow(&self, is_slow: impl Fn(u16) -> bool) {
+        let bits = (0..64).filter(|n| is_slow(*n)).map(|n| 1 << n);
+        self.slow.store(bits.sum(), Relaxed);
     }
 
     /// Work in the background goes on with hits, too, or there is none.

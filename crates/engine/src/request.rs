@@ -67,6 +67,11 @@ impl Requests {
         assert!(there == Some(id), "{id:?} was answered long ago");
     }
 
+    /// The request of this name, if it was not answered yet.
+    pub fn get(&self, id: ReqId) -> Option<&Req> {
+        self.all.get(id.place()).filter(|req| req.id == id)
+    }
+
     pub fn iter(&self) -> slab::Iter<'_, Req> {
         self.all.iter()
     }

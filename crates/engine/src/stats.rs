@@ -326,6 +326,8 @@ pub struct DeviceStats {
     pub cached_blocks: u64,
     /// Of these, dirty ones.
     pub dirty_blocks: u64,
+    /// It answers so slowly that it is left alone, as far as there is room on others.
+    pub slow: bool,
 }
 
 /// Everything about the pool.

@@ -155,6 +155,18 @@ kinds! {
     /// A blank device has taken the place of flash that is gone.
     "flash-adopted" Notice FlashAdopted { flash: String, lost: u64 }
         "{flash} has taken the place of flash that is gone, and the cache fills again; {lost} disks had something on the old one that their origins lack"
+    /// There is less flash than is kept for disks in all: each keeps its part of its minimum.
+    "shares-scaled" Warning SharesScaled { wanted_bytes: u64, kept_bytes: u64, percent: u64 }
+        "{wanted_bytes} bytes of flash are to be kept for disks, and {kept_bytes} can be: each disk keeps {percent} % of its minimum; give the pool more flash, or lower --min"
+    /// There is enough again.
+    "shares-whole" Notice SharesWhole {}
+        "each disk keeps all of its minimum again"
+    /// A flash device of several answers much more slowly than the others: new data goes to those, and what is read from it moves there.
+    "flash-device-slow" Warning FlashDeviceSlow { device: String, read_us: u64, write_us: u64 }
+        "the flash device {device} answers much more slowly than the others (reads {read_us} µs, writes {write_us} µs in the mean lately); new data goes to those, and what is read from it moves there"
+    /// It gets its share again.
+    "flash-device-quick" Notice FlashDeviceQuick { device: String }
+        "the flash device {device} has its share of new data again"
     /// Operations on the flash failed; the count is of those since the last such event.
     "flash-errors" Warning FlashErrors { count: u64 }
         "{count} operations on the flash failed"
@@ -200,6 +212,12 @@ kinds! {
     /// It has its size back.
     "origin-size-back" Notice OriginSizeBack { disk: String }
         "the origin has its size back"
+    /// A write to a disk was answered with "no space left": the file system of its origin has no room for more than what is dirty.
+    "origin-no-room" Warning OriginNoRoom { disk: String, dirty_bytes: u64 }
+        "the file system of the origin has no room for more than the {dirty_bytes} bytes that still have to be written there; writes to places that take no space yet fail until there is some"
+    /// Writes to it are taken again.
+    "origin-has-room" Notice OriginHasRoom { disk: String }
+        "the file system of the origin has room again"
     /// Operations on a disk's origin failed; the count is of those since the last such event.
     "origin-errors" Warning OriginErrors { disk: String, count: u64 }
         "{count} operations on the origin failed"

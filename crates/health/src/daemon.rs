@@ -114,6 +114,19 @@ pub struct Pool {
     pub endurance_used: f64,
     /// Blocks on flash within the day that did not match their checksums and were fetched again.
     pub bad_blocks_day: u64,
+    /// Its flash devices.
+    pub devices: Vec<FlashDevice>,
+}
+
+/// A flash device of a pool.
+#[derive(Clone, Debug, Default)]
+pub struct FlashDevice {
+    /// Where it is.
+    pub path: String,
+    /// It answers much more slowly than the others.
+    pub slow: bool,
+    /// Operations on it that failed since the daemon started.
+    pub errors: u64,
 }
 
 impl Pool {
@@ -149,6 +162,28 @@ impl Pool {
                     self.flash_errors_hour
                 ),
                 "see the kernel's log and the device's health",
+            ));
+        }
+        // Which one of several it was.
+        let failing = self.devices.iter().filter(|d| d.errors > 0);
+        for device in failing.filter(|_| self.devices.len() > 1) {
+            reasons.push(Reason::note(
+                "flash-device-errors",
+                format!(
+                    "{} operations on {} failed since the daemon started",
+                    device.errors, device.path
+                ),
+                "see the kernel's log and the device's health",
+            ));
+        }
+        for device in self.devices.iter().filter(|d| d.slow) {
+            reasons.push(Reason::degraded(
+                "flash-device-slow",
+                format!(
+                    "{} answers much more slowly than the other flash devices, and gets no more than it must",
+                    device.path
+                ),
+                "see the device's health and what else uses it; an SSD that stays slow is best replaced",
             ));
         }
         if self.bad_blocks_day > 0 {
@@ -434,6 +469,23 @@ mod tests {
             pool(&|p| p.bad_blocks_day = 1).condition,
             Condition::Degraded
         );
+        let devices = |slow: bool, errors: u64| {
+            move |p: &mut Pool| {
+                let device = |slow, errors| FlashDevice {
+                    path: "/dev/x".to_owned(),
+                    slow,
+                    errors,
+                };
+                p.devices = vec![device(false, 0), device(slow, errors)];
+            }
+        };
+        let slow = pool(&devices(true, 0));
+        assert_eq!(slow.reasons[0].code, "flash-device-slow");
+        assert_eq!(slow.condition, Condition::Degraded);
+        // Long ago, perhaps.
+        let errors = pool(&devices(false, 3));
+        assert_eq!(errors.reasons[0].code, "flash-device-errors");
+        assert_eq!(errors.condition, Condition::Healthy);
         assert_eq!(
             pool(&|p| p.notices = vec!["on nfs".to_owned()]).condition,
             Condition::Healthy

@@ -154,6 +154,19 @@ pub struct Standing {
     pub name: NameLeadsTo,
 }
 
+/// How much room the file system that holds a regular file has, and what the file may take of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Tells file systems of this host apart.
+    pub file_system: u64,
+    /// Bytes it gives to whoever asks first.
+    pub free: u64,
+    /// Some of the file takes no space yet.
+    pub sparse: bool,
+    /// What is written over takes new space all the same.
+    pub copies_on_write: bool,
+}
+
 /// What the name of an open file leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameLeadsTo {
@@ -507,6 +520,29 @@ impl BlockFile {
         }))
     }
 
+    /// How much room its file system has; `None` of a device. May wait for the file system.
+    pub fn space(&self) -> io::Result<Option<Space>> {
+        if self.is_device {
+            return Ok(None);
+        }
+        let meta = self.direct.metadata()?;
+        let (magic, free) = sys::file_system_room(&self.direct)?;
+        Ok(Some(Space {
+            file_system: meta.dev(),
+            free,
+            sparse: meta.blocks().saturating_mul(512) < meta.len(),
+            copies_on_write: copies_on_write(magic),
+        }))
+    }
+
+    /// True if all of a range takes space already, as far as the file system tells. Blocks.
+    pub fn has_place(&self, from: u64, to: u64) -> bool {
+        match sys::seek(&self.direct, from, libc::SEEK_HOLE) {
+            Ok(hole) => hole.is_none_or(|hole| hole >= to),
+            Err(_) => false,
+        }
+    }
+
     /// Reserves the space of the first `len` bytes, where the file system can, so that no write there
     /// can lack room later.
     pub fn reserve(&self, len: u64) -> io::Result<()> {
@@ -794,6 +830,16 @@ impl BlockFile {
 
 /// Magic number of file systems that are served by a process (linux/magic.h).
 const FUSE: u32 = 0x6573_5546;
+
+/// True of the file systems that never write over what is there.
+fn copies_on_write(magic: u32) -> bool {
+    // linux/magic.h, and the sources of those that are not in it.
+    const BTRFS: u32 = 0x9123_683E;
+    const ZFS: u32 = 0x2FC1_2FC1;
+    const BCACHEFS: u32 = 0xCA45_1A4E;
+    const NILFS: u32 = 0x3434;
+    matches!(magic, BTRFS | ZFS | BCACHEFS | NILFS)
+}
 
 /// True of the file systems that keep their maps on a disk of this host, or in memory.
 fn has_own_map(magic: u32) -> bool {

@@ -181,11 +181,22 @@ pub(crate) fn is_byte_locked(file: &File, byte: i64) -> io::Result<bool> {
 
 /// What kind of file system `file` is on: its magic number (statfs(2)).
 pub(crate) fn file_system(file: &File) -> io::Result<u32> {
+    Ok(file_system_room(file)?.0)
+}
+
+/// The same, and the bytes it has left for those who are not privileged.
+pub(crate) fn file_system_room(file: &File) -> io::Result<(u32, u64)> {
     // SAFETY: all-zero bytes are a valid `statfs` (plain integers).
     let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open and `fs` a valid out-pointer for the call.
     check(unsafe { libc::fstatfs(file.as_raw_fd(), &mut fs) })?;
-    Ok(fs.f_type as u32)
+    let unit = if fs.f_frsize > 0 {
+        fs.f_frsize
+    } else {
+        fs.f_bsize
+    };
+    let free = (fs.f_bavail as u64).saturating_mul(unit as u64);
+    Ok((fs.f_type as u32, free))
 }
 
 /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`; `None` past the last one (`ENXIO`).

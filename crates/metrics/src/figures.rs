@@ -1,6 +1,6 @@
 //! Which figures there are, and what they are called.
 
-use hearth_engine::stats::{DiskStats, Latencies, PoolStats};
+use hearth_engine::stats::{DeviceStats, DiskStats, Latencies, PoolStats};
 use hearth_engine::tally::Tally;
 
 use crate::text::{Form, Kind, Page};
@@ -117,6 +117,17 @@ pub struct Pool {
     pub stuck: u64,
     /// What the engine counted.
     pub stats: PoolStats,
+    /// Its flash devices.
+    pub devices: Vec<Device>,
+}
+
+/// A flash device's figures.
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    /// Where it is.
+    pub path: String,
+    /// What the engine counted.
+    pub stats: DeviceStats,
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -127,6 +138,7 @@ fn seconds(ns: u64) -> f64 {
 pub fn page(form: Form, pool: &Pool, rows: &[Row]) -> String {
     let mut page = Page::new(form);
     of_pool(&mut page, pool);
+    of_devices(&mut page, pool);
     of_disks(&mut page, rows);
     page.end()
 }
@@ -249,6 +261,111 @@ fn of_pool(page: &mut Page, pool: &Pool) {
         "Failed operations on flash.",
         c.flash_errors as f64,
     );
+}
+
+/// What a device is doing, in one word.
+const STATES: [&str; 3] = ["serving", "slow", "failed"];
+
+fn state(pool: &Pool, device: &Device) -> &'static str {
+    match (pool.stats.flash_failed, device.stats.slow) {
+        (true, _) => "failed",
+        (false, true) => "slow",
+        (false, false) => "serving",
+    }
+}
+
+/// A family of which every flash device has a value for each kind of operation, or only one.
+type OfDevice = (
+    &'static str,
+    Kind,
+    &'static str,
+    &'static [(Option<&'static str>, fn(&DeviceStats) -> f64)],
+);
+
+const OF_DEVICE: &[OfDevice] = &[
+    (
+        "hearth_flash_device_operations",
+        Kind::Counter,
+        "Operations on the device that ended, well or not.",
+        &[
+            (Some("read"), |d| d.figures.reads as f64),
+            (Some("write"), |d| d.figures.writes as f64),
+            (Some("flush"), |d| d.figures.flushes as f64),
+        ],
+    ),
+    (
+        "hearth_flash_device_seconds",
+        Kind::Counter,
+        "Time that they took.",
+        &[
+            (Some("read"), |d| seconds(d.figures.read_ns)),
+            (Some("write"), |d| seconds(d.figures.write_ns)),
+            (Some("flush"), |d| seconds(d.figures.flush_ns)),
+        ],
+    ),
+    (
+        "hearth_flash_device_bytes",
+        Kind::Counter,
+        "Read from the device and written to it.",
+        &[
+            (Some("read"), |d| d.figures.read_bytes as f64),
+            (Some("write"), |d| d.figures.write_bytes as f64),
+        ],
+    ),
+    (
+        "hearth_flash_device_errors",
+        Kind::Counter,
+        "Operations on the device that failed.",
+        &[(None, |d| d.figures.errors as f64)],
+    ),
+    (
+        "hearth_flash_device_segments",
+        Kind::Gauge,
+        "Segments of the log on the device.",
+        &[(None, |d| d.segments as f64)],
+    ),
+    (
+        "hearth_flash_device_free_segments",
+        Kind::Gauge,
+        "Of these, those that are free to write.",
+        &[(None, |d| d.free_segments as f64)],
+    ),
+    (
+        "hearth_flash_device_cached_bytes",
+        Kind::Gauge,
+        "Data cached on the device.",
+        &[(None, |d| (d.cached_blocks * BLOCK) as f64)],
+    ),
+    (
+        "hearth_flash_device_dirty_bytes",
+        Kind::Gauge,
+        "Of this, what the origins do not have yet.",
+        &[(None, |d| (d.dirty_blocks * BLOCK) as f64)],
+    ),
+];
+
+fn of_devices(page: &mut Page, pool: &Pool) {
+    page.family(
+        "hearth_flash_device_state",
+        Kind::Gauge,
+        "1 for the state the device is in: serving, slow (it gets no more than it must) or failed.",
+    );
+    for device in &pool.devices {
+        for word in STATES {
+            let is = f64::from(u8::from(state(pool, device) == word));
+            page.value(&[("device", &*device.path), ("state", word)], is);
+        }
+    }
+    for (name, kind, help, values) in OF_DEVICE {
+        page.family(name, *kind, help);
+        for device in &pool.devices {
+            for (op, value) in *values {
+                let mut labels = vec![("device", &*device.path)];
+                labels.extend(op.map(|op| ("op", op)));
+                page.value(&labels, value(&device.stats));
+            }
+        }
+    }
 }
 
 /// A family of which every disk has one value or several: the other labels, and how each is counted.
@@ -477,5 +594,40 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn each_flash_device_has_its_own_figures_and_one_state() {
+        let device = |path: &str, slow: bool, errors: u64| {
+            let mut device = Device {
+                path: path.to_owned(),
+                ..Device::default()
+            };
+            device.stats.slow = slow;
+            device.stats.figures.errors = errors;
+            device.stats.figures.read_ns = 2_500_000_000;
+            device
+        };
+        let mut pool = Pool {
+            devices: vec![device("/dev/a", false, 0), device("/dev/b", true, 7)],
+            ..Pool::default()
+        };
+        let told = page(Form::Plain, &pool, &[]);
+        for line in [
+            r#"hearth_flash_device_state{device="/dev/a",state="serving"} 1"#,
+            r#"hearth_flash_device_state{device="/dev/a",state="slow"} 0"#,
+            r#"hearth_flash_device_state{device="/dev/b",state="slow"} 1"#,
+            r#"hearth_flash_device_state{device="/dev/b",state="serving"} 0"#,
+            r#"hearth_flash_device_errors_total{device="/dev/b"} 7"#,
+            r#"hearth_flash_device_seconds_total{device="/dev/a",op="read"} 2.5"#,
+        ] {
+            assert!(told.contains(line), "{line} is missing:\n{told}");
+        }
+        pool.stats.flash_failed = true;
+        let told = page(Form::Plain, &pool, &[]);
+        assert!(
+            told.contains(r#"{device="/dev/b",state="failed"} 1"#),
+            "{told}"
+        );
     }
 }

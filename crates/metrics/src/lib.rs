@@ -9,5 +9,5 @@
 pub mod figures;
 mod text;
 
-pub use figures::{Disk, Pool, Row, SERIES_MAX, fold, page};
+pub use figures::{Device, Disk, Pool, Row, SERIES_MAX, fold, page};
 pub use text::Form;

@@ -447,6 +447,15 @@ impl Mirror {
         self.order(Order::Rate(rate));
     }
 
+    /// The legs that are written now.
+    pub fn devices(&self) -> Vec<Arc<Device>> {
+        let report = lock(&self.shared.report).clone();
+        let written = |leg: &LegReport| leg.present && !leg.removed && leg.state != LegState::Out;
+        let written = report.iter().enumerate().filter(|(_, leg)| written(leg));
+        let device = |(i, _): (usize, _)| self.targets.get(Target::Origin(i as u16));
+        written.filter_map(device).collect()
+    }
+
     /// Does what is asked about scrubs. Waits for the thread.
     pub fn scrub(&self, what: ScrubOrder) -> Result<(), Fault> {
         let (answer, answered) = channel();

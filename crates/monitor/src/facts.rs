@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use hearth_daemon::api::datastores::{DatastoreInfo, TreeInfo};
 use hearth_daemon::api::stats::{Counters, DiskReport, DiskSpan, FlashSpan};
 use hearth_daemon::api::types::DiskInfo;
-use hearth_health::daemon::{Disk, Leg, Limits, Pool};
+use hearth_health::daemon::{Disk, FlashDevice, Leg, Limits, Pool};
 use hearth_health::datastore::{Datastore, Tree};
 use hearth_health::latency::Answers;
 use hearth_health::{Item, daemon};
@@ -48,6 +48,13 @@ fn pool(seen: &Seen) -> Pool {
         dirty: stats.dirty,
         endurance_used: stats.endurance_used,
         bad_blocks_day: day.map_or(0, |c| c.bad_clean_blocks),
+        devices: (seen.pool.devices.iter())
+            .map(|device| FlashDevice {
+                path: device.path.clone(),
+                slow: device.slow,
+                errors: device.io.as_ref().map_or(0, |io| io.errors),
+            })
+            .collect(),
     }
 }
 

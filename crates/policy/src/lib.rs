@@ -20,6 +20,7 @@ pub mod reference;
 mod rules;
 mod sequential;
 mod sketch;
+mod slow;
 mod tuner;
 
 pub use budget::Budget;
@@ -28,6 +29,7 @@ pub use policy::{Config, Place, Policy, Stay, Use};
 pub use rules::{FREQ_MAX, Gate, Rules, Verdict};
 pub use sequential::Sequential;
 pub use sketch::Sketch;
+pub use slow::{Answered, COST, Slow};
 pub use tuner::{EXPERTS, Tuner};
 
 /// Blocks one after another. A key is a disk and a block in one number.

@@ -109,6 +109,8 @@ pub struct World<'a> {
     pub(crate) model: Model,
     pub(crate) shape: Shape,
     pub(crate) flash: Flashes,
+    /// Which of several flash devices answers slowly.
+    slow_flash: Option<u16>,
     pub(crate) disks: Vec<Disk>,
     pub(crate) known: Vec<Known>,
     pub(crate) subject: Option<Box<dyn Subject>>,
@@ -170,6 +172,12 @@ macro_rules! trace {
     };
 }
 pub(crate) use trace;
+
+/// Which of several flash devices answers slowly, if any does. A choice of its own, so that the rest of a seed is as it was.
+fn slow_flash(seed: u64, others: u64) -> Option<u16> {
+    let mut rng = Prng::new(seed ^ 0x510F);
+    (others > 0 && rng.below(3) == 0).then(|| rng.below(others + 1) as u16)
+}
 
 impl<'a> World<'a> {
     /// A world of a seed: devices and disks exist, nothing is formatted yet.
@@ -253,6 +261,7 @@ impl<'a> World<'a> {
             model: Model::new(),
             shape,
             flash: Flashes::new(flashes, flash_rng),
+            slow_flash: slow_flash(seed, others),
             disks: Vec::new(),
             known: Vec::new(),
             subject: None,

@@ -1,5 +1,6 @@
 //! A full file system under a sparse flash file: the disks go on from their origins, through
-//! restarts, and nothing that flash kept from before is ever read again.
+//! restarts, and nothing that flash kept from before is ever read again. And under a sparse origin: what is
+//! answered has a place there.
 //!
 //! Needs root, for a small file system of its own; says so and does nothing without.
 
@@ -288,5 +289,188 @@ fn room_that_is_there_again_is_told_and_used() -> Result<()> {
     write(&mut client, &mut model, &mut rng, 20)?;
     same(&mut client, &model)?;
     hearth.stop()?;
+    Ok(())
+}
+
+/// Writes whole MiB that are no piece's yet, until one is refused; that is for want of room, and no other reason. Tells
+/// how many were taken.
+fn until_no_room(client: &mut Client, model: &mut [u8], taken: &mut Vec<u64>) -> Result<u64> {
+    let mut count = 0;
+    for piece in (0..SPARSE / MIB).filter(|piece| piece % 2 == 0) {
+        if taken.contains(&piece) {
+            continue;
+        }
+        let range = (piece * MIB) as usize..((piece + 1) * MIB) as usize;
+        let data = vec![piece as u8 + 1; MIB as usize];
+        match client.write(piece * MIB, &data) {
+            Ok(()) => {
+                model[range].copy_from_slice(&data);
+                taken.push(piece);
+                count += 1;
+            }
+            Err(e) => {
+                ensure!(e.kind() == ErrorKind::StorageFull, "refused with {e}");
+                return Ok(count);
+            }
+        }
+    }
+    anyhow::bail!("all of {count} MiB were taken, more than there is room for")
+}
+
+/// Bytes of a sparse origin: more than the file system it lies on has.
+const SPARSE: u64 = 256 * MIB;
+
+fn sparse(dir: &Path, name: &str) -> Result<PathBuf> {
+    let file = dir.join(name);
+    File::create(&file)?.set_len(SPARSE)?;
+    Ok(file)
+}
+
+fn same_sparse(client: &mut Client, model: &[u8]) -> Result<()> {
+    for at in (0..SPARSE).step_by(MIB as usize) {
+        let range = at as usize..(at + MIB) as usize;
+        ensure!(
+            client.read(at, MIB as u32)? == model[range],
+            "wrong data at {at}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_write_into_a_hole_is_taken_only_while_there_is_room_for_all_that_is_dirty() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let Some(fs) = SmallFs::new(hearth.dir(), 64 * MIB)? else {
+        return Ok(());
+    };
+    // What is dirty stays so.
+    hearth.serve_args = vec!["--destage-rate".to_owned(), "64K".to_owned()];
+    hearth.create_pool("512M")?;
+    hearth.start()?;
+    let origin = sparse(&fs.at, "thin.img")?;
+    hearth.add("vm", path(&origin), &["--mode", "write-back"])?;
+    hearth.add(
+        "twin",
+        path(&sparse(&fs.at, "twin.img")?),
+        &["--mode", "write-back"],
+    )?;
+    let full = hearth.origin("full.img", SIZE)?;
+    hearth.add("full", path(&full), &["--mode", "write-back"])?;
+    let mut model = vec![0; SPARSE as usize];
+    let (mut client, mut taken) = (hearth.connect("vm")?, Vec::new());
+    let count = until_no_room(&mut client, &mut model, &mut taken)?;
+    ensure!(
+        (40..64).contains(&count),
+        "{count} MiB were taken of about 60"
+    );
+    client.flush()?;
+    // What one has taken another one has not got; what lies elsewhere is not concerned.
+    let refused = hearth.connect("twin")?.write(0, &vec![7; MIB as usize]);
+    let refused = refused.err().map(|e| e.kind());
+    ensure!(refused == Some(ErrorKind::StorageFull), "{refused:?}");
+    hearth.connect("full")?.write(0, &vec![7; MIB as usize])?;
+    let events = hearth.ok(&["events", "--disk", "vm", "--json"])?;
+    ensure!(events.contains("origin-no-room"), "{events}");
+
+    // Nothing that was answered is lost, and all of it finds its place.
+    hearth.kill9()?;
+    hearth.serve_args.clear();
+    hearth.start()?;
+    let mut client = hearth.connect("vm")?;
+    same_sparse(&mut client, &model)?;
+    hearth.ok(&["disk", "flush", "vm"])?;
+    ensure!(
+        std::fs::read(&origin)? == model,
+        "the origin is not the disk"
+    );
+
+    // Others take the rest: what has a place is written over, and nothing else.
+    fs.fill()?;
+    let refused = until_no_room(&mut client, &mut model, &mut taken.clone())?;
+    ensure!(
+        refused == 0,
+        "{refused} MiB were taken, and there is no room"
+    );
+    let over = taken.first().copied().context("nothing was taken")?;
+    let range = (over * MIB) as usize..((over + 1) * MIB) as usize;
+    model[range.clone()].fill(0xEE);
+    client.write(over * MIB, &model[range])?;
+    same_sparse(&mut client, &model)?;
+
+    // With room it goes on.
+    fs.free()?;
+    let piece = (SPARSE / MIB - 1) * MIB;
+    model[piece as usize..].fill(0xDD);
+    wait::until("there is room again", LIMIT, || {
+        client.write(piece, &model[piece as usize..]).ok()
+    })?;
+    same_sparse(&mut client, &model)?;
+    hearth.ok(&["disk", "flush", "vm"])?;
+    ensure!(
+        std::fs::read(&origin)? == model,
+        "the origin is not the disk"
+    );
+    hearth.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_mirror_needs_room_at_each_of_its_legs() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let Some(fs) = SmallFs::new(hearth.dir(), 64 * MIB)? else {
+        return Ok(());
+    };
+    hearth.create_pool("512M")?;
+    hearth.start()?;
+    let (near, tight) = (sparse(hearth.dir(), "near")?, sparse(&fs.at, "tight")?);
+    hearth.ok(&[
+        "disk",
+        "add",
+        "vm",
+        "--mirror",
+        path(&near),
+        "--mirror",
+        path(&tight),
+    ])?;
+    let legs = |want: &str| {
+        wait::until(want, LIMIT, || {
+            let said = hearth.ok(&["disk", "show", "vm", "--json"]).ok()?;
+            let info: Value = serde_json::from_str(&said).ok()?;
+            let legs = info["legs"].as_array()?;
+            legs.iter()
+                .all(|leg| leg["state"] == "current")
+                .then_some(())
+        })
+        .with_context(|| hearth.ok(&["disk", "show", "vm"]).unwrap_or_default())
+    };
+    legs("both legs hold the disk")?;
+    fs.fill()?;
+    let mut model = vec![0; SPARSE as usize];
+    let (mut client, mut taken) = (hearth.connect("vm")?, Vec::new());
+    let count = until_no_room(&mut client, &mut model, &mut taken)?;
+    ensure!(
+        count == 0,
+        "{count} MiB were taken, and one leg has no room"
+    );
+    fs.free()?;
+    wait::until("there is room again", LIMIT, || {
+        let data = vec![1; MIB as usize];
+        client.write(0, &data).ok()
+    })?;
+    model[..MIB as usize].fill(1);
+    taken.push(0);
+    until_no_room(&mut client, &mut model, &mut taken)?;
+    same_sparse(&mut client, &model)?;
+    hearth.ok(&["disk", "flush", "vm"])?;
+    legs("no leg was taken out")?;
+    drop(client);
+    hearth.stop()?;
+    for leg in [&near, &tight] {
+        ensure!(
+            std::fs::read(leg)? == model,
+            "{} is not the disk",
+            leg.display()
+        );
+    }
     Ok(())
 }

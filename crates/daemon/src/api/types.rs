@@ -677,6 +677,9 @@ pub struct PoolDevice {
     /// What was done on it; only while serving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<DeviceIo>,
+    /// It answers so slowly that it gets no more than it must.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub slow: bool,
 }
 
 /// What was done on a flash device since the daemon started.

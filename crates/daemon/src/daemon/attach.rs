@@ -186,8 +186,8 @@ impl Daemon {
         }
     }
 
-    /// Where closing a disk's origin may get stuck.
-    fn spot_by_id(&self, mounts: &Mounts, id: DiskId) -> Spot {
+    /// Where asking or closing a disk's origin may get stuck.
+    pub(super) fn spot_by_id(&self, mounts: &Mounts, id: DiskId) -> Spot {
         let origin = lock(&self.pool).record(id).map(|r| r.origin.clone());
         origin.map_or_else(|| Spot::new(format!("disk {id}")), |o| mounts.spot_of(&o))
     }
@@ -816,6 +816,7 @@ impl Daemon {
         };
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
+        self.rooms.watch(id, &device);
         if let Err(e) = self
             .engine
             .attach(crate::settings::config(&record, &device), state)
@@ -891,6 +892,7 @@ impl Daemon {
     /// Closes an origin on a thread of its own: on a mount that hangs, closing hangs as well. The
     /// other end of what is returned is dropped when it is done.
     fn begin_release(&self, id: u16, mounts: &Mounts) -> Option<Receiver<()>> {
+        self.rooms.forget(id);
         let device = self.targets.set(Target::Origin(id), None)?;
         self.poke();
         let (told, closed) = sync_channel(1);

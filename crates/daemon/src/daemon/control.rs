@@ -400,6 +400,7 @@ impl Daemon {
             }
             Ok(())
         })?;
+        self.rooms.look_again(id);
         export.set_size(size);
         self.exports.resized(name);
         Ok(())

@@ -156,6 +156,7 @@ impl Daemon {
         let device = Arc::new(device);
         crate::mirror::know_cache(&device, &self.engine, id);
         self.targets.set(Target::Origin(id), Some(device.clone()));
+        self.rooms.watch(id, &device);
         self.with_slot(name, |slot| {
             slot.before = Arc::downgrade(&before);
             slot.device = Some(device.clone());
@@ -268,6 +269,7 @@ impl Daemon {
         if let Some(mirror) = crate::mirror::of(&device) {
             mirror.add(stamp.id, leg.to_string(), opened);
         }
+        self.rooms.look_again(turn.id());
         self.note_place(turn.id(), super::apart::place(&changed));
         self.events.tell(hearth_events::Event::LegAdded {
             disk: name.to_owned(),

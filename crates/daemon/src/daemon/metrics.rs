@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_engine::api::DiskId;
-use hearth_metrics::{Disk, Form, Pool, fold, page};
+use hearth_metrics::{Device, Disk, Form, Pool, fold, page};
 
 use super::{Daemon, lock};
 
@@ -22,6 +22,7 @@ impl Daemon {
             dirty: self.dirty_bytes(),
             stuck: lock(&self.stuck).len() as u64,
             stats: self.engine.pool_stats(),
+            devices: self.counted_devices(),
         };
         let mut disks: Vec<Disk> = {
             let table = self.disks.lock();
@@ -53,6 +54,21 @@ impl Daemon {
             }
         }));
         page(form, &pool, &fold(disks, BUSIEST))
+    }
+
+    fn counted_devices(&self) -> Vec<Device> {
+        let pool = lock(&self.pool);
+        if pool.is_without_flash() {
+            return Vec::new();
+        }
+        let paths = pool.paths();
+        drop(pool);
+        let devices = paths.into_iter().zip(self.engine.device_stats());
+        let device = |(path, stats): (std::path::PathBuf, _)| Device {
+            path: path.display().to_string(),
+            stats,
+        };
+        devices.map(device).collect()
     }
 
     fn counted(&self, id: DiskId) -> Disk {

@@ -24,6 +24,7 @@ mod legs;
 mod metrics;
 mod noter;
 mod report;
+mod rooms;
 mod slot;
 mod stop;
 mod trouble;
@@ -56,6 +57,7 @@ use crate::gate::Gate;
 use crate::grounds::Grounds;
 use crate::memory::NbdLimits;
 use crate::pool::Pool;
+use crate::room::Rooms;
 use crate::size::human;
 use crate::table::Table;
 use crate::windows::Windows;
@@ -137,12 +139,26 @@ struct Shared {
     engine: Arc<Engine>,
     bell: Arc<Bell>,
     gate: Arc<Gate>,
+    rooms: Arc<Rooms>,
+}
+
+impl Shared {
+    /// Hands on what there is room for, or may have to wait for a note first.
+    fn hand_on(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
+        let passing = self.gate.pass(reqs);
+        self.engine.submit(now_ns, reqs, fx);
+        drop(passing);
+        self.bell.ring();
+    }
 }
 
 impl BlockEngine for Shared {
     fn submit(&self, now_ns: u64, reqs: &mut Vec<Request>, fx: &mut Effects) {
         let passing = self.gate.pass(reqs);
+        // Last: what it lets pass counts as being in the engine at once.
+        let taking = self.rooms.pass(now_ns, reqs);
         self.engine.submit(now_ns, reqs, fx);
+        drop(taking);
         drop(passing);
         self.bell.ring();
     }
@@ -173,6 +189,12 @@ pub struct Daemon {
     gate: Arc<Gate>,
     /// Lets them go.
     noter: Mutex<Option<noter::Noter>>,
+    /// Holds writes until it is known that there is room for them at the origins.
+    rooms: Arc<Rooms>,
+    /// Finds that out.
+    room_keeper: Mutex<Option<rooms::RoomKeeper>>,
+    /// The way to the engine past the data threads.
+    door: Arc<Shared>,
     /// For all that an origin, or where it lies, can hold up.
     workers: Arc<Workers>,
     observer: Arc<Observer>,
@@ -215,6 +237,10 @@ pub struct Daemon {
     stale_legs: Arc<crate::mirror::news::Stale>,
     /// What of the flash was counted when it was last told.
     flash_errors: AtomicU64,
+    /// It was told that disks keep only a part of their minimums.
+    shares_scaled: AtomicBool,
+    /// Which of its devices were told to be slow. Taken before `pool`.
+    slow_devices: Mutex<Vec<u16>>,
     /// Which program takes its place, and whose place it took.
     succession: crate::upgrade::Succession,
 }
@@ -311,13 +337,15 @@ impl Daemon {
         };
         let observer = Observer::start().map(Arc::new).map_err(no_thread)?;
         let bell = Arc::<Bell>::default();
-        let shared = Shared {
+        let rooms = Arc::<Rooms>::default();
+        let door = Arc::new(Shared {
             engine: engine.clone(),
             bell: bell.clone(),
             gate: gate.clone(),
-        };
+            rooms: rooms.clone(),
+        });
         let reactors = Reactors::start_watched(
-            Arc::new(shared),
+            door.clone(),
             targets.clone(),
             config,
             Some(observer.clone() as Arc<dyn Watcher>),
@@ -332,6 +360,9 @@ impl Daemon {
             bell,
             gate,
             noter: Mutex::default(),
+            rooms,
+            room_keeper: Mutex::default(),
+            door,
             workers,
             observer,
             exports: Arc::default(),
@@ -359,10 +390,14 @@ impl Daemon {
             events: options.events.clone(),
             stale_legs: Arc::default(),
             flash_errors: AtomicU64::new(0),
+            shares_scaled: AtomicBool::new(false),
+            slow_devices: Mutex::default(),
             succession: crate::upgrade::Succession::default(),
         });
         let noter = daemon.start_noter().map_err(no_thread)?;
         *lock(&daemon.noter) = noter;
+        let keeper = daemon.start_room_keeper().map_err(no_thread)?;
+        *lock(&daemon.room_keeper) = Some(keeper);
         daemon.attach_all();
         Ok(daemon)
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Mode};
 use hearth_format::IdSet;
-use hearth_reactor::ReactorError;
+use hearth_reactor::{BlockEngine, ReactorError};
 
 use super::{Daemon, lock};
 use crate::beside::Beside;
@@ -225,15 +225,11 @@ fn release(daemon: &Arc<Daemon>) {
     // The job may be sent back, and these with it.
     let requests = Arc::new(Mutex::new(requests));
     loop {
-        let (engine, bell) = (daemon.engine.clone(), daemon.bell.clone());
-        let (gate, requests) = (daemon.gate.clone(), requests.clone());
+        let (door, requests) = (daemon.door.clone(), requests.clone());
         let job = move |now: u64, fx: &mut Effects| {
             let mut requests = std::mem::take(&mut *lock(&requests));
             // The gate may have been shut again meanwhile; then they wait once more.
-            let passing = gate.pass(&mut requests);
-            engine.submit(now, &mut requests, fx);
-            drop(passing);
-            bell.ring();
+            door.submit(now, &mut requests, fx);
         };
         match daemon.reactors.run(job) {
             Ok(()) => return,

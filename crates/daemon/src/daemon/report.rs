@@ -118,6 +118,7 @@ impl Daemon {
         let mut flash_notices = self.flash_notices();
         flash_notices.extend(self.room_notice());
         flash_notices.extend_from_slice(self.flash.place());
+        flash_notices.extend(self.shares_notice());
         let pool = lock(&self.pool);
         let disks = pool.registry().plain_disks().map(|r| {
             let status = self.engine.status(r.id);

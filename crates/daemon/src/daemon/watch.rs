@@ -9,6 +9,7 @@ use hearth_engine::stats::{DiskCounters, PoolCounters};
 use hearth_events::Event;
 
 use super::{Daemon, Slot, lock};
+use crate::size::human;
 
 /// What was told of a disk since its origin was opened.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +97,74 @@ impl Daemon {
             self.events.tell(Event::FlashErrors { count });
         }
         self.flash_errors.store(told, Ordering::Relaxed);
+        self.watch_devices();
+        self.watch_shares();
+    }
+
+    /// What is to be kept for disks, what can be, and the part of it in percent, if that is less.
+    fn scaled_shares(&self) -> Option<(u64, u64, u64)> {
+        if !self.engine.pool_stats().flash_failed {
+            let (wanted, most) = self.engine.minimums();
+            let percent = (u128::from(most) * 100 / u128::from(wanted.max(1))) as u64;
+            return (wanted > most).then_some((wanted, most, percent));
+        }
+        None
+    }
+
+    /// The same for people.
+    pub(super) fn shares_notice(&self) -> Option<String> {
+        let (wanted, kept, percent) = self.scaled_shares()?;
+        Some(format!(
+            "{} of flash are to be kept for disks, and {} can be: each disk keeps {percent} % of its minimum; give the pool more flash, or lower --min",
+            human(wanted),
+            human(kept)
+        ))
+    }
+
+    /// Tells that disks keep only a part of their minimums, and that they keep all again.
+    fn watch_shares(&self) {
+        let scaled = self.scaled_shares();
+        if self.shares_scaled.swap(scaled.is_some(), Ordering::Relaxed) == scaled.is_some() {
+            return;
+        }
+        self.events.tell(match scaled {
+            Some((wanted_bytes, kept_bytes, percent)) => Event::SharesScaled {
+                wanted_bytes,
+                kept_bytes,
+                percent,
+            },
+            None => Event::SharesWhole {},
+        });
+    }
+
+    /// Tells which of several flash devices have become slow, and which are not any more.
+    fn watch_devices(&self) {
+        let mut before = lock(&self.slow_devices);
+        let now = self.engine.slow_devices();
+        if now.iter().map(|(n, ..)| n).eq(before.iter()) {
+            return;
+        }
+        let paths = lock(&self.pool).paths();
+        let name = |n: u16| {
+            let path = paths.get(usize::from(n));
+            path.map_or_else(|| n.to_string(), |path| path.display().to_string())
+        };
+        for (n, read_ns, write_ns) in &now {
+            if !before.contains(n) {
+                self.events.tell(Event::FlashDeviceSlow {
+                    device: name(*n),
+                    read_us: read_ns / 1000,
+                    write_us: write_ns / 1000,
+                });
+            }
+        }
+        for n in before.iter() {
+            if !now.iter().any(|(m, ..)| m == n) {
+                self.events
+                    .tell(Event::FlashDeviceQuick { device: name(*n) });
+            }
+        }
+        *before = now.into_iter().map(|(n, ..)| n).collect();
     }
 }
 
@@ -117,6 +186,43 @@ mod tests {
             n.and_then(serde_json::Value::as_u64)
         };
         events.iter().map(|r| (r.event.clone(), count(r))).collect()
+    }
+
+    /// As after a device was lost, or the pool was moved to a smaller one.
+    #[test]
+    fn more_kept_than_there_is_flash_is_scaled_and_said() {
+        let (_dir, daemon) = testing::with_disk("a");
+        let id = daemon.disks.lock().get("a").unwrap().id;
+        let said = |daemon: &Daemon| {
+            daemon.watch_flash(&PoolCounters::default());
+            let query = Query {
+                limit: 100,
+                ..Query::default()
+            };
+            let events = daemon.events.query(&query).unwrap();
+            let all = events.iter().map(|r| r.event.clone());
+            all.filter(|event| event.starts_with("shares-"))
+                .collect::<Vec<_>>()
+        };
+        let notice = || daemon.shares_notice();
+        let most = daemon.engine.minimums().1;
+        daemon.engine.set_limits(id, most / 4096 * 4096, 0).unwrap();
+        assert_eq!((said(&daemon), notice()), (Vec::new(), None));
+        daemon
+            .engine
+            .set_limits(id, 2 * most / 4096 * 4096, 0)
+            .unwrap();
+        said(&daemon);
+        assert_eq!(said(&daemon), ["shares-scaled"]);
+        let told = notice().unwrap();
+        assert!(
+            told.contains("each disk keeps 50 % of its minimum"),
+            "{told}"
+        );
+        daemon.engine.set_limits(id, 0, 0).unwrap();
+        assert_eq!(said(&daemon), ["shares-scaled", "shares-whole"]);
+        assert_eq!(notice(), None);
+        daemon.shut_down(StopReason::Signal).unwrap();
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub(crate) fn add(devices: &mut [PoolDevice], lies: &[DeviceStats]) {
 pub(crate) fn add_io(devices: &mut [PoolDevice], lies: &[DeviceStats]) {
     for (device, lies) in devices.iter_mut().zip(lies) {
         let f = &lies.figures;
+        device.slow = lies.slow;
         device.io = Some(DeviceIo {
             reads: f.reads,
             read_bytes: f.read_bytes,

@@ -40,7 +40,8 @@ impl Core {
         if !self.flash.is_evicting() {
             self.shared.want(false);
         }
-        let work = self.dirty_total > 0 || self.flash.is_evicting() || !self.flash.log.quiet();
+        let moves = self.flash.is_evicting() || self.flash.moves_off_slow();
+        let work = self.dirty_total > 0 || moves || !self.flash.log.quiet();
         self.shared.settle_later(now, work);
     }
 
@@ -105,6 +106,7 @@ impl Core {
                 }
             }
             self.flash.cleaner.hits(u64::from(u.count));
+            self.flash.note_read(u.slot, u.count);
             for i in 0..u.count {
                 let (slot, block) = (u.slot + i, u.block + u64::from(i));
                 self.cache
@@ -144,6 +146,20 @@ impl Core {
                 self.flash.account(&done);
                 self.hit_read_done(id, op.block, op.slot, done, now, fx);
             }
+        }
+    }
+
+    /// Looks which of several flash devices answer slowly.
+    pub fn look_at_devices(&mut self, now: u64) {
+        if !self.flash.devices.is_look_due(now) {
+            return;
+        }
+        let past = self.shared.reads_by_device();
+        let past = past.into_iter().map(|reads| (reads.count, reads.ns));
+        if self.flash.devices.look(now, past) {
+            self.flash.sort_by_speed();
+            let slow = |device: u16| self.flash.devices.is_slow(device);
+            self.shared.tell_slow(slow);
         }
     }
 

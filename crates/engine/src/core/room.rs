@@ -35,7 +35,14 @@ impl Core {
                 break;
             }
         }
+        if !self.quiescing {
+            let (flash, mut rest) = self.apart();
+            flash.move_off_slow(&mut rest, now);
+        }
         let awaited = !self.reqs.stalled.is_empty() || !self.reqs.stalled_through.is_empty();
+        if awaited && self.flash.log.free.len() <= self.flash.log.reserve() {
+            self.flash.unpark();
+        }
         if !self.reqs.log_full && self.reqs.stalled_through.is_empty() {
             self.flash.room_was_got();
         }

@@ -1,10 +1,11 @@
 //! What the engine tells of itself and of its disks.
 
-use crate::api::{DiskId, ExtentState};
+use crate::api::{DiskId, ExtentState, ReqOp};
 use crate::cache::ahead::UNUSED_SHARE;
 use crate::cache::index::{Index, Key};
 use crate::cache::stage::Stage;
 use crate::core::Core;
+use crate::disk::spans::Span;
 use crate::engine::Engine;
 use crate::flash::fail::Noted;
 use crate::flash::log::SegState;
@@ -152,7 +153,7 @@ impl Engine {
             capacity_blocks: core.capacity_blocks(),
             cached_blocks: core.cache.index.len() as u64,
             dirty_blocks: core.dirty_total,
-            free_segments: core.flash.log.free.len() as u64,
+            free_segments: (core.flash.log.free.len() + core.flash.log.parked.len()) as u64,
             segments: core.flash.log.segments.len() as u64,
             footprint_bytes: Index::footprint(core.cache.index.slots())
                 + core.cache.policy.footprint() as u64
@@ -189,6 +190,9 @@ impl Engine {
                 }
             })
             .collect();
+        for (device, d) in (0..).zip(&mut all) {
+            d.slow = flash.devices.is_slow(device);
+        }
         for (segment, seg) in flash.log.segments.iter().zip(0..) {
             let device = usize::from(flash.device_of(seg));
             if let Some(d) = all.get_mut(device) {
@@ -199,6 +203,23 @@ impl Engine {
             }
         }
         all
+    }
+
+    /// Bytes that are to be kept for disks whatever others do, and as many as can be: if the first are more, each disk
+    /// keeps its part of them.
+    pub fn minimums(&self) -> (u64, u64) {
+        let core = self.core();
+        let wanted = u64::try_from(core.totals.min_blocks).unwrap_or(u64::MAX);
+        let log = &core.flash.log;
+        let all = log.usable() as u64 * u64::from(log.data_blocks);
+        let most = (all / 8 * 7).saturating_sub(core.totals.kept_blocks);
+        (wanted.saturating_mul(BLOCK), most.saturating_mul(BLOCK))
+    }
+
+    /// The flash devices that answer so slowly that they are left alone: number, and how long reads and writes took in
+    /// the mean lately, nanoseconds, 0 where that is not known.
+    pub fn slow_devices(&self) -> Vec<(u16, u64, u64)> {
+        self.core().flash.devices.slow_ones()
     }
 
     /// Bytes of RAM that index, policy and RAM stage take for `slots` slots of flash, with a
@@ -268,6 +289,43 @@ impl Engine {
             .filter(|d| d.is_dirty() && d.has_origin())
             .map(|d| (d.cfg.id, d.dirty.len(), d.zero.len()))
             .collect()
+    }
+
+    /// Blocks of a disk for which its origin may still have to find room: dirty ones, and others, which are being written
+    /// or become zeros that keep their place. Lost blocks never reach it.
+    pub fn unplaced(&self, id: DiskId) -> (u64, u64) {
+        let core = self.core();
+        let Some(d) = core.disk(id).filter(|d| d.has_origin()) else {
+            return (0, 0);
+        };
+        let writes = |span: &Span| {
+            let op = core.reqs.get(span.req).map(|r| r.op);
+            matches!(
+                op,
+                Some(ReqOp::Write { .. } | ReqOp::WriteZeroes { punch: false, .. })
+            )
+        };
+        let held = d.locks.iter().chain(d.lock_queue.iter()).filter(writes);
+        let coming: u64 = held.map(|span| span.end - span.start).sum();
+        let dirty = d.dirty.len().saturating_sub(d.lost.len());
+        (dirty, d.solid.len() + coming)
+    }
+
+    /// Adds to `out` the runs of a disk's dirty blocks from `block` on, as (first block, blocks), looking at some; where to
+    /// go on, if there are more.
+    pub fn dirty_runs(&self, id: DiskId, block: u64, out: &mut Vec<(u64, u64)>) -> Option<u64> {
+        /// Blocks looked at under the lock.
+        const LOOK_MAX: usize = 16_384;
+        let core = self.core();
+        let d = core.disk(id)?;
+        let mut dirty = d.dirty.range(block, u64::MAX);
+        for block in dirty.by_ref().take(LOOK_MAX) {
+            match out.last_mut() {
+                Some((first, count)) if *first + *count == block => *count += 1,
+                _ => out.push((block, 1)),
+            }
+        }
+        dirty.next()
     }
 
     /// A segment number above all on flash and not above any that a later run will write: a disk that

@@ -316,6 +316,7 @@ impl<U: Users> FlashDevice<U> {
         {
             let s = self.log.sealing.swap_remove(at);
             self.cleaner.close(s.seg);
+            self.leave_alone(s.seg);
             let bytes = self.encode_summary(&s).expect(FITS);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
@@ -367,6 +368,7 @@ impl<U: Users> FlashDevice<U> {
     /// it comes free with the next map after that.
     pub fn free_segment(&mut self, seg: u32, ord: u64) {
         self.log.order.retain(|s| *s != seg);
+        self.log.aside.remove(&seg);
         self.cleaner.free(seg);
         self.log.segments[seg as usize].state = SegState::Freeing { ord };
         self.log.freeing.push(seg);
@@ -403,7 +405,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn trim_ended(&mut self, seg: u32) {
         self.log.freeing.retain(|s| *s != seg);
         self.log.segments[seg as usize].state = SegState::Free;
-        self.log.free.push_back(seg);
+        self.put_free(seg);
     }
 }
 

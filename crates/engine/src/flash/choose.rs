@@ -55,6 +55,15 @@ pub(crate) struct Choice {
     in_vain: usize,
 }
 
+impl Choice {
+    /// Nobody is at work on the segment, nor was it looked at and not worth it.
+    pub fn may_be_left(&self, seg: u32) -> bool {
+        let put_off = self.put_off.iter().any(|p| p.seg == seg);
+        let held = self.held.iter().any(|h| h.seg == seg);
+        !self.begun.contains(&seg) && !put_off && !held
+    }
+}
+
 /// A segment that says so much again that there is no room for it.
 #[derive(Debug)]
 struct PutOff {
@@ -163,13 +172,18 @@ impl<U: Users> FlashDevice<U> {
     fn look_again(&mut self, oldest: Option<u32>) {
         let opened = self.log.next_segment_seq;
         let cleaner = &mut self.cleaner;
+        let mut back = Vec::new();
         self.evict.choice.held.retain(|h| {
             let again = h.until <= opened || oldest == Some(h.seg) && !h.oldest;
             if again {
                 cleaner.give_back(h.seg);
+                back.push(h.seg);
             }
             !again
         });
+        for seg in back {
+            self.leave_alone(seg);
+        }
     }
 
     /// Is the segment that was chosen worth it? Until then nothing in it is touched.
@@ -200,6 +214,7 @@ impl<U: Users> FlashDevice<U> {
             // Nobody waits for one that goes ahead.
             self.evict.choice.refused += u32::from(self.evict.way == Way::Chosen);
             self.evict.choice.held.push(Held { seg, until, oldest });
+            self.log.aside.remove(&seg);
             self.cleaner.withdraw(seg);
             self.forget_victim();
             return Verdict::Stays;
@@ -273,6 +288,7 @@ impl<U: Users> FlashDevice<U> {
             records,
             since_ns,
         });
+        self.log.aside.remove(&seg);
         self.cleaner.withdraw(seg);
         self.forget_victim();
         self.evict.wants_clean = true;

@@ -20,7 +20,7 @@ use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
 use hearth_policy::cleaning::{Cleaner, Heads, Order, Plan, most_of};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 
 /// A copy that lived shorter than so many 16ths of the pool was rewritten often
@@ -96,6 +96,10 @@ pub(crate) struct FlashDevice<U: Users> {
     pub layout: Layout,
     /// The devices it is made of.
     pub devices: Devices,
+    /// Slow ones are left alone: there is enough on the others.
+    pub(in crate::flash) leaves_slow: bool,
+    /// What was read from them lately: first slot, and slots.
+    pub(in crate::flash) hot: VecDeque<(Slot, u32)>,
     pub pool_tag: u64,
     pub log: Log<U::Token>,
     /// Copies that do not count any more.
@@ -164,6 +168,8 @@ impl<U: Users> FlashDevice<U> {
         FlashDevice {
             number,
             devices: Devices::new(sb.spread(), faults),
+            leaves_slow: false,
+            hot: VecDeque::new(),
             pool_tag: sb.pool_tag(),
             log,
             dead: Dead::default(),
@@ -239,7 +245,10 @@ impl<U: Users> FlashDevice<U> {
             return;
         }
         self.inflight -= 1;
-        self.ewma_ns = ewma(self.ewma_ns, done.latency_ns);
+        // What a device says that is left alone says nothing of the others.
+        if !self.devices.is_of_slow(done) {
+            self.ewma_ns = ewma(self.ewma_ns, done.latency_ns);
+        }
         if done.is_memory_gone() {
             // Says nothing about the device.
         } else if done.result.is_err() {

@@ -14,13 +14,19 @@
 use crate::ctx::Io;
 use crate::faults::{Fault, Faults};
 use crate::flash::device::{FlashDevice, FlashOp, Users};
+use crate::flash::log::{SegState, Slot};
 use crate::stats::DeviceFigures;
 use hearth_io::{IoDone, IoError, OpKind, Spread, Target};
+use hearth_policy::{Answered, COST, Slow};
 use slab::Slab;
 use std::collections::VecDeque;
 
 /// Of the segments that have been free longest, how many are looked at for one on another device than the last.
 const LOOK_AHEAD: usize = 8;
+/// Reads of slow devices that are remembered until what was read is moved, at most: the others come again.
+const HOT_MAX: usize = 4096;
+/// How often is looked how fast each answers.
+const LOOK_NS: u64 = 100_000_000;
 /// More devices than this make no more batches in flight: memory is bounded.
 const WIDTH_MAX: usize = 4;
 
@@ -32,6 +38,8 @@ struct OnDevice {
     /// Of these, how many are durable.
     flushed: u64,
     figures: DeviceFigures,
+    /// What the segments opened on it have cost.
+    spent: u64,
 }
 
 /// A flush of the log that is under way on several devices.
@@ -59,6 +67,9 @@ pub(crate) struct Devices {
     joints: Slab<Joint>,
     /// On which the last head was opened.
     last_head: u16,
+    /// Which of them are to be left alone, and when that was last looked at.
+    slow: Slow,
+    looked_ns: u64,
     faults: Faults,
 }
 
@@ -66,6 +77,8 @@ impl Devices {
     pub fn new(spread: Spread, faults: Faults) -> Devices {
         Devices {
             each: (0..spread.devices()).map(|_| OnDevice::default()).collect(),
+            slow: Slow::new(spread.devices()),
+            looked_ns: 0,
             spread,
             joints: Slab::new(),
             last_head: u16::MAX,
@@ -196,6 +209,70 @@ impl Devices {
         }
     }
 
+    /// Answers a device so slowly that it is left alone?
+    pub fn is_slow(&self, device: u16) -> bool {
+        self.slow.is_slow(usize::from(device))
+    }
+
+    /// Those that do, and the means of their reads and writes.
+    pub fn slow_ones(&self) -> Vec<(u16, u64, u64)> {
+        let all = (0..self.each.len() as u16).filter(|n| self.is_slow(*n));
+        all.map(|n| {
+            let (reads, writes) = self.slow.means(usize::from(n));
+            (n, reads, writes)
+        })
+        .collect()
+    }
+
+    /// Was an operation one of such a device?
+    pub fn is_of_slow(&self, done: &IoDone) -> bool {
+        self.any_slow() && self.is_slow(self.number(done))
+    }
+
+    /// Does any?
+    pub fn any_slow(&self) -> bool {
+        self.slow.any()
+    }
+
+    /// Is it time to look how fast each answers?
+    pub fn is_look_due(&self, now: u64) -> bool {
+        self.are_several() && now.saturating_sub(self.looked_ns) >= LOOK_NS
+    }
+
+    /// Looks how fast each answers, where so much was read past the core: (reads, nanoseconds). True if a device is to be left
+    /// alone from now on, or no more.
+    pub fn look(&mut self, now: u64, past: impl Iterator<Item = (u64, u64)>) -> bool {
+        self.looked_ns = now;
+        let each = self.each.iter().map(|d| d.figures);
+        let answered = each.zip(past).map(|(f, (reads, read_ns))| Answered {
+            reads: f.reads + reads,
+            read_ns: f.read_ns + read_ns,
+            writes: f.writes,
+            write_ns: f.write_ns,
+        });
+        let answered: Vec<Answered> = answered.collect();
+        self.slow.look(now, &answered)
+    }
+
+    /// Of these free segments' devices, which is to be written next: that on which least was spent.
+    fn next(&mut self, ahead: &[u16]) -> Option<usize> {
+        let spent = |n: u16| self.each.get(usize::from(n)).map_or(0, |d| d.spent);
+        let order = |n: u16| (self.is_slow(n), spent(n), n == self.last_head);
+        let at = (0..ahead.len()).min_by_key(|&at| (order(ahead[at]), at))?;
+        let cost = self.slow.cost(usize::from(ahead[at]), self.looked_ns);
+        // One that was left alone, or had nothing free, does not make up for it.
+        let least = self
+            .each
+            .iter()
+            .map(|d| d.spent)
+            .max()?
+            .saturating_sub(8 * COST);
+        let d = self.each.get_mut(usize::from(ahead[at]))?;
+        d.spent = d.spent.max(least) + cost;
+        self.last_head = ahead[at];
+        Some(at)
+    }
+
     /// How each does.
     pub fn figures(&self) -> Vec<DeviceFigures> {
         self.each.iter().map(|d| d.figures).collect()
@@ -209,17 +286,104 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// The free segment that is written next: that which has been free longest; of several devices one on
-    /// another than the last, so that all of them are busy.
+    /// that which has its turn, so that all of them are busy, and each as much as it is fast.
     pub fn take_free(&mut self) -> Option<u32> {
         if !self.devices.are_several() {
             return self.log.free.pop_front();
         }
-        let last = self.devices.last_head;
+        if self.log.free.is_empty() {
+            self.unpark();
+        }
         let ahead = self.log.free.iter().take(LOOK_AHEAD);
-        let at = ahead.copied().position(|seg| self.device_of(seg) != last);
-        let seg = self.log.free.remove(at.unwrap_or(0))?;
-        self.devices.last_head = self.device_of(seg);
-        Some(seg)
+        let ahead: Vec<u16> = ahead.map(|seg| self.device_of(*seg)).collect();
+        let at = self.devices.next(&ahead)?;
+        self.log.free.remove(at)
+    }
+
+    /// Devices are slow from now on, or no more: what lies on those is left alone, and what is free on them is not
+    /// written as long as there is something else.
+    pub fn sort_by_speed(&mut self) {
+        let (mut left, mut sound) = (Vec::new(), 0);
+        for seg in 0..self.log.segments.len() as u32 {
+            let state = self.log.segments[seg as usize].state;
+            match self.is_on_slow(seg) {
+                true if state == SegState::Closed => left.push(seg),
+                true => {}
+                false => sound += usize::from(state != SegState::Bad),
+            }
+        }
+        // Too few to go round with.
+        self.leaves_slow = self.devices.any_slow() && sound >= 2 * self.log.free_wanted() + 2;
+        let before = std::mem::take(&mut self.log.aside);
+        for seg in before {
+            if !self.is_left_alone(seg) {
+                self.cleaner.give_back(seg);
+            } else {
+                self.log.aside.insert(seg);
+            }
+        }
+        for seg in left {
+            self.leave_alone(seg);
+        }
+        let mut free = std::mem::take(&mut self.log.free);
+        free.extend(std::mem::take(&mut self.log.parked));
+        let (parked, free) = free.into_iter().partition(|seg| self.is_left_alone(*seg));
+        (self.log.parked, self.log.free) = (parked, free);
+        self.hot.clear();
+        self.cleaner.set_room(self.log.blocks_kept());
+    }
+
+    fn is_on_slow(&self, seg: u32) -> bool {
+        self.devices.any_slow() && self.devices.is_slow(self.device_of(seg))
+    }
+
+    /// Is what lies in a segment left where it is, and the segment not written, because its device is slow?
+    pub fn is_left_alone(&self, seg: u32) -> bool {
+        self.leaves_slow && self.is_on_slow(seg)
+    }
+
+    /// A closed segment that could be freed is not, if its device is slow.
+    pub fn leave_alone(&mut self, seg: u32) {
+        let choice = &self.evict.choice;
+        if self.is_left_alone(seg) && choice.may_be_left(seg) && self.log.aside.insert(seg) {
+            self.cleaner.withdraw(seg);
+        }
+    }
+
+    /// Room is short: what is free on a slow device is better than none. True if there was some.
+    pub fn unpark(&mut self) -> bool {
+        let Some(seg) = self.log.parked.pop_front() else {
+            return false;
+        };
+        self.log.free.push_back(seg);
+        self.cleaner.set_room(self.log.blocks_kept());
+        true
+    }
+
+    /// A segment is free.
+    pub fn put_free(&mut self, seg: u32) {
+        match self.is_left_alone(seg) {
+            true => {
+                self.log.parked.push_back(seg);
+                self.cleaner.set_room(self.log.blocks_kept());
+            }
+            false => self.log.free.push_back(seg),
+        }
+    }
+
+    /// Was something read lately that shall not stay where it is?
+    pub fn moves_off_slow(&self) -> bool {
+        !self.hot.is_empty()
+    }
+
+    /// Blocks from `slot` on were read: if their device is slow, they shall not stay there.
+    pub fn note_read(&mut self, slot: Slot, count: u32) {
+        if self.leaves_slow
+            && self.hot.len() < HOT_MAX
+            && self.is_on_slow(self.log.segment_of(slot) as u32)
+        {
+            self.hot.push_back((slot, count));
+        }
     }
 
     /// Puts free segments in an order in which every device has its share of any part of them.

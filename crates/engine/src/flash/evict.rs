@@ -264,6 +264,7 @@ impl<U: Users> FlashDevice<U> {
                 // Nobody knows what it says, so it stays as it is, and serves what it holds.
                 took(Path::SegmentUnreadable);
                 self.cleaner.withdraw(seg);
+                self.log.aside.remove(&seg);
                 self.log.order.retain(|s| *s != seg);
                 self.leave_choice(seg);
                 self.forget_victim();
@@ -344,7 +345,7 @@ impl<U: Users> FlashDevice<U> {
     /// Clean blocks that can be kept, at most, so that eviction has something to drop.
     fn kept_most(&self) -> u64 {
         let blocks = u64::from(self.log.data_blocks);
-        let segments = self.log.usable();
+        let segments = self.log.usable().saturating_sub(self.log.parked.len());
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
         let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
         full.min(segments as u64 * blocks / 8 * 7)
@@ -415,6 +416,56 @@ impl<U: Users> FlashDevice<U> {
         let io = self.read_slots(slot, buf).checked(crcs);
         let op = FlashOp::Move { slot, count };
         self.out.send(op, io.in_background());
+    }
+
+    /// Moves what was read from slow devices to others, as far as there is room without freeing anything for it.
+    pub fn move_off_slow(&mut self, contents: &mut impl Contents, now: u64) {
+        let coming = self.log.free.len() + self.log.freeing.len();
+        if self.hot.is_empty()
+            || self.evict.current.is_some()
+            || coming < self.free_target()
+            || self.log.free.len() <= self.log.reserve()
+        {
+            return;
+        }
+        let mut terms = Terms {
+            starved: false,
+            follows: false,
+            dirty_stays: false,
+            may_keep: true,
+            may_keep_used: true,
+            kept_most: self.kept_most(),
+            crowded: false,
+            now,
+        };
+        while self.evict.moving < MOVES_MAX {
+            let Some((slot, count)) = self.hot.pop_front() else {
+                return;
+            };
+            if self.log.segments[self.log.segment_of(slot)].state != SegState::Closed {
+                continue;
+            }
+            let mut at = 0;
+            while at < count {
+                let mut n = 0;
+                while at + n < count && n < MOVE_RUN {
+                    terms.follows = n > 0;
+                    match contents.look(slot + at + n, &terms) {
+                        Fate::Moves { alone } => {
+                            n += 1;
+                            if alone {
+                                break;
+                            }
+                        }
+                        Fate::Stays | Fate::Orphan | Fate::Goes => break,
+                    }
+                }
+                if n > 0 {
+                    self.read_to_move(slot + at, n, contents);
+                }
+                at += n.max(1);
+            }
+        }
     }
 
     /// Blocks to be moved were read, or not. What shall go on is appended with

@@ -96,7 +96,8 @@ impl<U: Users> FlashDevice<U> {
         let first = self.log.batches.front();
         let seq = first.expect("a batch has failed").seq;
         self.log.failures += 1;
-        if self.log.failures > SEGMENT_TRIES || self.log.free.is_empty() {
+        let none_left = self.log.free.is_empty() && !self.unpark();
+        if self.log.failures > SEGMENT_TRIES || none_left {
             self.fail(now);
             return;
         }
@@ -158,6 +159,7 @@ impl<U: Users> FlashDevice<U> {
     /// A segment refused its first batch. It has no room for anything any more.
     fn set_bad(&mut self, seg: u32) {
         self.log.set_bad(seg);
+        self.log.aside.remove(&seg);
         self.cleaner.free(seg);
         self.cleaner.set_room(self.log.blocks_kept());
     }

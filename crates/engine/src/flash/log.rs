@@ -12,7 +12,7 @@ use hearth_format::{BATCH_ENTRIES_MAX, BatchMark, Entry, Kind};
 use hearth_io::BufSlice;
 use hearth_policy::cleaning::Why;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Batches in flight at once while what is queued would not fill one. Two keep the device busy while the next
 /// one gathers; more would only make batches smaller.
@@ -301,6 +301,10 @@ pub(crate) struct Log<T> {
     /// Segments with data, oldest first, the head not included.
     pub order: VecDeque<u32>,
     pub free: VecDeque<u32>,
+    /// Free ones on a slow device, which are not written as long as there are others.
+    pub parked: VecDeque<u32>,
+    /// Closed ones there, which are not freed as long as there are others.
+    pub aside: BTreeSet<u32>,
     /// Segments on their way to being free (`Freeing` or `Trimming`): few, so that nothing in
     /// the data path looks at all segments.
     pub freeing: Vec<u32>,
@@ -342,6 +346,8 @@ impl<T> Default for Log<T> {
             bad: 0,
             order: VecDeque::new(),
             free: VecDeque::new(),
+            parked: VecDeque::new(),
+            aside: BTreeSet::new(),
             freeing: Vec::new(),
             head: None,
             sealing: Vec::new(),
@@ -471,7 +477,8 @@ impl<T: Token> Log<T> {
 
     /// Blocks that can be kept, holes included: in all segments but those to keep free, and the head.
     pub fn blocks_kept(&self) -> u64 {
-        let segments = self.usable().saturating_sub(self.free_wanted() + 1).max(1);
+        let unused = self.free_wanted() + 1 + self.parked.len();
+        let segments = self.usable().saturating_sub(unused).max(1);
         segments as u64 * u64::from(self.data_blocks)
     }
 

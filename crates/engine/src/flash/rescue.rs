@@ -56,6 +56,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn starved(&self) -> bool {
         let log = &self.log;
         log.free.is_empty()
+            && log.parked.is_empty()
             && log.head.is_none()
             && log.batches.is_empty()
             && self.takes_writes()

@@ -236,7 +236,7 @@ impl Shared {
                     rest.push(done);
                     continue;
                 }
-                slow |= done.latency_ns > SLOW_NS;
+                slow |= done.latency_ns > SLOW_NS && self.slow.load(Relaxed) == 0;
                 self.op_done(lane, done, now, fx);
             }
             std::mem::swap(dones, &mut rest);
@@ -261,9 +261,18 @@ impl Shared {
         hit.pending -= 1;
         let over = hit.pending == 0;
         if done.result.is_ok() && (done.bad_blocks.is_empty() || self.unchecked) {
-            lane.reads.count += 1;
-            lane.reads.ns += done.latency_ns;
-            lane.note_device(&done);
+            let device = lane.note_device(&done);
+            if self
+                .slow
+                .load(Relaxed)
+                .checked_shr(device as u32)
+                .unwrap_or(0)
+                & 1
+                == 0
+            {
+                lane.reads.count += 1;
+                lane.reads.ns += done.latency_ns;
+            }
             self.unpin(lane, op.slot);
         } else {
             // It stays pinned until the core has it.
@@ -316,7 +325,7 @@ impl Shared {
 
 impl Lane {
     #[inline]
-    fn note_device(&mut self, done: &IoDone) {
+    fn note_device(&mut self, done: &IoDone) -> usize {
         let device = match (done.op.target, self.by_device.len()) {
             (Target::Flash(device), 2..) => usize::from(device),
             _ => 0,
@@ -326,6 +335,7 @@ impl Lane {
             reads.bytes += done.op.len;
             reads.ns += done.latency_ns;
         }
+        device
     }
 
     #[inline]

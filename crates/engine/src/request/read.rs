@@ -257,6 +257,7 @@ impl Core {
             if counts {
                 self.count_uses(disk, b, b + n, Use::Hit);
                 self.flash.cleaner.hits(n);
+                self.flash.note_read(slot, n as u32);
             }
             if client && let Some(d) = self.disk_mut(disk) {
                 d.counters.read_hit_bytes += n * 4096;

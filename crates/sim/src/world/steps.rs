@@ -6,6 +6,8 @@ use crate::device::SimDevice;
 use crate::paths::Event;
 use hearth_io::{IoDone, IoOp, OpKind, Target};
 
+/// How long an operation is said to have taken; of a slow device, forty times as long.
+const QUICK_NS: u64 = 50_000;
 /// Calls of `tick` in a row that name a deadline already past: more is a busy loop.
 const TICKS_WITHOUT_TIME: u32 = 2000;
 /// Times a sound device must have refused a block alone before the engine may call it lost.
@@ -217,7 +219,10 @@ impl World<'_> {
     }
 
     fn end_io(&mut self, target: Target, token: u64) -> Result<Option<IoDone>, String> {
-        let latency = 50_000;
+        let latency = match (target, self.slow_flash) {
+            (Target::Flash(n), Some(slow)) if n == slow => 40 * QUICK_NS,
+            _ => QUICK_NS,
+        };
         let Some(device) = self.device(target) else {
             return Ok(None);
         };
