@@ -228,8 +228,9 @@ impl Engine {
         };
         let first = offset / BLOCK;
         let last = end.min(d.cfg.size).div_ceil(BLOCK).min(first + LOOK_MAX);
-        let is_there =
-            |block: &u64| d.zero.contains(*block) || core.cache.index.get(Key::new(id, *block)).is_some();
+        let is_there = |block: &u64| {
+            d.zero.contains(*block) || core.cache.index.get(Key::new(id, *block)).is_some()
+        };
         let from = (first..last).find(|block| !is_there(block));
         let Some(from) = from else {
             return Err((last * BLOCK).max(offset + 1));

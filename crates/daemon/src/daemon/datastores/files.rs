@@ -489,7 +489,10 @@ impl Disks for Files {
             Ok(())
         });
         if let Err(e) = stored {
-            tracing::warn!(file = daemon.stores.numbers.name_of(disk), "cannot grow: {e}");
+            tracing::warn!(
+                file = daemon.stores.numbers.name_of(disk),
+                "cannot grow: {e}"
+            );
             return Err(match e.kind {
                 Kind::Refused => Status::NoSpace,
                 _ => Status::JukeBox,
@@ -500,7 +503,8 @@ impl Disks for Files {
     }
 
     fn wants(&self, name: &[u8]) -> bool {
-        self.rules.is_scratch_name(Path::new(OsStr::from_bytes(name)))
+        self.rules
+            .is_scratch_name(Path::new(OsStr::from_bytes(name)))
     }
 
     fn pins(&self) -> bool {

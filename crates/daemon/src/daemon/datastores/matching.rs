@@ -233,10 +233,8 @@ impl Matching {
     /// Files of this name are to be on flash alone, from their first block on. Not said of those that are told by where they are.
     pub(super) fn is_scratch_name(&self, name: &Path) -> bool {
         let rules = self.lock();
-        let by_name = rules.iter().filter(|(p, _)| !p.as_str().contains('/'));
-        let last = by_name
-            .filter(|(p, rule)| rule.scratch.is_some() && fits(p, name))
-            .last();
+        let mut by_name = rules.iter().filter(|(p, _)| !p.as_str().contains('/'));
+        let last = by_name.rfind(|(p, rule)| rule.scratch.is_some() && fits(p, name));
         last.is_some_and(|(_, rule)| rule.scratch == Some(true))
     }
 
