@@ -15,7 +15,6 @@ pub mod ganesha;
 pub mod host;
 pub mod load;
 pub mod made;
-pub mod model_fs;
 pub mod nfs;
 pub mod overcommit;
 pub mod peers;

@@ -147,16 +147,6 @@ pub const ALL: &[Row] = &[
         run: nfs::sequential,
     },
     Row {
-        id: "nfs-hdd",
-        title: "A datastore on a modelled hard disk, cache off and warm: durable random 4 KiB writes, and reads, at depth 1, 24",
-        run: nfs::hdd,
-    },
-    Row {
-        id: "nfs-mirror",
-        title: "A datastore over two directories and over one: durable random 4 KiB writes, warm reads, at depth 1, 32",
-        run: nfs::mirrored,
-    },
-    Row {
         id: "nfs-ganesha",
         title: "A datastore's file by Hearth and by nfs-ganesha: warm random 4 KiB reads, durable writes, at depth 1, 32",
         run: nfs::ganesha,

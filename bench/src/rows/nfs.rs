@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::Hearth;
@@ -15,7 +14,6 @@ use crate::bare_nfs;
 use crate::fixture;
 use crate::ganesha::{Ganesha, Limit};
 use crate::load::{self, Job};
-use crate::model_fs::ModelFs;
 use crate::nfs::{Client, Durable, Wire, run};
 use crate::peers::{self, Contender};
 use crate::report::{Outcome, Series, Wanted};
@@ -24,9 +22,6 @@ use crate::report::{Outcome, Series, Wanted};
 /// go past the cache.
 const PIECE: u64 = 64 << 10;
 const PIECES_IN_FLIGHT: usize = 8;
-
-/// How long a second directory may take to get everything.
-const COPIED: Duration = Duration::from_secs(600);
 
 /// What is measured.
 enum Side {
@@ -38,51 +33,36 @@ enum Side {
     File(Contender),
 }
 
-/// Adds a datastore; where it is served.
-fn serve(hearth: &Hearth, name: &str, what: &[&str]) -> Result<SocketAddr> {
-    let how = [
-        "--nfs",
-        "--listen",
-        "127.0.0.1:0",
-        "--client",
-        "127.0.0.1=rw,root",
-    ];
-    hearth.ok(&[&["datastore", "add"], what, &how].concat())?;
-    let shown = hearth.ok(&["datastore", "show", name, "--json"])?;
-    let shown: serde_json::Value = serde_json::from_str(&shown)?;
-    Ok(shown["listen"].as_str().context("an address")?.parse()?)
-}
-
-/// A daemon with a datastore of one file, and perhaps a disk.
+/// A daemon with a disk and with a datastore of one file.
 struct Lab {
     hearth: Hearth,
     server: SocketAddr,
-    /// It has a disk, too.
-    disk: bool,
 }
 
 impl Lab {
     fn new(args: &Args) -> Result<Lab> {
-        let mut lab = Lab::over(args, &args.dir.join("vms"), args.disk)?;
-        let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
-        fixture::add(&lab.hearth, "disk", path(&origin), "write-back")?;
-        lab.disk = true;
-        Ok(lab)
-    }
-
-    /// Of a file of `size` bytes in the directory `vms`.
-    fn over(args: &Args, vms: &Path, size: u64) -> Result<Lab> {
         let state = args.dir.join("state");
         let options = ["--state-dir", path(&state)];
         let hearth = fixture::pool_served_with(args, args.disk * 4, &options)?;
-        std::fs::create_dir_all(vms)?;
-        fixture::file(vms, "disk.img", size)?;
-        let server = serve(&hearth, "vms", &[path(vms), "--name", "vms"])?;
-        Ok(Lab {
-            hearth,
-            server,
-            disk: false,
-        })
+        let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
+        fixture::add(&hearth, "disk", path(&origin), "write-back")?;
+        let vms = args.dir.join("vms");
+        std::fs::create_dir_all(&vms)?;
+        fixture::file(&vms, "disk.img", args.disk)?;
+        hearth.ok(&[
+            "datastore",
+            "add",
+            path(&vms),
+            "--nfs",
+            "--listen",
+            "127.0.0.1:0",
+            "--client",
+            "127.0.0.1=rw,root",
+        ])?;
+        let shown = hearth.ok(&["datastore", "show", "vms", "--json"])?;
+        let shown: serde_json::Value = serde_json::from_str(&shown)?;
+        let server = shown["listen"].as_str().context("an address")?.parse()?;
+        Ok(Lab { hearth, server })
     }
 
     fn nbd(&self, durable: Durable) -> Result<Wire> {
@@ -122,15 +102,8 @@ impl Lab {
     }
 
     fn drain(&self) -> Result<()> {
-        if self.disk {
-            self.hearth.ok(&["disk", "flush", "disk"])?;
-        }
-        let stores = self.hearth.ok(&["datastore", "list", "--json"])?;
-        let stores: serde_json::Value = serde_json::from_str(&stores)?;
-        for store in stores.as_array().into_iter().flatten() {
-            let name = store["name"].as_str().context("a name")?;
-            self.hearth.ok(&["datastore", "flush", name])?;
-        }
+        self.hearth.ok(&["disk", "flush", "disk"])?;
+        self.hearth.ok(&["datastore", "flush", "vms"])?;
         Ok(())
     }
 
@@ -300,120 +273,6 @@ pub fn sequential(args: &Args) -> Result<Outcome> {
     Ok(all)
 }
 
-/// What is durable when it is answered, on a modelled hard disk beneath the directory, with the cache off and on; and reads.
-pub fn hdd(args: &Args) -> Result<Outcome> {
-    if args.peers_only {
-        return Ok(Outcome::default());
-    }
-    let size = (args.disk / 4).max(64 << 20);
-    let slow = match ModelFs::mount(args, size * 3) {
-        Ok(slow) => slow,
-        Err(e) => {
-            let mut outcome = Outcome::default();
-            outcome.notes.push(format!(
-                "Not measured: a file system on a modelled disk cannot be had here: {e:#}. It takes root, loop devices, FUSE and qemu-storage-daemon."
-            ));
-            return Ok(outcome);
-        }
-    };
-    let lab = Lab::over(args, &slow.at().join("vms"), size)?;
-    let off = fixture::file(&slow.at().join("vms"), "off.img", size)?;
-    let words = [
-        "datastore",
-        "set",
-        "vms",
-        "--match",
-        "off.img",
-        "--mode",
-        "off",
-    ];
-    lab.hearth.ok(&words)?;
-    lab.warm(&mut lab.nfs()?, size)?;
-    let uncached = Client::connect(lab.server, "/vms", "off.img")?;
-    let mut sides = [
-        ("cache off", Side::Own(Wire::Nfs(uncached))),
-        ("nfs, warm", Side::Own(lab.nfs()?)),
-    ];
-    let mut all = Outcome::default();
-    for (rw, wanted) in [
-        ("randwrite", Wanted::AtLeast(20.0)),
-        ("randread", Wanted::Shown),
-    ] {
-        for depth in [1, 24] {
-            let job = Job::random(rw, depth, args.seconds, size);
-            let before = || evict(&off).and_then(|()| evict(slow.below()));
-            let mut outcome = lab.rounds_after(args, &job, &mut sides, &before)?;
-            outcome.compare_iops("nfs, warm", "cache off", wanted);
-            name_after(&mut outcome, rw);
-            all.at_depth(depth, outcome);
-        }
-    }
-    all.notes.push(
-        "The hard disk is a model (7200 rpm), beneath an ext4 file system of which the directory is a part.".to_owned(),
-    );
-    // The daemon first, then what it serves.
-    drop((sides, lab));
-    drop(slow);
-    Ok(all)
-}
-
-/// Two directories beside one, on the same SSD: what keeping both costs.
-pub fn mirrored(args: &Args) -> Result<Outcome> {
-    if args.peers_only {
-        return Ok(Outcome::default());
-    }
-    let lab = Lab::over(args, &args.dir.join("vms"), args.disk)?;
-    let both = ["two-a", "two-b"].map(|name| args.dir.join(name));
-    for dir in &both {
-        std::fs::create_dir_all(dir)?;
-    }
-    fixture::file(&both[0], "disk.img", args.disk)?;
-    let [a, b] = both.each_ref().map(|dir| path(dir));
-    let at = serve(&lab.hearth, "two", &["two", "--mirror", a, "--mirror", b])?;
-    hearth_rig::wait::until("both directories hold everything", COPIED, || {
-        let shown = lab
-            .hearth
-            .ok(&["datastore", "show", "two", "--json"])
-            .ok()?;
-        let shown: serde_json::Value = serde_json::from_str(&shown).ok()?;
-        let trees = shown["trees"].as_array()?;
-        trees
-            .iter()
-            .all(|tree| tree["state"] == "current")
-            .then_some(())
-    })?;
-    let two = || Ok::<_, anyhow::Error>(Wire::Nfs(Client::connect(at, "/two", "disk.img")?));
-    lab.warm(&mut lab.nfs()?, args.disk)?;
-    lab.warm(&mut two()?, args.disk)?;
-    let mut sides = [
-        ("one directory", Side::Own(lab.nfs()?)),
-        ("two directories", Side::Own(two()?)),
-    ];
-    let mut all = Outcome::default();
-    for rw in ["randwrite", "randread"] {
-        for depth in [1, 32] {
-            let job = Job::random(rw, depth, args.seconds, args.disk);
-            let mut outcome = lab.rounds(args, &job, &mut sides)?;
-            outcome.compare_iops("two directories", "one directory", Wanted::Shown);
-            name_after(&mut outcome, rw);
-            all.at_depth(depth, outcome);
-        }
-    }
-    all.notes
-        .push("Writes are durable, and written back to the directories meanwhile.".to_owned());
-    Ok(all)
-}
-
-/// Says of everything what kind of requests it is about.
-fn name_after(outcome: &mut Outcome, rw: &str) {
-    for series in &mut outcome.series {
-        series.name = format!("{rw}: {}", series.name);
-    }
-    for comparison in &mut outcome.comparisons {
-        comparison.what = format!("{rw}: {}", comparison.what);
-    }
-}
-
 /// Writes a file and drops it from the page cache. It was written by this process, so that no limit of a server's RAM would
 /// count what is there of it.
 fn evict(file: &Path) -> Result<()> {
@@ -471,7 +330,12 @@ pub fn ganesha(args: &Args) -> Result<Outcome> {
             let mut outcome = lab.rounds_after(args, &job, &mut sides, &|| evict(&theirs_at))?;
             outcome.compare_iops("nfs", "nfs-ganesha", Wanted::AtLeast(1.0));
             outcome.compare_cpu("nfs", "nfs-ganesha", Wanted::AtMost(1.0));
-            name_after(&mut outcome, rw);
+            for series in &mut outcome.series {
+                series.name = format!("{rw}: {}", series.name);
+            }
+            for comparison in &mut outcome.comparisons {
+                comparison.what = format!("{rw}: {}", comparison.what);
+            }
             all.at_depth(depth, outcome);
         }
     }
