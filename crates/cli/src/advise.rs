@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use hearth_daemon::api::advice::{Advice, AdviceReport, CurvePoint, Suggestion};
 use hearth_daemon::api::types::{DiskInfo, DiskSet};
-use hearth_daemon::client::{Client, disk_path};
-use hearth_daemon::error::Error;
+use hearth_daemon::client::{Client, datastore_path, disk_path};
+use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_simulate::plot::escaped;
@@ -21,6 +21,10 @@ const ROWS: usize = 10;
 
 pub fn run(global: &Global, args: &Advise) -> Outcome {
     let client = Client::new(&global.dir());
+    let file = args.name.as_ref().and_then(|name| name.split_once('/'));
+    if let Some((store, path)) = file {
+        return of_files(global, &client, args, store, path);
+    }
     let path = |rest: &str| match &args.name {
         Some(name) => disk_path(name, &format!("/advice{rest}")),
         None => format!("/v1/advice{rest}"),
@@ -56,14 +60,7 @@ pub fn run(global: &Global, args: &Advise) -> Outcome {
     } else {
         client.get(&path(""))?
     };
-    if let Some(file) = &args.svg {
-        std::fs::write(file, svg(&report)).map_err(|e| {
-            Error::invalid(
-                format!("the picture {} cannot be written: {e}", file.display()),
-                "give a path where you may write",
-            )
-        })?;
-    }
+    draw(args, &report)?;
     if global.json {
         return print_json(&report);
     }
@@ -78,20 +75,91 @@ pub fn run(global: &Global, args: &Advise) -> Outcome {
     Ok(())
 }
 
+/// Draws the curves, if that is wanted.
+fn draw(args: &Advise, report: &AdviceReport) -> Result<(), Error> {
+    let Some(file) = &args.svg else {
+        return Ok(());
+    };
+    std::fs::write(file, svg(report)).map_err(|e| {
+        Error::invalid(
+            format!("the picture {} cannot be written: {e}", file.display()),
+            "give a path where you may write",
+        )
+    })
+}
+
+/// Advice for one file of a datastore, or with no path for all that are watched.
+fn of_files(global: &Global, client: &Client, args: &Advise, store: &str, path: &str) -> Outcome {
+    if args.apply || args.auto.is_some() {
+        return Err(Error::invalid(
+            "what is kept for the files of a datastore is not set by advice",
+            "see `hearth datastore set --match` with --max and --pin",
+        )
+        .into());
+    }
+    let mut report: AdviceReport = client.get(&datastore_path(store, "/advice"))?;
+    if !path.is_empty() {
+        let wanted = format!("{store}/{path}");
+        report.files.retain(|a| a.name == wanted);
+        if report.files.is_empty() {
+            return Err(Error::new(
+                Kind::NotFound,
+                format!("nothing is known of {wanted}: no such file was used lately"),
+                format!("`hearth advise {store}/` lists those that were"),
+            )
+            .into());
+        }
+    }
+    draw(args, &report)?;
+    if global.json {
+        return print_json(&report);
+    }
+    print!("{}", text(&report, !path.is_empty()));
+    Ok(())
+}
+
 fn text(report: &AdviceReport, one: bool) -> String {
     let mut out = String::new();
-    if report.disks.is_empty() {
-        out.push_str("no disks\n");
+    let all: Vec<&Advice> = report.disks.iter().chain(&report.files).collect();
+    if all.is_empty() {
+        out.push_str("no disks, and no files of datastores that were used lately\n");
         return out;
     }
-    if one || report.disks.len() == 1 {
-        for advice in &report.disks {
+    if one || all.len() == 1 {
+        for advice in all {
             out.push_str(&disk(advice));
         }
         return out;
     }
+    let told: Vec<&Advice> = all.iter().copied().filter(|a| a.reason.is_none()).collect();
+    if !told.is_empty() {
+        out.push_str(&table("DISK", &told));
+        let _ = writeln!(
+            out,
+            "\nSHARE divides the pool's {} so that the last GiB saves every disk the same time; nobody gains from {}.",
+            human(report.capacity),
+            human(report.left_over)
+        );
+    }
+    for a in all {
+        if let Some(reason) = &a.reason {
+            let _ = writeln!(out, "{}: {}", kind(a), plain(reason));
+        }
+    }
+    out
+}
+
+/// What it is, and what it is called.
+fn kind(a: &Advice) -> String {
+    // No disk's name has one in it.
+    let what = if a.name.contains('/') { "file" } else { "disk" };
+    format!("{what} {}", plain(&a.name))
+}
+
+/// What is known of several, a line each.
+pub fn table(what: &str, all: &[&Advice]) -> String {
     let mut table = Table::new(&[
-        "DISK",
+        what,
         ">WORKING SET",
         ">CACHED",
         ">HIT",
@@ -102,7 +170,7 @@ fn text(report: &AdviceReport, one: bool) -> String {
         ">SHARE",
         ">HIT",
     ]);
-    for a in report.disks.iter().filter(|a| a.reason.is_none()) {
+    for a in all {
         table.row([
             plain(&a.name),
             human(a.working_set),
@@ -116,33 +184,19 @@ fn text(report: &AdviceReport, one: bool) -> String {
             percent(Some(a.share.hit_ratio)),
         ]);
     }
-    if report.disks.iter().any(|a| a.reason.is_none()) {
-        out.push_str(&table.render());
-        let _ = writeln!(
-            out,
-            "\nSHARE divides the pool's {} so that the last GiB saves every disk the same time; nobody gains from {}.",
-            human(report.capacity),
-            human(report.left_over)
-        );
-    }
-    for a in &report.disks {
-        if let Some(reason) = &a.reason {
-            let _ = writeln!(out, "disk {}: {}", plain(&a.name), plain(reason));
-        }
-    }
-    out
+    table.render()
 }
 
 fn disk(a: &Advice) -> String {
     let mut out = String::new();
     if let Some(reason) = &a.reason {
-        let _ = writeln!(out, "disk {}: {}", plain(&a.name), plain(reason));
+        let _ = writeln!(out, "{}: {}", kind(a), plain(reason));
         return out;
     }
     let _ = writeln!(
         out,
-        "disk {}: {} different data in {}, {} read a second\n",
-        plain(&a.name),
+        "{}: {} different data in {}, {} read a second\n",
+        kind(a),
         human(a.working_set),
         human_seconds(a.seconds),
         human(a.bytes_per_second as u64)
@@ -297,7 +351,8 @@ fn svg(report: &AdviceReport) -> String {
     const LEFT: f64 = 56.0;
     const TOP: f64 = 36.0;
     let (right, bottom) = (WIDTH - 30.0, HEIGHT - 44.0);
-    let disks: Vec<&Advice> = report.disks.iter().filter(|a| a.reason.is_none()).collect();
+    let disks = report.disks.iter().chain(&report.files);
+    let disks: Vec<&Advice> = disks.filter(|a| a.reason.is_none()).collect();
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(

@@ -396,12 +396,12 @@ pub struct Histogram {
 
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "Example:\n  hearth advise\n  hearth advise vm1 --svg vm1.svg\n  hearth advise --apply\n  hearth advise --auto on\n\n\
+    after_help = "Example:\n  hearth advise\n  hearth advise vm1 --svg vm1.svg\n  hearth advise vms/web/web-flat.vmdk\n  hearth advise --apply\n  hearth advise --auto on\n\n\
     The curve is that of an LRU cache, measured on a sample of the disk's live requests; see docs/workload.md."
 )]
 pub struct Advise {
-    /// Only this disk
-    #[arg(value_name = "DISK")]
+    /// Only this disk, or this file of a datastore; with nothing behind the /, all files of it that were used lately
+    #[arg(value_name = "DISK|DATASTORE/[FILE]")]
     pub name: Option<String>,
     /// Keep for each disk the flash advised, until the daemon stops
     #[arg(long)]

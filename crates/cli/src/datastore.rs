@@ -1,5 +1,6 @@
 //! `hearth datastore …`: clients of the control API.
 
+use hearth_daemon::api::advice::AdviceReport;
 use hearth_daemon::api::datastores::{self as api, DatastoreInfo, FileReport};
 use hearth_daemon::api::types::{CacheMode, Done};
 use hearth_daemon::client::{Client, datastore_path};
@@ -14,12 +15,15 @@ use crate::interrupt::Interrupt;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
 
+/// Files of which `show` tells what flash does for them.
+const GAINS_MAX: usize = 10;
+
 pub fn run(global: &Global, command: Datastore) -> Outcome {
     let client = Client::new(&global.dir());
     match command {
         Datastore::Add(args) => add(global, &client, args),
         Datastore::List => list(global, &client),
-        Datastore::Show(args) => show(global, &client.get(&datastore_path(&args.name, ""))?),
+        Datastore::Show(args) => show(global, &client, &args.name),
         Datastore::Files(args) => files(global, &client, &args.name),
         Datastore::Set(args) => set(global, &client, args),
         Datastore::Flush(args) => {
@@ -139,6 +143,8 @@ fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
 fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
     let rule = args.pattern.map(|pattern| api::FileRule {
         pattern,
+        pin: args.pin.map(|switch| switch == Switch::On),
+        scratch: args.scratch.map(|switch| switch == Switch::On),
         settings: SettingsChanged {
             mode: args.mode.map(CacheMode::from),
             block_size: args.block_size.map(|size| size.0),
@@ -171,7 +177,14 @@ fn told(rule: &api::FileRule) -> String {
     let sizes = sizes
         .into_iter()
         .filter_map(|(name, size)| Some(format!(" --{name} {}", human(size?))));
-    let settings: String = mode.into_iter().chain(sizes).collect();
+    let flags = [("pin", rule.pin), ("scratch", rule.scratch)];
+    let flags = flags.into_iter().filter_map(|(name, on)| {
+        Some(match on? {
+            true => format!(" --{name}"),
+            false => format!(" --{name}=off"),
+        })
+    });
+    let settings: String = mode.into_iter().chain(sizes).chain(flags).collect();
     format!("{}:{settings}", rule.pattern)
 }
 
@@ -254,7 +267,7 @@ fn files(global: &Global, client: &Client, name: &str) -> Outcome {
         return Ok(());
     }
     let mut table = Table::new(&[
-        "FILE", "SIZE", "MODE", "CACHED", "DIRTY", "READS", "HIT", "WRITES", "READ", "HELP",
+        "FILE", "SIZE", "MODE", "CACHED", "DIRTY", "READS", "HIT", "WRITES", "READ", "HELP", "PIN",
     ]);
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for file in &files {
@@ -262,7 +275,10 @@ fn files(global: &Global, client: &Client, name: &str) -> Outcome {
         table.row([
             plain(&file.path),
             human(file.size),
-            file.mode.word().to_owned(),
+            match file.scratch {
+                true => "scratch".to_owned(),
+                false => file.mode.word().to_owned(),
+            },
             human(file.cached),
             human(file.dirty),
             counters.reads().to_string(),
@@ -274,20 +290,49 @@ fn files(global: &Global, client: &Client, name: &str) -> Outcome {
             counters.writes().to_string(),
             or_none(ratios.read_mean_us.map(|us| format!("{us:.0} µs"))),
             or_none(ratios.speedup.map(|times| format!("{times:.1}x"))),
+            or_none(file.pin.map(|pin| pinned(pin, file))),
         ]);
     }
     print!("{}", table.render());
     Ok(())
 }
 
-fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
+/// How far a file is that is to be all on flash.
+fn pinned(pin: api::PinState, file: &FileReport) -> String {
+    match pin {
+        api::PinState::Filled => "all".to_owned(),
+        api::PinState::NoRoom => "no room".to_owned(),
+        api::PinState::Filling => {
+            let share = file.cached as f64 / file.size.max(1) as f64;
+            format!("{:.0} %", share.min(0.99) * 100.0)
+        }
+    }
+}
+
+/// What the files that are used would gain from other sizes, in lines.
+fn gains(client: &Client, name: &str) -> Result<String, Error> {
+    let report: AdviceReport = client.get(&datastore_path(name, "/advice"))?;
+    let told = report.files.iter().filter(|a| a.reason.is_none());
+    let told: Vec<_> = told.take(GAINS_MAX).collect();
+    if told.is_empty() {
+        return Ok(String::new());
+    }
+    Ok(format!(
+        "\nwhat flash does for files in use (`hearth advise {}/` for all):\n{}",
+        plain(name),
+        crate::advise::table("FILE", &told)
+    ))
+}
+
+fn show(global: &Global, client: &Client, name: &str) -> Outcome {
+    let info: DatastoreInfo = client.get(&datastore_path(name, ""))?;
     if global.json {
-        return print_json(info);
+        return print_json(&info);
     }
     let clients: Vec<String> = info.clients.iter().map(ToString::to_string).collect();
     let rows = [
         ("name", plain(&info.name)),
-        ("state", state(info).to_owned()),
+        ("state", state(&info).to_owned()),
         ("directory", plain(&info.directory)),
         ("mounted as", plain(&info.path)),
         ("listens on", plain(&info.listen)),
@@ -312,6 +357,7 @@ fn show(global: &Global, info: &DatastoreInfo) -> Outcome {
     for rule in &info.rules {
         println!("{:<14}{}", "files like", plain(&told(rule)));
     }
-    warn(info);
+    print!("{}", gains(client, name)?);
+    warn(&info);
     Ok(())
 }

@@ -76,6 +76,15 @@ impl Under for Twin {
     }
 }
 
+/// A file system that cannot tell has data everywhere.
+pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(at) => Some(at),
+        Err(rustix::io::Errno::NXIO) => None,
+        Err(_) => Some(from),
+    }
+}
+
 fn os<T>(result: rustix::io::Result<T>) -> io::Result<T> {
     result.map_err(io::Error::from)
 }
@@ -105,6 +114,14 @@ impl Body {
                 hole.is_ok_and(|hole| hole >= to)
             }
             Body::Two(file) => file.has_place(from, to),
+        }
+    }
+
+    /// Where the next data is from an offset on, if there is any.
+    pub(crate) fn next_data(&self, from: u64) -> Option<u64> {
+        match self {
+            Body::One(file) => next_data(file, from),
+            Body::Two(file) => file.next_data(from),
         }
     }
 

@@ -17,6 +17,13 @@
 //! | [`port`] | requests to the engine, by way of the data threads |
 //! | [`room`] | how much more can be promised |
 //!
+//! # Files that are elsewhere
+//!
+//! A **scratch** file has its length in the directory and its content on flash alone, as
+//! a disk of the pool without an origin: nothing is written back, and after a crash it is all zeros. What a file is, it is from when it becomes a disk,
+//! while nothing is in it, until it is removed. A **pinned** file is read in whole, and so much flash is kept for it that
+//! eviction drops none of it (`store/pins.rs`).
+//!
 //! # An endless disk
 //!
 //! To the engine, a file is a disk that never ends: behind the file's end there are zeros. Reads of the origin give
@@ -58,10 +65,12 @@ pub mod rules;
 pub mod store;
 pub mod twin;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use hearth_engine::api::DiskId;
 use hearth_nfs::handle::Key;
+use hearth_nfs::tree::Outcome;
 
 use origin::FileOrigin;
 
@@ -74,6 +83,15 @@ pub enum NotNow {
     InUse,
     /// It cannot be used at all at this moment.
     Wait,
+}
+
+/// What is not on flash in a range of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// From here, so many bytes.
+    From(u64, u64),
+    /// Nothing up to here.
+    Not(u64),
 }
 
 /// What a file looked like when its disk was closed.
@@ -98,7 +116,20 @@ pub trait Disks: Send + Sync {
     /// Serves a file as a disk: the one it is, or a new one.
     fn attach(&self, file: &Key, origin: &Arc<FileOrigin>) -> Result<DiskId, NotNow>;
     /// The disk may be this long from now on, also after a crash.
-    fn grow(&self, disk: DiskId, bound: u64) -> bool;
+    fn grow(&self, disk: DiskId, bound: u64) -> Outcome<()>;
+    /// Files of this name become disks from their first block on.
+    fn wants(&self, name: &[u8]) -> bool;
+    /// Some files are to be all on flash.
+    fn pins(&self) -> bool;
+    /// A file is to be all on flash: its path, as of an open file or within the datastore.
+    fn is_pinned(&self, path: &Path) -> bool;
+    /// Keeps so many bytes of flash for a disk whatever others want; false if there are not so many.
+    fn keep(&self, disk: DiskId, bytes: u64) -> bool;
+    /// Bytes of it on flash.
+    fn cached(&self, disk: DiskId) -> u64;
+    /// The first bytes from an offset on that are not on flash, and how many: no more than are looked at in one go. With none among
+    /// those, where to go on.
+    fn missing(&self, disk: DiskId, from: u64, to: u64) -> Missing;
     /// The file is about to be changed: it need not look as it was left any more, also after a crash.
     fn withdraw(&self, disk: DiskId) -> bool;
     /// Its file is called something else from now on.

@@ -33,6 +33,9 @@ pub fn now_ns() -> i64 {
     since.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
 }
 
+/// Bytes from which on no file system keeps a file's content with its properties.
+const SHORT: i64 = 64 << 10;
+
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
 
@@ -99,6 +102,8 @@ pub struct FileOrigin {
     replaced: AtomicBool,
     /// There may be holes in it.
     sparse: AtomicBool,
+    /// What is written to it stays on flash.
+    scratch: AtomicBool,
     /// The promise is taken back.
     withdrawn: AtomicBool,
     withdraw: OnceLock<Withdraw>,
@@ -147,6 +152,7 @@ impl FileOrigin {
             changed: AtomicU64::new(changed_ns(&stat) as u64),
             replaced: AtomicBool::new(false),
             sparse: AtomicBool::new(true),
+            scratch: AtomicBool::new(false),
             withdrawn: AtomicBool::new(false),
             withdraw: OnceLock::new(),
             _claims: claims,
@@ -197,7 +203,24 @@ impl FileOrigin {
 
     /// There may be holes in it, for which the file system has to find room.
     pub fn is_sparse(&self) -> bool {
-        self.sparse.load(Ordering::Relaxed)
+        self.sparse.load(Ordering::Relaxed) && !self.is_scratch()
+    }
+
+    /// What is written to it stays on flash: the file has its length and nothing else.
+    pub fn is_scratch(&self) -> bool {
+        self.scratch.load(Ordering::Acquire)
+    }
+
+    /// It is such a file from now on.
+    pub fn set_scratch(&self) {
+        self.scratch.store(true, Ordering::Release);
+    }
+
+    /// True if the file has no bytes of its own, whatever its length. A short one may have them where they cannot be
+    /// seen, beside its other properties.
+    pub fn is_all_hole(&self) -> io::Result<bool> {
+        let (stat, _) = self.file.stat()?;
+        Ok(stat.st_blocks == 0 && (stat.st_size == 0 || stat.st_size >= SHORT))
     }
 
     /// True if the file system has room for this range already: there is no hole in it.

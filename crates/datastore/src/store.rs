@@ -4,6 +4,7 @@
 //! it. What clients ask for is in [`view`], and what goes on without them in [`upkeep`].
 
 mod held;
+mod pins;
 mod upkeep;
 mod view;
 
@@ -22,6 +23,8 @@ use hearth_nfs::v3::{Kind, Status};
 use hearth_reactor::Reactors;
 use hearth_trees::large;
 use held::Held;
+pub use pins::Pinned;
+use pins::Pins;
 use view::View;
 
 use crate::body::{Body, Under};
@@ -57,6 +60,7 @@ struct Inner {
     flushing: AtomicBool,
     stop: Mutex<bool>,
     bell: Condvar,
+    pins: Pins,
 }
 
 /// What a datastore is doing.
@@ -83,12 +87,24 @@ pub struct Known {
     pub size: u64,
     /// It is served at this moment.
     pub open: bool,
+    /// How far it is with having all of it on flash, if that is wanted.
+    pub pinned: Option<Pinned>,
 }
 
 /// See the module.
 pub struct Datastore {
     inner: Arc<Inner>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Ends what goes on in the background.
+fn end(inner: &Inner, threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    *lock(&inner.stop) = true;
+    inner.bell.notify_all();
+    for thread in threads {
+        // It has nothing to tell.
+        let _ = thread.join();
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -118,20 +134,38 @@ impl Datastore {
             flushing: AtomicBool::new(false),
             stop: Mutex::new(false),
             bell: Condvar::new(),
+            pins: Pins::default(),
         });
         let kept = Arc::downgrade(&inner);
         let keeper = thread::Builder::new()
             .name("store-keeper".to_owned())
             .spawn(move || upkeep::keep(&kept))?;
+        let kept = Arc::downgrade(&inner);
+        let pinner = thread::Builder::new()
+            .name("store-pinner".to_owned())
+            .spawn(move || pins::keep(&kept));
+        let pinner = match pinner {
+            Ok(pinner) => pinner,
+            Err(e) => {
+                end(&inner, [keeper]);
+                return Err(e);
+            }
+        };
         Ok(Datastore {
             inner,
-            keeper: Mutex::new(Some(keeper)),
+            threads: Mutex::new(vec![keeper, pinner]),
         })
     }
 
     /// What clients see.
     pub fn tree(&self) -> Arc<dyn Tree> {
         Arc::new(View(self.inner.clone()))
+    }
+
+    /// Which files are to be all on flash has changed.
+    pub fn pins_changed(&self) {
+        self.inner.pins.look_anew();
+        self.inner.bell.notify_all();
     }
 
     /// What it is doing.
@@ -181,12 +215,8 @@ impl Datastore {
 
     /// Ends what goes on in the background. Nobody may use the tree any more.
     pub fn stop(&self) {
-        *lock(&self.inner.stop) = true;
-        self.inner.bell.notify_all();
-        if let Some(keeper) = lock(&self.keeper).take() {
-            // It has nothing to tell.
-            let _ = keeper.join();
-        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        end(&self.inner, threads);
     }
 }
 
@@ -220,7 +250,7 @@ impl Inner {
     }
 
     fn note_name(&self, key: &Key, name: &[u8]) {
-        if self.rules.name_fits(name) {
+        if self.rules.name_fits(name) || self.disks.wants(name) {
             let mut named = lock(&self.named);
             if named.len() >= NAMED_MAX {
                 named.clear();
@@ -310,6 +340,7 @@ impl Inner {
         match attached {
             Ok((disk, origin)) => {
                 lock(&self.known).insert(*key, disk);
+                self.pin_if_wanted(key, &origin);
                 let known = Mutex::new((known, Instant::now()));
                 alone.set(Some(Arc::new(Cached {
                     disk,
@@ -337,6 +368,7 @@ impl Inner {
                 path: cached.origin.path()?,
                 size: cached.origin.len(),
                 open: true,
+                pinned: self.pins.of(key),
             });
         }
         let file = self.dir.open_body(key).ok()?;
@@ -345,6 +377,7 @@ impl Inner {
             path: file.path()?,
             size: self.dir.attributes_of(&file).ok()?.size,
             open: false,
+            pinned: self.pins.of(key),
         })
     }
 
@@ -406,7 +439,15 @@ fn name_of(file: &Body, key: &Key) -> String {
     )
 }
 
+/// Flash is promised to a scratch file as far as its bound, so that is no further than need be.
+const SCRATCH_STEP: u64 = 16 << 20;
+
+/// What bounds of files are multiples of.
+fn step(scratch: bool) -> u64 {
+    if scratch { SCRATCH_STEP } else { large::STEP }
+}
+
 /// The least bound for a file of this length.
-pub fn bound(len: u64) -> u64 {
-    large::bound(len, DISK_MAX)
+pub fn bound(len: u64, scratch: bool) -> u64 {
+    large::bound(len, step(scratch), DISK_MAX)
 }

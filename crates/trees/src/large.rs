@@ -30,6 +30,10 @@ pub trait Large {
     fn synced(&self) -> u64;
     /// How long the registry says that it may be.
     fn bound(&self) -> u64;
+    /// What its bound is a multiple of.
+    fn step(&self) -> u64 {
+        STEP
+    }
     /// Has the registry say more, durably.
     fn raise(&self, bound: u64) -> Result<(), Self::Error>;
     /// Takes the promise back that the file looks as it was left, durably. Done again, it costs nothing.
@@ -44,14 +48,14 @@ pub trait Large {
     fn zero(&self, from: u64, to: u64) -> Result<(), Self::Error>;
 }
 
-/// Where the bound of a file of this length is, if no disk is longer than `most`.
-pub fn bound(len: u64, most: u64) -> u64 {
-    len.max(1).next_multiple_of(STEP).min(most)
+/// Where the bound of a file of this length is, in multiples of `step`, if no disk is longer than `most`.
+pub fn bound(len: u64, step: u64, most: u64) -> u64 {
+    len.max(1).next_multiple_of(step).min(most)
 }
 
 /// Has the registry know that a file may be so long, before it is.
 pub fn allow<L: Large + ?Sized>(file: &L, len: u64, most: u64) -> Result<(), L::Error> {
-    let bound = bound(len, most);
+    let bound = bound(len, file.step(), most);
     if bound > file.bound() {
         file.raise(bound)?;
     }

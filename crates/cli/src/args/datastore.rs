@@ -32,6 +32,8 @@ pub enum Datastore {
         hearth datastore set vms --read-only on\n  \
         hearth datastore set vms --match '*.iso' --mode write-around --max 4G\n  \
         hearth datastore set vms --match 'database/*' --mode write-through --seq-cutoff 0\n  \
+        hearth datastore set vms --match 'web/*' --pin\n  \
+        hearth datastore set vms --match '*.vswp' --scratch\n  \
         hearth datastore set vms --unmatch '*.iso'"
     )]
     Set(DatastoreSet),
@@ -140,4 +142,11 @@ pub struct DatastoreSet {
     /// Sequential reads of them longer than this are not cached; 0 caches all
     #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "rule", requires = "pattern")]
     pub seq_cutoff: Option<Size>,
+    /// Have all of them on flash: what is missing is read in, in the background, and stays
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", group = "rule", requires = "pattern")]
+    pub pin: Option<Switch>,
+    /// Have them on flash alone, and empty after a crash: swap of virtual machines. It holds for files that are made from now
+    /// on, or have nothing in them yet
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", group = "rule", requires = "pattern")]
+    pub scratch: Option<Switch>,
 }

@@ -103,6 +103,10 @@ pub struct AdviceReport {
     pub left_over: u64,
     /// The disks, by name.
     pub disks: Vec<Advice>,
+    /// Files of datastores, those in use and a few that were used lately: called as the datastore and the path in it. What was
+    /// measured of them is so since they were first used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<Advice>,
     /// Bytes kept for disks as of now, where advice was applied: name and bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub applied: Vec<Applied>,

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::advice::AdviceReport;
 use super::caller::Caller;
 use super::server::{Body, Changed, Panel, Shared, change, run};
 use super::stats::{Counters, LatencyReport, Ratios};
@@ -76,9 +77,27 @@ pub struct FileRule {
     /// What their names are like, `*.vmdk` say; with a `/`, what their paths in the datastore are like.
     #[serde(rename = "match")]
     pub pattern: String,
-    /// What holds for them: `mode`, `block_size`, `max` and `seq_cutoff`.
+    /// They are to be all on flash: what is missing is read in, and none of it is evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<bool>,
+    /// They are to be on flash alone, and empty after a crash: those that are made, or have nothing in them yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch: Option<bool>,
+    /// What else holds for them: `mode`, `block_size`, `max` and `seq_cutoff`.
     #[serde(flatten)]
     pub settings: SettingsChanged,
+}
+
+/// How far a file is that is to be all on flash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PinState {
+    /// It is being read in.
+    Filling,
+    /// All of it is on flash.
+    Filled,
+    /// So much flash cannot be kept for it.
+    NoRoom,
 }
 
 /// A file of a datastore that is a disk of the pool, or was one and is cached still.
@@ -102,6 +121,12 @@ pub struct FileReport {
     pub cached: u64,
     /// Bytes the directory does not have yet.
     pub dirty: u64,
+    /// It is on flash alone.
+    #[serde(default)]
+    pub scratch: bool,
+    /// Given if it is to be all on flash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<PinState>,
     /// What was counted since the daemon began to serve it.
     pub counters: Counters,
     /// What that means.
@@ -289,6 +314,16 @@ async fn get_datastore_files(
     run(panel, move |c| c.datastore_files(&name)).await
 }
 
+/// What more or less flash would do for the files of a datastore: those in use and a few that were used lately.
+#[utoipa::path(get, path = "/v1/datastores/{name}/advice", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 200, body = AdviceReport), (status = "default", body = ErrorBody)))]
+async fn get_datastore_advice(
+    State(panel): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<AdviceReport>> {
+    run(panel, move |c| c.datastore_advice(&name)).await
+}
+
 /// Begin to write everything to the directory that is only on flash. Poll the datastore until it is not flushing.
 #[utoipa::path(post, path = "/v1/datastores/{name}/flush", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
@@ -327,6 +362,7 @@ pub(super) fn routes() -> OpenApiRouter<Panel> {
         .routes(routes!(get_datastores, add_datastore))
         .routes(routes!(get_datastore, set_datastore))
         .routes(routes!(get_datastore_files))
+        .routes(routes!(get_datastore_advice))
         .routes(routes!(flush_datastore))
         .routes(routes!(remove_datastore))
 }

@@ -90,6 +90,8 @@ pub trait Control: Send + Sync + 'static {
     fn datastore(&self, name: &str) -> Result<DatastoreInfo>;
     /// The files of a datastore that are disks, or were.
     fn datastore_files(&self, name: &str) -> Result<Vec<FileReport>>;
+    /// Advice for the files of a datastore.
+    fn datastore_advice(&self, name: &str) -> Result<AdviceReport>;
     /// Serves a directory as a datastore.
     fn add_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo>;
     /// Changes settings of a datastore.

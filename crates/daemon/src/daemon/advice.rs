@@ -63,9 +63,19 @@ fn bytes(blocks: f64) -> u64 {
     (blocks.max(0.0).round() as u64).saturating_mul(BLOCK)
 }
 
+/// Whose advice is wanted.
+#[derive(Clone, Copy)]
+enum Asked<'a> {
+    All,
+    Disk(&'a str),
+    Store(&'a str),
+}
+
 /// What is known of one disk.
 struct Known {
     name: String,
+    /// A datastore's file, called as the datastore and the path in it.
+    file: bool,
     record: DiskRecord,
     attached: bool,
     cached: u64,
@@ -215,6 +225,7 @@ fn thin(points: &[(f64, f64)]) -> Vec<CurvePoint> {
 impl Daemon {
     fn known(&self) -> Vec<Known> {
         let now = self.now_s();
+        let files = self.watched_files();
         let disks = self.disks.lock();
         let pool = lock(&self.pool);
         let flash = self.engine.pool_stats();
@@ -222,39 +233,47 @@ impl Daemon {
         let flash_us = Some(flash.flash_read_ns)
             .filter(|ns| *ns > 0)
             .map(|ns| ns as f64 / 1000.0);
-        let list: Vec<(u16, Known)> = disks
-            .iter()
-            .filter_map(|(name, slot)| {
-                let record = pool.record(slot.id)?.clone();
-                let stats = self
-                    .engine
-                    .stats(slot.id, hearth_io::now_ns())
-                    .unwrap_or_default();
-                let record_mode = record.mode;
-                let hit = stats.read_hit_latency;
-                let miss = stats.read_miss_latency;
-                let counters = Counters::from(&stats.counters);
-                let hour = slot.session.windows.values(now, &counters);
-                let measured = hour
-                    .iter()
-                    .find(|w| w.span.name == "1h")
-                    .and_then(|w| w.value.ratios(&counters).read_hit_ratio_bytes);
-                let known = Known {
-                    name: name.to_owned(),
-                    record,
-                    attached: slot.life.is_served(),
-                    cached: stats.cached_blocks,
-                    hit_us: (hit.count > 0).then_some(hit.mean_us),
-                    miss_us: (miss.count > 0).then_some(miss.mean_us),
-                    flash_us,
-                    measured,
-                    flash_writes: flash_writes(&stats.counters, mode_of(record_mode), log_share),
-                    curve: None,
-                    mix: None,
-                };
-                Some((slot.id, known))
-            })
-            .collect();
+        let of = |id: DiskId, name: String, file: bool, attached: bool| {
+            let record = pool.record(id)?.clone();
+            let stats = self.engine.stats(id, hearth_io::now_ns());
+            let stats = stats.unwrap_or_default();
+            let record_mode = record.mode;
+            let hit = stats.read_hit_latency;
+            let miss = stats.read_miss_latency;
+            let counters = Counters::from(&stats.counters);
+            let known = Known {
+                name,
+                file,
+                record,
+                attached,
+                cached: stats.cached_blocks,
+                hit_us: (hit.count > 0).then_some(hit.mean_us),
+                miss_us: (miss.count > 0).then_some(miss.mean_us),
+                flash_us,
+                measured: counters.ratios(&counters).read_hit_ratio_bytes,
+                flash_writes: flash_writes(&stats.counters, mode_of(record_mode), log_share),
+                curve: None,
+                mix: None,
+            };
+            Some((id, known, counters))
+        };
+        let of_disks = disks.iter().filter_map(|(name, slot)| {
+            let attached = slot.life.is_served();
+            let (id, mut known, counters) = of(slot.id, name.to_owned(), false, attached)?;
+            let hour = slot.session.windows.values(now, &counters);
+            known.measured = hour
+                .iter()
+                .find(|w| w.span.name == "1h")
+                .and_then(|w| w.value.ratios(&counters).read_hit_ratio_bytes);
+            Some((id, known))
+        });
+        let mut list: Vec<(u16, Known)> = of_disks.collect();
+        // One that rests is looked at as it was used.
+        let of_files = files.into_iter().filter_map(|(id, name)| {
+            let (id, known, _) = of(id, name, true, true)?;
+            Some((id, known)).filter(|(_, known)| !known.record.is_flash_only())
+        });
+        list.extend(of_files);
         // Curves take longer than anybody should wait for these locks.
         drop(pool);
         drop(disks);
@@ -267,14 +286,29 @@ impl Daemon {
             .collect()
     }
 
-    /// Advice for one disk or all; the division is over all in any case.
+    /// Advice for one disk or all, files of datastores among them; the division is over all in any case.
     pub(super) fn advise(&self, only: Option<&str>) -> Result<AdviceReport> {
+        self.advise_of(only.map_or(Asked::All, Asked::Disk))
+    }
+
+    /// Advice for the files of a datastore that are watched.
+    pub(super) fn advise_files(&self, store: &str) -> Result<AdviceReport> {
+        self.datastore_info(store)?;
+        self.advise_of(Asked::Store(store))
+    }
+
+    fn advise_of(&self, asked: Asked<'_>) -> Result<AdviceReport> {
         let all = self.known();
-        if let Some(name) = only
-            && !all.iter().any(|k| k.name == name)
+        if let Asked::Disk(name) = asked
+            && !all.iter().any(|k| !k.file && k.name == name)
         {
             return Err(Error::no_disk(name));
         }
+        let wanted = |k: &Known| match asked {
+            Asked::All => true,
+            Asked::Disk(name) => !k.file && k.name == name,
+            Asked::Store(name) => k.file && k.record.datastore == name,
+        };
         let mean = |of: fn(&Known) -> Option<f64>, guess: f64| {
             let (sum, n) = all
                 .iter()
@@ -290,16 +324,17 @@ impl Daemon {
             .collect();
         let shares = advise::divide(&demands, blocks(capacity));
         let given: f64 = shares.iter().map(|s| s.blocks).sum();
-        let disks = all
-            .iter()
-            .zip(demands.iter().zip(&shares))
-            .filter(|(k, _)| only.is_none_or(|name| k.name == name))
-            .map(|(k, (demand, share))| advice(k, demand, share))
-            .collect();
+        let of = |files: bool| {
+            let some = all.iter().zip(demands.iter().zip(&shares));
+            some.filter(|(k, _)| k.file == files && wanted(k))
+                .map(|(k, (demand, share))| advice(k, demand, share))
+                .collect()
+        };
         Ok(AdviceReport {
             capacity,
             left_over: bytes(blocks(capacity) - given),
-            disks,
+            disks: of(false),
+            files: of(true),
             applied: Vec::new(),
         })
     }
@@ -592,6 +627,7 @@ mod tests {
         };
         let known = |miss_us: f64| Known {
             name: "d".to_owned(),
+            file: false,
             record: DiskRecord::default(),
             attached: true,
             cached: 0,
@@ -724,6 +760,7 @@ mod tests {
     fn known() -> Known {
         Known {
             name: "d".to_owned(),
+            file: false,
             record: DiskRecord::default(),
             attached: true,
             cached: 0,

@@ -112,7 +112,7 @@ fn unused(name: &str, slot: &Slot) -> Result<()> {
 
 /// Refuses a minimum the flash, of `capacity` bytes, cannot hold beside the others'. Shares given as
 /// advised are no reason to: they give way to what owners set, in [`Daemon::keep_shares`].
-fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Result<()> {
+pub(super) fn check_share(registry: &Registry, capacity: u64, name: &str, min: u64) -> Result<()> {
     if min == 0 {
         return Ok(());
     }
@@ -858,6 +858,10 @@ impl Control for Arc<Daemon> {
 
     fn datastore_files(&self, name: &str) -> Result<Vec<FileReport>> {
         Daemon::datastore_files(self, name)
+    }
+
+    fn datastore_advice(&self, name: &str) -> Result<AdviceReport> {
+        self.advise_files(name)
     }
 
     fn add_datastore(&self, add: DatastoreAdd) -> Result<DatastoreInfo> {

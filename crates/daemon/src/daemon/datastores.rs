@@ -13,6 +13,7 @@
 //! written back, if only its directory is there.
 
 mod files;
+mod gains;
 mod matching;
 mod trees;
 
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_datastore::rules::Rules;
-use hearth_datastore::store::Datastore;
+use hearth_datastore::store::{Datastore, Pinned};
 use hearth_datastore::twin::Twin;
 use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
@@ -39,7 +40,7 @@ use hearth_nfs::server::{Config, Export, Server};
 
 use super::{Daemon, lock};
 use crate::api::datastores::{
-    DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet, FileReport,
+    DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet, FileReport, PinState,
 };
 use crate::api::stats::Counters;
 use crate::api::types::fields;
@@ -69,6 +70,8 @@ pub(super) struct Stores {
     servers: Mutex<BTreeMap<SocketAddr, Arc<Listening>>>,
     /// The files that are disks.
     pub(super) numbers: files::Numbers,
+    /// What is known of files that are not served any more.
+    rested: Mutex<gains::Rested>,
 }
 
 /// One datastore.
@@ -140,6 +143,7 @@ impl Stores {
             by_name: Mutex::default(),
             servers: Mutex::default(),
             numbers: files::Numbers::default(),
+            rested: Mutex::default(),
         }
     }
 
@@ -409,7 +413,8 @@ impl Daemon {
         let pool = lock(&self.pool);
         let files = pool.registry().disks.iter().filter(|r| r.is_file());
         let owed = |id| self.engine.status(id).map_or(0, |s| s.owed_bytes());
-        let mut left = files.filter(|r| !open.contains(&r.id) && owed(r.id) > 0);
+        let mut left =
+            files.filter(|r| !r.is_flash_only() && !open.contains(&r.id) && owed(r.id) > 0);
         match left.next() {
             None => Ok(()),
             Some(file) => Err(Error::unavailable(
@@ -653,6 +658,7 @@ impl Daemon {
         }
         if let Some(opened) = store.opened.as_ref().filter(|_| new_rules) {
             opened.disks.set_rules(&rules);
+            opened.files.pins_changed();
         }
         match &store.served {
             Ok(served) if record.listen == before.listen => {
@@ -807,7 +813,16 @@ impl Daemon {
                 max: settings.max,
                 seq_cutoff: settings.seq_cutoff,
                 cached: stats.cached_blocks * BLOCK,
-                dirty: (stats.dirty_blocks + stats.zero_blocks).saturating_mul(BLOCK),
+                dirty: match record.is_flash_only() {
+                    true => 0,
+                    false => (stats.dirty_blocks + stats.zero_blocks).saturating_mul(BLOCK),
+                },
+                scratch: record.is_flash_only(),
+                pin: known.pinned.map(|pinned| match pinned {
+                    Pinned::Filling => PinState::Filling,
+                    Pinned::Filled => PinState::Filled,
+                    Pinned::NoRoom => PinState::NoRoom,
+                }),
                 ratios: counters.ratios(&counters),
                 counters,
                 read_hit_latency: (&stats.read_hit_latency).into(),

@@ -25,7 +25,7 @@ use crate::size::human;
 
 /// Segments a pool has at least on which disks may live: with fewer there is no room to clean the log around
 /// what never leaves it.
-const SEGMENTS_MIN: u64 = 12;
+pub(super) const SEGMENTS_MIN: u64 = 12;
 
 /// The device of a disk that has no origin.
 fn device(record: &DiskRecord) -> Device {

@@ -4,7 +4,7 @@ use hearth_nfs::tree::Outcome;
 use hearth_nfs::v3::Status;
 use hearth_trees::large::Large;
 
-use super::Inner;
+use super::{Inner, step};
 use crate::file::Cached;
 
 /// What makes a file another length, durably, with what else is to be changed.
@@ -52,10 +52,12 @@ impl Large for Held<'_> {
         self.cached.origin.bound()
     }
 
+    fn step(&self) -> u64 {
+        step(self.cached.origin.is_scratch())
+    }
+
     fn raise(&self, bound: u64) -> Outcome<()> {
-        if !self.inner.disks.grow(self.cached.disk, bound) {
-            return Err(Status::JukeBox);
-        }
+        self.inner.disks.grow(self.cached.disk, bound)?;
         self.cached.origin.set_bound(bound);
         Ok(())
     }

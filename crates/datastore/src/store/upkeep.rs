@@ -82,7 +82,7 @@ impl Inner {
         }
     }
 
-    fn is_stopped(&self) -> bool {
+    pub(super) fn is_stopped(&self) -> bool {
         *lock(&self.stop)
     }
 
@@ -105,6 +105,7 @@ impl Inner {
             alone.set(None);
             lock(&self.known).remove(key);
             lock(&self.named).remove(key);
+            self.pins.drop(key);
         }
         gone
     }

@@ -130,7 +130,8 @@ impl Inner {
         let len = write.data.as_ref().len() as u64;
         let end = write.offset.checked_add(len).filter(|end| *end <= DISK_MAX);
         let end = end.ok_or(Status::FBig)?;
-        if cached.origin.is_sparse() || end > cached.origin.len() {
+        let needs_place = cached.origin.is_sparse() || end > cached.origin.len();
+        if needs_place && !cached.origin.is_scratch() {
             // A full file system takes what is written over, as it would without a cache.
             let whole = whole_blocks(write.offset, end);
             if !self.has_room(whole) && !cached.origin.has_place(write.offset, end) {
@@ -567,6 +568,7 @@ impl Tree for View {
                 self.0.note_name(&found.key, to.1);
                 if let Some(cached) = self.0.file(&found.key).cached() {
                     self.0.disks.renamed(cached.disk, &cached.origin);
+                    self.0.pin_if_wanted(&found.key, &cached.origin);
                 }
             }
         }

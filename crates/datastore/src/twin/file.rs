@@ -223,6 +223,12 @@ impl TwinFile {
         })
     }
 
+    /// Where the next data is from an offset on. A tree that cannot be asked has some everywhere.
+    pub(crate) fn next_data(&self, from: u64) -> Option<u64> {
+        let found = self.read_with(move |_, file| Ok(crate::body::next_data(file, from)));
+        found.map_or(Some(from), |(at, _)| at)
+    }
+
     /// Where it is, as if there were only the first directory.
     pub(crate) fn path(&self) -> Option<PathBuf> {
         let number = self.number;

@@ -571,7 +571,7 @@ impl Model {
         self.settle(ino);
         self.inode(ino).synced = 0;
         let (len, stamp) = (self.file(ino).len, self.file(ino).stamp);
-        let bound = large::bound(len, MOST);
+        let bound = large::bound(len, large::STEP, MOST);
         let record = self.records.entry(ino).or_insert(Record {
             bound,
             promise: None,

@@ -5,30 +5,40 @@
 //! calls the file, so that it is found again wherever the file was moved to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hearth_datastore::origin::{Disk, FileOrigin, Hands};
-use hearth_datastore::{Disks, Look, NotNow, store};
+use hearth_datastore::{Disks, Look, Missing, NotNow, store};
 use hearth_engine::api::{DiskId, ExtentState, Mode, OriginState, ReqOp, Request};
 use hearth_format::datastore::DatastoreRecord;
-use hearth_format::{DiskRecord, OriginIdentity, Uuid};
+use hearth_format::{DiskRecord, Home, OriginIdentity, Uuid};
 use hearth_io::{BLOCK, Device, Target, Targets};
 use hearth_nfs::handle::Key;
+use hearth_nfs::tree::Outcome;
+use hearth_nfs::v3::Status;
 use hearth_trees::large;
 
 use super::super::admission::RULES;
+use super::super::control::check_share;
+use super::super::homeless::{SEGMENTS_MIN, check_promise};
 use super::super::{Daemon, REST_PACE, REST_TIME, lock};
 use super::matching::Matching;
 use crate::api::datastores::FileRule;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::pool::mode_of;
 use crate::{compare, settings};
 
 /// What the origin of a file's disk begins with in the registry.
 const FILE: &str = "file:";
+
+/// What is kept of flash for a file is a multiple of this: it is noted whenever it changes.
+const KEEP_STEP: u64 = 1 << 20;
 
 /// Longest wait for the last user of a file that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
@@ -88,7 +98,7 @@ impl Numbers {
     }
 
     /// Those that are served, with what they are of.
-    fn served(&self) -> Vec<(DiskId, Arc<FileOrigin>)> {
+    pub(super) fn served(&self) -> Vec<(DiskId, Arc<FileOrigin>)> {
         let open = lock(&self.open);
         open.iter()
             .map(|(id, origin)| (*id, origin.clone()))
@@ -190,6 +200,9 @@ impl Files {
 
     /// How writes of a file are treated now.
     fn mode(&self, record: &DiskRecord) -> Mode {
+        if record.is_flash_only() {
+            return Mode::WriteBack;
+        }
         match Mode::from(mode_of(record.mode)) {
             Mode::WriteBack if self.held.load(Ordering::SeqCst) => Mode::WriteThrough,
             mode => mode,
@@ -205,6 +218,9 @@ impl Files {
         settled: &Arc<AtomicBool>,
     ) -> std::result::Result<(), NotNow> {
         let id = record.id;
+        if record.is_flash_only() {
+            origin.set_scratch();
+        }
         origin.set_bound(record.size);
         let (weak, settled) = (self.daemon.clone(), settled.clone());
         origin.before_change(Box::new(move || {
@@ -224,6 +240,7 @@ impl Files {
             return Err(NotNow::Wait);
         }
         lock(&daemon.stores.numbers.open).insert(id, origin.clone());
+        daemon.watch_file(id, origin);
         // Whoever changed it meanwhile did not find the file among those that are open.
         if self.mode(record) != mode {
             let _ = daemon.engine.set_mode(id, self.mode(record));
@@ -237,7 +254,10 @@ impl Files {
         if daemon.engine.detach(id).is_err() {
             return false;
         }
-        lock(&daemon.stores.numbers.open).remove(&id);
+        let origin = lock(&daemon.stores.numbers.open).remove(&id);
+        if let Some(origin) = origin {
+            daemon.rest_file(id, &origin);
+        }
         let device = daemon.targets.set(Target::Origin(id), None);
         daemon.poke();
         // Closed when this returns: whoever opens the file next must not find it in use by us.
@@ -263,8 +283,18 @@ impl Files {
         if daemon.is_kept_back(&record) {
             return Err(NotNow::Wait);
         }
+        let scratch = record.is_flash_only();
+        if scratch && daemon.cannot_hold() {
+            return Err(NotNow::Wait);
+        }
         let looks = origin.looks().map_err(|_| NotNow::Wait)?;
-        let bound = store::bound(looks.size);
+        let bound = store::bound(looks.size, scratch);
+        if bound > record.size && scratch {
+            let more = bound - record.size;
+            daemon
+                .check_promise(origin.name(), more)
+                .map_err(|e| refused(origin, &e))?;
+        }
         let settled = origin
             .path()
             .is_some_and(|path| self.rules.settle(&mut record, &path));
@@ -275,15 +305,21 @@ impl Files {
         // Judged before the engine may write anything back.
         let device = Device::remote(Arc::new(Disk::new(origin, &self.hands)));
         origin.set_bound(record.size);
-        let owed = daemon.engine.status(id).unwrap_or_default().owed_blocks();
+        let owed = self.owed(id);
+        if scratch && daemon.dropped.contains(&id) {
+            tracing::warn!(file = %device.name(), "is a scratch file, and the last run did not end in order: it is all zeros");
+        }
         let left = record.origin_identity.filter(|_| record.clean_detach);
         let fits = match left {
             // Nothing was done to it but what changes no content.
             Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
+            None if scratch => false,
             None => compare::sample(&daemon.engine, id, &device).is_none(),
         };
         if !fits {
-            if owed > 0 {
+            if scratch {
+                tracing::info!(file = %device.name(), "the scratch file is not as it was left; it begins empty");
+            } else if owed > 0 {
                 tracing::error!(file = %device.name(), "the file was changed by somebody else while writes to it waited on flash: these are thrown away");
             } else {
                 tracing::info!(file = %device.name(), "the file was changed by somebody else; its cache is dropped");
@@ -337,14 +373,19 @@ impl Files {
         let (high, _) = serial.as_u64_pair();
         // People never see it; it has to be like no other.
         let front: String = self.store.chars().take(40).collect();
+        let scratch = self.is_to_be_scratch(daemon, origin);
         let mut record = DiskRecord {
             id,
             name: format!("{front}.{high:016x}"),
             origin: text_of(key),
-            size: store::bound(origin.len()),
+            size: store::bound(origin.len(), scratch),
             serial,
             rules: RULES,
             datastore: self.store.clone(),
+            home: match scratch {
+                true => Home::Scratch,
+                false => Home::Origin,
+            },
             ..settings::defaults()
         };
         if let Some(path) = origin.path() {
@@ -354,7 +395,11 @@ impl Files {
         // What the log may hold of this number was another disk's.
         let stored = daemon.forget(id).and_then(|since_seq| {
             record.since_seq = since_seq;
+            let holds = daemon.holds();
             lock(&daemon.pool).change(|registry| {
+                if scratch {
+                    check_promise(registry, holds, origin.name(), record.size)?;
+                }
                 registry.disk_id_taken(id);
                 registry.disks.push(record.clone().into());
                 Ok(())
@@ -370,6 +415,32 @@ impl Files {
         }
         self.resettle(daemon, id, origin);
         Ok(id)
+    }
+}
+
+/// Says why a scratch file cannot be served.
+fn refused(origin: &FileOrigin, error: &Error) -> NotNow {
+    tracing::warn!(file = ?origin, "{error}");
+    NotNow::Wait
+}
+
+impl Files {
+    /// A new disk's file is to be on flash alone, and can be: there is nothing in it that somebody would miss.
+    fn is_to_be_scratch(&self, daemon: &Daemon, origin: &FileOrigin) -> bool {
+        let wanted = origin.path().map(|path| self.rules.wanted(&path));
+        if !wanted.is_some_and(|wanted| wanted.scratch) || !origin.is_all_hole().unwrap_or(false) {
+            return false;
+        }
+        let bound = store::bound(origin.len(), true);
+        let why = match daemon.cannot_hold() {
+            true => "no disk can live on the pool's flash as it is".to_owned(),
+            false => match daemon.check_promise(origin.name(), bound) {
+                Ok(()) => return true,
+                Err(e) => e.to_string(),
+            },
+        };
+        tracing::warn!(file = ?origin, "is cached as any other file, and not a scratch file: {why}");
+        false
     }
 }
 
@@ -401,19 +472,90 @@ impl Disks for Files {
         }
     }
 
-    fn grow(&self, disk: DiskId, bound: u64) -> bool {
-        let Ok(daemon) = self.daemon() else {
-            return false;
-        };
+    fn grow(&self, disk: DiskId, bound: u64) -> Outcome<()> {
+        let daemon = self.daemon().map_err(|_| Status::JukeBox)?;
+        let holds = daemon.holds();
         // The registry first: what is written behind what it says is not found after a crash. All sizes are whole
         // blocks, so that no copy of a last block is padded.
         let stored = lock(&daemon.pool).change(|registry| {
+            let known = registry.by_id(disk);
+            if let Some(record) = known.filter(|r| r.is_flash_only() && r.size < bound) {
+                let more = bound - record.size;
+                check_promise(registry, holds, "a scratch file", more)?;
+            }
             if let Some(record) = registry.by_id_mut(disk) {
                 record.size = record.size.max(bound);
             }
             Ok(())
         });
-        stored.is_ok() && daemon.engine.set_size(disk, bound).is_ok()
+        if let Err(e) = stored {
+            tracing::warn!(
+                file = daemon.stores.numbers.name_of(disk),
+                "cannot grow: {e}"
+            );
+            return Err(match e.kind {
+                Kind::Refused => Status::NoSpace,
+                _ => Status::JukeBox,
+            });
+        }
+        let grown = daemon.engine.set_size(disk, bound);
+        grown.map_err(|_| Status::JukeBox)
+    }
+
+    fn wants(&self, name: &[u8]) -> bool {
+        self.rules
+            .is_scratch_name(Path::new(OsStr::from_bytes(name)))
+    }
+
+    fn pins(&self) -> bool {
+        self.rules.pins()
+    }
+
+    fn is_pinned(&self, path: &Path) -> bool {
+        let wanted = self.rules.wanted(path);
+        wanted.pin && !wanted.scratch
+    }
+
+    fn keep(&self, disk: DiskId, bytes: u64) -> bool {
+        let min = bytes.next_multiple_of(KEEP_STEP);
+        let Ok(daemon) = self.daemon() else {
+            return false;
+        };
+        let capacity = lock(&daemon.pool).capacity();
+        let record = lock(&daemon.pool).record(disk).cloned();
+        let Some(record) = record.filter(|r| !r.is_flash_only()) else {
+            return bytes == 0;
+        };
+        if record.min_bytes != min {
+            let kept = lock(&daemon.pool).change_or_keep(|registry| {
+                check_share(registry, capacity, &record.name, min)?;
+                if let Some(place) = registry.by_id_mut(disk) {
+                    place.min_bytes = min;
+                }
+                Ok(())
+            });
+            if kept.is_err() {
+                return false;
+            }
+        }
+        // One that is not served is told when it is.
+        let _ = daemon.engine.set_limits(disk, min, record.max_bytes);
+        true
+    }
+
+    fn cached(&self, disk: DiskId) -> u64 {
+        let status = self.daemon().ok().and_then(|d| d.engine.status(disk));
+        status.map_or(0, |status| status.cached_blocks * BLOCK)
+    }
+
+    fn missing(&self, disk: DiskId, from: u64, to: u64) -> Missing {
+        let Ok(daemon) = self.daemon() else {
+            return Missing::Not(to);
+        };
+        match daemon.engine.missing(disk, from, to) {
+            Ok((at, len)) => Missing::From(at, len),
+            Err(to) => Missing::Not(to),
+        }
     }
 
     fn renamed(&self, disk: DiskId, origin: &FileOrigin) {
@@ -497,6 +639,7 @@ impl Disks for Files {
         if served && daemon.bell.wait(REST_TIME, REST_PACE, end).is_none() {
             return false;
         }
+        daemon.unwatch_file(disk);
         let _ = daemon.engine.remove(disk);
         true
     }
@@ -527,7 +670,9 @@ impl Disks for Files {
 
     fn owed(&self, disk: DiskId) -> u64 {
         let status = self.daemon().ok().and_then(|d| d.engine.status(disk));
-        status.map_or(0, |status| status.owed_bytes())
+        // What lives on flash is not owed to anybody.
+        let owes = status.filter(|status| !status.lives_on_flash);
+        owes.map_or(0, |status| status.owed_bytes())
     }
 
     fn needs(&self, disk: DiskId) -> u64 {
@@ -537,7 +682,7 @@ impl Disks for Files {
 
     fn is_drained(&self, disk: DiskId) -> bool {
         let status = self.daemon().ok().and_then(|d| d.engine.status(disk));
-        status.is_none_or(|status| status.drained)
+        status.is_none_or(|status| status.drained || status.lives_on_flash)
     }
 
     fn drain(&self, disk: DiskId, on: bool) {
@@ -569,6 +714,12 @@ impl Disks for Files {
 }
 
 impl Daemon {
+    /// No disk can live on the pool's flash now.
+    fn cannot_hold(&self) -> bool {
+        let segments = self.engine.pool_stats().segments;
+        segments < SEGMENTS_MIN || self.flash.degraded().is_some() || self.cache_is_off()
+    }
+
     /// A number for a new disk that is in no slot.
     fn promise_number(self: &Arc<Daemon>) -> Option<Promised> {
         let disks = self.disks.lock();

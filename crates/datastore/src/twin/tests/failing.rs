@@ -1,0 +1,185 @@
+//! Two file systems of their own, of which one fails as disks do: it answers everything with errors, or does not answer at all.
+//!
+//! The file systems lie in memory, so that none but the failing one is ever slow.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
+
+use super::*;
+
+/// `EXT4_IOC_SHUTDOWN`, and "without writing the log": as if the disk were gone.
+const SHUTDOWN: libc::c_ulong = 0x8004_587d;
+const NO_LOG: u32 = 2;
+/// How long a tree may take here.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn run(program: &str, args: &[&str]) -> Result<(), String> {
+    let done = Command::new(program).args(args).output();
+    let done = done.map_err(|e| format!("{program}: {e}"))?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(format!(
+            "{program}: {}",
+            String::from_utf8_lossy(&done.stderr)
+        )),
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A directory with a file system of its own.
+struct Mount {
+    image: PathBuf,
+    at: PathBuf,
+}
+
+impl Mount {
+    fn new(image: PathBuf, at: PathBuf) -> Result<Mount, String> {
+        let made = fs::File::create(&image).and_then(|file| file.set_len(48 << 20));
+        made.map_err(|e| e.to_string())?;
+        run("mkfs.ext4", &["-q", "-F", text(&image)])?;
+        let mount = Mount { image, at };
+        mount.bring_back()?;
+        Ok(mount)
+    }
+
+    fn bring_back(&self) -> Result<(), String> {
+        run("mount", &["-o", "loop", text(&self.image), text(&self.at)])
+    }
+
+    /// From now on everything fails.
+    fn break_down(&self) {
+        let root = fs::File::open(&self.at).unwrap();
+        let how = NO_LOG;
+        // SAFETY: the call reads a number of 32 bits from where `how` lies, which lives on.
+        let done = unsafe { libc::ioctl(root.as_raw_fd(), SHUTDOWN as _, &raw const how) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+
+    /// From now on who changes something waits.
+    fn freeze(&self) {
+        run("fsfreeze", &["-f", text(&self.at)]).unwrap();
+    }
+
+    fn thaw(&self) {
+        run("fsfreeze", &["-u", text(&self.at)]).unwrap();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Whichever of these is needed; after a failed test nothing shall stay mounted.
+        let _ = run("fsfreeze", &["-u", text(&self.at)]);
+        let _ = run("umount", &["-l", text(&self.at)]);
+    }
+}
+
+/// Two trees on file systems of their own, if this host lets us.
+fn mounted() -> Option<([Mount; 2], Place2)> {
+    let place = tempfile::tempdir_in("/dev/shm").ok()?;
+    let mount = |name: &str| {
+        let at = place.path().join(name);
+        fs::create_dir(&at).map_err(|e| e.to_string())?;
+        Mount::new(place.path().join(format!("{name}.img")), at)
+    };
+    let both = mount("a").and_then(|a| Ok([a, mount("b")?]));
+    let mounts = match both {
+        Ok(mounts) => mounts,
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            return None;
+        }
+    };
+    let place = Place2 {
+        place,
+        bell: Arc::default(),
+    };
+    prepare(&place.both(), 77).unwrap();
+    Some((mounts, place))
+}
+
+/// Everything that clients do, with one file after another.
+fn work(twin: &Twin, round: u8) {
+    let (root, who) = (twin.root(), Who::root());
+    let name = |kind: &str| format!("{kind}-{round}");
+    let dir = directory(twin, &root, &name("dir"));
+    let file = make(twin, &dir, "disk.img");
+    write(twin, &file, 0, &[round; 70_000]);
+    write(twin, &file, 16 << 20, &[round; 5000]);
+    let gone = make(twin, &root, "gone");
+    write(twin, &gone, 0, b"x");
+    twin.rename(&who, (&dir, b"disk.img"), (&root, name("disk").as_bytes()))
+        .0
+        .unwrap();
+    twin.remove(&who, &root, b"gone", false).outcome.unwrap();
+    assert_eq!(twin.attributes(&file).unwrap().size, (16 << 20) + 5000);
+}
+
+#[test]
+fn one_that_answers_with_errors_is_out_and_comes_back() {
+    let Some((mounts, place)) = mounted() else {
+        return;
+    };
+    let twin = place.open();
+    place.wait_current(&twin);
+    work(&twin, 1);
+    for side in [1, 0] {
+        mounts[side].break_down();
+        work(&twin, 2 + side as u8);
+        place.wait_out(&twin, side);
+        work(&twin, 4 + side as u8);
+        let other = twin.report()[1 - side].clone();
+        assert_eq!(other.state, "current", "{other:?}");
+        // Nothing of it is in use any more: the disk can be exchanged.
+        place.bell.until("it can be unmounted", || {
+            run("umount", &[text(&mounts[side].at)]).is_ok()
+        });
+        // What is beneath is no tree.
+        assert!(fs::read_dir(&mounts[side].at).unwrap().next().is_none());
+        mounts[side].bring_back().unwrap();
+        place.wait_current(&twin);
+        assert_eq!(place.seen(0), place.seen(1));
+        assert!(
+            place
+                .seen(side)
+                .contains_key(Path::new(&format!("disk-{}", 4 + side)))
+        );
+    }
+    drop(twin);
+    drop(mounts);
+}
+
+#[test]
+fn one_that_does_not_answer_is_out_after_its_time_and_comes_back() {
+    let Some((mounts, place)) = mounted() else {
+        return;
+    };
+    let twin = place.open_patient("state", PATIENCE).unwrap();
+    place.wait_current(&twin);
+    work(&twin, 1);
+    for side in [1, 0] {
+        mounts[side].freeze();
+        // Clients wait for as long as it may take, and go on.
+        work(&twin, 2 + side as u8);
+        let report = twin.report();
+        assert_eq!(report[1 - side].state, "current", "{report:?}");
+        assert_ne!(report[side].state, "current", "{report:?}");
+        let why = report[side].why.clone().unwrap_or_default();
+        assert!(why.contains("in time"), "{report:?}");
+        work(&twin, 4 + side as u8);
+        // What hung comes to its end, with what it was given then.
+        mounts[side].thaw();
+        place.wait_current(&twin);
+        assert_eq!(place.seen(0), place.seen(1));
+        assert!(
+            place
+                .seen(side)
+                .contains_key(Path::new(&format!("disk-{}", 4 + side)))
+        );
+    }
+    drop(twin);
+    drop(mounts);
+}
