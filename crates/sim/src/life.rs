@@ -37,7 +37,7 @@ impl World<'_> {
         let lives = self.rng.between(self.profile.lives.0, self.profile.lives.1);
         for life in 1..=lives {
             self.cut_short = false;
-            self.hurt(true);
+            self.hurt(true)?;
             let short = lives > 1 && self.rng.chance(1, 6);
             let requests = if short {
                 self.rng.below(8)
@@ -58,16 +58,18 @@ impl World<'_> {
             }
             let trouble = self.rng.chance(self.profile.trouble, 100);
             if self.cut_short || self.rng.chance(self.profile.crash, 100) {
-                self.hurt(false);
+                self.hurt(false)?;
                 self.crash();
             } else if trouble {
                 self.stop_in_trouble()?;
-                self.hurt(false);
+                self.hurt(false)?;
             } else {
-                self.hurt(false);
+                self.hurt(false)?;
                 self.stop()?;
             }
-            if self.flash.is_dead() {
+            if self.loses_flash() {
+                self.lose_flash()?;
+            } else if self.flash.is_dead() {
                 trace!(self, "FLASH IS BACK");
                 self.paths.note(Event::FlashBack);
                 self.flash.revive();
@@ -79,11 +81,30 @@ impl World<'_> {
                 self.verify()?;
             }
         }
-        self.hurt(false);
+        self.hurt(false)?;
+        self.finale()
+    }
+
+    /// One life, and the reckoning.
+    pub(crate) fn run_once(&mut self) -> Outcome {
+        self.create()?;
+        self.live(self.profile.requests.0)?;
+        self.alive_ios = self.begun_ios;
+        if let Some(end) = self.dies_by() {
+            self.die(end);
+            self.reopen()?;
+        }
+        self.cut_short = false;
         self.finale()
     }
 
     fn create(&mut self) -> Outcome {
+        self.format()?;
+        self.reopen()
+    }
+
+    /// Makes a pool of the flash, which is blank.
+    fn format(&mut self) -> Outcome {
         let shape = self.shape;
         let (mut media, _) = self.flash.media(None);
         let formatted = match media.as_mut_slice() {
@@ -94,7 +115,7 @@ impl World<'_> {
         self.check_media()?;
         // The registry says a disk exists only after the pool does.
         self.flash.power_cut();
-        self.reopen()
+        Ok(())
     }
 
     fn check_media(&mut self) -> Outcome {
@@ -181,12 +202,20 @@ impl World<'_> {
         Ok(hung)
     }
 
+    /// Does this life end with the loss of all flash?
+    fn loses_flash(&mut self) -> bool {
+        self.profile.flash_lost > 0 && self.rng.chance(self.profile.flash_lost, 100)
+    }
+
     /// What hangs goes on in the end; in between time may pass.
     fn hang_on(&mut self) -> Outcome {
+        self.trouble_legs()?;
+        self.note_whole(false)?;
         if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
             self.release_hung();
         }
-        let long = self.hung() > 0 && self.profile.hang > 0 && self.rng.chance(1, HANG_STEPS);
+        let patient = self.profile.hang > 0 || self.single.is_some();
+        let long = self.hung() > 0 && patient && self.rng.chance(1, HANG_STEPS);
         if long {
             self.paths.note(Event::TimePassed);
         }
@@ -205,8 +234,13 @@ impl World<'_> {
             .map(|s| s.describe())
             .unwrap_or_default();
         Err(format!(
-            "no progress: {what}; {} requests open. {state}",
-            self.open_requests()
+            "no progress: {what}; {} requests open. {state} {}",
+            self.open_requests(),
+            self.disks
+                .iter()
+                .filter_map(|d| d.origin.explain())
+                .collect::<Vec<_>>()
+                .join(" ")
         ))
     }
 

@@ -115,8 +115,9 @@ impl World<'_> {
     /// The origin grows, and the subject is told.
     pub(super) fn grow(&mut self, index: usize) -> Outcome {
         let config = &self.disks[index].config;
-        // Within an odd sector growing is a file system's business, not tested here.
-        if !config.size.is_multiple_of(512) {
+        // Within an odd sector growing is a file system's business, not tested here. Legs that grow are tried in the
+        // mirror's own simulation.
+        if !config.size.is_multiple_of(512) || self.disks[index].origin.is_mirror() {
             return Ok(());
         }
         let (id, size) = (config.id, config.size + self.rng.between(1, 64) * 512);
@@ -133,7 +134,9 @@ impl World<'_> {
         trace!(self, "disk {id} grows to {size}");
         let disk = &mut self.disks[index];
         disk.config.size = size;
-        disk.origin.grow(size);
+        if let Some(origin) = disk.origin.one() {
+            origin.grow(size);
+        }
         let uid = disk.uid;
         self.model.grow(uid, size);
         self.known
@@ -144,7 +147,14 @@ impl World<'_> {
     }
 
     /// Puts a disk into service, as the daemon does, which flushes its origin first, or as who cannot.
+    /// A mirror without a leg that holds the disk waits for one.
     pub(super) fn attach(&mut self, index: usize) -> Outcome {
+        let opened = self.with_mirror(index, |m, now, sums| m.open(now, sums))?;
+        if opened == Some(false) {
+            trace!(self, "disk {} waits for a leg", self.disks[index].config.id);
+            self.disks[index].late = Some(self.rng.below(LATE_STEPS));
+            return Ok(());
+        }
         let disk = &mut self.disks[index];
         let origin = if self.rng.chance(2, 3) {
             disk.origin.flush_now();

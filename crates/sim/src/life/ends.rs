@@ -5,6 +5,7 @@ use crate::media::SimMedia;
 use crate::model::End;
 use crate::paths::Event;
 use crate::world::{Outcome, World, trace};
+use hearth_engine::api::Mode;
 use hearth_io::{Joined, Spread};
 
 /// Most steps that a stop in trouble is waited for: hardly, for some time, until all is well again.
@@ -21,6 +22,17 @@ impl World<'_> {
             8 => (true, false),
             _ => (false, true),
         };
+        self.crash_of(flash, origins);
+    }
+
+    /// The process dies in just this way.
+    pub(super) fn die(&mut self, end: End) {
+        let power = end != End::Process;
+        self.crash_of(power, power);
+    }
+
+    /// The process dies. These lose their power with it.
+    fn crash_of(&mut self, flash: bool, origins: bool) {
         trace!(
             self,
             "CRASH (flash loses power: {flash}, origins: {origins})"
@@ -47,11 +59,7 @@ impl World<'_> {
         }
         for disk in &mut self.disks {
             disk.resting = false;
-            if origins {
-                disk.origin.power_cut();
-            } else {
-                disk.origin.process_death();
-            }
+            disk.origin.crash(origins, flash && !origins);
         }
     }
 
@@ -134,6 +142,7 @@ impl World<'_> {
         // As after a crash: what rotted in batches that nothing vouches for looks like a torn write.
         let cut = cut.filter(|_| self.profile.rot == 0);
         self.note_owed();
+        self.note_whole(true)?;
         let Some(subject) = self.subject.take() else {
             return Ok(());
         };
@@ -154,12 +163,52 @@ impl World<'_> {
         }
         // Whether the stop or the crash was first is for the next start to say.
         self.unclean = false;
+        let now = self.clock.now();
+        for disk in self.disks.iter_mut().filter(|_| !crashes) {
+            if let Some(mirror) = disk.origin.mirror() {
+                mirror.leave(now)?;
+            }
+        }
         self.forget_in_flight();
         self.model.crash(End::Process);
         match result {
             Err(e) if !tripped && !self.flash.is_dead() => Err(format!("close failed: {e}")),
             _ => Ok(()),
         }
+    }
+
+    /// All flash is gone for good, and a blank device takes its place. What is known beside it says which disks had
+    /// nothing there that their origins lack: those are served. The others went with it.
+    pub(super) fn lose_flash(&mut self) -> Outcome {
+        trace!(self, "ALL FLASH IS LOST");
+        self.paths.note(Event::FlashReplaced);
+        self.flash.revive();
+        self.flash.blank();
+        (self.given_up, self.marker, self.unclean) = (false, false, false);
+        self.forget_stings();
+        for index in 0..self.disks.len() {
+            let (id, mode) = (self.disks[index].config.id, self.disks[index].config.mode);
+            if self.disks[index].maybe_dirty || self.disks[index].homeless() {
+                trace!(self, "disk {id} may have been dirty there");
+                self.paths.note(Event::NotKnownWhole);
+                self.disks[index] = self.draw(id);
+            } else {
+                self.paths.note(Event::ServedWithoutFlash);
+                let disk = &mut self.disks[index];
+                disk.dirty_once = mode == Mode::WriteBack;
+                disk.hurt.clear();
+                disk.owed.clear();
+                disk.stung.clear();
+                disk.stung_alone.clear();
+                disk.distrusted = false;
+            }
+            let config = &self.disks[index].config;
+            let (size, home) = (config.size, config.home);
+            for known in self.known.iter_mut().filter(|k| k.id == id) {
+                (known.size, known.home, known.since_seq) = (size, home, 0);
+            }
+        }
+        self.format()
     }
 
     /// Opens again; sometimes the power fails in the middle of that.

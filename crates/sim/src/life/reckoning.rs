@@ -50,7 +50,12 @@ impl World<'_> {
     /// The hurting has ended: everything must come to rest, and be right.
     pub(super) fn finale(&mut self) -> Outcome {
         trace!(self, "FINALE");
-        self.hurt(false);
+        self.hurt(false)?;
+        for disk in &mut self.disks {
+            if let Some(mirror) = disk.origin.mirror() {
+                mirror.spare_starts();
+            }
+        }
         self.settle("answering the last requests", |w| w.open_requests() == 0)?;
         for index in 0..self.disks.len() {
             if !self.disks[index].attached() {
@@ -168,14 +173,36 @@ impl World<'_> {
             // All that is to be seen of it was read.
             return Ok(());
         }
+        self.settle("the legs of a mirror becoming the same", |w| {
+            w.disks[index].origin.is_whole()
+        })?;
         for block in self.model.written_blocks(uid) {
             if self.disks[index].is_accepted(block, u64::MAX) {
                 continue;
             }
-            let stored = self.disks[index].origin.stored_block(block as usize);
-            self.model
-                .check_block(uid, block, &stored)
-                .map_err(|e| format!("after a drain, the origin alone is not the disk: {e}"))?;
+            for (place, stored) in self.disks[index].origin.stored(block as usize) {
+                let checked = self.model.check_block(uid, block, &stored);
+                checked.map_err(|e| {
+                    format!("after a drain, the origin alone is not the disk ({place}): {e}")
+                })?;
+            }
+        }
+        let size = self.disks[index].config.size;
+        if !self.disks[index].origin.is_mirror() {
+            return Ok(());
+        }
+        for block in 0..size.div_ceil(4096) {
+            // What lies behind the end is nobody's.
+            let len = (size - block * 4096).min(4096) as usize;
+            let stored = self.disks[index].origin.stored(block as usize);
+            let Some((first, held)) = stored.first() else {
+                return Err("a mirror has no legs".into());
+            };
+            if let Some((other, _)) = stored.iter().find(|(_, s)| s[..len] != held[..len]) {
+                return Err(format!(
+                    "after a drain, the legs {first} and {other} differ in block {block} of #{uid}"
+                ));
+            }
         }
         Ok(())
     }

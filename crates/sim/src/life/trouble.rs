@@ -1,18 +1,19 @@
 //! What is done to devices while a world lives: they fail, rot, fill up and die.
 
 use crate::device::Faults;
-use crate::world::{World, trace};
+use crate::origin::Origin;
+use crate::world::{Outcome, World, trace};
 
 impl World<'_> {
-    pub(super) fn hurt(&mut self, on: bool) {
+    pub(super) fn hurt(&mut self, on: bool) -> Outcome {
         let p = &self.profile;
         if !on {
             self.flash.set_faults(&Faults::default());
             for disk in &mut self.disks {
-                disk.origin.faults = Faults::default();
+                disk.origin.heal();
             }
             self.release_hung();
-            return;
+            return self.gather_due();
         }
         self.flash.set_faults(&Faults {
             read_eio: p.flash_read_eio,
@@ -34,7 +35,14 @@ impl World<'_> {
             if p.origin_eio > 0 && self.rng.chance(1, 4) {
                 fail_op = Some(self.rng.below(100));
             }
-            disk.origin.faults = Faults {
+            let device = match &mut disk.origin {
+                Origin::One(device) => device,
+                Origin::Mirror(mirror) => {
+                    mirror.hurt();
+                    continue;
+                }
+            };
+            device.faults = Faults {
                 read_eio: p.origin_eio,
                 write_eio: p.origin_eio,
                 flush_eio: p.origin_eio * 4,
@@ -46,6 +54,42 @@ impl World<'_> {
                 ..Faults::default()
             };
         }
+        Ok(())
+    }
+
+    /// What mirrors have to do since they were told something.
+    pub(super) fn gather_due(&mut self) -> Outcome {
+        for index in 0..self.disks.len() {
+            self.with_mirror(index, |m, now, sums| m.act(now, sums))?;
+        }
+        Ok(())
+    }
+
+    /// Something may happen to legs of mirrors.
+    pub(super) fn trouble_legs(&mut self) -> Outcome {
+        if self.profile.leg_trouble == 0 || !self.rng.chance(self.profile.leg_trouble, 1000) {
+            return Ok(());
+        }
+        let index = self.rng.below(self.disks.len() as u64) as usize;
+        self.with_mirror(index, |m, now, sums| m.trouble(now, sums))?;
+        Ok(())
+    }
+
+    /// As the daemon does: a disk that is whole twice in a row is noted as such beside the flash.
+    pub(super) fn note_whole(&mut self, at_rest: bool) -> Outcome {
+        if self.profile.flash_lost == 0 || !at_rest && !self.rng.chance(1, 40) {
+            return Ok(());
+        }
+        for index in 0..self.disks.len() {
+            let id = self.disks[index].config.id;
+            let whole = !self.disks[index].homeless() && self.subject()?.whole(id);
+            let disk = &mut self.disks[index];
+            if whole && (disk.whole_before || at_rest) {
+                disk.maybe_dirty = false;
+            }
+            disk.whole_before = whole;
+        }
+        Ok(())
     }
 
     pub(super) fn flash_dies(&mut self) {
