@@ -38,6 +38,7 @@ paths! {
     OldestWaitsNoMore: "the oldest segment of a starved log is empty, and goes without its records",
     IntentGivenUp: "an intent of a starved log is given up",
     BatchSentAgain: "a batch that failed is sent again",
+    BatchAgainInPlace: "a batch that failed is written to the same place again, for there is no other",
     ResentBatchFound: "a start finds the first attempt of a batch that was sent again",
     SegmentBad: "a segment that took no batch is left alone",
     FlashBroken: "flash is given up because it failed",

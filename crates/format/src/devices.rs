@@ -183,11 +183,21 @@ impl Members {
     /// First the first device says which stamp is coming, then the others get it, and then the first has it. After a
     /// crash in between, the others may have either, and the next opening begins by giving them the one that was
     /// coming; nothing was written meanwhile, so it does not matter which they had.
+    ///
+    /// What was read of them may be in a cache only, left there by a start that was killed. It is made durable first: a
+    /// device that is passed over because it has the stamp already would lose it in a power cut, and be refused for
+    /// ever as an older copy.
     pub fn stamp<M: Media>(
         &mut self,
         lead: &mut Superblock,
         devices: &mut [M],
     ) -> Result<(), FormatError> {
+        for media in devices.iter_mut() {
+            media.flush().map_err(|source| FormatError::Io {
+                doing: "flushing a flash device",
+                source,
+            })?;
+        }
         if lead.next_stamp != 0 {
             self.finish(lead, devices)?;
         }

@@ -9,6 +9,8 @@
 //! The rules are in [`machine`], which is told what happened and says what to do; it does no I/O and has no
 //! clock, so that the simulation (`sim`) drives the very same code through crashes, errors and hangs.
 
+#[cfg(any(test, feature = "faults"))]
+pub mod faults;
 pub mod habits;
 pub mod machine;
 pub mod regions;
@@ -25,8 +27,8 @@ mod sim;
 
 pub use habits::{Habits, ScrubState};
 pub use machine::{Action, Machine};
-pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup};
+pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed};
 pub use news::{News, Witness};
 pub use regions::Regions;
 pub use sample::{Sample, sample};
-pub use scrub::{ScrubOrder, Sums};
+pub use scrub::{ScrubOrder, Sums, compare};

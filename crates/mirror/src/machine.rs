@@ -337,8 +337,8 @@ pub struct Machine {
     next_clean_ns: u64,
     closing: Option<u64>,
     actions: Vec<Action>,
-    #[cfg(test)]
-    pub(crate) fault: Option<crate::sim::Fault>,
+    #[cfg(any(test, feature = "faults"))]
+    pub(crate) fault: Option<crate::faults::Fault>,
 }
 
 /// How a leg is.
@@ -417,7 +417,7 @@ impl Machine {
             next_clean_ns: now,
             closing: None,
             actions: Vec::new(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "faults"))]
             fault: None,
         };
         let legs = machine.legs.len().max(1) as u64;
@@ -428,8 +428,14 @@ impl Machine {
         Ok(machine)
     }
 
-    #[cfg(test)]
-    fn is_broken(&self, fault: crate::sim::Fault) -> bool {
+    /// Breaks a rule on purpose.
+    #[cfg(any(test, feature = "faults"))]
+    pub fn break_rule(&mut self, fault: Option<crate::faults::Fault>) {
+        self.fault = fault;
+    }
+
+    #[cfg(any(test, feature = "faults"))]
+    fn is_broken(&self, fault: crate::faults::Fault) -> bool {
         self.fault == Some(fault)
     }
 
@@ -567,8 +573,8 @@ impl Machine {
         for (i, leg) in self.legs.iter_mut().enumerate() {
             leg.behind.grow(count);
             leg.stuck.grow(count);
-            #[cfg(test)]
-            if self.fault == Some(crate::sim::Fault::GrownTaken) {
+            #[cfg(any(test, feature = "faults"))]
+            if self.fault == Some(crate::faults::Fault::GrownTaken) {
                 continue;
             }
             if i == self.chosen || !leg.is_live() {

@@ -179,13 +179,14 @@ impl fmt::Debug for Mirror {
 }
 
 /// Of what the record says and what the state directory says, what counts; and where the legs may differ,
-/// `None` if that is not known.
-fn believed(
+/// `None` if that is not known. `region` is how many bytes one has.
+pub fn believed(
     stamps: MirrorStamps,
     notes: Option<MirrorNotes>,
     size: u64,
+    region: u64,
 ) -> (MirrorStamps, Option<Regions>, u64) {
-    let (region, sequence) = (region_bytes(size), notes.as_ref().map_or(0, |n| n.sequence));
+    let sequence = notes.as_ref().map_or(0, |n| n.sequence);
     let count = u32::try_from(size.div_ceil(region)).unwrap_or(u32::MAX);
     let Some(notes) = notes.filter(|n| n.stamps.generation >= stamps.generation) else {
         return (stamps, None, sequence);
@@ -261,7 +262,7 @@ impl Mirror {
         } = setup;
         // Which legs there are is the record's to say: one may have been added or removed after the notes.
         let members = stamps.legs.clone();
-        let (stamps, touched, sequence) = believed(stamps, notes, size);
+        let (stamps, touched, sequence) = believed(stamps, notes, size, region_bytes(size));
         let mut stamps = stamps.with_legs(&members);
         let targets = Targets::new();
         let mut names = Vec::new();

@@ -39,7 +39,7 @@ pub trait Sums: Send + Sync {
 
 /// Compares what legs hold from `offset` on, block by block, with one another and with `known` checksums. The offset is
 /// that of a block.
-pub(crate) fn compare(
+pub fn compare(
     offset: u64,
     legs: &[(usize, &[u8])],
     known: &[(u64, u32)],

@@ -95,6 +95,10 @@ struct Cell {
     pending: Vec<(u64, Arc<Block>)>,
 }
 
+/// What a device held at some time.
+#[derive(Clone, Debug)]
+pub(crate) struct Image(Vec<Option<Arc<Block>>>);
+
 struct InFlight {
     op: IoOp,
     mark: u64,
@@ -198,6 +202,41 @@ impl SimDevice {
     /// True after [`kill`](Self::kill).
     pub fn is_dead(&self) -> bool {
         self.dead
+    }
+
+    /// What it holds now.
+    pub(crate) fn image(&self) -> Image {
+        let last = |c: &Cell| {
+            c.pending
+                .last()
+                .map(|(_, b)| b)
+                .or(c.durable.as_ref())
+                .cloned()
+        };
+        Image(self.cells.iter().map(last).collect())
+    }
+
+    /// It holds, durably, what it held then.
+    pub(crate) fn come_back_with(&mut self, image: &Image) {
+        self.blank();
+        for (cell, held) in self.cells.iter_mut().zip(&image.0) {
+            cell.durable.clone_from(held);
+        }
+    }
+
+    /// It holds what it held when it was new.
+    pub(crate) fn blank(&mut self) {
+        self.cells.fill_with(Cell::default);
+        self.volatile.clear();
+    }
+
+    /// Somebody has written all of it.
+    pub(crate) fn overwrite(&mut self, block: &Block) {
+        self.blank();
+        let block = Arc::new(*block);
+        for cell in &mut self.cells {
+            cell.durable = Some(block.clone());
+        }
     }
 
     /// How an untouched block looks.
@@ -465,6 +504,25 @@ impl SimDevice {
         Some(Finished {
             done: op.done(result, latency_ns),
             injected,
+        })
+    }
+
+    /// Ends an operation with an error. `half`: half of what it writes is there nevertheless.
+    pub fn fail(&mut self, token: u64, half: bool, latency_ns: u64) -> Option<Finished> {
+        let InFlight { op, .. } = self.in_flight.remove(&token)?;
+        self.seq += 1;
+        self.ops += 1;
+        if !matches!(op.kind, OpKind::Read | OpKind::Flush) {
+            let blocks = blocks_of(&op);
+            let some = blocks.len().div_ceil(2);
+            for index in blocks.take(if half { some } else { 0 }) {
+                self.apply_block(&op, index, self.seq);
+            }
+            self.settle_early(&blocks_of(&op).collect::<Vec<_>>());
+        }
+        Some(Finished {
+            done: op.done(Err(IoError::Os(libc::EIO)), latency_ns),
+            injected: true,
         })
     }
 

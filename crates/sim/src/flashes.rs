@@ -79,6 +79,12 @@ impl Flashes {
         }
     }
 
+    /// Other devices have taken their place.
+    pub fn blank(&mut self) {
+        self.devices.iter_mut().for_each(SimDevice::blank);
+        self.spread = Spread::one();
+    }
+
     pub fn revive(&mut self) {
         let dead = self.devices.iter_mut().filter(|d| d.is_dead());
         dead.for_each(SimDevice::revive);

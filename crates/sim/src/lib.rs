@@ -6,8 +6,9 @@
 //! a virtual clock; one seed chooses everything, an oracle checks every answer, and a failing
 //! seed fails again each time it is run.
 //!
-//! [`device`] is the hardware, [`workload`] the guests, [`model`] the oracle, [`world`] moves
-//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds, [`paths`] counts where they came. [`tamper`] is apart:
+//! [`device`] is the hardware, [`mirrored`] several devices that are one origin, [`workload`] the guests, [`model`] the oracle, [`world`] moves
+//! them step by step, [`life`] crashes and reopens them, [`runner`] runs seeds, [`paths`] counts where they came. [`single`] lets one I/O
+//! of a fixed workload fail, each in turn. [`tamper`] is apart:
 //! an engine over pools that somebody changed.
 
 pub mod content;
@@ -16,12 +17,15 @@ mod flashes;
 mod left;
 pub mod life;
 pub mod media;
+pub mod mirrored;
 pub mod model;
+mod origin;
 pub mod paths;
 pub mod prng;
 pub mod profile;
 pub mod real;
 pub mod runner;
+pub mod single;
 pub mod subject;
 pub mod tamper;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use hearth_sim::profile::{MIXED, PROFILES};
 use hearth_sim::real::{Real, fault_names};
 use hearth_sim::runner::{catches, run_loud, run_many, run_seed};
+use hearth_sim::single::run_all;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ usage: hearth-sim [options]
   --all-paths      the same, and fail if one was not taken at all
   --jobs N         threads (default 2)
   --profile NAME   the kind of hardship (default mixed, which lets the seed choose)
+  --single         let each I/O of fixed workloads fail in turn, and nothing else
+  --stride N       of those only every Nth (default 1)
   --mutation NAME  break the engine on purpose; exits 0 if a seed catches it
   --list           name the profiles and mutations";
 
@@ -32,6 +35,8 @@ struct Options {
     jobs: usize,
     profile: String,
     mutation: Option<String>,
+    single: bool,
+    stride: u64,
     list: bool,
 }
 
@@ -46,6 +51,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         jobs: 2,
         profile: MIXED.to_string(),
         mutation: None,
+        single: false,
+        stride: 1,
         list: false,
     };
     fn number(name: &str, value: Option<String>) -> Result<u64, String> {
@@ -62,6 +69,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--jobs" => o.jobs = number("--jobs", args.next())?.clamp(1, 256) as usize,
             "--profile" => o.profile = args.next().ok_or("--profile needs a name")?,
             "--mutation" => o.mutation = Some(args.next().ok_or("--mutation needs a name")?),
+            "--single" => o.single = true,
+            "--stride" => o.stride = number("--stride", args.next())?.max(1),
             "--trace" => o.trace = true,
             "--paths" => o.paths = true,
             "--all-paths" => o.all_paths = true,
@@ -98,6 +107,9 @@ fn main() -> ExitCode {
             }
         },
     };
+    if options.single {
+        return single(&options, &maker);
+    }
     if let Some(name) = &options.mutation {
         return hunt(name, &options, &maker);
     }
@@ -174,6 +186,38 @@ fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// Lets each I/O of fixed workloads fail, alone.
+fn single(options: &Options, maker: &Real) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let tally = match run_all(options.stride, options.jobs, maker) {
+        Ok(tally) => tally,
+        Err(e) => {
+            println!("{e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for (case, ios) in &tally.ios {
+        println!("{ios:>8} I/Os: {case}");
+    }
+    for finding in &tally.findings {
+        println!("{finding}");
+    }
+    println!(
+        "{} runs in {:.1} s, {} found something",
+        tally.runs,
+        began.elapsed().as_secs_f64(),
+        match tally.findings.len() {
+            0 => "none".to_owned(),
+            some => format!("at least {some}"),
+        }
+    );
+    match tally.findings.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
 }
 

@@ -47,6 +47,18 @@ events! {
     FlashFull: "the file system under flash is full",
     BadPlaces: "segments of flash take no writes",
     TimePassed: "an operation hangs for long",
+    LegLost: "a leg of a mirror goes out",
+    LegBack: "a leg of a mirror is current again",
+    LegRepaired: "what a leg cannot read is written again from another one",
+    LegCameOld: "a leg comes back with what it held long ago",
+    LegAdded: "a leg is added to a mirror",
+    LegRemoved: "a leg is removed from a mirror",
+    NoLegHoldsIt: "no leg that is there holds the disk, which waits for one that does",
+    NotesLost: "the file with a mirror's notes is lost",
+    Scrubbed: "a mirror is scrubbed to its end while it is used",
+    FlashReplaced: "all flash is lost, and another device takes its place",
+    ServedWithoutFlash: "a disk that was known to be whole is served after its flash was lost",
+    NotKnownWhole: "a disk that was not known to be whole goes with its flash",
 }
 
 /// How often each path was taken, by the engine and by worlds.

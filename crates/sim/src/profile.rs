@@ -71,9 +71,17 @@ pub struct Profile {
     pub worn: bool,
     /// Flash devices of the pool.
     pub devices: (u64, u64),
+    /// Legs of an origin; one is no mirror.
+    pub legs: (u64, u64),
+    /// In 1000 steps: something happens to the legs of a mirror.
+    pub leg_trouble: u64,
+    /// Of 100 crashes, how many take all flash along: another device takes its place, and only what is known beside it
+    /// is left.
+    pub flash_lost: u64,
 }
 
-const CALM: Profile = Profile {
+/// No trouble.
+pub(crate) const CALM: Profile = Profile {
     name: "calm",
     about: "no trouble at all, no crash: reads return what was written",
     modes: [4, 2, 2, 1],
@@ -105,10 +113,13 @@ const CALM: Profile = Profile {
     flash_flush_ns: 0,
     worn: false,
     devices: (1, 1),
+    legs: (1, 1),
+    leg_trouble: 0,
+    flash_lost: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 26] = [
+pub const PROFILES: [Profile; 30] = [
     CALM,
     Profile {
         name: "restart",
@@ -425,10 +436,71 @@ pub const PROFILES: [Profile; 26] = [
         devices: (2, 3),
         ..CALM
     },
+    Profile {
+        name: "mirrors",
+        about: "origins of two or three legs that fail, hang, vanish and come back old, are added, removed, copied to and scrubbed; crashes",
+        lives: (1, 5),
+        requests: (40, 200),
+        modes: [3, 3, 2, 1],
+        crash: 70,
+        change: 4,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
+        legs: (2, 3),
+        leg_trouble: 25,
+        ..CALM
+    },
+    Profile {
+        name: "mirrors-and-flash",
+        about: "the same while flash fails now and then, dies and comes back, or is lost for good",
+        lives: (2, 5),
+        requests: (40, 160),
+        modes: [5, 3, 1, 1],
+        crash: 70,
+        flash_read_eio: 20,
+        flash_write_eio: 20,
+        flash_death: true,
+        revival: 60,
+        change: 4,
+        trouble: 20,
+        legs: (2, 3),
+        leg_trouble: 15,
+        flash_lost: 40,
+        ..CALM
+    },
+    Profile {
+        name: "flash-lost",
+        about: "all flash is lost at crashes, and another device takes its place",
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 85,
+        change: 4,
+        absent: 10,
+        flash_lost: 60,
+        ..CALM
+    },
+    Profile {
+        name: "devices-flash-only",
+        about: "disks that live on two or three flash devices, and others; crashes",
+        modes: [4, 2, 1, 0],
+        homes: [2, 4, 2],
+        lives: (2, 5),
+        requests: (20, 160),
+        crash: 75,
+        slow: 20,
+        change: 8,
+        absent: 10,
+        heavy: 30,
+        trouble: 20,
+        call_off: 10,
+        devices: (2, 3),
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
-    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0,
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 4,
 ];
 
 /// The name that lets the seed choose.

@@ -1,6 +1,7 @@
 //! The real engine as a [`Subject`].
 
 use crate::media::SimMedia;
+use crate::mirrored::LegFault;
 use crate::prng::Prng;
 use crate::subject::{Known, Maker, Shape, Subject, Unsaved};
 use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
@@ -20,6 +21,8 @@ pub struct Real {
     uncounted: bool,
     /// The registry's part of the contract broken: it forgets since when a disk exists.
     ignore_since: bool,
+    /// How mirrors are broken.
+    legs: LegFault,
 }
 
 /// Name of the one deliberate fault that is not the engine's but its caller's.
@@ -28,7 +31,22 @@ pub const IGNORE_SINCE: &str = "IgnoreSinceSeq";
 /// Names of the deliberate faults.
 pub fn fault_names() -> Vec<String> {
     let engine = Fault::all().map(|f| format!("{f:?}"));
-    engine.chain([IGNORE_SINCE.to_string()]).collect()
+    let legs = leg_faults().into_iter().map(|(name, _)| name);
+    engine
+        .chain([IGNORE_SINCE.to_string()])
+        .chain(legs)
+        .collect()
+}
+
+/// The deliberate faults of mirrors, and their names.
+pub fn leg_faults() -> Vec<(String, LegFault)> {
+    let own = [("LegRemovalUnnoted".to_owned(), LegFault::RemovalUnnoted)];
+    #[cfg(feature = "mutations")]
+    let rules = hearth_mirror::faults::Fault::UNDER_AN_ENGINE
+        .map(|rule| (format!("Leg{rule:?}"), LegFault::Rule(rule)));
+    #[cfg(not(feature = "mutations"))]
+    let rules = [];
+    own.into_iter().chain(rules).collect()
 }
 
 impl Real {
@@ -37,6 +55,13 @@ impl Real {
         if name.eq_ignore_ascii_case(IGNORE_SINCE) {
             return Ok(Real {
                 ignore_since: true,
+                ..Real::default()
+            });
+        }
+        let mut legs = leg_faults().into_iter();
+        if let Some((_, legs)) = legs.find(|(n, _)| n.eq_ignore_ascii_case(name)) {
+            return Ok(Real {
+                legs,
                 ..Real::default()
             });
         }
@@ -102,6 +127,10 @@ impl Real {
 }
 
 impl Maker for Real {
+    fn leg_fault(&self) -> LegFault {
+        self.legs
+    }
+
     fn format(&self, media: &mut dyn Media, shape: Shape) -> Result<(), String> {
         let mut rng = Prng::new(shape.seed ^ 0x0F0F);
         let mut uuid = || {
@@ -258,6 +287,14 @@ impl Subject for RealSubject {
                 at += len;
             }
         }
+    }
+    fn clean_sums(&self, id: DiskId, offset: u64, len: u64) -> Vec<(u64, u32)> {
+        let blocks = offset / BLOCK..(offset + len).div_ceil(BLOCK);
+        self.engine.clean_sums(id, blocks)
+    }
+    fn whole(&self, id: DiskId) -> bool {
+        let status = self.engine.status(id);
+        status.is_none_or(|s| s.owed_blocks() == 0 && s.drained && s.in_flight == 0)
     }
     fn accept_loss(&self, id: DiskId) -> Result<(), String> {
         self.engine.accept_loss(id).map(drop).map_err(text)

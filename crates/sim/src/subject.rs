@@ -4,6 +4,7 @@
 //! and so proves that the simulator notices.
 
 use crate::media::SimMedia;
+use crate::mirrored::LegFault;
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState, Request};
 use hearth_io::{IoDone, Media, Spread};
 
@@ -71,6 +72,14 @@ pub trait Subject {
     fn owed(&self, _id: DiskId) -> Vec<u64> {
         Vec::new()
     }
+    /// Checksums of clean cached blocks of a range, in order.
+    fn clean_sums(&self, _id: DiskId, _offset: u64, _len: u64) -> Vec<(u64, u32)> {
+        Vec::new()
+    }
+    /// Nothing of it is on flash that its origin lacks, nor will be of what was asked so far.
+    fn whole(&self, _id: DiskId) -> bool {
+        false
+    }
     /// Gives up what is listed as lost.
     fn accept_loss(&self, _id: DiskId) -> Result<(), String> {
         Ok(())
@@ -111,6 +120,10 @@ pub trait Subject {
 pub trait Maker: Sync {
     /// Takes out of a disk's settings what this kind of subject does not support.
     fn tune(&self, _config: &mut DiskConfig) {}
+    /// How mirrors under it are broken on purpose.
+    fn leg_fault(&self) -> LegFault {
+        LegFault::None
+    }
     /// Prepares an empty device.
     fn format(&self, media: &mut dyn Media, shape: Shape) -> Result<(), String>;
     /// Prepares several empty devices as one pool.

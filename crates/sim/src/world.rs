@@ -4,15 +4,19 @@
 //! (`steps`). What happens over its lifetime (crashes, stops, the final reckoning) is in [`crate::life`].
 
 mod requests;
+mod single;
 mod steps;
 
 use crate::content::BLOCK;
 use crate::device::{Base, SimDevice, Tear};
 use crate::flashes::Flashes;
+use crate::mirrored::{self, Due, Mirrored};
 use crate::model::Model;
+use crate::origin::Origin;
 use crate::paths::{Event, Taken};
 use crate::prng::{Clock, Prng};
 use crate::profile::Profile;
+use crate::single::Single;
 use crate::subject::{Known, Maker, Shape, Subject};
 use crate::workload::{Habits, draw_disk};
 use hearth_engine::api::{DiskConfig, Effects, Home, KEPT_PERCENT_MAX, Mode};
@@ -27,6 +31,8 @@ pub type Outcome = Result<(), String>;
 const DISKS_MAX: u64 = 3;
 /// Most blocks of a disk: small, so that the flash is full soon.
 const DISK_BLOCKS_MAX: u64 = 1200;
+/// The same of disks with mirrors.
+const MIRROR_BLOCKS_MAX: u64 = 300;
 /// Most requests in flight.
 const DEPTH_MAX: u64 = 32;
 /// Blocks of a segment: the least the format allows, so that segments are many.
@@ -45,12 +51,21 @@ const ORIGIN_GROWS_TO: u64 = 1 << 40;
 /// Lines of the trace that are kept.
 const TRACE_MAX: usize = 60;
 
+/// What ends at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// An operation of a device.
+    Device(Target, u64),
+    /// Something of the mirror of the disk with this uid.
+    Mirror(u8, Due),
+}
+
 /// A disk of the world.
 pub(crate) struct Disk {
     pub config: DiskConfig,
     /// Names the disk in stamps; unlike the id never used again.
     pub uid: u8,
-    pub origin: SimDevice,
+    pub origin: Origin,
     pub habits: Habits,
     /// Ever write-back: only then can data have been on flash alone.
     pub dirty_once: bool,
@@ -71,6 +86,9 @@ pub(crate) struct Disk {
     pub late: Option<u64>,
     /// Whether what flash holds of it is older than its origin must be asked before it is attached.
     pub distrusted: bool,
+    /// Beside the flash it is noted that something may be dirty there; and it was found whole since.
+    pub maybe_dirty: bool,
+    pub whole_before: bool,
     /// What its origin did not have when flash that was given up was used last.
     pub owed: BTreeSet<u64>,
 }
@@ -136,8 +154,8 @@ pub struct World<'a> {
     /// Whatever was lost has been accepted: no request may fail any more.
     pub(crate) all_accepted: bool,
     pub(crate) next_uid: u8,
-    events: BTreeMap<(u64, u64), (Target, u64)>,
-    hung: Vec<(Target, u64)>,
+    events: BTreeMap<(u64, u64), Ending>,
+    hung: Vec<Ending>,
     event_number: u64,
     requests: BTreeMap<u64, InFlight>,
     next_tag: u64,
@@ -161,6 +179,12 @@ pub struct World<'a> {
     kept_blocks: u64,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
+    /// One I/O fails, and nothing else.
+    pub(crate) single: Option<Single>,
+    /// I/Os so far.
+    pub(crate) begun_ios: u64,
+    /// Those before the reckoning.
+    pub(crate) alive_ios: u64,
 }
 
 macro_rules! trace {
@@ -191,6 +215,28 @@ impl<'a> World<'a> {
         let mut rng = Prng::new(seed);
         let profile = Profile::named(profile, &mut rng)
             .ok_or_else(|| format!("there is no profile {profile:?}"))?;
+        World::drawn(seed, rng, profile, maker, tracing, echo)
+    }
+
+    /// A world of a seed, in a profile that has no name.
+    pub(crate) fn of(
+        seed: u64,
+        profile: Profile,
+        maker: &'a dyn Maker,
+        tracing: bool,
+        echo: bool,
+    ) -> Result<World<'a>, String> {
+        World::drawn(seed, Prng::new(seed), profile, maker, tracing, echo)
+    }
+
+    fn drawn(
+        seed: u64,
+        mut rng: Prng,
+        profile: Profile,
+        maker: &'a dyn Maker,
+        tracing: bool,
+        echo: bool,
+    ) -> Result<World<'a>, String> {
         let mut segments = *rng.pick(&[8, 8, 8, 9, 10, 12, 16, 24]);
         if profile.flash_flush_ns > 0 {
             segments = 8;
@@ -296,6 +342,9 @@ impl<'a> World<'a> {
             // The rest is what segments kept free and the head take, and descriptors.
             kept_blocks: (segments - 6) * 240 * KEPT_PERCENT_MAX / 100 / disks,
             unclean: false,
+            single: None,
+            begun_ios: 0,
+            alive_ios: 0,
             rng,
         };
         for id in 1..=disks {
@@ -331,6 +380,10 @@ impl<'a> World<'a> {
             DISK_BLOCKS_MAX,
             self.kept_blocks,
         );
+        if self.profile.legs != (1, 1) {
+            // All of it is copied again and again.
+            config.size = config.size.min(MIRROR_BLOCKS_MAX * BLOCK as u64);
+        }
         if let Some(blocks) = self.disk_blocks {
             config.size = blocks * BLOCK as u64;
             config.max_bytes = 0;
@@ -354,15 +407,32 @@ impl<'a> World<'a> {
             Tear::Block
         };
         let align = u64::from(config.origin_align);
-        let mut origin = SimDevice::new(
-            Target::Origin(id),
-            config.size,
-            align,
-            base,
-            tear,
-            self.rng.fork(),
-        );
-        origin.flush_ns = *self.rng.pick(&FLUSH_NS);
+        let legs = match (config.home, self.profile.legs) {
+            (Home::Origin, (least, most)) if most > 1 => self.rng.between(least, most),
+            _ => 1,
+        };
+        let rng = self.rng.fork();
+        let target = Target::Origin(id);
+        let origin = if legs > 1 {
+            let shape = mirrored::Shape {
+                target,
+                size: config.size,
+                align,
+                base,
+                tear,
+                legs,
+                fresh: self.rng.chance(1, 3),
+                harsh: self.profile.leg_trouble > 0,
+                fault: self.maker.leg_fault(),
+            };
+            let mut mirror = Mirrored::new(shape, rng);
+            mirror.tracing = self.tracing;
+            Origin::Mirror(Box::new(mirror))
+        } else {
+            let mut device = SimDevice::new(target, config.size, align, base, tear, rng);
+            device.flush_ns = *self.rng.pick(&FLUSH_NS);
+            Origin::One(Box::new(device))
+        };
         self.model
             .add_disk(uid, base, config.size, tear == Tear::Block);
         trace!(self, "disk {id} is #{uid}: {config:?}");
@@ -380,6 +450,8 @@ impl<'a> World<'a> {
             resting: false,
             late: None,
             distrusted: false,
+            maybe_dirty: false,
+            whole_before: false,
             owed: BTreeSet::new(),
         }
     }
@@ -422,6 +494,12 @@ impl<'a> World<'a> {
                 disk.owed.extend(disk.origin.volatile_blocks());
             }
         }
+    }
+
+    /// What flash once refused says nothing of another one.
+    pub(crate) fn forget_stings(&mut self) {
+        (self.flash_failed, self.stung_unknown) = (0, 0);
+        self.stung_zeros.clear();
     }
 
     /// Everything in flight is given up: the process died.

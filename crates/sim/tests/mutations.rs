@@ -9,7 +9,7 @@ mod grown;
 mod judge;
 
 use hearth_engine::faults::{Fault, Faults};
-use hearth_sim::real::{IGNORE_SINCE, Real};
+use hearth_sim::real::{IGNORE_SINCE, Real, leg_faults};
 use hearth_sim::runner::{catches, first_failure, run_seed};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,21 +78,44 @@ fn a_disk_that_grows_too_early_is_caught() {
 
 #[test]
 fn every_fault_is_caught() {
+    let broken = Fault::BY_WORLDS.map(|fault| {
+        let maker = Real::with(fault).expect("it is built in");
+        (format!("{fault:?}"), profile(fault), maker)
+    });
+    all_are_caught(&broken);
+}
+
+/// A mirror that breaks a rule is caught by what the engine above it makes of that.
+#[test]
+fn every_fault_of_a_mirror_is_caught_under_the_engine() {
+    let broken = leg_faults().into_iter().map(|(name, _)| {
+        let maker = Real::broken(&name).expect("it is built in");
+        (name, "mirrors", maker)
+    });
+    let broken: Vec<_> = broken.collect();
+    assert!(broken.len() > 5, "{}", broken.len());
+    all_are_caught(&broken);
+}
+
+fn all_are_caught(broken: &[(String, &str, Real)]) {
     std::panic::set_hook(Box::new(|_| {}));
     let next = AtomicUsize::new(0);
     let missed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                while let Some(fault) = Fault::BY_WORLDS.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let maker = Real::with(*fault).expect("it is built in");
-                    let profile = profile(*fault);
-                    let caught = catches(0, SEEDS_MAX, profile, &maker);
+                while let Some((name, profile, maker)) =
+                    broken.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    let caught = catches(0, SEEDS_MAX, profile, maker);
                     // The same seeds must pass when nothing is broken.
                     let sound = |seed: &u64| run_seed(*seed, profile, &Real::default()).is_ok();
                     let caught = caught.filter(sound).take(ENOUGH).count();
                     if caught < ENOUGH {
-                        missed.lock().expect("no panic").push((*fault, caught));
+                        missed
+                            .lock()
+                            .expect("no panic")
+                            .push((name.clone(), caught));
                     }
                 }
             });

@@ -583,6 +583,48 @@ fn a_flush_ends_though_a_sector_of_sound_flash_cannot_be_read() {
     assert!(j.engine.status(1).expect("known").drained);
 }
 
+/// The destager has read it before it was lost, and the origin takes its time. What it gets then is of a block of which
+/// nobody promises anything; what is written after the loss was accepted counts, in the cache and in the origin.
+#[test]
+fn a_loss_accepted_while_the_block_is_destaged_hides_no_newer_write() {
+    for (written, crashes) in [(false, false), (true, false), (true, true)] {
+        let mut j = Judged::new(vec![disk(1)]);
+        j.write_fua(1, 3, 33).expect("written");
+        j.settle();
+        let at = j.find(33);
+        j.only(writes_origin, Fate::Held);
+        j.engine.drain(1, true).expect("known");
+        for _ in 0..100 {
+            j.settle();
+        }
+        assert_eq!(j.holds(), 1);
+        j.flash.rot(at);
+        assert_eq!(j.read(1, 3), Err(ReqError::Io));
+        assert_eq!(j.lost(1), [(3, 1)]);
+        assert_eq!(j.engine.accept_loss(1), Ok(1));
+        if written {
+            j.write_fua(1, 3, 44).expect("written");
+        }
+        j.done();
+        j.release();
+        if crashes {
+            j.step();
+            j.crash();
+            j.engine.drain(1, true).expect("known");
+        }
+        j.rest();
+        assert!(
+            j.engine.status(1).expect("known").drained,
+            "{}",
+            j.engine.explain()
+        );
+        assert!(j.lost(1).is_empty());
+        let there = j.origins[&1].stored_block(3)[0];
+        assert_eq!(j.read(1, 3), Ok(there), "cache and origin are the same");
+        assert!(there == if written { 44 } else { 33 });
+    }
+}
+
 #[test]
 fn a_bad_sector_stops_neither_eviction_nor_the_device() {
     for reads_succeed in [false, true] {

@@ -595,7 +595,7 @@ impl Daemon {
         }
     }
 
-    /// What is only on flash that was given up, by disk: bytes, lost ones included.
+    /// What is only on flash that was given up and belongs into an origin, by disk: bytes, lost ones included.
     pub(super) fn left_on_flash(&self) -> Vec<(String, u64)> {
         let names = lock(&self.pool)
             .registry()
@@ -606,7 +606,9 @@ impl Daemon {
         names
             .into_iter()
             .filter_map(|(id, name)| {
-                let owed = self.engine.status(id)?.owed_blocks();
+                // What lives on flash is owed to nobody: it is there still, or went with it, and that was told.
+                let status = self.engine.status(id).filter(|s| !s.lives_on_flash)?;
+                let owed = status.owed_blocks();
                 (owed > 0).then_some((name, owed.saturating_mul(BLOCK)))
             })
             .collect()

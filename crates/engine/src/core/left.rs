@@ -31,8 +31,8 @@ pub(crate) struct Unread {
 
 impl Core {
     /// A dirty block could not be read from flash. True if it is worth reading once more at once,
-    /// alone; on a failed device the second time it is lost. So a block costs at most two failed reads
-    /// and one more for the run it was first read in.
+    /// alone: a single failure is nothing that a guest should hear of. On a failed device the second time it is lost. So a
+    /// block costs at most two failed reads and one more for the run it was first read in.
     pub fn strike(
         &mut self,
         disk: DiskId,
@@ -49,12 +49,13 @@ impl Core {
             return true;
         }
         if sound {
+            let first = !d.refusals.contains_key(&block);
             let last = d.refusals.entry(block).or_default().note(now);
             if last || hasty {
                 took(Path::LostOnSoundFlash);
                 self.lose(disk, block, slot);
             }
-            return false;
+            return first && !(last || hasty);
         }
         if d.refused.insert(block) {
             return true;

@@ -123,7 +123,7 @@ impl Contents for Rest<'_> {
             let waits = destage.hangs || destage.not_before_ns > terms.now;
             let stuck = !d.attached || homeless || waits;
             if terms.dirty_stays && !stuck {
-                return Fate::Stays;
+                return Fate::Waits;
             }
             if homeless {
                 took(Path::HomelessMoved);

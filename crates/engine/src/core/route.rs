@@ -77,6 +77,9 @@ impl Core {
     pub fn flash_done(&mut self, op: FlashOp, done: IoDone, now: u64, fx: &mut Effects) {
         match op {
             FlashOp::Batch { seq } => {
+                let Some(done) = self.flash.batch_again(seq, done) else {
+                    return self.route_flash(now, fx);
+                };
                 self.flash.batch_ended(seq, &done.result);
                 let mut bytes = 0;
                 while let Some(batch) = self.flash.take_applied() {

@@ -220,6 +220,7 @@ impl<U: Users> FlashDevice<U> {
             bytes,
             state: BatchState::InFlight,
             last_ord: if partial { last_ord - 1 } else { last_ord },
+            again: 0,
         });
         self.counters.batches += 1;
         self.counters.flash_payload_bytes += payload * BLOCK;

@@ -119,8 +119,10 @@ pub(crate) struct Terms {
 /// What becomes of a block whose segment is to be free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is not there, or stays for now: somebody is at work on it, or it waits for the destager.
+    /// It is not there, or stays for now: somebody is at work on it.
     Stays,
+    /// It stays until its origin has it.
+    Waits,
     /// Nothing leads to this copy any more.
     Orphan,
     /// It is not worth being moved.
@@ -288,7 +290,6 @@ impl<U: Users> FlashDevice<U> {
             self.evict.at = 0;
         }
         let mut terms = self.terms(seg, now);
-        self.evict.wants_clean |= terms.dirty_stays && s.dirty > 0;
         let keep_max = self.keep_max(seg);
         while self.evict.at < data_blocks && self.evict.moving < MOVES_MAX {
             let slot = base + self.evict.at;
@@ -375,6 +376,10 @@ impl<U: Users> FlashDevice<U> {
                     }
                 }
                 Fate::Stays => break,
+                Fate::Waits => {
+                    self.evict.wants_clean = true;
+                    break;
+                }
                 Fate::Goes => {
                     self.drop_copy(slot + n, contents);
                     break;
@@ -457,7 +462,7 @@ impl<U: Users> FlashDevice<U> {
                                 break;
                             }
                         }
-                        Fate::Stays | Fate::Orphan | Fate::Goes => break,
+                        Fate::Stays | Fate::Waits | Fate::Orphan | Fate::Goes => break,
                     }
                 }
                 if n > 0 {

@@ -19,7 +19,7 @@ use crate::paths::{Path, took};
 use hearth_format::BatchMark;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
-use hearth_io::{BLOCK, Buf, IoError, OpKind};
+use hearth_io::{BLOCK, Buf, IoDone, IoError, OpKind};
 
 /// What a flush may say of something dirty on flash which is written no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,9 @@ pub(crate) enum Promise {
 
 /// Segments tried before the device counts as failed; it does so too when none is left to try.
 const SEGMENT_TRIES: u32 = 4;
+
+/// How often a batch that failed is written once more to the same place, where there is no other one.
+const PLACE_TRIES: u32 = 2;
 
 /// How long the note of the failure may take.
 const MARK_TIME_NS: u64 = 2_000_000_000;
@@ -81,6 +84,30 @@ impl<U: Users> FlashDevice<U> {
             self.full = false;
             self.fail(now);
         }
+    }
+
+    /// A batch has ended. If it failed and there is no segment it could be sent to, it is written to the same place once
+    /// more, so that a single failure is not the end of the device, and nothing is given back. A place that is bad
+    /// fails again; one without room would.
+    ///
+    /// What the first attempt has left there does not matter: the bytes are the same, and what is not whole when the
+    /// power goes counts as not written, as for any batch in flight.
+    pub fn batch_again(&mut self, seq: u64, done: IoDone) -> Option<IoDone> {
+        let failed = done.result.is_err_and(|e| !e.is_no_space());
+        if !failed || !self.takes_writes() || !self.log.free.is_empty() {
+            return Some(done);
+        }
+        let batch = self.log.batches.iter_mut().find(|b| b.seq == seq);
+        let Some(batch) = batch.filter(|b| b.again < PLACE_TRIES) else {
+            return Some(done);
+        };
+        batch.again += 1;
+        self.counters.flash_errors += 1;
+        took(Path::BatchAgainInPlace);
+        let at = self.devices.whole(&done);
+        let io = Io::write(self.target(), at, done.op.bufs);
+        self.out.send(FlashOp::Batch { seq }, io);
+        None
     }
 
     /// A batch failed. Once all in flight have ended, sends them again elsewhere.

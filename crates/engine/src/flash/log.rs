@@ -290,6 +290,8 @@ pub(crate) struct Batch<T> {
     pub bytes: u64,
     pub state: BatchState,
     pub last_ord: u64,
+    /// How often it was written once more to where it had failed.
+    pub again: u32,
 }
 
 /// The log's state.

@@ -12,7 +12,7 @@ use crate::flash::fail::{Noted, Promise};
 use crate::flash::log::{FULL_BATCHES_IN_FLIGHT, Gone, Item, SegState, Segment, Slot};
 use hearth_format::superblock::INCOMPAT_MAP;
 use hearth_format::{BATCH_ENTRIES_MAX, Entry, Kind, Layout, Superblock, Uuid};
-use hearth_io::{Buf, IoError, OpKind, Target};
+use hearth_io::{Buf, IoError, IoOp, OpKind, Target};
 use hearth_policy::cleaning::Why;
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -220,6 +220,58 @@ fn a_batch_counts_only_when_all_before_it_are_on_flash() {
     assert_eq!(d.log.applied_ord, 2);
 }
 
+/// A single failure is not the end of a device whose segments are all in use.
+#[test]
+fn a_batch_that_fails_is_written_to_its_place_again_where_there_is_no_other() {
+    let mut d = device();
+    append(&mut d, 0, 4, 1);
+    write_all(&mut d);
+    d.log.free.clear();
+    append(&mut d, 4, 4, 2);
+    d.log.urgent = true;
+    d.pump(0);
+    let (mut op, mut io) = d.out.ios.pop().expect("a batch");
+    let (at, len) = (io.offset, io.len);
+    for tries in 0.. {
+        let FlashOp::Batch { seq } = op else {
+            panic!("{op:?}");
+        };
+        let done = IoOp {
+            id: 1,
+            target: io.target,
+            kind: io.kind,
+            offset: io.offset,
+            len: io.len,
+            bufs: io.bufs,
+            crcs: smallvec![],
+            sums: false,
+            class: io.class,
+        };
+        match d.batch_again(seq, done.done(Err(IO), 1)) {
+            None => (op, io) = d.out.ios.pop().expect("once more"),
+            // It is bad for good.
+            Some(done) => {
+                assert_eq!(tries, 2);
+                d.batch_ended(seq, &done.result);
+                d.go_on(0, 0);
+                assert!(!d.takes_writes());
+                break;
+            }
+        }
+        assert_eq!((io.offset, io.len), (at, len));
+        assert!(d.takes_writes());
+    }
+    // With another segment it goes there.
+    let mut d = device();
+    append(&mut d, 0, 4, 1);
+    d.log.urgent = true;
+    d.pump(0);
+    let seq = batches(&sent(&mut d))[0];
+    d.batch_ended(seq, &Err(IO));
+    d.go_on(0, 0);
+    assert!(d.takes_writes() && batches(&sent(&mut d)).len() == 1);
+}
+
 #[test]
 fn a_run_that_is_cut_in_two_is_over_with_its_second_part() {
     let mut d = device();
@@ -422,6 +474,8 @@ struct Shelf {
     slots: BTreeMap<Slot, (u64, bool)>,
     /// Clean blocks that are worth being moved.
     used: BTreeSet<u64>,
+    /// Dirty blocks that no origin takes.
+    homeless: BTreeSet<u64>,
     moving: BTreeSet<Slot>,
     /// Zeros of which the origin does not know, and open intents.
     zeros: Vec<(u64, u64)>,
@@ -488,7 +542,8 @@ impl Contents for Shelf {
         match self.slots.get(&slot) {
             None => Fate::Stays,
             Some(_) if self.moving.contains(&slot) => Fate::Stays,
-            Some((_, true)) if terms.dirty_stays || terms.starved => Fate::Stays,
+            Some((block, true)) if self.homeless.contains(block) => Fate::Moves { alone: false },
+            Some((_, true)) if terms.dirty_stays || terms.starved => Fate::Waits,
             Some((block, false)) if !terms.may_keep_used || !self.used.contains(block) => {
                 Fate::Goes
             }
@@ -787,6 +842,15 @@ fn a_segment_that_is_all_dirty_waits_for_the_destager() {
     entries(&mut d);
     d.sift(seg, &mut shelf, 0);
     assert!(d.wants_clean() && moves(&sent(&mut d)).is_empty());
+
+    // What has no origin is moved, and nobody is hurried for it.
+    let (mut d, mut shelf) = short_of_room(DATA);
+    let (seg, _) = d.next_victim(0).expect("room is short");
+    shelf.homeless = shelf.slots.values().map(|(block, _)| *block).collect();
+    d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
+    d.sift(seg, &mut shelf, 0);
+    assert!(!d.wants_clean() && !moves(&sent(&mut d)).is_empty());
 
     // One with less of it is moved on.
     let (mut d, mut shelf) = short_of_room(30);

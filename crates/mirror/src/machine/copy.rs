@@ -100,6 +100,10 @@ impl Machine {
             refused: false,
         };
         self.copies.insert(id, copy);
+        #[cfg(any(test, feature = "faults"))]
+        if purpose == Purpose::Repair && self.is_broken(crate::faults::Fault::RepairUnlocked) {
+            return self.copy_has_range(id);
+        }
         if purpose.is_flush() {
             self.copy_flush(id);
         } else if self.lock(offset, len, Owner::Copy(id)) {
@@ -281,8 +285,8 @@ impl Machine {
             return;
         };
         copy.flushing = true;
-        #[cfg(test)]
-        if self.fault == Some(crate::sim::Fault::JoinUnflushed) {
+        #[cfg(any(test, feature = "faults"))]
+        if self.fault == Some(crate::faults::Fault::JoinUnflushed) {
             return self.end_copy(id, Ok(()));
         }
         let dsts = copy.dsts.clone();
@@ -490,8 +494,8 @@ impl Machine {
             return false;
         };
         if resync.region.is_none() {
-            #[cfg(test)]
-            if self.fault == Some(crate::sim::Fault::SkipTouched) {
+            #[cfg(any(test, feature = "faults"))]
+            if self.fault == Some(crate::faults::Fault::SkipTouched) {
                 let used = self.uses.iter().filter(|(_, u)| u.flying > 0);
                 used.for_each(|(r, _)| {
                     at.behind.remove(*r);

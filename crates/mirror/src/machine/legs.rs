@@ -64,9 +64,9 @@ impl Machine {
     /// What the notes say, and what is there, decides which leg is believed.
     pub(super) fn begin(&mut self, touched: &Regions) -> Result<(), NoneCurrent> {
         let current = |leg: &Leg| leg.is_current();
-        #[cfg(test)]
-        let believed = |leg: &Leg| current(leg) || crate::sim::is_believing();
-        #[cfg(not(test))]
+        #[cfg(any(test, feature = "faults"))]
+        let believed = |leg: &Leg| current(leg) || crate::faults::is_believing();
+        #[cfg(not(any(test, feature = "faults")))]
         let believed = current;
         let Some(chosen) = self.legs.iter().position(|l| l.present && believed(l)) else {
             let missing = self.legs.iter().filter(|l| current(l));
@@ -173,6 +173,7 @@ impl Machine {
                 }
             }
         }
+        self.forget_copied(leg);
         self.actions.push(Action::Lost { leg, why });
         self.abandon(leg);
         self.settle_promoted();
@@ -248,8 +249,8 @@ impl Machine {
     pub fn returned(&mut self, now: u64, leg: usize, changed: bool) -> bool {
         self.now = now;
         let (touched, region, count) = (self.touched(), self.region, self.count());
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::ReturnsWithGhosts)
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::ReturnsWithGhosts)
             && let Some(leg) = self.legs.get_mut(leg)
         {
             leg.ghosts.clear();

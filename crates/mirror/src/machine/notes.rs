@@ -29,8 +29,8 @@ impl Machine {
             self.note_wanted = true;
             need = self.next_note;
         }
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::WriteBeforeIntent) {
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::WriteBeforeIntent) {
             return 0;
         }
         need
@@ -216,8 +216,8 @@ impl Machine {
             true => self.barrier.max(self.read_barrier),
             false => self.read_barrier,
         };
-        #[cfg(test)]
-        let need = if self.is_broken(crate::sim::Fault::StampAfterWrite) {
+        #[cfg(any(test, feature = "faults"))]
+        let need = if self.is_broken(crate::faults::Fault::StampAfterWrite) {
             0
         } else {
             need
@@ -239,8 +239,8 @@ impl Machine {
         let flushed = self.flushed;
         let kept = !self.legs.iter().all(|leg| leg.removed || leg.is_current());
         let legs = &self.legs;
-        #[cfg(test)]
-        let flushed = if self.is_broken(crate::sim::Fault::ClearBeforeFlush) {
+        #[cfg(any(test, feature = "faults"))]
+        let flushed = if self.is_broken(crate::faults::Fault::ClearBeforeFlush) {
             u64::MAX
         } else {
             flushed

@@ -59,9 +59,10 @@ impl Machine {
     }
 
     pub(super) fn lock(&mut self, offset: u64, len: u64, owner: Owner) -> bool {
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::CopyUnlocked) && matches!(owner, Owner::Copy(_))
-            || self.is_broken(crate::sim::Fault::CheckUnlocked) && matches!(owner, Owner::Check(_))
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::CopyUnlocked) && matches!(owner, Owner::Copy(_))
+            || self.is_broken(crate::faults::Fault::CheckUnlocked)
+                && matches!(owner, Owner::Check(_))
         {
             return true;
         }
@@ -90,8 +91,8 @@ impl Machine {
                     && l.behind.has_any(regions.clone())
             })
         };
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::ReadsFlip) {
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::ReadsFlip) {
             // Any leg that is current, as if they could not differ.
             let current = |l: &super::Leg| l.is_current() && l.present && !l.removed;
             let all = (0..self.legs.len()).filter(|i| self.legs.get(*i).is_some_and(current));
@@ -100,8 +101,8 @@ impl Machine {
             return self.read_from(id, leg);
         }
         let pins = (0..self.legs.len()).any(differ) && request.bad.is_empty();
-        #[cfg(test)]
-        let pins = pins && !self.is_broken(crate::sim::Fault::PinSkipped);
+        #[cfg(any(test, feature = "faults"))]
+        let pins = pins && !self.is_broken(crate::faults::Fault::PinSkipped);
         if pins {
             self.unlock_read(id);
             return self.pin(id, offset, len);
@@ -288,6 +289,14 @@ impl Machine {
         // Taking the leg out may have ended it.
         if self.requests.get(&id).is_some_and(|r| r.pending.is_empty()) {
             self.end_change(id);
+        }
+    }
+
+    /// A leg went out. What flushes under way would say of how far it was copied to is of before: it may come back with
+    /// something else, and that is not copied yet.
+    pub(super) fn forget_copied(&mut self, leg: usize) {
+        for request in self.requests.values_mut() {
+            request.copied.retain(|(i, _)| *i != leg);
         }
     }
 

@@ -334,8 +334,8 @@ impl Machine {
 
     /// What this leg holds there is the disk, if it can be read.
     fn is_same_at(&self, leg: usize, offset: u64, len: u64) -> bool {
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::CheckBehind) {
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::CheckBehind) {
             return self.legs.get(leg).is_some_and(|l| l.is_live());
         }
         let regions = self.regions_of(offset, len);
@@ -467,8 +467,8 @@ impl Machine {
         if let Some(from) = good.and_then(read_of) {
             plan.extend(failed.iter().map(|to| (*to, from, offset, len)));
         }
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::CheckSkipsErrors) {
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::CheckSkipsErrors) {
             plan.retain(|(to, ..)| !failed.contains(to));
         }
         let repair = self.scrub.as_ref().is_some_and(|s| s.repair);
@@ -501,8 +501,8 @@ impl Machine {
         let mut legs: Vec<usize> = check.written.iter().map(|(leg, _)| *leg).collect();
         legs.sort_unstable();
         legs.dedup();
-        #[cfg(test)]
-        if self.is_broken(crate::sim::Fault::CheckUnflushed) {
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::CheckUnflushed) {
             legs.clear();
         }
         let send = |leg| self.send(leg, Owner::Check(id), What::Flush, (0, 0), Data::None);

@@ -8,7 +8,7 @@ use crate::content::{BLOCK, SECTOR, Value, fill, stamp};
 use crate::model::WriteId;
 use crate::paths::Event;
 use crate::workload::Wish;
-use hearth_engine::api::{Completion, ReqError, ReqOp, Request};
+use hearth_engine::api::{Completion, Mode, ReqError, ReqOp, Request};
 use hearth_io::Buf;
 
 pub(super) enum Pending {
@@ -75,6 +75,11 @@ impl World<'_> {
                 op => Request::new(tag, id, op, wish.offset, wish.len, None, now),
             };
             return self.hand_over(disk, wish, request, Pending::Refused(error), None);
+        }
+        let writes = !matches!(wish.op, ReqOp::Read | ReqOp::Flush | ReqOp::Prefetch);
+        let d = &mut self.disks[disk];
+        if writes && d.config.mode == Mode::WriteBack {
+            (d.maybe_dirty, d.whole_before) = (true, false);
         }
         let (kind, request, buf) = match wish.op {
             ReqOp::Read => {
@@ -337,6 +342,9 @@ impl World<'_> {
         }
         if !matches!(error, ReqError::Io | ReqError::NoSpace) {
             return Err("the request was well formed and the disk attached".into());
+        }
+        if self.single.is_some() {
+            return self.justify_single(disk, wish);
         }
         let disk = &self.disks[disk];
         let mut blocks =

@@ -1,9 +1,11 @@
 //! Time passes: operations begin and end, the subject is called, and what it counts is counted again.
 
-use super::{Outcome, World, trace};
+use super::{Ending, Outcome, World, trace};
 use crate::content::{BLOCK, SECTOR, Value, recognise, unstamp};
 use crate::device::SimDevice;
+use crate::mirrored::{Due, Mirrored, Sums};
 use crate::paths::Event;
+use hearth_engine::api::DiskId;
 use hearth_io::{IoDone, IoOp, OpKind, Target};
 
 /// How long an operation is said to have taken; of a slow device, forty times as long.
@@ -24,8 +26,58 @@ impl World<'_> {
                 .disks
                 .iter_mut()
                 .find(|d| d.config.id == id)
-                .map(|d| &mut d.origin),
+                .and_then(|d| d.origin.one()),
         }
+    }
+
+    /// Where in the list of disks the one with this number is, if its origin is a mirror.
+    fn mirror_of(&self, id: DiskId) -> Option<usize> {
+        let mirrors = |d: &super::Disk| d.config.id == id && d.origin.is_mirror();
+        self.disks.iter().position(mirrors)
+    }
+
+    /// Does something with a disk's mirror, if it has one, and takes over what is to happen then.
+    pub(crate) fn with_mirror<T>(
+        &mut self,
+        index: usize,
+        what: impl FnOnce(&mut Mirrored, u64, Sums<'_>) -> Result<T, String>,
+    ) -> Result<Option<T>, String> {
+        let (now, gone) = (self.clock.now(), self.flash.is_dead());
+        let subject = self.subject.as_deref();
+        let Some(disk) = self.disks.get_mut(index) else {
+            return Ok(None);
+        };
+        let (id, uid) = (disk.config.id, disk.uid);
+        let Some(mirror) = disk.origin.mirror() else {
+            return Ok(None);
+        };
+        let sums = |offset, len| subject.map_or_else(Vec::new, |s| s.clean_sums(id, offset, len));
+        mirror.pool_gone = gone;
+        let done = what(mirror, now, &sums);
+        let (said, events, due) = (
+            std::mem::take(&mut mirror.said),
+            std::mem::take(&mut mirror.events),
+            mirror.take_due(),
+        );
+        self.cut_short |= std::mem::take(&mut mirror.wants_crash) && self.profile.crash > 0;
+        for line in said {
+            trace!(self, "      mirror of {id}: {line}");
+        }
+        for event in events {
+            self.paths.note(event);
+        }
+        for (time, due) in due {
+            self.event_number += 1;
+            let ending = Ending::Mirror(uid, due);
+            match time {
+                Some(time) => {
+                    self.events.insert((now + time, self.event_number), ending);
+                }
+                None => self.hung.push(ending),
+            }
+        }
+        done.map(Some)
+            .map_err(|e| format!("the mirror of disk {id}: {e}"))
     }
 
     pub(crate) fn handle_effects(&mut self) -> Outcome {
@@ -86,22 +138,33 @@ impl World<'_> {
         {
             return Err(format!("I/O to the origin of disk {id}, which has none"));
         }
+        if let Target::Origin(id) = target
+            && let Some(index) = self.mirror_of(id)
+        {
+            self.with_mirror(index, |m, now, sums| m.submit(now, op, sums))?;
+            return Ok(());
+        }
+        let doomed = self.is_doomed(&op);
         let Some(device) = self.device(target) else {
             return Err(format!("I/O to {target:?}, which does not exist"));
         };
-        let (token, time) = device.submit(op);
+        let (token, mut time) = device.submit(op);
         if let Some(violation) = device.violation.take() {
             return Err(format!("driver contract broken: {violation}"));
+        }
+        if doomed {
+            self.doom(token);
+            time = time.filter(|_| !self.hangs());
         }
         self.event_number += 1;
         match time {
             Some(time) => {
-                self.events
-                    .insert((now + time, self.event_number), (target, token));
+                let ending = Ending::Device(target, token);
+                self.events.insert((now + time, self.event_number), ending);
             }
             None => {
                 trace!(self, "   (it hangs)");
-                self.hung.push((target, token));
+                self.hung.push(Ending::Device(target, token));
             }
         }
         Ok(())
@@ -109,10 +172,10 @@ impl World<'_> {
 
     /// Hung operations go on.
     pub(crate) fn release_hung(&mut self) {
-        for (target, token) in std::mem::take(&mut self.hung) {
+        for ending in std::mem::take(&mut self.hung) {
             self.event_number += 1;
             self.events
-                .insert((self.clock.now(), self.event_number), (target, token));
+                .insert((self.clock.now(), self.event_number), ending);
         }
     }
 
@@ -176,11 +239,14 @@ impl World<'_> {
         };
         let mut done: Vec<IoDone> = Vec::new();
         for _ in 0..batch {
-            let Some(((at, _), (target, token))) = self.events.pop_first() else {
+            let Some(((at, _), ending)) = self.events.pop_first() else {
                 break;
             };
             self.clock.advance_to(at);
-            done.extend(self.end_io(target, token)?);
+            done.extend(match ending {
+                Ending::Device(target, token) => self.end_io(target, token)?,
+                Ending::Mirror(uid, due) => self.end_mirrored(uid, due)?,
+            });
         }
         let now = self.clock.now();
         let Some(subject) = &self.subject else {
@@ -223,10 +289,15 @@ impl World<'_> {
             (Target::Flash(n), Some(slow)) if n == slow => 40 * QUICK_NS,
             _ => QUICK_NS,
         };
+        let fails = self.fails(Ending::Device(target, token));
         let Some(device) = self.device(target) else {
             return Ok(None);
         };
-        let Some(finished) = device.complete(token, latency) else {
+        let finished = match fails {
+            Some(half) => device.fail(token, half, latency),
+            None => device.complete(token, latency),
+        };
+        let Some(finished) = finished else {
             return Ok(None);
         };
         if let Some(violation) = device.violation.take() {
@@ -259,6 +330,38 @@ impl World<'_> {
             }
         );
         Ok(Some(done))
+    }
+
+    /// Something of a mirror ends. No failure of a leg justifies that of a request: another leg is always there.
+    fn end_mirrored(&mut self, uid: u8, due: Due) -> Result<Option<IoDone>, String> {
+        // It may have gone with its disk.
+        let Some(index) = self.disks.iter().position(|d| d.uid == uid) else {
+            return Ok(None);
+        };
+        self.stirred = true;
+        let ended = self.with_mirror(index, |m, now, sums| m.end(now, due, sums))?;
+        let Some(done) = ended.flatten() else {
+            return Ok(None);
+        };
+        self.done_ios += 1;
+        self.clock.note(done.op.id ^ done.bad_blocks.len() as u64);
+        trace!(
+            self,
+            "   done {} {:?} {:?} at {}+{}: {:?}",
+            done.op.id,
+            done.op.target,
+            done.op.kind,
+            done.op.offset / BLOCK as u64,
+            done.op.len / BLOCK as u64,
+            done.result
+        );
+        match done.result {
+            Ok(()) => Ok(Some(done)),
+            Err(e) => Err(format!(
+                "{:?} at {}+{} of a mirror of which a leg is well failed: {e}",
+                done.op.kind, done.op.offset, done.op.len
+            )),
+        }
     }
 
     /// An injected failure justifies failures of requests; notes which.
