@@ -39,6 +39,7 @@ paths! {
     IntentGivenUp: "an intent of a starved log is given up",
     BatchSentAgain: "a batch that failed is sent again",
     ResentBatchFound: "a start finds the first attempt of a batch that was sent again",
+    DeviceEmptied: "a device is emptied to be taken out",
     SegmentBad: "a segment that took no batch is left alone",
     FlashBroken: "flash is given up because it failed",
     FlashUnwritable: "flash is given up because it takes no more writes",

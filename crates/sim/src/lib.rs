@@ -21,6 +21,7 @@ pub mod paths;
 pub mod prng;
 pub mod profile;
 pub mod real;
+mod reshape;
 pub mod runner;
 pub mod subject;
 pub mod tamper;

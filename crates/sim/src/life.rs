@@ -103,7 +103,7 @@ impl World<'_> {
         self.reopen()
     }
 
-    fn check_media(&mut self) -> Outcome {
+    pub(crate) fn check_media(&mut self) -> Outcome {
         self.flash
             .violation()
             .map_or(Ok(()), |v| Err(format!("media contract broken: {v}")))
@@ -202,6 +202,9 @@ impl World<'_> {
             self.hang_on()?;
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;
+            }
+            if self.profile.reshape > 0 {
+                self.empty_some()?;
             }
             if self.rng.chance(self.profile.rot, 1000) {
                 self.rot();
@@ -590,7 +593,7 @@ impl World<'_> {
     }
 
     /// The process dies; mostly the power fails with it.
-    fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         let (flash, origins) = match self.rng.below(10) {
             0..=5 => (true, true),
             6 | 7 => (false, false),
@@ -713,6 +716,7 @@ impl World<'_> {
         let Some(subject) = self.subject.take() else {
             return Ok(());
         };
+        let emptied = subject.emptied();
         let (mut media, meter) = self.flash.joined(cut);
         let result = subject.close(&mut media);
         let (tripped, used) = (meter.tripped(), meter.used());
@@ -724,6 +728,8 @@ impl World<'_> {
         if tripped {
             self.paths.note(Event::StopCutOff);
         }
+        // What was not closed may have to be read anew, and that may put something on it.
+        self.emptied = emptied.filter(|_| result.is_ok() && !tripped);
         let crashes = tripped || self.rng.chance(1, 4);
         if crashes {
             self.crash();
@@ -740,6 +746,7 @@ impl World<'_> {
 
     /// Opens again; sometimes the power fails in the middle of that.
     fn reopen(&mut self) -> Outcome {
+        self.reshape()?;
         for attempt in 0..=CUTS_MAX {
             // Several devices are marked before the log is looked at.
             let steps = if self.flash.are_several() { 32 } else { 4 };

@@ -46,6 +46,9 @@ events! {
     FlashBack: "flash that did not answer comes back",
     FlashFull: "the file system under flash is full",
     BadPlaces: "segments of flash take no writes",
+    DeviceEmptied: "a flash device is emptied to be taken out",
+    Reshaped: "flash devices come, go or are replaced",
+    ReshapeCutOff: "the power fails while flash devices are changed",
     TimePassed: "an operation hangs for long",
 }
 

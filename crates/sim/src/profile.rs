@@ -71,6 +71,8 @@ pub struct Profile {
     pub worn: bool,
     /// Flash devices of the pool.
     pub devices: (u64, u64),
+    /// Of 100 starts, before how many they are changed.
+    pub reshape: u64,
 }
 
 const CALM: Profile = Profile {
@@ -105,10 +107,11 @@ const CALM: Profile = Profile {
     flash_flush_ns: 0,
     worn: false,
     devices: (1, 1),
+    reshape: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 26] = [
+pub const PROFILES: [Profile; 27] = [
     CALM,
     Profile {
         name: "restart",
@@ -425,10 +428,26 @@ pub const PROFILES: [Profile; 26] = [
         devices: (2, 3),
         ..CALM
     },
+    Profile {
+        name: "devices-change",
+        about: "flash devices that come, are replaced, and are emptied and go, cut off now and then, and crashes (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        homes: [8, 1, 0],
+        lives: (3, 8),
+        requests: (20, 160),
+        crash: 40,
+        change: 8,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
+        devices: (1, 3),
+        reshape: 70,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
-    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0,
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

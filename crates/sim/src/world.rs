@@ -158,6 +158,7 @@ pub struct World<'a> {
     /// How large disks may be that live on flash.
     kept_blocks: u64,
     /// The last run did not end in order.
+    pub(crate) emptied: Option<u16>,
     pub(crate) unclean: bool,
 }
 
@@ -287,6 +288,7 @@ impl<'a> World<'a> {
             // The rest is what segments kept free and the head take, and descriptors.
             kept_blocks: (segments - 6) * 240 * KEPT_PERCENT_MAX / 100 / disks,
             unclean: false,
+            emptied: None,
             rng,
         };
         for id in 1..=disks {
