@@ -208,14 +208,20 @@ fn devices_come_are_replaced_and_go_under_a_client() -> Result<()> {
     let itself = hearth.refused(&["pool", "add-flash", &first])?;
     ensure!(itself.contains("already"), "{itself}");
     let only = hearth.refused(&["pool", "remove-flash", &first])?;
-    ensure!(only.contains("only flash device") && only.contains("replace-flash"), "{only}");
+    ensure!(
+        only.contains("only flash device") && only.contains("replace-flash"),
+        "{only}"
+    );
 
     let added = hearth.ok(&["pool", "add-flash", &second, "--size", "64M"])?;
     ensure!(added.contains("is part of the pool now"), "{added}");
     ensure!(devices(&hearth)? == [first.clone(), second.clone()]);
     writer.load(&mut client, busy, || Ok(()))?;
     let tables = hearth.refused(&["pool", "remove-flash", &first])?;
-    ensure!(tables.contains("tables") && tables.contains("replace-flash"), "{tables}");
+    ensure!(
+        tables.contains("tables") && tables.contains("replace-flash"),
+        "{tables}"
+    );
 
     // The first, which has the tables, and one that has only segments.
     let replaced = hearth.ok(&["pool", "replace-flash", &first, &third, "--size", "96M"])?;
@@ -234,15 +240,26 @@ fn devices_come_are_replaced_and_go_under_a_client() -> Result<()> {
     hearth.kill9()?;
     drop(client);
     hearth.start()?;
-    ensure!(devices(&hearth)? == [third.clone(), fourth.clone()], "{}", hearth.log());
-    ensure!(hearth.log().contains("is not that of today"), "{}", hearth.log());
+    ensure!(
+        devices(&hearth)? == [third.clone(), fourth.clone()],
+        "{}",
+        hearth.log()
+    );
+    ensure!(
+        hearth.log().contains("is not that of today"),
+        "{}",
+        hearth.log()
+    );
     let mut client = hearth.connect("d")?;
     writer.check(&mut client)?;
     writer.check_stable(&mut client)?;
 
     writer.load(&mut client, busy, || Ok(()))?;
     let removed = hearth.ok(&["pool", "remove-flash", &fourth])?;
-    ensure!(removed.contains("is no part of the pool any more"), "{removed}");
+    ensure!(
+        removed.contains("is no part of the pool any more"),
+        "{removed}"
+    );
     ensure!(devices(&hearth)? == [third.clone()]);
     writer.check(&mut client)?;
     writer.load(&mut client, busy, || Ok(()))?;
@@ -349,5 +366,7 @@ fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Re
         }
     }
     hearth.ok(&["disk", "flush", "d"])?;
-    writer.check_file(&origin).with_context(|| format!("SEED={seed}"))
+    writer
+        .check_file(&origin)
+        .with_context(|| format!("SEED={seed}"))
 }

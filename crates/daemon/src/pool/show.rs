@@ -36,7 +36,10 @@ impl Pool {
 fn model(path: &Path) -> Option<String> {
     let real = path.canonicalize().ok()?;
     let name = real.strip_prefix("/dev").ok()?.file_name()?;
-    let block = Path::new("/sys/class/block").join(name).canonicalize().ok()?;
+    let block = Path::new("/sys/class/block")
+        .join(name)
+        .canonicalize()
+        .ok()?;
     let at = [Some(block.as_path()), block.parent()];
     let told = at.into_iter().flatten();
     let told = told.filter_map(|at| std::fs::read_to_string(at.join("device/model")).ok());
