@@ -23,6 +23,8 @@ use crate::{Failure, Outcome, print_json};
 const POLL: Duration = Duration::from_millis(100);
 /// Longest wait for one answer: while the daemon begins anew there is none.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time in which it answers again and has not said how it began.
+const ANEW: Duration = Duration::from_secs(60);
 /// Longest wait for the daemon to be back.
 const BACK: Duration = Duration::from_secs(600);
 
@@ -185,6 +187,8 @@ fn follow(
     loop {
         match client.get::<FlashState>("/v1/pool/flash") {
             Ok(state) if state.generation > before => return Ok(()),
+            // It answers a moment before it says how it began.
+            Ok(FlashState { change: None, .. }) if heard.elapsed() < ANEW => {}
             Ok(FlashState { change: None, .. }) => {
                 // It began anew after a crash, or another command was quicker.
                 return Err(Error::unavailable(
