@@ -257,7 +257,7 @@ impl Superblock {
     /// The numbers of segments on each device, by their places.
     pub fn segments(&self) -> Vec<Range<u32>> {
         if self.devices.is_empty() {
-            return vec![0..self.layout.segment_count];
+            return std::iter::once(0..self.layout.segment_count).collect();
         }
         let mut next = 0u32;
         let each = self.devices.iter().map(|d| {
