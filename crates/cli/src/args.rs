@@ -29,7 +29,10 @@ use hearth_daemon::size;
 use hearth_fault::Fault;
 pub use memory::{Memory, MemoryEvents, MemoryHost, MemoryProfile, MemoryRun};
 pub use monitor::{Alert, Monitor};
-pub use pool::{Pool, PoolAdopt, PoolAt, PoolCreate, PoolExport};
+pub use pool::{
+    FlashAdd, FlashNew, FlashRemove, FlashReplace, FlashWhere, Pool, PoolAdopt, PoolAt, PoolCreate,
+    PoolExport,
+};
 pub use rescue::Rescue;
 pub use serve::{LockMemory, LogFormat, Serve, Tls};
 pub use settings::Settings;

@@ -17,6 +17,8 @@ use crate::status::StatusLine;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json};
 
+mod flash;
+
 /// How often an export is looked at.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -30,6 +32,9 @@ pub fn run(global: &Global, command: args::Pool) -> Outcome {
         args::Pool::Import(at) => import(global, &at),
         args::Pool::AdoptFlash(args) => adopt(global, &args),
         args::Pool::Export(at) => export(global, &at),
+        args::Pool::AddFlash(args) => flash::add(global, &args),
+        args::Pool::ReplaceFlash(args) => flash::replace(global, &args),
+        args::Pool::RemoveFlash(args) => flash::remove(global, &args),
     }
 }
 
@@ -293,6 +298,8 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
 fn layout_of(info: &PoolInfo) -> String {
     let mut table = Table::new(&[
         "FLASH DEVICE",
+        "MODEL",
+        "STATE",
         ">SIZE",
         ">CACHED",
         ">DIRTY",
@@ -310,6 +317,12 @@ fn layout_of(info: &PoolInfo) -> String {
         let io = device.io.as_ref();
         table.row([
             plain(&device.path),
+            plain(device.model.as_deref().unwrap_or("-")),
+            match (device.state.as_str(), device.emptied_percent) {
+                ("emptying", Some(percent)) => format!("being emptied, {percent} %"),
+                ("in-use" | "", _) => "in use".to_owned(),
+                (other, _) => plain(other),
+            },
             human(device.bytes),
             known(device.cached),
             known(device.dirty),

@@ -36,8 +36,10 @@ pub fn check(global: &Global, args: Serve) -> Result<(), Error> {
 /// Could a daemon with these options serve its pool, which one that runs may be using?
 pub fn could(global: &Global, args: Serve) -> Result<(), Error> {
     let flash = args.flash.clone();
+    let state_dir = args.state_dir.clone();
+    let state_dir = state_dir.unwrap_or_else(hearth_daemon::rundir::default_state_dir);
     check(global, args)?;
-    Pool::look_at(&flash).map(drop)
+    Pool::look_for_service(&flash, &state_dir).map(drop)
 }
 
 /// The log's filter, given or default.

@@ -580,8 +580,34 @@ impl Pool {
     }
 
     /// Opens a pool for this process alone; if its flash cannot be written at all, to be read only,
-    /// and with the reason.
-    pub fn open_for_service(paths: &[PathBuf]) -> Result<(Pool, Option<String>)> {
+    /// and with the reason. Where its devices have been changed since the list was made, it is found all the same, with what
+    /// is known of it in `state_dir`.
+    pub fn open_for_service(paths: &[PathBuf], state_dir: &Path) -> Result<(Pool, Option<String>)> {
+        match Pool::open_writable(paths) {
+            Err(e) if matches!(e.kind, Kind::Refused | Kind::Invalid | Kind::Unavailable) => {
+                let Some(today) = change::of_today(paths, state_dir) else {
+                    return Err(e);
+                };
+                let opened = Pool::open_writable(&today)?;
+                let shown = crate::beside::listed(&crate::beside::shown_all(&today));
+                tracing::warn!(
+                    "the list of flash devices is not that of today: {e}; serving the pool on {shown}: give that list from now on, with --flash or in the settings"
+                );
+                Ok(opened)
+            }
+            other => other,
+        }
+    }
+
+    /// Looks at a pool as [`open_for_service`](Self::open_for_service) would open it.
+    pub fn look_for_service(paths: &[PathBuf], state_dir: &Path) -> Result<Pool> {
+        Pool::look_at(paths).or_else(|e| match change::of_today(paths, state_dir) {
+            Some(today) => Pool::look_at(&today),
+            None => Err(e),
+        })
+    }
+
+    fn open_writable(paths: &[PathBuf]) -> Result<(Pool, Option<String>)> {
         let read_only = || paths.iter().find(|path| crate::place::is_read_only(path));
         match Pool::open_all(paths) {
             Err(e) if e.kind == Kind::Unavailable => {
@@ -731,8 +757,15 @@ impl Pool {
 
     /// Bytes of flash for cached data.
     pub fn capacity(&self) -> u64 {
-        let layout = &self.superblock.layout;
-        u64::from(layout.segment_count) * u64::from(layout.data_blocks()) * BLOCK
+        self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
+    }
+
+    /// Segments that are on its devices.
+    fn segments(&self) -> u64 {
+        let each = self.superblock.segments();
+        each.iter()
+            .map(|range| u64::from(range.end - range.start))
+            .sum()
     }
 
     /// Changes the registry; when this returns `Ok` the change is durable. Else nothing changed in RAM,
@@ -833,6 +866,19 @@ impl Pool {
             }
             return Ok(());
         };
+        let (noted, peer) = (beside.notes().device, superblock.peer);
+        if noted != device && noted == peer {
+            // It has all that the other one had.
+            let created = superblock.created_unix_s;
+            let noted =
+                beside.note(|notes| (notes.device, notes.device_created) = (device, created));
+            noted.map_err(|e| {
+                Error::unavailable(
+                    format!("cannot write {}: {e}", beside.path().display()),
+                    "put that right, and try again",
+                )
+            })?;
+        }
         let notes = beside.notes();
         // Nobody has served it since it was formatted, and somebody had served the pool before.
         let unopened = notes.device != device || notes.opened == 0;
@@ -1168,7 +1214,7 @@ impl Pool {
             device_bytes: self.flash.iter().map(|device| device.size()).sum(),
             devices: self.devices(),
             capacity: self.capacity(),
-            segments: u64::from(layout.segment_count),
+            segments: self.segments(),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
             ram: self.footprint(None),
             ram_stage: None,
@@ -1315,11 +1361,13 @@ pub fn check_memory(pool: &Pool, limit: Option<u64>, stage: Option<u64>) -> Resu
     }
 }
 
+pub(crate) mod change;
 mod create;
 pub(crate) mod devices;
 pub(crate) mod show;
 #[cfg(test)]
 mod tests;
 
+pub use change::{Change, change};
 pub use create::{DeviceAt, create_several};
 pub use devices::FlashDevices;

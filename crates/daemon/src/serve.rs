@@ -168,7 +168,9 @@ pub fn run(options: &ServeOptions) -> Result<()> {
                 run_dir.sockets().give_up();
                 return Ok(());
             }
-            Err(become_next(daemon.succession(), run_dir))
+            let _patience = Patience::ask();
+            let changed = daemon.finish_reshaping();
+            Err(become_next(daemon.succession(), run_dir, changed))
         }
     }
 }

@@ -323,7 +323,8 @@ impl Core {
             || !self.reqs.leaving_flushes.is_empty()
             || self.jobs_active()
             || !self.ready.draining.is_empty()
-            || !self.ready.awaited.is_empty();
+            || !self.ready.awaited.is_empty()
+            || self.flash.is_emptying();
         let pending = !self.ready.restless.is_empty();
         now + if busy {
             5_000_000

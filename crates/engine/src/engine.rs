@@ -3,6 +3,7 @@
 //! All state is in one [`Core`] behind one short lock, which plain read hits do without
 //! ([`crate::lanes`]); checksums, copies and system calls happen outside.
 
+mod devices;
 mod disks;
 mod open;
 mod report;
@@ -14,6 +15,7 @@ use crate::lanes::{After, Shared};
 use hearth_io::IoDone;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+pub use devices::Emptying;
 pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use report::DiskStatus;

@@ -8,6 +8,10 @@ pub enum Fault {
     EvictKept,
     /// Answer a flush of a disk that lives on flash although its discards are not durable.
     FlushForgetsDiscards,
+    /// Drop what is dirty on a device that is emptied as if it were clean.
+    EmptyForgetsDirty,
+    /// Free what a device that is emptied holds before it is durable elsewhere.
+    EmptyForgetsFlush,
     /// Keep what a crash left of a scratch disk.
     KeepScratch,
     /// Answer a flush without flushing the flash device.
@@ -233,7 +237,9 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 71] = [
+    pub const BY_WORLDS: [Fault; 73] = [
+        Fault::EmptyForgetsDirty,
+        Fault::EmptyForgetsFlush,
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,

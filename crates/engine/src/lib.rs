@@ -30,7 +30,7 @@ pub use api::FlashFault;
 pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{
-    ControlError, DiskStatus, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom, Owed,
+    ControlError, DiskStatus, Emptying, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom, Owed,
 };
 pub use flash::checkpoint::CheckpointError;
 pub use flash::durable::FLUSH_AFTER_BYTES;

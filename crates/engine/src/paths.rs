@@ -40,6 +40,7 @@ paths! {
     BatchSentAgain: "a batch that failed is sent again",
     BatchAgainInPlace: "a batch that failed is written to the same place again, for there is no other",
     ResentBatchFound: "a start finds the first attempt of a batch that was sent again",
+    DeviceEmptied: "a device is emptied to be taken out",
     SegmentBad: "a segment that took no batch is left alone",
     FlashBroken: "flash is given up because it failed",
     FlashUnwritable: "flash is given up because it takes no more writes",

@@ -11,9 +11,10 @@
 
 use crate::error::FormatError;
 use crate::layout::{Extent, Layout};
-use crate::superblock::{INCOMPAT_DEVICES, PoolState, Superblock};
+use crate::superblock::{INCOMPAT_DEVICES, Part, PoolState, Superblock};
 use crate::wire::{array_at, put, u32_at, u64_at};
 use hearth_io::{BLOCK, Media, Spread};
+use std::ops::Range;
 use uuid::Uuid;
 
 /// Most flash devices of a pool: what the superblock has room to list.
@@ -48,6 +49,7 @@ pub(crate) fn put_list(out: &mut [u8], devices: &[DeviceEntry]) {
         put(out, at + 16, &entry.extent.blocks.to_le_bytes());
         put(out, at + 24, &entry.extent.segment_start.to_le_bytes());
         put(out, at + 32, &entry.extent.segments.to_le_bytes());
+        put(out, at + 36, &entry.extent.gap.to_le_bytes());
     }
 }
 
@@ -67,10 +69,14 @@ pub(crate) fn list_at(
                 blocks: u64_at(block, at + 16),
                 segment_start: u64_at(block, at + 24),
                 segments: u32_at(block, at + 32),
+                gap: match i {
+                    0 => 0,
+                    _ => u32_at(block, at + 36),
+                },
             },
         };
         let extent = &entry.extent;
-        segments += u64::from(extent.segments);
+        segments += u64::from(extent.segments) + u64::from(extent.gap);
         let slots = u64::from(extent.segments) * u64::from(layout.segment_blocks);
         let end = extent.segment_start.checked_add(slots);
         if end.is_none_or(|end| end > extent.blocks) || extent.blocks.checked_mul(BLOCK).is_none() {
@@ -211,7 +217,8 @@ impl Members {
         self.finish(lead, devices)
     }
 
-    fn finish<M: Media>(
+    /// Gives those that do not have it the stamp that is coming.
+    pub(crate) fn finish<M: Media>(
         &mut self,
         lead: &mut Superblock,
         devices: &mut [M],
@@ -241,6 +248,48 @@ impl Superblock {
         self.devices = devices;
     }
 
+    /// Its devices as they are listed, also if there is one only.
+    pub fn all_devices(&self) -> Vec<DeviceEntry> {
+        match self.devices.is_empty() {
+            false => self.devices.clone(),
+            true => vec![DeviceEntry {
+                device: self.device,
+                extent: Extent {
+                    blocks: self.layout.device_blocks,
+                    segment_start: self.layout.segment_start,
+                    segments: self.layout.segment_count,
+                    gap: 0,
+                },
+            }],
+        }
+    }
+
+    /// The numbers of segments on each device, by their places.
+    pub fn segments(&self) -> Vec<Range<u32>> {
+        if self.devices.is_empty() {
+            return std::iter::once(0..self.layout.segment_count).collect();
+        }
+        let mut next = 0u32;
+        let each = self.devices.iter().map(|d| {
+            let from = next.saturating_add(d.extent.gap);
+            next = from.saturating_add(d.extent.segments);
+            from..next
+        });
+        each.collect()
+    }
+
+    /// The numbers of segments that are on no device any more.
+    pub fn gaps(&self) -> Vec<u32> {
+        let there = self.segments();
+        let mut gaps = Vec::new();
+        let mut next = 0;
+        for range in there {
+            gaps.extend(next..range.start);
+            next = range.end;
+        }
+        gaps
+    }
+
     /// Where on which device an offset of the pool lies.
     pub fn spread(&self) -> Spread {
         let bytes =
@@ -251,9 +300,10 @@ impl Superblock {
         let first = self.layout.segment_start * BLOCK + bytes(first.extent.segments);
         let others = others.iter().map(|d| {
             let extent = &d.extent;
-            (extent.segment_start * BLOCK, bytes(extent.segments))
+            let gap = bytes(extent.gap);
+            (gap, extent.segment_start * BLOCK, bytes(extent.segments))
         });
-        Spread::over(first, others)
+        Spread::with_gaps(first, others)
     }
 
     /// The superblock of another device of the pool whose first has this one, to take the place of `old` there.
@@ -267,6 +317,8 @@ impl Superblock {
             state: PoolState::Open,
             stamp,
             next_stamp: 0,
+            part: Part::Member,
+            peer: old.peer,
             ..self.clone()
         }
     }
@@ -278,6 +330,7 @@ impl Superblock {
             generation: 0,
             device,
             created_unix_s,
+            peer: Uuid::nil(),
             ..self.clone()
         };
         self.of_member(place, &new, self.stamp)

@@ -66,6 +66,16 @@ pub enum FormatError {
         /// What does not fit.
         why: Fault,
     },
+    /// The device was to take the place of another one of its pool, and that was cut off.
+    Coming {
+        /// That one.
+        of: uuid::Uuid,
+    },
+    /// Another device has taken its place in its pool.
+    Gone {
+        /// That one.
+        by: uuid::Uuid,
+    },
     /// The device failed.
     Io {
         /// What was being done.
@@ -115,6 +125,20 @@ impl FormatError {
             FormatError::Unfit { what, why } => {
                 why.clone().within(format!("the {what} cannot be written"))
             }
+            FormatError::Coming { of } => Fault::new(
+                format!(
+                    "it was to take the place of device {of} of its pool, and that was cut off"
+                ),
+                "run `hearth pool replace-flash` again with both devices",
+            ),
+            FormatError::Gone { by } if by.is_nil() => Fault::new(
+                "it was taken out of its pool",
+                "leave it out; or make it a part of a pool again with `hearth pool add-flash`, or with `hearth pool create --force`",
+            ),
+            FormatError::Gone { by } => Fault::new(
+                format!("device {by} has taken its place in the pool"),
+                "give that one; if it does not have it yet because the replacement was cut off, run `hearth pool replace-flash` again with both devices",
+            ),
             FormatError::Io { doing, source } => Fault::new(
                 format!("{doing} failed: {source}"),
                 "check the device's health",

@@ -74,10 +74,11 @@ pub struct Layout {
 /// has to tell of more segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Added {
-    /// Segments among all that the areas were laid out without.
+    /// Segments among all that the areas were laid out without. Where devices have gone since, there may be fewer than
+    /// the areas were laid out for: then it is that below zero, in 32 bits.
     pub segments: u32,
-    /// Blocks by which the segment map ends further ahead than at first: each time it grew it went to a place
-    /// before the one it had.
+    /// Blocks by which the segment map ends further ahead than at first: each time it changed its size it went to
+    /// another place than the one it had.
     pub map_shift: u32,
 }
 
@@ -90,6 +91,8 @@ pub struct Extent {
     pub segment_start: u64,
     /// How many there are.
     pub segments: u32,
+    /// So many numbers of segments before its first belong to no device: one that had them is gone.
+    pub gap: u32,
 }
 
 /// Blocks a summary needs so that it can hold one entry for every data block.
@@ -202,6 +205,7 @@ impl Layout {
                 blocks,
                 segment_start: start,
                 segments: (least + more) as u32,
+                gap: 0,
             });
         }
         let elsewhere: u64 = extents.iter().map(|e| u64::from(e.segments)).sum();
@@ -233,6 +237,7 @@ impl Layout {
             blocks: alone.device_blocks,
             segment_start,
             segments: low as u32,
+            gap: 0,
         };
         extents.insert(0, lead);
         Ok((layout, extents))
@@ -247,23 +252,42 @@ impl Layout {
     /// The layout with `segments` more, on a device that is added. The segment map gets a new place, as nothing
     /// may be written where the old one is, which counts until the superblock says otherwise.
     pub fn grown(&self, segments: u32) -> Result<Layout, FormatError> {
-        let too_many = || FormatError::unfit(WHAT, "there are too many segments");
         let count = self.segment_count.checked_add(segments);
-        let count = count.ok_or_else(too_many)?;
-        let shift = 2 * self.map_blocks() + u64::from(self.added.map_shift);
+        let count = count.ok_or_else(Self::too_many)?;
+        self.resized(count, self.added.segments.wrapping_add(segments))
+    }
+
+    /// The layout without the last `segments`, of a device that is gone.
+    pub fn cut(&self, segments: u32) -> Result<Layout, FormatError> {
+        let count = self.segment_count.checked_sub(segments);
+        let count = count.ok_or(FormatError::unfit(WHAT, "there are fewer segments"))?;
+        self.resized(count, self.added.segments.wrapping_sub(segments))
+    }
+
+    fn too_many() -> FormatError {
+        FormatError::unfit(WHAT, "there are too many segments")
+    }
+
+    fn resized(&self, count: u32, added: u32) -> Result<Layout, FormatError> {
         let slots = u64::from(count) * u64::from(self.segment_blocks);
         if slots >= u64::from(u32::MAX) {
-            return Err(too_many());
+            return Err(Self::too_many());
         }
-        let layout = Layout {
+        let mut layout = Layout {
             device_blocks: self.segment_start + slots,
             segment_count: count,
             added: Added {
-                segments: self.added.segments + segments,
-                map_shift: u32::try_from(shift).map_err(|_| too_many())?,
+                segments: added,
+                map_shift: 0,
             },
             ..*self
         };
+        // Back to the first place if the map that counts is not there, else before that one.
+        let shift = u64::from(self.added.map_shift);
+        if shift < 2 * layout.map_blocks() {
+            let further = u32::try_from(shift + 2 * self.map_blocks());
+            layout.added.map_shift = further.map_err(|_| Self::too_many())?;
+        }
         layout.check()?;
         Ok(layout)
     }
@@ -297,7 +321,8 @@ impl Layout {
             Some(end) if end <= self.segment_start => {}
             _ => return wrong("the checkpoint area reaches into the segments"),
         }
-        if self.added.segments > self.segment_count - SEGMENTS_MIN {
+        let first = self.first_count();
+        if first < SEGMENTS_MIN || u64::from(first) * segment >= u64::from(u32::MAX) {
             return wrong("more segments came later than there are");
         }
         let shift = u64::from(self.added.map_shift);
@@ -313,6 +338,16 @@ impl Layout {
             Some(end) if end <= self.device_blocks => Ok(()),
             _ => wrong("the segments reach past the end of the device"),
         }
+    }
+
+    /// Segments that the areas were laid out for.
+    fn first_count(&self) -> u32 {
+        self.segment_count.wrapping_sub(self.added.segments)
+    }
+
+    /// Have only segments come since that was done?
+    pub(crate) fn has_only_grown(&self) -> bool {
+        self.added.segments <= self.segment_count.saturating_sub(SEGMENTS_MIN)
     }
 
     /// Byte offset of segment `seg`, which must be below `segment_count`.
@@ -386,8 +421,7 @@ impl Layout {
     /// a checkpoint, so that every pool has it. `None` where it would not be twice as large as the first areas.
     pub fn registry_room(&self) -> Option<(u64, u64)> {
         // Devices that came later move nothing.
-        let slots = u64::from(self.segment_count.saturating_sub(self.added.segments))
-            * u64::from(self.segment_blocks);
+        let slots = u64::from(self.first_count()) * u64::from(self.segment_blocks);
         let kept = slots * CHECKPOINT_KEPT_PER_SLOT + CHECKPOINT_BYTES_FIXED;
         let spare = self.checkpoint_blocks.saturating_sub(kept.div_ceil(BLOCK));
         let blocks = (spare / 2).min(REGISTRY_GROWN_BLOCKS_MAX);
@@ -545,6 +579,31 @@ mod tests {
             }
         }
         assert!(layout.grown(u32::MAX / 1024).is_err());
+    }
+
+    #[test]
+    fn what_comes_and_goes_uses_two_places_for_the_map_and_never_one_that_counts() {
+        let first = Layout::for_device(4 << 30, 1024).unwrap();
+        let place = |layout: &Layout| {
+            let at = layout.map_offset(0);
+            at..at + 2 * layout.map_blocks() * BLOCK
+        };
+        let mut layout = first;
+        for _ in 0..1000 {
+            let more = layout.grown(300).unwrap();
+            let back = more.cut(300).unwrap();
+            for (old, new) in [(&layout, &more), (&more, &back)] {
+                let (old, new) = (place(old), place(new));
+                assert!(new.end <= old.start || old.end <= new.start);
+            }
+            assert_eq!(back.registry_room(), first.registry_room());
+            layout = back;
+        }
+        // As after the second of two devices of one size that the areas were laid out for.
+        let less = layout.cut(400).unwrap();
+        assert_eq!(less.registry_room(), first.registry_room());
+        assert!(!less.has_only_grown() && layout.has_only_grown());
+        assert!(layout.cut(layout.segment_count - 7).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 pub mod batch;
 pub mod beside;
+pub mod change;
 pub mod checkpoint;
 mod copies;
 pub mod datastore;

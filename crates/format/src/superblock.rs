@@ -19,11 +19,14 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP | INCOMPAT_DEVICES;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_CHANGED;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// The pool has several [devices](crate::devices).
 pub const INCOMPAT_DEVICES: u64 = 1 << 3;
+/// A device has gone, so that not all numbers of segments are of one; or this device is half on its way into the pool
+/// or out of it ([`Part`]).
+pub const INCOMPAT_CHANGED: u64 = 1 << 5;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.
@@ -31,6 +34,7 @@ pub const LABEL_MAX: usize = 63;
 
 const WHAT: &str = "superblock";
 const CRC_AT: usize = 12;
+const PEER_AT: usize = 3920;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// How the pool was left.
@@ -47,6 +51,18 @@ pub enum PoolState {
     Open,
     /// The device failed and was given up; nothing on it counts any more.
     Failed,
+}
+
+/// What a device is to the pool that its superblock names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// A part of it.
+    #[default]
+    Member,
+    /// It is to take the place of another one ([`peer`](Superblock::peer)), which still has it.
+    Coming,
+    /// It is none any more: another one has taken its place, and has all that it had, or it was emptied and taken out.
+    Gone,
 }
 
 /// The superblock of one flash device.
@@ -71,6 +87,10 @@ pub struct Superblock {
     pub stamp: u64,
     /// Of the first of several: the stamp that the others are being given, or have been; else 0.
     pub next_stamp: u64,
+    /// What the device is to the pool.
+    pub part: Part,
+    /// The device whose place it took or is to take, or which has taken its place; nil if there is none.
+    pub peer: Uuid,
     /// Features a reader must know, else it must not open the pool.
     pub incompat: u64,
     /// Features a reader may ignore.
@@ -114,6 +134,8 @@ impl Superblock {
             devices: Vec::new(),
             stamp: 0,
             next_stamp: 0,
+            part: Part::Member,
+            peer: Uuid::nil(),
             incompat: 0,
             compat: 0,
             ro_compat: 0,
@@ -168,6 +190,7 @@ impl Superblock {
         put(out, 112, &self.layout.checkpoint_blocks.to_le_bytes());
         put(out, 120, &self.layout.segment_start.to_le_bytes());
         put(out, 128, &self.layout.segment_count.to_le_bytes());
+        put(out, 132, &[self.part as u8]);
         put(out, 136, &self.created_unix_s.to_le_bytes());
         put(out, 144, &checkpoint_id.to_le_bytes());
         put(out, 152, &checkpoint_bytes.to_le_bytes());
@@ -180,6 +203,7 @@ impl Superblock {
         put(out, 1344, &self.layout.added.segments.to_le_bytes());
         put(out, 1348, &self.layout.added.map_shift.to_le_bytes());
         put_list(out, &self.devices);
+        put(out, PEER_AT, self.peer.as_bytes());
         let crc = crc_with_hole(out, CRC_AT);
         put(out, CRC_AT, &crc.to_le_bytes());
         block
@@ -232,8 +256,8 @@ impl Superblock {
             checkpoint_blocks: u64_at(block, 112),
             segment_start: u64_at(block, 120),
             segment_count: u32_at(block, 128),
-            // Without the bit it is a pool of a version that left these bytes zero.
-            added: match incompat & INCOMPAT_DEVICES {
+            // Without a bit it is a pool of a version that left these bytes zero.
+            added: match incompat & (INCOMPAT_DEVICES | INCOMPAT_CHANGED) {
                 0 => Added::default(),
                 _ => Added {
                     segments: u32_at(block, 1344),
@@ -242,6 +266,24 @@ impl Superblock {
             },
         };
         layout.check()?;
+        let changed = incompat & INCOMPAT_CHANGED != 0;
+        if !changed && !layout.has_only_grown() {
+            return Err(FormatError::damaged(
+                WHAT,
+                "more segments came later than there are",
+            ));
+        }
+        let part = match (block[132], changed) {
+            (0, _) => Part::Member,
+            (1, true) => Part::Coming,
+            (2, true) => Part::Gone,
+            _ => {
+                return Err(FormatError::damaged(
+                    WHAT,
+                    "what it says of the device's part in the pool is unknown",
+                ));
+            }
+        };
         let state = match block[49] {
             0 => PoolState::Open,
             1 => {
@@ -285,6 +327,8 @@ impl Superblock {
                     "its list of devices has another one in its place",
                 ));
             }
+        }
+        if several || changed {
             stamps = [u64_at(block, 304), u64_at(block, 312)];
         }
         let [stamp, next_stamp] = stamps;
@@ -298,6 +342,8 @@ impl Superblock {
             devices,
             stamp,
             next_stamp,
+            part,
+            peer: Uuid::from_bytes(array_at(block, PEER_AT)),
             incompat,
             compat: u64_at(block, 40),
             ro_compat: u64_at(block, 32),
@@ -316,7 +362,20 @@ impl Superblock {
     /// One good copy is enough. Fails with `Newer` if either copy, intact, needs a newer
     /// version; with `TruncatedDevice` if the device is shorter than recorded; with `Damaged`
     /// if a superblock was there but no copy is intact; else with `NotAPool`.
+    ///
+    /// A device that is only half on its way into the pool, or out of it, is refused: [`Coming`](FormatError::Coming),
+    /// [`Gone`](FormatError::Gone).
     pub fn load(media: &mut dyn Media) -> Result<Superblock, FormatError> {
+        let found = Superblock::load_any(media)?;
+        match found.part {
+            Part::Member => Ok(found),
+            Part::Coming => Err(FormatError::Coming { of: found.peer }),
+            Part::Gone => Err(FormatError::Gone { by: found.peer }),
+        }
+    }
+
+    /// The same, whatever the device is to the pool.
+    pub fn load_any(media: &mut dyn Media) -> Result<Superblock, FormatError> {
         let mut copies = [read_copy(media, 0), read_copy(media, 1)];
         let newest = copies::newest(&copies, |copy| copy.generation)?;
         let best = std::mem::replace(&mut copies[newest], Err(FormatError::NotAPool))?;

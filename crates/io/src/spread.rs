@@ -17,6 +17,8 @@ struct Part {
     at: u64,
     /// Where on it that is.
     from: u64,
+    /// First byte of the whole behind it.
+    end: u64,
 }
 
 /// Where what lies. Cheap to clone.
@@ -40,11 +42,17 @@ impl Spread {
 
     /// The first device up to `first`, and then so many bytes of each other one from an offset on.
     pub fn over(first: u64, others: impl IntoIterator<Item = (u64, u64)>) -> Spread {
+        let others = others.into_iter();
+        Spread::with_gaps(first, others.map(|(from, bytes)| (0, from, bytes)))
+    }
+
+    /// The same; before each other device a part of the whole, so many bytes, lies on none.
+    pub fn with_gaps(first: u64, others: impl IntoIterator<Item = (u64, u64, u64)>) -> Spread {
         let mut end = first;
-        let rest = others.into_iter().map(|(from, bytes)| {
-            let at = end;
-            end = end.saturating_add(bytes);
-            Part { at, from }
+        let rest = others.into_iter().map(|(gap, from, bytes)| {
+            let at = end.saturating_add(gap);
+            end = at.saturating_add(bytes);
+            Part { at, from, end }
         });
         let rest: Arc<[Part]> = rest.collect();
         match rest.is_empty() {
@@ -85,8 +93,9 @@ impl Spread {
     fn place_behind(&self, offset: u64) -> (u16, u64) {
         let n = self.rest.partition_point(|part| part.at <= offset);
         match n.checked_sub(1).and_then(|i| self.rest.get(i)) {
-            Some(part) => (n as u16, part.from + (offset - part.at)),
-            None => Self::beyond(offset),
+            Some(part) if offset < part.end => (n as u16, part.from + (offset - part.at)),
+            // Behind all, or on no device: there is nothing at such an offset of the first one either.
+            _ => Self::beyond(offset),
         }
     }
 
@@ -103,10 +112,9 @@ impl Spread {
 
     /// What of the whole lies on a device.
     pub fn range(&self, device: u16) -> Option<Range<u64>> {
-        let end = |n: usize| self.rest.get(n).map_or(self.end, |part| part.at);
         match usize::from(device) {
             0 => Some(0..self.first),
-            n => self.rest.get(n - 1).map(|part| part.at..end(n)),
+            n => self.rest.get(n - 1).map(|part| part.at..part.end),
         }
     }
 
@@ -119,7 +127,11 @@ impl Spread {
             let (device, there) = self.place(at);
             let end = self.range(device).map_or(u64::MAX, |range| range.end);
             let left = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
-            let n = (len - done).min(left.max(1));
+            // What lies on none is not cut up.
+            let n = match left {
+                0 => len - done,
+                left => (len - done).min(left),
+            };
             pieces.push((usize::from(device), there, done..done + n));
             done += n;
         }
@@ -235,6 +247,19 @@ mod tests {
         assert_eq!(one.place(u64::MAX - 1), (0, u64::MAX - 1));
         assert_eq!(one.whole(0, 77), Some(77));
         assert_eq!(Spread::over(1 << 20, []), one);
+    }
+
+    #[test]
+    fn a_part_that_lies_on_no_device_leaves_the_others_where_they_were() {
+        let spread = Spread::with_gaps(100, [(0, 4, 50), (30, 8, 20)]);
+        assert_eq!(spread.len(), Some(200));
+        assert_eq!(spread.place(149), (1, 53));
+        assert_eq!(spread.place(150).0, 0, "it is on none");
+        assert_eq!(spread.place(179).0, 0);
+        assert_eq!(spread.place(180), (2, 8));
+        assert_eq!(spread.whole(1, 54), None);
+        assert_eq!(spread.whole(2, 8), Some(180));
+        assert_eq!(spread.range(1), Some(100..150));
     }
 
     #[test]

@@ -30,6 +30,23 @@ impl Flashes {
         self.devices.len() > 1
     }
 
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// One more, which may become one of the pool.
+    pub fn push(&mut self, device: SimDevice) {
+        self.devices.push(device);
+    }
+
+    /// Only these are left, in this order.
+    pub fn keep(&mut self, list: &[usize]) {
+        let mut all: Vec<Option<SimDevice>> = self.devices.drain(..).map(Some).collect();
+        let kept = list.iter().filter_map(|i| all.get_mut(*i)?.take());
+        self.devices = kept.collect();
+    }
+
     pub fn device(&mut self, n: u16) -> Option<&mut SimDevice> {
         self.devices.get_mut(usize::from(n))
     }

@@ -24,6 +24,7 @@ pub mod paths;
 pub mod prng;
 pub mod profile;
 pub mod real;
+mod reshape;
 pub mod runner;
 pub mod single;
 pub mod subject;

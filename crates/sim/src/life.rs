@@ -118,7 +118,7 @@ impl World<'_> {
         Ok(())
     }
 
-    fn check_media(&mut self) -> Outcome {
+    pub(crate) fn check_media(&mut self) -> Outcome {
         self.flash
             .violation()
             .map_or(Ok(()), |v| Err(format!("media contract broken: {v}")))
@@ -173,6 +173,9 @@ impl World<'_> {
             self.hang_on()?;
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;
+            }
+            if self.profile.reshape > 0 {
+                self.empty_some()?;
             }
             if self.rng.chance(self.profile.rot, 1000) {
                 self.rot();

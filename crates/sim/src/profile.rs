@@ -78,6 +78,8 @@ pub struct Profile {
     /// Of 100 crashes, how many take all flash along: another device takes its place, and only what is known beside it
     /// is left.
     pub flash_lost: u64,
+    /// Of 100 starts, before how many they are changed.
+    pub reshape: u64,
 }
 
 /// No trouble.
@@ -116,10 +118,11 @@ pub(crate) const CALM: Profile = Profile {
     legs: (1, 1),
     leg_trouble: 0,
     flash_lost: 0,
+    reshape: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 30] = [
+pub const PROFILES: [Profile; 31] = [
     CALM,
     Profile {
         name: "restart",
@@ -497,10 +500,26 @@ pub const PROFILES: [Profile; 30] = [
         devices: (2, 3),
         ..CALM
     },
+    Profile {
+        name: "devices-change",
+        about: "flash devices that come, are replaced, and are emptied and go, cut off now and then, and crashes (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        homes: [8, 1, 0],
+        lives: (3, 8),
+        requests: (20, 160),
+        crash: 40,
+        change: 8,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
+        devices: (1, 3),
+        reshape: 70,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
-    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 4,
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 4, 0,
 ];
 
 /// The name that lets the seed choose.

@@ -3,10 +3,11 @@
 use crate::media::SimMedia;
 use crate::mirrored::LegFault;
 use crate::prng::Prng;
-use crate::subject::{Known, Maker, Shape, Subject, Unsaved};
+use crate::subject::{Known, Maker, Reshape, Shape, Subject, Unsaved};
 use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
+use hearth_format::change::{self, Newcomer};
 use hearth_format::devices::judge;
 use hearth_format::superblock::PoolState;
 use hearth_format::{DeviceEntry, Layout, Members, Superblock, Uuid};
@@ -184,6 +185,58 @@ impl Maker for Real {
         Ok(lead.spread())
     }
 
+    fn reshape(
+        &self,
+        mut devices: Vec<SimMedia<'_>>,
+        what: Reshape,
+        seed: u64,
+    ) -> Result<(), String> {
+        let first = devices.first_mut().ok_or("there is no device")?;
+        let lead = Superblock::load(first).map_err(|e| e.to_string())?;
+        let newcomer = Newcomer {
+            device: Uuid::from_u128(u128::from(seed) << 64 | 1),
+            now_unix_s: 1,
+        };
+        let told = |(place, e): change::Failed| format!("device {place}: {e}");
+        match what {
+            Reshape::Add => {
+                let new = devices.last_mut().ok_or("there is no device")?;
+                change::clear(&lead, new, &mut |_, _| true).map_err(|e| e.to_string())?;
+                change::add(&mut devices, newcomer).map(drop).map_err(told)
+            }
+            Reshape::Replace(place) => {
+                let mut new = devices.pop().ok_or("there is no device")?;
+                let none = |_| false;
+                let progress = &mut |_, _| true;
+                change::replace(&mut devices, place, &mut new, newcomer, &none, progress)
+                    .map(drop)
+                    .map_err(told)
+            }
+            Reshape::Remove(place) => change::remove(devices, place).map(drop).map_err(told),
+        }
+    }
+
+    fn is_pool(&self, devices: &mut [SimMedia<'_>], list: &[usize]) -> bool {
+        let found = list.iter().map(|i| {
+            let media = devices.get_mut(*i)?;
+            Superblock::load(media).ok()
+        });
+        let found: Option<Vec<Superblock>> = found.collect();
+        let order = found.and_then(|found| judge(&found).ok());
+        order.is_some_and(|order| order.iter().enumerate().all(|(at, i)| at == *i))
+    }
+
+    fn finish(&self, devices: &mut [SimMedia<'_>]) -> Result<(), String> {
+        let [old, .., new] = devices else {
+            return Err("there is no other device".into());
+        };
+        match change::finish_replacement(old, new) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("there is no replacement to finish".into()),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
     fn was_given_up(&self, media: &mut dyn Media) -> bool {
         Superblock::load(media).is_ok_and(|sb| sb.state == PoolState::Failed)
     }
@@ -335,6 +388,19 @@ impl Subject for RealSubject {
     }
     fn describe(&self) -> String {
         self.engine.explain()
+    }
+    fn empty_device(&self, device: u16) -> bool {
+        self.engine.begin_emptying(device)
+    }
+    fn is_emptying(&self) -> bool {
+        self.engine.emptying().is_some()
+    }
+    fn emptied(&self) -> Option<u16> {
+        let how = self.engine.emptying()?;
+        (how.left == 0).then_some(how.device)
+    }
+    fn use_device_again(&self) {
+        self.engine.end_emptying();
     }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed

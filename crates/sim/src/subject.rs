@@ -39,6 +39,17 @@ pub struct Unsaved {
     pub lost: Vec<u64>,
 }
 
+/// What happens to a pool's flash devices while nobody serves it. Numbers are their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reshape {
+    /// The last of those given comes.
+    Add,
+    /// The last of those given takes the place of this one.
+    Replace(usize),
+    /// This one goes.
+    Remove(usize),
+}
+
 /// Something that behaves like the engine: see `hearth_engine` for what the calls mean.
 pub trait Subject {
     /// Disks of which the start dropped everything.
@@ -96,6 +107,20 @@ pub trait Subject {
     fn io_done(&self, now_ns: u64, done: &mut Vec<IoDone>, effects: &mut Effects);
     /// Time passed. Returns when to call again at the latest.
     fn tick(&self, now_ns: u64, effects: &mut Effects) -> Option<u64>;
+    /// Begins to empty a flash device. False: it cannot be now.
+    fn empty_device(&self, _device: u16) -> bool {
+        false
+    }
+    /// Is one being emptied, or empty?
+    fn is_emptying(&self) -> bool {
+        false
+    }
+    /// The device that was emptied, if nothing is left on it.
+    fn emptied(&self) -> Option<u16> {
+        None
+    }
+    /// The device is used as before.
+    fn use_device_again(&self) {}
     /// True once the subject no longer uses flash because it failed too often.
     fn gave_up_flash(&self) -> bool {
         false
@@ -134,6 +159,23 @@ pub trait Maker: Sync {
     /// on them what lies.
     fn join(&self, _devices: &mut [SimMedia<'_>]) -> Result<Spread, String> {
         Ok(Spread::one())
+    }
+    /// Changes which devices are the pool. For [`Reshape::Add`] and [`Reshape::Replace`] the last one is not of it yet.
+    fn reshape(
+        &self,
+        _devices: Vec<SimMedia<'_>>,
+        _what: Reshape,
+        _seed: u64,
+    ) -> Result<(), String> {
+        Err("this subject's devices stay".into())
+    }
+    /// Are these of the devices, in this order, the pool?
+    fn is_pool(&self, _devices: &mut [SimMedia<'_>], _list: &[usize]) -> bool {
+        true
+    }
+    /// Finishes the replacement of the first device by the last one.
+    fn finish(&self, _devices: &mut [SimMedia<'_>]) -> Result<(), String> {
+        Err("this subject's devices stay".into())
     }
     /// Says a formatted device that it was given up?
     fn was_given_up(&self, _media: &mut dyn Media) -> bool {

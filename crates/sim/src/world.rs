@@ -177,6 +177,8 @@ pub struct World<'a> {
     disk_blocks: Option<u64>,
     /// How large disks may be that live on flash.
     kept_blocks: u64,
+    /// The device that was emptied when the pool was closed.
+    pub(crate) emptied: Option<u16>,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
     /// One I/O fails, and nothing else.
@@ -345,6 +347,7 @@ impl<'a> World<'a> {
             single: None,
             begun_ios: 0,
             alive_ios: 0,
+            emptied: None,
             rng,
         };
         for id in 1..=disks {

@@ -63,6 +63,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::CloseAllIntents
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
+        Fault::EmptyForgetsDirty | Fault::EmptyForgetsFlush => "devices-change",
         Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
         _ => "mixed",
     }

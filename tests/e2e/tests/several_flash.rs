@@ -169,3 +169,195 @@ fn with_one_device_gone_whole_disks_are_served() -> Result<()> {
     let mut client = hearth.connect("whole")?;
     writer.check(&mut client)
 }
+
+/// How many devices the pool has that is served.
+fn devices(hearth: &Hearth) -> Result<Vec<String>> {
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    let devices = pool["devices"].as_array().context("no devices")?;
+    let paths = devices.iter().map(|d| d["path"].as_str().unwrap_or("?"));
+    Ok(paths.map(str::to_owned).collect())
+}
+
+/// Devices come, are replaced and go under a client, whose connection stays. What was written before and between is
+/// there, dirty as it may be, and a start with the list of before finds the pool of today.
+#[test]
+fn devices_come_are_replaced_and_go_under_a_client() -> Result<()> {
+    let mut hearth = Hearth::with_pool("96M")?;
+    hearth.start()?;
+    let origin = blank(&hearth, "o.img")?;
+    hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
+    let mut client = hearth.connect("d")?;
+    let mut writer = Writer::new(11);
+    let first = path(hearth.flash()).to_owned();
+    let [second, third, fourth] =
+        ["second", "third", "fourth"].map(|name| path(&hearth.dir().join(name)).to_owned());
+    let busy = Duration::from_millis(300);
+
+    writer.load(&mut client, busy, || Ok(()))?;
+    let small = hearth.refused(&["pool", "add-flash", &second, "--size", "4M"])?;
+    ensure!(small.contains("needs at least"), "{small}");
+    let itself = hearth.refused(&["pool", "add-flash", &first])?;
+    ensure!(itself.contains("already"), "{itself}");
+    let only = hearth.refused(&["pool", "remove-flash", &first])?;
+    ensure!(
+        only.contains("only flash device") && only.contains("replace-flash"),
+        "{only}"
+    );
+
+    let added = hearth.ok(&["pool", "add-flash", &second, "--size", "64M"])?;
+    ensure!(added.contains("is part of the pool now"), "{added}");
+    ensure!(devices(&hearth)? == [first.clone(), second.clone()]);
+    writer.load(&mut client, busy, || Ok(()))?;
+    let tables = hearth.refused(&["pool", "remove-flash", &first])?;
+    ensure!(
+        tables.contains("tables") && tables.contains("replace-flash"),
+        "{tables}"
+    );
+
+    // The first, which has the tables, and one that has only segments.
+    let replaced = hearth.ok(&["pool", "replace-flash", &first, &third, "--size", "96M"])?;
+    ensure!(replaced.contains("has taken the place of"), "{replaced}");
+    writer.load(&mut client, busy, || Ok(()))?;
+    hearth.ok(&["pool", "replace-flash", &second, &fourth, "--size", "80M"])?;
+    ensure!(devices(&hearth)? == [third.clone(), fourth.clone()]);
+    writer.load(&mut client, busy, || Ok(()))?;
+    writer.check(&mut client)?;
+    let old = hearth.refused(&["pool", "show", "--flash", &first])?;
+    ensure!(old.contains("has taken its place"), "{old}");
+    let old = hearth.refused(&["pool", "show", "--flash", &second])?;
+    ensure!(old.contains("has taken its place"), "{old}");
+
+    // Killed, and started with the list that the settings still have.
+    hearth.kill9()?;
+    drop(client);
+    hearth.start()?;
+    ensure!(
+        devices(&hearth)? == [third.clone(), fourth.clone()],
+        "{}",
+        hearth.log()
+    );
+    ensure!(
+        hearth.log().contains("is not that of today"),
+        "{}",
+        hearth.log()
+    );
+    let mut client = hearth.connect("d")?;
+    writer.check(&mut client)?;
+    writer.check_stable(&mut client)?;
+
+    writer.load(&mut client, busy, || Ok(()))?;
+    let removed = hearth.ok(&["pool", "remove-flash", &fourth])?;
+    ensure!(
+        removed.contains("is no part of the pool any more"),
+        "{removed}"
+    );
+    ensure!(devices(&hearth)? == std::slice::from_ref(&third));
+    writer.check(&mut client)?;
+    writer.load(&mut client, busy, || Ok(()))?;
+    drop(client);
+    hearth.stop()?;
+    let gone = hearth.refused(&["pool", "show", "--flash", &fourth])?;
+    ensure!(gone.contains("taken out of its pool"), "{gone}");
+
+    // On a pool that nobody serves; what was taken out may come again.
+    let state = path(&hearth.dir().join("state")).to_owned();
+    let at = ["--flash", &third, "--state-dir", &state];
+    hearth.ok(&[&["pool", "add-flash", &fourth], &at[..]].concat())?;
+    hearth.start()?;
+    ensure!(devices(&hearth)? == [third, fourth]);
+    let mut client = hearth.connect("d")?;
+    writer.check(&mut client)?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer.check_file(&origin)
+}
+
+/// Whoever changes the devices is killed at any moment, the daemon or the command: the pool is one of the two it may be, and
+/// whichever list the next start is given, it finds that.
+#[test]
+fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Result<()> {
+    let seed = number("SEED").unwrap_or(1);
+    let mut hearth = Hearth::with_pool("64M")?;
+    let origin = blank(&hearth, "o.img")?;
+    hearth.start()?;
+    hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
+    let mut writer = Writer::new(seed);
+    let mut today = devices(&hearth)?;
+    for cycle in 0..number("CYCLES").unwrap_or(4) {
+        let about = || format!("cycle {cycle}, SEED={seed}");
+        let mut client = hearth.connect("d")?;
+        writer.load(&mut client, Duration::from_millis(150), || Ok(()))?;
+        let new = path(&hearth.dir().join(format!("flash-{cycle}"))).to_owned();
+        let mut next = today.clone();
+        let args: Vec<String> = match (today.len(), cycle % 3) {
+            (2.., 2) => {
+                let old = next.remove(1);
+                vec!["pool".into(), "remove-flash".into(), old]
+            }
+            (_, 1) | (3.., _) => {
+                let at = writer.below(today.len() as u64) as usize;
+                let old = std::mem::replace(&mut next[at], new.clone());
+                let what = ["pool", "replace-flash", &old, &new, "--size", "64M"];
+                what.map(str::to_owned).to_vec()
+            }
+            _ => {
+                next.push(new.clone());
+                let what = ["pool", "add-flash", &new, "--size", "64M"];
+                what.map(str::to_owned).to_vec()
+            }
+        };
+        let mut command = std::process::Command::new(hearth_rig::daemon::binary()?);
+        command.arg("--run-dir").arg(hearth.run_dir()).args(&args);
+        command.stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null());
+        let mut running = command.spawn()?;
+        std::thread::sleep(Duration::from_millis(writer.below(900)));
+        hearth.kill9()?;
+        running.kill()?;
+        running.wait()?;
+        drop(client);
+        // One list or the other.
+        let given = match writer.below(2) {
+            0 => today.clone(),
+            _ => next.clone(),
+        };
+        let there = given.iter().all(|path| std::path::Path::new(path).exists());
+        let given = if there { given } else { today.clone() };
+        let [lead, others @ ..] = given.as_slice() else {
+            anyhow::bail!("no device");
+        };
+        hearth.set_flash(lead.into());
+        hearth.serve_args = others
+            .iter()
+            .flat_map(|path| ["--flash".into(), path.into()])
+            .collect();
+        if let Err(e) = hearth.start() {
+            // Nothing but the new device was there yet, so that nobody could know which pool it is for.
+            ensure!(given == next, "{e:#}\n{}\n{}", about(), hearth.log());
+            hearth.kill9()?;
+            let [lead, others @ ..] = today.as_slice() else {
+                anyhow::bail!("no device");
+            };
+            hearth.set_flash(lead.into());
+            hearth.serve_args = others
+                .iter()
+                .flat_map(|path| ["--flash".into(), path.into()])
+                .collect();
+            hearth.start().with_context(about)?;
+        }
+        let now = devices(&hearth)?;
+        ensure!(now == today || now == next, "{}: {now:?}", about());
+        today = now;
+        let mut client = hearth.connect("d").with_context(about)?;
+        writer.check(&mut client).with_context(about)?;
+        writer.check_stable(&mut client).with_context(about)?;
+        if !today.contains(&new) {
+            // What was begun of it; perhaps nothing was.
+            let _ = std::fs::remove_file(&new);
+        }
+    }
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer
+        .check_file(&origin)
+        .with_context(|| format!("SEED={seed}"))
+}

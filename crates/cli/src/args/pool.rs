@@ -29,6 +29,21 @@ pub enum Pool {
         hearth pool adopt-flash --flash /var/lib/hearth/flash --size 100G"
     )]
     AdoptFlash(PoolAdopt),
+    /// Give the pool one more flash device: the one that is served, which goes on, or one that is not
+    #[command(after_help = "Example:\n  hearth pool add-flash /dev/nvme1n1\n  \
+        hearth pool add-flash /srv/ssd2/flash --size 200G\n  \
+        hearth pool add-flash --flash /dev/nvme0n1p4 /dev/nvme1n1")]
+    AddFlash(FlashAdd),
+    /// Have a new flash device take the place of one of the pool, with all that lies there
+    #[command(
+        after_help = "Example:\n  hearth pool replace-flash /dev/nvme0n1 /dev/nvme2n1\n  \
+        hearth pool replace-flash --flash /dev/nvme0n1 /dev/nvme0n1 /dev/nvme2n1"
+    )]
+    ReplaceFlash(FlashReplace),
+    /// Empty a flash device of the pool that is served, and take it out
+    #[command(after_help = "Example:\n  hearth pool remove-flash /dev/nvme1n1\n  \
+        hearth pool remove-flash --cancel")]
+    RemoveFlash(FlashRemove),
     /// Write everything dirty to the origins, so that the pool can leave and the origins stand alone
     #[command(
         after_help = "Example:\n  hearth pool export\n  hearth pool export --yes\n  hearth pool export --flash /dev/nvme0n1p4"
@@ -98,4 +113,71 @@ pub struct PoolExport {
     /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
     #[arg(long, value_name = "DIR", requires = "flash")]
     pub state_dir: Option<PathBuf>,
+}
+
+/// Of which pool a flash device is added, replaced or removed, and how.
+#[derive(Clone, Debug, Args)]
+pub struct FlashWhere {
+    /// The devices of a pool that is not being served, each with --flash; without it, the one being served
+    #[arg(long, value_name = "PATH")]
+    pub flash: Vec<PathBuf>,
+    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
+    #[arg(long, value_name = "DIR", requires = "flash")]
+    pub state_dir: Option<PathBuf>,
+    /// Yes, also if clients have to connect again for it
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// The device that comes.
+#[derive(Clone, Debug, Args)]
+pub struct FlashNew {
+    /// Make a new file of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<Size>,
+    /// With --size: only reserve the space instead of writing the file once
+    #[arg(long, requires = "size")]
+    pub quick: bool,
+    /// Overwrite what is there: a file system, a partition table, another pool, an existing file;
+    /// and allow a file in RAM
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct FlashAdd {
+    /// Block device or file that is to be one more
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    #[command(flatten)]
+    pub device: FlashNew,
+    #[command(flatten)]
+    pub at: FlashWhere,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct FlashReplace {
+    /// The device that goes, as `hearth pool show` lists it
+    #[arg(value_name = "OLD")]
+    pub old: PathBuf,
+    /// Block device or file that comes, at least as large
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    #[command(flatten)]
+    pub device: FlashNew,
+    #[command(flatten)]
+    pub at: FlashWhere,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct FlashRemove {
+    /// The device that goes, as `hearth pool show` lists it; any but the first
+    #[arg(value_name = "DEVICE", required_unless_present = "cancel")]
+    pub old: Option<PathBuf>,
+    /// Call off what is under way: a removal, a replacement or an addition
+    #[arg(long, conflicts_with_all = ["old", "flash"])]
+    pub cancel: bool,
+    #[command(flatten)]
+    pub at: FlashWhere,
 }

@@ -5,6 +5,7 @@ pub mod advice;
 mod caller;
 pub mod datastores;
 pub mod events;
+pub mod flash;
 pub mod listen;
 pub mod server;
 pub mod stats;

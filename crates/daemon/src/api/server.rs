@@ -23,6 +23,7 @@ use utoipa_axum::routes;
 use super::advice::AdviceReport;
 use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
+use super::flash::{FlashChange, FlashState};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
 use super::types::{
@@ -42,6 +43,12 @@ pub(super) const BODY_MAX: usize = 64 << 10;
 pub trait Control: Send + Sync + 'static {
     /// The pool being served.
     fn pool(&self) -> Result<PoolInfo>;
+    /// How far a change of the pool's flash devices is.
+    fn flash_state(&self) -> FlashState;
+    /// Begins to add, replace or remove one.
+    fn change_flash(&self, request: &FlashChange) -> Result<FlashState>;
+    /// Calls that off.
+    fn cancel_flash(&self) -> Result<()>;
     /// Begins to write everything dirty to the origins, and then to stop.
     fn export_pool(&self, how: PoolExport) -> Result<()>;
     /// All disks, by name.
@@ -506,6 +513,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(get_openapi))
         .merge(super::datastores::routes())
         .merge(super::events::routes())
+        .merge(super::flash::routes())
         .merge(super::watching::routes())
         .merge(super::upgrade::routes())
 }

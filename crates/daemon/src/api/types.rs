@@ -659,6 +659,15 @@ pub struct PoolDevice {
     pub path: String,
     /// Its number for life.
     pub uuid: String,
+    /// What the kernel calls its model, if it is a drive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// How it is used: `in-use`, or `emptying`.
+    #[serde(default)]
+    pub state: String,
+    /// When emptying: per cent of its segments that hold nothing any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emptied_percent: Option<u64>,
     /// Bytes it has.
     pub bytes: u64,
     /// Bytes of them for cached data.

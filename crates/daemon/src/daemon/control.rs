@@ -20,6 +20,7 @@ use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, StopReason, control_error, homeless, lock, trouble};
 use crate::api::advice::AdviceReport;
 use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
+use crate::api::flash::{FlashChange, FlashState};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::types::{
@@ -524,6 +525,18 @@ impl Daemon {
 impl Control for Arc<Daemon> {
     fn pool(&self) -> Result<PoolInfo> {
         Ok(self.pool_info())
+    }
+
+    fn flash_state(&self) -> FlashState {
+        Daemon::flash_state(self)
+    }
+
+    fn change_flash(&self, request: &FlashChange) -> Result<FlashState> {
+        Daemon::change_flash(self, request)
+    }
+
+    fn cancel_flash(&self) -> Result<()> {
+        Daemon::cancel_flash(self)
     }
 
     fn upgrade_state(&self) -> UpgradeState {

@@ -24,6 +24,7 @@ mod legs;
 mod metrics;
 mod noter;
 mod report;
+mod reshape;
 mod rooms;
 mod slot;
 mod stop;
@@ -243,6 +244,13 @@ pub struct Daemon {
     slow_devices: Mutex<Vec<u16>>,
     /// Which program takes its place, and whose place it took.
     succession: crate::upgrade::Succession,
+    /// Its flash devices are being changed.
+    reshaping: reshape::Reshaping,
+    /// Most RAM for the index, and RAM for the stage, if they were given.
+    memory: Option<u64>,
+    ram_stage: Option<u64>,
+    /// Where is kept what must outlive the flash.
+    state_dir: PathBuf,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -393,6 +401,10 @@ impl Daemon {
             shares_scaled: AtomicBool::new(false),
             slow_devices: Mutex::default(),
             succession: crate::upgrade::Succession::default(),
+            reshaping: reshape::Reshaping::default(),
+            memory: options.memory,
+            ram_stage: options.ram_stage,
+            state_dir,
         });
         let noter = daemon.start_noter().map_err(no_thread)?;
         *lock(&daemon.noter) = noter;
@@ -536,7 +548,7 @@ fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degrad
     let flash = &options.flash;
     let begin = Instant::now();
     loop {
-        let failed = match Pool::open_for_service(flash) {
+        let failed = match Pool::open_for_service(flash, state_dir) {
             Ok((mut pool, read_only)) => {
                 pool.remember(state_dir)?;
                 return Ok((pool, read_only.map(Degraded::unwritable)));

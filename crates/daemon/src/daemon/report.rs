@@ -143,6 +143,8 @@ impl Daemon {
         if !pool.is_without_flash() {
             crate::pool::show::add(&mut devices, &lies);
             crate::pool::show::add_io(&mut devices, &lies);
+            let emptied = self.reshaping.emptied(&self.engine);
+            crate::pool::show::add_emptied(&mut devices, emptied);
         }
         PoolInfo {
             devices,

@@ -179,6 +179,9 @@ impl Daemon {
                 "the next start reads the log instead; nothing flushed is lost",
             ))
         };
+        if closed.is_ok() {
+            self.reshaping.set_at_rest();
+        }
         let promised = if clean { self.promise() } else { Ok(()) };
         if clean {
             self.note_whole_at_rest();

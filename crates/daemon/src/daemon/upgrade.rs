@@ -72,7 +72,26 @@ impl Daemon {
         self: &Arc<Daemon>,
         request: &UpgradeRequest,
     ) -> Result<UpgradePlan> {
-        let (program, plan) = self.plan(request)?;
+        let plan = self.check_risk(request)?;
+        let program = PathBuf::from(&request.program);
+        if !self.succession.appoint(&program) {
+            return Err(Error::conflict(
+                "another program is taking over already",
+                "wait until it has",
+            ));
+        }
+        self.events.tell(Event::DaemonUpgrading {
+            from: plan.from.clone(),
+            to: plan.to.clone(),
+            program: plan.program.clone(),
+        });
+        self.request_stop(StopReason::Upgrade);
+        Ok(plan)
+    }
+
+    /// What it would do, unless clients would lose their connections and nobody has said that they may.
+    pub(super) fn check_risk(&self, request: &UpgradeRequest) -> Result<UpgradePlan> {
+        let (_, plan) = self.plan(request)?;
         if !plan.at_risk.is_empty() && !request.yes {
             let mut named: Vec<String> = (plan.at_risk.iter().take(NAMED_MAX))
                 .map(|risk| {
@@ -91,18 +110,6 @@ impl Daemon {
                 "see that they can, or stop them, and add --yes",
             ));
         }
-        if !self.succession.appoint(&program) {
-            return Err(Error::conflict(
-                "another program is taking over already",
-                "wait until it has",
-            ));
-        }
-        self.events.tell(Event::DaemonUpgrading {
-            from: plan.from.clone(),
-            to: plan.to.clone(),
-            program: plan.program.clone(),
-        });
-        self.request_stop(StopReason::Upgrade);
         Ok(plan)
     }
 

@@ -1,5 +1,7 @@
 //! What of a pool lies on which of its flash devices.
 
+use std::path::Path;
+
 use hearth_engine::stats::DeviceStats;
 use hearth_io::BLOCK;
 
@@ -18,6 +20,8 @@ impl Pool {
             PoolDevice {
                 path: path.display().to_string(),
                 uuid: entry.map_or(superblock.device, |e| e.device).to_string(),
+                model: model(&path),
+                state: "in-use".to_owned(),
                 bytes: entry.map_or_else(|| self.media().size(), |e| e.bytes()),
                 capacity: u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK,
                 segments: u64::from(segments),
@@ -25,6 +29,32 @@ impl Pool {
             }
         });
         devices.collect()
+    }
+}
+
+/// What the kernel says a drive is, or the drive of a partition.
+fn model(path: &Path) -> Option<String> {
+    let real = path.canonicalize().ok()?;
+    let name = real.strip_prefix("/dev").ok()?.file_name()?;
+    let block = Path::new("/sys/class/block")
+        .join(name)
+        .canonicalize()
+        .ok()?;
+    let at = [Some(block.as_path()), block.parent()];
+    let told = at.into_iter().flatten();
+    let told = told.filter_map(|at| std::fs::read_to_string(at.join("device/model")).ok());
+    let mut models = told.map(|model| model.trim().to_owned());
+    models.find(|model| !model.is_empty())
+}
+
+/// Adds which one is being emptied, and how far that is.
+pub(crate) fn add_emptied(devices: &mut [PoolDevice], emptied: Option<(u16, u64)>) {
+    let Some((place, percent)) = emptied else {
+        return;
+    };
+    if let Some(device) = devices.get_mut(usize::from(place)) {
+        device.state = "emptying".to_owned();
+        device.emptied_percent = Some(percent);
     }
 }
 

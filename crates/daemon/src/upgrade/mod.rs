@@ -292,8 +292,21 @@ fn sealed(bytes: &[u8]) -> std::io::Result<File> {
     }
 }
 
-/// Becomes the program that was appointed. Returns only if neither that nor this one can be started anew.
-pub(crate) fn become_next(succession: &Succession, run_dir: RunDir) -> Error {
+/// Becomes the program that was appointed. Returns only if neither that nor this one can be started anew. With `changed`
+/// the next one gets these flash devices, and is told why they are those before, if they are.
+pub(crate) fn become_next(
+    succession: &Succession,
+    run_dir: RunDir,
+    changed: Option<(Vec<PathBuf>, String)>,
+) -> Error {
+    let (flash, failure) = match changed {
+        Some((flash, failure)) => (Some(flash), failure),
+        None => (None, String::new()),
+    };
+    let args = match &flash {
+        Some(flash) => with_flash(own_arguments(), flash),
+        None => own_arguments(),
+    };
     let parting = std::mem::take(&mut *succession.lock());
     // Who is still choosing a disk was not counted among the connections.
     let use_one = |c: &&Carried| State::parse(&c.state).is_some_and(|s| s.export().is_some());
@@ -305,7 +318,7 @@ pub(crate) fn become_next(succession: &Succession, run_dir: RunDir) -> Error {
         generation: parting.generation + 1,
         begun_ns: parting.begun_ns,
         ended: parting.connections.saturating_sub(carried),
-        failure: String::new(),
+        failure,
         lock: lock.as_raw_fd(),
         sockets: (sockets.iter())
             .map(|(name, fd)| (name.clone(), fd.as_raw_fd()))
@@ -325,11 +338,11 @@ pub(crate) fn become_next(succession: &Succession, run_dir: RunDir) -> Error {
     kept.extend(sockets.into_iter().map(|(_, fd)| fd));
     kept.push(lock.into());
     let next = parting.program.unwrap_or_default();
-    let failed = execute(&next, &document, &kept);
+    let failed = execute(&next, &args, &document, &kept);
     tracing::error!(program = %next.display(), "cannot be started: {failed}; going on with the one before");
     // It is what runs now, wherever its file has gone.
     document.failure = format!("{} cannot be started: {failed}", next.display());
-    let again = execute(Path::new("/proc/self/exe"), &document, &kept);
+    let again = execute(Path::new("/proc/self/exe"), &args, &document, &kept);
     Error::unavailable(
         format!(
             "{}, and neither can this one again: {again}",
@@ -339,8 +352,13 @@ pub(crate) fn become_next(succession: &Succession, run_dir: RunDir) -> Error {
     )
 }
 
-/// Becomes `program`, with this one's arguments and those descriptors; returns if that fails.
-fn execute(program: &Path, document: &Document, kept: &[OwnedFd]) -> std::io::Error {
+/// Becomes `program`, with these arguments and descriptors; returns if that fails.
+fn execute(
+    program: &Path,
+    args: &[OsString],
+    document: &Document,
+    kept: &[OwnedFd],
+) -> std::io::Error {
     let prepare = || -> std::io::Result<File> {
         let file = sealed(&document.encode())?;
         set_inherited(&file, true)?;
@@ -354,7 +372,7 @@ fn execute(program: &Path, document: &Document, kept: &[OwnedFd]) -> std::io::Er
     let name = std::env::args_os().next();
     Command::new(program)
         .arg0(name.unwrap_or_else(|| OsString::from("hearth")))
-        .args(own_arguments())
+        .args(args)
         .env(VARIABLE, file.as_raw_fd().to_string())
         .exec()
 }
@@ -394,6 +412,26 @@ impl Patience {
 /// The arguments with which this program was started, without its name, as the next one is to be.
 pub(crate) fn own_arguments() -> Vec<OsString> {
     lasting(std::env::args_os().skip(1))
+}
+
+/// Arguments of `hearth serve` with other flash devices.
+fn with_flash(args: Vec<OsString>, flash: &[PathBuf]) -> Vec<OsString> {
+    let mut out = Vec::new();
+    let mut args = args.into_iter();
+    while let Some(arg) = args.next() {
+        if arg == "--flash" {
+            args.next();
+        } else if !arg.to_string_lossy().starts_with("--flash=") {
+            out.push(arg);
+        }
+    }
+    for path in flash {
+        // One word, whatever the path begins with.
+        let mut arg = OsString::from("--flash=");
+        arg.push(path);
+        out.push(arg);
+    }
+    out
 }
 
 /// Arguments without those that were meant for one start.
@@ -467,6 +505,18 @@ mod tests {
         ];
         let kept = lasting(args.into_iter().map(OsString::from));
         assert_eq!(kept, ["serve", "--flash", "f"]);
+    }
+
+    #[test]
+    fn the_next_one_gets_the_devices_of_the_pool_as_it_is_then() {
+        let args = ["serve", "--flash", "a", "--threads", "2", "--flash=b"];
+        let args = args.into_iter().map(OsString::from).collect();
+        let flash = ["/a", "/c"].map(PathBuf::from);
+        let next = with_flash(args, &flash);
+        assert_eq!(
+            next,
+            ["serve", "--threads", "2", "--flash=/a", "--flash=/c"]
+        );
     }
 
     #[test]

@@ -696,6 +696,30 @@ impl Index {
         tagged == self.len
     }
 
+    /// Takes over what another index holds, of another number of slots. False: it holds something at slots that
+    /// there are not, or dirty blocks that nobody finds in it; then this one must not be used.
+    pub fn take_over(&mut self, other: &Index) -> bool {
+        for slot in 0..other.slots() {
+            let Some(info) = other.slot(slot) else {
+                continue;
+            };
+            if other.get(info.key) != Some(slot) {
+                if info.dirty {
+                    return false;
+                }
+                continue;
+            }
+            if slot >= self.slots() {
+                return false;
+            }
+            self.set(info.key, slot, other.crc(slot), info.dirty, info.freq);
+            if info.lost {
+                self.set_lost(slot);
+            }
+        }
+        true
+    }
+
     /// Has the home bucket of `key` fetched into the processor's cache.
     #[inline]
     pub fn prefetch(&self, key: Key) {

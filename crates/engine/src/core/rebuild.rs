@@ -2,7 +2,7 @@
 
 use crate::api::DiskId;
 use crate::blocks::runset::RunSet;
-use crate::cache::index::{Key, Section, SlotNo};
+use crate::cache::index::{Index, Key, Section, SlotNo};
 use crate::core::Core;
 use crate::core::rest::Rest;
 use crate::disk::Disk;
@@ -28,6 +28,8 @@ pub(crate) type Since = BTreeMap<DiskId, u64>;
 struct Rebuild<'a> {
     rest: Rest<'a>,
     since: &'a Since,
+    /// The index as it was when there were more segments, or fewer.
+    before: Option<Index>,
     /// Copies in a checkpoint that belong to no disk (any more): slot, block, and whether it is dirty.
     foreign: Vec<(SlotNo, Key, bool)>,
 }
@@ -181,6 +183,7 @@ impl<'a> Rebuild<'a> {
         Rebuild {
             rest,
             since,
+            before: None,
             foreign: Vec::new(),
         }
     }
@@ -192,7 +195,10 @@ impl Kept for Rebuild<'_> {
     }
 
     fn part_len(&self, part: Part) -> usize {
-        self.rest.part_len(part)
+        match &self.before {
+            Some(before) => before.section_len(section(part)),
+            None => self.rest.part_len(part),
+        }
     }
 
     fn part(&self, part: Part, at: usize, out: &mut [u8]) {
@@ -205,12 +211,21 @@ impl Kept for Rebuild<'_> {
 }
 
 impl Restore for Rebuild<'_> {
+    fn of_slots(&mut self, slots: u32) {
+        self.before = Some(Index::new(slots, self.rest.seed()));
+    }
+
     fn set_part(&mut self, part: Part, at: usize, data: &[u8]) {
-        self.rest.cache.index.set_section(section(part), at, data);
+        let index = self.before.as_mut().unwrap_or(&mut self.rest.cache.index);
+        index.set_section(section(part), at, data);
     }
 
     fn adopt(&mut self, seed: u64) -> bool {
-        self.rest.cache.index.adopt(seed)
+        let index = &mut self.rest.cache.index;
+        match self.before.take() {
+            Some(mut before) => before.adopt(seed) && index.take_over(&before),
+            None => index.adopt(seed),
+        }
     }
 
     fn zeroed(&mut self, disk: DiskId, start: u64, end: u64, seg_seq: u64) {

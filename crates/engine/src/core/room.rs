@@ -50,6 +50,7 @@ impl Core {
             self.flash.flush_to_free(now);
             self.flash.store_map();
         }
+        self.flash.free_emptied(now);
         self.route_flash(now, fx);
     }
 
@@ -113,6 +114,9 @@ impl Contents for Rest<'_> {
         if info.dirty {
             let homeless = !d.has_origin();
             if self.faults.has(Fault::EvictDirty) || homeless && self.faults.has(Fault::EvictKept) {
+                return Fate::Goes;
+            }
+            if terms.leaves && self.faults.has(Fault::EmptyForgetsDirty) {
                 return Fate::Goes;
             }
             // What flash has refused is read alone, and not at once again.

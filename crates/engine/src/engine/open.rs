@@ -273,6 +273,9 @@ impl Engine {
     pub fn quiesce(&self, on: bool) {
         let mut core = self.core();
         core.quiescing = on;
+        if let Some(emptying) = &mut core.flash.emptying {
+            emptying.paused = on;
+        }
         core.everyone_is_ready();
         // The rest is as it was when the core last looked.
         core.shared.open(false);

@@ -193,9 +193,11 @@ impl Engine {
         for (device, d) in (0..).zip(&mut all) {
             d.slow = flash.devices.is_slow(device);
         }
+        let ranges = flash.sb.segments();
         for (segment, seg) in flash.log.segments.iter().zip(0..) {
             let device = usize::from(flash.device_of(seg));
-            if let Some(d) = all.get_mut(device) {
+            let numbers = ranges.get(device).filter(|r| r.contains(&seg));
+            if let (Some(d), Some(_)) = (all.get_mut(device), numbers) {
                 d.segments += 1;
                 d.free_segments += u64::from(segment.state == SegState::Free);
                 d.cached_blocks += u64::from(segment.live);

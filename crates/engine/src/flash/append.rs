@@ -212,6 +212,7 @@ impl<U: Users> FlashDevice<U> {
             took(Path::ItemSplit);
         }
         self.log.segments[seg as usize].batches += 1;
+        self.touched[seg as usize] += 1;
         let bytes = u64::from(1 + blocks) * BLOCK;
         self.log.batches.push_back(Batch {
             seq,
@@ -242,6 +243,7 @@ impl<U: Users> FlashDevice<U> {
             );
             return;
         };
+        self.touched[batch.seg as usize] += 1;
         batch.state = if result.is_ok() {
             BatchState::Written
         } else {
@@ -318,6 +320,7 @@ impl<U: Users> FlashDevice<U> {
             let s = self.log.sealing.swap_remove(at);
             self.cleaner.close(s.seg);
             self.leave_alone(s.seg);
+            self.touched[s.seg as usize] += 1;
             let bytes = self.encode_summary(&s).expect(FITS);
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
@@ -330,6 +333,7 @@ impl<U: Users> FlashDevice<U> {
     /// A summary was written; failing is no harm, the batches themselves tell.
     pub fn summary_ended(&mut self, seg: u32, result: &Result<(), IoError>) {
         self.unpin(seg);
+        self.touched[seg as usize] += 1;
         self.counters.flash_errors += u64::from(result.is_err());
     }
 
@@ -375,7 +379,8 @@ impl<U: Users> FlashDevice<U> {
         self.log.freeing.push(seg);
         self.note_changed(seg);
         self.log.urgent = true;
-        if self.faults.has(Fault::ReuseEarly) {
+        let forgets = self.faults.has(Fault::EmptyForgetsFlush) && self.is_on_emptying(seg);
+        if self.faults.has(Fault::ReuseEarly) || forgets {
             self.release(seg);
         }
     }
@@ -396,6 +401,7 @@ impl<U: Users> FlashDevice<U> {
             return;
         }
         self.log.segments[seg as usize].state = SegState::Trimming;
+        self.touched[seg as usize] += 1;
         let bytes = u64::from(self.log.segment_blocks) * BLOCK;
         let offset = self.layout.segment_start * BLOCK + u64::from(seg) * bytes;
         let io = Io::range(self.target(), OpKind::Discard, offset, bytes);
@@ -404,7 +410,11 @@ impl<U: Users> FlashDevice<U> {
 
     /// A trim ended; failing is no harm.
     pub fn trim_ended(&mut self, seg: u32) {
+        self.touched[seg as usize] += 1;
         self.log.freeing.retain(|s| *s != seg);
+        if self.is_on_emptying(seg) {
+            return self.put_aside(seg);
+        }
         self.log.segments[seg as usize].state = SegState::Free;
         self.put_free(seg);
     }

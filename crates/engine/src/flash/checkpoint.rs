@@ -10,7 +10,7 @@ use crate::faults::Fault;
 use crate::flash::append::FITS;
 use crate::flash::dead::Dead;
 use crate::flash::device::{FlashDevice, Users};
-use crate::flash::log::{Gone, Sealing, SegState, Slot};
+use crate::flash::log::{Gone, Sealing, SegState, Segment, Slot};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
 use hearth_format::superblock::INCOMPAT_MAP;
@@ -80,6 +80,8 @@ pub(crate) enum Lies {
 
 /// Those who get back what was kept.
 pub(crate) trait Restore: Kept {
+    /// What follows was kept of a device with so many slots: others came since, or went.
+    fn of_slots(&mut self, slots: u32);
     fn set_part(&mut self, part: Part, at: usize, data: &[u8]);
     /// The parts are there; false if they do not fit this seed.
     fn adopt(&mut self, seed: u64) -> bool;
@@ -165,6 +167,7 @@ impl<U: Users> FlashDevice<U> {
                 }
                 self.log.durable_seq = self.log.applied_seq;
                 let bytes = self.encode_summary(&sealing).expect(FITS);
+                self.touched[head.seg as usize] += 1;
                 media.write_at(self.layout.summary_offset(head.seg), &bytes)?;
             }
         }
@@ -277,12 +280,13 @@ impl<U: Users> FlashDevice<U> {
         out
     }
 
-    fn adopt_log(&mut self, bytes: &[u8], restore: &mut impl Restore) -> Option<()> {
+    fn adopt_log(&mut self, bytes: &[u8], kept: usize, restore: &mut impl Restore) -> Option<()> {
         let mut r = Reader(bytes);
-        for seg in 0..self.log.segments.len() {
-            let s = &mut self.log.segments[seg];
-            s.first_batch = r.u64()?;
-            s.last_batch = r.u64().filter(|last| *last < NUMBERS_END)?;
+        for seg in 0..kept {
+            let (first, last) = (r.u64()?, r.u64().filter(|last| *last < NUMBERS_END)?);
+            if let Some(s) = self.log.segments.get_mut(seg) {
+                (s.first_batch, s.last_batch) = (first, last);
+            }
         }
         let segments = self.log.segments.len() as u32;
         let mut begun = Vec::new();
@@ -306,7 +310,7 @@ impl<U: Users> FlashDevice<U> {
         Some(())
     }
 
-    /// Reads the checkpoint back. False: it is not usable, and this device and `restore` must be built afresh.
+    /// Reads the checkpoint back, also one from before devices came or went. False: it is not usable, and this device and `restore` must be built afresh.
     pub fn read_checkpoint(
         &mut self,
         media: &mut dyn Media,
@@ -357,6 +361,9 @@ impl<U: Users> FlashDevice<U> {
         if !load(media, area, log_at, &mut log)? {
             return Ok(false);
         }
+        if !self.fits(&state, &header, restore) {
+            return Ok(false);
+        }
         for (kind, what) in PARTS {
             let Some(section) = part(kind, restore.part_len(what)) else {
                 return Ok(false);
@@ -366,8 +373,26 @@ impl<U: Users> FlashDevice<U> {
             }
         }
         let adopted = self.adopt_state(&state, &header, restore);
-        let adopted = adopted.and_then(|()| self.adopt_log(&log, restore));
+        let adopted = adopted.and_then(|kept| self.adopt_log(&log, kept, restore));
         Ok(adopted.and_then(|()| self.recount(restore)).is_some())
+    }
+
+    /// Can it be that the checkpoint is of this pool? Its devices may have been others since; what lies on those
+    /// that stayed has the numbers it had.
+    fn fits(&self, state: &[u8], header: &CheckpointHeader, restore: &mut impl Restore) -> bool {
+        let mut r = Reader(state);
+        let count = r.u64().and_then(|_| r.u32());
+        let Some(count) = count.filter(|n| *n as usize != self.log.segments.len()) else {
+            return true;
+        };
+        let slots = u64::from(count) * u64::from(self.log.segment_blocks);
+        // Room is made for no more than lies here.
+        let of_slots = |s: &Section| s.kind == SLOTS && s.len >= slots;
+        if slots >= u64::from(u32::MAX) || !header.sections.iter().any(of_slots) {
+            return false;
+        }
+        restore.of_slots(slots as u32);
+        true
     }
 
     fn adopt_state(
@@ -375,17 +400,26 @@ impl<U: Users> FlashDevice<U> {
         state: &[u8],
         header: &CheckpointHeader,
         restore: &mut impl Restore,
-    ) -> Option<()> {
+    ) -> Option<usize> {
         let mut r = Reader(state);
         let seed = r.u64()?;
-        if !restore.adopt(seed) || r.u32()? as usize != self.log.segments.len() {
+        if !restore.adopt(seed) {
             return None;
         }
         let mut order: Vec<(u64, u32)> = Vec::new();
-        for seg in 0..self.log.segments.len() {
+        let kept = r.u32()? as usize;
+        for seg in 0..kept {
             let closed = r.u8()? == 1;
-            let s = &mut self.log.segments[seg];
-            s.seq = r.u64().filter(|seq| *seq < NUMBERS_END)?;
+            let seq = r.u64().filter(|seq| *seq < NUMBERS_END)?;
+            let there = |s: &&mut Segment| s.state != SegState::Bad;
+            let Some(s) = self.log.segments.get_mut(seg).filter(there) else {
+                // It was emptied before its device went.
+                if closed {
+                    return None;
+                }
+                continue;
+            };
+            s.seq = seq;
             if closed {
                 s.state = SegState::Closed;
                 order.push((s.seq, seg as u32));
@@ -420,7 +454,7 @@ impl<U: Users> FlashDevice<U> {
         self.log.next_batch_seq = header.next_batch_seq.max(1);
         self.log.applied_seq = self.log.next_batch_seq - 1;
         self.log.durable_seq = self.log.applied_seq;
-        Some(())
+        Some(kept)
     }
 
     /// Counts what the slots say, and drops what belongs to no disk. `None`: what they say cannot be.

@@ -273,7 +273,8 @@ impl<U: Users> FlashDevice<U> {
         }
         if !self.evict.choice.begun.contains(&seg) {
             self.evict.choice.begun.push(seg);
-            self.evict.choice.in_vain += 1;
+            // One that goes with its device goes for nobody who waits.
+            self.evict.choice.in_vain += usize::from(!self.is_on_emptying(seg));
             self.evict.count += 1;
             self.log.segments[seg as usize].eviction = self.evict.count;
         }
@@ -292,6 +293,25 @@ impl<U: Users> FlashDevice<U> {
         self.cleaner.withdraw(seg);
         self.forget_victim();
         self.evict.wants_clean = true;
+    }
+
+    /// Has the eviction of this segment begun?
+    pub(in crate::flash) fn is_begun(&self, seg: u32) -> bool {
+        self.evict.choice.begun.contains(&seg)
+    }
+
+    /// False: this segment waits for room for what it says again, and there is none.
+    pub(in crate::flash) fn may_be_tried(&mut self, seg: u32) -> bool {
+        let room = self.record_room();
+        let put_off = &mut self.evict.choice.put_off;
+        let Some(at) = put_off.iter().position(|p| p.seg == seg) else {
+            return true;
+        };
+        let may = put_off[at].records <= room;
+        if may {
+            put_off.swap_remove(at);
+        }
+        may
     }
 
     /// Do segments wait for room for what they say again?

@@ -11,6 +11,7 @@ use crate::faults::{Fault, Faults};
 use crate::flash::dead::Dead;
 use crate::flash::devices::Devices;
 use crate::flash::durable::Waiting;
+use crate::flash::emptying::Emptying;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
@@ -104,6 +105,10 @@ pub(crate) struct FlashDevice<U: Users> {
     pub log: Log<U::Token>,
     /// Copies that do not count any more.
     pub dead: Dead,
+    /// Of each segment, how often something that is written to it was sent, or has ended.
+    pub touched: Vec<u64>,
+    /// A device that is to be taken out, if one is.
+    pub emptying: Option<Emptying>,
     /// From which segment on records of a disk count; of one that is not here, from [`run_seq`](Self::run_seq).
     pub since: BTreeMap<u16, u64>,
     /// A start goes on in the segment that was being written, if others are short.
@@ -156,7 +161,7 @@ impl<U: Users> FlashDevice<U> {
             eviction: 0,
             clean_from: None,
         };
-        let log = Log {
+        let mut log = Log {
             segments: vec![segment; layout.segment_count as usize],
             next_batch_seq: 1,
             segment_blocks: layout.segment_blocks,
@@ -164,6 +169,10 @@ impl<U: Users> FlashDevice<U> {
             summary_capacity: layout.summary_capacity(),
             ..Log::default()
         };
+        // Nothing is read or written there.
+        for seg in sb.gaps() {
+            log.set_bad(seg);
+        }
         let cleaner = Cleaner::new(plan_of(&log), layout.segment_count, log.data_blocks);
         FlashDevice {
             number,
@@ -173,6 +182,8 @@ impl<U: Users> FlashDevice<U> {
             pool_tag: sb.pool_tag(),
             log,
             dead: Dead::default(),
+            touched: vec![0; layout.segment_count as usize],
+            emptying: None,
             since: BTreeMap::new(),
             resumes: false,
             run_seq: 0,

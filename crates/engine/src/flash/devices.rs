@@ -15,6 +15,7 @@ use crate::ctx::Io;
 use crate::faults::{Fault, Faults};
 use crate::flash::device::{FlashDevice, FlashOp, Users};
 use crate::flash::log::{SegState, Slot};
+
 use crate::stats::DeviceFigures;
 use hearth_io::{IoDone, IoError, OpKind, Spread, Target};
 use hearth_policy::{Answered, COST, Slow};
@@ -283,6 +284,15 @@ impl<U: Users> FlashDevice<U> {
     /// The device that a segment lies on.
     pub fn device_of(&self, seg: u32) -> u16 {
         self.devices.spread.place(self.layout.segment_offset(seg)).0
+    }
+
+    /// Is something on its way to a segment that changes what is there?
+    pub fn is_written(&self, seg: u32) -> bool {
+        let Some(s) = self.log.segments.get(seg as usize) else {
+            return true;
+        };
+        // A summary that is being written, or an operation that reads, keeps it pinned.
+        s.batches > 0 || s.pins > 0 || s.state == SegState::Trimming
     }
 
     /// The free segment that is written next: that which has been free longest; of several devices one on

@@ -111,6 +111,8 @@ pub(crate) struct Terms {
     pub may_keep_used: bool,
     /// Clean blocks that can be kept on the whole device, at most: more would only be moved around.
     pub kept_most: u64,
+    /// It lies on a device that is being emptied.
+    pub leaves: bool,
     /// More lives than should, and this is to go first: what is not used goes. Else everything that lives is moved.
     pub crowded: bool,
     pub now: u64,
@@ -166,14 +168,29 @@ impl<U: Users> FlashDevice<U> {
         if !self.takes_writes() {
             return None;
         }
+        if self.starved() && self.is_emptying() {
+            // What it has is needed.
+            self.end_emptying();
+        }
         if self.starved() && self.evict.current != self.log.order.front().copied() {
             self.forget_victim();
         }
-        let log = &self.log;
-        let coming = log.freeing.len();
         if let Some(seg) = self.evict.current {
             return Some((seg, false));
         }
+        if let Some(seg) = self.next_to_empty() {
+            self.begin_with(seg, Way::Oldest);
+            return Some((seg, true));
+        }
+        let log = &self.log;
+        // What comes free on a device that is emptied is room for nobody.
+        let coming = match self.is_emptying() {
+            false => log.freeing.len(),
+            true => {
+                let of_use = log.freeing.iter().filter(|seg| !self.is_on_emptying(**seg));
+                of_use.count()
+            }
+        };
         if log.free.len() + coming >= self.free_target() && !self.starved() {
             self.evict.wants_clean = false;
             let seg = self.dead_ahead()?;
@@ -269,6 +286,7 @@ impl<U: Users> FlashDevice<U> {
                 self.log.aside.remove(&seg);
                 self.log.order.retain(|s| *s != seg);
                 self.leave_choice(seg);
+                self.note_unreadable(seg);
                 self.forget_victim();
             }
         }
@@ -310,6 +328,7 @@ impl<U: Users> FlashDevice<U> {
     /// What can be done with the blocks of a segment at the moment.
     pub(in crate::flash) fn terms(&self, seg: u32, now: u64) -> Terms {
         let s = self.log.segments[seg as usize];
+        let leaves = self.is_on_emptying(seg);
         // What is moved now would take the room of the records that free what was evicted.
         let short = self.log.free.is_empty();
         // Moving a segment that is all dirty would only move it in a circle.
@@ -318,18 +337,20 @@ impl<U: Users> FlashDevice<U> {
         Terms {
             starved: self.starved(),
             follows: false,
-            dirty_stays: mostly_dirty || short,
-            may_keep: !short,
-            may_keep_used: !short,
+            // From one device to another it does not go in a circle.
+            dirty_stays: mostly_dirty && !leaves || short,
+            may_keep: !short && !leaves,
+            may_keep_used: !short && !leaves,
             kept_most: self.kept_most(),
-            crowded: self.fades(seg),
+            crowded: leaves || self.fades(seg),
+            leaves,
             now,
         }
     }
 
     /// Blocks of a segment that are moved at most, as long as they need not be.
     fn keep_max(&self, seg: u32) -> u32 {
-        if self.log.free.is_empty() {
+        if self.log.free.is_empty() || self.is_on_emptying(seg) {
             return 0;
         }
         let most = self.log.data_blocks - self.log.data_blocks / DROP_SHARE;
@@ -664,14 +685,23 @@ impl<U: Users> FlashDevice<U> {
 
     /// Starts a flush if room is short and evicted segments wait for one.
     pub fn flush_to_free(&mut self, now: u64) {
-        let (durable, applied) = (self.log.durable_ord, self.log.applied_ord);
-        let waiting = self.log.freeing.iter().any(|seg| {
-            let state = self.log.segments[*seg as usize].state;
-            matches!(state, SegState::Freeing { ord } if ord > durable && ord <= applied)
-        });
-        if waiting && self.log.free.len() < self.free_target() {
+        if self.log.free.len() < self.free_target() && self.any_waits_for_flush() {
             self.flush(now);
         }
+    }
+
+    /// Do evicted segments wait for a flush of what has been applied?
+    pub(in crate::flash) fn any_waits_for_flush(&self) -> bool {
+        let (durable, applied) = (self.log.durable_ord, self.log.applied_ord);
+        self.log.freeing.iter().any(|seg| {
+            let state = self.log.segments[*seg as usize].state;
+            matches!(state, SegState::Freeing { ord } if ord > durable && ord <= applied)
+        })
+    }
+
+    /// Is it the segment that eviction is at?
+    pub(in crate::flash) fn is_victim(&self, seg: u32) -> bool {
+        self.evict.current == Some(seg)
     }
 
     /// Segments that are on their way out: copies of theirs may be gone that the log still has.

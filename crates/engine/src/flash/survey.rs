@@ -5,6 +5,7 @@
 
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
+use crate::flash::log::SegState;
 use crate::flash::recover::{How, NUMBERS_END, RecoverError};
 use hearth_format::{BatchHeader, BatchMark, Entry, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
@@ -106,6 +107,10 @@ impl<U: Users> FlashDevice<U> {
         unsealed: &mut Vec<(u32, u64, bool)>,
     ) {
         for (seg, (both, blind)) in ends {
+            if self.log.segments[seg as usize].state == SegState::Bad {
+                // It is on no device any more.
+                continue;
+            }
             let (start, end) = both.split_at(BLOCK_BYTES);
             let sealed = self.decode_summary(end);
             let head = BatchHeader::decode(start, &mut Vec::new())

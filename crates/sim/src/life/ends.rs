@@ -15,7 +15,7 @@ const CUTS_MAX: u64 = 3;
 
 impl World<'_> {
     /// The process dies; mostly the power fails with it.
-    pub(super) fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         let (flash, origins) = match self.rng.below(10) {
             0..=5 => (true, true),
             6 | 7 => (false, false),
@@ -146,6 +146,7 @@ impl World<'_> {
         let Some(subject) = self.subject.take() else {
             return Ok(());
         };
+        let emptied = subject.emptied();
         let (mut media, meter) = self.flash.joined(cut);
         let result = subject.close(&mut media);
         let (tripped, used) = (meter.tripped(), meter.used());
@@ -157,6 +158,8 @@ impl World<'_> {
         if tripped {
             self.paths.note(Event::StopCutOff);
         }
+        // What was not closed may have to be read anew, and that may put something on it.
+        self.emptied = emptied.filter(|_| result.is_ok() && !tripped);
         let crashes = tripped || self.rng.chance(1, 4);
         if crashes {
             self.crash();
@@ -213,6 +216,7 @@ impl World<'_> {
 
     /// Opens again; sometimes the power fails in the middle of that.
     pub(super) fn reopen(&mut self) -> Outcome {
+        self.reshape()?;
         for attempt in 0..=CUTS_MAX {
             // Several devices are marked before the log is looked at.
             let steps = if self.flash.are_several() { 32 } else { 4 };

@@ -153,6 +153,8 @@ impl Kept for Known {
 }
 
 impl Restore for Known {
+    fn of_slots(&mut self, _: u32) {}
+
     fn set_part(&mut self, _: Part, at: usize, data: &[u8]) {
         self.table[at..at + data.len()].copy_from_slice(data);
     }

@@ -1,0 +1,534 @@
+//! Flash devices are added, replaced and removed while the pool is served.
+//!
+//! All that takes long is done beside the guests: a new file is written, a new device cleared, the old one copied or emptied.
+//! What is left are a few blocks on flash, and everything that was sized for the devices there were: the index, the data
+//! threads' rings, the map. For that the daemon begins anew with the next list of devices, under its
+//! clients, as another version does that takes over ([`crate::upgrade`]): they wait between two requests while
+//! the pool is closed, the change is made ([`crate::pool::change`]) and the pool is opened again, warm.
+//! So there is one way to change the devices of a pool, on one that nobody writes, and it is safe wherever it is cut off.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hearth_engine::Engine;
+use hearth_events::Event;
+use hearth_format::change::COPY_BYTES;
+use hearth_io::{BLOCK, Device, Media};
+
+use super::{Daemon, StopReason, homeless, lock};
+use crate::api::flash::{FlashAction, FlashChange, FlashProgress, FlashState};
+use crate::api::upgrade::UpgradeRequest;
+use crate::error::{Error, Result};
+use crate::pool::change::{self, Change, Ready};
+use crate::pool::{CreateOptions, DeviceAt, Pool};
+
+/// The program that goes on is the one that runs, wherever its file has gone.
+const OURSELVES: &str = "/proc/self/exe";
+/// How often is looked how far a device is emptied.
+const LOOK: Duration = Duration::from_millis(50);
+/// A device is copied while it is written to: so often all that was changed meanwhile is copied once more, at most.
+const PASSES: usize = 4;
+/// So few segments are left to the moment at which clients wait.
+const FEW: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Preparing,
+    Copying,
+    Emptying,
+    Switching,
+    Failed,
+    CalledOff,
+}
+
+impl Stage {
+    fn word(self) -> &'static str {
+        match self {
+            Stage::Preparing => "preparing",
+            Stage::Copying => "copying",
+            Stage::Emptying => "emptying",
+            Stage::Switching => "switching",
+            Stage::Failed => "failed",
+            Stage::CalledOff => "called-off",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Job {
+    what: Change,
+    stage: Stage,
+    begun: Instant,
+    done: u64,
+    total: u64,
+    error: Option<Error>,
+}
+
+impl Job {
+    fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Failed | Stage::CalledOff)
+    }
+
+    fn progress(&self) -> FlashProgress {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let rate = match seconds > 0.0 {
+            true => self.done as f64 / seconds,
+            false => 0.0,
+        };
+        let left = self.total.saturating_sub(self.done) as f64;
+        FlashProgress {
+            what: self.what.words(),
+            stage: self.stage.word().to_owned(),
+            done: self.done,
+            total: self.total,
+            bytes_per_second: rate,
+            eta_seconds: (rate > 0.0 && !self.is_over()).then_some(left / rate),
+            error: self.error.clone().map(Into::into),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    job: Option<Job>,
+    /// All is done that can be done before the pool is closed.
+    ready: Option<Ready>,
+}
+
+/// The change that is under way.
+#[derive(Default)]
+pub(crate) struct Reshaping {
+    inner: Mutex<Inner>,
+    called_off: AtomicBool,
+    /// The pool was closed, and nothing of this process uses it any more.
+    at_rest: AtomicBool,
+}
+
+impl Reshaping {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stage(&self, stage: Stage) {
+        if let Some(job) = &mut self.lock().job {
+            (job.stage, job.begun, job.done, job.total) = (stage, Instant::now(), 0, 0);
+        }
+    }
+
+    /// So much is done; false if it is to end.
+    fn tell(&self, done: u64, total: u64) -> bool {
+        if let Some(job) = &mut self.lock().job {
+            (job.done, job.total) = (done, total);
+        }
+        !self.called_off.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is in flight any more, and all is durable.
+    pub(super) fn set_at_rest(&self) {
+        self.at_rest.store(true, Ordering::Relaxed);
+    }
+
+    /// The device that is emptied, and how much of it is.
+    pub(super) fn emptied(&self, engine: &Engine) -> Option<(u16, u64)> {
+        let how = engine.emptying()?;
+        let gone = u64::from(how.segments.saturating_sub(how.left));
+        Some((how.device, gone * 100 / u64::from(how.segments.max(1))))
+    }
+}
+
+fn called_off() -> Error {
+    Error::unavailable(
+        "it was called off",
+        "the pool is as it was; a new file that was made may be removed",
+    )
+}
+
+/// What is asked for, as far as it makes sense.
+fn understood(request: &FlashChange) -> Result<(Change, CreateOptions)> {
+    let path = |named: &Option<String>, which: &str| -> Result<PathBuf> {
+        let path = PathBuf::from(named.clone().unwrap_or_default());
+        match path.is_absolute() {
+            true => Ok(path),
+            false => Err(Error::invalid(
+                format!("the {which} device is not named from the root directory on"),
+                "give its absolute path",
+            )),
+        }
+    };
+    let new = || -> Result<DeviceAt> {
+        Ok(DeviceAt {
+            path: path(&request.new, "new")?,
+            size: request.size,
+        })
+    };
+    let change = match request.action {
+        FlashAction::Add => Change::Add { new: new()? },
+        FlashAction::Replace => Change::Replace {
+            old: path(&request.old, "old")?,
+            new: new()?,
+        },
+        FlashAction::Remove => Change::Remove {
+            old: path(&request.old, "old")?,
+        },
+    };
+    let options = CreateOptions {
+        size: request.size,
+        quick: request.quick,
+        force: request.force,
+        label: String::new(),
+    };
+    if let Some(new) = change.new_device() {
+        crate::place::check(&new.path, &options)?;
+    }
+    Ok((change, options))
+}
+
+impl Daemon {
+    /// How far the change is.
+    pub(super) fn flash_state(&self) -> FlashState {
+        FlashState {
+            generation: self.succession.state().generation,
+            change: self.reshaping.lock().job.as_ref().map(Job::progress),
+        }
+    }
+
+    /// Calls it off.
+    pub(super) fn cancel_flash(&self) -> Result<()> {
+        let inner = self.reshaping.lock();
+        let job = inner.job.as_ref().filter(|job| !job.is_over());
+        match job.map(|job| job.stage) {
+            None => Err(Error::conflict(
+                "no change of the flash devices is under way",
+                "",
+            )),
+            Some(Stage::Switching) => Err(Error::conflict(
+                "the devices are being changed at this moment",
+                "wait until they are",
+            )),
+            Some(_) => {
+                self.reshaping.called_off.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Begins it.
+    pub(super) fn change_flash(self: &Arc<Daemon>, request: &FlashChange) -> Result<FlashState> {
+        let (what, options) = understood(request)?;
+        self.not_stopping()?;
+        if self.cache_is_off() {
+            return Err(Error::refused(
+                "the pool is served without its flash",
+                "see `hearth pool show` for the reason and put that right first",
+            ));
+        }
+        let carry = UpgradeRequest {
+            program: OURSELVES.to_owned(),
+            yes: request.yes,
+        };
+        self.check_risk(&carry)?;
+        if let Change::Remove { old } = &what {
+            self.check_room_without(old)?;
+        }
+        let mut inner = self.reshaping.lock();
+        if inner.job.as_ref().is_some_and(|job| !job.is_over()) {
+            return Err(Error::conflict(
+                "the flash devices are being changed already",
+                "wait until they are, or call it off",
+            ));
+        }
+        self.reshaping.called_off.store(false, Ordering::Relaxed);
+        inner.job = Some(Job {
+            what: what.clone(),
+            stage: Stage::Preparing,
+            begun: Instant::now(),
+            done: 0,
+            total: 0,
+            error: None,
+        });
+        drop(inner);
+        let daemon = self.clone();
+        let work = move || daemon.reshape(&what, &options, &carry);
+        let thread = std::thread::Builder::new().name("hearth-flash".to_owned());
+        if let Err(e) = thread.spawn(work) {
+            self.reshaping.lock().job = None;
+            return Err(Error::internal(format!("cannot start a thread: {e}")));
+        }
+        Ok(self.flash_state())
+    }
+
+    /// Refuses to take a device out if what has no other place would not fit the rest.
+    fn check_room_without(&self, old: &std::path::Path) -> Result<()> {
+        let pool = lock(&self.pool);
+        let devices = pool.devices();
+        let goes = devices
+            .iter()
+            .find(|d| std::path::Path::new(&d.path) == old);
+        let left = pool
+            .capacity()
+            .saturating_sub(goes.map_or(0, |d| d.capacity));
+        let promised = homeless::promised(pool.registry());
+        if promised <= homeless::most(left) {
+            return Ok(());
+        }
+        Err(Error::refused(
+            format!(
+                "{} are promised to disks that live on flash, and without {} there is room for {} of that",
+                crate::size::human(promised),
+                old.display(),
+                crate::size::human(homeless::most(left))
+            ),
+            "remove such a disk first, or put a larger device in its place with `hearth pool replace-flash`",
+        ))
+    }
+
+    /// Does it, up to the moment at which the daemon begins anew.
+    fn reshape(self: &Arc<Daemon>, what: &Change, options: &CreateOptions, carry: &UpgradeRequest) {
+        let Err(e) = self.reshape_up_to_switch(what, options, carry) else {
+            return;
+        };
+        self.engine.end_emptying();
+        let off = self.reshaping.called_off.load(Ordering::Relaxed);
+        if !off {
+            tracing::error!("cannot {}: {e}", what.words());
+        }
+        let mut inner = self.reshaping.lock();
+        inner.ready = None;
+        if let Some(job) = &mut inner.job {
+            job.stage = if off { Stage::CalledOff } else { Stage::Failed };
+            job.error = Some(e);
+        }
+    }
+
+    fn reshape_up_to_switch(
+        self: &Arc<Daemon>,
+        what: &Change,
+        options: &CreateOptions,
+        carry: &UpgradeRequest,
+    ) -> Result<()> {
+        let paths = lock(&self.pool).paths();
+        let pool = Pool::look_at(&paths)?;
+        let tell = &mut |done, total| self.reshaping.tell(done, total);
+        let mut ready = change::ready(&pool, what, options, tell)?;
+        self.check_ram(&ready)?;
+        match what {
+            Change::Add { .. } => {}
+            Change::Replace { .. } => {
+                self.reshaping.stage(Stage::Copying);
+                self.copy_while_serving(&mut ready)?;
+            }
+            Change::Remove { .. } => {
+                self.reshaping.stage(Stage::Emptying);
+                self.empty(ready.place())?;
+            }
+        }
+        // Others may have come meanwhile.
+        let plan = self.check_risk(carry)?;
+        if self.reshaping.called_off.load(Ordering::Relaxed) {
+            return Err(called_off());
+        }
+        self.reshaping.stage(Stage::Switching);
+        if let Some(beside) = lock(&self.pool).beside() {
+            change::note_in(beside, &ready.union);
+        }
+        self.reshaping.lock().ready = Some(ready);
+        if !self.succession.appoint(std::path::Path::new(OURSELVES)) {
+            return Err(Error::conflict(
+                "another program is taking over",
+                "try again when it has",
+            ));
+        }
+        self.events.tell(Event::DaemonUpgrading {
+            from: plan.from,
+            to: plan.to,
+            program: what.words(),
+        });
+        self.request_stop(StopReason::Upgrade);
+        Ok(())
+    }
+
+    /// Refuses what would need more RAM than there is: the daemon could not begin anew.
+    fn check_ram(&self, ready: &Ready) -> Result<()> {
+        let Some(slots) = ready.slots else {
+            return Ok(());
+        };
+        let stage = self.ram_stage.map(|bytes| (bytes / BLOCK) as usize);
+        let need = Engine::footprint(slots, stage.or(Some(0)));
+        let now = lock(&self.pool).footprint(self.ram_stage.or(Some(0)));
+        let more = need.saturating_sub(now);
+        let free = crate::memory::available();
+        let short = free.is_some_and(|free| more > free);
+        let beyond = self.memory.is_some_and(|limit| need > limit);
+        if !short && !beyond {
+            return Ok(());
+        }
+        let human = crate::size::human;
+        Err(Error::refused(
+            format!(
+                "the index and what belongs to it would need {}, {} more than now",
+                human(need),
+                human(more)
+            ),
+            match beyond {
+                true => "raise --memory of `hearth serve` and restart it, or take a smaller device",
+                false => "make room in RAM, or take a smaller device",
+            },
+        ))
+    }
+
+    /// Waits until nothing lies on a device.
+    fn empty(&self, place: u16) -> Result<()> {
+        if !self.engine.begin_emptying(place) {
+            return Err(Error::refused(
+                "the device cannot be emptied: the others have too few segments that take writes",
+                "put another device in its place with `hearth pool replace-flash`",
+            ));
+        }
+        let segment = {
+            let pool = lock(&self.pool);
+            pool.info().segment_bytes
+        };
+        loop {
+            let Some(how) = self.engine.emptying() else {
+                return Err(Error::refused(
+                    "emptying the device was given up: the log needs the room it has",
+                    "wait until the origins have more of what is dirty, and try again",
+                ));
+            };
+            let gone = u64::from(how.segments.saturating_sub(how.left));
+            if !self
+                .reshaping
+                .tell(gone * segment, u64::from(how.segments) * segment)
+            {
+                return Err(called_off());
+            }
+            if how.left == 0 {
+                return Ok(());
+            }
+            if how.left == how.unreadable {
+                return Err(Error::unavailable(
+                    format!(
+                        "{} segments of the device cannot be read, so nobody knows what is to be kept of them",
+                        how.left
+                    ),
+                    "put another device in its place with `hearth pool replace-flash`",
+                ));
+            }
+            if self.stopping.load(Ordering::Relaxed) {
+                return Err(called_off());
+            }
+            self.poke();
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Copies what lies on a device to the one that comes, while it is written to: what changed meanwhile is copied
+    /// once more, and what changes at last, when clients wait.
+    fn copy_while_serving(&self, ready: &mut Ready) -> Result<()> {
+        let (place, segments, bytes, from_at, to_at) = ready.copy_plan()?;
+        let device = {
+            let pool = lock(&self.pool);
+            pool.flash().iter().nth(usize::from(place)).cloned()
+        };
+        let mut old: Arc<Device> = device.ok_or_else(|| Error::internal("the device is gone"))?;
+        let mut new = ready.new_media()?;
+        let first = segments.start;
+        let mut copied: Vec<Option<u64>> = vec![None; segments.len()];
+        let mut buffer = vec![0; COPY_BYTES];
+        let total = bytes * segments.len() as u64;
+        let mut done = 0;
+        for pass in 0..PASSES {
+            let due = |(seg, have): (u32, &Option<u64>)| {
+                let now = self.engine.touched(first + seg);
+                (now.is_some() && now != *have).then_some(seg)
+            };
+            let due: Vec<u32> = (0..).zip(&copied).filter_map(due).collect();
+            if due.is_empty() || pass > 0 && due.len() <= FEW {
+                break;
+            }
+            let total = total.max(done + due.len() as u64 * bytes);
+            for seg in due {
+                // Before it is read: what is written from here on shows.
+                let before = self.engine.touched(first + seg);
+                let at = u64::from(seg) * bytes;
+                let begun = Instant::now();
+                let mut whole = before.is_some();
+                for part in (0..bytes).step_by(COPY_BYTES) {
+                    let n = (bytes - part).min(COPY_BYTES as u64) as usize;
+                    let piece = &mut buffer[..n];
+                    // What cannot be read is looked at when nobody writes.
+                    if Media::read_at(&mut old, from_at + at + part, piece).is_err() {
+                        whole = false;
+                        break;
+                    }
+                    Media::write_at(&mut new, to_at + at + part, piece).map_err(|e| {
+                        Error::unavailable(
+                            format!("cannot write to the new device: {e}"),
+                            "check the device's health",
+                        )
+                    })?;
+                }
+                if let Some(place) = copied.get_mut(seg as usize) {
+                    *place = before.filter(|_| whole);
+                }
+                done += bytes;
+                if !self.reshaping.tell(done.min(total), total) {
+                    return Err(called_off());
+                }
+                if self.stopping.load(Ordering::Relaxed) {
+                    return Err(called_off());
+                }
+                // Guests have the devices for as long as this had them.
+                std::thread::sleep(begun.elapsed());
+            }
+        }
+        Media::flush(&mut new).map_err(|e| {
+            Error::unavailable(
+                format!("cannot write to the new device: {e}"),
+                "check the device's health",
+            )
+        })?;
+        ready.copied = copied;
+        Ok(())
+    }
+
+    /// The pool is closed: makes the change that is ready, if one is. What the list of devices is then, and why it is the one before,
+    /// if it is.
+    pub(crate) fn finish_reshaping(&self) -> Option<(Vec<PathBuf>, String)> {
+        let mut ready = self.reshaping.lock().ready.take()?;
+        let pool = lock(&self.pool);
+        let words = ready.words();
+        let union = ready.union.clone();
+        let failed = |why: &Error| format!("cannot {words}: {why}");
+        if !self.reshaping.at_rest.load(Ordering::Relaxed) {
+            let why = Error::unavailable("the pool could not be closed", "see the log for why");
+            return Some((pool.paths(), failed(&why)));
+        }
+        let first = ready.copy_plan().map_or(0, |plan| plan.1.start);
+        for (copied, seg) in ready.copied.iter_mut().zip(first..) {
+            if *copied != self.engine.touched(seg) {
+                *copied = None;
+            }
+        }
+        let state_dir = self.state_dir.clone();
+        let (flash, failure) = match change::carry_out(&pool, ready, &mut |_, _| true) {
+            Ok(changed) => {
+                for notice in &changed.notices {
+                    tracing::warn!("{notice}");
+                }
+                (changed.flash, String::new())
+            }
+            Err(e) => {
+                let today = change::of_today(&union, &state_dir);
+                (today.unwrap_or_else(|| pool.paths()), failed(&e))
+            }
+        };
+        if let Some(beside) = pool.beside() {
+            change::note_in(beside, &flash);
+        }
+        Some((flash, failure))
+    }
+}
