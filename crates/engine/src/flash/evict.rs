@@ -462,6 +462,7 @@ impl<U: Users> FlashDevice<U> {
             may_keep_used: true,
             kept_most: self.kept_most(),
             crowded: false,
+            leaves: false,
             now,
         };
         while self.evict.moving < MOVES_MAX {
