@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
-pub use report::DiskStatus;
+pub use report::{DiskStatus, OrderStatus};
 pub use sample::Owed;
 
 /// The cache engine of one pool.

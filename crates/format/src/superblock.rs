@@ -19,11 +19,13 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP | INCOMPAT_DEVICES;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_ORDER;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// The pool has several [devices](crate::devices).
 pub const INCOMPAT_DEVICES: u64 = 1 << 3;
+/// The log may have [marks](crate::entry::Mark) of ordered disks.
+pub const INCOMPAT_ORDER: u64 = 1 << 6;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.

@@ -33,6 +33,8 @@ const SETTLE_STEPS_MAX: u64 = 300_000;
 const SETTLE_NS_MAX: u64 = 1_200_000_000_000;
 /// Times one reopening is cut off before it may finish.
 const CUTS_MAX: u64 = 3;
+/// How far behind origins of ordered disks may be.
+const MAX_AGES_NS: [u64; 4] = [0, 0, 30_000_000, 1_000_000_000];
 /// Longest read of a check, in blocks.
 const CHECK_RUN_MAX: u64 = 48;
 
@@ -62,6 +64,7 @@ impl World<'_> {
             if self.rng.chance(self.profile.call_off, 100) {
                 self.stop_called_off()?;
             }
+            self.check_origins()?;
             let trouble = self.rng.chance(self.profile.trouble, 100);
             if self.cut_short || self.rng.chance(self.profile.crash, 100) {
                 self.hurt(false);
@@ -81,6 +84,7 @@ impl World<'_> {
                 self.model.crash(End::SomePower);
             }
             self.reopen()?;
+            self.check_origins()?;
             if self.rng.chance(self.profile.verify, 100) {
                 self.verify()?;
             }
@@ -200,6 +204,7 @@ impl World<'_> {
                 }
             }
             self.hang_on()?;
+            self.look_at_origins()?;
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;
             }
@@ -361,7 +366,20 @@ impl World<'_> {
                 ]);
                 trace!(self, "disk {id} becomes {mode:?}");
                 self.disks[index].config.mode = mode;
-                self.disks[index].dirty_once |= mode == Mode::WriteBack;
+                let mode = match mode {
+                    Mode::WriteBack if self.profile.ordered && self.rng.chance(2, 3) => {
+                        Mode::WriteBackOrdered
+                    }
+                    mode => mode,
+                };
+                self.disks[index].config.mode = mode;
+                self.disks[index].dirty_once |= mode.is_write_back();
+                let known = self.known.iter_mut().find(|k| k.id == id);
+                known
+                    .into_iter()
+                    .for_each(|k| k.ordered = mode == Mode::WriteBackOrdered);
+                // What was told does not hold from here on, and whoever keeps it has been told so.
+                self.disks[index].told = None;
                 self.subject()?.set_mode(id, mode)?;
                 if self.profile.crash > 0 && self.rng.chance(1, 10) {
                     self.paths.note(Event::CrashAfterModeSwitch);
@@ -450,7 +468,12 @@ impl World<'_> {
             self,
             "disk {} is attached, its origin {origin:?}", config.id
         );
+        let ordered = self.profile.ordered.then(|| *self.rng.pick(&MAX_AGES_NS));
+        let id = config.id;
         self.subject()?.attach(config, origin)?;
+        if let Some(ns) = ordered {
+            self.subject()?.set_max_age(id, ns)?;
+        }
         self.disks[index].late = None;
         self.handle_effects()
     }
@@ -575,9 +598,10 @@ impl World<'_> {
         self.disks[index] = disk;
         let (size, home) = (self.disks[index].config.size, self.disks[index].config.home);
         let known = self.known.iter_mut().find(|k| k.id == id);
+        let ordered = self.disks[index].config.mode == Mode::WriteBackOrdered;
         known
             .into_iter()
-            .for_each(|k| (k.size, k.home) = (size, home));
+            .for_each(|k| (k.size, k.home, k.ordered) = (size, home, ordered));
         // It is new, so whoever waited for it waits no more; it comes below.
         self.disks[index].late = Some(LATE_STEPS);
         if self.rng.chance(1, 2) {

@@ -4,6 +4,7 @@
 //! and so proves that the simulator notices.
 
 use crate::media::SimMedia;
+use hearth_engine::Upto;
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState, Request};
 use hearth_io::{IoDone, Media, Spread};
 
@@ -18,6 +19,8 @@ pub struct Known {
     pub since_seq: u64,
     /// Where its data lives.
     pub home: Home,
+    /// It is ordered.
+    pub ordered: bool,
 }
 
 /// The parts of a world the subject must know to open.
@@ -70,6 +73,14 @@ pub trait Subject {
     /// Blocks the origin does not have yet, in ascending order.
     fn owed(&self, _id: DiskId) -> Vec<u64> {
         Vec::new()
+    }
+    /// How far the origin of an ordered disk is; `None` of any other disk.
+    fn order(&self, _id: DiskId, _now_ns: u64) -> Option<Upto> {
+        None
+    }
+    /// Says how far behind the origin of an ordered disk may be.
+    fn set_max_age(&self, _id: DiskId, _ns: u64) -> Result<(), String> {
+        Ok(())
     }
     /// Gives up what is listed as lost.
     fn accept_loss(&self, _id: DiskId) -> Result<(), String> {

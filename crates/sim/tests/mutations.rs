@@ -63,6 +63,11 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::CloseAllIntents
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
+        Fault::EpochEarly
+        | Fault::EpochUnflushed
+        | Fault::EpochUnmarked
+        | Fault::OrderToldEarly
+        | Fault::FuaEndsNothing => "ordered",
         Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
         _ => "mixed",
     }
