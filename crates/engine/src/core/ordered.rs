@@ -351,6 +351,11 @@ impl Core {
     /// Is an origin that was too far behind in time again?
     pub fn look_at_ages(&mut self, disk: DiskId, now: u64) {
         let Some(d) = self.disk_mut(disk) else { return };
+        // The origin has it, but it could not be called clean for a newer write, and that has failed.
+        let left = d.dirty.len() > d.lost.len() && d.locks.len() == 0;
+        if left && d.order.as_ref().is_some_and(|o| o.is_empty()) {
+            return self.mix_order(disk);
+        }
         let max_age_ns = d.max_age_ns;
         if let Some(order) = d.order.as_deref_mut()
             && order.late
