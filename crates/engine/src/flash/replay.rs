@@ -95,11 +95,10 @@ impl<U: Users> FlashDevice<U> {
             }
             match last.1.filter(|limit| e.block < *limit) {
                 // Those below the floor were taken back.
-                Some(_) if e.kind == Kind::Through => {
-                    if seg_seq >= self.sb.clean_floor {
-                        replay.marked(e.disk, e.block, e.word);
-                    }
+                Some(_) if e.kind == Kind::Through && seg_seq >= self.sb.clean_floor => {
+                    replay.marked(e.disk, e.block, e.word);
                 }
+                // The entry of one that was taken back does nothing.
                 Some(limit) => {
                     self.replay_entry(e, base, limit, replay, intents);
                     if clean && e.kind == Kind::Dirty {
