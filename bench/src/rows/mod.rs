@@ -5,6 +5,7 @@ mod engine_cost;
 mod lookup;
 mod mirror;
 mod nfs;
+mod ordered;
 mod ram;
 mod reads;
 mod remote;
@@ -175,6 +176,11 @@ pub const ALL: &[Row] = &[
         id: "hdd",
         title: "Modelled hard disk: cold and warm random 4 KiB reads",
         run: slow::hdd,
+    },
+    Row {
+        id: "ordered",
+        title: "100 flushes a second, in order and not, over a modelled hard disk",
+        run: ordered::ordered,
     },
     Row {
         id: "mirror-reads",

@@ -131,7 +131,7 @@ fn mode(mode: Mode) -> Option<vm::Mode> {
         Mode::WriteBack => Some(vm::Mode::WriteBack),
         Mode::WriteThrough => Some(vm::Mode::WriteThrough),
         Mode::WriteAround => Some(vm::Mode::WriteAround),
-        Mode::Off => None,
+        Mode::Off | Mode::WriteBackOrdered => None,
     }
 }
 

@@ -383,6 +383,12 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     }
     line("size", format!("{} ({} bytes)", human(d.size), d.size));
     line("mode", d.settings.mode.word().to_owned());
+    if let Some(order) = &d.order {
+        line("in order", order.sentence());
+    }
+    if d.settings.max_age > 0.0 {
+        line("behind at most", format!("{} s", d.settings.max_age));
+    }
     line("block size", human(d.settings.block_size));
     line("flash kept", limit(d.settings.min, "none"));
     if let Some(share) = d.share {

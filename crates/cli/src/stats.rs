@@ -261,6 +261,9 @@ fn disk(report: &DiskReport) -> String {
         human(report.cached),
         human(report.dirty)
     );
+    if report.behind >= 1.0 {
+        let _ = writeln!(out, "its origin is {} behind", human_seconds(report.behind));
+    }
     trouble(&mut out, report);
     out.push_str(&spans(&report.spans));
     out.push('\n');

@@ -14,8 +14,9 @@ use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_format::beside::{BESIDE_BYTES, POOL_NOTES_BYTES, layout};
+use hearth_format::order::ORDER_NOTE_BYTES;
 use hearth_format::{
-    FormatError, Layout, Places, PoolNotes, Registry, SharedRecord, Superblock, Uuid,
+    FormatError, Layout, OrderNote, Places, PoolNotes, Registry, SharedRecord, Superblock, Uuid,
 };
 use hearth_io::file::sync_names;
 use hearth_io::{BlockFile, Device, Media, OpenError, OpenMode};
@@ -264,6 +265,57 @@ impl Beside {
         Ok(())
     }
 
+    /// Up to when the origin of an ordered disk holds what was flushed, milliseconds since 1970, as was noted last.
+    pub(crate) fn ordered_upto(&self, id: u16, serial: Uuid) -> Option<u64> {
+        let file = File::open(self.order_path()).ok()?;
+        let note = read_order(&file, id).ok()?;
+        note.filter(|n| n.serial == serial && n.upto_ms > 0)
+            .map(|n| n.upto_ms)
+    }
+
+    /// Notes that of ordered disks, durably when it returns `Ok`; 0: nothing is known.
+    pub(crate) fn note_order(&self, disks: &[(u16, Uuid, u64)]) -> io::Result<()> {
+        let path = self.order_path();
+        if disks.is_empty() || disks.iter().all(|d| d.2 == 0) && !path.exists() {
+            return Ok(());
+        }
+        let new = !path.exists();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)?;
+        let mut changed = false;
+        for &(id, serial, upto_ms) in disks {
+            let old = read_order(&file, id)?;
+            if old.is_some_and(|o| o.serial == serial && o.upto_ms == upto_ms) {
+                continue;
+            }
+            let note = OrderNote {
+                serial,
+                sequence: old.map_or(0, |o| o.sequence) + 1,
+                upto_ms,
+            };
+            let (at, bytes) = note.encode();
+            file.write_all_at(&bytes, u64::from(id) * ORDER_NOTE_BYTES as u64 + at)?;
+            changed = true;
+        }
+        if changed {
+            file.sync_data()?;
+        }
+        if new {
+            sync_names(&path)?;
+        }
+        Ok(())
+    }
+
+    fn order_path(&self) -> PathBuf {
+        self.path.with_extension("order")
+    }
+
     /// Stores what of a registry that is on flash has to be known without it.
     pub(crate) fn follow(&self, next: &Registry) -> std::result::Result<(), FormatError> {
         if !differ(&lock(&self.shelf).registry, next) {
@@ -317,6 +369,8 @@ impl Beside {
 
     /// The pool goes elsewhere, with everything in the origins: without its flash nothing is served here.
     pub(crate) fn forget(&self) {
+        // Without the notes it says nothing.
+        let _ = std::fs::remove_file(self.order_path());
         let removed = std::fs::remove_file(&self.path).and_then(|()| sync_names(&self.path));
         match removed {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -340,6 +394,12 @@ fn open_file(path: &Path, new: bool) -> io::Result<File> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)
+}
+
+fn read_order(file: &File, id: u16) -> io::Result<Option<OrderNote>> {
+    let mut place = [0; ORDER_NOTE_BYTES];
+    Plain(file).read_at(u64::from(id) * ORDER_NOTE_BYTES as u64, &mut place)?;
+    OrderNote::newest(&place).map_err(io::Error::other)
 }
 
 fn read_notes(file: &File) -> std::result::Result<PoolNotes, FormatError> {

@@ -833,6 +833,37 @@ impl Pool {
         !self.unsettled
     }
 
+    /// Disks that are ordered.
+    pub(crate) fn ordered(&self) -> Vec<u16> {
+        let disks = self.registry().disks.iter();
+        let ordered = disks.filter(|d| d.mode == hearth_format::CacheMode::WriteBackOrdered);
+        ordered.map(|d| d.id).collect()
+    }
+
+    /// Notes beside the flash of which ordered disks the origin is of no one time, before anything is given to
+    /// them.
+    pub(crate) fn note_unordered(&self, engine: &hearth_engine::Engine) -> Result<()> {
+        let Some(beside) = self.beside().filter(|_| !self.is_without_flash()) else {
+            return Ok(());
+        };
+        let now = hearth_io::now_ns();
+        let disks = self.registry().disks.iter();
+        let mixed: Vec<_> = disks
+            .filter(|d| d.mode == hearth_format::CacheMode::WriteBackOrdered)
+            .filter(|d| {
+                let order = engine.order(d.id, now);
+                order.is_none_or(|o| o.upto == hearth_engine::Upto::Mixed)
+            })
+            .map(|d| (d.id, d.serial, 0))
+            .collect();
+        beside.note_order(&mixed).map_err(|e| {
+            Error::unavailable(
+                format!("cannot write beside {}: {e}", beside.path().display()),
+                "make room there, and start again",
+            )
+        })
+    }
+
     /// What is known of it beside its flash.
     pub(crate) fn beside(&self) -> Option<&Arc<Beside>> {
         self.beside.as_ref()
@@ -1297,6 +1328,7 @@ pub fn mode_of(mode: hearth_format::CacheMode) -> CacheMode {
         hearth_format::CacheMode::WriteThrough => CacheMode::WriteThrough,
         hearth_format::CacheMode::WriteAround => CacheMode::WriteAround,
         hearth_format::CacheMode::Off => CacheMode::Off,
+        hearth_format::CacheMode::WriteBackOrdered => CacheMode::WriteBackOrdered,
     }
 }
 
@@ -1307,6 +1339,7 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
         CacheMode::WriteThrough => hearth_format::CacheMode::WriteThrough,
         CacheMode::WriteAround => hearth_format::CacheMode::WriteAround,
         CacheMode::Off => hearth_format::CacheMode::Off,
+        CacheMode::WriteBackOrdered => hearth_format::CacheMode::WriteBackOrdered,
     }
 }
 

@@ -34,6 +34,9 @@ const SEQ_CUTOFF: u64 = 1 << 20;
 /// Most clients that can be asked for; more is no limit worth the name.
 pub const CLIENTS_MAX: u32 = 1000;
 
+/// How far behind the origin of an ordered disk may be, in seconds, if there is a limit.
+pub const MAX_AGE: std::ops::RangeInclusive<f64> = 1.0..=1_000_000.0;
+
 /// What a setting's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
@@ -43,6 +46,8 @@ pub enum Takes {
     Size,
     /// Seconds, perhaps with a fraction.
     Seconds,
+    /// A time: seconds in the API, with a unit on the command line.
+    Age,
     /// A number up to [`CLIENTS_MAX`].
     Count,
     /// On or off; when a disk is added, it is off unless named.
@@ -300,6 +305,17 @@ settings! {
         },
         ..QUIET
     };
+    /// Of an ordered disk: seconds that its origin may lack something that was flushed, before its writes wait; 0 means
+    /// no limit.
+    max_age: f64 = |record| f64::from(record.max_age_ms) / 1000.0, Setting {
+        takes: Takes::Age,
+        help: "How far behind the origin may be with --mode write-back-ordered, such as 30s, before writes wait for it",
+        help_set: "; 0 for no limit",
+        help_add: " [default: no limit]",
+        set: |record, value| put(&mut record.max_age_ms, value, check_age),
+        engine: |engine, record| engine.set_max_age(record.id, max_age_ns(record)),
+        ..QUIET
+    };
     /// Most clients (processes, not connections) at a time; 0, the default, means any number.
     clients: u32, shown as "client_limit" = |record| record.clients, Setting {
         takes: Takes::Count,
@@ -441,6 +457,26 @@ fn check_timeout(seconds: f64) -> Result<u32> {
             origin::ORIGIN_TIMEOUT.end()
         ),
         "30 s outlast the restart of most servers",
+    ))
+}
+
+/// How far behind an ordered disk's origin may be, in nanoseconds.
+pub(crate) fn max_age_ns(record: &DiskRecord) -> u64 {
+    u64::from(record.max_age_ms) * 1_000_000
+}
+
+/// Milliseconds for the registry of an age in seconds.
+fn check_age(seconds: f64) -> Result<u32> {
+    if seconds == 0.0 || MAX_AGE.contains(&seconds) {
+        return Ok((seconds * 1000.0) as u32);
+    }
+    Err(Error::invalid(
+        format!(
+            "the origin cannot be kept within {seconds} s: that is not between {} and {} s",
+            MAX_AGE.start(),
+            MAX_AGE.end()
+        ),
+        "30s suits most disks; 0 is no limit",
     ))
 }
 
@@ -598,7 +634,7 @@ mod tests {
             let value = match setting.takes {
                 Takes::Mode => json!("write-around"),
                 Takes::Size => json!(65536),
-                Takes::Seconds => json!(7.5),
+                Takes::Seconds | Takes::Age => json!(7.5),
                 Takes::Count => json!(3),
                 Takes::Switch | Takes::Flag => json!(true),
             };

@@ -31,6 +31,15 @@ pub enum Mode {
     WriteAround,
     /// Pass-through.
     Off,
+    /// As write-back, and what reaches the origin keeps the order of the flushes.
+    WriteBackOrdered,
+}
+
+impl Mode {
+    /// Do writes complete on flash?
+    pub fn is_write_back(self) -> bool {
+        matches!(self, Mode::WriteBack | Mode::WriteBackOrdered)
+    }
 }
 
 /// Where the data of a disk lives in the end.
@@ -111,6 +120,16 @@ pub enum ReqOp {
     },
     /// Bring the range into the cache (NBD_CMD_CACHE). No buffer.
     Prefetch,
+}
+
+impl ReqOp {
+    /// Is it to be durable by itself?
+    pub fn is_fua(self) -> bool {
+        match self {
+            ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
+            ReqOp::Read | ReqOp::Flush | ReqOp::Prefetch => false,
+        }
+    }
 }
 
 /// One request of a client.

@@ -120,6 +120,30 @@ impl Core {
                 counted.dirty,
             )?;
         }
+        let mut held = vec![0u64; self.flash.log.segments.len()];
+        for order in self
+            .disks
+            .iter()
+            .flatten()
+            .filter_map(|d| d.order.as_deref())
+        {
+            for slot in order.held() {
+                held[self.flash.log.segment_of(slot)] += 1;
+            }
+        }
+        let holding = held.iter().filter(|n| **n > 0).count();
+        same(
+            "segments held for ordered disks",
+            self.flash.held_segments as u64,
+            holding as u64,
+        )?;
+        for (n, (kept, counted)) in self.flash.log.segments.iter().zip(held).enumerate() {
+            same(
+                format!("versions held in segment {n}"),
+                kept.held.into(),
+                counted,
+            )?;
+        }
         let mut dirty = 0;
         let mut zero_runs = 0;
         for d in self.disks.iter().flatten() {

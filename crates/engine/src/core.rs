@@ -13,6 +13,7 @@ pub(crate) mod fold;
 mod grow;
 pub(crate) mod left;
 mod moves;
+pub(crate) mod ordered;
 mod own;
 mod rebuild;
 pub(crate) mod rest;
@@ -81,6 +82,11 @@ pub struct EngineOptions {
     pub fast_origin_ns: u64,
     /// What may be written to flash in the long run. Tightens admission, never refuses writes.
     pub endurance: Budget,
+    /// Zeros up to so many bytes are written to an ordered disk as data. Longer ones wait until the origin has all
+    /// that came before, and go there.
+    pub zeros_as_data: u64,
+    /// Disks that are ordered, as the registry says: told before the log is read.
+    pub ordered: Vec<DiskId>,
     /// Deliberate faults (simulation only).
     pub faults: Faults,
 }
@@ -105,6 +111,8 @@ impl Default for EngineOptions {
             prefetch: true,
             fast_origin_ns: 500_000,
             endurance: Budget::unlimited(),
+            zeros_as_data: 1 << 20,
+            ordered: Vec::new(),
             faults: Faults::default(),
         }
     }
@@ -289,6 +297,7 @@ impl Core {
 
     /// Work that any event may have made possible. Called after every batch of events.
     pub fn settle(&mut self, now: u64, fx: &mut Effects) {
+        self.end_epochs(now, fx);
         self.pump(now, fx);
         self.make_room(now, fx);
         self.wake_stalled(now, fx);
@@ -309,6 +318,7 @@ impl Core {
         self.route_flash(now, fx);
         self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);
+        self.mark_unmarked();
         self.flash.flush_if_old(now);
         self.route_flash(now, fx);
         if self.quiescing {

@@ -9,6 +9,7 @@ use crate::blocks::runset::RunSet;
 use crate::disk::spans::Spans;
 use crate::ids::ReqId;
 use crate::origin::Origin;
+use crate::origin::order::Order;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
 use hearth_policy::Sequential;
@@ -107,6 +108,10 @@ pub(crate) struct Disk {
     /// a crash brings the copy back.
     pub evicted: u64,
     pub origin: Origin,
+    /// Of an ordered disk: what its origin does not have, in order.
+    pub order: Option<Box<Order>>,
+    /// How far behind its origin may be, if it is ordered; 0 is no limit.
+    pub max_age_ns: u64,
     /// Requests that wait until their range is clean.
     pub clean_waiters: Vec<ReqId>,
     /// Requests that waited for a range are being let in.
@@ -189,6 +194,8 @@ impl Disk {
             dropped_ord: 0,
             evicted: 0,
             origin: Origin::new(region_blocks_min),
+            order: None,
+            max_age_ns: 0,
             clean_waiters: Vec::new(),
             waking_locks: false,
             cleaned_ord: 0,
@@ -301,7 +308,8 @@ impl Disk {
 
     /// Anything the origin does not have?
     pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty() || !self.zero.is_empty()
+        let versions = self.order.as_ref().is_some_and(|o| !o.is_empty());
+        !self.dirty.is_empty() || !self.zero.is_empty() || versions
     }
 
     /// True if the log has records of the disk that must be logged again before their segment is freed.
@@ -343,7 +351,12 @@ impl Disk {
             && self.origin.intents.is_empty()
     }
 
+    /// What reaches its origin keeps the order of flushes.
+    pub fn is_ordered(&self) -> bool {
+        self.cfg.mode == Mode::WriteBackOrdered && self.has_origin()
+    }
+
     pub fn writes_to_flash(&self) -> bool {
-        self.cfg.mode == Mode::WriteBack || !self.has_origin()
+        self.cfg.mode.is_write_back() || !self.has_origin()
     }
 }

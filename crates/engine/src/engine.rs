@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 pub use devices::Emptying;
 pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
-pub use report::DiskStatus;
+pub use report::{DiskStatus, OrderStatus};
 pub use sample::Owed;
 
 /// The cache engine of one pool.

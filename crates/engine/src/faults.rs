@@ -4,6 +4,16 @@
 /// One broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// Give the origin of an ordered disk what is of a later epoch.
+    EpochEarly,
+    /// Go on to the next epoch before the origin has the last one durably.
+    EpochUnflushed,
+    /// Go on to the next epoch before the log says that the origin has the last one.
+    EpochUnmarked,
+    /// Tell that the origin of an ordered disk has everything up to now.
+    OrderToldEarly,
+    /// Do not end an epoch with a write that was to be durable.
+    FuaEndsNothing,
     /// Drop blocks of a disk that lives on flash as if an origin had them.
     EvictKept,
     /// Answer a flush of a disk that lives on flash although its discards are not durable.
@@ -237,9 +247,14 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 73] = [
+    pub const BY_WORLDS: [Fault; 78] = [
         Fault::EmptyForgetsDirty,
         Fault::EmptyForgetsFlush,
+        Fault::EpochEarly,
+        Fault::EpochUnflushed,
+        Fault::EpochUnmarked,
+        Fault::OrderToldEarly,
+        Fault::FuaEndsNothing,
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,

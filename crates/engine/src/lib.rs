@@ -30,9 +30,11 @@ pub use api::FlashFault;
 pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{
-    ControlError, DiskStatus, Emptying, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom, Owed,
+    ControlError, DiskStatus, Emptying, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom,
+    OrderStatus, Owed,
 };
 pub use flash::checkpoint::CheckpointError;
 pub use flash::durable::FLUSH_AFTER_BYTES;
 pub use hearth_policy::{Budget, Rules};
+pub use origin::order::Upto;
 pub use origin::trouble::Trouble;

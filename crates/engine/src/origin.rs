@@ -2,6 +2,7 @@
 
 pub(crate) mod intents;
 pub(crate) mod job;
+pub(crate) mod order;
 pub(crate) mod pace;
 pub(crate) mod progress;
 pub(crate) mod sync;

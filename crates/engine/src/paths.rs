@@ -89,6 +89,18 @@ paths! {
     IntentRestored: "a start finds an open intent",
     HeadResumed: "a start goes on in the segment that was being written",
     ScratchDropped: "a start drops what is left of a scratch disk",
+    OrderBegun: "a disk becomes ordered",
+    OrderMixed: "an ordered disk goes out of order",
+    OrderGivenUp: "a starved log has no room for the marks of ordered disks",
+    EpochDestaged: "an origin has an epoch of an ordered disk",
+    VersionDestaged: "an origin is given a version of a block that is not the newest",
+    OrderLate: "writes wait because an origin is too far behind",
+    OrderWaits: "writes wait because an ordered disk holds too many segments",
+    ZerosAsData: "zeros of an ordered disk are written as data",
+    ZerosInOrder: "zeros of an ordered disk wait until its origin has what came before",
+    OrderRestored: "a start finds epochs of an ordered disk in the log",
+    OrderFromCheckpoint: "a start finds epochs of an ordered disk in a checkpoint",
+    MarkLoggedAgain: "the mark of an ordered disk is logged again before its segment goes",
     HomelessMoved: "eviction moves blocks of a disk that lives on flash",
 }
 

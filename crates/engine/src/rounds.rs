@@ -31,6 +31,7 @@ impl Core {
             };
             self.close_idle_intents(disk, now, fx);
             self.trim_own_overuse(disk);
+            self.look_at_ages(disk, now);
             if self.disk(disk).is_some_and(Disk::is_restless) {
                 self.ready.touch(disk);
             }

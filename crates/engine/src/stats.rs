@@ -273,6 +273,8 @@ pub struct DiskStats {
     pub zero_blocks: u64,
     /// Nanoseconds since the disk last had nothing dirty; 0 if it is clean.
     pub dirty_for_ns: u64,
+    /// How long the origin of an ordered disk has lacked something that was flushed.
+    pub behind_ns: u64,
     /// Reads served from flash.
     pub read_hit_latency: Percentiles,
     /// Reads that needed the origin.

@@ -266,6 +266,12 @@ kinds! {
     /// It can again.
     "write-back-works" Notice WriteBackWorks { disk: String, origin: String, dirty_bytes: u64 }
         "the origin takes what is written back again"
+    /// Writes of an ordered disk wait, because its origin is as far behind as it may be (`--max-age`).
+    "origin-too-far-behind" Warning OriginTooFarBehind { disk: String, seconds: u64 }
+        "writes wait for the origin, which is {seconds} s behind"
+    /// They do no more.
+    "origin-in-time" Notice OriginInTime { disk: String, seconds: u64 }
+        "the origin is in time again, {seconds} s behind"
     /// Blocks on flash did not match their checksums and were read from the origin again.
     "bad-blocks-repaired" Warning BadBlocksRepaired { disk: String, blocks: u64 }
         "{blocks} bad blocks on flash were read again from the origin"

@@ -59,8 +59,9 @@ mod tag {
     pub const MIRROR: u16 = super::CRITICAL | 24;
     /// An older version would look for an origin, and drop what nobody else has.
     pub const HOME: u16 = super::CRITICAL | 25;
+    pub const MAX_AGE: u16 = 26;
     /// The last number this version knows.
-    pub const LAST: u16 = 25;
+    pub const LAST: u16 = 26;
 }
 
 /// How a disk is cached.
@@ -76,6 +77,9 @@ pub enum CacheMode {
     WriteAround = 3,
     /// Pass-through.
     Off = 4,
+    /// As write-back, and what reaches the origin keeps the order of the guest's flushes. An older version
+    /// does not know it and refuses the pool.
+    WriteBackOrdered = 5,
 }
 
 /// Where the data of a disk lives in the end.
@@ -166,6 +170,9 @@ pub struct DiskRecord {
     pub mirror: Option<MirrorStamps>,
     /// Where its data lives. The origin of a disk without one is a name and nothing else.
     pub home: Home,
+    /// If it is ordered: how far behind its origin may be before its writes wait, in milliseconds; 0 means no
+    /// limit.
+    pub max_age_ms: u32,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -198,6 +205,7 @@ impl Default for DiskRecord {
             datastore: String::new(),
             mirror: None,
             home: Home::default(),
+            max_age_ms: 0,
             unknown: Vec::new(),
         }
     }
@@ -355,6 +363,9 @@ impl DiskRecord {
         if self.home != Home::Origin {
             field(out, tag::HOME, &[self.home as u8]);
         }
+        if self.max_age_ms != 0 {
+            field(out, tag::MAX_AGE, &self.max_age_ms.to_le_bytes());
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -407,6 +418,7 @@ impl DiskRecord {
                     2 => CacheMode::WriteThrough,
                     3 => CacheMode::WriteAround,
                     4 => CacheMode::Off,
+                    5 => CacheMode::WriteBackOrdered,
                     _ => return Err(newer(format!("cache mode {raw}"))),
                 };
             }
@@ -439,6 +451,7 @@ impl DiskRecord {
             tag::CHAIN => self.chain = text(tag, bytes)?.split('\n').map(str::to_owned).collect(),
             tag::CLIENTS => self.clients = u32::from_le_bytes(exact(tag, bytes)?),
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::MAX_AGE => self.max_age_ms = u32::from_le_bytes(exact(tag, bytes)?),
             tag::DATASTORE => self.datastore = text(tag, bytes)?,
             tag::MIRROR => self.mirror = Some(MirrorStamps::decode(bytes)?),
             tag::HOME => {

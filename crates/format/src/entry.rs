@@ -31,6 +31,41 @@ pub enum Kind {
     Intent = 7,
     /// The change announced by an intent is over.
     IntentClear = 8,
+    /// How far the origin of an ordered disk is; see [`Mark`].
+    Through = 9,
+}
+
+/// What an entry of kind [`Through`](Kind::Through) says: of this disk, everything in batches up to
+/// `batch` that something newer on flash has taken the place of does not count any more. Of several
+/// the last one counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// A batch number.
+    pub batch: u64,
+    /// The origin has everything up to there, and nothing from behind it but parts of what comes next.
+    /// Else what is dirty up to there reaches the origin in any order.
+    pub in_order: bool,
+}
+
+/// So many bits of a mark's batch number stand in the place of the block.
+const MARK_BLOCK_BITS: u32 = 36;
+
+impl Mark {
+    /// In the fields of an entry: block and word.
+    pub fn to_fields(self) -> (u64, u32) {
+        let high = (self.batch >> MARK_BLOCK_BITS) as u32;
+        let block = self.batch & ((1 << MARK_BLOCK_BITS) - 1);
+        (block, 1 + (high << 1 | u32::from(self.in_order)))
+    }
+
+    /// Back from there.
+    pub fn from_fields(block: u64, word: u32) -> Mark {
+        let rest = word.saturating_sub(1);
+        Mark {
+            batch: u64::from(rest >> 1) << MARK_BLOCK_BITS | block & ((1 << MARK_BLOCK_BITS) - 1),
+            in_order: rest & 1 == 1,
+        }
+    }
 }
 
 impl Kind {
@@ -46,6 +81,7 @@ impl Kind {
             6 => Kind::ZeroDoneRun,
             7 => Kind::Intent,
             8 => Kind::IntentClear,
+            9 => Kind::Through,
             _ => return None,
         })
     }

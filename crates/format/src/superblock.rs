@@ -19,7 +19,8 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_CHANGED;
+pub const INCOMPAT_KNOWN: u64 =
+    INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_CHANGED | INCOMPAT_ORDER;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// The pool has several [devices](crate::devices).
@@ -27,6 +28,8 @@ pub const INCOMPAT_DEVICES: u64 = 1 << 3;
 /// A device has gone, so that not all numbers of segments are of one; or this device is half on its way into the pool
 /// or out of it ([`Part`]).
 pub const INCOMPAT_CHANGED: u64 = 1 << 5;
+/// The log may have [marks](crate::entry::Mark) of ordered disks.
+pub const INCOMPAT_ORDER: u64 = 1 << 6;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.

@@ -398,7 +398,7 @@ fn registries_with_impossible_contents() {
     let newer: [Change; 4] = [
         &|b| b[40] = 4,
         &|b| b[64 + 1] = 0x80,
-        &|b| b[mode + 4] = 5,
+        &|b| b[mode + 4] = 6,
         &|b| b[FIRST_FIELD + 1] = 0x80,
     ];
     for (number, change) in newer.iter().enumerate() {

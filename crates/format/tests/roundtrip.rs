@@ -160,6 +160,7 @@ prop_compose! {
             datastore,
             mirror: flags[1].then(|| mirror(serial, size_then)),
             home: [Home::Origin, Home::Flash, Home::Scratch][mode % 3],
+            max_age_ms: [0, 30_000, u32::MAX][mode % 3],
             unknown,
         }
     }

@@ -426,6 +426,7 @@ families! {
     Gauge "hearth_disk_cached_bytes" "Data of the disk on flash." [ s => (s.cached_blocks * BLOCK) as f64 ]
     Gauge "hearth_disk_dirty_bytes" "Data that the origin does not have yet." [ s => s.owed_bytes() as f64 ]
     Gauge "hearth_disk_dirty_seconds" "Time since the disk last had nothing dirty; 0 if it is clean." [ s => seconds(s.dirty_for_ns) ]
+    Gauge "hearth_disk_origin_behind_seconds" "Of an ordered disk: time for which the origin has lacked something that was flushed." [ s => seconds(s.behind_ns) ]
 }
 
 fn of_disks(page: &mut Page, rows: &[Row]) {

@@ -56,6 +56,7 @@ impl World<'_> {
             if self.rng.chance(self.profile.call_off, 100) {
                 self.stop_called_off()?;
             }
+            self.check_origins()?;
             let trouble = self.rng.chance(self.profile.trouble, 100);
             if self.cut_short || self.rng.chance(self.profile.crash, 100) {
                 self.hurt(false)?;
@@ -77,6 +78,7 @@ impl World<'_> {
                 self.model.crash(End::SomePower);
             }
             self.reopen()?;
+            self.check_origins()?;
             if self.rng.chance(self.profile.verify, 100) {
                 self.verify()?;
             }
@@ -171,6 +173,7 @@ impl World<'_> {
                 }
             }
             self.hang_on()?;
+            self.look_at_origins()?;
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;
             }

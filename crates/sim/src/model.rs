@@ -41,6 +41,8 @@ struct Write {
     completed: u64,
     state: State,
     durable: bool,
+    /// When that was promised.
+    promised: u64,
     failed: bool,
 }
 
@@ -123,6 +125,7 @@ impl Model {
             completed: 0,
             state: State::Acked,
             durable: true,
+            promised: 0,
             failed: false,
         };
         Model {
@@ -207,6 +210,7 @@ impl Model {
             completed: u64::MAX,
             state: State::InFlight,
             durable: false,
+            promised: u64::MAX,
             failed: false,
         });
         let horizon = self.reads.first().copied().unwrap_or(invoked);
@@ -235,7 +239,9 @@ impl Model {
         write.state = if ok { State::Acked } else { State::Maybe };
         write.failed = !ok;
         write.durable = ok && write.fua;
-        if !write.durable {
+        if write.durable {
+            write.promised = now;
+        } else {
             self.unsettled.push(id);
         }
     }
@@ -247,7 +253,7 @@ impl Model {
 
     /// A flush of a disk was acknowledged: everything complete at `mark` is durable.
     pub fn end_flush(&mut self, uid: u8, mark: u64) {
-        self.tick();
+        let now = self.tick();
         let writes = &mut self.writes;
         self.unsettled.retain(|id| {
             let write = &mut writes[*id as usize];
@@ -255,8 +261,93 @@ impl Model {
                 return true;
             }
             write.durable = true;
+            // What was under way at a crash may never have happened.
+            if write.state == State::Acked {
+                write.promised = write.promised.min(now);
+            }
             false
         });
+    }
+
+    /// The contents of a disk's sectors, found on its origin alone: are they what a disk may hold after a power cut
+    /// at one time not before `least`? That is: each write whose durability was promised by then is there, or
+    /// something that is not older; and of each other only what had begun.
+    pub fn check_cut(&self, uid: u8, least: u64, found: &[(u64, Value)]) -> Verdict {
+        let mut covering: BTreeMap<u64, Vec<WriteId>> = BTreeMap::new();
+        for (id, write) in (0..).zip(&self.writes).filter(|(_, w)| w.uid == uid) {
+            for sector in write.first..write.first + write.count {
+                covering.entry(sector).or_default().push(id);
+            }
+        }
+        let none = Vec::new();
+        // From when, until before when, and where.
+        let (mut from, mut until) = ((least, None), (u64::MAX, None));
+        let mut several = Vec::new();
+        let mut times = BTreeSet::new();
+        for &(sector, got) in found {
+            let ids = covering.get(&sector).unwrap_or(&none);
+            let mut spans: SmallVec<[(u64, u64); 2]> = SmallVec::new();
+            for id in std::iter::once(&0).chain(ids) {
+                if self.value(uid, *id, sector) != got {
+                    continue;
+                }
+                let write = &self.writes[*id as usize];
+                let later = ids.iter().map(|id| &self.writes[*id as usize]);
+                let later = later.filter(|w| w.invoked > write.completed);
+                let end = later.map(|w| w.promised).min().unwrap_or(u64::MAX);
+                spans.push((write.invoked, end));
+            }
+            match spans.as_slice() {
+                [] => {
+                    return Err(format!(
+                        "disk #{uid} sector {sector}: the origin holds {got}, which was never written there"
+                    ));
+                }
+                [(start, end)] => {
+                    if *start > from.0 {
+                        from = (*start, Some((sector, got)));
+                    }
+                    if *end < until.0 {
+                        until = (*end, Some((sector, got)));
+                    }
+                }
+                _ => {
+                    times.extend(spans.iter().map(|(start, _)| *start));
+                    several.push((sector, spans));
+                }
+            }
+        }
+        let place = |at: Option<(u64, Value)>| match at {
+            Some((sector, got)) => format!(
+                "sector {sector} (block {}), which holds {got}",
+                sector / PER_BLOCK
+            ),
+            None => "what was told".to_owned(),
+        };
+        if from.0 >= until.0 {
+            return Err(format!(
+                "disk #{uid}: the origin is of no one time: not before t{} by {}, and before t{} by {}; told were t{least}",
+                from.0,
+                place(from.1),
+                until.0,
+                place(until.1)
+            ));
+        }
+        times.insert(from.0);
+        let fits = |at: u64| {
+            let holds = |spans: &[(u64, u64)]| spans.iter().any(|(s, e)| *s <= at && at < *e);
+            several.iter().all(|(_, spans)| holds(spans))
+        };
+        match times.range(from.0..until.0).any(|at| fits(*at)) {
+            true => Ok(()),
+            false => Err(format!(
+                "disk #{uid}: the origin is of no one time from t{} by {} until before t{} by {}",
+                from.0,
+                place(from.1),
+                until.0,
+                place(until.1)
+            )),
+        }
     }
 
     /// A read is submitted; the mark is for [`end_read`](Self::end_read).
@@ -761,6 +852,53 @@ mod tests {
         m.crash(End::Power);
         assert!(read(&mut m, 0).is_err(), "flushed after the kill");
         assert!(read(&mut m, a).is_ok());
+    }
+
+    #[test]
+    fn an_origin_alone_must_be_of_one_time() {
+        let mut m = model();
+        let mut put = |m: &mut Model, first| {
+            let id = m.begin_write(1, first, 1, false, false);
+            m.end_write(id, true);
+            id
+        };
+        let flush = |m: &mut Model| {
+            let mark = m.begin_flush();
+            m.end_flush(1, mark);
+            m.now()
+        };
+        let stamped = |id, sector| (sector, Value::Stamp(stamp(1, id, sector)));
+        let a = put(&mut m, 0);
+        let first = flush(&mut m);
+        let b = put(&mut m, 0);
+        let c = put(&mut m, 8);
+        let d = put(&mut m, 16);
+        let second = flush(&mut m);
+        let e = put(&mut m, 0);
+        // Part of what came between the flushes, and all of it.
+        assert!(
+            m.check_cut(1, first, &[stamped(a, 0), stamped(c, 8), stamped(0, 16)])
+                .is_ok()
+        );
+        assert!(
+            m.check_cut(1, second, &[stamped(b, 0), stamped(c, 8), stamped(d, 16)])
+                .is_ok()
+        );
+        // More was told than is there.
+        assert!(
+            m.check_cut(1, second, &[stamped(a, 0), stamped(c, 8), stamped(d, 16)])
+                .is_err()
+        );
+        // Something of after the second flush, and not all of before.
+        let mixed = [stamped(e, 0), stamped(0, 8), stamped(d, 16)];
+        assert!(
+            m.check_cut(1, 0, &mixed)
+                .unwrap_err()
+                .contains("no one time")
+        );
+        assert!(m.check_cut(1, first, &[stamped(0, 0)]).is_err());
+        assert!(m.check_cut(1, 0, &[stamped(0, 0), stamped(0, 8)]).is_ok());
+        assert!(m.check_cut(1, 0, &[stamped(c, 0)]).is_err());
     }
 
     #[test]

@@ -27,6 +27,8 @@ events! {
     StartCutOff: "the power fails while a start writes",
     CrashAfterModeSwitch: "a crash soon after a change of mode",
     CrashWithoutDisk: "a crash while a disk is not attached",
+    OriginAlone: "the origin of an ordered disk is looked at as if all flash were gone",
+    OriginBehind: "that origin lacks something that was promised since",
     LeftOut: "a known disk is left out at a start",
     StopWithoutDisk: "a clean stop while a disk is not attached",
     CameLater: "a disk that was left out comes later",

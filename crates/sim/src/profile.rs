@@ -69,6 +69,8 @@ pub struct Profile {
     /// Flash has many segments, and guests write it over several times: a life is so long that cleaning the log
     /// has to go on.
     pub worn: bool,
+    /// Write-back disks are ordered, and their origins are looked at all the time.
+    pub ordered: bool,
     /// Flash devices of the pool.
     pub devices: (u64, u64),
     /// Legs of an origin; one is no mirror.
@@ -114,6 +116,7 @@ pub(crate) const CALM: Profile = Profile {
     revival: 0,
     flash_flush_ns: 0,
     worn: false,
+    ordered: false,
     devices: (1, 1),
     legs: (1, 1),
     leg_trouble: 0,
@@ -122,7 +125,7 @@ pub(crate) const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 31] = [
+pub const PROFILES: [Profile; 34] = [
     CALM,
     Profile {
         name: "restart",
@@ -516,10 +519,52 @@ pub const PROFILES: [Profile; 31] = [
         reshape: 70,
         ..CALM
     },
+    Profile {
+        name: "ordered",
+        about: "ordered disks, with crashes: what an origin alone would be after a power cut",
+        modes: [1, 0, 0, 0],
+        lives: (2, 5),
+        requests: (60, 300),
+        crash: 80,
+        heavy: 30,
+        trouble: 10,
+        ordered: true,
+        ..CALM
+    },
+    Profile {
+        name: "ordered-changed",
+        about: "ordered disks beside others whose origins fail, hang and lose power, while modes and disks change",
+        modes: [4, 1, 1, 0],
+        lives: (1, 4),
+        requests: (60, 300),
+        crash: 60,
+        origin_eio: 80,
+        slow: 40,
+        hang: 10,
+        change: 10,
+        heavy: 40,
+        absent: 10,
+        trouble: 40,
+        call_off: 15,
+        ordered: true,
+        ..CALM
+    },
+    Profile {
+        name: "ordered-full",
+        about: "ordered disks, and many crashes of little flash whose flushes are slow",
+        modes: [6, 1, 0, 0],
+        lives: (8, 30),
+        requests: (1, 40),
+        crash: 95,
+        flash_flush_ns: 400_000_000,
+        absent: 5,
+        ordered: true,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
-    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 4, 0,
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 4, 0, 4, 5, 4,
 ];
 
 /// The name that lets the seed choose.

@@ -6,7 +6,7 @@ use crate::prng::Prng;
 use crate::subject::{Known, Maker, Reshape, Shape, Subject, Unsaved};
 use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
 use hearth_engine::faults::{Fault, Faults};
-use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk};
+use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, Upto};
 use hearth_format::change::{self, Newcomer};
 use hearth_format::devices::judge;
 use hearth_format::superblock::PoolState;
@@ -120,6 +120,7 @@ impl Real {
             },
             faults: self.faults,
             zero_runs_max: *rng.pick(&[u64::MAX, 12, 2]),
+            zeros_as_data: *rng.pick(&[1 << 20, 64 << 10, 0]),
             // Mostly several to a disk, and requests that cross from one to the next.
             intent_region_blocks: *rng.pick(&[64, 64, 16, 4096]),
             ..EngineOptions::default()
@@ -247,6 +248,9 @@ impl Maker for Real {
         shape: Shape,
         known: &[Known],
     ) -> Result<Box<dyn Subject>, String> {
+        let mut options = self.options(shape);
+        let ordered = known.iter().filter(|k| k.ordered);
+        options.ordered = ordered.map(|k| k.id).collect();
         let known: Vec<KnownDisk> = known
             .iter()
             .map(|k| KnownDisk {
@@ -256,8 +260,7 @@ impl Maker for Real {
                 home: k.home,
             })
             .collect();
-        let (engine, report) =
-            Engine::open(media, self.options(shape), &known).map_err(|e| e.to_string())?;
+        let (engine, report) = Engine::open(media, options, &known).map_err(|e| e.to_string())?;
         Ok(Box::new(RealSubject {
             engine,
             uncounted: self.uncounted,
@@ -348,6 +351,12 @@ impl Subject for RealSubject {
     fn whole(&self, id: DiskId) -> bool {
         let status = self.engine.status(id);
         status.is_none_or(|s| s.owed_blocks() == 0 && s.drained && s.in_flight == 0)
+    }
+    fn order(&self, id: DiskId, now_ns: u64) -> Option<Upto> {
+        self.engine.order(id, now_ns).map(|order| order.upto)
+    }
+    fn set_max_age(&self, id: DiskId, ns: u64) -> Result<(), String> {
+        self.engine.set_max_age(id, ns).map_err(text)
     }
     fn accept_loss(&self, id: DiskId) -> Result<(), String> {
         self.engine.accept_loss(id).map(drop).map_err(text)

@@ -5,6 +5,7 @@
 
 use crate::media::SimMedia;
 use crate::mirrored::LegFault;
+use hearth_engine::Upto;
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState, Request};
 use hearth_io::{IoDone, Media, Spread};
 
@@ -19,6 +20,8 @@ pub struct Known {
     pub since_seq: u64,
     /// Where its data lives.
     pub home: Home,
+    /// It is ordered.
+    pub ordered: bool,
 }
 
 /// The parts of a world the subject must know to open.
@@ -90,6 +93,14 @@ pub trait Subject {
     /// Nothing of it is on flash that its origin lacks, nor will be of what was asked so far.
     fn whole(&self, _id: DiskId) -> bool {
         false
+    }
+    /// How far the origin of an ordered disk is; `None` of any other disk.
+    fn order(&self, _id: DiskId, _now_ns: u64) -> Option<Upto> {
+        None
+    }
+    /// Says how far behind the origin of an ordered disk may be.
+    fn set_max_age(&self, _id: DiskId, _ns: u64) -> Result<(), String> {
+        Ok(())
     }
     /// Gives up what is listed as lost.
     fn accept_loss(&self, _id: DiskId) -> Result<(), String> {

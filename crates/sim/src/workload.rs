@@ -238,6 +238,10 @@ pub fn draw_disk(
         Mode::WriteAround,
         Mode::Off,
     ][rng.weighted(&profile.modes)];
+    let mode = match mode {
+        Mode::WriteBack if profile.ordered => Mode::WriteBackOrdered,
+        mode => mode,
+    };
     if home != Home::Origin {
         // Promised as a whole, and there is no origin that another mode would write.
         size = size.min(kept_blocks * 4096);

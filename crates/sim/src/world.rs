@@ -3,6 +3,7 @@
 //! A world is moved by single steps: a request or its answer (`requests`), the end of some I/O or a tick
 //! (`steps`). What happens over its lifetime (crashes, stops, the final reckoning) is in [`crate::life`].
 
+mod cut;
 mod requests;
 mod single;
 mod steps;
@@ -91,6 +92,10 @@ pub(crate) struct Disk {
     pub whole_before: bool,
     /// What its origin did not have when flash that was given up was used last.
     pub owed: BTreeSet<u64>,
+    /// When flushes and writes that were to be durable ended: on the clock, and in the model's time.
+    pub promises: Vec<(u64, u64)>,
+    /// Of an ordered disk: up to when its origin holds what was promised, as was told last.
+    pub told: Option<u64>,
 }
 
 impl Disk {
@@ -357,6 +362,7 @@ impl<'a> World<'a> {
                 size: disk.config.size,
                 since_seq: 0,
                 home: disk.config.home,
+                ordered: disk.config.mode == Mode::WriteBackOrdered,
             });
             world.disks.push(disk);
         }
@@ -440,7 +446,7 @@ impl<'a> World<'a> {
             .add_disk(uid, base, config.size, tear == Tear::Block);
         trace!(self, "disk {id} is #{uid}: {config:?}");
         Disk {
-            dirty_once: config.mode == Mode::WriteBack,
+            dirty_once: config.mode.is_write_back(),
             config,
             uid,
             origin,
@@ -456,6 +462,8 @@ impl<'a> World<'a> {
             maybe_dirty: false,
             whole_before: false,
             owed: BTreeSet::new(),
+            promises: Vec::new(),
+            told: None,
         }
     }
 

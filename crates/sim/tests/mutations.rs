@@ -64,6 +64,11 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
         Fault::EmptyForgetsDirty | Fault::EmptyForgetsFlush => "devices-change",
+        Fault::EpochEarly
+        | Fault::EpochUnflushed
+        | Fault::EpochUnmarked
+        | Fault::OrderToldEarly
+        | Fault::FuaEndsNothing => "ordered",
         Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
         _ => "mixed",
     }

@@ -2,6 +2,7 @@
 //! no disk has to be added anew.
 
 use anyhow::{Context, Result, ensure};
+use hearth_format::order::ORDER_NOTE_BYTES;
 use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
 use hearth_rig::pattern::BLOCK;
@@ -326,6 +327,85 @@ fn a_stale_leg_is_not_used_though_flash_and_the_other_leg_are_gone() -> Result<(
     back(&a)?;
     wait_state(&hearth, "d", "attached")?;
     writer.check(&mut hearth.connect("d")?)
+}
+
+/// Of an ordered disk the origin alone is a state of one time, which is told.
+#[test]
+fn an_ordered_disk_without_flash_is_as_after_a_power_cut() -> Result<()> {
+    let mut hearth = Hearth::with_pool("160M")?;
+    // What is dirty stays so for a while.
+    hearth.serve_args = ["--destage-rate", "16K"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let file = blank(&hearth, "o.raw")?;
+    let ordered = ["--mode", "write-back-ordered", "--max-age", "1h"];
+    hearth.add("o", path(&file), &ordered)?;
+    let mut client = hearth.connect("o")?;
+    // Each round writes its number into its own block and into one that is written every time, and flushes.
+    let mut rounds = 0u8;
+    let mut round = |client: &mut hearth_rig::nbd::Client| -> Result<u8> {
+        rounds += 1;
+        client.write(u64::from(rounds) * BLOCK as u64, &[rounds; BLOCK])?;
+        client.write(0, &[rounds; BLOCK])?;
+        client.flush()?;
+        Ok(rounds)
+    };
+    round(&mut client)?;
+    let shown = |hearth: &Hearth| -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(
+            &hearth.ok(&["disk", "show", "o", "--json"])?,
+        )?)
+    };
+    wait::until("the origin is in order", LIMIT, || {
+        (shown(&hearth).ok()?["order"]["in_order"] == true).then_some(())
+    })?;
+    // And that is noted beside the flash; the disk is the pool's first.
+    let noted = |hearth: &Hearth| -> Option<u64> {
+        let files = std::fs::read_dir(hearth.dir().join("state/pools")).ok()?;
+        let mut files = files.flatten().map(|entry| entry.path());
+        let file = files.find(|path| path.extension().is_some_and(|e| e == "order"))?;
+        let bytes = std::fs::read(file).ok()?;
+        let place = bytes.get(ORDER_NOTE_BYTES..)?;
+        let note = hearth_format::OrderNote::newest(place).ok()??;
+        (note.upto_ms > 0).then_some(note.upto_ms)
+    };
+    wait::until("it is noted", LIMIT, || noted(&hearth).map(drop))?;
+    let text = hearth.ok(&["disk", "show", "o"])?;
+    ensure!(text.contains("origin holds everything up to"), "{text}");
+    ensure!(shown(&hearth)?["max_age"] == 3600.0);
+    let mut last = 0;
+    for _ in 0..100 {
+        last = round(&mut client)?;
+    }
+    drop(client);
+    flash_dies(&mut hearth)?;
+    hearth.start()?;
+    wait_state(&hearth, "o", "refused")?;
+    let why = hearth.ok(&["disk", "show", "o"])?;
+    ensure!(
+        why.contains("everything that was flushed up to 20"),
+        "{why}"
+    );
+    ensure!(why.contains("--trust origin"), "{why}");
+    let told = shown(&hearth)?["order"]["upto"].as_u64();
+    ensure!(told.is_some() && told == noted(&hearth), "{told:?}");
+    hearth.ok(&["disk", "set", "o", "--trust", "origin"])?;
+    wait_state(&hearth, "o", "attached")?;
+    let mut client = hearth.connect("o")?;
+    let own: Vec<u8> = (1..=last)
+        .map(|n| Ok(client.read(u64::from(n) * BLOCK as u64, BLOCK as u32)?[0]))
+        .collect::<Result<_>>()?;
+    let every = client.read(0, BLOCK as u32)?[0];
+    // A prefix, and perhaps one more.
+    let there = own.iter().take_while(|n| **n != 0).count();
+    ensure!(own[there..].iter().all(|n| *n == 0), "{own:?}");
+    let there = there as u8;
+    ensure!(
+        there == every || there == every + 1 || there + 1 == every,
+        "{there} and {every}"
+    );
+    // It is written without flash, so what was told then does not hold.
+    client.write(0, &[9; BLOCK])?;
+    Ok(())
 }
 
 /// A name that was never a pool's flash is a mistake, whatever else is known.

@@ -15,6 +15,8 @@ pub enum Mode {
     WriteAround,
     /// Pass-through
     Off,
+    /// As write-back, and the origin gets it in the order of the guest's flushes
+    WriteBackOrdered,
 }
 
 impl From<Mode> for CacheMode {
@@ -24,6 +26,7 @@ impl From<Mode> for CacheMode {
             Mode::WriteThrough => CacheMode::WriteThrough,
             Mode::WriteAround => CacheMode::WriteAround,
             Mode::Off => CacheMode::Off,
+            Mode::WriteBackOrdered => CacheMode::WriteBackOrdered,
         }
     }
 }
@@ -51,6 +54,7 @@ pub enum Disk {
     #[command(
         after_help = "Example:\n  hearth disk add vm1 --origin /srv/vm1.raw\n  \
         hearth disk add db --origin /dev/vg0/db --mode write-through --block-size 16K --max 50G\n  \
+        hearth disk add shop --origin /dev/vg0/shop --mode write-back-ordered --max-age 30s\n  \
         hearth disk add old --origin qcow2:/srv/old.qcow2\n  \
         hearth disk add clone --origin qcow2:/srv/clone.qcow2 --allow-backing\n  \
         hearth disk add swap --flash-only 8G --scratch\n  \

@@ -4,7 +4,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_pars
 use hearth_daemon::api::types::CacheMode;
 use hearth_daemon::error::Error;
 use hearth_daemon::origin::ORIGIN_TIMEOUT;
-use hearth_daemon::settings::{CLIENTS_MAX, SETTINGS, Setting, Takes};
+use hearth_daemon::settings::{CLIENTS_MAX, MAX_AGE, SETTINGS, Setting, Takes};
 use hearth_fault::Fault;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -21,6 +21,25 @@ fn parse_timeout(text: &str) -> Result<f64, Fault> {
                 "give seconds from {} to {}, such as 30",
                 ORIGIN_TIMEOUT.start(),
                 ORIGIN_TIMEOUT.end()
+            ),
+        )),
+    }
+}
+
+/// How far behind an origin may be: a number of seconds, or with a unit.
+fn parse_age(text: &str) -> Result<f64, Fault> {
+    let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let unit = units
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (number, factor) = unit.unwrap_or((text, 1.0));
+    match number.trim().parse::<f64>().map(|n| n * factor) {
+        Ok(n) if n == 0.0 || MAX_AGE.contains(&n) => Ok(n),
+        _ => Err(Fault::new(
+            format!("“{text}” is no time that an origin may be behind"),
+            format!(
+                "give {} s or more, such as 30s or 5m, or 0 for no limit",
+                MAX_AGE.start()
             ),
         )),
     }
@@ -61,6 +80,7 @@ impl<const ADD: bool> Settings<ADD> {
             Takes::Mode => option.value_parser(value_parser!(Mode)),
             Takes::Size => option.value_parser(parse_size).value_name("SIZE"),
             Takes::Seconds => option.value_parser(parse_timeout).value_name("SECONDS"),
+            Takes::Age => option.value_parser(parse_age).value_name("TIME"),
             Takes::Count => option
                 .value_parser(value_parser!(u32).range(0..=i64::from(CLIENTS_MAX)))
                 .value_name("N"),
@@ -82,7 +102,7 @@ impl<const ADD: bool> Settings<ADD> {
                 .get_one::<Mode>(name)
                 .map(|mode| json!(CacheMode::from(*mode))),
             Takes::Size => matches.get_one::<Size>(name).map(|size| json!(size.0)),
-            Takes::Seconds => matches.get_one::<f64>(name).map(|n| json!(n)),
+            Takes::Seconds | Takes::Age => matches.get_one::<f64>(name).map(|n| json!(n)),
             Takes::Count => matches.get_one::<u32>(name).map(|n| json!(n)),
             Takes::Switch if !ADD => matches
                 .get_one::<Switch>(name)
@@ -142,6 +162,7 @@ mod tests {
                 Takes::Mode => ("off", json!("off")),
                 Takes::Size => ("64K", json!(65536)),
                 Takes::Seconds => ("7.5", json!(7.5)),
+                Takes::Age => ("2m", json!(120.0)),
                 Takes::Count => ("3", json!(3)),
                 Takes::Switch => ("off", json!(false)),
                 Takes::Flag => ("", json!(true)),

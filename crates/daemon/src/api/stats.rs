@@ -314,6 +314,9 @@ pub struct DiskReport {
     pub dirty: u64,
     /// Seconds since it last had nothing dirty; 0 if it is clean.
     pub dirty_for: f64,
+    /// Of an ordered disk: seconds for which the origin has lacked something that was flushed.
+    #[serde(default)]
+    pub behind: f64,
     /// Why what is dirty cannot be written back to the origin, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot_write_back: Option<WriteBackTrouble>,
@@ -529,6 +532,7 @@ impl DiskReport {
             cached: stats.cached_blocks.saturating_mul(BLOCK),
             dirty: stats.owed_bytes(),
             dirty_for: stats.dirty_for_ns as f64 / 1e9,
+            behind: stats.behind_ns as f64 / 1e9,
             cannot_write_back: None,
             read_hit_latency: (&stats.read_hit_latency).into(),
             read_miss_latency: (&stats.read_miss_latency).into(),

@@ -65,6 +65,9 @@ pub enum CacheMode {
     WriteAround,
     /// Pass-through.
     Off,
+    /// As write-back, and what reaches the origin keeps the order of the guest's flushes: should all flash be lost,
+    /// the origin is as after a power cut some time ago.
+    WriteBackOrdered,
 }
 
 impl CacheMode {
@@ -75,6 +78,7 @@ impl CacheMode {
             CacheMode::WriteThrough => "write-through",
             CacheMode::WriteAround => "write-around",
             CacheMode::Off => "off",
+            CacheMode::WriteBackOrdered => "write-back-ordered",
         }
     }
 }
@@ -86,6 +90,7 @@ impl From<CacheMode> for Mode {
             CacheMode::WriteThrough => Mode::WriteThrough,
             CacheMode::WriteAround => Mode::WriteAround,
             CacheMode::Off => Mode::Off,
+            CacheMode::WriteBackOrdered => Mode::WriteBackOrdered,
         }
     }
 }
@@ -97,6 +102,7 @@ impl From<Mode> for CacheMode {
             Mode::WriteThrough => CacheMode::WriteThrough,
             Mode::WriteAround => CacheMode::WriteAround,
             Mode::Off => CacheMode::Off,
+            Mode::WriteBackOrdered => CacheMode::WriteBackOrdered,
         }
     }
 }
@@ -287,6 +293,41 @@ pub struct DrainProgress {
     pub eta_seconds: Option<f64>,
 }
 
+/// How far the origin of an ordered disk is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OrderInfo {
+    /// What the origin holds is of one time: with all flash lost it would be the disk as after a power cut. Not so
+    /// until it has what was dirty when the disk became ordered.
+    pub in_order: bool,
+    /// Up to when it holds everything that was flushed, milliseconds since 1970; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upto: Option<u64>,
+    /// Seconds for which it has lacked something that was flushed.
+    pub behind: f64,
+    /// Writes wait, because that is as long as it may be.
+    pub late: bool,
+}
+
+impl OrderInfo {
+    /// The same for people.
+    pub fn sentence(&self) -> String {
+        let at = |ms: u64| hearth_events::time::utc(ms);
+        match self.upto {
+            _ if !self.in_order => {
+                "not yet: the origin is still getting what was dirty before".to_owned()
+            }
+            Some(upto) if self.behind >= 1.0 => format!(
+                "origin holds everything up to {}, {:.0} s behind{}",
+                at(upto),
+                self.behind,
+                if self.late { "; writes wait" } else { "" }
+            ),
+            Some(upto) => format!("origin holds everything up to {}", at(upto)),
+            None => "origin is of one time, which is not known".to_owned(),
+        }
+    }
+}
+
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskInfo {
@@ -330,6 +371,9 @@ pub struct DiskInfo {
     /// Bytes of it that the origin does not have yet; zeroed and discarded ranges, which take no
     /// flash, included.
     pub dirty: u64,
+    /// How far its origin is, if it is ordered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<OrderInfo>,
     /// Connections of clients.
     pub connections: u64,
     /// The clients; of very many, the first.
@@ -758,6 +802,7 @@ mod tests {
     fn words_are_what_json_says() {
         for mode in [
             CacheMode::WriteBack,
+            CacheMode::WriteBackOrdered,
             CacheMode::WriteThrough,
             CacheMode::WriteAround,
             CacheMode::Off,

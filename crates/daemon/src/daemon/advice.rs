@@ -147,7 +147,11 @@ impl Known {
     fn mode(&self, best: f64) -> Option<Suggestion<CacheMode>> {
         let mix = self.mix.as_ref().filter(|m| m.count() >= REQUESTS_MIN)?;
         let writes = mix.writes as f64 / mix.count() as f64;
-        let now = mode_of(self.record.mode);
+        let now = match mode_of(self.record.mode) {
+            // In which order it reaches the origin says nothing about what is cached.
+            CacheMode::WriteBackOrdered => CacheMode::WriteBack,
+            mode => mode,
+        };
         let (advised, because) = if writes >= FEW_WRITES && !self.record.read_only {
             (
                 CacheMode::WriteBack,
@@ -193,7 +197,7 @@ fn log_share(pool: &PoolCounters) -> f64 {
 /// Bytes written to flash on behalf of a disk for each that its guest wrote; `None` if there were none, or not all
 /// of them go to flash: then nothing counts those that do.
 fn flash_writes(disk: &DiskCounters, mode: CacheMode, log_share: f64) -> Option<f64> {
-    if mode != CacheMode::WriteBack || disk.write_bytes == 0 {
+    if !hearth_engine::api::Mode::from(mode).is_write_back() || disk.write_bytes == 0 {
         return None;
     }
     let data = disk.write_bytes + (disk.fills + disk.reinsertions) * BLOCK;

@@ -702,11 +702,22 @@ impl Daemon {
                     "if the old flash can still be read, `hearth rescue` saves what is on it; ",
                 ),
             };
+            let upto = beside
+                .ordered_upto(id, record.serial)
+                .filter(|_| record.mode == hearth_format::CacheMode::WriteBackOrdered);
+            let go_on = format!("`hearth disk set {} --trust origin`", record.name);
             return Err(Error::refused(
                 format!(
-                    "something written by the guest may have been on flash only, and is not there any more: {what}"
+                    "something written by the guest may have been on flash only, and is not there any more: {what}{}",
+                    upto.map_or_else(String::new, |upto| format!(
+                        "; its origin holds everything that was flushed up to {}, as after a power cut",
+                        hearth_events::time::utc(upto)
+                    ))
                 ),
                 match record.is_flash_only() {
+                    _ if upto.is_some() => format!(
+                        "{back}to go on with what the origin holds, all of it of one time: {go_on}"
+                    ),
                     true => format!(
                         "{back}to go on with an empty disk: `hearth disk set {} --trust origin`",
                         record.name
@@ -731,6 +742,10 @@ impl Daemon {
                 "put that right, and try again",
             )
         })?;
+        // What is noted of its origin is of before.
+        if let Err(e) = beside.note_order(&[(id, record.serial, 0)]) {
+            tracing::warn!("{}: {e}", beside.path().display());
+        }
         Ok(Some(
             "what was only on the flash that is gone is given up, as you said".to_owned(),
         ))
@@ -824,6 +839,10 @@ impl Daemon {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }
+        // It is there: it was just attached.
+        let _ = self
+            .engine
+            .set_max_age(id, crate::settings::max_age_ns(&record));
         let before = self.disks.lock().by_id_mut(id).and_then(|slot| {
             let mut claim = ownership.claim?;
             claim.keep();

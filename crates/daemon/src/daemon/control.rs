@@ -466,6 +466,25 @@ impl Daemon {
         gone.is_some()
     }
 
+    /// A disk becomes ordered: what may be noted of its origin is of a time when it was so before. Until then nobody
+    /// asks for that.
+    fn enters_order(&self, record: &DiskRecord, wanted: &DiskRecord) -> Result<()> {
+        let ordered = hearth_format::CacheMode::WriteBackOrdered;
+        if record.mode == ordered || wanted.mode != ordered {
+            return Ok(());
+        }
+        let Some(beside) = lock(&self.pool).beside().cloned() else {
+            return Ok(());
+        };
+        let noted = beside.note_order(&[(record.id, record.serial, 0)]);
+        noted.map_err(|e| {
+            Error::unavailable(
+                format!("cannot write beside {}: {e}", beside.path().display()),
+                "put that right, and try again",
+            )
+        })
+    }
+
     fn apply(&self, name: &str, set: &DiskSet) -> Result<()> {
         let id = self.with_slot(name, |slot| Ok(slot.id))?;
         let record = lock(&self.pool)
@@ -475,6 +494,7 @@ impl Daemon {
         let mut wanted = record.clone();
         let changed = settings::change(&mut wanted, &set.settings)?;
         homeless::check_settings(&wanted)?;
+        self.enters_order(&record, &wanted)?;
         let more = wanted.min_bytes > record.min_bytes;
         let mut pool = lock(&self.pool);
         let capacity = pool.capacity();

@@ -49,6 +49,7 @@ use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
 use crate::api::stats::{FlashCounters, StuckThread};
 use crate::api::types::Recovery;
 use crate::bell::Bell;
+use crate::beside::Beside;
 use crate::brake::Brake;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
@@ -186,6 +187,8 @@ pub struct Daemon {
     reactors: Arc<Reactors>,
     /// Rung when the engine has done something.
     bell: Arc<Bell>,
+    /// What is known of the pool beside its flash; also for who holds the pool's lock.
+    beside: Option<Arc<Beside>>,
     /// Holds writes until it is noted beside the flash that their disks may be dirty.
     gate: Arc<Gate>,
     /// Lets them go.
@@ -285,6 +288,7 @@ impl Daemon {
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
             trim: pool.flash().iter().all(|device| device.is_device()),
+            ordered: pool.ordered(),
             ..EngineOptions::default()
         };
         let braked = match &options.brake {
@@ -307,8 +311,10 @@ impl Daemon {
                 tracing::error!("{e}");
             }
         }
+        pool.note_unordered(&engine)?;
         let noted = pool.beside().filter(|_| !pool.is_without_flash());
         let gate = Arc::new(Gate::new(noted.map(|b| b.notes().dirty).as_ref()));
+        let beside = pool.beside().cloned();
         let recovery = recovery(&report, begin.elapsed());
         tracing::info!(
             pool = %pool.info().uuid,
@@ -366,6 +372,7 @@ impl Daemon {
             targets,
             reactors,
             bell,
+            beside,
             gate,
             noter: Mutex::default(),
             rooms,

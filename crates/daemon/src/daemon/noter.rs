@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hearth_engine::Upto;
 use hearth_engine::api::{DiskId, Effects, Mode};
 use hearth_format::IdSet;
 use hearth_reactor::{BlockEngine, ReactorError};
@@ -22,6 +23,8 @@ use crate::gate::Gate;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 /// How long a disk's writes go to its origin first until the notes are tried again.
 const AGAIN_TIME: Duration = Duration::from_secs(10);
+/// How far the origin of an ordered disk has to be gone forward for that to be noted.
+const ORDER_STEP_MS: u64 = 2000;
 /// Wait before the data threads are asked again that have too many orders.
 const BUSY_TIME: Duration = Duration::from_millis(1);
 
@@ -75,6 +78,53 @@ impl Daemon {
         status.is_none_or(|s| s.owed_blocks() == 0 && s.drained && s.in_flight == 0)
     }
 
+    /// How far the origin of an ordered disk is, milliseconds since 1970: 0 if it is of no one time, `None` if no
+    /// more is known than before.
+    pub(super) fn origin_upto(&self, id: DiskId) -> Option<u64> {
+        // First the one clock: what is told is not newer than it was.
+        let wall = hearth_events::time::now_ms();
+        let now = hearth_io::now_ns();
+        match self.engine.order(id, now).map(|order| order.upto) {
+            Some(Upto::At(ns)) => {
+                Some(wall.saturating_sub(now.saturating_sub(ns).div_ceil(1_000_000)))
+            }
+            Some(Upto::Earlier) => None,
+            Some(Upto::Mixed) | None => Some(0),
+        }
+    }
+
+    /// Notes beside the flash how far the origins of those disks are that are ordered, if that is news: not
+    /// every step forward is, but `all` if nothing may be held back, and always that nothing is known.
+    pub(super) fn note_orders(
+        &self,
+        beside: &Beside,
+        disks: &[DiskId],
+        all: bool,
+    ) -> std::io::Result<()> {
+        if lock(&self.pool).is_without_flash() {
+            return Ok(());
+        }
+        let pool = lock(&self.pool);
+        let record = |id: &DiskId| {
+            let record = pool.record(*id)?;
+            let ordered = mode_of(record.mode) == Mode::WriteBackOrdered;
+            ordered.then_some((*id, record.serial))
+        };
+        let ordered: Vec<_> = disks.iter().filter_map(record).collect();
+        drop(pool);
+        let mut news = Vec::new();
+        for (id, serial) in ordered {
+            let Some(upto) = self.origin_upto(id) else {
+                continue;
+            };
+            let noted = beside.ordered_upto(id, serial).unwrap_or(0);
+            if all || upto == 0 && noted > 0 || upto >= noted + ORDER_STEP_MS {
+                news.push((id, serial, upto));
+            }
+        }
+        beside.note_order(&news)
+    }
+
     /// Notes which disks are whole now that nobody writes any more.
     pub(super) fn note_whole_at_rest(&self) {
         let Some(beside) = lock(&self.pool).beside().cloned() else {
@@ -116,6 +166,7 @@ impl Rounds {
         if self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_TIME) {
             self.looked_at = Some(Instant::now());
             self.look(daemon, &beside);
+            self.look_at_orders(daemon, &beside);
             self.take_back(daemon);
         }
     }
@@ -130,7 +181,7 @@ impl Rounds {
         let pool = lock(&daemon.pool);
         let through = |id: DiskId| {
             pool.record(id)
-                .is_some_and(|r| r.mode != hearth_format::CacheMode::WriteBack)
+                .is_some_and(|r| !mode_of(r.mode).is_write_back())
         };
         let to_note: Vec<DiskId> = held
             .iter()
@@ -139,10 +190,13 @@ impl Rounds {
             .collect();
         drop(pool);
         if !to_note.is_empty() {
-            let noted = beside.note(|notes| {
-                for id in &to_note {
-                    notes.dirty.insert(*id);
-                }
+            let ordered = daemon.note_orders(beside, &to_note, true);
+            let noted = ordered.and_then(|()| {
+                beside.note(|notes| {
+                    for id in &to_note {
+                        notes.dirty.insert(*id);
+                    }
+                })
             });
             if let Err(e) = noted {
                 tracing::error!(
@@ -197,6 +251,14 @@ impl Rounds {
         }
     }
 
+    /// Notes how far the origins of ordered disks are.
+    fn look_at_orders(&mut self, daemon: &Arc<Daemon>, beside: &Beside) {
+        let dirty: Vec<DiskId> = beside.notes().dirty.iter().collect();
+        if let Err(e) = daemon.note_orders(beside, &dirty, false) {
+            tracing::warn!("cannot note how far the origins of ordered disks are: {e}");
+        }
+    }
+
     /// Tries again to store notes for disks whose writes go to their origins because that failed.
     fn take_back(&mut self, daemon: &Arc<Daemon>) {
         if self.through.is_empty() || self.failed_at.is_some_and(|at| at.elapsed() < AGAIN_TIME) {
@@ -214,6 +276,11 @@ impl Rounds {
             }
         }
     }
+}
+
+/// A mode of the registry, as the engine has it.
+fn mode_of(mode: hearth_format::CacheMode) -> Mode {
+    Mode::from(crate::pool::mode_of(mode))
 }
 
 /// Hands to the engine what waited.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use hearth_engine::Upto;
 use hearth_engine::api::DiskId;
 use hearth_engine::stats::DiskStats;
 use hearth_fault::Fault;
@@ -15,7 +16,7 @@ use crate::api::stats::{
 };
 use crate::api::types::{
     self, ByteRange, DiskInfo, DiskRef, DiskState, ErrorBody, LegSum, MirrorLeg, MirrorUpkeep,
-    OriginLink, PoolInfo, ScrubInfo, Undecided,
+    OrderInfo, OriginLink, PoolInfo, ScrubInfo, Undecided,
 };
 use crate::error::{Error, Result};
 use crate::life::{Life, Unserved};
@@ -188,6 +189,35 @@ impl Daemon {
         Ok(self.describe(name, slot, record))
     }
 
+    /// How far the origin of an ordered disk is.
+    pub(super) fn order_of(&self, record: &DiskRecord) -> Option<OrderInfo> {
+        if record.mode != hearth_format::CacheMode::WriteBackOrdered {
+            return None;
+        }
+        let noted = || {
+            // Whoever asks holds the pool's lock.
+            let beside = self.beside.as_ref()?;
+            beside.ordered_upto(record.id, record.serial)
+        };
+        let now = hearth_io::now_ns();
+        let state = self.engine.order(record.id, now);
+        let upto = match state.map(|s| s.upto) {
+            Some(Upto::Mixed) => None,
+            Some(Upto::At(_)) => self.origin_upto(record.id),
+            Some(Upto::Earlier) | None => noted(),
+        };
+        Some(OrderInfo {
+            in_order: match state.map(|s| s.upto) {
+                Some(Upto::Mixed) => false,
+                Some(_) => true,
+                None => upto.is_some(),
+            },
+            upto,
+            behind: state.map_or(0.0, |s| s.age_ns as f64 / 1e9),
+            late: state.is_some_and(|s| s.late),
+        })
+    }
+
     fn describe(&self, name: &str, slot: &Slot, record: &DiskRecord) -> DiskInfo {
         let status = self.engine.status(slot.id).unwrap_or_default();
         let cannot_write_back = trouble::write_back_trouble(&status, hearth_io::now_ns());
@@ -282,6 +312,7 @@ impl Daemon {
                 false => status.owed_bytes(),
             },
             home: record.home.into(),
+            order: self.order_of(record),
             connections: slot.export().map_or(0, |e| e.clients().connections()),
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
             link,

@@ -145,6 +145,7 @@ impl Daemon {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let trouble = write_back_trouble(&status, now_ns);
             self.watch_link(slot);
+            self.watch_order(slot, now_ns);
             match (slot.session.alarm.look(trouble.is_some(), now), trouble) {
                 (Some(Say::Trouble), Some(t)) => {
                     let origin = self.origin_of(slot);
@@ -164,6 +165,23 @@ impl Daemon {
                 _ => {}
             }
         }
+    }
+
+    /// Says when writes of an ordered disk begin to wait because its origin is too far behind, and when they do no
+    /// more.
+    fn watch_order(&self, slot: &mut Slot, now_ns: u64) {
+        let order = self.engine.order(slot.id, now_ns);
+        let late = order.is_some_and(|o| o.late);
+        if late == slot.session.late {
+            return;
+        }
+        slot.session.late = late;
+        let seconds = order.map_or(0, |o| o.age_ns / 1_000_000_000);
+        let disk = slot.name.clone();
+        self.events.tell(match late {
+            true => Event::OriginTooFarBehind { disk, seconds },
+            false => Event::OriginInTime { disk, seconds },
+        });
     }
 
     fn origin_of(&self, slot: &Slot) -> String {

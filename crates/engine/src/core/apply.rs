@@ -122,6 +122,7 @@ impl Core {
         for item in batch.items {
             match item.token.apply {
                 Apply::Dirty => {
+                    self.forget_lost_versions(item.disk, item.block, item.count);
                     let (flash, mut rest) = self.apart();
                     rest.map_written(&item, now, |slot, old| {
                         if old.is_some() {
@@ -129,6 +130,9 @@ impl Core {
                         }
                         flash.slot_replaced(slot, true, old);
                     });
+                    for ((block, slot), crc) in (item.block..).zip(item.slot..).zip(&item.crcs) {
+                        self.note_version(item.disk, block, slot, *crc, now);
+                    }
                 }
                 Apply::Clean { ticket, freq } => {
                     let raced = self.opts.faults.has(Fault::CacheRacedMiss);
@@ -159,6 +163,14 @@ impl Core {
                                 .index
                                 .slot(old + i)
                                 .is_some_and(|s| s.dirty == dirty);
+                        if still
+                            && dirty
+                            && let Some(d) = self.disk_mut(item.disk)
+                            && let Some(order) = d.order.as_deref_mut()
+                            && order.moved(block, old + i, item.slot + i)
+                        {
+                            self.flash.hold(item.slot + i);
+                        }
                         if still || self.opts.faults.has(Fault::MoveOverNewer) {
                             let lost = self.cache.index.slot(old + i).is_some_and(|s| s.lost);
                             self.map(copy(&item, i, dirty), u64::from(freq), now);

@@ -8,7 +8,7 @@
 //! they stay dirty; a crash anywhere repeats the work, which is harmless. A block that a write
 //! holds is not marked: its newer record may already stand in the log before our mark.
 
-use crate::api::{DiskId, Effects, Mode};
+use crate::api::{DiskId, Effects};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::apply::Then;
 use crate::core::left::Unread;
@@ -80,12 +80,13 @@ impl Core {
         if d.drain
             || !d.clean_waiters.is_empty()
             || !d.origin.destage.urgent.is_empty()
-            || d.cfg.mode != Mode::WriteBack
+            || !d.cfg.mode.is_write_back()
             || over(self.haste_percent())
             || !d.zero.is_empty() && self.too_many_runs()
         {
             return Need::Urgent;
         }
+        let pool = pool.max(self.order_need(d, now));
         if over(self.opts.dirty_low_percent) {
             return pool.max(Need::Background);
         }
@@ -282,6 +283,10 @@ impl Core {
     /// The next dirty block of a disk's sweep that nothing keeps from the origin, and how many may go with
     /// it at most. If `durable`, one of which the log is durable.
     fn next_run(&self, d: &Disk, durable: bool, now: u64) -> Option<(u64, u64)> {
+        if let Some(order) = d.order.as_deref() {
+            let next = self.next_in_order(d, order, now);
+            return next.map(|block| (block, RUN_MAX));
+        }
         // One sweep over the disk, wrapping once.
         let (disk, cursor) = (d.cfg.id, d.origin.destage.cursor);
         for (from, to) in [(cursor, u64::MAX), (0, cursor)] {
@@ -320,6 +325,15 @@ impl Core {
         (info.dirty && !info.lost).then_some(slot)
     }
 
+    /// Where the block lies that the origin is to be given now, and its checksum.
+    fn source(&self, disk: DiskId, block: u64) -> Option<(SlotNo, u32)> {
+        if let Some(order) = self.disk(disk).and_then(|d| d.order.as_deref()) {
+            return order.source(block);
+        }
+        let slot = self.dirty_slot(disk, block)?;
+        Some((slot, self.cache.index.crc(slot)))
+    }
+
     /// Would the destager find something of the disk to start, if the need were there? Not what flash has
     /// refused: that may be asked for again as time passes.
     pub fn could_destage(&self, d: &Disk, now: u64) -> bool {
@@ -338,6 +352,10 @@ impl Core {
                 return false;
             };
             d.origin.destage.urgent.remove(block);
+            if d.order.is_some() {
+                // It has its turn.
+                continue;
+            }
             let dirty = d.dirty.contains(block);
             let left = d.dirty.run_len(block, RUN_MAX);
             if dirty
@@ -350,7 +368,7 @@ impl Core {
     }
 
     /// Why a dirty block cannot be destaged now: returns where to look on.
-    fn destage_obstacle(&self, disk: DiskId, block: u64, now: u64) -> Option<u64> {
+    pub fn destage_obstacle(&self, disk: DiskId, block: u64, now: u64) -> Option<u64> {
         let d = self.disk(disk)?;
         if let Some((_, end, _)) = d
             .origin
@@ -365,7 +383,7 @@ impl Core {
         if d.lost.contains(block) {
             return Some(block + d.lost.run_len(block, u64::MAX));
         }
-        if self.written_already(disk, block) || refused {
+        if d.order.is_none() && self.written_already(disk, block) || refused {
             return Some(block + 1);
         }
         // After flash failed, writes go to the origin past what is dirty: theirs is newer.
@@ -406,6 +424,7 @@ impl Core {
         fx: &mut Effects,
     ) -> bool {
         let mut slots: Vec<SlotNo> = Vec::new();
+        let mut sums: Vec<u32> = Vec::new();
         let (longest, mut pieces) = match paced {
             true => (RUN_PACED, PIECES_PACED),
             false => (left, usize::MAX),
@@ -418,8 +437,8 @@ impl Core {
             {
                 break;
             }
-            match self.dirty_slot(disk, block) {
-                Some(slot) => {
+            match self.source(disk, block) {
+                Some((slot, sum)) => {
                     if slots.last().is_none_or(|last| last + 1 != slot) {
                         if pieces == 0 {
                             break;
@@ -427,6 +446,7 @@ impl Core {
                         pieces -= 1;
                     }
                     slots.push(slot);
+                    sums.push(sum);
                 }
                 None => break,
             }
@@ -438,6 +458,8 @@ impl Core {
         let buf = Buf::zeroed((count * 4096) as usize);
         // Most of it lies in segments that are durable for long, and needs no flush of its own.
         let batch = self.newest_at(&slots);
+        let order = self.disk(disk).and_then(|d| d.order.as_deref());
+        let ord = order.map_or(0, |o| o.mark_ord);
         let job = self.destaging.jobs.insert(DestageJob {
             disk,
             start,
@@ -452,11 +474,16 @@ impl Core {
             solid: false,
             started_ns: now,
             batch,
+            ord,
         });
         self.destaging.tokens -= (count * 4096) as i64;
         let d = self.known_mut(disk);
         d.origin.destage.busy.push((start, start + count, job));
         d.origin.destage.cursor = start + count;
+        if let Some(order) = d.order.as_deref_mut() {
+            order.cursor = start + count;
+            order.note_given(now);
+        }
         self.ready.given.add(disk);
         let mut i = 0usize;
         while i < slots.len() {
@@ -464,12 +491,13 @@ impl Core {
             while i + n < slots.len() && slots[i + n] == slots[i] + n as u32 {
                 n += 1;
             }
-            let crcs: SmallVec<[u32; 4]> = slots[i..i + n]
-                .iter()
-                .map(|s| self.cache.index.crc(*s))
-                .collect();
-            for slot in &slots[i..i + n] {
+            let crcs: SmallVec<[u32; 4]> = SmallVec::from_slice(&sums[i..i + n]);
+            for (block, slot) in (start + i as u64..).zip(&slots[i..i + n]) {
                 self.flash.pin(*slot);
+                if self.cache.index.get(Key::new(disk, block)) != Some(*slot) {
+                    took(Path::VersionDestaged);
+                    continue;
+                }
                 self.cache.index.set_mark(*slot, true);
             }
             self.destaging.jobs[job].reads += 1;
@@ -508,6 +536,7 @@ impl Core {
             self.flash_read_failed(now, fx);
             self.destage_unread(id, at, (done.op.len / 4096) as usize, now);
         }
+        self.destage_lost_version(id, at, &done);
         let job = &mut self.destaging.jobs[id];
         job.failed |= done.result.is_err();
         job.rotten |= !done.bad_blocks.is_empty() && !rot;
@@ -525,6 +554,26 @@ impl Core {
             self.destage_failed(id, None, now, fx);
         } else {
             self.destage_durable(id, now, fx);
+        }
+    }
+
+    /// A version of a block of an ordered disk cannot be read, and nobody but the destager would notice; or what is
+    /// newest is lost. Then there is no order.
+    fn destage_lost_version(&mut self, id: usize, at: usize, done: &IoDone) {
+        let job = &self.destaging.jobs[id];
+        let (disk, start) = (job.disk, job.start + at as u64);
+        let Some(d) = self.disk(disk).filter(|d| d.order.is_some()) else {
+            return;
+        };
+        let count = done.op.len / 4096;
+        let lost = (0..count as usize).any(|i| {
+            let block = start + i as u64;
+            let newest = self.cache.index.get(Key::new(disk, block)) == Some(job.slots[at + i]);
+            let bad = done.result.is_err() || done.bad_blocks.contains(&(i as u32));
+            bad && (!newest || d.lost.contains(block))
+        });
+        if lost && !done.is_memory_gone() {
+            self.mix_order(disk);
         }
     }
 
@@ -546,13 +595,17 @@ impl Core {
 
     /// Step 2. If the log were not durable up to the run, a crash could bring an older clean copy
     /// back while the origin has the run's data.
-    fn destage_durable(&mut self, id: usize, now: u64, fx: &mut Effects) {
+    pub fn destage_durable(&mut self, id: usize, now: u64, fx: &mut Effects) {
+        let ord = self.destaging.jobs[id].ord;
         if self.flash.log.durable_seq < self.destaging.jobs[id].batch
             && self.flash.takes_writes()
             && !self.opts.faults.has(Fault::DestageUndurable)
         {
             let until = Until::Batch(self.destaging.jobs[id].batch);
             self.wait_flash(until, FlashWaiter::Destage(id), now, fx);
+        } else if self.flash.log.durable_ord < ord && self.flash.takes_writes() {
+            // The log does not say yet that the origin has all that came before.
+            self.wait_flash(Until::Ord(ord), FlashWaiter::Destage(id), now, fx);
         } else {
             self.destage_write(id, now, fx);
         }
@@ -644,6 +697,7 @@ impl Core {
             solid,
             started_ns: now,
             batch,
+            ord: 0,
         });
         let d = self.known_mut(disk);
         d.origin.destage.busy.push((block, block + count, job));
@@ -665,6 +719,7 @@ impl Core {
             return;
         }
         let job = self.destaging.jobs.remove(id);
+        let unflushed = self.opts.faults.has(Fault::EpochUnflushed);
         let d = self.known_mut(job.disk);
         d.origin.destage.failures = 0;
         d.origin.destage.hangs = false;
@@ -685,6 +740,12 @@ impl Core {
                     d.counters.destaged += 1;
                     let data = Written::Data { block, slot: *slot };
                     d.origin.destage.push(data, now);
+                    if let Some(order) = d.order.as_deref_mut() {
+                        order.set_written(block, *slot, true);
+                        if unflushed {
+                            order.done(block, *slot);
+                        }
+                    }
                 }
             }
         }
@@ -697,6 +758,9 @@ impl Core {
         }
         if !self.flash.takes_writes() {
             self.wake_clean_waiters(job.disk, now, fx);
+        }
+        if unflushed {
+            self.go_on_in_order(job.disk, now, fx);
         }
         self.pause_destaging(job.started_ns, now);
         self.ready.touch(job.disk);
@@ -752,7 +816,9 @@ impl Core {
     fn destage_flush_if_due(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let may_gather = self.may_gather(disk, now);
         let d = self.known_mut(disk);
-        let awaited = !d.clean_waiters.is_empty();
+        // What comes next in order waits for this flush.
+        let in_order = d.order.as_deref().is_some_and(|o| o.awaits_flush());
+        let awaited = !d.clean_waiters.is_empty() || in_order;
         if !d.origin.destage.cover(awaited, may_gather, now) {
             if let Some(until) = d.origin.destage.gathers_until() {
                 self.ready.timers.insert((until, disk));
@@ -773,9 +839,10 @@ impl Core {
         if failed {
             for w in d.origin.destage.written.drain(..n).collect::<Vec<_>>() {
                 match w {
-                    Written::Data { slot, .. } => {
+                    Written::Data { block, slot } => {
                         self.flash.unpin_slot(slot);
                         self.cache.index.set_mark(slot, false);
+                        self.unwrite(disk, block, slot);
                     }
                     Written::Zero { .. } => {}
                 }
@@ -806,6 +873,10 @@ impl Core {
                 Written::Data { block, slot } => {
                     self.flash.unpin_slot(slot);
                     self.cache.index.set_mark(slot, false);
+                    let d = self.known_mut(disk);
+                    if let Some(order) = d.order.as_deref_mut() {
+                        order.done(block, slot);
+                    }
                     if self.clean_block(disk, block, slot) {
                         push_run(&mut runs, Kind::CleanedRun, block, 1);
                     } else if stuck {
@@ -843,8 +914,17 @@ impl Core {
             d.cleaned_ord = ord;
         }
         self.forget_void(disk);
+        self.go_on_in_order(disk, now, fx);
         self.note_clean(disk);
         self.wake_clean_waiters(disk, now, fx);
+    }
+
+    /// What the origin was given of a block of an ordered disk does not count.
+    fn unwrite(&mut self, disk: DiskId, block: u64, slot: SlotNo) {
+        let order = self.disk_mut(disk).and_then(|d| d.order.as_deref_mut());
+        if let Some(order) = order {
+            order.set_written(block, slot, false);
+        }
     }
 
     /// Lets go of what origins that hang hold of a segment. Their writes may still come through at any
@@ -910,6 +990,9 @@ impl Core {
                 Written::Data { block, slot } if which(block, slot) => {
                     took(Path::WrittenDoubted);
                     slots.push(slot);
+                    if let Some(order) = d.order.as_deref_mut() {
+                        order.set_written(block, slot, false);
+                    }
                     // It keeps its place: the flush covers so many.
                     *w = Written::Zero { block, count: 0 };
                 }

@@ -107,6 +107,7 @@ impl Core {
             self.divert(id, now, fx);
         }
         for disk in self.disk_ids() {
+            self.end_order(disk);
             self.wake_clean_waiters(disk, now, fx);
         }
         self.everyone_is_ready();

@@ -4,6 +4,7 @@ use crate::api::DiskId;
 use crate::blocks::runset::RunSet;
 use crate::cache::index::{Index, Key, Section, SlotNo};
 use crate::core::Core;
+use crate::core::ordered::Told;
 use crate::core::rest::Rest;
 use crate::disk::Disk;
 use crate::engine::OpenReport;
@@ -12,8 +13,9 @@ use crate::flash::checkpoint::{CheckpointError, Kept, Lies, Part, Restore, Zeros
 use crate::flash::log::Gone;
 use crate::flash::recover::{How, RecoverError, Recovered};
 use crate::flash::replay::{Copied, Intents, Placed, Replay};
+use crate::origin::order::Order;
 use crate::paths::{Path, took};
-use hearth_format::DISK_ID_MAX;
+use hearth_format::{DISK_ID_MAX, Mark};
 use hearth_io::Media;
 use std::collections::{BTreeMap, BTreeSet};
 use std::{io, mem};
@@ -30,6 +32,12 @@ struct Rebuild<'a> {
     since: &'a Since,
     /// The index as it was when there were more segments, or fewer.
     before: Option<Index>,
+    /// What the log tells of ordered disks.
+    told: BTreeMap<DiskId, Told>,
+    /// What a checkpoint has of them.
+    orders: Vec<(DiskId, Order)>,
+    /// Of which batch the entries are.
+    batch: u64,
     /// Copies in a checkpoint that belong to no disk (any more): slot, block, and whether it is dirty.
     foreign: Vec<(SlotNo, Key, bool)>,
 }
@@ -45,9 +53,13 @@ impl Core {
             accept_damage: self.opts.accept_damage,
             keep_blocks: self.opts.recovery_keep_blocks,
         };
+        let ordered = self.opts.ordered.clone();
         let (flash, rest) = self.apart();
         let mut rebuild = Rebuild::new(rest, since);
+        rebuild.told = ordered.iter().map(|id| (*id, Told::default())).collect();
         let mut found = flash.recover(media, &mut rebuild, &how)?;
+        let told = rebuild.told;
+        self.restore_orders(told);
         self.restore_intents(mem::take(&mut found.intents));
         Ok(found)
     }
@@ -76,7 +88,18 @@ impl Core {
         since: &Since,
     ) -> io::Result<bool> {
         let (flash, rest) = self.apart();
-        flash.read_checkpoint(media, id, &mut Rebuild::new(rest, since))
+        let mut rebuild = Rebuild::new(rest, since);
+        if !flash.read_checkpoint(media, id, &mut rebuild)? {
+            return Ok(false);
+        }
+        for (disk, order) in mem::take(&mut rebuild.orders) {
+            if !order.held().all(|slot| self.flash.is_in_log(slot)) {
+                return Ok(false);
+            }
+            took(Path::OrderFromCheckpoint);
+            self.adopt_order(disk, order);
+        }
+        Ok(true)
     }
 
     /// Writes the checkpoint; returns its length in bytes. Nothing may be in flight.
@@ -168,6 +191,17 @@ impl Kept for Rest<'_> {
         });
         zeros.collect()
     }
+
+    fn orders(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for d in self.disks.iter().flatten() {
+            if let Some(order) = d.order.as_deref() {
+                out.extend_from_slice(&d.cfg.id.to_le_bytes());
+                order.encode(&mut out);
+            }
+        }
+        out
+    }
 }
 
 fn section(part: Part) -> Section {
@@ -184,6 +218,9 @@ impl<'a> Rebuild<'a> {
             rest,
             since,
             before: None,
+            told: BTreeMap::new(),
+            orders: Vec::new(),
+            batch: 0,
             foreign: Vec::new(),
         }
     }
@@ -269,6 +306,17 @@ impl Restore for Rebuild<'_> {
         Lies::Block { dirty, found }
     }
 
+    fn set_orders(&mut self, mut bytes: &[u8], last_batch: u64) -> bool {
+        while let Some((id, rest)) = bytes.split_first_chunk::<2>() {
+            bytes = rest;
+            let Some(order) = Order::decode(&mut bytes, last_batch) else {
+                return false;
+            };
+            self.orders.push((u16::from_le_bytes(*id), order));
+        }
+        bytes.is_empty()
+    }
+
     fn drop_foreign(&mut self, mut tell: impl FnMut(Gone)) {
         for (slot, key, dirty) in mem::take(&mut self.foreign) {
             // Another slot may claim to hold the same block.
@@ -306,10 +354,22 @@ impl Replay for Rebuild<'_> {
         if self.rest.cache.index.slot(copy.slot).is_some() {
             return Placed::Taken;
         }
+        if let Some(told) = self.told.get_mut(&copy.disk) {
+            match copy.dirty {
+                true => {
+                    let versions = told.versions.entry(copy.block).or_default();
+                    versions.push((self.batch, copy.slot, copy.crc));
+                }
+                false => told.forget(copy.block, copy.block + 1),
+            }
+        }
         Placed::There(self.rest.map(copy, 0, 0))
     }
 
     fn cleaned(&mut self, disk: DiskId, start: u64, end: u64, mut tell: impl FnMut(SlotNo)) {
+        if let Some(told) = self.told.get_mut(&disk) {
+            told.forget(start, end);
+        }
         let blocks: Vec<u64> = self.rest.known(disk).dirty.range(start, end).collect();
         for block in blocks {
             let slot = self.rest.cache.index.get(Key::new(disk, block));
@@ -323,6 +383,9 @@ impl Replay for Rebuild<'_> {
     }
 
     fn dropped(&mut self, disk: DiskId, start: u64, end: u64, tell: impl FnMut(Gone)) {
+        if let Some(told) = self.told.get_mut(&disk) {
+            told.forget(start, end);
+        }
         self.rest.forget_range(disk, start, end, tell);
     }
 
@@ -333,6 +396,20 @@ impl Replay for Rebuild<'_> {
 
     fn zeros_told(&mut self, disk: DiskId, start: u64, end: u64) {
         self.rest.zeros_told(disk, start, end - start);
+    }
+
+    fn batch(&mut self, seq: u64) {
+        self.batch = seq;
+    }
+
+    fn asks_for_batches(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    fn marked(&mut self, disk: DiskId, block: u64, word: u32) {
+        if let Some(told) = self.told.get_mut(&disk) {
+            told.mark = Some(Mark::from_fields(block, word));
+        }
     }
 
     fn drop_clean(&mut self, slot: SlotNo) -> Option<Gone> {

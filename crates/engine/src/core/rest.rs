@@ -138,6 +138,9 @@ impl Rest<'_> {
         d.cached -= u64::from(!stays);
         if dirty {
             d.no_longer_dirty(block);
+            if let Some(order) = d.order.as_deref_mut() {
+                order.forget(block);
+            }
         }
         let owed = dirty && d.has_origin();
         if dirty {

@@ -111,6 +111,10 @@ impl Contents for Rest<'_> {
             return Fate::Stays;
         }
         let d = self.known(disk);
+        if info.dirty && d.order.is_some() {
+            // Where it stands is when it was written.
+            return Fate::Stays;
+        }
         if info.dirty {
             let homeless = !d.has_origin();
             if self.faults.has(Fault::EvictDirty) || homeless && self.faults.has(Fault::EvictKept) {
@@ -216,6 +220,11 @@ impl Holds for Rest<'_> {
 
     fn intents(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)> {
         self.known(disk).origin.intents.open_within(start, end)
+    }
+
+    fn mark(&self, disk: u16) -> Option<(u64, u32)> {
+        let order = self.disk(disk)?.order.as_deref()?;
+        Some(order.mark().to_fields())
     }
 }
 

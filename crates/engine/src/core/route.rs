@@ -102,7 +102,12 @@ impl Core {
             FlashOp::Move { slot, count } => self.move_read_done(slot, count, done, now),
             FlashOp::Trim { seg } => self.flash.trim_ended(seg),
             FlashOp::Mark => self.flash.mark_ended(done.op.kind, done.result.is_ok()),
-            FlashOp::Floor => self.flash.floor_ended(&done.result, now),
+            FlashOp::Floor => {
+                self.flash.floor_ended(&done.result, now);
+                // What had to wait for it goes on.
+                self.set_orders();
+                self.everyone_is_ready();
+            }
         }
         self.route_flash(now, fx);
     }
@@ -121,7 +126,8 @@ impl Core {
             FlashWaiter::Request(id) => self.request_flushed(id, failed, now, fx),
             FlashWaiter::Intent { disk, region } => self.intent_durable(disk, region, now, fx),
             // If flash failed, nothing on it counts any more: the origin is what must be whole.
-            FlashWaiter::Destage(job) => self.destage_write(job, now, fx),
+            FlashWaiter::Destage(job) if failed => self.destage_write(job, now, fx),
+            FlashWaiter::Destage(job) => self.destage_durable(job, now, fx),
             FlashWaiter::Nobody => {}
         }
     }

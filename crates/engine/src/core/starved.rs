@@ -21,6 +21,12 @@ impl Core {
         }
         self.cancel_moves();
         self.flash.want_clean();
+        if self.give_up_orders() {
+            took(Path::OrderGivenUp);
+            self.flash.store_floor();
+            self.route_flash(now, fx);
+            return true;
+        }
         if self.flash.oldest_stays() {
             self.flash.fail(now);
             self.route_flash(now, fx);

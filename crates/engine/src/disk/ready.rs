@@ -14,6 +14,8 @@
 //! | given | its origin was given something that it may not have answered | when flash is short of segments |
 //! | gathering | its origin was written, and the flush waits for more | when it cannot wait any longer |
 //! | noted | has intents or zeros, whose records are logged again before their segment is freed | per segment evicted |
+//! | ending | it is ordered, and an epoch of it is to end | after every event |
+//! | unmarked | it is ordered, and the log had no room to say how far its origin is | every tick |
 //! | timers | the destager leaves it alone until some time | when it has come |
 //!
 //! All but the timers are emptied lazily: who finds a disk that does not belong on the list any more
@@ -87,6 +89,8 @@ pub(crate) struct Ready {
     pub given: Turns,
     pub gathering: Turns,
     pub noted: Turns,
+    pub ending: Turns,
+    pub unmarked: Turns,
     /// When the time has come, and whose.
     pub timers: BTreeSet<(u64, DiskId)>,
 }

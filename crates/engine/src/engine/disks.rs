@@ -81,6 +81,7 @@ impl Engine {
             d.attached = true;
             d.fenced = false;
         });
+        core.set_order(id);
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         match origin {
             OriginState::Unknown => {
@@ -138,6 +139,7 @@ impl Engine {
             return Err(ControlError::Busy);
         }
         let blocks = d.blocks.max(1 << 36);
+        core.end_order(id);
         core.forget_range(id, 0, blocks);
         core.stage_forget(id, 0, u64::MAX);
         core.change_zeros(id, RunSet::clear);
@@ -154,6 +156,9 @@ impl Engine {
             core.route_flash(0, fx);
         }
         core.flash.forget_disk(id);
+        if core.disk(id).is_some_and(|d| d.attached) {
+            core.set_order(id);
+        }
         core.publish(id);
         Ok(core.flash.log.next_segment_seq)
     }
@@ -168,6 +173,7 @@ impl Engine {
         if d.is_dirty() || d.cached > 0 {
             return Err(ControlError::Dirty);
         }
+        core.end_order(id);
         took(Path::Removed);
         core.gather(id);
         if let Some(d) = core.disks[id as usize].take() {
@@ -185,10 +191,19 @@ impl Engine {
             return Ok(());
         }
         core.alter(id, |d| d.cfg.mode = mode);
+        core.set_order(id);
         core.publish(id);
         if mode == Mode::Off {
             core.stage_forget(id, 0, u64::MAX);
         }
+        Ok(())
+    }
+
+    /// How far behind the origin of an ordered disk may be before its writes wait; 0 is no limit.
+    pub fn set_max_age(&self, id: DiskId, ns: u64) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.disk(id).ok_or(ControlError::NoDisk)?;
+        core.alter(id, |d| d.max_age_ns = ns);
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use crate::lanes::Shared;
 use crate::origin::pace::Destaging;
 use crate::paths::{Path, took};
 use crate::request::Requests;
-use hearth_format::superblock::{INCOMPAT_MAP, PoolState};
+use hearth_format::superblock::{INCOMPAT_MAP, INCOMPAT_ORDER, PoolState};
 use hearth_format::{FormatError, Superblock};
 use hearth_io::Media;
 use hearth_policy::{Config, Policy};
@@ -159,7 +159,10 @@ impl Engine {
                 id: k.id,
                 size: k.size,
                 origin_align: 4096,
-                mode: Mode::WriteBack,
+                mode: match core.opts.ordered.contains(&k.id) {
+                    true => Mode::WriteBackOrdered,
+                    false => Mode::WriteBack,
+                },
                 block_size: 4096,
                 min_bytes: 0,
                 max_bytes: 0,
@@ -222,6 +225,10 @@ impl Engine {
         core.flash.spread_free();
         core.flash.store_whole_map(media)?;
         core.flash.sb.incompat |= INCOMPAT_MAP;
+        if !core.opts.ordered.is_empty() {
+            core.flash.sb.incompat |= INCOMPAT_ORDER;
+        }
+        core.flash.order_noted = core.flash.sb.incompat & INCOMPAT_ORDER != 0;
         if !core.opts.faults.has(Fault::StayClean) {
             core.flash.sb.state = PoolState::Open;
             core.flash.sb.store(media)?;

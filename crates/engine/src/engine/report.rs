@@ -9,6 +9,7 @@ use crate::disk::spans::Span;
 use crate::engine::Engine;
 use crate::flash::fail::Noted;
 use crate::flash::log::SegState;
+use crate::origin::order::Upto;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DeviceStats, DiskStats, Latencies, PoolStats};
 use hearth_io::BLOCK;
@@ -43,6 +44,19 @@ pub struct DiskStatus {
     pub lives_on_flash: bool,
     /// Shut out or taken over: nothing is answered, nothing goes to the origin.
     pub fenced: bool,
+}
+
+/// How far the origin of an ordered disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct OrderStatus {
+    /// Up to when it holds what was flushed.
+    pub upto: Upto,
+    /// For how long it has lacked something that was flushed.
+    pub age_ns: u64,
+    /// Writes wait because that is longer than it may be.
+    pub late: bool,
+    /// Versions of blocks it lacks, several of one block counted each.
+    pub versions: u64,
 }
 
 impl DiskStatus {
@@ -92,6 +106,11 @@ impl Engine {
         })
     }
 
+    /// How far the origin is, if the disk is ordered.
+    pub fn order(&self, id: DiskId, now_ns: u64) -> Option<OrderStatus> {
+        self.core().order_state(id, now_ns)
+    }
+
     /// A disk's statistics. Data left dirty by an earlier run counts as dirty since the first call.
     pub fn stats(&self, id: DiskId, now_ns: u64) -> Option<DiskStats> {
         let mut core = self.core();
@@ -127,6 +146,7 @@ impl Engine {
             } else {
                 0
             },
+            behind_ns: d.order.as_ref().map_or(0, |o| o.age_ns(now_ns)),
             ..DiskStats::default()
         })
     }

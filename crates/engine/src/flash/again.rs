@@ -10,7 +10,8 @@
 //! - *clean*: a copy elsewhere was logged as dirty, and the origin has it. Where nothing dirty is left in the
 //!   segment it lies in, the map says so of all of that; or notes of one block each would fill whole segments,
 //!   and be moved around for ever;
-//! - *intents* that are open.
+//! - *intents* that are open;
+//! - the *mark* of an ordered disk, if it is the newest.
 //!
 //! The last entry about a block decides. So a record may only be logged as long as nothing newer about the
 //! block is queued; else whoever asks has to ask again.
@@ -43,6 +44,10 @@ pub(crate) trait Holds {
     fn zeros(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)>;
     /// Ranges of open intents that meet this one.
     fn intents(&self, disk: u16, start: u64, end: u64) -> Vec<(u64, u64)>;
+    /// What the newest mark of an ordered disk says, as it stands in an entry.
+    fn mark(&self, _disk: u16) -> Option<(u64, u32)> {
+        None
+    }
 }
 
 /// A segment that is to be free, and what of the others bears on it.
@@ -73,7 +78,7 @@ impl Leaving<'_> {
     ) -> Option<(Vec<Said>, BTreeSet<u32>)> {
         let (said, all_clean) = self.holding(holds, faults);
         let newer = |s: &Said| {
-            s.kind != Kind::Intent
+            !matches!(s.kind, Kind::Intent | Kind::Through)
                 && !faults.has(Fault::RelogBehindNewer)
                 && self.is_queued(s.disk, s.block, s.block + s.count)
         };
@@ -112,6 +117,16 @@ impl Leaving<'_> {
                     }
                     continue;
                 }
+                Kind::Through => {
+                    let said_now = holds.mark(e.disk).filter(|m| *m == (e.block, e.word));
+                    said.extend(said_now.map(|(block, word)| Said {
+                        kind: Kind::Through,
+                        disk: e.disk,
+                        block,
+                        count: word.into(),
+                    }));
+                    continue;
+                }
                 Kind::IntentClear => continue,
             }
             if self.oldest {
@@ -148,6 +163,7 @@ impl Leaving<'_> {
             Kind::CleanedRun => !faults.has(Fault::SkipRelogClean),
             Kind::ZeroDoneRun => !faults.has(Fault::SkipRelogTold),
             Kind::ZeroRun => !faults.has(Fault::SkipRelogZeros),
+            Kind::Through => true,
             _ => !faults.has(Fault::SkipRelogIntents),
         });
         said.sort_unstable_by_key(|s| (s.kind as u8, s.disk, s.block, s.count));
@@ -161,7 +177,7 @@ impl Leaving<'_> {
     /// Is nothing dirty in a segment, and never will be again?
     fn is_all_clean(&self, seg: u32) -> bool {
         let s = &self.segments[seg as usize];
-        s.state == SegState::Closed && s.dirty == 0
+        s.state == SegState::Closed && s.dirty == 0 && s.held == 0
     }
 
     fn is_queued(&self, disk: u16, start: u64, end: u64) -> bool {

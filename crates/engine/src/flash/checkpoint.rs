@@ -31,6 +31,8 @@ const TABLE: u32 = 6;
 const STATE: u32 = 4;
 /// What the log keeps in RAM of its segments.
 const LOG: u32 = 7;
+/// What origins of ordered disks do not have, if there are any such disks.
+const ORDERS: u32 = 8;
 /// What the index consists of.
 const PARTS: [(u32, Part); 3] = [
     (SLOTS, Part::Slots),
@@ -65,6 +67,10 @@ pub(crate) trait Kept {
     /// Fills `out` with what stands in a part from `at` on.
     fn part(&self, part: Part, at: usize, out: &mut [u8]);
     fn zeros(&self) -> Vec<Zeros>;
+    /// Of ordered disks.
+    fn orders(&self) -> Vec<u8> {
+        Vec::new()
+    }
 }
 
 /// What lies in a slot, as the slot itself says.
@@ -91,6 +97,10 @@ pub(crate) trait Restore: Kept {
     fn evicted(&mut self, eviction: u64);
     /// Counts what lies in a slot of the segment with this number, unless it belongs to nobody any more.
     fn count(&mut self, slot: Slot, seq: u64) -> Lies;
+    /// What is known of ordered disks, when this was the last batch; false if it cannot be.
+    fn set_orders(&mut self, _bytes: &[u8], _last_batch: u64) -> bool {
+        true
+    }
     /// Drops all that belongs to nobody; tells where it lay.
     fn drop_foreign(&mut self, tell: impl FnMut(Gone));
 }
@@ -182,6 +192,10 @@ impl<U: Users> FlashDevice<U> {
         }));
         parts.push((STATE, state.len(), None));
         parts.push((LOG, log.len(), None));
+        let orders = kept.orders();
+        if !orders.is_empty() {
+            parts.push((ORDERS, orders.len(), None));
+        }
         let room = self.layout.checkpoint_room();
         // What lies behind is another's, so whether it fits is known before anything is written.
         let blocks = parts.iter().map(|(_, len, _)| *len as u64);
@@ -197,6 +211,7 @@ impl<U: Users> FlashDevice<U> {
                 match part {
                     Some(part) => kept.part(part, from, &mut block[..n]),
                     None if kind == LOG => block[..n].copy_from_slice(&log[from..from + n]),
+                    None if kind == ORDERS => block[..n].copy_from_slice(&orders[from..from + n]),
                     None => block[..n].copy_from_slice(&state[from..from + n]),
                 }
                 crc.update(&block[..n]);
@@ -374,7 +389,21 @@ impl<U: Users> FlashDevice<U> {
         }
         let adopted = self.adopt_state(&state, &header, restore);
         let adopted = adopted.and_then(|kept| self.adopt_log(&log, kept, restore));
-        Ok(adopted.and_then(|()| self.recount(restore)).is_some())
+        if adopted.and_then(|()| self.recount(restore)).is_none() {
+            return Ok(false);
+        }
+        let sections = header.sections.iter();
+        match sections
+            .clone()
+            .find(|s| s.kind == ORDERS && s.len < 1 << 40)
+        {
+            Some(at) => {
+                let mut orders = vec![0u8; at.len as usize];
+                let last = self.log.applied_seq;
+                Ok(load(media, area, at, &mut orders)? && restore.set_orders(&orders, last))
+            }
+            None => Ok(true),
+        }
     }
 
     /// Can it be that the checkpoint is of this pool? Its devices may have been others since; what lies on those

@@ -119,7 +119,11 @@ impl<U: Users> FlashDevice<U> {
         if let Some(at) = choice.put_off.iter().position(due) {
             return Some((choice.put_off.swap_remove(at).seg, Way::Oldest));
         }
-        let put_off = |seg: &u32| choice.put_off.iter().any(|p| p.seg == *seg);
+        let segments = &self.log.segments;
+        let put_off = |seg: &u32| {
+            let held = segments[*seg as usize].held > 0;
+            held || choice.put_off.iter().any(|p| p.seg == *seg)
+        };
         if let Some(seg) = choice.begun.iter().find(|seg| !put_off(seg)) {
             return Some((*seg, Way::Oldest));
         }
@@ -143,7 +147,10 @@ impl<U: Users> FlashDevice<U> {
         }
         took(Path::OldestGoes);
         self.evict.forced = true;
-        oldest.map(|seg| (seg, Way::Oldest))
+        // Of an origin that takes nothing the others do not wait.
+        let free = self.log.order.iter().find(|seg| !self.holds(**seg));
+        self.evict.wants_clean |= free.is_none();
+        free.map(|seg| (*seg, Way::Oldest))
     }
 
     /// A segment in which nothing lives, if some may go before room is short: the log is flushed when so much was
@@ -195,6 +202,10 @@ impl<U: Users> FlashDevice<U> {
         if self.evict.judged {
             return Verdict::Goes;
         }
+        if self.holds(seg) {
+            self.evict.wants_clean = true;
+            return self.stays(seg);
+        }
         let Some((moves, records)) = self.price(seg, contents, now) else {
             return Verdict::Unknown;
         };
@@ -207,21 +218,28 @@ impl<U: Users> FlashDevice<U> {
             cost * GAIN_SHARE > blocks * entries * (GAIN_SHARE - 1) || records > self.record_room();
         let must = self.evict.way == Way::Oldest;
         if !must && dear && !self.faults.has(Fault::FreeForNothing) {
-            took(Path::SegmentHeld);
-            let ahead = (self.log.usable() as u64 / 8).max(4);
-            let oldest = self.is_oldest(seg);
-            let until = self.log.next_segment_seq + ahead;
-            // Nobody waits for one that goes ahead.
-            self.evict.choice.refused += u32::from(self.evict.way == Way::Chosen);
-            self.evict.choice.held.push(Held { seg, until, oldest });
-            self.log.aside.remove(&seg);
-            self.cleaner.withdraw(seg);
-            self.forget_victim();
-            return Verdict::Stays;
+            return self.stays(seg);
         }
         self.evict.said_blocks = (records as u64 * blocks).div_ceil(entries) as u32;
         self.begin(seg);
         Verdict::Goes
+    }
+
+    /// Another one goes before it.
+    fn stays(&mut self, seg: u32) -> Verdict {
+        took(Path::SegmentHeld);
+        let ahead = (self.log.usable() as u64 / 8).max(4);
+        let oldest = self.is_oldest(seg);
+        let until = self.log.next_segment_seq + ahead;
+        // Nobody waits for one that goes ahead.
+        self.evict.choice.refused += u32::from(self.evict.way == Way::Chosen);
+        if !self.evict.choice.held.iter().any(|h| h.seg == seg) {
+            self.evict.choice.held.push(Held { seg, until, oldest });
+        }
+        self.log.aside.remove(&seg);
+        self.cleaner.withdraw(seg);
+        self.forget_victim();
+        Verdict::Stays
     }
 
     /// What freeing a segment would write: blocks, and records. `None`: it is not known yet what it says.

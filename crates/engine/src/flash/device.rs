@@ -136,6 +136,10 @@ pub(crate) struct FlashDevice<U: Users> {
     /// Places where reads of it failed since one succeeded. Places, because one that is read again
     /// and again says nothing about the rest.
     pub read_errors: BTreeSet<u64>,
+    /// Segments in which versions are held for ordered disks.
+    pub held_segments: usize,
+    /// It stands on the device that the log may have marks of ordered disks.
+    pub order_noted: bool,
     pub ewma_ns: u64,
     pub inflight: u32,
     pub last_flush_ns: u64,
@@ -155,6 +159,7 @@ impl<U: Users> FlashDevice<U> {
             live: 0,
             dirty: 0,
             pins: 0,
+            held: 0,
             batches: 0,
             first_batch: 0,
             last_batch: 0,
@@ -200,6 +205,8 @@ impl<U: Users> FlashDevice<U> {
             mark: None,
             noted: Noted::default(),
             read_errors: BTreeSet::new(),
+            held_segments: 0,
+            order_noted: false,
             ewma_ns: 0,
             inflight: 0,
             last_flush_ns: 0,
@@ -297,6 +304,35 @@ impl<U: Users> FlashDevice<U> {
     pub fn unpin(&mut self, seg: u32) {
         let s = &mut self.log.segments[seg as usize];
         s.pins -= 1;
+    }
+
+    /// What lies in a slot stays there until it is [let go](Self::let_go), whether or not the index points at it.
+    pub fn hold(&mut self, slot: Slot) {
+        let seg = self.log.segment_of(slot);
+        let s = &mut self.log.segments[seg];
+        s.held += 1;
+        self.held_segments += usize::from(s.held == 1);
+    }
+
+    /// It is held once less.
+    pub fn let_go(&mut self, slot: Slot) {
+        let seg = self.log.segment_of(slot);
+        let s = &mut self.log.segments[seg];
+        s.held -= 1;
+        self.held_segments -= usize::from(s.held == 0);
+    }
+
+    /// Is this a slot for data of a segment that is part of the log?
+    pub fn is_in_log(&self, slot: Slot) -> bool {
+        let seg = self.log.segment_of(slot);
+        let s = self.log.segments.get(seg);
+        s.is_some_and(|s| s.state == SegState::Closed)
+            && slot % self.log.segment_blocks < self.log.data_blocks
+    }
+
+    /// Is anything held in a segment?
+    pub fn holds(&self, seg: u32) -> bool {
+        self.log.segments[seg as usize].held > 0
     }
 
     /// The index points at a slot from now on, to which something was appended.

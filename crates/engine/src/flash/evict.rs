@@ -295,6 +295,8 @@ impl<U: Users> FlashDevice<U> {
     /// Looks through a segment that goes, as far as there is room for what is moved.
     pub fn sift(&mut self, seg: u32, contents: &mut impl Contents, now: u64) {
         let s = self.log.segments[seg as usize];
+        // Only the destager gives back what is held.
+        self.evict.wants_clean |= s.held > 0;
         // Where nothing can be appended nothing of it is logged again, either.
         if s.live == 0 || !self.starved() && !self.read_entries(seg) {
             return;
@@ -551,7 +553,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn is_victim_empty(&self, seg: u32) -> bool {
         let s = &self.log.segments[seg as usize];
         let pinned = s.pins > 0 && !self.faults.has(Fault::FreePinned);
-        !(s.live > 0 || pinned || s.batches > 0 || self.evict.moving > 0)
+        !(s.live > 0 || pinned || s.held > 0 || s.batches > 0 || self.evict.moving > 0)
     }
 
     /// Logs again what the segment says that still holds. `None`: something has to happen before that is known.
@@ -586,6 +588,7 @@ impl<U: Users> FlashDevice<U> {
                 Kind::ZeroDoneRun => Path::ToldLoggedAgain,
                 Kind::Intent => Path::IntentLoggedAgain,
                 Kind::CleanedRun => Path::CleanLoggedAgain,
+                Kind::Through => Path::MarkLoggedAgain,
                 _ => Path::VoidLoggedAgain,
             });
             self.log

@@ -176,6 +176,8 @@ pub(crate) struct Segment {
     pub dirty: u32,
     /// Operations that read it or still write its summary: it may not be reused.
     pub pins: u32,
+    /// Versions in it that the origins of ordered disks are still to get: it may not be reused.
+    pub held: u32,
     /// Batches in flight in it.
     pub batches: u32,
     /// Its first batch, and, once it is closed, its last one.
@@ -517,7 +519,7 @@ impl<T: Token> Log<T> {
         let mut all: BTreeMap<u16, RunSet> = BTreeMap::new();
         let items = self.batches.iter().flat_map(|b| &b.items);
         for item in items.chain(&self.queue) {
-            if !matches!(item.kind, Kind::Intent | Kind::IntentClear) {
+            if !matches!(item.kind, Kind::Intent | Kind::IntentClear | Kind::Through) {
                 let end = item.block + u64::from(item.count);
                 all.entry(item.disk)
                     .or_default()

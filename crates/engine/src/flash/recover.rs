@@ -319,7 +319,21 @@ impl<U: Users> FlashDevice<U> {
         let entries = entries.unwrap_or_default();
         let clean = self.log.segments[p.seg as usize].clean_from.is_some();
         let life = (p.seg, p.seq, clean);
-        self.replay(life, entries, replay, &mut out.intents);
+        if replay.asks_for_batches() {
+            let mut rest = entries;
+            let own = p.told.marks.iter();
+            for mark in own.filter(|m| (c.first..=c.last).contains(&m.seq)) {
+                let of_batch = rest.split_off(..usize::from(mark.entries).min(rest.len()));
+                let of_batch = of_batch.unwrap_or_default();
+                replay.batch(mark.seq);
+                self.replay(life, of_batch, replay, &mut out.intents);
+            }
+            // Of a summary that does not say it, all is of the last one.
+            replay.batch(c.last);
+            self.replay(life, rest, replay, &mut out.intents);
+        } else {
+            self.replay(life, entries, replay, &mut out.intents);
+        }
         // What was read a second time need not be kept.
         if p.again && p.accepted == p.chunks.len() && !self.faults.has(Fault::ReplayBackwards) {
             p.told = Told::default();

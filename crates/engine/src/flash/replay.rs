@@ -58,6 +58,17 @@ pub(crate) trait Replay {
     /// The origin has those zeros.
     fn zeros_told(&mut self, disk: u16, start: u64, end: u64);
 
+    /// What comes next is of this batch.
+    fn batch(&mut self, _seq: u64) {}
+
+    /// Does it matter of which batch something is?
+    fn asks_for_batches(&self) -> bool {
+        false
+    }
+
+    /// The mark of an ordered disk, as it stands in its entry.
+    fn marked(&mut self, _disk: u16, _block: u64, _word: u32) {}
+
     /// Drops what lies in a slot, if it is clean.
     fn drop_clean(&mut self, slot: Slot) -> Option<Gone>;
 }
@@ -83,6 +94,11 @@ impl<U: Users> FlashDevice<U> {
                 last = (e.disk, replay.counts(e.disk, seg_seq));
             }
             match last.1.filter(|limit| e.block < *limit) {
+                // Those below the floor were taken back.
+                Some(_) if e.kind == Kind::Through && seg_seq >= self.sb.clean_floor => {
+                    replay.marked(e.disk, e.block, e.word);
+                }
+                // The entry of one that was taken back does nothing.
                 Some(limit) => {
                     self.replay_entry(e, base, limit, replay, intents);
                     if clean && e.kind == Kind::Dirty {
@@ -146,6 +162,7 @@ impl<U: Users> FlashDevice<U> {
             }
             Kind::ZeroDoneRun if self.faults.has(Fault::ReplayNoZerosTold) => {}
             Kind::ZeroDoneRun => replay.zeros_told(e.disk, e.block, end),
+            Kind::Through => {}
             Kind::Intent => {
                 let open = intents.entry((e.disk, e.block)).or_default();
                 *open = end.max(*open);

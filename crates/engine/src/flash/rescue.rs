@@ -20,6 +20,7 @@ use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashOp, Users};
 use crate::flash::log::{SegState, Segment};
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
+use hearth_format::superblock::INCOMPAT_ORDER;
 use hearth_io::{BLOCK, Buf, IoError};
 
 /// Writes of the superblock that may fail in a row before the device counts as failed: as many as
@@ -122,6 +123,23 @@ impl<U: Users> FlashDevice<U> {
         self.store_copy(false);
     }
 
+    /// Stores a floor below which marks of ordered disks, and clean copies, do not count after a crash.
+    pub fn store_floor(&mut self) {
+        self.sb.clean_floor = self.log.next_segment_seq;
+        self.sb.generation += 1;
+        self.store_copy(false);
+    }
+
+    /// May the log have marks of ordered disks? If that is not noted on the device yet, it is begun.
+    pub fn may_mark(&mut self) -> bool {
+        if !self.order_noted && !self.is_rescuing() && self.takes_writes() {
+            self.sb.incompat |= INCOMPAT_ORDER;
+            self.sb.generation += 1;
+            self.store_copy(false);
+        }
+        self.order_noted
+    }
+
     /// The record with number `ord` closes an intent.
     pub fn note_closing(&mut self, ord: u64) {
         self.rescue.closing = ord;
@@ -172,6 +190,7 @@ impl<U: Users> FlashDevice<U> {
                 self.sb.copy = 1 - (self.sb.copy & 1);
                 if last || self.faults.has(Fault::RescueOneCopy) {
                     self.rescue.failures = 0;
+                    self.order_noted = self.sb.incompat & INCOMPAT_ORDER != 0;
                     if let Some(seg) = self.rescue.frees.take() {
                         self.waits_no_more(seg);
                     }

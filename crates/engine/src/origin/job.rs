@@ -31,4 +31,6 @@ pub(crate) struct DestageJob {
     /// The log must be durable up to this batch before the origin is written. A batch, not an
     /// ord: of an item cut in two, the first part counts before the item does.
     pub batch: u64,
+    /// And up to here, if the disk is ordered.
+    pub ord: u64,
 }

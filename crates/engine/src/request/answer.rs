@@ -112,7 +112,10 @@ impl Core {
             self.unlock(id);
         }
         self.leave_regions(id, now);
-        let req = self.reqs.remove(id);
+        let mut req = self.reqs.remove(id);
+        if req.made_data {
+            req.buf = None;
+        }
         let disk = req.disk;
         let result = match req.failed {
             Some(e) => Err(e),

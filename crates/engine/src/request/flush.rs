@@ -26,6 +26,7 @@ impl Core {
             self.finish(id, now, fx);
             return;
         }
+        self.ends_epoch(disk);
         let d = self.known(disk);
         if d.is_scratch() {
             self.finish(id, now, fx);

@@ -26,6 +26,8 @@ pub(crate) struct Req {
     /// Something of its range was not cached.
     pub missed: bool,
     pub state: State,
+    /// It was zeros, and is written as data: the memory is ours.
+    pub made_data: bool,
 }
 
 impl Req {
@@ -43,6 +45,7 @@ impl Req {
             failed: None,
             missed: false,
             state: State::new(r.op),
+            made_data: false,
         }
     }
 

@@ -79,6 +79,8 @@ pub(crate) struct Write {
     pub edges: SmallVec<[(u64, BufSlice); 2]>,
     /// It counts in the intents of these regions.
     pub regions: Option<(u32, u32)>,
+    /// Past the cache of an ordered disk: its origin must have all epochs before this one; 0: it need not.
+    pub behind: u64,
 }
 
 /// Where a write stands.

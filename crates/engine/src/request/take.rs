@@ -36,7 +36,9 @@ impl Core {
             ReqOp::Read => self.start_read(id, now, fx),
             ReqOp::Prefetch => self.start_prefetch(id, now, fx),
             ReqOp::Flush => self.start_flush(id, now, fx),
-            ReqOp::Write { .. } | ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
+            ReqOp::Write { .. } => self.lock_or_wait(id, now, fx),
+            ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
+                self.zeros_as_data(id);
                 self.lock_or_wait(id, now, fx)
             }
         }

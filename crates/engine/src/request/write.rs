@@ -160,10 +160,15 @@ impl Core {
         let r = &self.reqs[id];
         let (disk, offset, len) = (r.disk, r.offset, r.len);
         let d = self.known(disk);
-        let through = !self.flash.takes_writes() || !d.writes_to_flash();
+        let zeros = !matches!(self.reqs[id].op, ReqOp::Write { .. });
+        let past = zeros && d.order.is_some();
+        let through = !self.flash.takes_writes() || !d.writes_to_flash() || past;
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].write_mut().through = through;
-        if !matches!(self.reqs[id].op, ReqOp::Write { .. }) {
+        if past {
+            self.line_up_behind_order(id);
+        }
+        if zeros {
             self.begin_zero(id, now, fx);
             return;
         }
@@ -328,7 +333,10 @@ impl Core {
                 }
                 return Appended::All;
             }
-            let n = self.may_dirty(disk, left.min(APPEND_MAX));
+            let n = match self.order_waits(disk, now) {
+                true => 0,
+                false => self.may_dirty(disk, left.min(APPEND_MAX)),
+            };
             if n == 0 {
                 return Appended::TooDirty;
             }
@@ -509,6 +517,9 @@ impl Core {
             ReqOp::Write { fua } | ReqOp::Discard { fua } | ReqOp::WriteZeroes { fua, .. } => fua,
             _ => false,
         };
+        if fua && !self.opts.faults.has(Fault::FuaEndsNothing) {
+            self.ends_epoch(self.reqs[id].disk);
+        }
         let waits = fua && !self.known(self.reqs[id].disk).is_scratch();
         if waits && !self.opts.faults.has(Fault::IgnoreFua) {
             self.reqs[id].write_mut().step = Step::WaitsForFlash;
@@ -711,12 +722,19 @@ impl Core {
             self.ready.await_clean(disk);
             return false;
         }
+        let in_order = !self.waits_for_order(id, disk);
+        if !in_order {
+            took(Path::ZerosInOrder);
+        }
         let durable = self.flash.log.durable_ord;
         let faults = self.opts.faults;
         let d = self.known_mut(disk);
         let dirty = d.range_dirty(start, end) && !faults.has(Fault::WritePastDirty)
             || d.destaging(start, end) && !faults.has(Fault::WritePastDestaging);
-        if !dirty && (d.cleaned_ord <= durable || faults.has(Fault::WritePastUndurablyClean)) {
+        if in_order
+            && !dirty
+            && (d.cleaned_ord <= durable || faults.has(Fault::WritePastUndurablyClean))
+        {
             return true;
         }
         let blocks: Vec<u64> = d.dirty.range(start, end).collect();
@@ -727,7 +745,7 @@ impl Core {
         d.clean_waiters.push(id);
         self.reqs[id].write_mut().step = Step::WaitsForClean;
         self.ready.await_clean(disk);
-        if !dirty {
+        if !dirty && in_order {
             self.flash.log.urgent = true;
             self.wait_flash(Until::Ord(cleaned), FlashWaiter::Nobody, now, fx);
         }

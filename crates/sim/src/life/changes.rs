@@ -10,6 +10,9 @@ const GROW_TRIES: u32 = 2000;
 /// Most steps until a disk that was left out comes.
 pub(super) const LATE_STEPS: u64 = 1500;
 
+/// How far behind origins of ordered disks may be.
+const MAX_AGES_NS: [u64; 4] = [0, 0, 30_000_000, 1_000_000_000];
+
 impl World<'_> {
     /// Disks that were left out, or taken out, are attached when their time has come.
     pub(crate) fn late_comers(&mut self) -> Outcome {
@@ -67,8 +70,20 @@ impl World<'_> {
                     Mode::Off,
                 ]);
                 trace!(self, "disk {id} becomes {mode:?}");
+                let mode = match mode {
+                    Mode::WriteBack if self.profile.ordered && self.rng.chance(2, 3) => {
+                        Mode::WriteBackOrdered
+                    }
+                    mode => mode,
+                };
                 self.disks[index].config.mode = mode;
-                self.disks[index].dirty_once |= mode == Mode::WriteBack;
+                self.disks[index].dirty_once |= mode.is_write_back();
+                let known = self.known.iter_mut().find(|k| k.id == id);
+                known
+                    .into_iter()
+                    .for_each(|k| k.ordered = mode == Mode::WriteBackOrdered);
+                // What was told does not hold from here on, and whoever keeps it has been told so.
+                self.disks[index].told = None;
                 self.subject()?.set_mode(id, mode)?;
                 if self.profile.crash > 0 && self.rng.chance(1, 10) {
                     self.paths.note(Event::CrashAfterModeSwitch);
@@ -167,7 +182,12 @@ impl World<'_> {
             self,
             "disk {} is attached, its origin {origin:?}", config.id
         );
+        let ordered = self.profile.ordered.then(|| *self.rng.pick(&MAX_AGES_NS));
+        let id = config.id;
         self.subject()?.attach(config, origin)?;
+        if let Some(ns) = ordered {
+            self.subject()?.set_max_age(id, ns)?;
+        }
         self.disks[index].late = None;
         self.handle_effects()
     }
@@ -292,9 +312,10 @@ impl World<'_> {
         self.disks[index] = disk;
         let (size, home) = (self.disks[index].config.size, self.disks[index].config.home);
         let known = self.known.iter_mut().find(|k| k.id == id);
+        let ordered = self.disks[index].config.mode == Mode::WriteBackOrdered;
         known
             .into_iter()
-            .for_each(|k| (k.size, k.home) = (size, home));
+            .for_each(|k| (k.size, k.home, k.ordered) = (size, home, ordered));
         // It is new, so whoever waited for it waits no more; it comes below.
         self.disks[index].late = Some(LATE_STEPS);
         if self.rng.chance(1, 2) {

@@ -271,6 +271,7 @@ impl World<'_> {
         match kind {
             Pending::Write { id } => {
                 self.model.end_write(id, ok);
+                self.note_promise(disk, ok && wish.op.is_fua());
                 if ok && matches!(wish.op, ReqOp::Write { fua: true }) {
                     self.promise_again(disk, &wish, since);
                 }
@@ -278,6 +279,7 @@ impl World<'_> {
             Pending::Discard { id, edges } => {
                 if let Some(id) = id {
                     self.model.end_write(id, ok);
+                    self.note_promise(disk, ok && wish.op.is_fua());
                 }
                 // "May have happened" is what a failed write means to the model.
                 edges
@@ -285,7 +287,10 @@ impl World<'_> {
                     .flatten()
                     .for_each(|edge| self.model.end_write(edge, false));
             }
-            Pending::Flush { mark } if ok => self.model.end_flush(uid, mark),
+            Pending::Flush { mark } if ok => {
+                self.model.end_flush(uid, mark);
+                self.note_promise(disk, true);
+            }
             Pending::Read { mark } if ok && self.is_accepted(disk, &wish, since) => {
                 self.model.drop_read(mark);
             }
@@ -309,6 +314,14 @@ impl World<'_> {
             Pending::Flush { .. } | Pending::Prefetch | Pending::Refused(_) => {}
         }
         Ok(())
+    }
+
+    /// Something is durable from now on.
+    fn note_promise(&mut self, disk: usize, promised: bool) {
+        if promised && self.profile.ordered {
+            let at = (self.clock.now(), self.model.now());
+            self.disks[disk].promises.push(at);
+        }
     }
 
     /// Does the range hold a block that was accepted as lost, or was so after `since`?

@@ -111,7 +111,15 @@ fn check(rule: &FileRule) -> Result<()> {
             "leave out --max and --mode off",
         ));
     }
-    settings::change(&mut settings::defaults(), &rule.settings).map(drop)
+    let mut record = settings::defaults();
+    settings::change(&mut record, &rule.settings)?;
+    if record.mode == hearth_format::CacheMode::WriteBackOrdered {
+        return Err(Error::invalid(
+            "files of a datastore cannot be ordered",
+            "choose write-back or write-through, or add the image as a disk of its own",
+        ));
+    }
+    Ok(())
 }
 
 /// Puts a rule behind the others, or into that with the same pattern.
