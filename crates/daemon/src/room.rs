@@ -35,8 +35,6 @@ const MAP_SHARE: u64 = 64;
 const FRESH: Duration = Duration::from_millis(500);
 const FRESH_MOST: Duration = Duration::from_secs(20);
 const OTHERS_RATE: u64 = 256 << 20;
-/// How long a limit is good for that a file system which does not answer has told before.
-const UNANSWERED: Duration = Duration::from_secs(5);
 /// An answer that is used is renewed when it is good for no longer than this.
 pub(crate) const AHEAD: Duration = Duration::from_millis(400);
 /// Least time from what was told of a disk's room until it is told again that there is none.
@@ -199,16 +197,6 @@ impl Thin {
             return true;
         }
         self.take_each(len, |place, len| !known(place) || place.take_known(len))
-    }
-
-    /// File systems that do not answer are not waited for by each write: their limits are good for some time more.
-    pub(crate) fn go_by_what_is_known(&self, now_ns: u64) {
-        let until = now_ns.saturating_add(UNANSWERED.as_nanos() as u64);
-        for (place, _) in self.places().iter() {
-            if place.known.load(Ordering::SeqCst) {
-                place.until_ns.fetch_max(until, Ordering::SeqCst);
-            }
-        }
     }
 
     /// The same with limits that were just asked for.

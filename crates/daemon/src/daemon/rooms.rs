@@ -131,13 +131,8 @@ impl Daemon {
         for held in self.rooms.take_held(None, old) {
             let len = room::whole(&held.req);
             let thin = self.rooms.disk(held.req.disk);
-            match thin.as_ref().is_none_or(|thin| thin.take_known(len)) {
-                true => {
-                    if let Some(thin) = thin {
-                        thin.go_by_what_is_known(hearth_io::now_ns());
-                    }
-                    go.push(held.req);
-                }
+            match thin.is_none_or(|thin| thin.take_known(len)) {
+                true => go.push(held.req),
                 false => stay.push(held),
             }
         }
