@@ -124,6 +124,10 @@ cargo build --locked -p hearth-sim -p hearth-bench
 all_paths=()
 if ((${SEEDS:-10000} >= 10000)); then all_paths=(--all-paths); fi
 "$(target_dir)/debug/hearth-sim" --seeds "${SEEDS:-10000}" "${all_paths[@]}"
+# Pools of several devices are not among what the seeds choose.
+for profile in devices devices-fail devices-change devices-flash-only; do
+    "$(target_dir)/debug/hearth-sim" --profile "$profile" --seeds $((${SEEDS:-10000} / 30))
+done
 
 step "Mutation check"
 cargo test --locked -p hearth-sim --features mutations --test mutations --test ordering --test stale --test aftermath --test rescued --test evicted
