@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::thread;
 
 use hearth_nfs::access::Who;
 use hearth_nfs::tree::Tree;
@@ -11,17 +10,62 @@ use hearth_nfs::v3::{Create, How, SetAttributes};
 
 use super::*;
 
-struct Deaf;
+/// Far longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(120);
 
-impl Witness for Deaf {
-    fn lost(&self, _directory: &Path, _why: &str) {}
-    fn resyncing(&self, _directory: &Path, _places: u64) {}
-    fn current(&self, _directory: &Path) {}
+/// Rings when something happens to a tree.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<u64>,
+    heard: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *lock(&self.rung) += 1;
+        self.heard.notify_all();
+    }
+
+    /// Waits until something is so of a twin: looked at whenever a tree changes its state, and now and then, for more than
+    /// that may change.
+    fn until(&self, twin: &Twin, is: impl Fn(&Twin) -> bool) {
+        let began = Instant::now();
+        let mut rung = lock(&self.rung);
+        loop {
+            let seen = *rung;
+            drop(rung);
+            if is(twin) {
+                return;
+            }
+            assert!(began.elapsed() < LIMIT, "{:?}", twin.report());
+            rung = lock(&self.rung);
+            if *rung == seen {
+                let waited = self.heard.wait_timeout(rung, Duration::from_millis(20));
+                rung = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+}
+
+impl Witness for Bell {
+    fn lost(&self, _directory: &Path, _why: &str) {
+        self.ring();
+    }
+
+    fn resyncing(&self, _directory: &Path, _places: u64) {
+        self.ring();
+    }
+
+    fn current(&self, _directory: &Path) {
+        self.ring();
+    }
+
     fn keep(&self, _stamp: &[u8]) {}
 }
 
 struct Place2 {
     place: tempfile::TempDir,
+    bell: Arc<Bell>,
 }
 
 /// Two directories, unless this host gives files no such attributes.
@@ -40,7 +84,10 @@ fn place() -> Option<Place2> {
         return None;
     }
     side::unmark(&place.path().join("a"));
-    Some(Place2 { place })
+    Some(Place2 {
+        place,
+        bell: Arc::default(),
+    })
 }
 
 impl Place2 {
@@ -57,13 +104,24 @@ impl Place2 {
             store: 77,
             stamp: None,
             limit: Duration::from_secs(60),
-            witness: Arc::new(Deaf),
+            witness: self.bell.clone(),
         };
         Twin::open(setup).map(|(twin, _)| twin)
     }
 
     fn open(&self) -> Twin {
         self.open_in("state").unwrap()
+    }
+
+    fn wait_current(&self, twin: &Twin) {
+        self.bell.until(twin, |twin| {
+            twin.report().iter().all(|tree| tree.state == "current")
+        });
+    }
+
+    fn wait_out(&self, twin: &Twin, side: usize) {
+        self.bell
+            .until(twin, |twin| twin.report()[side].state != "current");
     }
 
     /// Everything in a directory: kind, mode, content or target.
@@ -91,24 +149,6 @@ impl Place2 {
             }
         }
         all
-    }
-}
-
-fn wait_current(twin: &Twin) {
-    let mut turns = 0;
-    while twin.report().iter().any(|tree| tree.state != "current") {
-        turns += 1;
-        assert!(turns < 60_000, "{:?}", twin.report());
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn wait_out(twin: &Twin, side: usize) {
-    let mut turns = 0;
-    while twin.report()[side].state == "current" {
-        turns += 1;
-        assert!(turns < 60_000, "{:?}", twin.report());
-        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -163,7 +203,7 @@ fn both_hold_everything_and_one_that_was_away_gets_what_it_missed() {
     prepare(&[a.clone(), b.clone()], 77).unwrap();
     let twin = place.open();
     let (root, who) = (twin.root(), Who::root());
-    wait_current(&twin);
+    place.wait_current(&twin);
     assert_eq!(place.seen(0), place.seen(1));
     assert_eq!(place.seen(1).len(), 3);
     let vm = directory(&twin, &root, "vm");
@@ -176,7 +216,7 @@ fn both_hold_everything_and_one_that_was_away_gets_what_it_missed() {
     // The first one is taken away, and clients go on.
     let away = place.place.path().join("away");
     fs::rename(&a, &away).unwrap();
-    wait_out(&twin, 0);
+    place.wait_out(&twin, 0);
     write(&twin, &file, 3, b"st of all");
     twin.rename(&who, (&vm, b"x.vmx"), (&root, b"y.vmx"))
         .0
@@ -197,7 +237,7 @@ fn both_hold_everything_and_one_that_was_away_gets_what_it_missed() {
     assert_eq!(twin.attributes(&file).unwrap().size, 12);
 
     fs::rename(&away, &a).unwrap();
-    wait_current(&twin);
+    place.wait_current(&twin);
     assert_eq!(place.seen(0), place.seen(1));
     assert_eq!(fs::read(a.join("y.vmx")).unwrap(), b"first of all");
     assert!(a.join("old/vm/new").exists());
@@ -215,12 +255,12 @@ fn a_tree_that_missed_something_is_not_used_alone_and_an_old_one_gets_everything
     let [a, b] = place.both();
     prepare(&[a.clone(), b.clone()], 77).unwrap();
     let twin = place.open();
-    wait_current(&twin);
+    place.wait_current(&twin);
     let root = twin.root();
     make(&twin, &root, "one");
     let away = place.place.path().join("away");
     fs::rename(&a, &away).unwrap();
-    wait_out(&twin, 0);
+    place.wait_out(&twin, 0);
     make(&twin, &root, "two");
     drop(twin);
     // Only the one that missed it is there, and even without the book that is known if both are.
@@ -231,28 +271,22 @@ fn a_tree_that_missed_something_is_not_used_alone_and_an_old_one_gets_everything
     assert!(refused.contains("has missed changes"), "{refused}");
     fs::rename(&gone, &b).unwrap();
     let twin = place.open_in("other").unwrap();
-    wait_current(&twin);
+    place.wait_current(&twin);
     assert!(a.join("two").exists());
     assert_eq!(place.seen(0), place.seen(1));
     // A directory that is empty in a tree's place gets everything.
     fs::remove_dir_all(&b).unwrap();
-    wait_out(&twin, 1);
+    place.wait_out(&twin, 1);
     // But not where a disk was mounted that is not there.
     let mounted = place.place.path().join("other/tree-1/mounted");
     fs::write(&mounted, "").unwrap();
     fs::create_dir(&b).unwrap();
-    let refused = |twin: &Twin| {
+    place.bell.until(&twin, |twin| {
         let why = twin.report()[1].why.clone();
         why.is_some_and(|why| why.contains("nothing is mounted"))
-    };
-    let mut turns = 0;
-    while !refused(&twin) {
-        turns += 1;
-        assert!(turns < 60_000, "{:?}", twin.report());
-        thread::sleep(Duration::from_millis(1));
-    }
+    });
     fs::remove_file(mounted).unwrap();
-    wait_current(&twin);
+    place.wait_current(&twin);
     assert_eq!(place.seen(0), place.seen(1));
     assert_eq!(place.seen(1).len(), 2);
 }
