@@ -5,9 +5,6 @@ use std::path::{Path, PathBuf};
 use hearth_daemon::error::Error;
 use serde::de::DeserializeOwned;
 
-/// Where the host's settings are.
-const CONFIG: &str = "/etc/hearth/hearth.toml";
-
 /// What a file says that is somebody's business: `T` has the section's name for a field, and ignores all others.
 /// Nothing is said where no file was named and the usual one is not there; one that was named must be.
 /// `remedy` is told with what `T` or `check` do not accept.
@@ -16,7 +13,7 @@ pub fn read<T: DeserializeOwned>(
     remedy: &str,
     check: impl FnOnce(&T) -> Result<(), String>,
 ) -> Result<T, Error> {
-    let path = given.map_or_else(|| PathBuf::from(CONFIG), Path::to_owned);
+    let path = given.map_or_else(|| PathBuf::from(hearth_config::PATH), Path::to_owned);
     let invalid = |what: String| Error::invalid(format!("{}: {what}", path.display()), remedy);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,

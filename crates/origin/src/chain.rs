@@ -808,7 +808,9 @@ mod tests {
         std::fs::write(&base, [0; 512]).unwrap();
         std::fs::write(&secret, [7; 512]).unwrap();
         let chain = Chain::resolve("qcow2", &top, &allowed()).unwrap();
-        let opened_by = |path: &Path| {
+        // A child goes on before what it shall not have of its parent, other tests' files among it, is closed: that is
+        // waited for.
+        let says = |path: &Path, wanted: Option<PathBuf>| {
             let mut child = std::process::Command::new("sleep")
                 .arg("60")
                 .stdin(File::open(path).unwrap())
@@ -816,16 +818,21 @@ mod tests {
                 .stderr(std::process::Stdio::null())
                 .spawn()
                 .unwrap();
-            let stranger = chain.strangers(child.id()).unwrap();
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            let mut stranger = chain.strangers(child.id()).unwrap();
+            while stranger != wanted && std::time::Instant::now() < end {
+                std::thread::yield_now();
+                stranger = chain.strangers(child.id()).unwrap();
+            }
             child.kill().unwrap();
             child.wait().unwrap();
-            stranger
+            assert_eq!(stranger, wanted);
         };
-        assert_eq!(opened_by(&base), None);
-        assert_eq!(opened_by(&top), None);
+        says(&base, None);
+        says(&top, None);
         std::fs::remove_file(&base).unwrap();
         std::os::unix::fs::symlink(&secret, &base).unwrap();
-        assert_eq!(opened_by(&base), Some(secret.canonicalize().unwrap()));
+        says(&base, Some(secret.canonicalize().unwrap()));
     }
 
     #[test]

@@ -98,7 +98,8 @@ impl Writer {
         &mut self,
         hearth: &mut Hearth,
         disk: &str,
-        (cycles, life): (u64, (u64, u64)),
+        cycles: u64,
+        life: (u64, u64),
         about: &dyn Fn(u64) -> String,
     ) -> Result<()> {
         for cycle in 0..cycles {

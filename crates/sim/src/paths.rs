@@ -132,7 +132,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 7] = [
+pub const RARE: [(&str, &str); 11] = [
     (
         "a segment says so much again that another is freed before it",
         "hundreds of runs of zeros must lie in one segment, and their origin be away",
@@ -160,6 +160,22 @@ pub const RARE: [(&str, &str); 7] = [
     (
         "eviction meets a rotten dirty block",
         "the destager mostly meets it first, in a log that does not go round more than once",
+    ),
+    (
+        "a device is emptied to be taken out",
+        "only worlds of the profile devices-change do, which have runs of their own",
+    ),
+    (
+        "a flash device is emptied to be taken out",
+        "only worlds of the profile devices-change do, which have runs of their own",
+    ),
+    (
+        "flash devices come, go or are replaced",
+        "only worlds of the profile devices-change do, which have runs of their own",
+    ),
+    (
+        "the power fails while flash devices are changed",
+        "only worlds of the profile devices-change do, which have runs of their own",
     ),
 ];
 

@@ -110,7 +110,7 @@ fn flash_only() -> Result<()> {
     let bytes = (BLOCKS as usize * BLOCK).to_string();
     hearth.ok(&["disk", "add", "d", "--flash-only", &bytes])?;
     let mut writer = Writer::new(seed);
-    writer.survive(&mut hearth, "d", (count, LOAD_MS), &|cycle| {
+    writer.survive(&mut hearth, "d", count, LOAD_MS, &|cycle| {
         format!("on flash alone, cycle {cycle}, SEED={seed}")
     })
 }
@@ -144,7 +144,7 @@ fn cycles(mode: &str, wrapper: &str, count: u64) -> Result<()> {
     )?;
     // A flash of twice the disk's size, so that segments are freed and reused.
     let mut writer = Writer::new(seed);
-    writer.survive(&mut hearth, "d", (count, LOAD_MS), &|cycle| {
+    writer.survive(&mut hearth, "d", count, LOAD_MS, &|cycle| {
         format!("{mode} {wrapper}, cycle {cycle}, SEED={seed}")
     })?;
     // What is left must reach the origin, and be the same there.

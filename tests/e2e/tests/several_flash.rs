@@ -62,7 +62,7 @@ fn killed_under_load_nothing_that_was_flushed_is_lost() -> Result<()> {
     hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
     let mut writer = Writer::new(seed);
     let cycles = number("CYCLES").unwrap_or(5);
-    writer.survive(&mut hearth, "d", (cycles, LOAD_MS), &|cycle| {
+    writer.survive(&mut hearth, "d", cycles, LOAD_MS, &|cycle| {
         format!("cycle {cycle}, SEED={seed}")
     })?;
     let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;

@@ -15,9 +15,11 @@ impl Daemon {
     pub(super) fn metrics_page(&self, form: Form) -> String {
         let up: Duration = self.started.elapsed();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        // By itself: within the expression below it would be held to its end, and devices ask for it again.
+        let uuid = lock(&self.pool).uuid();
         let pool = Pool {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            uuid: lock(&self.pool).uuid(),
+            uuid,
             started: since.unwrap_or_default().saturating_sub(up).as_secs(),
             dirty: self.dirty_bytes(),
             stuck: lock(&self.stuck).len() as u64,

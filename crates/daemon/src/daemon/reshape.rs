@@ -202,7 +202,7 @@ impl Daemon {
         match job.map(|job| job.stage) {
             None => Err(Error::conflict(
                 "no change of the flash devices is under way",
-                "",
+                "`hearth pool show` tells what there is",
             )),
             Some(Stage::Switching) => Err(Error::conflict(
                 "the devices are being changed at this moment",
@@ -266,7 +266,7 @@ impl Daemon {
         let devices = pool.devices();
         let goes = devices
             .iter()
-            .find(|d| std::path::Path::new(&d.path) == old);
+            .find(|d| change::same(std::path::Path::new(&d.path), old));
         let left = pool
             .capacity()
             .saturating_sub(goes.map_or(0, |d| d.capacity));

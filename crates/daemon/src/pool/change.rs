@@ -149,17 +149,38 @@ pub fn change(
             .collect();
         let pool = Pool::look_at(&flash)?;
         note(state_dir, &pool.superblock.pool, &flash);
+        note_first(state_dir, &pool);
         return Ok((pool.info(), Vec::new()));
     }
     let pool = Pool::open_all(paths)?;
     let uuid = pool.superblock.pool;
     let ready = ready(&pool, what, options, progress)?;
     note(state_dir, &uuid, &ready.union);
+    note_first(state_dir, &pool);
     let changed = carry_out(&pool, ready, progress)?;
     note(state_dir, &uuid, &changed.flash);
     drop(pool);
-    let info = Pool::look_at(&changed.flash)?.info();
-    Ok((info, changed.notices))
+    let pool = Pool::look_at(&changed.flash)?;
+    note_first(state_dir, &pool);
+    Ok((pool.info(), changed.notices))
+}
+
+/// A first device that took the place of the one that is noted has all that was on it. The next one to take its place
+/// only names it, so it is noted before that; else a start would take that one for strange flash.
+fn note_first(state_dir: &Path, pool: &Pool) {
+    let sb = &pool.superblock;
+    let Ok(Some(beside)) = Beside::of(state_dir, &sb.pool) else {
+        return;
+    };
+    let noted = beside.notes().device;
+    if noted == sb.device || noted != sb.peer {
+        return;
+    }
+    let new = (sb.device, sb.created_unix_s);
+    let stored = beside.note(|notes| (notes.device, notes.device_created) = new);
+    if let Err(e) = stored {
+        tracing::warn!(path = %beside.path().display(), "cannot note the new flash: {e}");
+    }
 }
 
 /// Notes where the flash of a pool is. Without notes everything works that does not need them.
@@ -180,7 +201,7 @@ pub(crate) fn note_in(beside: &Beside, flash: &[PathBuf]) {
 }
 
 /// True if two paths are one file or device.
-fn same(a: &Path, b: &Path) -> bool {
+pub(crate) fn same(a: &Path, b: &Path) -> bool {
     a == b || matches!((beneath(a), beneath(b)), (Ok(a), Ok(b)) if a.is_same(&b))
 }
 
@@ -325,7 +346,10 @@ fn is_left_over(pool: &Pool, path: &Path) -> bool {
         return false;
     };
     let ours = pool.superblock.all_devices();
-    found.pool == pool.superblock.pool && ours.iter().all(|d| d.device != found.device)
+    // One from before all flash was given up may have what nobody else has.
+    let later = found.created_unix_s >= pool.superblock.created_unix_s;
+    let stranger = ours.iter().all(|d| d.device != found.device);
+    found.pool == pool.superblock.pool && stranger && (found.part != Part::Member || later)
 }
 
 /// What a device says of itself, if it can be read.
@@ -451,6 +475,7 @@ fn finish(old: &Path, new: &Path) -> Result<bool> {
 /// Somebody may have changed the devices while the list that a service starts with stayed as it was.
 pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBuf>> {
     let mut paths: Vec<PathBuf> = given.to_vec();
+    let gone = |path: &PathBuf| matches!(path.try_exists(), Ok(false));
     let noted = given.iter().find_map(|path| {
         let pool = superblock_at(path).map(|sb| sb.pool);
         let pool = pool.or_else(|| beside::pool_at(state_dir, path).ok()?);
@@ -458,7 +483,12 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
         let notes = known.into_iter().find(|notes| Some(notes.pool) == pool)?;
         Some((notes.pool, notes.flash))
     });
-    let (pool, noted) = noted?;
+    // Where all that is named was pulled, it is the only pool that was served from here.
+    let only = || match beside::known(state_dir).ok()?.as_slice() {
+        [notes] if given.iter().all(gone) => Some((notes.pool, notes.flash.clone())),
+        _ => None,
+    };
+    let (pool, noted) = noted.or_else(only)?;
     for path in noted.split('\n').map(PathBuf::from) {
         if !paths.iter().any(|known| same(known, &path)) {
             paths.push(path);
@@ -501,7 +531,7 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     let is_one = |path: &PathBuf| today.iter().any(|one| same(one, path));
     let was_one = |path: &PathBuf| {
         let noted = noted.split('\n').any(|noted| same(Path::new(noted), path));
-        noted || superblock_at(path).is_some_and(|sb| sb.pool == pool)
+        noted || gone(path) || superblock_at(path).is_some_and(|sb| sb.pool == pool)
     };
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);

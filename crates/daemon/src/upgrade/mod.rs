@@ -304,7 +304,7 @@ pub(crate) fn become_next(
         None => (None, String::new()),
     };
     let args = match &flash {
-        Some(flash) => with_flash(own_arguments(), flash),
+        Some(flash) => with_flash(own_arguments(), flash, Path::new(HOST_FILE)),
         None => own_arguments(),
     };
     let parting = std::mem::take(&mut *succession.lock());
@@ -414,16 +414,29 @@ pub(crate) fn own_arguments() -> Vec<OsString> {
     lasting(std::env::args_os().skip(1))
 }
 
-/// Arguments of `hearth serve` with other flash devices.
-fn with_flash(args: Vec<OsString>, flash: &[PathBuf]) -> Vec<OsString> {
+/// The host's settings, which a daemon reads that is told neither its flash nor another file.
+const HOST_FILE: &str = "/etc/hearth/hearth.toml";
+
+/// Arguments of `hearth serve` with other flash devices. Who is told its flash does not read the host's file: what it was
+/// started with from there is named, so that all else stays as it was.
+fn with_flash(args: Vec<OsString>, flash: &[PathBuf], host: &Path) -> Vec<OsString> {
     let mut out = Vec::new();
-    let mut args = args.into_iter();
+    let (mut told, mut args) = (false, args.into_iter());
     while let Some(arg) = args.next() {
+        let word = arg.to_string_lossy();
+        told |= arg == "--config" || word.starts_with("--config=");
         if arg == "--flash" {
-            args.next();
-        } else if !arg.to_string_lossy().starts_with("--flash=") {
+            (told, _) = (true, args.next());
+        } else if word.starts_with("--flash=") {
+            told = true;
+        } else {
             out.push(arg);
         }
+    }
+    if !told && host.exists() {
+        let mut arg = OsString::from("--config=");
+        arg.push(host);
+        out.push(arg);
     }
     for path in flash {
         // One word, whatever the path begins with.
@@ -512,10 +525,28 @@ mod tests {
         let args = ["serve", "--flash", "a", "--threads", "2", "--flash=b"];
         let args = args.into_iter().map(OsString::from).collect();
         let flash = ["/a", "/c"].map(PathBuf::from);
-        let next = with_flash(args, &flash);
+        let host = tempfile::NamedTempFile::new().unwrap();
+        let next = with_flash(args, &flash, host.path());
         assert_eq!(
             next,
             ["serve", "--threads", "2", "--flash=/a", "--flash=/c"]
+        );
+        // The service is told nothing: what it read of the host's file it reads again.
+        let of = |args: &[&str], host: &Path| {
+            let next = with_flash(args.iter().map(OsString::from).collect(), &flash[..1], host);
+            next.into_iter()
+                .map(|arg| arg.into_string().unwrap())
+                .collect::<Vec<_>>()
+        };
+        let file = format!("--config={}", host.path().display());
+        assert_eq!(of(&["serve"], host.path()), ["serve", &file, "--flash=/a"]);
+        assert_eq!(
+            of(&["serve", "--config", "/c"], host.path()),
+            ["serve", "--config", "/c", "--flash=/a"]
+        );
+        assert_eq!(
+            of(&["serve"], Path::new("/no/such/file")),
+            ["serve", "--flash=/a"]
         );
     }
 

@@ -19,6 +19,11 @@ impl Core {
         if !self.flash.starved() || self.opts.faults.has(Fault::StarveForever) {
             return self.flash.starved();
         }
+        if self.flash.is_emptying() {
+            // What lies aside is needed.
+            self.flash.end_emptying();
+            return false;
+        }
         self.cancel_moves();
         self.flash.want_clean();
         if self.give_up_orders() {

@@ -316,10 +316,14 @@ impl<U: Users> FlashDevice<U> {
         let (mut left, mut sound) = (Vec::new(), 0);
         for seg in 0..self.log.segments.len() as u32 {
             let state = self.log.segments[seg as usize].state;
+            // What is still being sealed is left alone when it is: the cleaner does not know it before that.
+            let sealing = self.log.sealing.iter().any(|s| s.seg == seg);
             match self.is_on_slow(seg) {
-                true if state == SegState::Closed => left.push(seg),
+                true if state == SegState::Closed && !sealing => left.push(seg),
                 true => {}
-                false => sound += usize::from(state != SegState::Bad),
+                false => {
+                    sound += usize::from(state != SegState::Bad && !self.is_on_emptying(seg));
+                }
             }
         }
         // Too few to go round with.
@@ -327,7 +331,10 @@ impl<U: Users> FlashDevice<U> {
         let before = std::mem::take(&mut self.log.aside);
         for seg in before {
             if !self.is_left_alone(seg) {
-                self.cleaner.give_back(seg);
+                // One of a device that is emptied comes to the cleaner when that ends.
+                if !self.is_on_emptying(seg) {
+                    self.cleaner.give_back(seg);
+                }
             } else {
                 self.log.aside.insert(seg);
             }

@@ -122,6 +122,8 @@ impl<U: Users> FlashDevice<U> {
         if let Some(emptying) = &mut self.emptying {
             (emptying.todo, emptying.unreadable) = (todo, lost);
         }
+        // The others may be too few now to leave a slow one alone.
+        self.sort_by_speed();
         true
     }
 
@@ -144,7 +146,6 @@ impl<U: Users> FlashDevice<U> {
             self.log.bad -= 1;
             self.log.free.push_back(seg);
         }
-        self.cleaner.set_room(self.log.blocks_kept());
         for seg in self.log.order.clone() {
             let on = self.device_of(seg) == emptying.device;
             // What is still being sealed is given to the cleaner when it is.
@@ -155,6 +156,7 @@ impl<U: Users> FlashDevice<U> {
             }
         }
         self.spread_free();
+        self.sort_by_speed();
     }
 
     /// The segment of it that goes next, if there is room for what of it has to be kept.

@@ -123,6 +123,9 @@ impl<U: Users> FlashDevice<U> {
         let first = self.log.batches.front();
         let seq = first.expect("a batch has failed").seq;
         self.log.failures += 1;
+        if self.is_emptying() && self.log.free.is_empty() && self.log.parked.is_empty() {
+            self.end_emptying();
+        }
         let none_left = self.log.free.is_empty() && !self.unpark();
         if self.log.failures > SEGMENT_TRIES || none_left {
             self.fail(now);
@@ -160,6 +163,9 @@ impl<U: Users> FlashDevice<U> {
                     self.close_early(head.seg, &head.marks, seq);
                 }
             }
+        }
+        if self.is_emptying() && self.too_few_segments() {
+            self.end_emptying();
         }
         if self.too_few_segments() {
             self.fail(now);

@@ -420,7 +420,7 @@ impl<U: Users> FlashDevice<U> {
     /// segment can be brought to origins ([`crate::flash::rescue`]), but disks that live on flash have
     /// none. With them, a start takes none away.
     fn resumable(&self, out: &Recovered) -> Option<u32> {
-        let free = self.log.segments.len() - out.accepted.len();
+        let free = self.log.usable().saturating_sub(out.accepted.len());
         if !self.resumes || free > self.log.free_wanted() {
             return None;
         }
