@@ -857,7 +857,7 @@ mod tests {
     #[test]
     fn an_origin_alone_must_be_of_one_time() {
         let mut m = model();
-        let mut put = |m: &mut Model, first| {
+        let put = |m: &mut Model, first| {
             let id = m.begin_write(1, first, 1, false, false);
             m.end_write(id, true);
             id

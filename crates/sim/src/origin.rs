@@ -18,6 +18,14 @@ impl Origin {
         }
     }
 
+    /// The only device.
+    pub fn device(&self) -> Option<&SimDevice> {
+        match self {
+            Origin::One(device) => Some(device),
+            Origin::Mirror(_) => None,
+        }
+    }
+
     pub fn mirror(&mut self) -> Option<&mut Mirrored> {
         match self {
             Origin::One(_) => None,

@@ -110,6 +110,7 @@ impl fmt::Display for Case {
 pub fn cases() -> Vec<Case> {
     let modes = [
         Mode::WriteBack,
+        Mode::WriteBackOrdered,
         Mode::WriteThrough,
         Mode::WriteAround,
         Mode::Off,
@@ -128,7 +129,7 @@ pub fn cases() -> Vec<Case> {
 
 fn profile(case: &Case) -> Profile {
     let modes = match case.mode {
-        Mode::WriteBack => [1, 0, 0, 0],
+        Mode::WriteBack | Mode::WriteBackOrdered => [1, 0, 0, 0],
         Mode::WriteThrough => [0, 1, 0, 0],
         Mode::WriteAround => [0, 0, 1, 0],
         Mode::Off => [0, 0, 0, 1],
@@ -139,6 +140,7 @@ fn profile(case: &Case) -> Profile {
         modes,
         requests: (REQUESTS, REQUESTS),
         devices: (case.devices, case.devices),
+        ordered: case.mode == Mode::WriteBackOrdered,
         refusals: 0,
         ..CALM
     }

@@ -64,18 +64,16 @@ impl World<'_> {
             self.paths.note(Event::OriginBehind);
         }
         let (uid, size) = (disk.uid, disk.config.size);
+        // What legs hold that are behind is the mirror's to say.
+        let Some(origin) = disk.origin.device() else {
+            return Ok(());
+        };
         let mut found = Vec::new();
-        for block in 0..disk
-            .origin
-            .blocks()
-            .min(size.div_ceil(BLOCK as u64) as usize)
-        {
-            if !disk.origin.touched(block) {
-                continue;
-            }
+        let blocks = origin.blocks().min(size.div_ceil(BLOCK as u64) as usize);
+        for block in (0..blocks).filter(|block| origin.touched(*block)) {
             let content = match self.rng.chance(1, 2) {
-                true => self.disks[index].origin.visible_block(block),
-                false => self.disks[index].origin.stored_block(block),
+                true => origin.visible_block(block),
+                false => origin.stored_block(block),
             };
             let len = (size - (block * BLOCK) as u64).min(BLOCK as u64) as usize;
             for (i, sector) in content[..len].chunks(SECTOR as usize).enumerate() {
@@ -84,10 +82,9 @@ impl World<'_> {
         }
         // What is not touched holds its first content, which nothing promised may have replaced.
         for block in self.model.written_blocks(uid) {
-            let disk = &self.disks[index];
             let at = block as usize;
-            if at < disk.origin.blocks() && !disk.origin.touched(at) {
-                let content = disk.origin.stored_block(at);
+            if at < origin.blocks() && !origin.touched(at) {
+                let content = origin.stored_block(at);
                 let len = size.saturating_sub(block * BLOCK as u64).min(BLOCK as u64) as usize;
                 for (i, sector) in content[..len].chunks(SECTOR as usize).enumerate() {
                     found.push((block * PER_BLOCK + i as u64, recognise(sector)));
