@@ -229,11 +229,17 @@ pub enum Fault {
     FlushEndsEarly,
     /// Leave out that a device failed to be flushed.
     FlushForgetsOne,
+    /// Where everything is there twice, flush one half.
+    SecondHalfUnflushed,
+    /// Go on without a device before it is durable that it is lost.
+    LossUnnoted,
+    /// Leave the halves of a segment as a crash left them.
+    HalvesUnmended,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 71] = [
+    pub const BY_WORLDS: [Fault; 74] = [
         Fault::SkipDeviceFlush,
         Fault::DropIntent,
         Fault::SkipChecksum,
@@ -305,6 +311,9 @@ impl Fault {
         Fault::FlushOneDevice,
         Fault::FlushEndsEarly,
         Fault::FlushForgetsOne,
+        Fault::SecondHalfUnflushed,
+        Fault::LossUnnoted,
+        Fault::HalvesUnmended,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.

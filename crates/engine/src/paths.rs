@@ -88,6 +88,10 @@ paths! {
     HeadResumed: "a start goes on in the segment that was being written",
     ScratchDropped: "a start drops what is left of a scratch disk",
     HomelessMoved: "eviction moves blocks of a disk that lives on flash",
+    DeviceLost: "a device is lost, and the others have everything",
+    ReadFromOther: "what one device does not give back is read from another",
+    HalfMended: "a start gives the second half of a segment what the first has",
+    HalfWiped: "a start wipes what only the second half of a segment has",
 }
 
 #[cfg(feature = "paths")]

@@ -90,11 +90,11 @@ impl World<'_> {
     }
 
     fn create(&mut self) -> Outcome {
-        let shape = self.shape;
+        let (shape, twice) = (self.shape, self.profile.twice);
         let (mut media, _) = self.flash.media(None);
         let formatted = match media.as_mut_slice() {
             [one] => self.maker.format(one, shape),
-            several => self.maker.format_several(several, shape),
+            several => self.maker.format_several(several, shape, twice),
         };
         formatted.map_err(|e| format!("format failed: {e}"))?;
         self.check_media()?;
@@ -281,6 +281,9 @@ impl World<'_> {
     fn flash_dies(&mut self) {
         trace!(self, "THE FLASH DEVICE DIES");
         self.flash.kill();
+        if self.flash.are_twice() {
+            return;
+        }
         self.flash_failed = self.model.now();
         for index in 0..self.disks.len() {
             if self.disks[index].dirty_once {
@@ -316,7 +319,7 @@ impl World<'_> {
                 "ROT in flash block {index}, holding block {block} of #{}", self.disks[disk].uid
             );
             self.flash.rot(index);
-            if self.disks[disk].dirty_once {
+            if self.disks[disk].dirty_once && !self.flash.are_twice() {
                 self.disks[disk].hurt.insert(block);
             }
         }
@@ -741,6 +744,11 @@ impl World<'_> {
     /// Opens again; sometimes the power fails in the middle of that.
     fn reopen(&mut self) -> Outcome {
         for attempt in 0..=CUTS_MAX {
+            let changes =
+                self.flash.are_twice() && self.profile.flash_death && self.rng.chance(1, 2);
+            if changes && let Some(what) = self.flash.comes_or_goes(self.profile.revival) {
+                trace!(self, "{what}");
+            }
             // Several devices are marked before the log is looked at.
             let steps = if self.flash.are_several() { 32 } else { 4 };
             let cut = (attempt < CUTS_MAX && self.rng.chance(1, 4)).then(|| self.rng.below(steps));

@@ -190,8 +190,12 @@ impl Engine {
             })
             .collect();
         for (segment, seg) in flash.log.segments.iter().zip(0..) {
-            let device = usize::from(flash.device_of(seg));
-            if let Some(d) = all.get_mut(device) {
+            let at = flash.layout.segment_offset(seg);
+            // Both halves are there, unless a device is lost.
+            for (device, _) in flash.devices.spread().halves(at) {
+                let Some(d) = all.get_mut(usize::from(device)) else {
+                    continue;
+                };
                 d.segments += 1;
                 d.free_segments += u64::from(segment.state == SegState::Free);
                 d.cached_blocks += u64::from(segment.live);

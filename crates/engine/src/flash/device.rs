@@ -16,6 +16,7 @@ use crate::flash::fail::{FailMark, Noted};
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
 use crate::flash::map::MapStore;
 use crate::flash::rescue::Rescue;
+use crate::flash::twice::Losing;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
@@ -63,6 +64,8 @@ pub(crate) enum FlashEvent<U: Users> {
     },
     /// That it was given up stands where a later start sees it, or will not in time.
     Noted,
+    /// One of its devices is lost, and the others have everything.
+    DeviceLost,
 }
 
 /// What an operation of the device's own was for.
@@ -86,6 +89,8 @@ pub(crate) enum FlashOp {
     Mark,
     /// A step of storing the log's floor.
     Floor,
+    /// A step of noting that one of several devices is lost.
+    Lost,
 }
 
 /// A flash device of the pool.
@@ -124,6 +129,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub mark: Option<FailMark>,
     /// Where that is noted.
     pub noted: Noted,
+    /// That one of its devices is lost is being noted.
+    pub(in crate::flash) losing: Option<Losing>,
     /// Places where reads of it failed since one succeeded. Places, because one that is read again
     /// and again says nothing about the rest.
     pub read_errors: BTreeSet<u64>,
@@ -182,6 +189,7 @@ impl<U: Users> FlashDevice<U> {
             trim,
             mark: None,
             noted: Noted::default(),
+            losing: None,
             read_errors: BTreeSet::new(),
             ewma_ns: 0,
             inflight: 0,
@@ -233,12 +241,13 @@ impl<U: Users> FlashDevice<U> {
 
     /// An operation on it, whoever wanted it, has ended. What a failed write means is for those to say
     /// who know what it was for.
-    pub fn account(&mut self, done: &IoDone) {
+    pub fn account(&mut self, done: &IoDone, now: u64) {
         self.devices.account(done);
         if done.op.kind != OpKind::Read {
             return;
         }
         self.inflight -= 1;
+        self.devices.note_read(done, now);
         self.ewma_ns = ewma(self.ewma_ns, done.latency_ns);
         if done.is_memory_gone() {
             // Says nothing about the device.
