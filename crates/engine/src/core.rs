@@ -252,9 +252,8 @@ impl Core {
         let ctx = ctx.expect("what ends was sent, and ends once");
         self.account(&done, now);
         self.note_shut_out(&done, now, fx);
-        let (ctx, done) = match self.read_other_half(ctx, done, fx) {
-            Ok(()) => return,
-            Err(ended) => ended,
+        let Some((ctx, done)) = self.read_other_half(ctx, done, fx) else {
+            return;
         };
         match ctx {
             OpCtx::Second(_) => {}

@@ -148,7 +148,7 @@ impl Core {
                     slot: op.slot,
                 };
                 // One of them may have to be read from elsewhere.
-                if let Err((_, done)) = self.read_other_half(ctx, done, fx) {
+                if let Some((_, done)) = self.read_other_half(ctx, done, fx) {
                     self.hit_read_done(id, op.block, op.slot, done, now, fx);
                 }
             }

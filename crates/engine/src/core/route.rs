@@ -98,25 +98,25 @@ impl Core {
         }
     }
 
-    /// What a read did not get, or got rotten, is read from the other half, if there is one. False: what ended is
-    /// given back, for that is how it ended.
+    /// What a read did not get, or got rotten, is read from the other half, if there is one. Else what ended
+    /// is given back, for that is how it ended.
     pub fn read_other_half(
         &mut self,
         ctx: OpCtx,
         done: IoDone,
         fx: &mut Effects,
-    ) -> Result<(), (OpCtx, IoDone)> {
+    ) -> Option<(OpCtx, IoDone)> {
         let ctx = match ctx {
-            OpCtx::Second(ctx) => return Err((*ctx, done)),
+            OpCtx::Second(ctx) => return Some((*ctx, done)),
             ctx => ctx,
         };
         let read = matches!(done.op.target, Target::Flash(_)) && done.op.kind == OpKind::Read;
         let good = done.result.is_ok() && done.bad_blocks.is_empty() || done.is_memory_gone();
         if !read || good || !self.flash.devices.are_twice() {
-            return Err((ctx, done));
+            return Some((ctx, done));
         }
         let Some((target, offset)) = self.flash.devices.other_half(&done) else {
-            return Err((ctx, done));
+            return Some((ctx, done));
         };
         took(Path::ReadFromOther);
         let id = self.ops.insert(OpCtx::Second(Box::new(ctx))) as u64;
@@ -127,7 +127,7 @@ impl Core {
             offset,
             ..done.op
         });
-        Ok(())
+        None
     }
 
     /// A device hangs, or nothing of it can be read: goes on without it, if that can be.
