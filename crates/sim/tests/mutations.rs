@@ -72,7 +72,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
         Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
-        Fault::SecondHalfUnflushed | Fault::HalvesUnmended => "twice-fail",
+        Fault::SecondHalfUnflushed => "twice-fail",
         _ => "mixed",
     }
 }
