@@ -45,6 +45,7 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         quick: args.quick,
         force: args.force,
         label: args.label.clone(),
+        twice: args.dirty_copies == 2,
     };
     let mut notices = Vec::new();
     for device in &devices {
@@ -55,7 +56,7 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         notices.append(&mut hearth_daemon::place::check(&device.path, &options)?);
     }
     let mut info = written(global, |progress| match devices.as_slice() {
-        [one] => pool::create_with(&one.path, &options, progress),
+        [one] if !options.twice => pool::create_with(&one.path, &options, progress),
         several => pool::create_several(several, &options, progress),
     })?;
     notices.append(&mut info.notices);
@@ -152,6 +153,7 @@ fn adopt(global: &Global, args: &PoolAdopt) -> Outcome {
         quick: args.quick,
         force: args.force,
         label: String::new(),
+        twice: false,
     };
     let state_dir = args
         .state_dir
@@ -215,6 +217,11 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
             human(info.segment_bytes)
         ),
     );
+    if info.dirty_copies > 1 {
+        let lost = info.devices.iter().any(|device| device.lost);
+        let now = if lost { "2, and 1 now" } else { "2" };
+        line("copies", now.to_owned());
+    }
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));
         line("dirty", human(dirty));
@@ -319,6 +326,7 @@ fn layout_of(info: &PoolInfo) -> String {
             plain(&device.path),
             plain(device.model.as_deref().unwrap_or("-")),
             match (device.state.as_str(), device.emptied_percent) {
+                _ if device.lost => "LOST".to_owned(),
                 ("emptying", Some(percent)) => format!("being emptied, {percent} %"),
                 ("in-use" | "", _) => "in use".to_owned(),
                 (other, _) => plain(other),

@@ -43,12 +43,16 @@ pub struct CreateOptions {
     pub force: bool,
     /// The user's name for the pool.
     pub label: String,
+    /// Everything is to be on two devices.
+    pub twice: bool,
 }
 
 /// A pool whose flash this process has to itself.
 pub struct Pool {
-    /// Its only flash device, or the first.
+    /// Its only flash device, or the first that is there.
     media: Arc<Device>,
+    /// An engine runs its log.
+    served: bool,
     /// All of them.
     flash: FlashDevices,
     /// What the others say of themselves.
@@ -72,6 +76,16 @@ pub struct Pool {
     gone_from: Option<PathBuf>,
     /// It has taken the place of another flash, and is served for the first time.
     adopted: bool,
+}
+
+/// What a pool's registry and superblock are written to: the first device, or, where everything is there twice, the two
+/// that carry them.
+fn tables(flash: &FlashDevices, first: &Arc<Device>, served: bool) -> Box<dyn Media> {
+    match flash.are_twice() {
+        true if served => Box::new(flash.joined().waiting()),
+        true => Box::new(flash.joined()),
+        false => Box::new(first.clone()),
+    }
 }
 
 /// An error of opening `path`, in the words of the control plane.
@@ -400,6 +414,7 @@ fn create_as(
         beside: None,
         gone_from: None,
         adopted: false,
+        served: false,
         media,
         superblock,
         named: Named::of(&registry),
@@ -652,7 +667,7 @@ impl Pool {
             superblock,
             members,
         } = devices::open(paths, mode)?;
-        let mut media = flash.first().ok_or_else(devices::none_given)?.clone();
+        let media = flash.first().ok_or_else(devices::none_given)?.clone();
         let path = media.path().to_owned();
         let path = path.as_path();
         if superblock.must_stay_read_only() && !mode.read_only {
@@ -664,7 +679,8 @@ impl Pool {
                 "open it with a newer Hearth",
             ));
         }
-        let (registry, places) = Places::load(&mut media, &superblock.layout, superblock.pool)
+        let mut tables = tables(&flash, &media, false);
+        let (registry, places) = Places::load(&mut *tables, &superblock.layout, superblock.pool)
             .map_err(|e| format_error(path, &e))?;
         Ok(Pool {
             // What only one place has is stored again before anything else rests on it.
@@ -674,6 +690,7 @@ impl Pool {
             beside: None,
             gone_from: None,
             adopted: false,
+            served: false,
             media,
             flash,
             members,
@@ -689,8 +706,23 @@ impl Pool {
         &self.flash
     }
 
+    /// What its registry and superblock are written to.
+    fn tables(&self) -> Box<dyn Media> {
+        tables(&self.flash, &self.media, self.served)
+    }
+
+    /// From now on an engine runs its log, and says which devices are lost.
+    pub(crate) fn is_served(&mut self) {
+        self.served = true;
+    }
+
     /// Gives several devices a new stamp, before anything else is written to any of them.
     pub(crate) fn stamp(&mut self) -> Result<()> {
+        if self.superblock.is_twice() {
+            let mut media = self.flash.joined();
+            let stamped = self.members.stamp_twice(&mut self.superblock, &mut media);
+            return stamped.map_err(|e| self.refused(&e));
+        }
         if self.members.others().is_empty() {
             return Ok(());
         }
@@ -791,8 +823,9 @@ impl Pool {
                 .map_err(|e| format_error(beside.path(), &e));
         }
         self.unsettled = true;
+        let mut tables = self.tables();
         let stored = self.places.store(
-            &mut self.media,
+            &mut *tables,
             &self.superblock.layout,
             self.superblock.pool,
             &self.registry,
@@ -1100,6 +1133,7 @@ impl Pool {
             beside: Some(Arc::new(beside)),
             gone_from: Some(flash.to_owned()),
             adopted: false,
+            served: false,
         };
         Ok(Some((pool, why)))
     }
@@ -1166,7 +1200,7 @@ impl Pool {
     pub(crate) fn mark_failed(&mut self) -> Result<()> {
         let before = self.superblock.state;
         self.superblock.state = PoolState::Failed;
-        let stored = self.superblock.store(&mut self.media);
+        let stored = self.superblock.store_naming(&mut *self.tables());
         stored.map_err(|e| {
             self.superblock.state = before;
             self.refused(&e)
@@ -1216,8 +1250,9 @@ impl Pool {
             tracing::info!(before = %self.superblock.last_host, now = host, "the pool comes from another host");
         }
         self.superblock.last_host = host.to_owned();
+        let mut tables = self.tables();
         self.superblock
-            .store(&mut self.media)
+            .store_naming(&mut *tables)
             .map_err(|e| self.refused(&e))
     }
 
@@ -1244,6 +1279,7 @@ impl Pool {
             created: self.superblock.created_unix_s,
             device_bytes: self.flash.iter().map(|device| device.size()).sum(),
             devices: self.devices(),
+            dirty_copies: if self.superblock.is_twice() { 2 } else { 1 },
             capacity: self.capacity(),
             segments: self.segments(),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,

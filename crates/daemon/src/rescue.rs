@@ -123,8 +123,14 @@ impl Rescue {
             }
         };
         let file = BlockFile::open(flash, mode).map_err(|e| opening(flash, e))?;
-        let device = FlashDevices::one(Arc::new(Device::new(file)));
-        Self::of(flash, device, state_dir)
+        let device = Arc::new(Device::new(file));
+        if Superblock::load(&mut device.clone()).is_ok_and(|sb| sb.is_twice()) {
+            // It has everything, if the other is the one that is missing.
+            drop(device);
+            let opened = devices::open(paths, mode)?;
+            return Self::of(flash, opened.flash, state_dir);
+        }
+        Self::of(flash, FlashDevices::one(device), state_dir)
     }
 
     fn of(flash: &Path, device: FlashDevices, state_dir: &Path) -> Result<Rescue> {

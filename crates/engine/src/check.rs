@@ -170,12 +170,20 @@ impl Core {
         same("runs of zeros of all disks", self.zero_runs, zero_runs)
     }
 
+    /// What operations in flight are for: a read that is made again is what it was.
+    fn ops_in_flight(&self) -> impl Iterator<Item = &OpCtx> {
+        self.ops.iter().map(|(_, op)| match op {
+            OpCtx::Second(op) => &**op,
+            op => op,
+        })
+    }
+
     /// Who reads a segment, or still writes its summary, and reads of flash in flight.
     fn check_pins(&self) -> Checked {
         let log = &self.flash.log;
         let mut pins = vec![0u64; log.segments.len()];
         let mut reads = 0;
-        for (_, op) in &self.ops {
+        for op in self.ops_in_flight() {
             match op {
                 OpCtx::HitRead { slot, .. } | OpCtx::Flash(FlashOp::Move { slot, .. }) => {
                     reads += 1;
@@ -188,6 +196,11 @@ impl Core {
                 }
                 OpCtx::Flash(FlashOp::Summary { seg }) => pins[*seg as usize] += 1,
                 _ => {}
+            }
+        }
+        for op in self.flash.devices.under_way() {
+            if let FlashOp::Summary { seg } = op {
+                pins[*seg as usize] += 1;
             }
         }
         for sealing in &log.sealing {
@@ -233,7 +246,7 @@ impl Core {
         for item in self.items() {
             moving += u64::from(item.ends && matches!(item.token.then, Then::Moved));
         }
-        for (_, op) in &self.ops {
+        for op in self.ops_in_flight() {
             if let OpCtx::Flash(FlashOp::Move { count, .. }) = op {
                 moving += u64::from(*count);
             }
@@ -293,7 +306,7 @@ impl Core {
     fn check_waits(&self) -> Checked {
         let mut comes: BTreeMap<ReqId, u64> = BTreeMap::new();
         let mut coming = |id: ReqId| *comes.entry(id).or_default() += 1;
-        for (_, op) in &self.ops {
+        for op in self.ops_in_flight() {
             match op {
                 OpCtx::HitRead { req, .. } | OpCtx::OriginWrite { req } => coming(*req),
                 OpCtx::MissRead(miss) => coming(miss.req),

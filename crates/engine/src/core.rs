@@ -134,8 +134,10 @@ pub(crate) enum OpCtx {
     },
     /// The flash device's own.
     Flash(FlashOp),
-    /// One device's part of a flush of the log.
+    /// One device's part of a flush of the log, or of what both halves get.
     FlashPart(Part),
+    /// The same read as another that did not get what it should, of the other half.
+    Second(Box<OpCtx>),
     OriginFlush {
         disk: DiskId,
         covers: u64,
@@ -233,8 +235,10 @@ impl Core {
                 }
             }
         }
+        let placed = matches!(self.ops.get(id as usize), Some(OpCtx::FlashPart(_)));
         let (target, offset) = match (io.target, io.kind) {
             (Target::Origin(_), _) | (_, OpKind::Flush) => (io.target, io.offset),
+            _ if placed => (io.target, io.offset),
             (target, _) => self.flash.devices.place(target, io.offset),
         };
         fx.ios.push(IoOp {
@@ -254,9 +258,13 @@ impl Core {
     pub fn done(&mut self, done: IoDone, now: u64, fx: &mut Effects) {
         let ctx = self.ops.try_remove(done.op.id as usize);
         let ctx = ctx.expect("what ends was sent, and ends once");
-        self.account(&done);
+        self.account(&done, now);
         self.note_shut_out(&done, now, fx);
+        let Some((ctx, done)) = self.read_other_half(ctx, done, fx) else {
+            return;
+        };
         match ctx {
+            OpCtx::Second(_) => {}
             OpCtx::HitRead { req, block, slot } => {
                 self.hit_read_done(req, block, slot, done, now, fx)
             }
@@ -273,10 +281,10 @@ impl Core {
         }
     }
 
-    pub fn account(&mut self, done: &IoDone) {
+    pub fn account(&mut self, done: &IoDone, now: u64) {
         let ns = done.latency_ns;
         match (done.op.target, done.op.kind) {
-            (Target::Flash(_), _) => self.flash.account(done),
+            (Target::Flash(_), _) => self.flash.account(done, now),
             (Target::Origin(d), kind) => {
                 if let Some(d) = self.disk_mut(d) {
                     if kind == OpKind::Read && done.op.class == Class::Foreground {
@@ -315,6 +323,7 @@ impl Core {
         self.look_at_devices(now);
         self.go_round(now, fx);
         self.flash.end_late_mark(now);
+        self.lose_failing_device(now, fx);
         self.route_flash(now, fx);
         self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);

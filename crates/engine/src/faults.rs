@@ -243,11 +243,17 @@ pub enum Fault {
     FlushEndsEarly,
     /// Leave out that a device failed to be flushed.
     FlushForgetsOne,
+    /// Where everything is there twice, flush one half.
+    SecondHalfUnflushed,
+    /// Go on without a device before it is durable that it is lost.
+    LossUnnoted,
+    /// Leave the halves of a segment as a crash left them.
+    HalvesUnmended,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 78] = [
+    pub const BY_WORLDS: [Fault; 79] = [
         Fault::EmptyForgetsDirty,
         Fault::EmptyForgetsFlush,
         Fault::EpochEarly,
@@ -326,6 +332,7 @@ impl Fault {
         Fault::FlushOneDevice,
         Fault::FlushEndsEarly,
         Fault::FlushForgetsOne,
+        Fault::SecondHalfUnflushed,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
@@ -378,7 +385,7 @@ impl Fault {
     pub const HARMLESS: [Fault; 1] = [Fault::ZerosToldSuperseded];
 
     /// Those that nothing catches so far. That is a debt of the tests, not a merit of the engine.
-    pub const UNSEEN: [Fault; 0] = [];
+    pub const UNSEEN: [Fault; 2] = [Fault::LossUnnoted, Fault::HalvesUnmended];
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Fault> {

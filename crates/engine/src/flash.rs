@@ -20,3 +20,4 @@ pub(crate) mod rescue;
 mod survey;
 #[cfg(test)]
 mod tests;
+pub(crate) mod twice;

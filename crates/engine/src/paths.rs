@@ -102,6 +102,10 @@ paths! {
     OrderFromCheckpoint: "a start finds epochs of an ordered disk in a checkpoint",
     MarkLoggedAgain: "the mark of an ordered disk is logged again before its segment goes",
     HomelessMoved: "eviction moves blocks of a disk that lives on flash",
+    DeviceLost: "a device is lost, and the others have everything",
+    ReadFromOther: "what one device does not give back is read from another",
+    HalfMended: "a start gives the second half of a segment what the first has",
+    HalfWiped: "a start wipes what only the second half of a segment has",
 }
 
 #[cfg(feature = "paths")]

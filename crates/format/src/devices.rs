@@ -8,12 +8,16 @@
 //!
 //! A crash in the middle of that must not leave stamps of which nobody knows how they came about. So it is
 //! done in steps ([`Members::stamp`]), and nothing else is written before the last.
+//!
+//! A pool that keeps everything twice is still there when a device is not ([`judge_twice`]). There the first two devices
+//! carry all that the first one does elsewhere, and each superblock of theirs says which devices are *lost*: the pool
+//! went on without them, so what they hold does not count, whenever they come back.
 
 use crate::error::FormatError;
-use crate::layout::{Extent, Layout};
-use crate::superblock::{INCOMPAT_DEVICES, Part, PoolState, Superblock};
+use crate::layout::{Extent, Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS, SUPERBLOCK_BLOCKS};
+use crate::superblock::{INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock};
 use crate::wire::{array_at, put, u32_at, u64_at};
-use hearth_io::{BLOCK, Media, Spread};
+use hearth_io::{BLOCK, Joined, Media, Spread, Twice};
 use std::ops::Range;
 use uuid::Uuid;
 
@@ -58,6 +62,7 @@ pub(crate) fn list_at(
     block: &[u8],
     count: u16,
     layout: &Layout,
+    twice: bool,
 ) -> Result<Vec<DeviceEntry>, &'static str> {
     let mut devices: Vec<DeviceEntry> = Vec::new();
     let mut segments = 0u64;
@@ -85,19 +90,24 @@ pub(crate) fn list_at(
         let aligned = extent
             .segment_start
             .is_multiple_of(u64::from(layout.segment_blocks));
-        let start = match i {
-            0 => layout.segment_start,
-            _ => Layout::other_start(layout.segment_blocks),
+        let carries = i == 0 || i == 1 && twice;
+        let start = match carries {
+            true => layout.segment_start,
+            false => Layout::other_start(layout.segment_blocks),
         };
-        if !aligned || extent.segment_start < start || (i == 0 && extent.segment_start != start) {
+        if !aligned || extent.segment_start < start || (carries && extent.segment_start != start) {
             return Err("the segments of a device in its list begin at a wrong place");
+        }
+        if twice && extent.segments > layout.segment_count {
+            return Err("a device in its list has both halves of a segment");
         }
         if devices.iter().any(|d| d.device == entry.device) {
             return Err("a device is in its list twice");
         }
         devices.push(entry);
     }
-    match segments == u64::from(layout.segment_count) {
+    let halves = if twice { 2 } else { 1 };
+    match segments == u64::from(layout.segment_count) * halves {
         true => Ok(devices),
         false => Err("its list of devices has another number of segments than the pool"),
     }
@@ -116,11 +126,12 @@ pub enum Misfit {
     NotOfIt(usize, usize),
     /// A device of the pool is not among those given: its place, and what is known of it.
     Missing(u16, DeviceEntry),
+    /// Of a pool that keeps everything twice: each was written while the other was lost.
+    Apart(usize, usize),
 }
 
-/// The devices that are given, in the order of their places: numbers of the list of their superblocks. Judges
-/// whether they are one pool, all of it, and of the same moment.
-pub fn judge(found: &[Superblock]) -> Result<Vec<usize>, Misfit> {
+/// Refuses devices of two pools, and a device and its copy.
+fn are_apart(found: &[Superblock]) -> Result<(), Misfit> {
     for (i, one) in found.iter().enumerate() {
         for (j, other) in found.iter().enumerate().skip(i + 1) {
             if one.pool != other.pool {
@@ -131,6 +142,13 @@ pub fn judge(found: &[Superblock]) -> Result<Vec<usize>, Misfit> {
             }
         }
     }
+    Ok(())
+}
+
+/// The devices that are given, in the order of their places: numbers of the list of their superblocks. Judges
+/// whether they are one pool, all of it, and of the same moment.
+pub fn judge(found: &[Superblock]) -> Result<Vec<usize>, Misfit> {
+    are_apart(found)?;
     // Who knows which devices there are: the first, or without it whoever was there last.
     let knows = |(_, sb): &(usize, &Superblock)| (sb.device_index == 0, sb.stamp, sb.next_stamp);
     let Some((who, lead)) = found.iter().enumerate().max_by_key(knows) else {
@@ -166,6 +184,159 @@ pub fn judge(found: &[Superblock]) -> Result<Vec<usize>, Misfit> {
     Ok(places.into_iter().flatten().collect())
 }
 
+/// What devices are of a pool that keeps everything twice. Numbers are places in the list of those given.
+#[derive(Clone, Debug)]
+pub struct Together {
+    /// Which device is in which place; of those that are lost none is.
+    pub places: Vec<Option<usize>>,
+    /// The superblock that counts, as that of the first device. It names all that are lost by now: what is not given is.
+    pub lead: Superblock,
+    /// Given, and older than what was written since without them.
+    pub older: Vec<usize>,
+    /// A device is missing that was not lost before.
+    pub newly: bool,
+}
+
+impl Together {
+    /// The superblocks of those that carry no more than segments.
+    pub fn members(&self, found: &[Superblock]) -> Members {
+        let others = self.places.iter().skip(2).flatten();
+        Members::new(others.filter_map(|at| found.get(*at)).cloned().collect())
+    }
+}
+
+/// The same as [`judge`] for a pool that keeps everything twice, of which devices may be missing as long as there is one half
+/// of everything.
+///
+/// Which superblock counts? Both of the first two devices are written at every change, so the one that has missed
+/// something is behind in the opening or in the generation. Whom it calls lost has missed something, and so has
+/// whoever is behind it without being called that; but if each calls the other lost, both were written alone, and
+/// nobody can say which of them is the pool.
+pub fn judge_twice(found: &[Superblock]) -> Result<Together, Misfit> {
+    are_apart(found)?;
+    let knows = |(_, sb): &(usize, &Superblock)| (sb.stamp.max(sb.next_stamp), sb.generation);
+    let carries = |sb: &Superblock| sb.is_twice() && sb.device_index < 2;
+    let leads = found.iter().enumerate().filter(|(_, sb)| carries(sb));
+    let Some((who, lead)) = leads.max_by_key(knows) else {
+        let first = found.first().and_then(|sb| sb.devices.first());
+        let nobody = DeviceEntry {
+            device: Uuid::nil(),
+            extent: Extent {
+                blocks: 0,
+                segment_start: 0,
+                segments: 0,
+                gap: 0,
+            },
+        };
+        return Err(Misfit::Missing(0, first.copied().unwrap_or(nobody)));
+    };
+    let mut lead = lead.clone();
+    let mut places = vec![None; lead.devices.len()];
+    let mut older = Vec::new();
+    for (i, sb) in found.iter().enumerate() {
+        let at = lead.devices.iter().position(|d| d.device == sb.device);
+        let Some(at) = at else {
+            return Err(Misfit::NotOfIt(i, who));
+        };
+        let carries = at < 2 && i != who;
+        if carries && sb.lost & (1 << lead.device_index) != 0 {
+            return Err(Misfit::Apart(i, who));
+        }
+        if sb.stamp > lead.stamp.max(lead.next_stamp) {
+            return Err(Misfit::Older(who, i));
+        }
+        // An opening was cut off, in which either got its stamp first.
+        let coming = |a: &Superblock, b: &Superblock| a.next_stamp != 0 && a.next_stamp == b.stamp;
+        let same = sb.stamp == lead.stamp || coming(&lead, sb) || carries && coming(sb, &lead);
+        match lead.lost & (1 << at) == 0 && same {
+            true => places[at] = Some(i),
+            false => older.push(i),
+        }
+    }
+    let before = lead.lost;
+    let there = places.iter().map(Option::is_some);
+    lead.lost = (0..)
+        .zip(there)
+        .filter(|(_, there)| !there)
+        .fold(0, |lost, (n, _)| lost | 1 << n);
+    if !lead.spread().is_whole_without(lead.lost) {
+        let n = places.iter().position(Option::is_none).unwrap_or(0);
+        let entry = lead.devices.get(n).copied();
+        return Err(Misfit::Missing(n as u16, entry.unwrap_or(lead.devices[0])));
+    }
+    lead.device_index = 0;
+    lead.device = lead.devices[0].device;
+    Ok(Together {
+        places,
+        newly: lead.lost & !before != 0,
+        lead,
+        older,
+    })
+}
+
+/// What was read may be the work of a program that was killed before it could flush it: a power cut might take it, with what rests
+/// on it on another device left.
+fn settle(media: &mut dyn Media) -> Result<(), FormatError> {
+    media.flush().map_err(|source| FormatError::Io {
+        doing: "flushing the flash device",
+        source,
+    })
+}
+
+/// Gives the second half of what lies before the segments what the first has.
+///
+/// What is there twice on each device (registry, map) is written one copy after the other, each durable on both
+/// devices before the next, and so it is here. So at any moment the devices differ in one copy at most, and a
+/// device that is left alone in the middle has the other one whole.
+fn make_alike(layout: &Layout, media: &mut dyn Media) -> std::io::Result<()> {
+    let registry = REGISTRY_BLOCKS.map(|at| (at, REGISTRY_AREA_BLOCKS));
+    let grown = layout.registry_room();
+    let grown = grown.map(|(at, blocks)| [(at, blocks), (at + blocks, blocks)]);
+    let map = [0, 1].map(|copy| (layout.map_offset(copy) / BLOCK, layout.map_blocks()));
+    let areas = registry.into_iter().chain(grown.into_iter().flatten());
+    for (start, blocks) in areas.chain(map) {
+        let mut differs = false;
+        for from in (0..blocks).step_by(ALIKE_BLOCKS as usize) {
+            let at = (start + from) * BLOCK;
+            let len = (blocks - from).min(ALIKE_BLOCKS) * BLOCK;
+            let (mut one, mut other) = (vec![0; len as usize], vec![0; len as usize]);
+            // What can be read on one only is written to the other.
+            let both = media.read_other(at, &mut other);
+            if matches!(both, Ok(false)) {
+                return Ok(());
+            }
+            media.read_at(at, &mut one)?;
+            let unread = both.is_err();
+            let pairs = one.chunks(BLOCK as usize).zip(other.chunks(BLOCK as usize));
+            for ((one, other), n) in pairs.zip(0..) {
+                if unread || one != other {
+                    media.write_other(at + n * BLOCK, one)?;
+                    differs = true;
+                }
+            }
+        }
+        if differs {
+            media.flush()?;
+        }
+    }
+    Ok(())
+}
+
+/// Blocks that are compared at once.
+const ALIKE_BLOCKS: u64 = 256;
+
+/// What a superblock is on the device with this place, of two that carry the same.
+fn named(block: &[u8], place: u16) -> Option<Vec<u8>> {
+    let sb = Superblock::decode(block).ok()?;
+    let entry = sb.devices.get(usize::from(place))?;
+    let named = Superblock {
+        device_index: place,
+        device: entry.device,
+        ..sb.clone()
+    };
+    Some(named.encode().to_vec())
+}
+
 /// The superblocks of a pool of several devices, by their places.
 #[derive(Clone, Debug)]
 pub struct Members {
@@ -198,12 +369,7 @@ impl Members {
         lead: &mut Superblock,
         devices: &mut [M],
     ) -> Result<(), FormatError> {
-        for media in devices.iter_mut() {
-            media.flush().map_err(|source| FormatError::Io {
-                doing: "flushing a flash device",
-                source,
-            })?;
-        }
+        devices.iter_mut().try_for_each(|device| settle(device))?;
         if lead.next_stamp != 0 {
             self.finish(lead, devices)?;
         }
@@ -215,6 +381,57 @@ impl Members {
         };
         lead.store(first)?;
         self.finish(lead, devices)
+    }
+
+    /// The same for a pool that keeps everything twice; what is missing is named as lost by that. Then the first two
+    /// devices are made the same before their segments: of what was being written there when the power failed, one
+    /// may have more than the other.
+    pub fn stamp_twice<M: Media>(
+        &mut self,
+        lead: &mut Superblock,
+        media: &mut Joined<M>,
+    ) -> Result<(), FormatError> {
+        settle(media)?;
+        if lead.next_stamp != 0 {
+            self.finish_twice(lead, media)?;
+        }
+        let next = lead.stamp.checked_add(1);
+        lead.next_stamp =
+            next.ok_or(FormatError::unfit("superblock", "its stamp is at its end"))?;
+        lead.store_naming(media)?;
+        self.finish_twice(lead, media)?;
+        make_alike(&lead.layout, media).map_err(|source| FormatError::Io {
+            doing: "making two flash devices the same",
+            source,
+        })
+    }
+
+    fn finish_twice<M: Media>(
+        &mut self,
+        lead: &mut Superblock,
+        media: &mut Joined<M>,
+    ) -> Result<(), FormatError> {
+        for sb in &mut self.others {
+            if sb.stamp == lead.next_stamp {
+                continue;
+            }
+            let place = sb.device_index;
+            *sb = lead.of_member(place, sb, lead.next_stamp);
+            let spread = media.spread();
+            let device = media.device(usize::from(place));
+            let device = device.map_err(|source| FormatError::Io {
+                doing: "writing the superblock",
+                source,
+            })?;
+            let stored = sb.store(device);
+            // What fails now is lost, and the first device says so below.
+            stored.or_else(|e| match spread.is_some_and(|s| s.lose(place)) {
+                true => Ok(()),
+                false => Err(e),
+            })?;
+        }
+        (lead.stamp, lead.next_stamp) = (lead.next_stamp, 0);
+        lead.store_naming(media)
     }
 
     /// Gives those that do not have it the stamp that is coming.
@@ -303,7 +520,28 @@ impl Superblock {
             let gap = bytes(extent.gap);
             (gap, extent.segment_start * BLOCK, bytes(extent.segments))
         });
-        Spread::with_gaps(first, others)
+        let spread = Spread::with_gaps(first, others);
+        if !self.is_twice() {
+            return spread;
+        }
+        spread.twice(Twice {
+            front: self.layout.segment_start * BLOCK,
+            segment: u64::from(self.layout.segment_blocks) * BLOCK,
+            own: SUPERBLOCK_BLOCKS.map(|at| at * BLOCK),
+            named,
+            lost: self.lost,
+        })
+    }
+
+    /// Is everything in the pool on two of its devices?
+    pub fn is_twice(&self) -> bool {
+        self.incompat & INCOMPAT_TWICE != 0
+    }
+
+    /// The pool keeps everything twice on these devices, of which this is the superblock of the first.
+    pub fn set_twice(&mut self, layout: Layout, devices: Vec<DeviceEntry>) {
+        self.set_devices(layout, devices);
+        self.incompat |= INCOMPAT_TWICE;
     }
 
     /// The superblock of another device of the pool whose first has this one, to take the place of `old` there.
@@ -334,6 +572,18 @@ impl Superblock {
             ..self.clone()
         };
         self.of_member(place, &new, self.stamp)
+    }
+
+    /// Stores it on all devices that carry it, naming those that are lost, also what is lost while that is done.
+    pub fn store_naming(&mut self, media: &mut dyn Media) -> Result<(), FormatError> {
+        let lost = |media: &dyn Media| media.spread().map_or(0, |spread| spread.lost());
+        loop {
+            self.lost |= lost(media);
+            self.store(media)?;
+            if lost(media) & !self.lost == 0 {
+                return Ok(());
+            }
+        }
     }
 
     /// Bytes this device had when it was formatted.
@@ -582,6 +832,104 @@ mod tests {
         for (change, why) in cases {
             let told = refused(change);
             assert!(told.contains(why), "{why}: {told}");
+        }
+    }
+
+    /// A pool of three devices that keeps everything twice, as it is formatted.
+    fn mirrored() -> (Superblock, Vec<Sparse>) {
+        let (layout, extents) = Layout::for_twice(&SIZES, 256).unwrap();
+        let device = |n: u128| Uuid::from_u128(0xD000 + n);
+        let mut lead = Superblock::new(layout, Uuid::from_u128(7), device(0), "twice", 9);
+        let entries = extents.iter().zip(0..).map(|(extent, n)| DeviceEntry {
+            device: device(n),
+            extent: *extent,
+        });
+        lead.set_twice(layout, entries.collect());
+        lead.stamp = 1;
+        let mut media: Vec<Sparse> = SIZES.map(Sparse::new).into();
+        let mut third = lead.for_member(2, device(2), 9);
+        third.store(&mut media[2]).unwrap();
+        let each = media.iter_mut().collect();
+        lead.store(&mut Joined::new(lead.spread(), each)).unwrap();
+        (lead, media)
+    }
+
+    /// Opens what is there of it; the superblocks of all devices after that.
+    fn reopened(media: &mut [Sparse], there: &[usize]) -> Result<Vec<Superblock>, Misfit> {
+        let all = loaded(media);
+        let found: Vec<Superblock> = there.iter().map(|n| all[*n].clone()).collect();
+        let together = judge_twice(&found)?;
+        let (mut members, mut lead) = (together.members(&found), together.lead);
+        let mut joined = Joined::new(lead.spread(), media.iter_mut().collect());
+        members.stamp_twice(&mut lead, &mut joined).unwrap();
+        Ok(loaded(media))
+    }
+
+    #[test]
+    fn a_pool_that_keeps_everything_twice_is_there_without_any_one_device() {
+        for gone in 0..3 {
+            let (_, mut media) = mirrored();
+            let before = reopened(&mut media, &[2, 0, 1]).unwrap();
+            assert!(
+                before
+                    .iter()
+                    .all(|sb| (sb.stamp, sb.next_stamp, sb.lost) == (2, 0, 0))
+            );
+            assert_eq!(before[0].generation, before[1].generation);
+            let rest: Vec<usize> = (0..3).filter(|n| *n != gone).collect();
+            let after = reopened(&mut media, &rest).unwrap();
+            assert_eq!(after[gone], before[gone], "a lost device is left alone");
+            for n in rest.iter().filter(|n| **n < 2) {
+                assert_eq!((after[*n].lost, after[*n].stamp), (1 << gone, 3));
+            }
+            // It is back, and too old.
+            let judged = judge_twice(&after).unwrap();
+            assert_eq!((judged.older, judged.lead.lost), (vec![gone], 1 << gone));
+            // Without another one there are segments of which no half is left.
+            assert!(matches!(
+                reopened(&mut media, &rest[..1]),
+                Err(Misfit::Missing(..))
+            ));
+        }
+    }
+
+    #[test]
+    fn two_devices_that_were_each_served_alone_are_not_put_together() {
+        let (_, mut media) = mirrored();
+        let mut other = Vec::new();
+        for m in &mut media {
+            let mut copy = Sparse::new(m.len());
+            for at in (0..8 << 20).step_by(4096) {
+                let mut block = [0; 4096];
+                m.read_at(at, &mut block).unwrap();
+                copy.write_at(at, &block).unwrap();
+            }
+            other.push(copy);
+        }
+        let first = reopened(&mut media, &[0, 2]).unwrap();
+        let second = reopened(&mut other, &[1, 2]).unwrap();
+        let found = [first[0].clone(), second[1].clone()];
+        assert!(matches!(judge_twice(&found), Err(Misfit::Apart(..))));
+    }
+
+    #[test]
+    fn a_crash_anywhere_in_an_opening_leaves_a_pool() {
+        for writes in 0..40 {
+            let (_, mut media) = mirrored();
+            let found = loaded(&mut media);
+            let together = judge_twice(&found).unwrap();
+            let (mut members, mut lead) = (together.members(&found), together.lead);
+            let budget = std::sync::atomic::AtomicI64::new(writes);
+            let cut = media.iter_mut().map(|m| Cut(m, &budget));
+            let mut joined = Joined::new(lead.spread(), cut.collect());
+            drop(members.stamp_twice(&mut lead, &mut joined));
+            drop(joined);
+            let judged = judge_twice(&loaded(&mut media)).unwrap();
+            assert_eq!(
+                (judged.lead.lost, judged.older.len()),
+                (0, 0),
+                "after {writes}"
+            );
         }
     }
 }

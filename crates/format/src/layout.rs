@@ -243,6 +243,81 @@ impl Layout {
         Ok((layout, extents))
     }
 
+    /// The same for a pool that keeps everything twice: the log has half as many segments as the devices, and
+    /// the areas before the segments are on the first two. A device holds at most as many segments as the log has, so the
+    /// halves of none of them, which are as far apart as the log has segments, are on the same device.
+    pub fn for_twice(
+        sizes: &[u64],
+        segment_blocks: u32,
+    ) -> Result<(Layout, Vec<Extent>), (usize, FormatError)> {
+        let segment = u64::from(segment_blocks);
+        let least = u64::from(SEGMENTS_MIN);
+        let start = |place: usize, count: u64| match place {
+            0 | 1 => segment_start_for(count, segment),
+            _ => Self::other_start(segment_blocks),
+        };
+        let fit = |place: usize, bytes: u64, count: u64| {
+            (bytes / BLOCK).saturating_sub(start(place, count)) / segment
+        };
+        for (place, bytes) in sizes.iter().enumerate() {
+            // Checks the size of a segment, too.
+            Layout::for_device(*bytes, segment_blocks).map_err(|e| (place, e))?;
+            if fit(place, *bytes, least) < least {
+                let (needed, actual) = ((start(place, least) + least * segment) * BLOCK, *bytes);
+                return Err((place, FormatError::TooSmall { needed, actual }));
+            }
+        }
+        if sizes.len() < 2 {
+            let why = "two copies need two devices";
+            return Err((0, FormatError::unfit(WHAT, why)));
+        }
+        let counts = |count: u64| -> Vec<u64> {
+            let each = sizes.iter().enumerate();
+            each.map(|(place, bytes)| fit(place, *bytes, count).min(count))
+                .collect()
+        };
+        // With one segment more each device has at most one more, and two more are needed: once it does not fit, it
+        // never does.
+        let fits = |count: u64| counts(count).iter().sum::<u64>() >= 2 * count;
+        let total: u64 = sizes.iter().fold(0, |sum, size| sum.saturating_add(*size));
+        let most = (total / BLOCK / segment / 2).min(u64::from((u32::MAX - 1) / segment_blocks));
+        let (mut low, mut high) = (least, most.max(least));
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            match fits(middle) {
+                true => low = middle,
+                false => high = middle - 1,
+            }
+        }
+        let mut counts = counts(low);
+        let mut spare = counts.iter().sum::<u64>().saturating_sub(2 * low);
+        for count in counts.iter_mut().rev() {
+            let less = spare.min(*count - 1);
+            *count -= less;
+            spare -= less;
+        }
+        let segment_start = segment_start_for(low, segment);
+        let layout = Layout {
+            device_blocks: segment_start + low * segment,
+            segment_blocks,
+            summary_blocks: summary_blocks_for(segment_blocks),
+            checkpoint_start: FIXED_END,
+            checkpoint_blocks: segment_start - FIXED_END,
+            segment_start,
+            segment_count: low as u32,
+            added: Added::default(),
+        };
+        layout.check().map_err(|e| (0, e))?;
+        let extents = sizes.iter().zip(counts).enumerate();
+        let extents = extents.map(|(place, (bytes, count))| Extent {
+            blocks: bytes / BLOCK,
+            segment_start: start(place, low),
+            segments: count as u32,
+            gap: 0,
+        });
+        Ok((layout, extents.collect()))
+    }
+
     /// First block of the segments on a device that is not the first of its pool: what lies before is kept free
     /// but for the superblocks.
     pub fn other_start(segment_blocks: u32) -> u64 {

@@ -20,11 +20,13 @@ pub const FORMAT_MAJOR: u16 = 1;
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
 pub const INCOMPAT_KNOWN: u64 =
-    INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_CHANGED | INCOMPAT_ORDER;
+    INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_TWICE | INCOMPAT_CHANGED | INCOMPAT_ORDER;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// The pool has several [devices](crate::devices).
 pub const INCOMPAT_DEVICES: u64 = 1 << 3;
+/// Everything is on two of its devices.
+pub const INCOMPAT_TWICE: u64 = 1 << 4;
 /// A device has gone, so that not all numbers of segments are of one; or this device is half on its way into the pool
 /// or out of it ([`Part`]).
 pub const INCOMPAT_CHANGED: u64 = 1 << 5;
@@ -94,6 +96,8 @@ pub struct Superblock {
     pub part: Part,
     /// The device whose place it took or is to take, or which has taken its place; nil if there is none.
     pub peer: Uuid,
+    /// Of a pool that keeps everything twice: bit `n` says that device `n` is lost, and nothing on it counts.
+    pub lost: u64,
     /// Features a reader must know, else it must not open the pool.
     pub incompat: u64,
     /// Features a reader may ignore.
@@ -139,6 +143,7 @@ impl Superblock {
             next_stamp: 0,
             part: Part::Member,
             peer: Uuid::nil(),
+            lost: 0,
             incompat: 0,
             compat: 0,
             ro_compat: 0,
@@ -205,6 +210,7 @@ impl Superblock {
         put(out, 312, &self.next_stamp.to_le_bytes());
         put(out, 1344, &self.layout.added.segments.to_le_bytes());
         put(out, 1348, &self.layout.added.map_shift.to_le_bytes());
+        put(out, 1352, &self.lost.to_le_bytes());
         put_list(out, &self.devices);
         put(out, PEER_AT, self.peer.as_bytes());
         let crc = crc_with_hole(out, CRC_AT);
@@ -320,9 +326,16 @@ impl Superblock {
             ));
         }
         let device = Uuid::from_bytes(array_at(block, 72));
+        let twice = incompat & INCOMPAT_TWICE != 0;
+        if twice && (!several || incompat & INCOMPAT_CHANGED != 0) {
+            return Err(FormatError::damaged(
+                WHAT,
+                "it keeps everything twice on one device, or on devices that were changed",
+            ));
+        }
         let (mut devices, mut stamps) = (Vec::new(), [0, 0]);
         if several {
-            devices = list_at(block, device_count, &layout)
+            devices = list_at(block, device_count, &layout, twice)
                 .map_err(|why| FormatError::damaged(WHAT, why))?;
             if devices.get(usize::from(device_index)).map(|d| d.device) != Some(device) {
                 return Err(FormatError::damaged(
@@ -335,6 +348,14 @@ impl Superblock {
             stamps = [u64_at(block, 304), u64_at(block, 312)];
         }
         let [stamp, next_stamp] = stamps;
+        // Without the bit these bytes are not read.
+        let lost = if twice { u64_at(block, 1352) } else { 0 };
+        if lost.checked_shr(u32::from(device_count)).unwrap_or(0) != 0 {
+            return Err(FormatError::damaged(
+                WHAT,
+                "a device is lost that it does not have",
+            ));
+        }
         Ok(Superblock {
             copy,
             generation: u64_at(block, 24),
@@ -347,6 +368,7 @@ impl Superblock {
             next_stamp,
             part,
             peer: Uuid::from_bytes(array_at(block, PEER_AT)),
+            lost,
             incompat,
             compat: u64_at(block, 40),
             ro_compat: u64_at(block, 32),
@@ -398,7 +420,11 @@ impl Superblock {
     /// The copy *not* known to be good is written first, so that a torn write never hits the
     /// only good one; repeating a failed store keeps that rule.
     pub fn store(&mut self, media: &mut dyn Media) -> Result<(), FormatError> {
-        let needed = self.own_bytes();
+        // Where two carry it, `media` is all devices as one.
+        let needed = match self.is_twice() && self.device_index < 2 {
+            true => self.layout.device_blocks.saturating_mul(BLOCK),
+            false => self.own_bytes(),
+        };
         if media.len() < needed {
             return Err(FormatError::TruncatedDevice {
                 recorded: needed,

@@ -45,7 +45,7 @@ pub use proactor::{Backend, Event, Proactor, ProactorError, SendList, Wait};
 pub use remote::{Link, Remote};
 pub use shelf::Shelf;
 pub use spec::{OriginSpec, Source};
-pub use spread::{Joined, Spread};
+pub use spread::{Joined, Spread, Twice};
 pub use sys::{has_room, now_ns, prefetch};
 pub use targets::Targets;
 pub use wake::WakeHandle;

@@ -3,6 +3,7 @@
 
 use crate::BLOCK;
 use crate::buf::{Buf, BufSlice};
+use crate::spread::Spread;
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{channel, sync_channel};
@@ -28,6 +29,46 @@ pub trait Media: Send {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
     /// Makes completed writes durable.
     fn flush(&mut self) -> io::Result<()>;
+    /// Of several devices as one: where what lies.
+    fn spread(&self) -> Option<Spread> {
+        None
+    }
+    /// Where everything is there twice: what the half has that [`read_at`](Self::read_at) does not read. False: there is
+    /// none.
+    fn read_other(&mut self, _offset: u64, _data: &mut [u8]) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// Writes to that half alone, if there is one.
+    fn write_other(&mut self, _offset: u64, _data: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<M: Media + ?Sized> Media for &mut M {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(offset, data)
+    }
+    fn read_many(&mut self, reads: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        (**self).read_many(reads)
+    }
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        (**self).write_at(offset, data)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        (**self).flush()
+    }
+    fn spread(&self) -> Option<Spread> {
+        (**self).spread()
+    }
+    fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
+        (**self).read_other(offset, data)
+    }
+    fn write_other(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        (**self).write_other(offset, data)
+    }
 }
 
 /// A device in memory that keeps only blocks that are not zeros: for tests and measurements of what stands above.

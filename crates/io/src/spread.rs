@@ -4,11 +4,19 @@
 //! then those of the second, and so on. So the whole is the devices one behind the other, each device but the
 //! first without what lies before its segments. What lies at an offset is found by range, and a range of the
 //! whole that is one segment or a part of it lies on one device. With one device, offsets are what they were.
+//!
+//! A pool may keep everything twice ([`Spread::twice`]). Then the devices have twice as many segments as the log, and
+//! segment `n` of the log is segments `n` and `n + half of all` of the devices, its two *halves*, which never
+//! lie on the same one. What lies before the segments is on the first two devices, at the same places. So the log still
+//! speaks of one place, and which devices are there or lost is known here and nowhere else.
 
 use crate::media::Media;
+use crate::op::BLOCK;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// A device but the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +29,54 @@ struct Part {
     end: u64,
 }
 
+/// What makes a pool keep everything twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Twice {
+    /// Bytes of the whole before the segments.
+    pub front: u64,
+    /// Bytes of a segment.
+    pub segment: u64,
+    /// Where blocks are that differ between the first two devices, since they say whose they are ...
+    pub own: [u64; 2],
+    /// ... and what such a block is on the device with this place. `None`: it is none.
+    pub named: fn(&[u8], u16) -> Option<Vec<u8>>,
+    /// Bit `n`: device `n` is lost.
+    pub lost: u64,
+}
+
+/// The same, and which devices are lost by now: the clones of a [`Spread`] share that.
+#[derive(Debug)]
+struct Halves {
+    how: Twice,
+    /// From the first half of a segment to its second, in bytes of the devices one behind the other.
+    apart: u64,
+    lost: AtomicU64,
+    /// Of these, those of which that is durable.
+    noted: AtomicU64,
+    /// Failed where nobody could make them lost.
+    suspects: AtomicU64,
+    /// Which half is read first: one more or less is the other one of each segment.
+    turn: AtomicU64,
+}
+
 /// Where what lies. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Spread {
     /// Bytes of the whole up to which they lie on the first device; `u64::MAX` if there is no other.
     first: u64,
     rest: Arc<[Part]>,
     end: u64,
+    halves: Option<Arc<Halves>>,
 }
+
+impl PartialEq for Spread {
+    fn eq(&self, other: &Spread) -> bool {
+        let places = |s: &Spread| (s.first, s.end, s.apart(), s.lost());
+        places(self) == places(other) && self.rest == other.rest
+    }
+}
+
+impl Eq for Spread {}
 
 impl Spread {
     /// One device.
@@ -37,6 +85,7 @@ impl Spread {
             first: u64::MAX,
             rest: Arc::new([]),
             end: u64::MAX,
+            halves: None,
         }
     }
 
@@ -57,8 +106,201 @@ impl Spread {
         let rest: Arc<[Part]> = rest.collect();
         match rest.is_empty() {
             true => Spread::one(),
-            false => Spread { first, rest, end },
+            false => Spread {
+                first,
+                rest,
+                end,
+                halves: None,
+            },
         }
+    }
+
+    /// The same devices with everything on two of them.
+    pub fn twice(self, how: Twice) -> Spread {
+        let halves = Halves {
+            apart: self.end.saturating_sub(how.front) / 2,
+            lost: AtomicU64::new(how.lost),
+            noted: AtomicU64::new(how.lost),
+            suspects: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
+            how,
+        };
+        Spread {
+            halves: Some(Arc::new(halves)),
+            ..self
+        }
+    }
+
+    /// Is everything there twice, as long as no device is lost?
+    #[inline]
+    pub fn is_twice(&self) -> bool {
+        self.halves.is_some()
+    }
+
+    fn apart(&self) -> u64 {
+        self.halves.as_ref().map_or(0, |h| h.apart)
+    }
+
+    /// Bit `n`: device `n` is lost. Only where everything is there twice.
+    #[inline]
+    pub fn lost(&self) -> u64 {
+        let halves = self.halves.as_ref();
+        halves.map_or(0, |h| h.lost.load(Ordering::Acquire))
+    }
+
+    /// True if a device is not lost.
+    pub fn is_there(&self, device: u16) -> bool {
+        self.lost() & bit(device) == 0
+    }
+
+    /// A device is lost: nothing goes to it any more. False, and nothing has changed, if something would be gone with it.
+    pub fn lose(&self, device: u16) -> bool {
+        let Some(halves) = &self.halves else {
+            return false;
+        };
+        let lost = self.lost() | bit(device);
+        let whole = self.is_whole_without(lost);
+        if whole {
+            halves.lost.store(lost, Ordering::Release);
+        }
+        whole
+    }
+
+    /// It is durable which devices are lost.
+    pub fn note_lost(&self) {
+        if let Some(halves) = &self.halves {
+            halves.noted.fetch_or(self.lost(), Ordering::Release);
+        }
+    }
+
+    /// A device failed outside the data path.
+    pub fn note_suspect(&self, device: u16) {
+        if let Some(halves) = &self.halves {
+            halves.suspects.fetch_or(bit(device), Ordering::Release);
+        }
+    }
+
+    /// A device that failed outside the data path, and is not lost yet: whoever runs the log decides.
+    pub fn suspect(&self) -> Option<u16> {
+        let halves = self.halves.as_ref()?;
+        let suspects = halves.suspects.load(Ordering::Acquire) & !self.lost();
+        (suspects != 0).then_some(suspects.trailing_zeros() as u16)
+    }
+
+    /// From now on the other half of each segment is read, if both are there. False: there are none, or that was so
+    /// before.
+    pub fn turn(&self) -> bool {
+        let halves = self.halves.as_ref().filter(|_| self.lost() == 0);
+        halves.is_some_and(|h| h.turn.fetch_xor(1, Ordering::Relaxed) == 0)
+    }
+
+    /// Is there a half of everything on devices that are not in `lost`?
+    pub fn is_whole_without(&self, lost: u64) -> bool {
+        if lost == 0 {
+            return true;
+        }
+        let Some(halves) = &self.halves else {
+            return false;
+        };
+        if lost & 3 == 3 {
+            return false;
+        }
+        // Two devices hold two halves of one segment where their parts, one moved by half of all, overlap.
+        let gone = |n: &u16| lost & bit(*n) != 0;
+        let parts: Vec<Range<u64>> = (0..self.devices() as u16)
+            .filter(gone)
+            .filter_map(|n| self.range(n))
+            .map(|r| r.start.max(halves.how.front)..r.end)
+            .collect();
+        let meet = |a: &Range<u64>| {
+            let (start, end) = (a.start + halves.apart, a.end + halves.apart);
+            parts.iter().any(|b| start < b.end && b.start < end)
+        };
+        !parts.iter().any(meet)
+    }
+
+    /// Where the halves of what lies at an offset of the log are, whether or not their devices are there.
+    fn both(&self, halves: &Halves, offset: u64) -> [(u16, u64); 2] {
+        match offset < halves.how.front {
+            true => [(0, offset), (1, offset)],
+            false => [self.place(offset), self.place(offset + halves.apart)],
+        }
+    }
+
+    /// Where something is written: to both halves, if both are there.
+    pub fn halves(&self, offset: u64) -> impl Iterator<Item = (u16, u64)> {
+        let lost = self.lost();
+        let (first, second) = match &self.halves {
+            None => (self.place(offset), None),
+            Some(halves) => {
+                let [a, b] = self.both(halves, offset);
+                (a, Some(b))
+            }
+        };
+        let there = move |(device, _): &(u16, u64)| lost & bit(*device) == 0;
+        [Some(first), second].into_iter().flatten().filter(there)
+    }
+
+    /// Where something is read: of two halves by turns, segment by segment.
+    #[inline]
+    pub fn read_place(&self, offset: u64) -> (u16, u64) {
+        match &self.halves {
+            None => self.place(offset),
+            Some(halves) => self.half_to_read(halves, offset),
+        }
+    }
+
+    fn half_to_read(&self, halves: &Halves, offset: u64) -> (u16, u64) {
+        let [first, second] = self.both(halves, offset);
+        let behind = offset.checked_sub(halves.how.front);
+        let turn = behind.map_or(0, |at| {
+            (at / halves.how.segment.max(1) + halves.turn.load(Ordering::Relaxed)) % 2
+        });
+        let (one, other) = match turn {
+            0 => (first, second),
+            _ => (second, first),
+        };
+        match self.is_there(one.0) {
+            true => one,
+            false => other,
+        }
+    }
+
+    /// The other half of what was read on a device, if it is there.
+    pub fn other_half(&self, offset: u64, device: u16) -> Option<(u16, u64)> {
+        self.halves.as_ref()?;
+        self.halves(offset).find(|(n, _)| *n != device)
+    }
+
+    /// A block as it is to be written to one of the first two devices: one that says whose it is differs.
+    pub fn own_block(&self, offset: u64, data: &[u8], device: u16) -> Option<Vec<u8>> {
+        let how = &self.halves.as_ref()?.how;
+        let own = how.own.contains(&offset) && data.len() as u64 == BLOCK;
+        own.then(|| (how.named)(data, device)).flatten()
+    }
+
+    /// A range in pieces of which each has its halves on the same devices.
+    fn cut(&self, offset: u64, len: usize) -> Vec<(u64, Range<usize>)> {
+        let Some(halves) = &self.halves else {
+            return vec![(offset, 0..len)];
+        };
+        let (front, segment) = (halves.how.front, halves.how.segment.max(1));
+        let mut pieces = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let at = offset.saturating_add(done as u64);
+            let end = match at.checked_sub(front) {
+                None => front,
+                Some(behind) => {
+                    front.saturating_add((behind / segment + 1).saturating_mul(segment))
+                }
+            };
+            let left = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
+            let n = (len - done).min(left.max(1));
+            pieces.push((at, done..done + n));
+            done += n;
+        }
+        pieces
     }
 
     /// How many devices.
@@ -66,9 +308,9 @@ impl Spread {
         1 + self.rest.len()
     }
 
-    /// Bytes of the whole; of one device: as large as that is.
+    /// Bytes of the whole, each half once; of one device: as large as that is.
     pub fn len(&self) -> Option<u64> {
-        (!self.rest.is_empty()).then_some(self.end)
+        (!self.rest.is_empty()).then_some(self.end - self.apart())
     }
 
     /// It is never empty: there is a first device.
@@ -106,8 +348,17 @@ impl Spread {
             None => 0,
             Some(i) => self.rest.get(i)?.from,
         };
-        let at = range.start.checked_add(offset.checked_sub(from)?)?;
-        (at < range.end).then_some(at)
+        let Some(at) = offset.checked_sub(from) else {
+            // Before its segments the second device has what the first has there.
+            let front = self.halves.as_ref().map_or(0, |h| h.how.front);
+            return (device == 1 && offset < front).then_some(offset);
+        };
+        let at = range.start.checked_add(at)?;
+        let first_half = |at: u64| match &self.halves {
+            Some(h) if at >= h.how.front + h.apart => at - h.apart,
+            _ => at,
+        };
+        (at < range.end).then(|| first_half(at))
     }
 
     /// What of the whole lies on a device.
@@ -139,31 +390,101 @@ impl Spread {
     }
 }
 
+/// The bit of a device among those that are lost.
+fn bit(device: u16) -> u64 {
+    1u64.checked_shl(u32::from(device)).unwrap_or(0)
+}
+
 /// Devices as one, for what happens outside the data path.
 ///
 /// A flush is one of each device. So what is assumed of the medium ([`Media::flush`]) holds of the whole if it
 /// holds of each: what was written before a flush began is durable when it has ended, on whichever it lies.
+///
+/// Where everything is there twice, both halves are written, and a half that cannot be read is read from the other
+/// device. One that is lost is left alone.
+///
+/// Of a device that fails to be written, and without which everything is there all the same, it depends on who uses
+/// this ([`waiting`](Self::waiting)): whoever opens or closes the pool goes on without it, and says in the superblock that
+/// it is lost before anything rests on that.
 #[derive(Clone, Debug)]
 pub struct Joined<M> {
     spread: Spread,
     devices: Vec<M>,
+    waits: bool,
 }
 
 impl<M: Media> Joined<M> {
-    /// `devices` in their order; as many as `spread` says.
+    /// `devices` in their order; as many as `spread` says. What stands in the place of a lost one is not used.
     pub fn new(spread: Spread, devices: Vec<M>) -> Joined<M> {
         debug_assert_eq!(spread.devices(), devices.len());
-        Joined { spread, devices }
+        Joined {
+            spread,
+            devices,
+            waits: false,
+        }
     }
 
-    fn device(&mut self, n: usize) -> io::Result<&mut M> {
+    /// The same while somebody else runs the log: a device that fails is lost when that one says so, which is waited
+    /// for, as nothing may be told before.
+    pub fn waiting(self) -> Joined<M> {
+        Joined {
+            waits: true,
+            ..self
+        }
+    }
+
+    /// One device failed to do what changes something: goes on without it, if that can be.
+    fn failed(&self, device: u16, error: io::Error) -> io::Result<()> {
+        let Some(halves) = &self.spread.halves else {
+            return Err(error);
+        };
+        // It may be lost already, since this began.
+        if !self
+            .spread
+            .is_whole_without(self.spread.lost() | bit(device))
+        {
+            return Err(error);
+        }
+        if !self.waits {
+            return match self.spread.lose(device) {
+                true => Ok(()),
+                false => Err(error),
+            };
+        }
+        self.spread.note_suspect(device);
+        let until = Instant::now() + LOSS_TIME;
+        while halves.noted.load(Ordering::Acquire) & bit(device) == 0 {
+            if Instant::now() >= until {
+                return Err(error);
+            }
+            std::thread::sleep(LOSS_POLL);
+        }
+        Ok(())
+    }
+
+    /// One of them.
+    pub fn device(&mut self, n: usize) -> io::Result<&mut M> {
         let none = || io::Error::new(io::ErrorKind::NotFound, "a flash device is missing");
         self.devices.get_mut(n).ok_or_else(none)
+    }
+
+    /// Reads what lies within one segment, or before all of them, from either half.
+    fn read_half(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let (device, at) = self.spread.read_place(offset);
+        let read = self.device(usize::from(device))?.read_at(at, data);
+        match (read, self.spread.other_half(offset, device)) {
+            (Err(_), Some((other, at))) => self.device(usize::from(other))?.read_at(at, data),
+            (read, _) => read,
+        }
     }
 }
 
 impl<M: Media> Media for Joined<M> {
     fn len(&self) -> u64 {
+        if self.spread.is_twice() {
+            let largest = self.devices.iter().map(M::len).max();
+            return largest.unwrap_or(0).max(self.spread.end);
+        }
         match (self.spread.len(), self.devices.first()) {
             (Some(len), Some(first)) => len.max(first.len()),
             (_, Some(first)) => first.len(),
@@ -172,6 +493,13 @@ impl<M: Media> Media for Joined<M> {
     }
 
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        if self.spread.is_twice() {
+            for (at, range) in self.spread.cut(offset, data.len()) {
+                let part = data.get_mut(range).unwrap_or_default();
+                self.read_half(at, part)?;
+            }
+            return Ok(());
+        }
         for (device, at, range) in self.spread.pieces(offset, data.len()) {
             let part = data.get_mut(range).unwrap_or_default();
             self.device(device)?.read_at(at, part)?;
@@ -184,7 +512,16 @@ impl<M: Media> Media for Joined<M> {
             self.devices.iter().map(|_| Vec::new()).collect();
         for (offset, data) in reads.iter_mut() {
             let mut left: &mut [u8] = data;
-            for (device, at, range) in self.spread.pieces(*offset, left.len()) {
+            let places = match self.spread.is_twice() {
+                true => (self.spread.cut(*offset, left.len()).into_iter())
+                    .map(|(at, range)| {
+                        let (device, at) = self.spread.read_place(at);
+                        (usize::from(device), at, range)
+                    })
+                    .collect(),
+                false => self.spread.pieces(*offset, left.len()),
+            };
+            for (device, at, range) in places {
                 let (part, rest) = left.split_at_mut(range.len());
                 left = rest;
                 if let Some(list) = by_device.get_mut(device) {
@@ -215,6 +552,19 @@ impl<M: Media> Media for Joined<M> {
     }
 
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if self.spread.is_twice() {
+            for (whole, range) in self.spread.cut(offset, data.len()) {
+                let part = data.get(range).unwrap_or_default();
+                let spread = self.spread.clone();
+                for (device, at) in spread.halves(whole) {
+                    let own = spread.own_block(whole, part, device);
+                    let part = own.as_deref().unwrap_or(part);
+                    let written = self.device(usize::from(device))?.write_at(at, part);
+                    written.or_else(|e| self.failed(device, e))?;
+                }
+            }
+            return Ok(());
+        }
         for (device, at, range) in self.spread.pieces(offset, data.len()) {
             let part = data.get(range).unwrap_or_default();
             self.device(device)?.write_at(at, part)?;
@@ -223,10 +573,49 @@ impl<M: Media> Media for Joined<M> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.devices.iter_mut().try_for_each(M::flush)
+        for n in 0..self.devices.len() as u16 {
+            if self.spread.is_there(n) {
+                let flushed = self.device(usize::from(n))?.flush();
+                flushed.or_else(|e| self.failed(n, e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spread(&self) -> Option<Spread> {
+        Some(self.spread.clone())
+    }
+
+    fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
+        let spread = self.spread.clone();
+        for (whole, range) in spread.cut(offset, data.len()) {
+            let (device, _) = spread.read_place(whole);
+            let Some((other, at)) = spread.other_half(whole, device) else {
+                return Ok(false);
+            };
+            let part = data.get_mut(range).unwrap_or_default();
+            self.device(usize::from(other))?.read_at(at, part)?;
+        }
+        Ok(true)
+    }
+
+    fn write_other(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let spread = self.spread.clone();
+        for (whole, range) in spread.cut(offset, data.len()) {
+            let (device, _) = spread.read_place(whole);
+            if let Some((other, at)) = spread.other_half(whole, device) {
+                let part = data.get(range).unwrap_or_default();
+                let written = self.device(usize::from(other))?.write_at(at, part);
+                written.or_else(|e| self.failed(other, e))?;
+            }
+        }
+        Ok(())
     }
 }
 
+/// How long it is waited that a device which failed is said to be lost, and how often that is looked at.
+const LOSS_TIME: Duration = Duration::from_secs(10);
+const LOSS_POLL: Duration = Duration::from_millis(2);
 /// Devices read at once while a pool is opened; more are read by turns.
 const DEVICE_READERS: usize = 8;
 
@@ -305,5 +694,79 @@ mod tests {
                 .unwrap();
             assert_eq!(block, [want; 4096], "block {at} of device {device}");
         }
+    }
+
+    /// Two devices of four segments of two blocks, behind two blocks that both have.
+    fn mirrored(lost: u64) -> Spread {
+        let named = |data: &[u8], place: u16| {
+            let mut named = data.to_vec();
+            named[0] = place as u8;
+            Some(named)
+        };
+        Spread::over(10 * 4096, [(2 * 4096, 8 * 4096)]).twice(Twice {
+            front: 2 * 4096,
+            segment: 2 * 4096,
+            own: [0, u64::MAX],
+            named,
+            lost,
+        })
+    }
+
+    #[test]
+    fn everything_is_on_two_devices_and_is_read_from_what_is_there() {
+        let device = || Sparse::new(10 * 4096);
+        let spread = mirrored(0);
+        let mut joined = Joined::new(spread.clone(), vec![device(), device()]);
+        let data: Vec<u8> = (0..10 * 4096u32).map(|i| (i / 4096) as u8 + 1).collect();
+        joined.write_at(0, &data[..4096]).unwrap();
+        joined.write_at(4096, &data[4096..]).unwrap();
+        let mut block = [0; 4096];
+        for n in 0..2usize {
+            for at in 1..10u64 {
+                joined.devices[n].read_at(at * 4096, &mut block).unwrap();
+                assert_eq!(block, [at as u8 + 1; 4096], "block {at} of device {n}");
+            }
+            assert_eq!(spread.whole(n as u16, 4096), Some(4096));
+            assert_eq!(spread.whole(n as u16, 5 * 4096), Some(5 * 4096));
+        }
+        // The block that says whose it is.
+        for n in 0..2u8 {
+            joined.devices[usize::from(n)]
+                .read_at(0, &mut block)
+                .unwrap();
+            assert_eq!((block[0], block[1]), (n, 1));
+        }
+        // Segments are read by turns.
+        assert_eq!(spread.read_place(2 * 4096), (0, 2 * 4096));
+        assert_eq!(spread.read_place(4 * 4096), (1, 4 * 4096));
+        assert!(spread.lose(0));
+        assert_eq!(spread.read_place(2 * 4096), (1, 2 * 4096));
+        assert!(!spread.lose(1), "nothing would be left");
+        assert_eq!(spread.lost(), 1);
+        joined.write_at(3 * 4096, &[77; 4096]).unwrap();
+        joined.devices[0].read_at(3 * 4096, &mut block).unwrap();
+        assert_eq!(block, [4; 4096], "a lost device is left alone");
+        let mut back = vec![0; 9 * 4096];
+        joined.read_at(4096, &mut back).unwrap();
+        let mut want = data[4096..].to_vec();
+        want[2 * 4096..3 * 4096].fill(77);
+        assert_eq!(back, want);
+    }
+
+    #[test]
+    fn halves_can_be_told_apart_and_made_the_same() {
+        let device = || Sparse::new(10 * 4096);
+        let mut joined = Joined::new(mirrored(0), vec![device(), device()]);
+        joined.write_at(4 * 4096, &[9; 8192]).unwrap();
+        // This segment is read from the second.
+        joined.devices[0].write_at(5 * 4096, &[3; 4096]).unwrap();
+        let mut back = vec![0; 8192];
+        assert!(joined.read_other(4 * 4096, &mut back).unwrap());
+        assert_eq!((back[0], back[4096]), (9, 3));
+        joined.write_other(5 * 4096, &[9; 4096]).unwrap();
+        assert!(joined.read_other(4 * 4096, &mut back).unwrap());
+        assert_eq!(back, vec![9; 8192]);
+        let mut alone = Joined::new(mirrored(2), vec![device(), device()]);
+        assert!(!alone.read_other(4 * 4096, &mut back).unwrap());
     }
 }

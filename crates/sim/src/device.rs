@@ -144,6 +144,7 @@ pub struct SimDevice {
     pub(crate) seq: u64,
     ops: u64,
     dead: bool,
+    doom: Option<u64>,
     pub(crate) rng: Prng,
 }
 
@@ -173,6 +174,7 @@ impl SimDevice {
             seq: 0,
             ops: 0,
             dead: false,
+            doom: None,
             rng,
         }
     }
@@ -194,9 +196,23 @@ impl SimDevice {
         self.dead = true;
     }
 
+    /// It dies when so many writes and flushes more were made to it by who opens or closes the pool.
+    pub fn dies_after(&mut self, steps: Option<u64>) {
+        self.doom = steps;
+    }
+
+    /// One of them.
+    pub(crate) fn doom(&mut self) {
+        match &mut self.doom {
+            None => {}
+            Some(0) => self.dead = true,
+            Some(steps) => *steps -= 1,
+        }
+    }
+
     /// The device answers again, with what it has.
     pub fn revive(&mut self) {
-        self.dead = false;
+        (self.dead, self.doom) = (false, None);
     }
 
     /// True after [`kill`](Self::kill).

@@ -14,15 +14,48 @@ use std::ops::Range;
 pub(crate) struct Flashes {
     devices: Vec<SimDevice>,
     spread: Spread,
+    /// Everything is there twice, so the trouble is all this one's.
+    victim: Option<usize>,
     rng: Prng,
 }
 
 impl Flashes {
-    pub fn new(devices: Vec<SimDevice>, rng: Prng) -> Flashes {
+    pub fn new(devices: Vec<SimDevice>, twice: bool, mut rng: Prng) -> Flashes {
+        let victim = twice.then(|| rng.below(devices.len() as u64) as usize);
         Flashes {
             devices,
             spread: Spread::one(),
+            victim,
             rng,
+        }
+    }
+
+    /// Everything is on two of them.
+    pub fn are_twice(&self) -> bool {
+        self.victim.is_some()
+    }
+
+    /// Where everything is there twice: before a start one device may be gone, or back as it was when it died, or about to
+    /// die.
+    pub fn comes_or_goes(&mut self, revival: u64) -> Option<&'static str> {
+        let (rng, victim) = (&mut self.rng, self.victim?);
+        let device = self.devices.get_mut(victim)?;
+        if device.is_dead() {
+            return rng.chance(revival, 100).then(|| {
+                device.revive();
+                "one flash device is back"
+            });
+        }
+        match rng.below(8) {
+            0 => {
+                device.kill();
+                Some("one flash device is missing")
+            }
+            1 => {
+                device.dies_after(Some(rng.below(40)));
+                Some("one flash device is about to die")
+            }
+            _ => None,
         }
     }
 
@@ -86,7 +119,7 @@ impl Flashes {
 
     /// Any of them is: then the log is not served.
     pub fn is_dead(&self) -> bool {
-        self.devices.iter().any(SimDevice::is_dead)
+        !self.are_twice() && self.devices.iter().any(SimDevice::is_dead)
     }
 
     /// One of them dies.
@@ -117,6 +150,7 @@ impl Flashes {
     fn some(&mut self) -> Option<&mut SimDevice> {
         let n = match self.devices.len() as u64 {
             0 | 1 => 0,
+            _ if self.are_twice() => self.victim.unwrap_or(0) as u64,
             several => self.rng.below(several),
         };
         self.devices.get_mut(n as usize)
@@ -125,6 +159,9 @@ impl Flashes {
     /// How each fails from now on. Places are bytes of the log.
     pub fn set_faults(&mut self, faults: &Faults) {
         for (n, device) in (0..).zip(&mut self.devices) {
+            if self.victim.is_some_and(|victim| victim != usize::from(n)) {
+                continue;
+            }
             let here = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {
                 let here = ranges.iter().filter_map(|r| {
                     let (device, at) = self.spread.place(r.start);
@@ -169,7 +206,7 @@ impl Flashes {
     }
 
     fn place(&self, index: usize) -> (usize, usize) {
-        let (device, at) = self.spread.place(index as u64 * BLOCK as u64);
+        let (device, at) = self.spread.read_place(index as u64 * BLOCK as u64);
         (usize::from(device), (at / BLOCK as u64) as usize)
     }
 

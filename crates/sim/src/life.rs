@@ -107,11 +107,11 @@ impl World<'_> {
 
     /// Makes a pool of the flash, which is blank.
     fn format(&mut self) -> Outcome {
-        let shape = self.shape;
+        let (shape, twice) = (self.shape, self.profile.twice);
         let (mut media, _) = self.flash.media(None);
         let formatted = match media.as_mut_slice() {
             [one] => self.maker.format(one, shape),
-            several => self.maker.format_several(several, shape),
+            several => self.maker.format_several(several, shape, twice),
         };
         formatted.map_err(|e| format!("format failed: {e}"))?;
         self.check_media()?;

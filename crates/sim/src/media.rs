@@ -98,6 +98,10 @@ impl<'a> SimMedia<'a> {
     }
 
     fn spend(&mut self) -> io::Result<bool> {
+        self.device.doom();
+        if self.device.is_dead() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         self.meter.spend()
     }
 }

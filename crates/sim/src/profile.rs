@@ -82,6 +82,8 @@ pub struct Profile {
     pub flash_lost: u64,
     /// Of 100 starts, before how many they are changed.
     pub reshape: u64,
+    /// The pool keeps everything twice, and one device, always the same, gets all the trouble: no guest may notice.
+    pub twice: bool,
 }
 
 /// No trouble.
@@ -122,10 +124,11 @@ pub(crate) const CALM: Profile = Profile {
     leg_trouble: 0,
     flash_lost: 0,
     reshape: 0,
+    twice: false,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 34] = [
+pub const PROFILES: [Profile; 37] = [
     CALM,
     Profile {
         name: "restart",
@@ -561,10 +564,57 @@ pub const PROFILES: [Profile; 34] = [
         ordered: true,
         ..CALM
     },
+    Profile {
+        name: "twice",
+        about: "two to four flash devices that hold everything twice, and crashes (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 85,
+        change: 8,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
+        devices: (2, 4),
+        twice: true,
+        ..CALM
+    },
+    Profile {
+        name: "twice-fail",
+        about: "the same, and one of them fails, hangs, dies at any moment and comes back old (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        homes: [6, 1, 0],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 70,
+        flash_read_eio: 40,
+        flash_write_eio: 20,
+        slow: 40,
+        flash_death: true,
+        change: 6,
+        trouble: 30,
+        call_off: 10,
+        revival: 60,
+        devices: (2, 4),
+        twice: true,
+        ..CALM
+    },
+    Profile {
+        name: "twice-rot",
+        about: "the same, and blocks of one half rot (not part of mixed)",
+        lives: (1, 4),
+        requests: (40, 200),
+        crash: 0,
+        rot: 25,
+        heavy: 50,
+        devices: (2, 3),
+        twice: true,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
-    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0, 0, 4, 5, 4,
+    6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0, 0, 4, 5, 4, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

@@ -8,10 +8,10 @@ use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginS
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, Upto};
 use hearth_format::change::{self, Newcomer};
-use hearth_format::devices::judge;
+use hearth_format::devices::{judge, judge_twice};
 use hearth_format::superblock::PoolState;
 use hearth_format::{DeviceEntry, Layout, Members, Superblock, Uuid};
-use hearth_io::{BLOCK, IoDone, Media, Spread};
+use hearth_io::{BLOCK, IoDone, Joined, Media, Spread};
 use hearth_policy::{Budget, EXPERTS};
 
 /// Makes real engines, whole or with one deliberate fault.
@@ -24,17 +24,21 @@ pub struct Real {
     ignore_since: bool,
     /// How mirrors are broken.
     legs: LegFault,
+    /// A device that the pool went on without is believed when it is back.
+    believe_lost: bool,
 }
 
-/// Name of the one deliberate fault that is not the engine's but its caller's.
+/// Names of the deliberate faults that are not the engine's but its caller's.
 pub const IGNORE_SINCE: &str = "IgnoreSinceSeq";
+/// See [`IGNORE_SINCE`].
+pub const BELIEVE_LOST: &str = "BelieveLostDevice";
 
 /// Names of the deliberate faults.
 pub fn fault_names() -> Vec<String> {
     let engine = Fault::all().map(|f| format!("{f:?}"));
     let legs = leg_faults().into_iter().map(|(name, _)| name);
     engine
-        .chain([IGNORE_SINCE.to_string()])
+        .chain([IGNORE_SINCE.to_string(), BELIEVE_LOST.to_string()])
         .chain(legs)
         .collect()
 }
@@ -56,6 +60,12 @@ impl Real {
         if name.eq_ignore_ascii_case(IGNORE_SINCE) {
             return Ok(Real {
                 ignore_since: true,
+                ..Real::default()
+            });
+        }
+        if name.eq_ignore_ascii_case(BELIEVE_LOST) {
+            return Ok(Real {
+                believe_lost: true,
                 ..Real::default()
             });
         }
@@ -146,33 +156,54 @@ impl Maker for Real {
             .map_err(|e| e.to_string())
     }
 
-    fn format_several(&self, devices: &mut [SimMedia<'_>], shape: Shape) -> Result<(), String> {
+    fn format_several(
+        &self,
+        devices: &mut [SimMedia<'_>],
+        shape: Shape,
+        twice: bool,
+    ) -> Result<(), String> {
         let mut rng = Prng::new(shape.seed ^ 0x0F0F);
         let mut uuid = || {
             let (a, b) = (rng.next_u64(), rng.next_u64());
             Uuid::from_u128((u128::from(a) << 64) | u128::from(b))
         };
         let sizes: Vec<u64> = devices.iter().map(|d| d.len()).collect();
-        let (layout, extents) = Layout::for_devices(&sizes, shape.segment_blocks)
-            .map_err(|(place, e)| format!("device {place}: {e}"))?;
+        let laid_out = match twice {
+            true => Layout::for_twice(&sizes, shape.segment_blocks),
+            false => Layout::for_devices(&sizes, shape.segment_blocks),
+        };
+        let (layout, extents) = laid_out.map_err(|(place, e)| format!("device {place}: {e}"))?;
         let entries = extents.into_iter().map(|extent| DeviceEntry {
             device: uuid(),
             extent,
         });
         let entries: Vec<DeviceEntry> = entries.collect();
         let mut lead = Superblock::new(layout, uuid(), entries[0].device, "simulated", 0);
-        lead.set_devices(layout, entries);
+        match twice {
+            true => lead.set_twice(layout, entries),
+            false => lead.set_devices(layout, entries),
+        }
         lead.stamp = 1;
-        for (media, place) in devices.iter_mut().zip(0..).skip(1) {
+        for (media, place) in devices.iter_mut().zip(0..).skip(if twice { 2 } else { 1 }) {
             let mut sb = lead.for_member(place, lead.devices[usize::from(place)].device, 0);
             sb.store(media).map_err(|e| e.to_string())?;
         }
-        lead.store(&mut devices[0]).map_err(|e| e.to_string())
+        let stored = match twice {
+            true => {
+                let devices = devices.iter_mut().collect();
+                lead.store(&mut Joined::new(lead.spread(), devices))
+            }
+            false => lead.store(&mut devices[0]),
+        };
+        stored.map_err(|e| e.to_string())
     }
 
     fn join(&self, devices: &mut [SimMedia<'_>]) -> Result<Spread, String> {
         let found: Result<Vec<Superblock>, _> =
             devices.iter_mut().map(|d| Superblock::load(d)).collect();
+        if let Some(spread) = self.join_twice(devices)? {
+            return Ok(spread);
+        }
         let mut found = found.map_err(|e| e.to_string())?;
         let order = judge(&found).map_err(|e| format!("{e:?}"))?;
         if order.iter().enumerate().any(|(at, i)| at != *i) {
@@ -266,6 +297,42 @@ impl Maker for Real {
             uncounted: self.uncounted,
             dropped: report.dropped,
         }))
+    }
+}
+
+impl Real {
+    /// The same where everything is there twice: as far as that is there.
+    fn join_twice(&self, devices: &mut [SimMedia<'_>]) -> Result<Option<Spread>, String> {
+        let each = devices.iter_mut().map(|d| Superblock::load(d).ok());
+        let mut found: Vec<Superblock> = each.flatten().collect();
+        if !found.iter().any(Superblock::is_twice) {
+            return Ok(None);
+        }
+        if self.believe_lost {
+            let stamp = found.iter().map(|sb| sb.stamp).max().unwrap_or(0);
+            for sb in &mut found {
+                (sb.lost, sb.stamp, sb.next_stamp) = (0, stamp, 0);
+            }
+        }
+        let together = judge_twice(&found).map_err(|e| {
+            let said = |sb: &Superblock| {
+                (
+                    sb.device_index,
+                    sb.generation,
+                    sb.stamp,
+                    sb.next_stamp,
+                    sb.lost,
+                )
+            };
+            let said: Vec<_> = found.iter().map(said).collect();
+            format!("{e:?}; place, generation, stamps and who is lost: {said:?}")
+        })?;
+        let (mut members, mut lead) = (together.members(&found), together.lead);
+        let spread = lead.spread();
+        let mut joined = Joined::new(spread.clone(), devices.iter_mut().collect());
+        let stamped = members.stamp_twice(&mut lead, &mut joined);
+        stamped.map_err(|e| e.to_string())?;
+        Ok(Some(spread))
     }
 }
 

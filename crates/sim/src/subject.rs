@@ -162,8 +162,13 @@ pub trait Maker: Sync {
     }
     /// Prepares an empty device.
     fn format(&self, media: &mut dyn Media, shape: Shape) -> Result<(), String>;
-    /// Prepares several empty devices as one pool.
-    fn format_several(&self, _devices: &mut [SimMedia<'_>], _shape: Shape) -> Result<(), String> {
+    /// Prepares several empty devices as one pool, which may keep everything `twice`.
+    fn format_several(
+        &self,
+        _devices: &mut [SimMedia<'_>],
+        _shape: Shape,
+        _twice: bool,
+    ) -> Result<(), String> {
         Err("this subject knows one device only".into())
     }
     /// Looks at formatted devices before they are opened, and does what has to be done to several: says where

@@ -278,7 +278,11 @@ impl<'a> World<'a> {
         let mut flashes = vec![flash];
         for n in 1..=others {
             let segments = *rng.pick(&[8, 8, 9, 12, 20]);
-            let bytes = OTHER_FIXED_BYTES + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+            let fixed = match profile.twice {
+                true => FIXED_BYTES,
+                false => OTHER_FIXED_BYTES,
+            };
+            let bytes = fixed + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
             let mut device = SimDevice::new(
                 Target::Flash(n as u16),
                 bytes,
@@ -307,13 +311,14 @@ impl<'a> World<'a> {
             true => Some(segments * 251 * rng.between(60, 180) / 100 / disks),
             false => None,
         };
+        let flash = Flashes::new(flashes, profile.twice, flash_rng);
         let mut world = World {
             maker,
             profile,
             clock: Clock::new(seed),
             model: Model::new(),
             shape,
-            flash: Flashes::new(flashes, flash_rng),
+            flash,
             slow_flash: slow_flash(seed, others),
             disks: Vec::new(),
             known: Vec::new(),

@@ -9,7 +9,7 @@ mod grown;
 mod judge;
 
 use hearth_engine::faults::{Fault, Faults};
-use hearth_sim::real::{IGNORE_SINCE, Real, leg_faults};
+use hearth_sim::real::{BELIEVE_LOST, IGNORE_SINCE, Real, leg_faults};
 use hearth_sim::runner::{catches, first_failure, run_seed};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +25,14 @@ fn a_registry_that_forgets_since_when_a_disk_exists_is_caught() {
     let maker = Real::broken(IGNORE_SINCE).expect("it needs no feature");
     let found = first_failure(0, SEEDS_MAX, "change", &maker).expect("caught");
     assert!(run_seed(found.seed, "change", &Real::default()).is_ok());
+}
+
+/// Also where it is back in the very next run, with a log that only ends earlier.
+#[test]
+fn a_device_that_is_believed_although_the_pool_went_on_without_it_is_caught() {
+    let maker = Real::broken(BELIEVE_LOST).expect("it needs no feature");
+    let found = first_failure(0, SEEDS_MAX, "twice-fail", &maker).expect("caught");
+    assert!(run_seed(found.seed, "twice-fail", &Real::default()).is_ok());
 }
 
 /// The profile in which a fault shows soonest.
@@ -70,6 +78,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::OrderToldEarly
         | Fault::FuaEndsNothing => "ordered",
         Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
+        Fault::SecondHalfUnflushed => "twice-fail",
         _ => "mixed",
     }
 }

@@ -361,3 +361,76 @@ fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Re
         .check_file(&origin)
         .with_context(|| format!("SEED={seed}"))
 }
+/// With two copies either device may vanish while it is used, and its old state may come back: no guest notices, and
+/// nothing is lost.
+#[test]
+fn with_two_copies_either_device_may_vanish() -> Result<()> {
+    for victim in [0, 1] {
+        vanishes(victim).with_context(|| format!("device {}", victim + 1))?;
+    }
+    Ok(())
+}
+
+fn is_lost(hearth: &Hearth, device: usize) -> Result<bool> {
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    ensure!(
+        pool["dirty_copies"] == 2 && pool["state"] == "serving",
+        "{pool}"
+    );
+    let lost = |n: usize| pool["devices"][n]["lost"] == true;
+    ensure!(!lost(1 - device), "the other one is lost: {pool}");
+    Ok(lost(device))
+}
+
+fn vanishes(victim: usize) -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let second = hearth.dir().join("second.img");
+    let (a, b) = (path(hearth.flash()).to_owned(), path(&second).to_owned());
+    let create = ["pool", "create", "--dirty-copies", "2", "--flash"];
+    let rest = [a.as_str(), "--flash", &b, "--size", "64M"];
+    hearth.ok(&[create.as_slice(), &rest].concat())?;
+    hearth.serve_args = vec!["--flash".into(), b.clone()];
+    hearth.start()?;
+    let origin = blank(&hearth, "o.img")?;
+    hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
+    let mut writer = Writer::new(victim as u64 + 1);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, Duration::from_millis(200), || Ok(()))?;
+    writer.flush(&mut client)?;
+    ensure!(!is_lost(&hearth, victim)?, "a device is lost too early");
+
+    let gone = PathBuf::from([&a, &b][victim]);
+    let old = hearth.dir().join("old.img");
+    std::fs::copy(&gone, &old)?;
+    std::fs::remove_file(&gone)?;
+    wait::until("the device is lost", LIMIT, || {
+        is_lost(&hearth, victim)
+            .is_ok_and(|lost| lost)
+            .then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    // The same connection goes on.
+    writer.load(&mut client, Duration::from_millis(200), || Ok(()))?;
+    writer.flush(&mut client)?;
+    writer.check(&mut client)?;
+    drop(client);
+    let shown = hearth.ok(&["pool", "show"])?;
+    ensure!(
+        shown.contains("2, and 1 now") && shown.contains("LOST"),
+        "{shown}"
+    );
+
+    let restarted = |hearth: &mut Hearth, writer: &mut Writer| -> Result<()> {
+        hearth.kill9()?;
+        hearth.start().with_context(|| hearth.log())?;
+        ensure!(is_lost(hearth, victim)?, "what is gone, or old, is used");
+        let mut client = hearth.connect("d")?;
+        writer.check(&mut client)?;
+        writer.check_stable(&mut client)
+    };
+    restarted(&mut hearth, &mut writer).context("without it")?;
+    std::fs::copy(&old, &gone)?;
+    restarted(&mut hearth, &mut writer).context("with what it was once")?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer.check_file(&origin)
+}

@@ -12,7 +12,8 @@ pub enum Pool {
     #[command(
         after_help = "Example:\n  hearth pool create --flash /dev/nvme0n1p4\n  \
         hearth pool create --flash /var/lib/hearth/flash --size 100G --label vmhost7\n  \
-        hearth pool create --flash /dev/nvme0n1p4 --flash /dev/nvme1n1"
+        hearth pool create --flash /dev/nvme0n1p4 --flash /dev/nvme1n1\n  \
+        hearth pool create --dirty-copies 2 --flash /dev/nvme0n1p4 --flash /dev/nvme1n1"
     )]
     Create(PoolCreate),
     /// Show a pool: on flash, or the one being served
@@ -70,6 +71,9 @@ pub struct PoolCreate {
     /// A name for the pool, for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub label: String,
+    /// On how many flash devices everything is: with 2, any one of them may die and nothing is lost
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub dirty_copies: u8,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -88,6 +88,7 @@ fn carry_out(
         size: device.and_then(|d| d.size).map(|s| s.0),
         quick: device.is_some_and(|d| d.quick),
         force: device.is_some_and(|d| d.force),
+        twice: false,
         label: String::new(),
     };
     let mut notices = Vec::new();

@@ -641,6 +641,9 @@ pub struct PoolInfo {
     /// What of the pool is on which of them, in the same order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<PoolDevice>,
+    /// On how many devices everything is that is on flash, as long as none is lost: 1 or 2.
+    #[serde(default = "one_copy")]
+    pub dirty_copies: u32,
     /// `serving`, `new` (never served), `clean` (stopped cleanly, as after an export), `dirty` (in
     /// use, or not stopped cleanly), `failed`, or, while serving from the origins alone, `cache-off`
     /// (the flash takes no writes) or `leaving` (the flash file was removed).
@@ -727,12 +730,19 @@ pub struct PoolDevice {
     /// Of these, dirty ones, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<u64>,
+    /// It is missing, failed, or older than the others, which have everything that was on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
     /// What was done on it; only while serving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<DeviceIo>,
     /// It answers so slowly that it gets no more than it must.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub slow: bool,
+}
+
+fn one_copy() -> u32 {
+    1
 }
 
 /// What was done on a flash device since the daemon started.

@@ -177,7 +177,8 @@ impl Daemon {
         let off = self.cache_is_off();
         let (mut gone, mut moved, mut lacks) = (None, None, off.then_some(0u64));
         let mut files = 0;
-        for file in flash.iter().filter_map(|device| device.file()) {
+        let files_of = (0..).zip(flash.iter());
+        for (place, file) in files_of.filter_map(|(n, device)| Some((n, device.file()?))) {
             let now = match file.standing() {
                 Ok(Some(now)) => now,
                 Ok(None) => continue,
@@ -188,7 +189,13 @@ impl Daemon {
             };
             files += 1;
             // One that is gone is as bad as all.
-            gone = gone.or_else(|| verdict(file.path(), file.size(), &now));
+            let verdict = verdict(file.path(), file.size(), &now);
+            if flash.are_twice() && verdict.is_some() {
+                // The others have everything.
+                flash.suspect(place);
+                continue;
+            }
+            gone = gone.or(verdict);
             moved = moved.or_else(|| misplaced(file.path(), &now));
             lacks = match lacks {
                 Some(sum) => crate::place::lacks(file.path(), file).map(|n| sum.saturating_add(n)),
@@ -300,9 +307,22 @@ impl Daemon {
             pool.path().display().to_string(),
             pool.media().file().map(hearth_io::BlockFile::descriptor),
         );
+        let paths = pool.paths();
+        let lost = pool.flash().lost();
         drop(pool);
+        let lost: Vec<String> = lost
+            .iter()
+            .filter_map(|n| Some(paths.get(usize::from(*n))?.display().to_string()))
+            .collect();
         let on = "the disks go on from their origins, without a cache";
         let mut notices = Vec::new();
+        if !lost.is_empty() && stats.flash_fault.is_none() {
+            notices.push(format!(
+                "flash device {} is lost: it failed, is missing, or is older than the others, which have everything; until \
+                 there are two again, writes go to the origins before they are answered",
+                lost.join(", ")
+            ));
+        }
         match stats.flash_fault {
             None => {}
             Some(FlashFault::Leaving) => notices.push(format!(

@@ -305,6 +305,7 @@ impl Daemon {
             report,
             degraded,
         } = crate::degraded::start(&mut pool, &engine_options, &host_name(), asked)?;
+        pool.is_served();
         if !pool.is_without_flash() {
             let dirty = report.dirty.iter().map(|(id, ..)| *id).collect();
             if let Err(e) = pool.note_opened(dirty, degraded.is_none()) {
@@ -554,8 +555,19 @@ fn no_thread(e: std::io::Error) -> Error {
 fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degraded>)> {
     let flash = &options.flash;
     let begin = Instant::now();
+    let late = |p: &&PathBuf| p.starts_with("/dev") && !p.exists();
     loop {
         let failed = match Pool::open_for_service(flash, state_dir) {
+            // What the pool is served without once is not used again.
+            Ok((pool, _))
+                if pool.flash().misses_one()
+                    && begin.elapsed() < FLASH_TIME
+                    && flash.iter().any(|p| late(&p)) =>
+            {
+                drop(pool);
+                std::thread::sleep(FLASH_PACE);
+                continue;
+            }
             Ok((mut pool, read_only)) => {
                 pool.remember(state_dir)?;
                 return Ok((pool, read_only.map(Degraded::unwritable)));
@@ -563,9 +575,7 @@ fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degrad
             Err(e) => e,
         };
         // Devices may appear late while a host starts, and without its flash a pool's cache grows old.
-        let mut late = flash
-            .iter()
-            .filter(|p| p.starts_with("/dev") && !p.exists());
+        let mut late = flash.iter().filter(late);
         if begin.elapsed() < FLASH_TIME
             && let Some(late) = late.next()
             && crate::beside::pool_at(state_dir, late)?.is_some()

@@ -178,6 +178,7 @@ fn understood(request: &FlashChange) -> Result<(Change, CreateOptions)> {
         size: request.size,
         quick: request.quick,
         force: request.force,
+        twice: false,
         label: String::new(),
     };
     if let Some(new) = change.new_device() {

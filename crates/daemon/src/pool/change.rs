@@ -220,6 +220,12 @@ pub(crate) fn ready(
             "have a blank device take its place with `hearth pool adopt-flash`",
         ));
     }
+    if pool.superblock.is_twice() {
+        return Err(Error::refused(
+            "this pool keeps everything on two devices, and its devices cannot be changed yet",
+            "when one is lost the pool goes on with the others; make a new pool to have two again (docs/operations.md)",
+        ));
+    }
     let old = match what.old() {
         None => None,
         Some(old) => Some(

@@ -14,7 +14,8 @@ use crate::error::Result;
 use crate::named::Named;
 use crate::pool::devices::{self, FlashDevices};
 use crate::pool::{
-    CreateOptions, Pool, Prepared, first_registry, format_error, prepare, settle_name, take_room,
+    CreateOptions, Pool, Prepared, first_registry, format_error, prepare, settle_name, tables,
+    take_room,
 };
 
 /// A device that a new pool is to have.
@@ -38,20 +39,26 @@ pub fn create_several(
         return Err(error);
     }
     devices::refuse_same(&paths)?;
+    if options.twice && paths.len() < 2 {
+        return Err(crate::error::Error::invalid(
+            "two copies need two flash devices, and one is given",
+            "name each of them with --flash",
+        ));
+    }
     let of = |device: &DeviceAt| CreateOptions {
         size: device.size,
         ..options.clone()
     };
     // What does not fit together is found out before anything is written, as far as sizes are known.
     if let Some(sizes) = devices.iter().map(|d| d.size).collect::<Option<Vec<u64>>>() {
-        lay_out(&paths, &sizes)?;
+        lay_out(&paths, &sizes, options.twice)?;
     }
     let mut prepared = Vec::new();
     for device in devices {
         prepared.push(prepare(&device.path, &of(device), progress)?);
     }
     let sizes: Vec<u64> = prepared.iter().map(|p| p.file.size()).collect();
-    let (layout, entries) = lay_out(&paths, &sizes)?;
+    let (layout, entries) = lay_out(&paths, &sizes, options.twice)?;
     let mut media = Vec::new();
     let mut replaced = Vec::new();
     for ((p, path), entry) in prepared.into_iter().zip(&paths).zip(&entries) {
@@ -66,23 +73,29 @@ pub fn create_several(
     let now = crate::beside::now_unix().max(1);
     let first = entries.first().map_or(Uuid::nil(), |e| e.device);
     let mut superblock = Superblock::new(layout, Uuid::new_v4(), first, &options.label, now);
-    superblock.set_devices(layout, entries.clone());
+    match options.twice {
+        true => superblock.set_twice(layout, entries.clone()),
+        false => superblock.set_devices(layout, entries.clone()),
+    }
     superblock.stamp = 1;
     for (device, path) in media.iter_mut().zip(&paths) {
         Superblock::erase(device).map_err(|e| format_error(path, &e))?;
     }
     let mut others = Vec::new();
-    for (((device, path), entry), place) in
-        media.iter_mut().zip(&paths).zip(&entries).zip(0..).skip(1)
+    for (((device, path), entry), place) in (media.iter_mut().zip(&paths).zip(&entries).zip(0..))
+        .skip(if options.twice { 2 } else { 1 })
     {
         let mut sb = superblock.for_member(place, entry.device, now);
         sb.store(device).map_err(|e| format_error(path, &e))?;
         others.push(sb);
     }
-    let mut lead = media.first().ok_or_else(devices::none_given)?.clone();
+    let lead = media.first().ok_or_else(devices::none_given)?.clone();
     let lead_path = lead.path().to_owned();
-    let stored = first_registry(&mut lead, &superblock, Registry::default())
-        .and_then(|made| superblock.store(&mut lead).map(|()| made));
+    let flash = FlashDevices::several(media.clone(), superblock.spread());
+    let mut tables = tables(&flash, &lead, false);
+    let stored = first_registry(&mut *tables, &superblock, Registry::default())
+        .and_then(|made| superblock.store_naming(&mut *tables).map(|()| made));
+    drop(tables);
     let (registry, places) = stored.map_err(|e| format_error(&lead_path, &e))?;
     for ((device, path), old) in devices.iter().zip(&paths).zip(replaced) {
         settle_name(path, &of(device), old)?;
@@ -90,7 +103,6 @@ pub fn create_several(
     let notices = media.iter().zip(&paths);
     let notices = notices.flat_map(|(device, path)| crate::place::sparse_notice(device, path));
     let notices = notices.collect();
-    let spread = superblock.spread();
     let pool = Pool {
         unsettled: false,
         refusal: None,
@@ -98,8 +110,9 @@ pub fn create_several(
         beside: None,
         gone_from: None,
         adopted: false,
+        served: false,
         media: lead,
-        flash: FlashDevices::several(media, spread),
+        flash,
         members: Members::new(others),
         superblock,
         named: Named::of(&registry),
@@ -123,17 +136,21 @@ pub fn create_several(
 
 /// Where on them what goes. Segments are as large as for one device of all their bytes, but not so large that the
 /// smallest has too few.
-fn lay_out(paths: &[PathBuf], sizes: &[u64]) -> Result<(Layout, Vec<DeviceEntry>)> {
+fn lay_out(paths: &[PathBuf], sizes: &[u64], twice: bool) -> Result<(Layout, Vec<DeviceEntry>)> {
     let total: u64 = sizes.iter().fold(0, |sum, size| sum.saturating_add(*size));
     let least = sizes.iter().copied().min().unwrap_or(0);
     // A device should have some dozens of them.
     let segment =
         Layout::segment_blocks_for(total).min(Layout::segment_blocks_for(least.saturating_mul(16)));
-    let (layout, extents) = Layout::for_devices(sizes, segment).map_err(|(place, e)| {
+    let laid_out = match twice {
+        true => Layout::for_twice(sizes, segment),
+        false => Layout::for_devices(sizes, segment),
+    };
+    let (layout, extents) = laid_out.map_err(|(place, e)| {
         let path = paths.get(place).cloned().unwrap_or_default();
         let error = format_error(&path, &e);
         match (place, sizes.len()) {
-            (0, 2..) => crate::error::Error::invalid(
+            (0, 2..) if !twice => crate::error::Error::invalid(
                 error.what,
                 "name a larger device first: it carries the tables of the pool, which take about 0.6 % of all its devices",
             ),

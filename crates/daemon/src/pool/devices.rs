@@ -7,10 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hearth_format::devices::judge;
-use hearth_format::{DeviceEntry, Members, Misfit, Superblock};
+use hearth_format::devices::{judge, judge_twice};
+use hearth_format::{DeviceEntry, FormatError, Members, Misfit, Superblock};
 use hearth_io::beneath::beneath;
-use hearth_io::{BlockFile, Device, Joined, OpenMode, Spread};
+use hearth_io::{
+    BlockFile, Device, IoError, Job, Joined, Link, OpenError, OpenMode, Remote, Spread,
+};
 
 use crate::error::{Error, Kind, Result};
 use crate::pool::{format_error, opening};
@@ -21,6 +23,8 @@ use crate::size::human;
 pub struct FlashDevices {
     devices: Vec<Arc<Device>>,
     spread: Spread,
+    /// One is missing that was there when the pool was served last.
+    newly_missing: bool,
 }
 
 impl FlashDevices {
@@ -29,16 +33,49 @@ impl FlashDevices {
         FlashDevices {
             devices: vec![device],
             spread: Spread::one(),
+            newly_missing: false,
         }
     }
 
     pub(crate) fn several(devices: Vec<Arc<Device>>, spread: Spread) -> FlashDevices {
-        FlashDevices { devices, spread }
+        FlashDevices {
+            devices,
+            spread,
+            newly_missing: false,
+        }
     }
 
-    /// The first, which carries the registry.
+    /// Is one missing that was there when the pool was served last?
+    pub(crate) fn misses_one(&self) -> bool {
+        self.newly_missing
+    }
+
+    /// The first that is there, which carries the registry.
     pub fn first(&self) -> Option<&Arc<Device>> {
-        self.devices.first()
+        let there = (0..).zip(&self.devices);
+        let mut there = there.filter(|(n, _)| self.spread.is_there(*n));
+        there.next().map(|(_, device)| device)
+    }
+
+    /// Is everything there twice, as long as no device is lost?
+    pub fn are_twice(&self) -> bool {
+        self.spread.is_twice()
+    }
+
+    /// True if a device is lost: it is missing, or failed, and the others have everything.
+    pub fn is_lost(&self, place: u16) -> bool {
+        !self.spread.is_there(place)
+    }
+
+    /// The places of those that are.
+    pub fn lost(&self) -> Vec<u16> {
+        let places = 0..self.devices.len() as u16;
+        places.filter(|n| self.is_lost(*n)).collect()
+    }
+
+    /// A device is found to be gone: whoever runs the log shall go on without it.
+    pub(crate) fn suspect(&self, place: u16) {
+        self.spread.note_suspect(place);
     }
 
     /// Each of them.
@@ -53,14 +90,57 @@ impl FlashDevices {
 
     /// Makes durable what was written to any of them.
     pub(crate) fn flush(&self) -> std::io::Result<()> {
-        self.devices.iter().try_for_each(|device| device.flush())
+        let there = (0..).zip(&self.devices);
+        let mut there = there.filter(|(n, _)| self.spread.is_there(*n));
+        there.try_for_each(|(_, device)| device.flush())
     }
 
     /// Where they are.
     pub fn paths(&self) -> Vec<PathBuf> {
-        let paths = self.devices.iter().map(|d| d.path().to_owned());
-        paths.collect()
+        let path = |device: &Arc<Device>| match device.file() {
+            Some(file) => file.path().to_owned(),
+            None => PathBuf::from(device.name()),
+        };
+        self.devices.iter().map(path).collect()
     }
+}
+
+/// What stands in the place of a device that is missing. Nothing is asked of it; if it is, it fails.
+#[derive(Debug)]
+struct Missing(String);
+
+impl Remote for Missing {
+    fn name(&self) -> String {
+        self.0.clone()
+    }
+
+    fn size(&self) -> u64 {
+        0
+    }
+
+    fn refresh_size(&self) -> std::io::Result<u64> {
+        Ok(0)
+    }
+
+    fn align(&self) -> u32 {
+        512
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn push(&self, job: Job) {
+        job.finish(Err(IoError::Os(libc::EIO)));
+    }
+
+    fn link(&self) -> Link {
+        Link::up()
+    }
+
+    fn set_timeout(&self, _: std::time::Duration) {}
+
+    fn hurry(&self) {}
 }
 
 /// Devices that were opened and found to be a pool.
@@ -78,11 +158,24 @@ pub(crate) fn open(paths: &[PathBuf], mode: OpenMode) -> Result<Opened> {
     refuse_same(paths)?;
     let mut devices = Vec::new();
     let mut found = Vec::new();
+    let (mut known, mut gone) = (Vec::new(), Vec::new());
     for path in paths {
-        let file = BlockFile::open(path, mode).map_err(|e| opening(path, e))?;
-        let mut media = Arc::new(Device::new(file));
-        found.push(Superblock::load(&mut media).map_err(|e| format_error(path, &e))?);
-        devices.push(media);
+        match look(path, mode) {
+            Ok((superblock, device)) => {
+                found.push(superblock);
+                devices.push(device);
+                known.push(path.clone());
+            }
+            // Where everything is there twice, one may be missing.
+            Err((e, true)) => gone.push((path.clone(), e)),
+            Err((e, false)) => return Err(e),
+        }
+    }
+    if found.iter().any(Superblock::is_twice) {
+        return open_twice(&known, &found, &devices, &gone);
+    }
+    if let Some((_, e)) = gone.into_iter().next() {
+        return Err(e);
     }
     let order = judge(&found).map_err(|misfit| explain(paths, &found, &misfit))?;
     let mut sorted: Vec<(Superblock, Arc<Device>)> = Vec::new();
@@ -98,9 +191,83 @@ pub(crate) fn open(paths: &[PathBuf], mode: OpenMode) -> Result<Opened> {
     let superblock = superblocks.remove(0);
     let spread = superblock.spread();
     Ok(Opened {
-        flash: FlashDevices { devices, spread },
+        flash: FlashDevices::several(devices, spread),
         superblock,
         members: Members::new(superblocks),
+    })
+}
+
+/// Opens one of them. What went wrong if that cannot be, and whether the device can be called missing for it: not if it is
+/// in use, or needs a newer version.
+fn look(
+    path: &Path,
+    mode: OpenMode,
+) -> std::result::Result<(Superblock, Arc<Device>), (Error, bool)> {
+    let file = BlockFile::open(path, mode).map_err(|e| {
+        let gone = match &e {
+            OpenError::Open { source, .. } => match source.raw_os_error() {
+                Some(libc::ENOENT | libc::EIO | libc::ENXIO | libc::ENODEV) => true,
+                other => other == Some(libc::ENOMEDIUM),
+            },
+            _ => false,
+        };
+        (opening(path, e), gone)
+    })?;
+    let mut media = Arc::new(Device::new(file));
+    match Superblock::load(&mut media) {
+        Ok(superblock) => Ok((superblock, media)),
+        Err(e) => {
+            let gone = !matches!(e, FormatError::Newer { .. });
+            Err((format_error(path, &e), gone))
+        }
+    }
+}
+
+/// The same where everything is there twice, as far as it is there.
+fn open_twice(
+    paths: &[PathBuf],
+    found: &[Superblock],
+    devices: &[Arc<Device>],
+    gone: &[(PathBuf, Error)],
+) -> Result<Opened> {
+    let together = judge_twice(found).map_err(|misfit| explain(paths, found, &misfit))?;
+    let members = together.members(found);
+    let superblock = together.lead;
+    for at in &together.older {
+        let path = paths.get(*at).map_or(Path::new("?"), PathBuf::as_path);
+        tracing::warn!(
+            path = %path.display(),
+            "the pool was served since without this flash device: what is on it is older, and it is not used"
+        );
+    }
+    let missing = together.places.iter().filter(|at| at.is_none()).count();
+    let by_place = together.places.iter().zip(0u16..).map(|(at, n)| {
+        if let Some(device) = at.and_then(|at| devices.get(at)) {
+            return device.clone();
+        }
+        let older = together.older.iter().find(|at| {
+            let entry = superblock.devices.get(usize::from(n));
+            entry.map(|e| e.device) == found.get(**at).map(|sb| sb.device)
+        });
+        let name = match (older.and_then(|at| paths.get(*at)), gone) {
+            (Some(path), _) => path.display().to_string(),
+            (None, [(path, e)]) if missing == 1 => {
+                tracing::warn!("a flash device of the pool is missing: {}", e.what);
+                path.display().to_string()
+            }
+            _ => format!("device {} (missing)", u32::from(n) + 1),
+        };
+        Arc::new(Device::remote(Arc::new(Missing(name))))
+    });
+    let devices = by_place.collect();
+    let spread = superblock.spread();
+    Ok(Opened {
+        flash: FlashDevices {
+            newly_missing: together.newly,
+            ..FlashDevices::several(devices, spread)
+        },
+        superblock,
+        members,
     })
 }
 
@@ -192,6 +359,14 @@ fn explain(paths: &[PathBuf], found: &[Superblock], misfit: &Misfit) -> Error {
                 shown(b)
             ),
             "leave it out",
+        ),
+        Misfit::Apart(a, b) => Error::refused(
+            format!(
+                "{} and {} were each served without the other, and hold different things",
+                shown(a),
+                shown(b)
+            ),
+            "name the one that was in use last alone; what was only on the other is found with `hearth rescue`",
         ),
         Misfit::Missing(place, entry) => {
             let n = found.first().map_or(0, |sb| sb.device_count);

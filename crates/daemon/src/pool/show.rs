@@ -25,6 +25,7 @@ impl Pool {
                 bytes: entry.map_or_else(|| self.media().size(), |e| e.bytes()),
                 capacity: u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK,
                 segments: u64::from(segments),
+                lost: self.flash.is_lost(n as u16),
                 ..PoolDevice::default()
             }
         });

@@ -81,6 +81,7 @@ impl Core {
             || !d.clean_waiters.is_empty()
             || !d.origin.destage.urgent.is_empty()
             || !d.cfg.mode.is_write_back()
+            || self.flash.is_single()
             || over(self.haste_percent())
             || !d.zero.is_empty() && self.too_many_runs()
         {

@@ -3,7 +3,7 @@
 use crate::api::{DiskId, Effects, Mode};
 use crate::cache::index::Key;
 use crate::cache::stage::policy_key;
-use crate::core::Core;
+use crate::core::{Core, OpCtx};
 use crate::lanes::{Counts, LANES, Reads, SLOW_NS, Seen, Use};
 use crate::request::answer::Asker;
 use hearth_policy::Use as Used;
@@ -143,8 +143,16 @@ impl Core {
             read.pending = hit.bad.len() as u32;
             for (op, done) in hit.bad {
                 self.flash.inflight += 1;
-                self.flash.account(&done);
-                self.hit_read_done(id, op.block, op.slot, done, now, fx);
+                self.flash.account(&done, now);
+                let ctx = OpCtx::HitRead {
+                    req: id,
+                    block: op.block,
+                    slot: op.slot,
+                };
+                // One of them may have to be read from elsewhere.
+                if let Some((_, done)) = self.read_other_half(ctx, done, fx) {
+                    self.hit_read_done(id, op.block, op.slot, done, now, fx);
+                }
             }
         }
     }

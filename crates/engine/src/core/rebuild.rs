@@ -439,7 +439,7 @@ mod tests {
             home: crate::api::Home::Origin,
         };
         let sb = Superblock::new(layout, uuid, uuid, "test", 0);
-        let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
+        let mut core = Engine::blank(sb, None, EngineOptions::default(), &[known]);
         let half = core.disk(1).unwrap().origin.intents.region_blocks() as u32 / 2;
         let entry = |kind, block: u32| Entry {
             disk: 1,
@@ -505,7 +505,7 @@ mod tests {
             let (room, _) = layout.registry_room().expect("a registry can grow here");
             let uuid = Uuid::from_u128(1);
             let sb = Superblock::new(layout, uuid, uuid, "test", 0);
-            let mut core = Engine::blank(sb, EngineOptions::default(), &[]);
+            let mut core = Engine::blank(sb, None, EngineOptions::default(), &[]);
             let mut media = Written(0);
             core.write_checkpoint(&mut media, 1).unwrap();
             assert!((1..=room * BLOCK).contains(&media.0));

@@ -5,10 +5,11 @@ use crate::api::{DiskId, Effects, FlashFault};
 use crate::core::apply::House;
 use crate::core::{Core, OpCtx};
 use crate::flash::device::{FlashEvent, FlashOp};
-use crate::flash::devices::Part;
+use crate::flash::devices::{Ended, Part, Told};
 use crate::flash::durable::Until;
 use crate::ids::ReqId;
-use hearth_io::{BLOCK, IoDone, OpKind};
+use crate::paths::{Path, took};
+use hearth_io::{BLOCK, IoDone, IoOp, OpKind, Target};
 use std::mem;
 
 /// Who waits until something is durable on flash.
@@ -33,8 +34,15 @@ impl Core {
                 if matches!(op, FlashOp::Batch { .. }) {
                     self.cache.policy.wrote(io.len / BLOCK);
                 }
-                if io.kind == OpKind::Flush && self.flash.devices.are_several() {
-                    for (part, io) in self.flash.devices.flush(op) {
+                let devices = &mut self.flash.devices;
+                let parts = match io.kind {
+                    OpKind::Flush if devices.are_several() => devices.flush(op),
+                    OpKind::Flush | OpKind::Read => Vec::new(),
+                    _ if devices.are_twice() => devices.pair(op, &io),
+                    _ => Vec::new(),
+                };
+                if !parts.is_empty() {
+                    for (part, io) in parts {
                         self.io(fx, OpCtx::FlashPart(part), io);
                     }
                     continue;
@@ -63,24 +71,97 @@ impl Core {
                 self.flash_given_up(unsent, waiters, now, fx)
             }
             FlashEvent::Noted => self.wake_mark_waiters(now, fx),
+            // What is dirty goes to the origins.
+            FlashEvent::DeviceLost => self.everyone_is_ready(),
         }
     }
 
-    /// One device has done its part of a flush.
+    /// One device has done its part of a flush, or of what both halves get.
     pub fn flash_part_done(&mut self, part: Part, done: IoDone, now: u64, fx: &mut Effects) {
-        if let Some((op, result)) = self.flash.devices.part_ended(part, done.result) {
-            self.flash_done(op, IoDone { result, ..done }, now, fx);
+        let told = self.flash.devices.part_ended(part, done.result);
+        self.device_may_be_lost(told, now, fx);
+    }
+
+    fn device_may_be_lost(&mut self, told: Told, now: u64, fx: &mut Effects) {
+        if told.lost.is_some() {
+            self.flash.device_lost();
+            self.route_flash(now, fx);
+        }
+        for ended in told.ended {
+            self.flash_ended(ended, now, fx);
+        }
+        // Flash was given up: what is noted is that.
+        if told.lost.is_some() && !self.flash.is_losing() {
+            for ended in self.flash.devices.let_go() {
+                self.flash_ended(ended, now, fx);
+            }
         }
     }
 
-    /// An operation of the flash device's own has ended.
+    /// What a read did not get, or got rotten, is read from the other half, if there is one. Else what ended
+    /// is given back, for that is how it ended.
+    pub fn read_other_half(
+        &mut self,
+        ctx: OpCtx,
+        done: IoDone,
+        fx: &mut Effects,
+    ) -> Option<(OpCtx, IoDone)> {
+        let ctx = match ctx {
+            OpCtx::Second(ctx) => return Some((*ctx, done)),
+            ctx => ctx,
+        };
+        let read = matches!(done.op.target, Target::Flash(_)) && done.op.kind == OpKind::Read;
+        let good = done.result.is_ok() && done.bad_blocks.is_empty() || done.is_memory_gone();
+        if !read || good || !self.flash.devices.are_twice() {
+            return Some((ctx, done));
+        }
+        let Some((target, offset)) = self.flash.devices.other_half(&done) else {
+            return Some((ctx, done));
+        };
+        took(Path::ReadFromOther);
+        let id = self.ops.insert(OpCtx::Second(Box::new(ctx))) as u64;
+        self.flash.note_sent(OpKind::Read, done.op.len);
+        fx.ios.push(IoOp {
+            id,
+            target,
+            offset,
+            ..done.op
+        });
+        None
+    }
+
+    /// A device hangs, or nothing of it can be read: goes on without it, if that can be.
+    pub fn lose_failing_device(&mut self, now: u64, fx: &mut Effects) {
+        let told = self.flash.devices.lose_failing(now);
+        self.device_may_be_lost(told, now, fx);
+    }
+
+    /// A read of the flash device's own has ended, or what changed something on one device.
     pub fn flash_done(&mut self, op: FlashOp, done: IoDone, now: u64, fx: &mut Effects) {
         match op {
-            FlashOp::Batch { seq } => {
-                let Some(done) = self.flash.batch_again(seq, done) else {
-                    return self.route_flash(now, fx);
+            FlashOp::Entries { seg, whole } => self.flash.entries_read(seg, whole, &done),
+            FlashOp::Move { slot, count } => self.move_read_done(slot, count, done, now),
+            _ => {
+                let done = match op {
+                    FlashOp::Batch { seq } => match self.flash.batch_again(seq, done) {
+                        Some(done) => done,
+                        None => return self.route_flash(now, fx),
+                    },
+                    _ => done,
                 };
-                self.flash.batch_ended(seq, &done.result);
+                let (kind, result) = (done.op.kind, done.result);
+                return self.flash_ended(Ended { op, kind, result }, now, fx);
+            }
+        }
+        self.route_flash(now, fx);
+    }
+
+    /// An operation of the flash device's own has ended that changed something there.
+    fn flash_ended(&mut self, ended: Ended, now: u64, fx: &mut Effects) {
+        let Ended { op, kind, result } = ended;
+        match op {
+            FlashOp::Batch { seq } => {
+                self.flash.batch_ended(seq, &result);
                 let mut bytes = 0;
                 while let Some(batch) = self.flash.take_applied() {
                     bytes += batch.bytes;
@@ -88,26 +169,33 @@ impl Core {
                 }
                 self.flash.go_on(bytes, now);
             }
-            FlashOp::Entries { seg, whole } => self.flash.entries_read(seg, whole, &done),
-            FlashOp::Map => self.flash.map_ended(done.op.kind, &done.result, now),
-            FlashOp::Summary { seg } => self.flash.summary_ended(seg, &done.result),
+            FlashOp::Map => self.flash.map_ended(kind, &result, now),
+            FlashOp::Summary { seg } => self.flash.summary_ended(seg, &result),
             FlashOp::Flush { ord, seq } => {
-                let sound = self.flash.flush_ended(ord, seq, &done.result, now);
+                let sound = self.flash.flush_ended(ord, seq, &result, now);
                 self.route_flash(now, fx);
                 if sound {
                     self.wake_all_clean_waiters(now, fx);
                     self.flash.flush_again(now);
                 }
             }
-            FlashOp::Move { slot, count } => self.move_read_done(slot, count, done, now),
             FlashOp::Trim { seg } => self.flash.trim_ended(seg),
-            FlashOp::Mark => self.flash.mark_ended(done.op.kind, done.result.is_ok()),
+            FlashOp::Mark => self.flash.mark_ended(kind, result.is_ok()),
             FlashOp::Floor => {
-                self.flash.floor_ended(&done.result, now);
+                self.flash.floor_ended(&result, now);
                 // What had to wait for it goes on.
                 self.set_orders();
                 self.everyone_is_ready();
             }
+            FlashOp::Lost => {
+                let held = self.flash.lost_ended(kind, result, now);
+                self.route_flash(now, fx);
+                for ended in held {
+                    self.flash_ended(ended, now, fx);
+                }
+            }
+            // Reads.
+            FlashOp::Entries { .. } | FlashOp::Move { .. } => {}
         }
         self.route_flash(now, fx);
     }

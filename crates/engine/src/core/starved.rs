@@ -13,7 +13,8 @@ use crate::paths::{Path, took};
 impl Core {
     /// Prepares a starved log to be emptied from its oldest segment. True while that has to wait.
     pub fn rescue_step(&mut self, now: u64, fx: &mut Effects) -> bool {
-        if self.flash.is_rescuing() {
+        // Both are about to write the superblock.
+        if self.flash.is_rescuing() || self.flash.is_losing() {
             return true;
         }
         if !self.flash.starved() || self.opts.faults.has(Fault::StarveForever) {

@@ -13,6 +13,7 @@ use crate::engine::disks::place;
 use crate::faults::Fault;
 use crate::flash::checkpoint::CheckpointError;
 use crate::flash::device::FlashDevice;
+use crate::flash::devices::Devices;
 use crate::flash::recover::{GENERATIONS_END, NUMBERS_END, RecoverError};
 use crate::lanes::Shared;
 use crate::origin::pace::Destaging;
@@ -20,7 +21,7 @@ use crate::paths::{Path, took};
 use crate::request::Requests;
 use hearth_format::superblock::{INCOMPAT_MAP, INCOMPAT_ORDER, PoolState};
 use hearth_format::{FormatError, Superblock};
-use hearth_io::Media;
+use hearth_io::{Media, Spread};
 use hearth_policy::{Config, Policy};
 use serde::Serialize;
 use slab::Slab;
@@ -111,8 +112,17 @@ impl OpenError {
 }
 
 impl Engine {
-    pub(crate) fn blank(sb: Superblock, opts: EngineOptions, known: &[KnownDisk]) -> Core {
+    pub(crate) fn blank(
+        sb: Superblock,
+        spread: Option<Spread>,
+        opts: EngineOptions,
+        known: &[KnownDisk],
+    ) -> Core {
         let mut flash = FlashDevice::new(0, sb, opts.trim, opts.faults);
+        if let Some(spread) = spread {
+            // Which devices are lost is known to whoever has the devices as well.
+            flash.devices = Devices::new(spread, opts.faults);
+        }
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
         flash.resumes = known.iter().any(|k| k.home != Home::Origin);
         let slots = flash.layout.slots();
@@ -194,7 +204,8 @@ impl Engine {
         }
         let state = sb.state;
         let since: BTreeMap<DiskId, u64> = known.iter().map(|k| (k.id, k.since_seq)).collect();
-        let mut core = Self::blank(sb.clone(), opts.clone(), known);
+        let spread = media.spread();
+        let mut core = Self::blank(sb.clone(), spread.clone(), opts.clone(), known);
         let mut report = OpenReport {
             from: OpenedFrom::Log,
             cached_blocks: 0,
@@ -215,11 +226,21 @@ impl Engine {
                 report.from = OpenedFrom::Checkpoint;
                 report.segments = core.flash.log.order.len() as u32;
             } else {
-                core = Self::blank(sb, opts, known);
+                core = Self::blank(sb, spread, opts, known);
             }
         }
         if !loaded {
-            Self::recover(&mut core, media, &since, &mut report)?;
+            let again = (core.flash.sb.clone(), core.opts.clone());
+            let recovered = Self::recover(&mut core, media, &since, &mut report);
+            if let (Err(OpenError::Damaged(_)), Some(spread)) = (&recovered, media.spread())
+                && spread.turn()
+            {
+                // The other half of each segment may be whole. Nothing was written so far.
+                core = Self::blank(again.0, Some(spread), again.1, known);
+                Self::recover(&mut core, media, &since, &mut report)?;
+            } else {
+                recovered?;
+            }
             core.drop_scratch(&mut report);
         }
         core.flash.spread_free();
@@ -231,7 +252,7 @@ impl Engine {
         core.flash.order_noted = core.flash.sb.incompat & INCOMPAT_ORDER != 0;
         if !core.opts.faults.has(Fault::StayClean) {
             core.flash.sb.state = PoolState::Open;
-            core.flash.sb.store(media)?;
+            core.flash.store_superblock(media)?;
         }
         // Segment numbers never repeat: the superblock's generation is in their upper half.
         core.flash.log.next_segment_seq = core
@@ -315,7 +336,7 @@ impl Engine {
         if !core.flash.takes_writes() {
             // Once more: perhaps it answers again, and then nothing on it may be believed.
             if core.flash.sb.state == PoolState::Failed {
-                core.flash.sb.store(media)?;
+                core.flash.store_superblock(media)?;
             }
             return Ok(());
         }
@@ -327,14 +348,14 @@ impl Engine {
 
             // The log remembers; the next start reads it.
             media.flush()?;
-            return Ok(());
+            return Ok(core.flash.store_if_lost(media)?);
         }
         let id = core.flash.sb.generation + 1;
         let checkpoint_bytes = match core.write_checkpoint(media, id) {
             // Devices came later, and the area is as large as it was: the next start reads the log.
             Err(CheckpointError::TooLarge { .. }) if core.flash.layout.added.segments > 0 => {
                 media.flush()?;
-                return Ok(());
+                return Ok(core.flash.store_if_lost(media)?);
             }
             written => written?,
         };
@@ -342,7 +363,7 @@ impl Engine {
             checkpoint_id: id,
             checkpoint_bytes,
         };
-        core.flash.sb.store(media)?;
+        core.flash.store_superblock(media)?;
         Ok(())
     }
 }

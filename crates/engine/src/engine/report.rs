@@ -215,9 +215,15 @@ impl Engine {
         }
         let ranges = flash.sb.segments();
         for (segment, seg) in flash.log.segments.iter().zip(0..) {
-            let device = usize::from(flash.device_of(seg));
-            let numbers = ranges.get(device).filter(|r| r.contains(&seg));
-            if let (Some(d), Some(_)) = (all.get_mut(device), numbers) {
+            let at = flash.layout.segment_offset(seg);
+            // Both halves are there, unless a device is lost.
+            for (device, _) in flash.devices.spread().halves(at) {
+                let device = usize::from(device);
+                let numbers = ranges.get(device).filter(|r| r.contains(&seg));
+                let there = numbers.is_some() || flash.devices.are_twice();
+                let Some(d) = all.get_mut(device).filter(|_| there) else {
+                    continue;
+                };
                 d.segments += 1;
                 d.free_segments += u64::from(segment.state == SegState::Free);
                 d.cached_blocks += u64::from(segment.live);

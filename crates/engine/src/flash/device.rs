@@ -17,6 +17,7 @@ use crate::flash::fail::{FailMark, Noted};
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
 use crate::flash::map::MapStore;
 use crate::flash::rescue::Rescue;
+use crate::flash::twice::Losing;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
 use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
@@ -64,6 +65,8 @@ pub(crate) enum FlashEvent<U: Users> {
     },
     /// That it was given up stands where a later start sees it, or will not in time.
     Noted,
+    /// One of its devices is lost, and the others have everything.
+    DeviceLost,
 }
 
 /// What an operation of the device's own was for.
@@ -87,6 +90,8 @@ pub(crate) enum FlashOp {
     Mark,
     /// A step of storing the log's floor.
     Floor,
+    /// A step of noting that one of several devices is lost.
+    Lost,
 }
 
 /// A flash device of the pool.
@@ -133,6 +138,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub mark: Option<FailMark>,
     /// Where that is noted.
     pub noted: Noted,
+    /// That one of its devices is lost is being noted.
+    pub(in crate::flash) losing: Option<Losing>,
     /// Places where reads of it failed since one succeeded. Places, because one that is read again
     /// and again says nothing about the rest.
     pub read_errors: BTreeSet<u64>,
@@ -204,6 +211,7 @@ impl<U: Users> FlashDevice<U> {
             trim,
             mark: None,
             noted: Noted::default(),
+            losing: None,
             read_errors: BTreeSet::new(),
             held_segments: 0,
             order_noted: false,
@@ -257,12 +265,13 @@ impl<U: Users> FlashDevice<U> {
 
     /// An operation on it, whoever wanted it, has ended. What a failed write means is for those to say
     /// who know what it was for.
-    pub fn account(&mut self, done: &IoDone) {
+    pub fn account(&mut self, done: &IoDone, now: u64) {
         self.devices.account(done);
         if done.op.kind != OpKind::Read {
             return;
         }
         self.inflight -= 1;
+        self.devices.note_read(done, now);
         // What a device says that is left alone says nothing of the others.
         if !self.devices.is_of_slow(done) {
             self.ewma_ns = ewma(self.ewma_ns, done.latency_ns);

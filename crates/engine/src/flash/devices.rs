@@ -10,6 +10,10 @@
 //! Which devices were written since is counted by writes that ended ([`OnDevice::written`]), and what is flushed when a
 //! flush *ended* well ([`OnDevice::flushed`]), not when it was sent: two flushes of the log may be under way at
 //! once (one for who waits, one for the map), and the second may not take for durable what only the first one makes so.
+//!
+//! Where everything is there twice ([`Spread::twice`]), what changes something goes to both halves and has ended when both
+//! have. If one fails, its device is *lost*, and what has ended on the other has ended; but nobody is told before it is
+//! durable that the device is lost ([`crate::flash::twice`]). So all such operations are joint ones there.
 
 use crate::ctx::Io;
 use crate::faults::{Fault, Faults};
@@ -17,10 +21,10 @@ use crate::flash::device::{FlashDevice, FlashOp, Users};
 use crate::flash::log::{SegState, Slot};
 
 use crate::stats::DeviceFigures;
-use hearth_io::{IoDone, IoError, OpKind, Spread, Target};
+use hearth_io::{Buf, BufSlice, IoDone, IoError, OpKind, Spread, Target};
 use hearth_policy::{Answered, COST, Slow};
-use slab::Slab;
-use std::collections::VecDeque;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Of the segments that have been free longest, how many are looked at for one on another device than the last.
 const LOOK_AHEAD: usize = 8;
@@ -30,6 +34,14 @@ const HOT_MAX: usize = 4096;
 const LOOK_NS: u64 = 100_000_000;
 /// More devices than this make no more batches in flight: memory is bounded.
 const WIDTH_MAX: usize = 4;
+/// What one device has not ended for so long, while another one has ended what came later, it never will: it hangs.
+const HANG_NS: u64 = 10_000_000_000;
+/// Between two looks no more time than this has passed as far as that goes.
+const AWAKE_NS: u64 = 1_000_000_000;
+/// Places of one device that fail to be read within [`READS_NS`], with no success between that the core sees, after
+/// which it counts as lost if everything is there twice.
+const BAD_READS_MAX: usize = 32;
+const READS_NS: u64 = 10_000_000_000;
 
 /// One device.
 #[derive(Debug, Default)]
@@ -38,26 +50,53 @@ struct OnDevice {
     written: u64,
     /// Of these, how many are durable.
     flushed: u64,
+    /// When a part of something joint last ended on it.
+    ended_ns: u64,
+    /// Places that could not be read, and since when these are counted.
+    bad_reads: BTreeSet<u64>,
+    bad_since_ns: u64,
     figures: DeviceFigures,
     /// What the segments opened on it have cost.
     spent: u64,
 }
 
-/// A flush of the log that is under way on several devices.
+/// A flush of the log that is under way on several devices, or anything that both halves get.
 #[derive(Debug)]
 struct Joint {
     /// Whose end has not been told yet.
     op: Option<FlashOp>,
-    left: usize,
+    kind: OpKind,
+    /// Devices that have not ended their part.
+    waits: u64,
+    /// In time as [`Devices::awake_ns`] has it.
+    sent_ns: u64,
+    result: Result<(), IoError>,
 }
 
-/// A flush of one device for one of the log.
+/// What one device does of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    joint: usize,
+    joint: u64,
     device: u16,
     /// Writes that had ended on it when it was sent.
     covers: u64,
+}
+
+/// Something joint that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub op: FlashOp,
+    pub kind: OpKind,
+    pub result: Result<(), IoError>,
+}
+
+/// What comes of the end of a part.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// What has ended with it.
+    pub ended: SmallVec<[Ended; 1]>,
+    /// The device that is lost by it.
+    pub lost: Option<u16>,
 }
 
 /// All of them.
@@ -65,13 +104,26 @@ pub(crate) struct Part {
 pub(crate) struct Devices {
     spread: Spread,
     each: Vec<OnDevice>,
-    joints: Slab<Joint>,
+    joints: BTreeMap<u64, Joint>,
+    next_joint: u64,
+    /// What has ended, and must not be told before it is durable that a device is lost.
+    held: Vec<Ended>,
+    /// That is on its way.
+    holds: bool,
+    /// Time as far as this program was awake: what it slept says nothing about a device.
+    awake_ns: u64,
+    woke_ns: u64,
     /// On which the last head was opened.
     last_head: u16,
     /// Which of them are to be left alone, and when that was last looked at.
     slow: Slow,
     looked_ns: u64,
     faults: Faults,
+}
+
+/// The bit of a device.
+fn bit(device: u16) -> u64 {
+    1u64.checked_shl(u32::from(device)).unwrap_or(0)
 }
 
 impl Devices {
@@ -81,7 +133,12 @@ impl Devices {
             slow: Slow::new(spread.devices()),
             looked_ns: 0,
             spread,
-            joints: Slab::new(),
+            joints: BTreeMap::new(),
+            next_joint: 0,
+            held: Vec::new(),
+            holds: false,
+            awake_ns: 0,
+            woke_ns: 0,
             last_head: u16::MAX,
             faults,
         }
@@ -96,15 +153,22 @@ impl Devices {
         self.each.len() > 1
     }
 
-    /// Devices that can be written at once, as far as it matters.
-    pub fn width(&self) -> usize {
-        self.each.len().min(WIDTH_MAX)
+    /// Is everything there twice, as long as no device is lost?
+    #[inline]
+    pub fn are_twice(&self) -> bool {
+        self.spread.is_twice()
     }
 
-    /// Where an operation of the log goes that is no flush.
+    /// Devices that can be written at once, as far as it matters.
+    pub fn width(&self) -> usize {
+        let halves = if self.are_twice() { 2 } else { 1 };
+        (self.each.len() / halves).clamp(1, WIDTH_MAX)
+    }
+
+    /// Where a read of the log goes, and anything else where nothing is there twice.
     #[inline]
     pub fn place(&self, target: Target, offset: u64) -> (Target, u64) {
-        match self.spread.place(offset) {
+        match self.spread.read_place(offset) {
             (0, offset) => (target, offset),
             (device, offset) => (Target::Flash(device), offset),
         }
@@ -118,6 +182,12 @@ impl Devices {
             .unwrap_or(offset)
     }
 
+    /// Where what a read did not get can be read as well.
+    pub fn other_half(&self, done: &IoDone) -> Option<(Target, u64)> {
+        let (device, at) = (self.spread).other_half(self.whole(done), self.number(done))?;
+        Some((Target::Flash(device), at))
+    }
+
     fn number(&self, done: &IoDone) -> u16 {
         match done.op.target {
             Target::Flash(device) if self.are_several() => device,
@@ -125,20 +195,39 @@ impl Devices {
         }
     }
 
+    fn join(&mut self, op: FlashOp, kind: OpKind, waits: u64) -> u64 {
+        let joint = self.next_joint;
+        self.next_joint += 1;
+        self.joints.insert(
+            joint,
+            Joint {
+                op: Some(op),
+                kind,
+                waits,
+                sent_ns: self.awake_ns,
+                result: Ok(()),
+            },
+        );
+        joint
+    }
+
     /// The flushes that one of the log is made of.
     pub fn flush(&mut self, op: FlashOp) -> Vec<(Part, Io)> {
-        let needs = |(n, d): (usize, &OnDevice)| (d.written > d.flushed).then_some(n as u16);
+        let lost = self.spread.lost();
+        let there = |n: usize| lost & bit(n as u16) == 0;
+        let needs =
+            |(n, d): (usize, &OnDevice)| (d.written > d.flushed && there(n)).then_some(n as u16);
         let mut which: Vec<u16> = self.each.iter().enumerate().filter_map(needs).collect();
         if which.is_empty() {
-            which.push(0);
+            which.extend((0..self.each.len()).find(|n| there(*n)).map(|n| n as u16));
         }
-        if self.faults.has(Fault::FlushOneDevice) {
+        let one = self.faults.has(Fault::FlushOneDevice)
+            || self.faults.has(Fault::SecondHalfUnflushed) && self.are_twice();
+        if one {
             which.truncate(1);
         }
-        let joint = self.joints.insert(Joint {
-            op: Some(op),
-            left: which.len(),
-        });
+        let waits = which.iter().fold(0, |waits, n| waits | bit(*n));
+        let joint = self.join(op, OpKind::Flush, waits);
         let each = &self.each;
         let parts = which.into_iter().filter_map(|device| {
             let d = each.get(usize::from(device))?;
@@ -153,33 +242,177 @@ impl Devices {
         parts.collect()
     }
 
-    /// A flush of one device has ended; if that of the log has with it, how. It has when all have ended well or one has
-    /// not: nobody waits for a device that hangs to hear that another one failed.
-    pub fn part_ended(
-        &mut self,
-        part: Part,
-        result: Result<(), IoError>,
-    ) -> Option<(FlashOp, Result<(), IoError>)> {
-        if result.is_ok()
-            && let Some(d) = self.each.get_mut(usize::from(part.device))
-        {
-            d.flushed = d.flushed.max(part.covers);
+    /// What both halves get of something that changes the log, where everything is there twice.
+    pub fn pair(&mut self, op: FlashOp, io: &Io) -> Vec<(Part, Io)> {
+        let places: SmallVec<[(u16, u64); 2]> = self.spread.halves(io.offset).collect();
+        let waits = places.iter().fold(0, |waits, (n, _)| waits | bit(*n));
+        let joint = self.join(op, io.kind, waits);
+        let parts = places.into_iter().map(|(device, offset)| {
+            let part = Part {
+                joint,
+                device,
+                covers: 0,
+            };
+            let bufs = match io.bufs.as_slice() {
+                [one] => self.own_block(io.offset, one, device),
+                _ => None,
+            };
+            let io = Io {
+                target: Target::Flash(device),
+                offset,
+                bufs: bufs.map_or_else(|| io.bufs.clone(), |own| [own].into_iter().collect()),
+                crcs: io.crcs.clone(),
+                ..*io
+            };
+            (part, io)
+        });
+        parts.collect()
+    }
+
+    fn own_block(&self, offset: u64, data: &BufSlice, device: u16) -> Option<BufSlice> {
+        let own = self.spread.own_block(offset, data.bytes(), device)?;
+        let buf = Buf::zeroed(own.len()).all();
+        buf.sub(0, own.len()).bytes_mut().copy_from_slice(&own);
+        Some(buf)
+    }
+
+    /// A device has done its part; if what it is a part of has ended with it, how. It has when all have ended well or, where
+    /// nothing is there twice, one has not: nobody waits for a device that hangs to hear that another one failed.
+    pub fn part_ended(&mut self, part: Part, result: Result<(), IoError>) -> Told {
+        if let Some(d) = self.each.get_mut(usize::from(part.device)) {
+            d.ended_ns = self.awake_ns;
+            if result.is_ok() {
+                d.flushed = d.flushed.max(part.covers);
+            }
+        }
+        if !self.spread.is_there(part.device) {
+            return Told::default();
+        }
+        let op = self.joints.get(&part.joint).and_then(|joint| joint.op);
+        let matters = !matches!(op, Some(FlashOp::Trim { .. } | FlashOp::Summary { .. }));
+        if result.is_err() && matters && self.spread.lose(part.device) {
+            return self.leave(part.device);
         }
         let result = match self.faults.has(Fault::FlushForgetsOne) {
             true => Ok(()),
             false => result,
         };
-        let joint = self.joints.get_mut(part.joint)?;
-        joint.left -= 1;
-        let over = joint.left == 0 || self.faults.has(Fault::FlushEndsEarly);
-        let told = match over || result.is_err() {
+        let early = self.faults.has(Fault::FlushEndsEarly);
+        let Some(joint) = self.joints.get_mut(&part.joint) else {
+            return Told::default();
+        };
+        joint.waits &= !bit(part.device);
+        joint.result = joint.result.and(result);
+        let over = joint.waits == 0;
+        let told = match over || early || result.is_err() {
             true => joint.op.take(),
             false => None,
         };
-        if joint.left == 0 {
-            self.joints.remove(part.joint);
+        let (kind, result) = (joint.kind, joint.result);
+        if over {
+            self.joints.remove(&part.joint);
         }
-        told.map(|op| (op, result))
+        let ended = told.map(|op| Ended { op, kind, result });
+        let ended = ended.and_then(|ended| self.hold(ended));
+        Told {
+            ended: ended.into_iter().collect(),
+            lost: None,
+        }
+    }
+
+    /// Keeps what must not be told yet.
+    fn hold(&mut self, ended: Ended) -> Option<Ended> {
+        let own = matches!(ended.op, FlashOp::Mark | FlashOp::Floor | FlashOp::Lost);
+        if !self.holds || own || self.faults.has(Fault::LossUnnoted) {
+            return Some(ended);
+        }
+        self.held.push(ended);
+        None
+    }
+
+    /// A device is lost: nobody waits for it, and nothing that has ended by that is told yet.
+    fn leave(&mut self, device: u16) -> Told {
+        self.holds = true;
+        let mut over = Vec::new();
+        for (n, joint) in &mut self.joints {
+            joint.waits &= !bit(device);
+            if joint.waits == 0 {
+                over.push(*n);
+            }
+        }
+        let mut told = Told {
+            lost: Some(device),
+            ..Told::default()
+        };
+        for n in over {
+            if let Some(joint) = self.joints.remove(&n)
+                && let Some(op) = joint.op
+            {
+                let (kind, result) = (joint.kind, joint.result);
+                told.ended.extend(self.hold(Ended { op, kind, result }));
+            }
+        }
+        told
+    }
+
+    /// Loses a device on which something hangs, or of which nothing can be read, if everything is there without it.
+    pub fn lose_failing(&mut self, now: u64) -> Told {
+        if !self.are_twice() {
+            return Told::default();
+        }
+        self.awake_ns += now.saturating_sub(self.woke_ns).min(AWAKE_NS);
+        self.woke_ns = now;
+        let now = self.awake_ns;
+        let each = &self.each;
+        let goes_on = |than: u16, since: u64| {
+            let mut others = (0..).zip(each);
+            others.any(|(n, d)| n != than && d.ended_ns > since)
+        };
+        let hung = |joint: &Joint| {
+            let late = now.saturating_sub(joint.sent_ns) > HANG_NS;
+            let alone = late && joint.waits.is_power_of_two();
+            let device = joint.waits.trailing_zeros() as u16;
+            (alone && goes_on(device, joint.sent_ns)).then_some(device)
+        };
+        let unread = |(n, d): (u16, &OnDevice)| (d.bad_reads.len() > BAD_READS_MAX).then_some(n);
+        let hung = self.joints.values().find_map(hung);
+        let failed = hung.or_else(|| self.spread.suspect());
+        let device = failed.or_else(|| (0..).zip(each).find_map(unread));
+        match device.filter(|device| self.spread.lose(*device)) {
+            Some(device) => self.leave(device),
+            None => Told::default(),
+        }
+    }
+
+    /// What several devices do, or did, and nobody has been told.
+    #[cfg(any(test, feature = "check"))]
+    pub fn under_way(&self) -> impl Iterator<Item = &FlashOp> {
+        let joints = self.joints.values().filter_map(|joint| joint.op.as_ref());
+        joints.chain(self.held.iter().map(|ended| &ended.op))
+    }
+
+    /// It is durable that a device is lost, or nobody waits for that any more: what has ended meanwhile.
+    pub fn let_go(&mut self) -> Vec<Ended> {
+        self.holds = false;
+        std::mem::take(&mut self.held)
+    }
+
+    /// A read of a device has ended.
+    pub fn note_read(&mut self, done: &IoDone, now: u64) {
+        let n = usize::from(self.number(done));
+        let Some(d) = self.each.get_mut(n).filter(|_| self.spread.is_twice()) else {
+            return;
+        };
+        if done.is_memory_gone() {
+            return;
+        }
+        if done.result.is_ok() || now.saturating_sub(d.bad_since_ns) > READS_NS {
+            d.bad_reads.clear();
+            d.bad_since_ns = now;
+        }
+        if done.result.is_err() {
+            d.bad_reads.insert(done.op.offset);
+        }
     }
 
     /// An operation has ended.
@@ -235,9 +468,9 @@ impl Devices {
         self.slow.any()
     }
 
-    /// Is it time to look how fast each answers?
+    /// Is it time to look how fast each answers? Not where everything is there twice: each segment lies on two of them.
     pub fn is_look_due(&self, now: u64) -> bool {
-        self.are_several() && now.saturating_sub(self.looked_ns) >= LOOK_NS
+        self.are_several() && !self.are_twice() && now.saturating_sub(self.looked_ns) >= LOOK_NS
     }
 
     /// Looks how fast each answers, where so much was read past the core: (reads, nanoseconds). True if a device is to be left
@@ -467,6 +700,10 @@ mod tests {
         parts.collect()
     }
 
+    fn end(devices: &mut Devices, part: Part, result: Result<(), IoError>) -> Option<Ended> {
+        devices.part_ended(part, result).ended.pop()
+    }
+
     #[test]
     fn a_flush_is_one_of_every_device_that_was_written_since() {
         let mut devices = two();
@@ -474,18 +711,18 @@ mod tests {
         // Nothing was written: somebody waits all the same.
         let none = flush(&mut devices);
         assert_eq!(which(&none), [0]);
-        assert!(devices.part_ended(none[0].0, Ok(())).is_some());
+        assert!(end(&mut devices, none[0].0, Ok(())).is_some());
         ended(&mut devices, OpKind::Write, A);
         ended(&mut devices, OpKind::Read, 0);
         let second = flush(&mut devices);
         assert_eq!(which(&second), [1]);
-        assert!(devices.part_ended(second[0].0, Ok(())).is_some());
+        assert!(end(&mut devices, second[0].0, Ok(())).is_some());
         ended(&mut devices, OpKind::Write, 0);
         ended(&mut devices, OpKind::Write, A);
         let both = flush(&mut devices);
         assert_eq!(which(&both), [0, 1]);
-        assert!(devices.part_ended(both[1].0, Ok(())).is_none());
-        assert!(devices.part_ended(both[0].0, Ok(())).is_some());
+        assert!(end(&mut devices, both[1].0, Ok(())).is_none());
+        assert!(end(&mut devices, both[0].0, Ok(())).is_some());
         assert_eq!(which(&flush(&mut devices)), [0]);
     }
 
@@ -498,8 +735,8 @@ mod tests {
         assert_eq!((first[0].1, second[0].1), (1, 1));
         // A write that ends behind a flush is not covered by it.
         ended(&mut devices, OpKind::Write, A);
-        assert!(devices.part_ended(second[0].0, Ok(())).is_some());
-        assert!(devices.part_ended(first[0].0, Ok(())).is_some());
+        assert!(end(&mut devices, second[0].0, Ok(())).is_some());
+        assert!(end(&mut devices, first[0].0, Ok(())).is_some());
         assert_eq!(flush(&mut devices)[0].1, 1);
     }
 
@@ -509,9 +746,86 @@ mod tests {
         ended(&mut devices, OpKind::Write, 0);
         ended(&mut devices, OpKind::Write, A);
         let both = flush(&mut devices);
-        let told = devices.part_ended(both[1].0, Err(IoError::Os(5)));
-        assert!(matches!(told, Some((FlashOp::Map, Err(_)))));
-        assert!(devices.part_ended(both[0].0, Ok(())).is_none());
+        let told = end(&mut devices, both[1].0, Err(IoError::Os(5)));
+        let failed = |e: &Ended| matches!((e.op, e.result), (FlashOp::Map, Err(_)));
+        assert!(told.as_ref().is_some_and(failed));
+        assert!(end(&mut devices, both[0].0, Ok(())).is_none());
         assert_eq!(flush(&mut devices)[0].1, 1);
+    }
+
+    /// Both of two devices have everything.
+    fn mirrored() -> Devices {
+        let how = hearth_io::Twice {
+            front: 4096,
+            segment: 4096,
+            own: [0; 2],
+            named: |_, _| None,
+            lost: 0,
+        };
+        let spread = Spread::over(A + 4096, [(4096, A)]).twice(how);
+        Devices::new(spread, Faults::none())
+    }
+
+    fn write(devices: &mut Devices) -> Vec<Part> {
+        let data = Buf::zeroed(4096).all();
+        let io = Io::write(Target::Flash(0), 8192, [data]);
+        let parts = devices.pair(FlashOp::Batch { seq: 7 }, &io);
+        let at = |io: &Io| (io.target, io.offset);
+        let places: Vec<_> = parts.iter().map(|(_, io)| at(io)).collect();
+        let both = [(Target::Flash(0), 8192), (Target::Flash(1), 8192)];
+        let there = both
+            .into_iter()
+            .zip(0..)
+            .filter(|(_, n)| devices.spread.is_there(*n));
+        assert_eq!(places, there.map(|(at, _)| at).collect::<Vec<_>>());
+        parts.into_iter().map(|(part, _)| part).collect()
+    }
+
+    #[test]
+    fn a_write_has_ended_when_both_halves_have_it() {
+        let mut devices = mirrored();
+        let parts = write(&mut devices);
+        assert!(end(&mut devices, parts[1], Ok(())).is_none());
+        assert!(end(&mut devices, parts[0], Ok(())).is_some_and(|e| e.result.is_ok()));
+    }
+
+    #[test]
+    fn what_one_half_alone_has_is_not_told_before_it_is_durable_that_the_other_is_lost() {
+        let mut devices = mirrored();
+        let (first, second) = (write(&mut devices), write(&mut devices));
+        assert!(end(&mut devices, first[1], Ok(())).is_none());
+        let told = devices.part_ended(first[0], Err(IoError::Os(5)));
+        assert_eq!((told.lost, told.ended.len()), (Some(0), 0));
+        assert!(end(&mut devices, second[1], Ok(())).is_none());
+        // Whatever it says later.
+        assert!(end(&mut devices, second[0], Ok(())).is_none());
+        assert_eq!(write(&mut devices).len(), 1);
+        let told = devices.let_go();
+        assert_eq!(told.len(), 2);
+        assert!(told.iter().all(|e| e.result.is_ok()));
+        // The one that is left fails as a single one does.
+        let last = write(&mut devices);
+        let failed = end(&mut devices, last[0], Err(IoError::Os(5)));
+        assert!(failed.is_some_and(|e| e.result.is_err()));
+    }
+
+    #[test]
+    fn one_that_hangs_while_the_other_goes_on_is_lost() {
+        let mut devices = mirrored();
+        let parts = write(&mut devices);
+        // It may have slept.
+        assert_eq!(devices.lose_failing(10 * HANG_NS).lost, None);
+        devices.part_ended(parts[0], Ok(()));
+        let looks = |devices: &mut Devices| {
+            let from = devices.woke_ns;
+            let looks = (1..20).map(|n| devices.lose_failing(from + n * AWAKE_NS).lost);
+            looks.flatten().collect::<Vec<_>>()
+        };
+        assert_eq!(looks(&mut devices), [1]);
+        assert_eq!(devices.let_go().len(), 1);
+        // Both hang: nobody knows which of them would come back.
+        let mut devices = mirrored();
+        write(&mut devices);
+        assert!(looks(&mut devices).is_empty());
     }
 }

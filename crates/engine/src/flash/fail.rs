@@ -70,6 +70,8 @@ pub(crate) struct FailMark {
     until_ns: u64,
     /// Nobody waits any more; once it is written it is flushed all the same.
     late: bool,
+    /// The copy to begin with, while the superblock is being written for something else.
+    pub(in crate::flash) waits: Option<u8>,
 }
 
 impl<U: Users> FlashDevice<U> {
@@ -276,11 +278,14 @@ impl<U: Users> FlashDevice<U> {
             first: true,
             until_ns: now + MARK_TIME_NS,
             late: false,
+            waits: self.is_losing().then_some(copy),
         });
-        self.write_mark(copy);
+        if !self.is_losing() {
+            self.write_mark(copy);
+        }
     }
 
-    fn write_mark(&mut self, copy: u8) {
+    pub(in crate::flash) fn write_mark(&mut self, copy: u8) {
         let mut sb = self.sb.clone();
         sb.copy = copy;
         let mut buf = Buf::zeroed(BLOCK as usize).all();

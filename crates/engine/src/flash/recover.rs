@@ -57,6 +57,8 @@ pub(crate) struct Recovered {
     wipe: Vec<u32>,
     /// Segment and block behind its last batch that counts, where one may stand that does not.
     cut: Vec<(u32, u32)>,
+    /// Segments of which not all was durable, and how many blocks of them count.
+    halved: Vec<(u32, u32)>,
 }
 
 /// Blocks that are wiped by one write.
@@ -360,6 +362,7 @@ impl<U: Users> FlashDevice<U> {
         if *used < self.log.data_blocks {
             out.cut.push((p.seg, *used));
         }
+        out.halved.push((p.seg, *used));
         p.told.entries.truncate(chunks[p.accepted - 1].to);
         p.told.marks.truncate(p.accepted);
         out.seal.push(Sealing {
@@ -474,6 +477,66 @@ impl<U: Users> FlashDevice<U> {
         Ok(())
     }
 
+    /// Where everything is there twice: gives both halves what was accepted, and finds what only the half has that was not
+    /// read.
+    ///
+    /// What no flush covered one device may have, and the other not. A start reads one half of a segment; the next one
+    /// may have to read the other, and must find the same. What was durable is on both; so what remains are the ends of
+    /// the log, and segments of which nothing was found here: if the other half has the beginning of one, that
+    /// never happened either, and its numbers come again.
+    fn make_halves_alike(
+        &self,
+        media: &mut dyn Media,
+        found: &mut Recovered,
+    ) -> Result<(), RecoverError> {
+        if !self.devices.are_twice() || self.faults.has(Fault::HalvesUnmended) {
+            return Ok(());
+        }
+        let bytes = self.log.segment_blocks as usize * BLOCK as usize;
+        let (mut one, mut other) = (vec![0u8; bytes], vec![0u8; bytes]);
+        for (seg, used) in std::mem::take(&mut found.halved) {
+            let at = self.layout.segment_offset(seg);
+            let len = used as usize * BLOCK as usize;
+            // What cannot be read there is written.
+            let both = media.read_other(at, &mut other[..len]);
+            if matches!(both, Ok(false)) {
+                continue;
+            }
+            media.read_at(at, &mut one[..len])?;
+            let pairs = one[..len].chunks(BLOCK as usize);
+            let pairs = pairs.zip(other.chunks(BLOCK as usize)).zip(0..);
+            for ((one, other), n) in pairs {
+                if both.is_err() || one != other {
+                    took(Path::HalfMended);
+                    media.write_other(at + n * BLOCK, one)?;
+                }
+            }
+        }
+        let mut counts = vec![false; self.log.segments.len()];
+        let known = found.accepted.iter().map(|(seg, _)| *seg);
+        for seg in known.chain(found.wipe.iter().copied()) {
+            counts[seg as usize] = true;
+        }
+        let summary = self.layout.summary_bytes();
+        for seg in (0..)
+            .zip(counts)
+            .filter(|(_, counts)| !counts)
+            .map(|(seg, _)| seg)
+        {
+            let (start, end) = (&mut one[..BLOCK as usize], &mut other[..summary]);
+            let read = [
+                media.read_other(self.layout.segment_offset(seg), start),
+                media.read_other(self.layout.summary_offset(seg), end),
+            ];
+            let both = read.iter().all(|r| matches!(r, Ok(true)));
+            if both && self.begins_after(start, end, found.last_batch) {
+                took(Path::HalfWiped);
+                found.wipe.push(seg);
+            }
+        }
+        Ok(())
+    }
+
     /// Makes what was accepted the only thing a later start can find.
     fn settle_log(
         &mut self,
@@ -483,10 +546,12 @@ impl<U: Users> FlashDevice<U> {
         self.log.next_batch_seq = found.last_batch + 1;
         self.log.applied_seq = found.last_batch;
         self.log.next_segment_seq = found.max_segment_seq + 1;
+        self.make_halves_alike(media, found)?;
         // First what was accepted becomes durable; only then may anything on flash claim so.
         if !self.faults.has(Fault::SealUnflushed) {
             media.flush()?;
         }
+        self.store_if_lost(media)?;
         self.log.durable_seq = found.last_batch;
         self.resume_head(media, found)?;
         let zeros = vec![0u8; BLOCK as usize];

@@ -171,6 +171,13 @@ impl<U: Users> FlashDevice<U> {
         if !self.takes_writes() {
             return;
         }
+        self.floor_step(step, result, now);
+        if !self.is_rescuing() {
+            self.superblock_is_free();
+        }
+    }
+
+    fn floor_step(&mut self, step: Step, result: &Result<(), IoError>, now: u64) {
         if let Err(e) = result {
             self.counters.flash_errors += 1;
             self.note_refusal(e);

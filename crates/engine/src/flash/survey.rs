@@ -174,6 +174,14 @@ impl<U: Users> FlashDevice<U> {
         inside.then_some((h, told))
     }
 
+    /// Would a start take a segment with these ends for one that was opened after batch `last`?
+    pub fn begins_after(&self, start: &[u8], end: &[u8], last: u64) -> bool {
+        let batch = BatchHeader::decode(start, &mut Vec::new()).ok();
+        let batch = batch.filter(|h| self.is_ours(h)).map(|h| h.batch_seq);
+        let summary = self.decode_summary(end).map(|(h, _)| h.last_batch_seq);
+        batch.max(summary).is_some_and(|seq| seq > last)
+    }
+
     /// What a summary tells that was read while the pool is served, if it is that of this life of the segment.
     pub fn entries_of_summary(&self, bytes: &[u8], seq: u64) -> Option<Vec<Entry>> {
         let (h, told) = self.decode_summary(bytes)?;

@@ -194,7 +194,7 @@ impl Shared {
             });
             let at = ((run.block - base) * BLOCK) as usize;
             let offset = (self.first_block + u64::from(run.slot)) * BLOCK;
-            let (target, offset) = match self.spread.place(offset) {
+            let (target, offset) = match self.spread.read_place(offset) {
                 (0, offset) => (self.flash, offset),
                 (device, offset) => (Target::Flash(device), offset),
             };

@@ -36,7 +36,7 @@ impl Rig {
             since_seq: 0,
             home: crate::api::Home::Origin,
         };
-        let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
+        let mut core = Engine::blank(sb, None, EngineOptions::default(), &[known]);
         core.flash.log.free = (0..core.flash.log.segments.len() as u32).collect();
         core.flash.log.next_segment_seq = 1;
         let d = core.known_mut(DISK);

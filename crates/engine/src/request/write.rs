@@ -162,7 +162,9 @@ impl Core {
         let d = self.known(disk);
         let zeros = !matches!(self.reqs[id].op, ReqOp::Write { .. });
         let past = zeros && d.order.is_some();
-        let through = !self.flash.takes_writes() || !d.writes_to_flash() || past;
+        // What one device alone would have is in the origin first, unless that would break its order.
+        let single = self.flash.is_single() && d.has_origin() && d.order.is_none();
+        let through = !self.flash.takes_writes() || !d.writes_to_flash() || past || single;
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].write_mut().through = through;
         if past {
@@ -789,9 +791,13 @@ impl Core {
         let regions = self.reqs[id].regions();
         let unguarded = regions.is_none();
         self.ready.touch(disk);
+        let single = self.flash.is_single();
         let d = self.known_mut(disk);
         let written = d.origin.wrote(regions);
-        let mode = d.cfg.mode;
+        let mode = match d.cfg.mode {
+            Mode::WriteBack if single => Mode::WriteThrough,
+            mode => mode,
+        };
         let op = self.reqs[id].op;
         let ok = self.reqs[id].failed.is_none();
         // Copies dropped by eviction are still on flash until their segment is overwritten.

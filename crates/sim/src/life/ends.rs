@@ -218,6 +218,11 @@ impl World<'_> {
     pub(super) fn reopen(&mut self) -> Outcome {
         self.reshape()?;
         for attempt in 0..=CUTS_MAX {
+            let changes =
+                self.flash.are_twice() && self.profile.flash_death && self.rng.chance(1, 2);
+            if changes && let Some(what) = self.flash.comes_or_goes(self.profile.revival) {
+                trace!(self, "{what}");
+            }
             // Several devices are marked before the log is looked at.
             let steps = if self.flash.are_several() { 32 } else { 4 };
             let cut = (attempt < CUTS_MAX && self.rng.chance(1, 4)).then(|| self.rng.below(steps));

@@ -95,6 +95,9 @@ impl World<'_> {
     pub(super) fn flash_dies(&mut self) {
         trace!(self, "THE FLASH DEVICE DIES");
         self.flash.kill();
+        if self.flash.are_twice() {
+            return;
+        }
         self.flash_failed = self.model.now();
         for index in 0..self.disks.len() {
             if self.disks[index].dirty_once {
@@ -130,7 +133,7 @@ impl World<'_> {
                 "ROT in flash block {index}, holding block {block} of #{}", self.disks[disk].uid
             );
             self.flash.rot(index);
-            if self.disks[disk].dirty_once {
+            if self.disks[disk].dirty_once && !self.flash.are_twice() {
                 self.disks[disk].hurt.insert(block);
             }
         }

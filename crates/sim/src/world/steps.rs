@@ -373,6 +373,8 @@ impl World<'_> {
                     disk.origin_failed = now;
                 }
             }
+            // Another device has what this one does not give back, or take.
+            Target::Flash(_) if self.flash.are_twice() => {}
             Target::Flash(n) => {
                 self.flash_failed = now;
                 if done.op.kind == OpKind::Read {

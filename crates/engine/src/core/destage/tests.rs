@@ -15,7 +15,7 @@ fn zeros_that_were_written_and_zeroed_again_become_clean_though_others_always_wa
         since_seq: 0,
         home: crate::api::Home::Origin,
     };
-    let mut core = Engine::blank(sb, EngineOptions::default(), &[known]);
+    let mut core = Engine::blank(sb, None, EngineOptions::default(), &[known]);
     let mut fx = Effects::default();
     core.alter(1, |d| d.attached = true);
     core.change_zeros(1, |zero| {
