@@ -91,6 +91,8 @@ paths! {
     ScratchDropped: "a start drops what is left of a scratch disk",
     OrderBegun: "a disk becomes ordered",
     OrderMixed: "an ordered disk goes out of order",
+    RunOfNoOrder: "a run waits for a mark that the log will never have",
+    VersionLost: "the newest version of a block of an ordered disk is lost",
     OrderGivenUp: "a starved log has no room for the marks of ordered disks",
     EpochDestaged: "an origin has an epoch of an ordered disk",
     VersionDestaged: "an origin is given a version of a block that is not the newest",

@@ -128,7 +128,7 @@ pub(crate) const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 37] = [
+pub const PROFILES: [Profile; 38] = [
     CALM,
     Profile {
         name: "restart",
@@ -565,6 +565,21 @@ pub const PROFILES: [Profile; 37] = [
         ..CALM
     },
     Profile {
+        name: "ordered-rot",
+        about: "ordered disks, and blocks of flash that rot and cannot be read: the rest goes on in its order",
+        modes: [1, 0, 0, 0],
+        lives: (1, 4),
+        requests: (40, 200),
+        crash: 30,
+        rot: 15,
+        flash_read_eio: 10,
+        heavy: 30,
+        change: 4,
+        trouble: 10,
+        ordered: true,
+        ..CALM
+    },
+    Profile {
         name: "twice",
         about: "two to four flash devices that hold everything twice, and crashes (not part of mixed)",
         modes: [4, 2, 1, 0],
@@ -615,7 +630,7 @@ pub const PROFILES: [Profile; 37] = [
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 4, 5, 4, 0, 0, 0,
+    0, 3, 3, 2, 2, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

@@ -118,7 +118,8 @@ impl Daemon {
                 continue;
             };
             let noted = beside.ordered_upto(id, serial).unwrap_or(0);
-            if all || upto == 0 && noted > 0 || upto >= noted + ORDER_STEP_MS {
+            // Also backwards: what was told of a time that the host's clock no longer has is no more known.
+            if all || upto < noted || upto >= noted + ORDER_STEP_MS {
                 news.push((id, serial, upto));
             }
         }

@@ -122,7 +122,7 @@ impl Core {
         for item in batch.items {
             match item.token.apply {
                 Apply::Dirty => {
-                    self.forget_lost_versions(item.disk, item.block, item.count);
+                    self.mend_lost_versions(item.disk, item.block, item.count);
                     let (flash, mut rest) = self.apart();
                     rest.map_written(&item, now, |slot, old| {
                         if old.is_some() {

@@ -558,8 +558,8 @@ impl Core {
         }
     }
 
-    /// A version of a block of an ordered disk cannot be read, and nobody but the destager would notice; or what is
-    /// newest is lost. Then there is no order.
+    /// A version of a block of an ordered disk cannot be read, and nobody but the destager would notice. Then there is
+    /// no order.
     fn destage_lost_version(&mut self, id: usize, at: usize, done: &IoDone) {
         let job = &self.destaging.jobs[id];
         let (disk, start) = (job.disk, job.start + at as u64);
@@ -571,7 +571,7 @@ impl Core {
             let block = start + i as u64;
             let newest = self.cache.index.get(Key::new(disk, block)) == Some(job.slots[at + i]);
             let bad = done.result.is_err() || done.bad_blocks.contains(&(i as u32));
-            bad && (!newest || d.lost.contains(block))
+            bad && !newest && !d.lost.contains(block)
         });
         if lost && !done.is_memory_gone() {
             self.mix_order(disk);

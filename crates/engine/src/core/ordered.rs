@@ -13,9 +13,11 @@ use crate::api::{DiskId, Effects, ReqOp};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::Core;
 use crate::core::apply::Then;
+use crate::core::route::FlashWaiter;
 use crate::disk::Disk;
 use crate::engine::OrderStatus;
 use crate::faults::Fault;
+use crate::flash::durable::Until;
 use crate::ids::ReqId;
 use crate::origin::order::{Epoch, Order, Upto};
 use crate::origin::pace::Need;
@@ -88,18 +90,24 @@ impl Told {
         }
         epochs.extend(batches.into_values());
         epochs.push_back(Epoch::default());
-        Order::of(epochs, !mark.in_order, through)
+        let mut order = Order::of(epochs, !mark.in_order, through);
+        order.marked = self.mark.is_some();
+        if !mark.in_order {
+            order.doubt_all();
+        }
+        order
     }
 }
 
 impl Core {
-    /// Where everything dirty of a disk lies.
+    /// Where everything dirty of a disk lies that the origin can be given.
     fn dirty_copies(&self, disk: DiskId) -> Vec<(u64, SlotNo, u32)> {
         let Some(d) = self.disk(disk) else {
             return Vec::new();
         };
         let index = &self.cache.index;
         let dirty = d.dirty.range(0, u64::MAX);
+        let dirty = dirty.filter(|block| !d.lost.contains(*block));
         let copies = dirty.filter_map(|block| {
             let slot = index.get(Key::new(disk, block))?;
             Some((block, slot, index.crc(slot)))
@@ -114,7 +122,10 @@ impl Core {
         match (wanted, d.order.is_some()) {
             // Else it begins when that is noted.
             (true, false) if self.flash.may_mark() => self.begin_order(disk),
-            (false, true) => self.end_order(disk),
+            (false, true) => {
+                self.say_no_order(disk);
+                self.end_order(disk);
+            }
             _ => {}
         }
     }
@@ -134,15 +145,30 @@ impl Core {
 
     /// What is dirty goes to the origin in any order from here on.
     pub fn end_order(&mut self, disk: DiskId) {
-        if let Some(d) = self.disk_mut(disk)
-            && let Some(mut order) = d.order.take()
-        {
-            order.clear();
-            for slot in order.released.drain(..) {
-                self.flash.let_go(slot);
-            }
-            self.ready.touch(disk);
+        let Some(mut order) = self.disk_mut(disk).and_then(|d| d.order.take()) else {
+            return;
+        };
+        order.clear();
+        for slot in order.released.drain(..) {
+            self.flash.let_go(slot);
         }
+        self.ready.touch(disk);
+    }
+
+    /// Has the log say that a disk is in no order any more. Else, when it is ordered once more, what the log said
+    /// before would be believed after a crash.
+    fn say_no_order(&mut self, disk: DiskId) {
+        let order = self.disk(disk).and_then(|d| d.order.as_deref());
+        if order.is_none_or(|o| !o.marked) || !self.flash.takes_writes() {
+            return;
+        }
+        let mark = Mark {
+            batch: self.flash.log.applied_seq,
+            in_order: false,
+        };
+        let ((block, word), then) = (mark.to_fields(), Then::Nothing);
+        self.flash
+            .record(Kind::Through, disk, block, word.into(), then);
     }
 
     /// Versions are gone, or cannot be read: the origin gets what is newest, in any order, and is in order
@@ -175,6 +201,7 @@ impl Core {
             return;
         };
         order.unmarked = starved;
+        order.marked |= !starved;
         if starved {
             self.ready.unmarked.add(disk);
             return;
@@ -257,18 +284,28 @@ impl Core {
         }
     }
 
-    /// What is lost is written again: nobody waits for it any more.
-    pub fn forget_lost_versions(&mut self, disk: DiskId, block: u64, count: u32) {
+    /// A block's newest version is lost: the origin gets none of it, and the others in their order.
+    pub fn lose_versions(&mut self, disk: DiskId, block: u64) {
+        let Some(order) = self.disk_mut(disk).and_then(|d| d.order.as_mut()) else {
+            return;
+        };
+        took(Path::VersionLost);
+        order.forget(block);
+        self.release_versions(disk);
+        // It may have been the last that was waited for.
+        self.ready.ending.add(disk);
+    }
+
+    /// What is lost is being written again: until the origin has that, it lacks something of a time it is past.
+    pub fn mend_lost_versions(&mut self, disk: DiskId, block: u64, count: u32) {
         let d = self.known_mut(disk);
         if d.lost.is_empty() {
             return;
         }
-        if let Some(order) = d.order.as_deref_mut() {
-            for lost in d.lost.range(block, block + u64::from(count)) {
-                order.forget(lost);
-            }
+        let any = d.lost.range(block, block + u64::from(count)).next();
+        if let (Some(order), Some(_)) = (d.order.as_deref_mut(), any) {
+            order.note_mended();
         }
-        self.release_versions(disk);
     }
 
     /// Client data of an ordered disk is on flash.
@@ -276,13 +313,15 @@ impl Core {
         if let Some(order) = self.disk_mut(disk).and_then(|d| d.order.as_mut()) {
             order.add(block, slot, crc, now);
             self.flash.hold(slot);
+            // A guest that does not flush would hold with them what the others may.
+            self.release_versions(disk);
         }
     }
 
     /// The next block of an ordered disk that the origin may have.
     pub fn next_in_order(&self, d: &Disk, order: &Order, now: u64) -> Option<u64> {
-        if self.flash.is_rescuing() {
-            // What the log says of the order is being taken back.
+        if self.flash.is_rescuing() || order.unmarked && order.marked {
+            // What the log says of the order is being taken back, or will be: it has no room to say more.
             return None;
         }
         let cursor = order.cursor;
@@ -309,9 +348,11 @@ impl Core {
         };
         let age = age_percent(order, d.max_age_ns, now);
         let held = percent_of(self.flash.held_segments as u64, self.held_max());
+        // Until the origin has the mixture, no limit is kept.
+        let mixed = order.is_mixed() && d.max_age_ns > 0;
         if age >= AGE_URGENT_PERCENT || held >= 90 {
             Need::Urgent
-        } else if age >= AGE_HASTE_PERCENT || held >= 70 {
+        } else if age >= AGE_HASTE_PERCENT || held >= 70 || mixed {
             Need::Haste
         } else {
             Need::None
@@ -350,13 +391,23 @@ impl Core {
 
     /// Is an origin that was too far behind in time again?
     pub fn look_at_ages(&mut self, disk: DiskId, now: u64) {
-        let Some(d) = self.disk_mut(disk) else { return };
-        // The origin has it, but it could not be called clean for a newer write, and that has failed.
-        let left = d.dirty.len() > d.lost.len() && d.locks.len() == 0;
-        if left && d.order.as_ref().is_some_and(|o| o.is_empty()) {
-            return self.mix_order(disk);
+        let Some(d) = self.disk(disk) else { return };
+        // The origin has it, but it could not be called clean for a newer write, and that has failed; or it has no room,
+        // and waits for what this takes.
+        let empty = d.order.as_ref().is_some_and(|o| o.is_empty());
+        if empty && d.dirty.len() > d.lost.len() {
+            let mut dirty = d.dirty.range(0, u64::MAX).filter(|b| !d.lost.contains(*b));
+            let left = dirty.any(|block| !self.superseding(disk, block, block + 1));
+            drop(dirty);
+            if left {
+                return self.mix_order(disk);
+            }
         }
+        let d = self.known_mut(disk);
         let max_age_ns = d.max_age_ns;
+        if let Some(order) = d.order.as_deref_mut() {
+            order.note_known(now);
+        }
         if let Some(order) = d.order.as_deref_mut()
             && order.late
             && age_percent(order, max_age_ns, now) < AGE_IN_TIME_PERCENT
@@ -372,18 +423,51 @@ impl Core {
             .disks
             .iter()
             .flatten()
-            .filter(|d| d.order.as_ref().is_some_and(|o| !o.unmarked))
+            .filter(|d| d.order.as_ref().is_some_and(|o| o.marked))
             .map(|d| d.cfg.id)
             .collect();
         for disk in &marked {
             self.mix_order(*disk);
-            if let Some(order) = self.disk_mut(*disk).and_then(|d| d.order.as_mut()) {
-                order.unmarked = true;
-                order.mark_ord = 0;
-            }
+            let Some(order) = self.disk_mut(*disk).and_then(|d| d.order.as_mut()) else {
+                continue;
+            };
+            (order.unmarked, order.marked) = (true, false);
+            order.mark_ord = 0;
+            let fields = order.mark().to_fields();
             self.ready.unmarked.add(*disk);
+            // What is queued comes into the log behind the floor, where it counts.
+            for item in &mut self.flash.log.queue {
+                if item.kind == Kind::Through && item.disk == *disk {
+                    (item.block, item.count) = fields;
+                }
+            }
         }
         !marked.is_empty()
+    }
+
+    /// What the log said of the order of disks is void. Those of their runs that wait until it says more, which it will
+    /// not, go to the origin: of a mixture everything may.
+    pub fn orders_given_up(&mut self, now: u64, fx: &mut Effects) {
+        let void = |core: &Core, id: usize| {
+            let job = &core.destaging.jobs[id];
+            let order = core.disk(job.disk).and_then(|d| d.order.as_deref());
+            job.ord > core.flash.log.durable_ord && order.is_none_or(|o| o.unmarked)
+        };
+        let mut waiters = std::mem::take(&mut self.flash.waiters);
+        let mut runs = Vec::new();
+        waiters.retain(|w| match (w.until, w.who) {
+            (Until::Ord(_), FlashWaiter::Destage(id)) if void(self, id) => {
+                runs.push(id);
+                false
+            }
+            _ => true,
+        });
+        self.flash.waiters = waiters;
+        for id in runs {
+            took(Path::RunOfNoOrder);
+            self.destaging.jobs[id].ord = 0;
+            self.destage_durable(id, now, fx);
+        }
     }
 
     /// Marks disks for which the log had no room.
@@ -451,7 +535,7 @@ impl Core {
         if order.is_empty() && !order.is_mixed() {
             return;
         }
-        let behind = order.open_number() + 1;
+        let behind = order.next_number();
         self.reqs[id].write_mut().behind = behind;
         self.ready.ending.add(disk);
     }
@@ -488,7 +572,7 @@ impl Core {
     pub fn order_state(&self, disk: DiskId, now: u64) -> Option<OrderStatus> {
         let d = self.disk(disk)?;
         let order = d.order.as_deref()?;
-        let unwritten = !d.zero.is_empty();
+        let unwritten = !d.zero.is_empty() || !d.lost.is_empty();
         let upto = match order.upto(now) {
             _ if unwritten => Upto::Mixed,
             // It has more than the log says, and may be given that once more.

@@ -184,6 +184,9 @@ impl Core {
             FlashOp::Floor => {
                 self.flash.floor_ended(&result, now);
                 // What had to wait for it goes on.
+                if !self.flash.is_rescuing() && self.flash.takes_writes() {
+                    self.orders_given_up(now, fx);
+                }
                 self.set_orders();
                 self.everyone_is_ready();
             }
@@ -193,6 +196,8 @@ impl Core {
                 for ended in held {
                     self.flash_ended(ended, now, fx);
                 }
+                // Disks that could not be ordered meanwhile are.
+                self.set_orders();
             }
             // Reads.
             FlashOp::Entries { .. } | FlashOp::Move { .. } => {}

@@ -28,7 +28,7 @@ pub(crate) enum Until {
 /// Somebody who waits for that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting<W> {
-    until: Until,
+    pub until: Until,
     pub who: W,
 }
 

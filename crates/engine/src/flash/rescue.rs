@@ -132,7 +132,9 @@ impl<U: Users> FlashDevice<U> {
 
     /// May the log have marks of ordered disks? If that is not noted on the device yet, it is begun.
     pub fn may_mark(&mut self) -> bool {
-        if !self.order_noted && !self.is_rescuing() && self.takes_writes() {
+        // One who writes the superblock at a time.
+        let free = !self.is_rescuing() && !self.is_losing();
+        if !self.order_noted && free && self.takes_writes() {
             self.sb.incompat |= INCOMPAT_ORDER;
             self.sb.generation += 1;
             self.store_copy(false);

@@ -76,12 +76,21 @@ pub(crate) struct Order {
     first: u64,
     /// The first one is the mixture.
     mixed: bool,
+    /// What took the place of something that was lost is in epochs before this one: as long as the origin does not have
+    /// them, it lacks something of a time of which it has more.
+    mends: u64,
     /// What the log is to say: batches up to this do not count but for what is still dirty.
     pub through: u64,
     /// The record that says so; nothing more is given to the origin before that is durable.
     pub mark_ord: u64,
     /// The log does not say it, and there was no room.
     pub unmarked: bool,
+    /// The log has a mark of the disk that counts, however old.
+    pub marked: bool,
+    /// Something was written since the last epoch ended, even if nothing of it is left.
+    touched: bool,
+    /// Since when this run knows of the order; 0: not noted yet.
+    known_ns: u64,
     /// Where the sweep over the first epoch goes on.
     pub cursor: u64,
     /// Places of versions that nobody needs any more.
@@ -115,9 +124,13 @@ impl Order {
             epochs,
             first: 1,
             mixed,
+            mends: 0,
             through,
             mark_ord: 0,
             unmarked: false,
+            marked: false,
+            touched: false,
+            known_ns: 0,
             cursor: 0,
             released: Vec::new(),
             count,
@@ -149,6 +162,7 @@ impl Order {
 
     /// A block was written, and lies there.
     pub fn add(&mut self, block: u64, slot: Slot, crc: u32, now: u64) {
+        self.touched = true;
         let open = self.open();
         if open.versions.is_empty() {
             open.since_ns = now.max(1);
@@ -180,13 +194,33 @@ impl Order {
 
     /// The guest has flushed: what is written from now on is of the next epoch. Everything up to this batch
     /// was applied.
+    ///
+    /// An epoch of which the origin has everything before it ends is ended as well, so that the log says so: a start
+    /// after a crash would find its versions in the log, and give the origin the older ones of them over the newest.
     pub fn end_epoch(&mut self, batch: u64) {
-        let open = self.open();
-        if open.versions.is_empty() && self.epochs.len() == 1 && !self.mixed {
-            return;
+        let touched = std::mem::take(&mut self.touched);
+        if self.open().versions.is_empty() {
+            if let Some(at) = self.epochs.len().checked_sub(2) {
+                // Nothing of this one is left, so it is the end of the one before. A guest that flushes and does not write
+                // makes no epochs.
+                self.epochs[at].last_batch = batch;
+                return;
+            }
+            if !self.mixed && !touched {
+                return;
+            }
         }
         self.open().last_batch = batch;
         self.epochs.push_back(Epoch::default());
+    }
+
+    /// Number of the epoch that begins when the one of today ends: which has all that was written so far before it.
+    pub fn next_number(&self) -> u64 {
+        let empty = self.epochs.back().is_some_and(|e| e.versions.is_empty());
+        match empty && self.epochs.len() > 1 {
+            true => self.open_number(),
+            false => self.open_number() + 1,
+        }
     }
 
     /// Number of the epoch of what is written now.
@@ -265,6 +299,9 @@ impl Order {
 
     /// How long the origin will take for all it lacks that was flushed, by what it took lately.
     pub fn left_ns(&self) -> u64 {
+        if self.mixed {
+            return 0;
+        }
         (self.epochs.len() as u64 - 1).saturating_mul(self.epoch_ns)
     }
 
@@ -296,8 +333,23 @@ impl Order {
     pub fn mark(&self) -> Mark {
         Mark {
             batch: self.through,
-            in_order: !self.mixed,
+            in_order: !self.is_of_no_time(),
         }
+    }
+
+    /// Is what the origin holds of no one time?
+    fn is_of_no_time(&self) -> bool {
+        self.mixed || self.first < self.mends
+    }
+
+    /// What is written now takes the place of something that was lost.
+    pub fn note_mended(&mut self) {
+        self.mends = self.open_number() + 1;
+    }
+
+    /// Nothing tells that what was written in earlier runs has its order.
+    pub fn doubt_all(&mut self) {
+        self.mends = self.open_number();
     }
 
     /// The deliberate fault: the first two epochs become one.
@@ -342,6 +394,9 @@ impl Order {
         mixture.first = self.open_number() + 1;
         mixture.late = self.late;
         mixture.epoch_ns = self.epoch_ns;
+        mixture.marked = self.marked;
+        mixture.mends = self.mends;
+        mixture.known_ns = self.known_ns;
         let mut old = std::mem::replace(self, mixture);
         old.clear();
         old.released
@@ -385,7 +440,10 @@ impl Order {
 
     /// For a checkpoint.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(u8::from(self.mixed) | u8::from(self.unmarked) << 1);
+        let mends = self.first < self.mends;
+        let flags = [self.mixed, self.unmarked, self.marked, self.touched, mends];
+        let flags = (0..).zip(flags).map(|(bit, on)| u8::from(on) << bit);
+        out.push(flags.sum());
         out.extend_from_slice(&self.through.to_le_bytes());
         out.extend_from_slice(&(self.epochs.len() as u32).to_le_bytes());
         for epoch in &self.epochs {
@@ -431,6 +489,12 @@ impl Order {
         epochs.push_back(Epoch::default());
         let mut order = Order::of(epochs, mixed, through);
         order.unmarked = flags & 2 != 0;
+        order.marked = flags & 4 != 0;
+        // What was written before it is of the epoch that has just been ended.
+        order.touched = flags & 8 != 0;
+        if flags & 16 != 0 {
+            order.doubt_all();
+        }
         Some(order)
     }
 
@@ -442,7 +506,7 @@ impl Order {
     /// How far the origin is as long as the log does not say durably that it has more: a start after a crash would
     /// give it the last epoch once more.
     pub fn settled(&self) -> Upto {
-        match self.mixed {
+        match self.is_of_no_time() {
             true => Upto::Mixed,
             false => self.settled,
         }
@@ -450,7 +514,7 @@ impl Order {
 
     /// How far the origin is.
     pub fn upto(&self, now: u64) -> Upto {
-        if self.mixed {
+        if self.is_of_no_time() {
             return Upto::Mixed;
         }
         match (self.epochs.len(), self.front().since_ns) {
@@ -460,12 +524,23 @@ impl Order {
         }
     }
 
-    /// For how long the origin has lacked what a flush has covered.
+    /// For how long the origin has lacked what a flush has covered, as far as this run knows. A mixture has no age: it
+    /// was dirty before there was an order, and nobody is to wait for all of it.
     pub fn age_ns(&self, now: u64) -> u64 {
-        let front = self.front();
-        match self.epochs.len() > 1 && front.since_ns > 0 {
-            true => now.saturating_sub(front.since_ns),
-            false => 0,
+        if self.mixed || self.epochs.len() == 1 {
+            return 0;
+        }
+        match (self.front().since_ns, self.known_ns) {
+            (0, 0) => 0,
+            (0, known) => now.saturating_sub(known),
+            (since, _) => now.saturating_sub(since),
+        }
+    }
+
+    /// This run knows of it.
+    pub fn note_known(&mut self, now: u64) {
+        if self.known_ns == 0 {
+            self.known_ns = now.max(1);
         }
     }
 }
@@ -493,6 +568,90 @@ mod tests {
         assert!(order.go_on(7));
         assert_eq!((order.upto(5), order.through), (Upto::At(5), 7));
         order
+    }
+
+    #[test]
+    fn a_guest_that_flushes_and_does_not_write_makes_no_epochs() {
+        let mut order = in_order();
+        order.add(1, 10, 0, 100);
+        order.end_epoch(8);
+        for batch in 9..20 {
+            order.end_epoch(batch);
+        }
+        assert_eq!(order.epochs().count(), 2);
+        // What lines up now goes after the one epoch there is.
+        assert_eq!(order.next_number(), order.open_number());
+        destage(&mut order, 1);
+        assert!(order.go_on(20));
+        assert_eq!(order.through, 19);
+        assert!(order.has_all_before(order.open_number()));
+    }
+
+    #[test]
+    fn what_the_origin_has_before_it_is_flushed_is_told_to_the_log() {
+        let mut order = in_order();
+        order.add(1, 10, 0, 100);
+        order.add(1, 11, 0, 101);
+        destage(&mut order, 1);
+        // A start after a crash would find both in the log, and begin with the older one.
+        order.end_epoch(9);
+        assert!(order.go_on(9));
+        assert_eq!(order.mark().batch, 9);
+        order.end_epoch(10);
+        assert!(!order.go_on(10), "nothing was written since");
+    }
+
+    #[test]
+    fn neither_a_mixture_nor_a_run_of_before_makes_anybody_wait_for_its_age() {
+        let mut order = Order::mixture([(1, 10, 0)], 3);
+        order.end_epoch(4);
+        order.add(2, 11, 0, 500);
+        order.end_epoch(5);
+        assert_eq!((order.age_ns(1 << 40), order.left_ns()), (0, 0));
+        let restored = [(1, 1), (2, 2)].map(|(block, last_batch)| {
+            let mut epoch = Epoch::default();
+            let version = Version {
+                slot: 9,
+                crc: 0,
+                written: false,
+            };
+            epoch.add(block, version);
+            epoch.last_batch = last_batch;
+            epoch
+        });
+        let mut order = Order::of(restored.into(), false, 0);
+        assert_eq!(order.age_ns(1000), 0);
+        order.note_known(1000);
+        order.note_known(2000);
+        assert_eq!(order.age_ns(5000), 4000);
+    }
+
+    #[test]
+    fn until_what_replaces_a_lost_block_is_there_the_origin_is_of_no_time() {
+        let mut order = in_order();
+        order.add(1, 10, 0, 100);
+        order.end_epoch(8);
+        order.forget(1);
+        assert!(order.go_on(8));
+        order.add(2, 11, 0, 200);
+        order.end_epoch(9);
+        order.add(1, 12, 0, 300);
+        order.note_mended();
+        order.end_epoch(10);
+        assert_eq!(
+            (order.upto(400), order.mark().in_order),
+            (Upto::Mixed, false)
+        );
+        let mut bytes = Vec::new();
+        order.encode(&mut bytes);
+        let again = Order::decode(&mut bytes.as_slice(), 10).expect("as it was written");
+        assert_eq!(again.upto(400), Upto::Mixed);
+        destage(&mut order, 2);
+        order.go_on(10);
+        assert_eq!(order.upto(400), Upto::Mixed);
+        destage(&mut order, 1);
+        order.go_on(10);
+        assert_eq!(order.upto(400), Upto::At(400));
     }
 
     #[test]

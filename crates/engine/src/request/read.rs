@@ -557,6 +557,7 @@ impl Core {
         if d.lost.insert(block) {
             took(Path::BlockLost);
             d.counters.bad_dirty_blocks += 1;
+            self.lose_versions(disk, block);
         }
     }
 
