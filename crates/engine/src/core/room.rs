@@ -111,8 +111,8 @@ impl Contents for Rest<'_> {
             return Fate::Stays;
         }
         let d = self.known(disk);
-        if info.dirty && d.order.is_some() {
-            // Where it stands is when it was written.
+        if info.dirty && d.order.is_some() && !d.lost.contains(block) {
+            // Where it stands is when it was written. What is lost has no turn any more, and would keep its segment.
             return Fate::Stays;
         }
         if info.dirty {
