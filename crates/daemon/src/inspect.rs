@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hearth_engine::stats::DeviceStats;
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
-use hearth_io::{BLOCK, Device, Joined, Media};
+use hearth_io::{BLOCK, Device, Joined, Media, Spread};
 
 use crate::error::{Error, Kind, Result};
 use crate::memory;
@@ -132,6 +132,16 @@ impl Media for Unwritten {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn spread(&self) -> Option<Spread> {
+        self.device.spread()
+    }
+
+    fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
+        let there = self.device.read_other(offset, data)?;
+        self.overlay(offset, data);
+        Ok(there)
     }
 }
 

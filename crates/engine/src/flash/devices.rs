@@ -55,6 +55,8 @@ struct OnDevice {
     /// Places that could not be read, and since when these are counted.
     bad_reads: BTreeSet<u64>,
     bad_since_ns: u64,
+    /// Reads past the core that went well, when that was last looked at.
+    past_reads: u64,
     figures: DeviceFigures,
     /// What the segments opened on it have cost.
     spent: u64,
@@ -66,6 +68,8 @@ struct Joint {
     /// Whose end has not been told yet.
     op: Option<FlashOp>,
     kind: OpKind,
+    /// Devices that do a part of it.
+    parts: u64,
     /// Devices that have not ended their part.
     waits: u64,
     /// In time as [`Devices::awake_ns`] has it.
@@ -203,6 +207,7 @@ impl Devices {
             Joint {
                 op: Some(op),
                 kind,
+                parts: waits,
                 waits,
                 sent_ns: self.awake_ns,
                 result: Ok(()),
@@ -274,6 +279,23 @@ impl Devices {
         let buf = Buf::zeroed(own.len()).all();
         buf.sub(0, own.len()).bytes_mut().copy_from_slice(&own);
         Some(buf)
+    }
+
+    /// The batch that failed on a device which cannot be lost, as there is no other with all of it.
+    pub fn fails_alone(&self, part: Part, done: &IoDone) -> Option<u64> {
+        let lost = self.spread.lost();
+        let joint = self.joints.get(&part.joint)?;
+        match joint.op {
+            Some(FlashOp::Batch { seq })
+                if done.result.is_err()
+                    && self.are_twice()
+                    && lost & bit(part.device) == 0
+                    && !self.spread.is_whole_without(lost | bit(part.device)) =>
+            {
+                Some(seq)
+            }
+            _ => None,
+        }
     }
 
     /// A device has done its part; if what it is a part of has ended with it, how. It has when all have ended well or, where
@@ -364,15 +386,18 @@ impl Devices {
         self.woke_ns = now;
         let now = self.awake_ns;
         let each = &self.each;
-        let goes_on = |than: u16, since: u64| {
+        let lost = self.spread.lost();
+        let goes_on = |than: u16, joint: &Joint| {
+            // Time does not go on between two looks: what ended right after it was sent is seen by what has ended.
+            let ended = joint.parts & !joint.waits & !lost != 0;
             let mut others = (0..).zip(each);
-            others.any(|(n, d)| n != than && d.ended_ns > since)
+            ended || others.any(|(n, d)| n != than && d.ended_ns > joint.sent_ns)
         };
         let hung = |joint: &Joint| {
             let late = now.saturating_sub(joint.sent_ns) > HANG_NS;
             let alone = late && joint.waits.is_power_of_two();
             let device = joint.waits.trailing_zeros() as u16;
-            (alone && goes_on(device, joint.sent_ns)).then_some(device)
+            (alone && goes_on(device, joint)).then_some(device)
         };
         let unread = |(n, d): (u16, &OnDevice)| (d.bad_reads.len() > BAD_READS_MAX).then_some(n);
         let hung = self.joints.values().find_map(hung);
@@ -412,6 +437,16 @@ impl Devices {
         }
         if done.result.is_err() {
             d.bad_reads.insert(done.op.offset);
+        }
+    }
+
+    /// So many reads of each device went well past the core, since the start: one of which something can be read is not lost
+    /// for what cannot.
+    pub fn note_past_reads(&mut self, past: impl Iterator<Item = u64>) {
+        for (d, reads) in self.each.iter_mut().zip(past) {
+            if std::mem::replace(&mut d.past_reads, reads) != reads {
+                d.bad_reads.clear();
+            }
         }
     }
 
