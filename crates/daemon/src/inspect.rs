@@ -172,4 +172,32 @@ mod tests {
         assert_eq!(firsts(&part), [2, 1]);
         assert_eq!(std::fs::read(&path).unwrap(), vec![1; 4 * BLOCK_BYTES]);
     }
+
+    #[test]
+    fn the_other_half_is_read_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = OpenMode {
+            read_only: true,
+            unlocked: false,
+        };
+        let device = |n: u8| {
+            let path = dir.path().join(n.to_string());
+            std::fs::write(&path, vec![n; 4 * BLOCK_BYTES]).unwrap();
+            Arc::new(Device::new(BlockFile::open(&path, mode).unwrap()))
+        };
+        let spread = Spread::over(4 * BLOCK, [(0, 4 * BLOCK)]).twice(hearth_io::Twice {
+            front: 4 * BLOCK,
+            segment: BLOCK,
+            own: [u64::MAX; 2],
+            named: |_, _| None,
+            lost: 0,
+        });
+        let devices = vec![device(1), device(2)];
+        let mut media = Unwritten::over(&FlashDevices::several(devices, spread));
+        assert!(media.spread().is_some_and(|spread| spread.is_twice()));
+        media.write_at(BLOCK, &vec![3; BLOCK_BYTES]).unwrap();
+        let mut data = vec![0; 2 * BLOCK_BYTES];
+        assert!(media.read_other(0, &mut data).unwrap());
+        assert_eq!((data[0], data[BLOCK_BYTES]), (2, 3));
+    }
 }

@@ -907,6 +907,54 @@ mod tests {
     }
 
     #[test]
+    fn rot_before_the_segments_of_one_device_is_not_given_to_the_other() {
+        for (victim, other) in [(0, 1), (1, 0)] {
+            let (lead, mut media) = mirrored();
+            let (layout, pool) = (&lead.layout, lead.pool);
+            let mut joined = Joined::new(lead.spread(), media.iter_mut().collect());
+            let mut registry = crate::registry::Registry {
+                next_disk_id: 7,
+                ..Default::default()
+            };
+            let mut places = Places::new(layout).unwrap();
+            let old = crate::registry::Registry::default();
+            (places.store(&mut joined, layout, pool, &old, &mut registry)).unwrap();
+            let map = SegmentMap {
+                header: crate::map::MapHeader {
+                    pool_tag: 5,
+                    generation: 3,
+                    through: 1,
+                    segments: layout.segment_count,
+                    table_crc: 0,
+                },
+                entries: vec![crate::map::MapEntry::default(); layout.segment_count as usize],
+                copy: 1,
+            };
+            map.store(&mut joined, layout).unwrap();
+            let bad = [0xEE; 4096];
+            for copy in [0, 1] {
+                media[victim]
+                    .write_at(REGISTRY_BLOCKS[copy] * BLOCK, &bad)
+                    .unwrap();
+                media[victim]
+                    .write_at(layout.map_offset(copy as u8) + BLOCK, &bad)
+                    .unwrap();
+            }
+            assert!(Places::load(&mut media[victim], layout, pool).is_err());
+            // Who only looks is told all the same.
+            let mut joined = Joined::new(lead.spread(), media.iter_mut().collect());
+            let (read, places) = Places::load(&mut joined, layout, pool).unwrap();
+            assert_eq!((read, places.is_sound()), (registry.clone(), victim == 1));
+            reopened(&mut media, &[0, 1, 2]).unwrap();
+            for n in [victim, other] {
+                let (read, _) = Places::load(&mut media[n], layout, pool).unwrap();
+                assert_eq!(read, registry, "device {n}");
+                assert!(SegmentMap::load(&mut media[n], layout, 5).is_some());
+            }
+        }
+    }
+
+    #[test]
     fn two_devices_that_were_each_served_alone_are_not_put_together() {
         let (_, mut media) = mirrored();
         let mut other = Vec::new();

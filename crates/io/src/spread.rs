@@ -859,4 +859,32 @@ mod tests {
         let mut alone = Joined::new(mirrored(2), vec![device(), device()]);
         assert!(!alone.read_other(4 * 4096, &mut back).unwrap());
     }
+
+    #[test]
+    fn whoever_waits_is_not_told_before_it_is_durable_that_a_device_is_lost() {
+        let device = || Sparse::new(10 * 4096);
+        let spread = mirrored(0);
+        let mut joined = Joined::new(spread.clone(), vec![device(), device()]).waiting();
+        joined.write_at(4096, &[1; 4096]).unwrap();
+        assert!(spread.lose(0));
+        // Nobody will ever say so: it is not waited for.
+        spread.note_none();
+        assert!(joined.write_at(4096, &[1; 4096]).is_err());
+        assert!(joined.flush().is_err());
+        spread.note_lost();
+        joined.write_at(4096, &[1; 4096]).unwrap();
+        joined.flush().unwrap();
+    }
+
+    #[test]
+    fn who_notes_losses_elsewhere_is_asked_as_long_as_somebody_does() {
+        let spread = mirrored(0);
+        assert!(!spread.ask_elsewhere(5));
+        spread.note_elsewhere(true);
+        assert!(spread.clone().ask_elsewhere(7));
+        assert_eq!(spread.wait_asked(), Some(7));
+        spread.note_elsewhere(false);
+        assert_eq!(spread.wait_asked(), None);
+        assert!(!Spread::one().ask_elsewhere(7));
+    }
 }

@@ -858,9 +858,72 @@ mod tests {
         };
         assert_eq!(looks(&mut devices), [1]);
         assert_eq!(devices.let_go().len(), 1);
+        // The other one ended its part in the moment in which it was sent, and nothing was sent since.
+        let mut devices = mirrored();
+        let parts = write(&mut devices);
+        devices.part_ended(parts[0], Ok(()));
+        assert_eq!(looks(&mut devices), [1]);
         // Both hang: nobody knows which of them would come back.
         let mut devices = mirrored();
         write(&mut devices);
         assert!(looks(&mut devices).is_empty());
+    }
+
+    fn unread(devices: &mut Devices) {
+        for n in 0..=BAD_READS_MAX as u64 {
+            let op = IoOp {
+                id: 0,
+                target: Target::Flash(0),
+                kind: OpKind::Read,
+                offset: n * 4096,
+                len: 4096,
+                bufs: Default::default(),
+                crcs: Default::default(),
+                sums: false,
+                class: Class::Foreground,
+            };
+            devices.note_read(&op.done(Err(IoError::Os(5)), 1000), 1);
+        }
+    }
+
+    #[test]
+    fn one_of_which_something_can_be_read_is_not_lost_for_what_cannot() {
+        let mut devices = mirrored();
+        devices.note_past_reads([7, 7].into_iter());
+        unread(&mut devices);
+        devices.note_past_reads([8, 7].into_iter());
+        assert_eq!(devices.lose_failing(1).lost, None);
+        unread(&mut devices);
+        // What the other one gives says nothing of it.
+        devices.note_past_reads([8, 9].into_iter());
+        assert_eq!(devices.lose_failing(2).lost, Some(0));
+    }
+
+    #[test]
+    fn a_batch_that_fails_where_no_other_device_has_it_may_be_sent_again() {
+        let mut devices = mirrored();
+        let failed = |part: Part| {
+            let op = IoOp {
+                id: 0,
+                target: Target::Flash(part.device),
+                kind: OpKind::Write,
+                offset: 8192,
+                len: 4096,
+                bufs: Default::default(),
+                crcs: Default::default(),
+                sums: false,
+                class: Class::Foreground,
+            };
+            op.done(Err(IoError::Os(5)), 1000)
+        };
+        let parts = write(&mut devices);
+        assert_eq!(devices.fails_alone(parts[0], &failed(parts[0])), None);
+        devices.part_ended(parts[0], Err(IoError::Os(5)));
+        devices.part_ended(parts[1], Ok(()));
+        devices.let_go();
+        let parts = write(&mut devices);
+        assert_eq!(devices.fails_alone(parts[0], &failed(parts[0])), Some(7));
+        // It is not over by that.
+        assert!(end(&mut devices, parts[0], Ok(())).is_some_and(|e| e.result.is_ok()));
     }
 }
