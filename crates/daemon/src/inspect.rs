@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hearth_engine::stats::DeviceStats;
 use hearth_engine::{Engine, EngineOptions, KnownDisk};
-use hearth_io::{BLOCK, Device, Joined, Media};
+use hearth_io::{BLOCK, Device, Joined, Media, Spread};
 
 use crate::error::{Error, Kind, Result};
 use crate::memory;
@@ -133,6 +133,16 @@ impl Media for Unwritten {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+
+    fn spread(&self) -> Option<Spread> {
+        self.device.spread()
+    }
+
+    fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
+        let there = self.device.read_other(offset, data)?;
+        self.overlay(offset, data);
+        Ok(there)
+    }
 }
 
 #[cfg(test)]
@@ -161,5 +171,33 @@ mod tests {
         media.read_many(&mut [(2 * BLOCK, &mut part)]).unwrap();
         assert_eq!(firsts(&part), [2, 1]);
         assert_eq!(std::fs::read(&path).unwrap(), vec![1; 4 * BLOCK_BYTES]);
+    }
+
+    #[test]
+    fn the_other_half_is_read_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = OpenMode {
+            read_only: true,
+            unlocked: false,
+        };
+        let device = |n: u8| {
+            let path = dir.path().join(n.to_string());
+            std::fs::write(&path, vec![n; 4 * BLOCK_BYTES]).unwrap();
+            Arc::new(Device::new(BlockFile::open(&path, mode).unwrap()))
+        };
+        let spread = Spread::over(4 * BLOCK, [(0, 4 * BLOCK)]).twice(hearth_io::Twice {
+            front: 4 * BLOCK,
+            segment: BLOCK,
+            own: [u64::MAX; 2],
+            named: |_, _| None,
+            lost: 0,
+        });
+        let devices = vec![device(1), device(2)];
+        let mut media = Unwritten::over(&FlashDevices::several(devices, spread));
+        assert!(media.spread().is_some_and(|spread| spread.is_twice()));
+        media.write_at(BLOCK, &vec![3; BLOCK_BYTES]).unwrap();
+        let mut data = vec![0; 2 * BLOCK_BYTES];
+        assert!(media.read_other(0, &mut data).unwrap());
+        assert_eq!((data[0], data[BLOCK_BYTES]), (2, 3));
     }
 }

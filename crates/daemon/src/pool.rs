@@ -792,12 +792,17 @@ impl Pool {
         self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
     }
 
-    /// Segments that are on its devices.
+    /// Segments of the log that are on its devices.
     fn segments(&self) -> u64 {
         let each = self.superblock.segments();
-        each.iter()
+        let all: u64 = each
+            .iter()
             .map(|range| u64::from(range.end - range.start))
-            .sum()
+            .sum();
+        match self.superblock.is_twice() {
+            true => all / 2,
+            false => all,
+        }
     }
 
     /// Changes the registry; when this returns `Ok` the change is durable. Else nothing changed in RAM,
@@ -975,6 +980,19 @@ impl Pool {
                 path = %self.path().display(),
                 "the flash holds an older state of the pool than the one served last"
             );
+            // Opening it raises its generation: a start that is cut off must not make the next one believe it.
+            let disks: Vec<u16> = self.registry.disks.iter().map(|disk| disk.id).collect();
+            let noted = beside.note(|notes| {
+                for id in disks {
+                    notes.left.insert(id);
+                }
+            });
+            noted.map_err(|e| {
+                Error::unavailable(
+                    format!("cannot write {}: {e}", beside.path().display()),
+                    "put that right, and try again",
+                )
+            })?;
             self.distrust_in_ram(|_| true);
         }
         if notes.device == device && notes.alone {
@@ -1031,19 +1049,24 @@ impl Pool {
     }
 
     /// Notes beside the flash what opening it has shown: which disks have something there that their origins
-    /// lack. What was noted before counts on if the flash took no writes.
-    pub(crate) fn note_opened(&self, dirty: IdSet, writable: bool) -> Result<()> {
+    /// lack. What was noted before counts on if the flash took no writes. Superblocks of generation `stored` are on flash: a
+    /// device that was lost while they were stored has an older one.
+    pub(crate) fn note_opened(&self, dirty: IdSet, writable: bool, stored: u64) -> Result<()> {
         let Some(beside) = &self.beside else {
             return Ok(());
         };
         let settled = writable && !self.unsettled;
         // As found: opening it for writing has stored the next one.
-        let generation = self.superblock.generation;
+        let found = self.superblock.generation;
+        let generation = match self.flash.lost().is_empty() {
+            true => found + 1,
+            false => stored.max(found + 1),
+        };
         let noted = beside.note(|notes| {
             self.describe(notes);
             notes.dirty = dirty;
             if settled {
-                notes.opened = notes.opened.max(generation + 1);
+                notes.opened = notes.opened.max(generation);
                 notes.alone = false;
                 notes.left = IdSet::default();
             }
@@ -1059,13 +1082,14 @@ impl Pool {
     }
 
     /// The pool of which all that is left is what was kept beside its flash, if that is so: it says why there is no flash.
-    /// Of several devices one that is gone is enough: what the others hold is of no use alone.
+    /// Of several devices one that is gone is enough: what the others hold is of no use alone, unless everything is there
+    /// twice.
     pub(crate) fn without_flash(
         state_dir: &Path,
-        flash: &[PathBuf],
+        flash_given: &[PathBuf],
     ) -> Result<Option<(Pool, String)>> {
         let mut found = None;
-        for path in flash {
+        for path in flash_given {
             // Not before it is certain that something is known: a mistyped name is none of this.
             if crate::beside::pool_at(state_dir, path)?.is_some()
                 && let Some(why) = crate::beside::gone(path)
@@ -1077,6 +1101,9 @@ impl Pool {
         let Some((flash, why)) = found else {
             return Ok(None);
         };
+        if devices::is_half_there(flash_given) {
+            return Ok(None);
+        }
         let Some(beside) = Beside::whose_flash_was_at(state_dir, flash)? else {
             return Ok(None);
         };

@@ -308,7 +308,11 @@ impl Rescue {
                         true
                     }
                     Owed::Flash(at, crc) => {
-                        flash.read_at(at, buf.bytes_mut()).is_ok() && crc32c(buf.bytes()) == crc
+                        let read = flash.read_at(at, buf.bytes_mut()).is_ok();
+                        // Else the other half has it, if there is one.
+                        read && crc32c(buf.bytes()) == crc
+                            || flash.read_other(at, buf.bytes_mut()).unwrap_or(false)
+                                && crc32c(buf.bytes()) == crc
                     }
                     Owed::Nowhere => false,
                 };

@@ -174,6 +174,7 @@ impl Core {
     fn ops_in_flight(&self) -> impl Iterator<Item = &OpCtx> {
         self.ops.iter().map(|(_, op)| match op {
             OpCtx::Second(op) => &**op,
+            OpCtx::Alone(alone) => alone.ctx(),
             op => op,
         })
     }

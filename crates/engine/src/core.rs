@@ -26,6 +26,7 @@ use crate::cache::Cache;
 use crate::cache::index::SlotNo;
 use crate::core::apply::Flash;
 use crate::core::fold::Folding;
+use crate::core::route::Alone;
 use crate::ctx::Io;
 use crate::disk::Disk;
 use crate::disk::ready::{Ready, Totals};
@@ -138,6 +139,8 @@ pub(crate) enum OpCtx {
     FlashPart(Part),
     /// The same read as another that did not get what it should, of the other half.
     Second(Box<OpCtx>),
+    /// A block that a run lacks, of the other half.
+    Alone(Box<Alone>),
     OriginFlush {
         disk: DiskId,
         covers: u64,
@@ -264,7 +267,7 @@ impl Core {
             return;
         };
         match ctx {
-            OpCtx::Second(_) => {}
+            OpCtx::Second(_) | OpCtx::Alone(_) => {}
             OpCtx::HitRead { req, block, slot } => {
                 self.hit_read_done(req, block, slot, done, now, fx)
             }

@@ -110,6 +110,19 @@ impl Engine {
         core.settle(now_ns, fx);
     }
 
+    /// Says that it is noted in another place that devices are lost, as superblocks of this generation have it
+    /// ([`hearth_io::Spread::wait_asked`]).
+    pub fn loss_is_noted(&self, generation: u64, now_ns: u64, fx: &mut Effects) {
+        let mut core = self.core();
+        core.loss_is_noted(generation, now_ns, fx);
+        core.settle(now_ns, fx);
+    }
+
+    /// The generation of the superblock that was stored last.
+    pub fn generation(&self) -> u64 {
+        self.core().flash.sb.generation
+    }
+
     /// Says that a later start will see in another place that flash was given up, where flash itself took
     /// no note of it ([`PoolStats::flash_unnoted`]).
     pub fn flash_is_noted_elsewhere(&self, now_ns: u64, fx: &mut Effects) {

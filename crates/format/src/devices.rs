@@ -15,6 +15,8 @@
 
 use crate::error::FormatError;
 use crate::layout::{Extent, Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS, SUPERBLOCK_BLOCKS};
+use crate::map::SegmentMap;
+use crate::places::Places;
 use crate::superblock::{INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock};
 use crate::wire::{array_at, put, u32_at, u64_at};
 use hearth_io::{BLOCK, Joined, Media, Spread, Twice};
@@ -283,18 +285,25 @@ fn settle(media: &mut dyn Media) -> Result<(), FormatError> {
     })
 }
 
-/// Gives the second half of what lies before the segments what the first has.
+/// Gives the second half of what lies before the segments what the first has, or where that is damaged and the second
+/// is not, the first what the second has.
 ///
 /// What is there twice on each device (registry, map) is written one copy after the other, each durable on both
 /// devices before the next, and so it is here. So at any moment the devices differ in one copy at most, and a
 /// device that is left alone in the middle has the other one whole.
-fn make_alike(layout: &Layout, media: &mut dyn Media) -> std::io::Result<()> {
+fn make_alike(layout: &Layout, pool: Uuid, media: &mut dyn Media) -> std::io::Result<()> {
     let registry = REGISTRY_BLOCKS.map(|at| (at, REGISTRY_AREA_BLOCKS));
     let grown = layout.registry_room();
     let grown = grown.map(|(at, blocks)| [(at, blocks), (at + blocks, blocks)]);
-    let map = [0, 1].map(|copy| (layout.map_offset(copy) / BLOCK, layout.map_blocks()));
+    let from_other = Places::better_there(media, layout, pool);
     let areas = registry.into_iter().chain(grown.into_iter().flatten());
-    for (start, blocks) in areas.chain(map) {
+    let areas = areas.map(|(start, blocks)| (start, blocks, from_other));
+    let better = SegmentMap::better_there(media, layout);
+    let map = [0, 1].into_iter().zip(better).map(|(copy, better)| {
+        let start = layout.map_offset(copy) / BLOCK;
+        (start, layout.map_blocks(), better)
+    });
+    for (start, blocks, from_other) in areas.chain(map) {
         let mut differs = false;
         for from in (0..blocks).step_by(ALIKE_BLOCKS as usize) {
             let at = (start + from) * BLOCK;
@@ -309,10 +318,14 @@ fn make_alike(layout: &Layout, media: &mut dyn Media) -> std::io::Result<()> {
             let unread = both.is_err();
             let pairs = one.chunks(BLOCK as usize).zip(other.chunks(BLOCK as usize));
             for ((one, other), n) in pairs.zip(0..) {
-                if unread || one != other {
-                    media.write_other(at + n * BLOCK, one)?;
-                    differs = true;
+                if !unread && one == other {
+                    continue;
                 }
+                match from_other && !unread {
+                    true => media.write_at(at + n * BLOCK, other)?,
+                    false => media.write_other(at + n * BLOCK, one)?,
+                }
+                differs = true;
             }
         }
         if differs {
@@ -400,7 +413,7 @@ impl Members {
             next.ok_or(FormatError::unfit("superblock", "its stamp is at its end"))?;
         lead.store_naming(media)?;
         self.finish_twice(lead, media)?;
-        make_alike(&lead.layout, media).map_err(|source| FormatError::Io {
+        make_alike(&lead.layout, lead.pool, media).map_err(|source| FormatError::Io {
             doing: "making two flash devices the same",
             source,
         })
@@ -890,6 +903,54 @@ mod tests {
                 reopened(&mut media, &rest[..1]),
                 Err(Misfit::Missing(..))
             ));
+        }
+    }
+
+    #[test]
+    fn rot_before_the_segments_of_one_device_is_not_given_to_the_other() {
+        for (victim, other) in [(0, 1), (1, 0)] {
+            let (lead, mut media) = mirrored();
+            let (layout, pool) = (&lead.layout, lead.pool);
+            let mut joined = Joined::new(lead.spread(), media.iter_mut().collect());
+            let mut registry = crate::registry::Registry {
+                next_disk_id: 7,
+                ..Default::default()
+            };
+            let mut places = Places::new(layout).unwrap();
+            let old = crate::registry::Registry::default();
+            (places.store(&mut joined, layout, pool, &old, &mut registry)).unwrap();
+            let map = SegmentMap {
+                header: crate::map::MapHeader {
+                    pool_tag: 5,
+                    generation: 3,
+                    through: 1,
+                    segments: layout.segment_count,
+                    table_crc: 0,
+                },
+                entries: vec![crate::map::MapEntry::default(); layout.segment_count as usize],
+                copy: 1,
+            };
+            map.store(&mut joined, layout).unwrap();
+            let bad = [0xEE; 4096];
+            for copy in [0, 1] {
+                media[victim]
+                    .write_at(REGISTRY_BLOCKS[copy] * BLOCK, &bad)
+                    .unwrap();
+                media[victim]
+                    .write_at(layout.map_offset(copy as u8) + BLOCK, &bad)
+                    .unwrap();
+            }
+            assert!(Places::load(&mut media[victim], layout, pool).is_err());
+            // Who only looks is told all the same.
+            let mut joined = Joined::new(lead.spread(), media.iter_mut().collect());
+            let (read, places) = Places::load(&mut joined, layout, pool).unwrap();
+            assert_eq!((read, places.is_sound()), (registry.clone(), victim == 1));
+            reopened(&mut media, &[0, 1, 2]).unwrap();
+            for n in [victim, other] {
+                let (read, _) = Places::load(&mut media[n], layout, pool).unwrap();
+                assert_eq!(read, registry, "device {n}");
+                assert!(SegmentMap::load(&mut media[n], layout, 5).is_some());
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use crate::BLOCK_BYTES;
 use crate::layout::Layout;
 use crate::wire::{crc_with_hole, put, u32_at, u64_at};
 use hearth_io::checksum::crc32c;
-use hearth_io::{BLOCK, Media};
+use hearth_io::{BLOCK, Media, OtherHalf};
 use std::io;
 
 /// `"HMAP"` read as a little-endian number.
@@ -145,13 +145,23 @@ pub struct SegmentMap {
 
 impl SegmentMap {
     /// Reads the map that counts: of the copies that are whole and of this pool the newer one. `None`: there
-    /// is none. What cannot be read is as good as damaged.
+    /// is none. What cannot be read is as good as damaged. Where everything is there twice, a copy that is damaged on one
+    /// device is read from the other.
     pub fn load(media: &mut dyn Media, layout: &Layout, pool_tag: u64) -> Option<SegmentMap> {
         let copies = [0, 1].into_iter().filter_map(|copy| {
-            let map = read_copy(media, layout, copy)?;
+            let map = read_copy(media, layout, copy)
+                .or_else(|| read_copy(&mut OtherHalf(media), layout, copy))?;
             (map.header.pool_tag == pool_tag).then_some(map)
         });
         copies.max_by_key(|map| map.header.generation)
+    }
+
+    /// Of the copies of a map, which are damaged as they are read, and whole on the other device.
+    pub(crate) fn better_there(media: &mut dyn Media, layout: &Layout) -> [bool; 2] {
+        [0, 1].map(|copy| {
+            read_copy(media, layout, copy).is_none()
+                && read_copy(&mut OtherHalf(media), layout, copy).is_some()
+        })
     }
 
     /// Writes the map to both places, one after the other, each followed by a flush; the one it was read from

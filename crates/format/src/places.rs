@@ -15,7 +15,7 @@ use crate::journal::{Change, JournalEntry, replay};
 use crate::layout::{Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS};
 use crate::registry::{DISKS_MAX, Front, Moved, Registry, SharedRecord, WHAT, too_large};
 use crate::{BLOCK_BYTES, copies};
-use hearth_io::Media;
+use hearth_io::{Media, OtherHalf};
 use uuid::Uuid;
 
 /// Up to this size a registry is rewritten as a whole: the pool then opens in versions that know no
@@ -120,8 +120,40 @@ impl Places {
     /// Reads both areas and returns the newest registry of `pool`.
     ///
     /// What is torn or damaged in one is taken from the other. Anything intact that needs a newer version
-    /// stops everything.
+    /// stops everything. Where everything is there twice, what is damaged in both is read from the other device.
     pub fn load(
+        media: &mut dyn Media,
+        layout: &Layout,
+        pool: Uuid,
+    ) -> Result<(Registry, Places), FormatError> {
+        match Places::load_half(media, layout, pool) {
+            Err(e @ FormatError::Newer { .. }) => Err(e),
+            Err(e) => match Places::load_half(&mut OtherHalf(media), layout, pool) {
+                Ok((registry, places)) => {
+                    let sound = false;
+                    Ok((registry, Places { sound, ..places }))
+                }
+                Err(_) => Err(e),
+            },
+            read => read,
+        }
+    }
+
+    /// Is it damaged as it is read, and whole on the other device, and no older there?
+    pub(crate) fn better_there(media: &mut dyn Media, layout: &Layout, pool: Uuid) -> bool {
+        let here = Places::load_half(media, layout, pool);
+        let sound = |(_, places): &(Registry, Places)| places.is_sound();
+        if here.as_ref().is_ok_and(sound) || matches!(here, Err(FormatError::Newer { .. })) {
+            return false;
+        }
+        match (here, Places::load_half(&mut OtherHalf(media), layout, pool)) {
+            (Err(_), there) => there.is_ok(),
+            (Ok((here, _)), Ok(there)) => sound(&there) && there.0.generation >= here.generation,
+            (Ok(_), Err(_)) => false,
+        }
+    }
+
+    fn load_half(
         media: &mut dyn Media,
         layout: &Layout,
         pool: Uuid,

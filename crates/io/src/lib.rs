@@ -38,7 +38,7 @@ pub use device::Device;
 pub use fault::{FaultKind, FaultRule, Faults};
 pub use file::{BlockFile, OpenError, OpenMode};
 pub use helper::Job;
-pub use media::{Media, Sparse};
+pub use media::{Media, OtherHalf, Sparse};
 pub use nowhere::Nowhere;
 pub use op::{BLOCK, Class, IoDone, IoError, IoOp, OpKind, Target};
 pub use proactor::{Backend, Event, Proactor, ProactorError, SendList, Wait};

@@ -44,6 +44,27 @@ pub trait Media: Send {
     }
 }
 
+/// What the half has that is not read otherwise, to be looked at alone. Nothing is written by it.
+pub struct OtherHalf<'a>(pub &'a mut dyn Media);
+
+impl Media for OtherHalf<'_> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        match self.0.read_other(offset, data)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+    fn write_at(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl<M: Media + ?Sized> Media for &mut M {
     fn len(&self) -> u64 {
         (**self).len()

@@ -14,8 +14,8 @@ use crate::media::Media;
 use crate::op::BLOCK;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A device but the first.
@@ -53,10 +53,43 @@ struct Halves {
     lost: AtomicU64,
     /// Of these, those of which that is durable.
     noted: AtomicU64,
+    /// Flash was given up, and nobody notes losses any more.
+    unnoted: AtomicBool,
     /// Failed where nobody could make them lost.
     suspects: AtomicU64,
     /// Which half is read first: one more or less is the other one of each segment.
     turn: AtomicU64,
+    elsewhere: Mutex<Elsewhere>,
+    asked: Condvar,
+}
+
+/// Who notes in another place, too, that a device is lost.
+#[derive(Debug, Default)]
+struct Elsewhere {
+    /// Somebody does.
+    on: bool,
+    /// The generation of the superblocks that say what is lost by now, and that is not noted there yet.
+    asked: Option<u64>,
+}
+
+impl Halves {
+    /// Waits until this is so of the devices of which it is durable that they are lost. False: that does not come.
+    fn await_note(&self, so: impl Fn(u64) -> bool) -> bool {
+        let until = Instant::now() + LOSS_TIME;
+        while !so(self.noted.load(Ordering::Acquire)) {
+            if self.unnoted.load(Ordering::Acquire) || Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOSS_POLL);
+        }
+        true
+    }
+
+    fn elsewhere(&self) -> MutexGuard<'_, Elsewhere> {
+        self.elsewhere
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Where what lies. Cheap to clone.
@@ -121,8 +154,11 @@ impl Spread {
             apart: self.end.saturating_sub(how.front) / 2,
             lost: AtomicU64::new(how.lost),
             noted: AtomicU64::new(how.lost),
+            unnoted: AtomicBool::new(false),
             suspects: AtomicU64::new(0),
             turn: AtomicU64::new(0),
+            elsewhere: Mutex::default(),
+            asked: Condvar::new(),
             how,
         };
         Spread {
@@ -171,6 +207,49 @@ impl Spread {
         if let Some(halves) = &self.halves {
             halves.noted.fetch_or(self.lost(), Ordering::Release);
         }
+    }
+
+    /// Nobody will say durably any more which devices are lost: flash was given up.
+    pub fn note_none(&self) {
+        if let Some(halves) = &self.halves {
+            halves.unnoted.store(true, Ordering::Release);
+        }
+    }
+
+    /// From now on somebody notes losses in another place, too ([`wait_asked`](Self::wait_asked)), or no more.
+    pub fn note_elsewhere(&self, on: bool) {
+        if let Some(halves) = &self.halves {
+            halves.elsewhere().on = on;
+            halves.asked.notify_all();
+        }
+    }
+
+    /// Superblocks of this generation say durably what is lost. True if that is noted in another place next, and whoever does
+    /// it says when it is.
+    pub fn ask_elsewhere(&self, generation: u64) -> bool {
+        let Some(halves) = &self.halves else {
+            return false;
+        };
+        let mut elsewhere = halves.elsewhere();
+        if elsewhere.on {
+            elsewhere.asked = Some(generation);
+            halves.asked.notify_all();
+        }
+        elsewhere.on
+    }
+
+    /// Waits for the generation of which a loss is to be noted. `None`: nobody is to note any more.
+    pub fn wait_asked(&self) -> Option<u64> {
+        let halves = self.halves.as_ref()?;
+        let mut elsewhere = halves.elsewhere();
+        while elsewhere.on {
+            if let Some(generation) = elsewhere.asked.take() {
+                return Some(generation);
+            }
+            let woken = halves.asked.wait(elsewhere);
+            elsewhere = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        None
     }
 
     /// A device failed outside the data path.
@@ -452,14 +531,25 @@ impl<M: Media> Joined<M> {
             };
         }
         self.spread.note_suspect(device);
-        let until = Instant::now() + LOSS_TIME;
-        while halves.noted.load(Ordering::Acquire) & bit(device) == 0 {
-            if Instant::now() >= until {
-                return Err(error);
-            }
-            std::thread::sleep(LOSS_POLL);
+        match halves.await_note(|noted| noted & bit(device) != 0) {
+            true => Ok(()),
+            false => Err(error),
         }
-        Ok(())
+    }
+
+    /// What was done counts: on devices that were lost meanwhile it is not, and that is durable by now.
+    fn settled(&self) -> io::Result<()> {
+        let Some(halves) = self.spread.halves.as_ref().filter(|_| self.waits) else {
+            return Ok(());
+        };
+        let lost = self.spread.lost();
+        match halves.await_note(|noted| lost & !noted == 0) {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "it could not be noted that a flash device is lost",
+            )),
+        }
     }
 
     /// One of them.
@@ -563,7 +653,7 @@ impl<M: Media> Media for Joined<M> {
                     written.or_else(|e| self.failed(device, e))?;
                 }
             }
-            return Ok(());
+            return self.settled();
         }
         for (device, at, range) in self.spread.pieces(offset, data.len()) {
             let part = data.get(range).unwrap_or_default();
@@ -579,7 +669,7 @@ impl<M: Media> Media for Joined<M> {
                 flushed.or_else(|e| self.failed(n, e))?;
             }
         }
-        Ok(())
+        self.settled()
     }
 
     fn spread(&self) -> Option<Spread> {
@@ -609,7 +699,7 @@ impl<M: Media> Media for Joined<M> {
                 written.or_else(|e| self.failed(other, e))?;
             }
         }
-        Ok(())
+        self.settled()
     }
 }
 
@@ -768,5 +858,33 @@ mod tests {
         assert_eq!(back, vec![9; 8192]);
         let mut alone = Joined::new(mirrored(2), vec![device(), device()]);
         assert!(!alone.read_other(4 * 4096, &mut back).unwrap());
+    }
+
+    #[test]
+    fn whoever_waits_is_not_told_before_it_is_durable_that_a_device_is_lost() {
+        let device = || Sparse::new(10 * 4096);
+        let spread = mirrored(0);
+        let mut joined = Joined::new(spread.clone(), vec![device(), device()]).waiting();
+        joined.write_at(4096, &[1; 4096]).unwrap();
+        assert!(spread.lose(0));
+        // Nobody will ever say so: it is not waited for.
+        spread.note_none();
+        assert!(joined.write_at(4096, &[1; 4096]).is_err());
+        assert!(joined.flush().is_err());
+        spread.note_lost();
+        joined.write_at(4096, &[1; 4096]).unwrap();
+        joined.flush().unwrap();
+    }
+
+    #[test]
+    fn who_notes_losses_elsewhere_is_asked_as_long_as_somebody_does() {
+        let spread = mirrored(0);
+        assert!(!spread.ask_elsewhere(5));
+        spread.note_elsewhere(true);
+        assert!(spread.clone().ask_elsewhere(7));
+        assert_eq!(spread.wait_asked(), Some(7));
+        spread.note_elsewhere(false);
+        assert_eq!(spread.wait_asked(), None);
+        assert!(!Spread::one().ask_elsewhere(7));
     }
 }

@@ -382,7 +382,8 @@ fn is_lost(hearth: &Hearth, device: usize) -> Result<bool> {
     Ok(lost(device))
 }
 
-fn vanishes(victim: usize) -> Result<()> {
+/// A daemon on a pool that keeps everything twice, and where its devices are.
+fn mirrored() -> Result<(Hearth, [String; 2])> {
     let mut hearth = Hearth::bare()?;
     let second = hearth.dir().join("second.img");
     let (a, b) = (path(hearth.flash()).to_owned(), path(&second).to_owned());
@@ -391,6 +392,49 @@ fn vanishes(victim: usize) -> Result<()> {
     hearth.ok(&[create.as_slice(), &rest].concat())?;
     hearth.serve_args = vec!["--flash".into(), b.clone()];
     hearth.start()?;
+    Ok((hearth, [a, b]))
+}
+
+/// A device that was lost while the other one went on is back after a crash, and the other one is not: nothing but what is
+/// noted beside the flash can tell that it is old.
+#[test]
+fn a_lost_device_that_is_back_alone_is_not_believed() -> Result<()> {
+    let (mut hearth, [a, b]) = mirrored()?;
+    let origin = blank(&hearth, "o.img")?;
+    hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
+    let mut writer = Writer::new(7);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, Duration::from_millis(200), || Ok(()))?;
+    writer.flush(&mut client)?;
+    let old = hearth.dir().join("old.img");
+    std::fs::copy(&b, &old)?;
+    std::fs::remove_file(&b)?;
+    wait::until("the device is lost", LIMIT, || {
+        is_lost(&hearth, 1).is_ok_and(|lost| lost).then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    writer.load(&mut client, Duration::from_millis(200), || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    // From here on the origin has all of it.
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer.check_file(&origin)?;
+    hearth.kill9()?;
+    std::fs::rename(&a, hearth.dir().join("dead.img"))?;
+    std::fs::rename(&old, &b)?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(is_lost(&hearth, 0)?, "the other one is there");
+    // Where something on it counted as dirty, somebody has to say which side is right.
+    let _ = hearth.hearth(&["disk", "set", "d", "--trust", "origin"])?;
+    let mut client = hearth.connect("d").with_context(|| hearth.log())?;
+    writer.check(&mut client).with_context(|| hearth.log())?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer.check_file(&origin)
+}
+
+fn vanishes(victim: usize) -> Result<()> {
+    let (mut hearth, [a, b]) = mirrored()?;
     let origin = blank(&hearth, "o.img")?;
     hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
     let mut writer = Writer::new(victim as u64 + 1);
@@ -432,5 +476,13 @@ fn vanishes(victim: usize) -> Result<()> {
     std::fs::copy(&old, &gone)?;
     restarted(&mut hearth, &mut writer).context("with what it was once")?;
     hearth.ok(&["disk", "flush", "d"])?;
-    writer.check_file(&origin)
+    writer.check_file(&origin)?;
+    // Without the last copy there is nothing to go on with but the origins.
+    std::fs::remove_file([&b, &a][victim])?;
+    wait::until("flash is left", LIMIT, || {
+        let shown = hearth.ok(&["pool", "show", "--json"]).ok()?;
+        let pool: serde_json::Value = serde_json::from_str(&shown).ok()?;
+        (pool["state"] == "leaving").then_some(())
+    })
+    .with_context(|| hearth.log())
 }

@@ -179,6 +179,10 @@ impl Daemon {
         let mut files = 0;
         let files_of = (0..).zip(flash.iter());
         for (place, file) in files_of.filter_map(|(n, device)| Some((n, device.file()?))) {
+            // Nobody asks it any more.
+            if flash.is_lost(place) {
+                continue;
+            }
             let now = match file.standing() {
                 Ok(Some(now)) => now,
                 Ok(None) => continue,
@@ -190,7 +194,7 @@ impl Daemon {
             files += 1;
             // One that is gone is as bad as all.
             let verdict = verdict(file.path(), file.size(), &now);
-            if flash.are_twice() && verdict.is_some() {
+            if flash.are_twice() && verdict.is_some() && flash.can_lose(place) {
                 // The others have everything.
                 flash.suspect(place);
                 continue;

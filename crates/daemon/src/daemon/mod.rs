@@ -21,6 +21,7 @@ mod flash;
 mod homeless;
 mod jobs;
 mod legs;
+mod losses;
 mod metrics;
 mod noter;
 mod report;
@@ -193,6 +194,8 @@ pub struct Daemon {
     gate: Arc<Gate>,
     /// Lets them go.
     noter: Mutex<Option<noter::Noter>>,
+    /// Notes beside the flash that a device is lost.
+    losses: Mutex<Option<losses::Losses>>,
     /// Holds writes until it is known that there is room for them at the origins.
     rooms: Arc<Rooms>,
     /// Finds that out.
@@ -308,7 +311,7 @@ impl Daemon {
         pool.is_served();
         if !pool.is_without_flash() {
             let dirty = report.dirty.iter().map(|(id, ..)| *id).collect();
-            if let Err(e) = pool.note_opened(dirty, degraded.is_none()) {
+            if let Err(e) = pool.note_opened(dirty, degraded.is_none(), engine.generation()) {
                 tracing::error!("{e}");
             }
         }
@@ -316,6 +319,10 @@ impl Daemon {
         let noted = pool.beside().filter(|_| !pool.is_without_flash());
         let gate = Arc::new(Gate::new(noted.map(|b| b.notes().dirty).as_ref()));
         let beside = pool.beside().cloned();
+        // Before anything can be lost.
+        pool.flash()
+            .joined_spread()
+            .note_elsewhere(beside.is_some());
         let recovery = recovery(&report, begin.elapsed());
         tracing::info!(
             pool = %pool.info().uuid,
@@ -376,6 +383,7 @@ impl Daemon {
             beside,
             gate,
             noter: Mutex::default(),
+            losses: Mutex::default(),
             rooms,
             room_keeper: Mutex::default(),
             door,
@@ -414,6 +422,7 @@ impl Daemon {
             ram_stage: options.ram_stage,
             state_dir,
         });
+        *lock(&daemon.losses) = daemon.start_losses().map_err(no_thread)?;
         let noter = daemon.start_noter().map_err(no_thread)?;
         *lock(&daemon.noter) = noter;
         let keeper = daemon.start_room_keeper().map_err(no_thread)?;

@@ -185,6 +185,7 @@ impl Daemon {
         let promised = if clean { self.promise() } else { Ok(()) };
         if clean {
             self.note_whole_at_rest();
+            self.note_lost_at_rest();
         }
         let outcome = if clean && self.cache_is_off() {
             self.end_without_flash(closed.and(promised))

@@ -73,6 +73,12 @@ impl FlashDevices {
         places.filter(|n| self.is_lost(*n)).collect()
     }
 
+    /// Do the others that are not lost have everything?
+    pub(crate) fn can_lose(&self, place: u16) -> bool {
+        let bit = 1u64.checked_shl(u32::from(place)).unwrap_or(0);
+        self.spread.is_whole_without(self.spread.lost() | bit)
+    }
+
     /// A device is found to be gone: whoever runs the log shall go on without it.
     pub(crate) fn suspect(&self, place: u16) {
         self.spread.note_suspect(place);
@@ -86,6 +92,11 @@ impl FlashDevices {
     /// All of them as one, as the engine's log is read and written outside the data path.
     pub fn joined(&self) -> Joined<Arc<Device>> {
         Joined::new(self.spread.clone(), self.devices.clone())
+    }
+
+    /// What lies where, and which are lost.
+    pub(crate) fn joined_spread(&self) -> Spread {
+        self.spread.clone()
     }
 
     /// Makes durable what was written to any of them.
@@ -269,6 +280,26 @@ fn open_twice(
         superblock,
         members,
     })
+}
+
+/// Do those of the devices that are not gone have everything, as far as can be told? Then they are the pool, though they
+/// could not be opened just now.
+pub(crate) fn is_half_there(paths: &[PathBuf]) -> bool {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    let mut found = Vec::new();
+    for path in paths.iter().filter(|p| crate::beside::gone(p).is_none()) {
+        match look(path, mode) {
+            Ok((superblock, _)) => found.push(superblock),
+            // It may be anything, and whole.
+            Err(_) if paths.len() > 1 => return true,
+            Err(_) => {}
+        }
+    }
+    let twice = found.iter().any(Superblock::is_twice);
+    twice && !matches!(judge_twice(&found), Err(Misfit::Missing(..)))
 }
 
 /// That no device is given.

@@ -526,3 +526,76 @@ fn a_registry_that_has_grown_and_a_checkpoint_leave_each_other_alone() {
         started.engine.close(&mut pool.media.clone()).unwrap();
     }
 }
+
+/// A pool on two files that keeps everything twice, and what is to be kept beside it.
+fn twice() -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| dir.path().join(name)).to_vec();
+    let devices: Vec<DeviceAt> = paths
+        .iter()
+        .map(|path| DeviceAt {
+            path: path.clone(),
+            size: Some(64 << 20),
+        })
+        .collect();
+    let options = CreateOptions {
+        twice: true,
+        ..CreateOptions::default()
+    };
+    create_several(&devices, &options, &mut |_, _| true).unwrap();
+    (dir, paths)
+}
+
+#[test]
+fn what_is_there_twice_has_room_once() {
+    let (_dir, paths) = twice();
+    let pool = Pool::look_at(&paths).unwrap();
+    let segments = u64::from(pool.superblock.layout.segment_count);
+    assert_eq!(pool.info().segments, segments);
+    let each = pool.superblock.layout.data_blocks();
+    assert_eq!(pool.capacity(), segments * u64::from(each) * BLOCK);
+    assert!(pool.capacity() < 64 << 20);
+}
+
+#[test]
+fn a_pool_of_which_half_is_there_is_not_served_without_flash() {
+    let (dir, paths) = twice();
+    let state = dir.path().join("state");
+    let mut pool = Pool::look_at(&paths).unwrap();
+    pool.remember(&state).unwrap();
+    pool.note_opened(Default::default(), true, 1).unwrap();
+    drop(pool);
+    let without = || Pool::without_flash(&state, &paths).unwrap();
+    assert!(without().is_none());
+    std::fs::remove_file(&paths[0]).unwrap();
+    assert!(without().is_none(), "the other one has everything");
+    std::fs::remove_file(&paths[1]).unwrap();
+    assert!(without().is_some());
+}
+
+#[test]
+fn an_older_device_that_is_back_alone_is_never_believed() {
+    let (dir, paths) = twice();
+    let state = dir.path().join("state");
+    let mut pool = Pool::open_all(&paths).unwrap();
+    add_disk(&mut pool).unwrap();
+    pool.remember(&state).unwrap();
+    let found = pool.superblock.generation;
+    pool.note_opened(Default::default(), true, found + 1)
+        .unwrap();
+    // The other one notes that this one is lost.
+    let lost_at = found + 2;
+    let beside = pool.beside().unwrap();
+    beside.note(|notes| notes.opened = lost_at).unwrap();
+    drop(pool);
+    std::fs::remove_file(&paths[1]).unwrap();
+    for _ in 0..2 {
+        let mut pool = Pool::open_all(&paths[..1]).unwrap();
+        pool.remember(&state).unwrap();
+        let record = pool.record(1).unwrap();
+        assert!(crate::origin::is_distrusted(record));
+        // The start is cut off when its generation has been raised.
+        pool.stamp().unwrap();
+        assert!(pool.superblock.generation >= lost_at);
+    }
+}

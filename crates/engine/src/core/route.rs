@@ -9,8 +9,41 @@ use crate::flash::devices::{Ended, Part, Told};
 use crate::flash::durable::Until;
 use crate::ids::ReqId;
 use crate::paths::{Path, took};
-use hearth_io::{BLOCK, IoDone, IoOp, OpKind, Target};
+use hearth_io::{BLOCK, BufSlice, IoDone, IoOp, OpKind, Target};
+use smallvec::SmallVec;
 use std::mem;
+
+/// A run that was read, and the blocks of it that the other half has to give, one after the other.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    /// Who wanted the run.
+    ctx: OpCtx,
+    run: IoDone,
+    left: SmallVec<[u32; 2]>,
+    /// Rotten there as well.
+    bad: SmallVec<[u32; 2]>,
+    /// Where the run is in that half.
+    from: (Target, u64),
+}
+
+impl Alone {
+    #[cfg(any(test, feature = "check"))]
+    pub fn ctx(&self) -> &OpCtx {
+        &self.ctx
+    }
+}
+
+/// The memory of a block of what was read.
+fn block_of(bufs: &[BufSlice], block: u32) -> Option<BufSlice> {
+    let mut at = block as usize * BLOCK as usize;
+    for buf in bufs {
+        if at + BLOCK as usize <= buf.len() {
+            return Some(buf.sub(at, BLOCK as usize));
+        }
+        at = at.checked_sub(buf.len())?;
+    }
+    None
+}
 
 /// Who waits until something is durable on flash.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +111,10 @@ impl Core {
 
     /// One device has done its part of a flush, or of what both halves get.
     pub fn flash_part_done(&mut self, part: Part, done: IoDone, now: u64, fx: &mut Effects) {
+        let done = match self.flash.part_again(part, done) {
+            Ok(io) => return self.io(fx, OpCtx::FlashPart(part), io),
+            Err(done) => done,
+        };
         let told = self.flash.devices.part_ended(part, done.result);
         self.device_may_be_lost(told, now, fx);
     }
@@ -100,25 +137,42 @@ impl Core {
 
     /// What a read did not get, or got rotten, is read from the other half, if there is one. Else what ended
     /// is given back, for that is how it ended.
+    ///
+    /// Of a run only the blocks that are rotten: each half may have other ones.
     pub fn read_other_half(
         &mut self,
         ctx: OpCtx,
         done: IoDone,
         fx: &mut Effects,
     ) -> Option<(OpCtx, IoDone)> {
-        let ctx = match ctx {
-            OpCtx::Second(ctx) => return Some((*ctx, done)),
-            ctx => ctx,
+        let (ctx, second) = match ctx {
+            OpCtx::Alone(alone) => return self.block_read_alone(alone, done, fx),
+            OpCtx::Second(ctx) => (*ctx, true),
+            ctx => (ctx, false),
         };
         let read = matches!(done.op.target, Target::Flash(_)) && done.op.kind == OpKind::Read;
         let good = done.result.is_ok() && done.bad_blocks.is_empty() || done.is_memory_gone();
         if !read || good || !self.flash.devices.are_twice() {
             return Some((ctx, done));
         }
+        let in_part = done.result.is_ok() && done.op.len > BLOCK;
+        if second && !in_part {
+            return Some((ctx, done));
+        }
         let Some((target, offset)) = self.flash.devices.other_half(&done) else {
             return Some((ctx, done));
         };
         took(Path::ReadFromOther);
+        if in_part {
+            let alone = Alone {
+                ctx,
+                left: done.bad_blocks.clone(),
+                bad: SmallVec::new(),
+                from: (target, offset),
+                run: done,
+            };
+            return self.read_next_alone(Box::new(alone), fx);
+        }
         let id = self.ops.insert(OpCtx::Second(Box::new(ctx))) as u64;
         self.flash.note_sent(OpKind::Read, done.op.len);
         fx.ios.push(IoOp {
@@ -130,10 +184,80 @@ impl Core {
         None
     }
 
+    /// Reads the next block that a run lacks; if there is none, that is how the run has ended.
+    fn read_next_alone(&mut self, alone: Box<Alone>, fx: &mut Effects) -> Option<(OpCtx, IoDone)> {
+        let next = alone.left.last().filter(|_| alone.run.result.is_ok());
+        let one = next.and_then(|i| Some((*i, block_of(&alone.run.op.bufs, *i)?)));
+        let Some((i, buf)) = one else {
+            let Alone {
+                ctx,
+                run,
+                left,
+                mut bad,
+                ..
+            } = *alone;
+            let bad_blocks = match run.result {
+                Ok(()) => {
+                    bad.extend(left);
+                    bad
+                }
+                Err(_) => SmallVec::new(),
+            };
+            return Some((ctx, IoDone { bad_blocks, ..run }));
+        };
+        let (target, offset) = alone.from;
+        let run = &alone.run.op;
+        let op = IoOp {
+            id: 0,
+            target,
+            kind: OpKind::Read,
+            offset: offset + u64::from(i) * BLOCK,
+            len: BLOCK,
+            bufs: [buf].into_iter().collect(),
+            crcs: run.crcs.get(i as usize).copied().into_iter().collect(),
+            sums: false,
+            class: run.class,
+        };
+        self.flash.note_sent(OpKind::Read, BLOCK);
+        let id = self.ops.insert(OpCtx::Alone(alone)) as u64;
+        fx.ios.push(IoOp { id, ..op });
+        None
+    }
+
+    fn block_read_alone(
+        &mut self,
+        mut alone: Box<Alone>,
+        done: IoDone,
+        fx: &mut Effects,
+    ) -> Option<(OpCtx, IoDone)> {
+        let i = alone.left.pop();
+        match done.result {
+            Ok(()) if done.bad_blocks.is_empty() => {}
+            Ok(()) => alone.bad.extend(i),
+            // Whoever wanted the run asks for its blocks one by one.
+            Err(e) => alone.run.result = Err(e),
+        }
+        self.read_next_alone(alone, fx)
+    }
+
     /// A device hangs, or nothing of it can be read: goes on without it, if that can be.
     pub fn lose_failing_device(&mut self, now: u64, fx: &mut Effects) {
+        if self.flash.devices.are_twice() {
+            let past = self.shared.reads_by_device();
+            let past = past.into_iter().map(|reads| reads.count);
+            self.flash.devices.note_past_reads(past);
+        }
         let told = self.flash.devices.lose_failing(now);
         self.device_may_be_lost(told, now, fx);
+    }
+
+    /// That a device is lost is noted beside the flash, too: what was held goes on.
+    pub fn loss_is_noted(&mut self, generation: u64, now: u64, fx: &mut Effects) {
+        let held = self.flash.loss_is_noted(generation);
+        self.route_flash(now, fx);
+        for ended in held {
+            self.flash_ended(ended, now, fx);
+        }
     }
 
     /// A read of the flash device's own has ended, or what changed something on one device.

@@ -55,6 +55,8 @@ struct OnDevice {
     /// Places that could not be read, and since when these are counted.
     bad_reads: BTreeSet<u64>,
     bad_since_ns: u64,
+    /// Reads past the core that went well, when that was last looked at.
+    past_reads: u64,
     figures: DeviceFigures,
     /// What the segments opened on it have cost.
     spent: u64,
@@ -66,6 +68,8 @@ struct Joint {
     /// Whose end has not been told yet.
     op: Option<FlashOp>,
     kind: OpKind,
+    /// Devices that do a part of it.
+    parts: u64,
     /// Devices that have not ended their part.
     waits: u64,
     /// In time as [`Devices::awake_ns`] has it.
@@ -203,6 +207,7 @@ impl Devices {
             Joint {
                 op: Some(op),
                 kind,
+                parts: waits,
                 waits,
                 sent_ns: self.awake_ns,
                 result: Ok(()),
@@ -274,6 +279,23 @@ impl Devices {
         let buf = Buf::zeroed(own.len()).all();
         buf.sub(0, own.len()).bytes_mut().copy_from_slice(&own);
         Some(buf)
+    }
+
+    /// The batch that failed on a device which cannot be lost, as there is no other with all of it.
+    pub fn fails_alone(&self, part: Part, done: &IoDone) -> Option<u64> {
+        let lost = self.spread.lost();
+        let joint = self.joints.get(&part.joint)?;
+        match joint.op {
+            Some(FlashOp::Batch { seq })
+                if done.result.is_err()
+                    && self.are_twice()
+                    && lost & bit(part.device) == 0
+                    && !self.spread.is_whole_without(lost | bit(part.device)) =>
+            {
+                Some(seq)
+            }
+            _ => None,
+        }
     }
 
     /// A device has done its part; if what it is a part of has ended with it, how. It has when all have ended well or, where
@@ -364,15 +386,18 @@ impl Devices {
         self.woke_ns = now;
         let now = self.awake_ns;
         let each = &self.each;
-        let goes_on = |than: u16, since: u64| {
+        let lost = self.spread.lost();
+        let goes_on = |than: u16, joint: &Joint| {
+            // Time does not go on between two looks: what ended right after it was sent is seen by what has ended.
+            let ended = joint.parts & !joint.waits & !lost != 0;
             let mut others = (0..).zip(each);
-            others.any(|(n, d)| n != than && d.ended_ns > since)
+            ended || others.any(|(n, d)| n != than && d.ended_ns > joint.sent_ns)
         };
         let hung = |joint: &Joint| {
             let late = now.saturating_sub(joint.sent_ns) > HANG_NS;
             let alone = late && joint.waits.is_power_of_two();
             let device = joint.waits.trailing_zeros() as u16;
-            (alone && goes_on(device, joint.sent_ns)).then_some(device)
+            (alone && goes_on(device, joint)).then_some(device)
         };
         let unread = |(n, d): (u16, &OnDevice)| (d.bad_reads.len() > BAD_READS_MAX).then_some(n);
         let hung = self.joints.values().find_map(hung);
@@ -412,6 +437,16 @@ impl Devices {
         }
         if done.result.is_err() {
             d.bad_reads.insert(done.op.offset);
+        }
+    }
+
+    /// So many reads of each device went well past the core, since the start: one of which something can be read is not lost
+    /// for what cannot.
+    pub fn note_past_reads(&mut self, past: impl Iterator<Item = u64>) {
+        for (d, reads) in self.each.iter_mut().zip(past) {
+            if std::mem::replace(&mut d.past_reads, reads) != reads {
+                d.bad_reads.clear();
+            }
         }
     }
 
@@ -823,9 +858,72 @@ mod tests {
         };
         assert_eq!(looks(&mut devices), [1]);
         assert_eq!(devices.let_go().len(), 1);
+        // The other one ended its part in the moment in which it was sent, and nothing was sent since.
+        let mut devices = mirrored();
+        let parts = write(&mut devices);
+        devices.part_ended(parts[0], Ok(()));
+        assert_eq!(looks(&mut devices), [1]);
         // Both hang: nobody knows which of them would come back.
         let mut devices = mirrored();
         write(&mut devices);
         assert!(looks(&mut devices).is_empty());
+    }
+
+    fn unread(devices: &mut Devices) {
+        for n in 0..=BAD_READS_MAX as u64 {
+            let op = IoOp {
+                id: 0,
+                target: Target::Flash(0),
+                kind: OpKind::Read,
+                offset: n * 4096,
+                len: 4096,
+                bufs: Default::default(),
+                crcs: Default::default(),
+                sums: false,
+                class: Class::Foreground,
+            };
+            devices.note_read(&op.done(Err(IoError::Os(5)), 1000), 1);
+        }
+    }
+
+    #[test]
+    fn one_of_which_something_can_be_read_is_not_lost_for_what_cannot() {
+        let mut devices = mirrored();
+        devices.note_past_reads([7, 7].into_iter());
+        unread(&mut devices);
+        devices.note_past_reads([8, 7].into_iter());
+        assert_eq!(devices.lose_failing(1).lost, None);
+        unread(&mut devices);
+        // What the other one gives says nothing of it.
+        devices.note_past_reads([8, 9].into_iter());
+        assert_eq!(devices.lose_failing(2).lost, Some(0));
+    }
+
+    #[test]
+    fn a_batch_that_fails_where_no_other_device_has_it_may_be_sent_again() {
+        let mut devices = mirrored();
+        let failed = |part: Part| {
+            let op = IoOp {
+                id: 0,
+                target: Target::Flash(part.device),
+                kind: OpKind::Write,
+                offset: 8192,
+                len: 4096,
+                bufs: Default::default(),
+                crcs: Default::default(),
+                sums: false,
+                class: Class::Foreground,
+            };
+            op.done(Err(IoError::Os(5)), 1000)
+        };
+        let parts = write(&mut devices);
+        assert_eq!(devices.fails_alone(parts[0], &failed(parts[0])), None);
+        devices.part_ended(parts[0], Err(IoError::Os(5)));
+        devices.part_ended(parts[1], Ok(()));
+        devices.let_go();
+        let parts = write(&mut devices);
+        assert_eq!(devices.fails_alone(parts[0], &failed(parts[0])), Some(7));
+        // It is not over by that.
+        assert!(end(&mut devices, parts[0], Ok(())).is_some_and(|e| e.result.is_ok()));
     }
 }

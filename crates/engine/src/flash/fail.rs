@@ -14,6 +14,7 @@ use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::append::unsent;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Users};
+use crate::flash::devices::Part;
 use crate::flash::log::{BatchState, SegState, last_through};
 use crate::paths::{Path, took};
 use hearth_format::BatchMark;
@@ -95,21 +96,39 @@ impl<U: Users> FlashDevice<U> {
     /// What the first attempt has left there does not matter: the bytes are the same, and what is not whole when the
     /// power goes counts as not written, as for any batch in flight.
     pub fn batch_again(&mut self, seq: u64, done: IoDone) -> Option<IoDone> {
-        let failed = done.result.is_err_and(|e| !e.is_no_space());
-        if !failed || !self.takes_writes() || !self.log.free.is_empty() {
+        if !self.may_be_again(seq, &done) {
             return Some(done);
         }
-        let batch = self.log.batches.iter_mut().find(|b| b.seq == seq);
-        let Some(batch) = batch.filter(|b| b.again < PLACE_TRIES) else {
-            return Some(done);
-        };
-        batch.again += 1;
-        self.counters.flash_errors += 1;
-        took(Path::BatchAgainInPlace);
         let at = self.devices.whole(&done);
         let io = Io::write(self.target(), at, done.op.bufs);
         self.out.send(FlashOp::Batch { seq }, io);
         None
+    }
+
+    /// The same of what one device has done of it, where everything should be there twice, and that device cannot be lost.
+    pub fn part_again(&mut self, part: Part, done: IoDone) -> Result<Io, IoDone> {
+        let seq = self.devices.fails_alone(part, &done);
+        if !seq.is_some_and(|seq| self.may_be_again(seq, &done)) {
+            return Err(done);
+        }
+        let (target, offset) = (done.op.target, done.op.offset);
+        Ok(Io::write(target, offset, done.op.bufs))
+    }
+
+    /// Is a batch that ended so to be written once more to the same place? Counts that as done.
+    fn may_be_again(&mut self, seq: u64, done: &IoDone) -> bool {
+        let failed = done.result.is_err_and(|e| !e.is_no_space());
+        if !failed || !self.takes_writes() || !self.log.free.is_empty() {
+            return false;
+        }
+        let batch = self.log.batches.iter_mut().find(|b| b.seq == seq);
+        let Some(batch) = batch.filter(|b| b.again < PLACE_TRIES) else {
+            return false;
+        };
+        batch.again += 1;
+        self.counters.flash_errors += 1;
+        took(Path::BatchAgainInPlace);
+        true
     }
 
     /// A batch failed. Once all in flight have ended, sends them again elsewhere.

@@ -171,7 +171,8 @@ impl<U: Users> FlashDevice<U> {
         let step = self.rescue.step.take();
         let step = step.expect("the floor is being stored");
         if !self.takes_writes() {
-            return;
+            // What notes that flash was given up may wait behind what notes that a device is lost.
+            return self.superblock_is_free();
         }
         self.floor_step(step, result, now);
         if !self.is_rescuing() {

@@ -3,7 +3,9 @@
 //! What is written from then on is on one device only. Should the power fail then, a start may find both, and the lost one
 //! may look as good as the other: its log ends earlier, as after any power cut, and it would be believed. So before anybody
 //! is told of anything that it may have missed, the superblocks of the others say that it is lost, both copies,
-//! durably. Until then what ends is held ([`crate::flash::devices`]); nothing that is held can have been answered, nor have
+//! durably. If all of these are gone at that start, and the lost one is there alone, only what is noted beside the flash can
+//! say that it is old: so the generation of these superblocks is noted there next ([`hearth_io::Spread::ask_elsewhere`]).
+//! Until then what ends is held ([`crate::flash::devices`]); nothing that is held can have been answered, nor have
 //! freed a segment.
 //!
 //! If that note cannot be stored, the pool is left with nothing to rely on, and flash is given up as a single device is.
@@ -28,6 +30,8 @@ pub(crate) struct Losing {
     first: bool,
     /// Another device was lost meanwhile: once more.
     again: bool,
+    /// It is on flash, with this generation, and is being noted in another place.
+    asked: Option<u64>,
 }
 
 impl<U: Users> FlashDevice<U> {
@@ -58,9 +62,10 @@ impl<U: Users> FlashDevice<U> {
         self.out.tell(FlashEvent::DeviceLost);
         // Then the note of the failure says it, too, or is as late as it would be here.
         if !self.takes_writes() {
+            self.devices.spread().note_none();
             return;
         }
-        if let Some(losing) = &mut self.losing {
+        if let Some(losing) = self.losing.as_mut().filter(|l| l.asked.is_none()) {
             losing.again = true;
             return;
         }
@@ -68,6 +73,7 @@ impl<U: Users> FlashDevice<U> {
             waits: self.is_rescuing(),
             first: true,
             again: false,
+            asked: None,
         });
         self.sb.generation += 1;
         if !self.is_rescuing() {
@@ -110,6 +116,7 @@ impl<U: Users> FlashDevice<U> {
         now: u64,
     ) -> Vec<Ended> {
         if !self.takes_writes() {
+            self.devices.spread().note_none();
             return self.end_losing();
         }
         let Some(losing) = self.losing.as_mut() else {
@@ -120,6 +127,7 @@ impl<U: Users> FlashDevice<U> {
             self.note_refusal(&e);
             self.full = false;
             self.losing = None;
+            self.devices.spread().note_none();
             self.fail(now);
             return self.devices.let_go();
         }
@@ -139,11 +147,26 @@ impl<U: Users> FlashDevice<U> {
                 self.write_lost();
             }
             (false, false) => {
-                self.devices.spread().note_lost();
-                return self.end_losing();
+                // Not before: the devices that are left must not be older than what is noted there.
+                let generation = self.sb.generation;
+                if !self.devices.spread().ask_elsewhere(generation) {
+                    self.devices.spread().note_lost();
+                    return self.end_losing();
+                }
+                losing.asked = Some(generation);
             }
         }
         Vec::new()
+    }
+
+    /// What superblocks of this generation say is noted in another place, too: what may be told now.
+    pub fn loss_is_noted(&mut self, generation: u64) -> Vec<Ended> {
+        let asked = self.losing.as_ref().and_then(|losing| losing.asked);
+        if asked.is_none_or(|asked| asked > generation) {
+            return Vec::new();
+        }
+        self.devices.spread().note_lost();
+        self.end_losing()
     }
 
     /// The note is stored, or flash was given up meanwhile, which is noted in its place.
