@@ -132,7 +132,11 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 11] = [
+pub const RARE: [(&str, &str); 12] = [
+    (
+        "a run waits for a mark that the log will never have",
+        "the log must be starved between an epoch's mark and the next epoch's write",
+    ),
     (
         "a segment says so much again that another is freed before it",
         "hundreds of runs of zeros must lie in one segment, and their origin be away",

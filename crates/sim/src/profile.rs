@@ -414,7 +414,7 @@ pub const PROFILES: [Profile; 38] = [
     },
     Profile {
         name: "devices",
-        about: "two or three flash devices of unequal size, and crashes (not part of mixed)",
+        about: "two or three flash devices of unequal size, and crashes",
         modes: [4, 2, 1, 0],
         lives: (2, 6),
         requests: (20, 160),
@@ -581,7 +581,7 @@ pub const PROFILES: [Profile; 38] = [
     },
     Profile {
         name: "twice",
-        about: "two to four flash devices that hold everything twice, and crashes (not part of mixed)",
+        about: "two to four flash devices that hold everything twice, and crashes",
         modes: [4, 2, 1, 0],
         lives: (2, 6),
         requests: (20, 160),
@@ -596,7 +596,7 @@ pub const PROFILES: [Profile; 38] = [
     },
     Profile {
         name: "twice-fail",
-        about: "the same, and one of them fails, hangs, dies at any moment and comes back old (not part of mixed)",
+        about: "the same, and one of them fails, hangs, dies at any moment and comes back old",
         modes: [4, 2, 1, 0],
         homes: [6, 1, 0],
         lives: (2, 6),
@@ -616,7 +616,7 @@ pub const PROFILES: [Profile; 38] = [
     },
     Profile {
         name: "twice-rot",
-        about: "the same, and blocks of one half rot (not part of mixed)",
+        about: "the same, and blocks of one half rot",
         lives: (1, 4),
         requests: (40, 200),
         crash: 0,
@@ -630,7 +630,7 @@ pub const PROFILES: [Profile; 38] = [
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 3, 3, 2, 2, 0, 0, 0,
+    0, 2, 3, 2, 3, 2, 3, 2,
 ];
 
 /// The name that lets the seed choose.

@@ -4,6 +4,7 @@
 use crate::api::{DiskId, Effects, FlashFault};
 use crate::core::apply::House;
 use crate::core::{Core, OpCtx};
+use crate::ctx::Io;
 use crate::flash::device::{FlashEvent, FlashOp};
 use crate::flash::devices::{Ended, Part, Told};
 use crate::flash::durable::Until;
@@ -111,10 +112,10 @@ impl Core {
 
     /// One device has done its part of a flush, or of what both halves get.
     pub fn flash_part_done(&mut self, part: Part, done: IoDone, now: u64, fx: &mut Effects) {
-        let done = match self.flash.part_again(part, done) {
-            Ok(io) => return self.io(fx, OpCtx::FlashPart(part), io),
-            Err(done) => done,
-        };
+        if self.flash.part_again(part, &done) {
+            let io = Io::write(done.op.target, done.op.offset, done.op.bufs);
+            return self.io(fx, OpCtx::FlashPart(part), io);
+        }
         let told = self.flash.devices.part_ended(part, done.result);
         self.device_may_be_lost(told, now, fx);
     }

@@ -105,14 +105,11 @@ impl<U: Users> FlashDevice<U> {
         None
     }
 
-    /// The same of what one device has done of it, where everything should be there twice, and that device cannot be lost.
-    pub fn part_again(&mut self, part: Part, done: IoDone) -> Result<Io, IoDone> {
-        let seq = self.devices.fails_alone(part, &done);
-        if !seq.is_some_and(|seq| self.may_be_again(seq, &done)) {
-            return Err(done);
-        }
-        let (target, offset) = (done.op.target, done.op.offset);
-        Ok(Io::write(target, offset, done.op.bufs))
+    /// The same of what one device has done of it, where everything should be there twice, and that device cannot be lost:
+    /// is it to write that once more?
+    pub fn part_again(&mut self, part: Part, done: &IoDone) -> bool {
+        let seq = self.devices.fails_alone(part, done);
+        seq.is_some_and(|seq| self.may_be_again(seq, done))
     }
 
     /// Is a batch that ended so to be written once more to the same place? Counts that as done.
