@@ -15,7 +15,7 @@ use hearth_rig::machine::copy_sparse;
 use hearth_rig::wait::until;
 use serde_json::Value;
 use stored::nfs::{self, Client, get, set_size};
-use stored::{LIMIT, Lab, create, lines, pattern, read, root, write};
+use stored::{LIMIT, Lab, create, lines, list, pattern, read, root, write};
 
 /// Clients go on with what they have when the daemon was killed: the same handles, and all that was
 /// answered as durable.
@@ -433,31 +433,7 @@ fn listing_many_files_opens_none() -> Result<()> {
         .call(&Args::Lookup(Named { dir: &dir, name }))?
         .ok()?;
     let file = found.reader().opaque(64)?.to_vec();
-    let (mut cookie, mut verifier, mut names) = (0, [0u8; 8], 0);
-    loop {
-        let args = Args::ReadDirPlus {
-            dir: &dir,
-            cookie,
-            verifier,
-            names: 8192,
-            bytes: 65536,
-        };
-        let results = client.call(&args)?.ok()?;
-        let mut r = results.reader();
-        r.optional(nfs::attributes)?;
-        verifier = r.fixed()?;
-        while r.u32()? == 1 {
-            r.u64()?;
-            r.opaque(255)?;
-            cookie = r.u64()?;
-            r.optional(nfs::attributes)?;
-            r.optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
-            names += 1;
-        }
-        if r.u32()? == 1 {
-            break;
-        }
-    }
+    let names = list(&mut client, &dir)?;
     ensure!(names == 2002 || names == 2000, "{names}");
     ensure!(lab.show()?["disks"] == 0, "{}", lab.show()?);
     ensure!(read(&mut client, &file, 0, 100)? == b"image");

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use hearth_nfs::v3::{Args, Named, Status};
 use hearth_rig::wait::until;
 use serde_json::Value;
-use stored::nfs::{self, Client, set_size};
-use stored::{LIMIT, Lab, create, pattern, read, root, write};
+use stored::nfs::{Client, set_size};
+use stored::{LIMIT, Lab, create, list, pattern, read, root, write};
 
 const M: u64 = 1 << 20;
 
@@ -174,35 +174,6 @@ fn a_scratch_file_is_on_flash_alone_until_a_crash() -> Result<()> {
     })?;
     lab.hearth.stop()?;
     Ok(())
-}
-
-/// Names in a listing, from the first to the last.
-fn list(client: &mut Client, dir: &[u8]) -> Result<u64> {
-    let (mut cookie, mut verifier, mut names) = (0, [0u8; 8], 0);
-    loop {
-        let args = Args::ReadDirPlus {
-            dir,
-            cookie,
-            verifier,
-            names: 8192,
-            bytes: 65536,
-        };
-        let results = client.call(&args)?.ok()?;
-        let mut r = results.reader();
-        r.optional(nfs::attributes)?;
-        verifier = r.fixed()?;
-        while r.u32()? == 1 {
-            r.u64()?;
-            r.opaque(255)?;
-            cookie = r.u64()?;
-            r.optional(nfs::attributes)?;
-            r.optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
-            names += 1;
-        }
-        if r.u32()? == 1 {
-            return Ok(names);
-        }
-    }
 }
 
 /// Microseconds of each of so many.

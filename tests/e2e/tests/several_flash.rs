@@ -272,6 +272,17 @@ fn devices_come_are_replaced_and_go_under_a_client() -> Result<()> {
     writer.check_file(&origin)
 }
 
+/// Has the next start use these devices.
+fn serve_from(hearth: &mut Hearth, devices: &[String]) -> Result<()> {
+    let (lead, others) = devices.split_first().context("no device")?;
+    hearth.set_flash(lead.into());
+    hearth.serve_args = others
+        .iter()
+        .flat_map(|path| ["--flash".into(), path.into()])
+        .collect();
+    Ok(())
+}
+
 /// Whoever changes the devices is killed at any moment, the daemon or the command: the pool is one of the two it may be, and
 /// whichever list the next start is given, it finds that.
 #[test]
@@ -311,8 +322,10 @@ fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Re
         command.stdout(std::process::Stdio::null());
         command.stderr(std::process::Stdio::null());
         let mut running = command.spawn()?;
-        std::thread::sleep(Duration::from_millis(writer.below(900)));
-        hearth.kill9()?;
+        let moment = Duration::from_millis(writer.below(900));
+        writer
+            .load(&mut client, moment, || hearth.kill9())
+            .with_context(about)?;
         running.kill()?;
         running.wait()?;
         drop(client);
@@ -323,26 +336,12 @@ fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Re
         };
         let there = given.iter().all(|path| std::path::Path::new(path).exists());
         let given = if there { given } else { today.clone() };
-        let [lead, others @ ..] = given.as_slice() else {
-            anyhow::bail!("no device");
-        };
-        hearth.set_flash(lead.into());
-        hearth.serve_args = others
-            .iter()
-            .flat_map(|path| ["--flash".into(), path.into()])
-            .collect();
+        serve_from(&mut hearth, &given)?;
         if let Err(e) = hearth.start() {
             // Nothing but the new device was there yet, so that nobody could know which pool it is for.
             ensure!(given == next, "{e:#}\n{}\n{}", about(), hearth.log());
             hearth.kill9()?;
-            let [lead, others @ ..] = today.as_slice() else {
-                anyhow::bail!("no device");
-            };
-            hearth.set_flash(lead.into());
-            hearth.serve_args = others
-                .iter()
-                .flat_map(|path| ["--flash".into(), path.into()])
-                .collect();
+            serve_from(&mut hearth, &today)?;
             hearth.start().with_context(about)?;
         }
         let now = devices(&hearth)?;

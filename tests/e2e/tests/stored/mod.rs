@@ -174,3 +174,32 @@ pub fn pattern(offset: u64, round: u8, len: usize) -> Vec<u8> {
         .map(|n| ((at(n).wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ round.wrapping_mul(37)) | 1)
         .collect()
 }
+
+/// Names in a listing, from the first to the last.
+pub fn list(client: &mut Client, dir: &[u8]) -> Result<u64> {
+    let (mut cookie, mut verifier, mut names) = (0, [0u8; 8], 0);
+    loop {
+        let args = Args::ReadDirPlus {
+            dir,
+            cookie,
+            verifier,
+            names: 8192,
+            bytes: 65536,
+        };
+        let results = client.call(&args)?.ok()?;
+        let mut r = results.reader();
+        r.optional(nfs::attributes)?;
+        verifier = r.fixed()?;
+        while r.u32()? == 1 {
+            r.u64()?;
+            r.opaque(255)?;
+            cookie = r.u64()?;
+            r.optional(nfs::attributes)?;
+            r.optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
+            names += 1;
+        }
+        if r.u32()? == 1 {
+            return Ok(names);
+        }
+    }
+}

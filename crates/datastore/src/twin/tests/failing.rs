@@ -118,6 +118,14 @@ fn work(twin: &Twin, round: u8) {
     assert_eq!(twin.attributes(&file).unwrap().size, (16 << 20) + 5000);
 }
 
+/// A tree that was out has what the other has, the work of this round included.
+fn is_whole_again(place: &Place2, twin: &Twin, side: usize, round: u8) {
+    place.wait_current(twin);
+    assert_eq!(place.seen(0), place.seen(1));
+    let disk = format!("disk-{round}");
+    assert!(place.seen(side).contains_key(Path::new(&disk)));
+}
+
 #[test]
 fn one_that_answers_with_errors_is_out_and_comes_back() {
     let Some((mounts, place)) = mounted() else {
@@ -140,13 +148,7 @@ fn one_that_answers_with_errors_is_out_and_comes_back() {
         // What is beneath is no tree.
         assert!(fs::read_dir(&mounts[side].at).unwrap().next().is_none());
         mounts[side].bring_back().unwrap();
-        place.wait_current(&twin);
-        assert_eq!(place.seen(0), place.seen(1));
-        assert!(
-            place
-                .seen(side)
-                .contains_key(Path::new(&format!("disk-{}", 4 + side)))
-        );
+        is_whole_again(&place, &twin, side, 4 + side as u8);
     }
     drop(twin);
     drop(mounts);
@@ -172,13 +174,7 @@ fn one_that_does_not_answer_is_out_after_its_time_and_comes_back() {
         work(&twin, 4 + side as u8);
         // What hung comes to its end, with what it was given then.
         mounts[side].thaw();
-        place.wait_current(&twin);
-        assert_eq!(place.seen(0), place.seen(1));
-        assert!(
-            place
-                .seen(side)
-                .contains_key(Path::new(&format!("disk-{}", 4 + side)))
-        );
+        is_whole_again(&place, &twin, side, 4 + side as u8);
     }
     drop(twin);
     drop(mounts);
