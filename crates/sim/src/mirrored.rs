@@ -692,14 +692,19 @@ impl Mirrored {
 
     fn noted(&mut self, now: u64, noting: &Noting, made: bool) {
         let seq = noting.seq;
-        for leg in self.legs.iter_mut().filter(|_| made) {
-            // From now on it is known that all of it has to be copied; until then each start finds it out anew.
-            let stamp = noting.stamps.legs.iter().find(|l| l.id == leg.id);
-            leg.changed &= !stamp.is_some_and(|l| l.whole || l.state == LegState::Current);
-        }
         self.say(|| format!("note {seq} is made: {made}"));
         if let Some(machine) = &mut self.machine {
             machine.noted(now, seq, made);
+        }
+        let report = self.machine.as_ref().map_or_else(Vec::new, Machine::report);
+        for (i, leg) in self.legs.iter_mut().enumerate().filter(|_| made) {
+            // From now on it is known that all of it has to be copied, or all of it was; until then each start, and
+            // each return, finds it out anew. A note that calls it current may be older than what has become of it:
+            // the leg was not there, or has gone since.
+            let stamp = noting.stamps.legs.iter().find(|l| l.id == leg.id);
+            let current = report.get(i).is_some_and(|l| l.state == LegState::Current);
+            let told = |l: &LegStamp| l.whole || l.state == LegState::Current && current;
+            leg.changed &= !stamp.is_some_and(told);
         }
     }
 
