@@ -70,6 +70,9 @@ struct Noting {
     seq: u64,
     stamps: MirrorStamps,
     touched: Regions,
+    /// Legs of which it says that all of them has to be copied, or was, after what has become of them last. It may say
+    /// the same of one that was not there, or comes back with something else only now, but that is older.
+    knows: Vec<Uuid>,
     /// What came of the file.
     filed: Option<bool>,
 }
@@ -488,10 +491,12 @@ impl Mirrored {
                 touched,
             } => {
                 stamps.check().map_err(|e| e.to_string())?;
+                let knows = self.known_by(&stamps);
                 let noting = Noting {
                     seq,
                     stamps,
                     touched,
+                    knows,
                     filed: None,
                 };
                 if self.noting.replace(noting).is_some() {
@@ -664,6 +669,23 @@ impl Mirrored {
         self.noted(now, &noting, filed || recorded);
     }
 
+    /// Legs whose state a note that is begun now gives as the mirror was told it.
+    fn known_by(&self, stamps: &MirrorStamps) -> Vec<Uuid> {
+        let report = self.machine.as_ref().map_or_else(Vec::new, Machine::report);
+        let live = |i: usize| report.get(i).is_some_and(|l| l.state != LegState::Out);
+        let told = |leg: &Leg| {
+            let stamp = stamps.legs.iter().find(|l| l.id == leg.id);
+            stamp.is_some_and(|l| match l.state {
+                LegState::Current => true,
+                LegState::Behind => l.whole,
+                LegState::Out => false,
+            })
+        };
+        let legs = self.legs.iter().enumerate();
+        let known = legs.filter(|(i, leg)| live(*i) && told(leg));
+        known.map(|(_, leg)| leg.id).collect()
+    }
+
     fn file_says(&self) -> Option<&MirrorStamps> {
         self.notes.as_ref().map(|n| &n.stamps)
     }
@@ -693,9 +715,9 @@ impl Mirrored {
     fn noted(&mut self, now: u64, noting: &Noting, made: bool) {
         let seq = noting.seq;
         for leg in self.legs.iter_mut().filter(|_| made) {
-            // From now on it is known that all of it has to be copied; until then each start finds it out anew.
-            let stamp = noting.stamps.legs.iter().find(|l| l.id == leg.id);
-            leg.changed &= !stamp.is_some_and(|l| l.whole || l.state == LegState::Current);
+            // From now on it is known that all of it has to be copied; until then each start, and each return, finds
+            // it out anew.
+            leg.changed &= !noting.knows.contains(&leg.id);
         }
         self.say(|| format!("note {seq} is made: {made}"));
         if let Some(machine) = &mut self.machine {

@@ -13,7 +13,7 @@ pub(super) struct Request {
     offset: u64,
     len: u64,
     pending: HashSet<IoId>,
-    /// Legs that did it, and that failed.
+    /// Legs that did it; and that failed, of a read all of them, else those that could not be taken out for it.
     good: Vec<usize>,
     bad: Vec<usize>,
     error: Option<IoError>,
@@ -281,9 +281,13 @@ impl Machine {
         match result {
             Ok(()) => request.good.push(at.leg),
             Err(e) => {
-                request.bad.push(at.leg);
                 request.error.get_or_insert(e);
-                self.expel(at.leg, Why::Error(e));
+                let out = self.expel(at.leg, Why::Error(e));
+                // One that went out may be back before the others have answered, with all that it missed: it does
+                // not fail the request. The last one that holds the disk stays, and does.
+                if !out && let Some(request) = self.requests.get_mut(&id) {
+                    request.bad.push(at.leg);
+                }
             }
         }
         // Taking the leg out may have ended it.
@@ -302,7 +306,7 @@ impl Machine {
 
     /// A change or flush has ended on all legs it went to.
     fn end_change(&mut self, id: u64) {
-        let Some(request) = self.requests.remove(&id) else {
+        let Some(request) = self.requests.get(&id) else {
             return;
         };
         let holds = |i: &usize| {
@@ -312,6 +316,13 @@ impl Machine {
         };
         let failed = request.bad.iter().any(holds);
         let well = !failed && request.good.iter().any(holds);
+        if request.what == What::Flush && !well && !failed && !self.live().is_empty() {
+            // All that were asked have gone out, and the one that holds the disk now came back meanwhile.
+            return self.flush(id);
+        }
+        let Some(request) = self.requests.remove(&id) else {
+            return;
+        };
         if request.what == What::Flush {
             if well {
                 self.flushed = self.flushed.max(request.upto);
@@ -364,5 +375,88 @@ impl Machine {
             self.note_wanted = true;
             self.write_note();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::{Limits, Opening};
+    use hearth_format::Uuid;
+    use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
+
+    /// Answers what legs are asked, but not the flushes on the legs that hang; those, and how requests ended.
+    fn serve(machine: &mut Machine, hang: &[usize]) -> (Vec<(usize, IoId)>, Vec<bool>) {
+        let (mut hung, mut ended) = (Vec::new(), Vec::new());
+        loop {
+            let actions = machine.actions();
+            if actions.is_empty() {
+                return (hung, ended);
+            }
+            for action in actions {
+                match action {
+                    Action::Io { io, leg, what, .. } => {
+                        match what == What::Flush && hang.contains(&leg) {
+                            true => hung.push((leg, io)),
+                            false => machine.done(1, io, Ok(()), false),
+                        }
+                    }
+                    Action::Note { seq, .. } => machine.noted(1, seq, true),
+                    Action::Answer { result, .. } => ended.push(result.is_ok()),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Two legs are asked to flush; the second fails, comes back and is current before the first answers.
+    fn back_before_the_other(well: bool) -> Vec<bool> {
+        let stamp = |n: u8| LegStamp {
+            id: Uuid::from_bytes([n; 16]),
+            generation: 1,
+            state: LegState::Current,
+            whole: false,
+            copied: 0,
+            left: (0, 0),
+        };
+        let opening = Opening {
+            size: 1 << 20,
+            region: 1 << 16,
+            stamps: MirrorStamps {
+                generation: 1,
+                open: false,
+                unknown: false,
+                legs: vec![stamp(1), stamp(2)],
+            },
+            touched: None,
+            present: vec![true, true],
+            limits: Limits::default(),
+        };
+        let mut machine = Machine::open(opening, 0).unwrap();
+        machine.request(1, 1, What::Write, 0, 4096);
+        assert_eq!(serve(&mut machine, &[]).1, [true]);
+        machine.request(1, 2, What::Flush, 0, 0);
+        let (hung, ended) = serve(&mut machine, &[0, 1]);
+        assert!(ended.is_empty() && hung.len() == 2);
+        let failed = Err(IoError::Os(libc::EIO));
+        let of = |leg| hung.iter().find(|(l, _)| *l == leg).unwrap().1;
+        machine.done(1, of(1), failed, false);
+        assert!(machine.returned(1, 1, false));
+        assert!(serve(&mut machine, &[0]).1.is_empty());
+        assert!(
+            machine
+                .report()
+                .iter()
+                .all(|l| l.state == LegState::Current)
+        );
+        machine.done(1, of(0), if well { Ok(()) } else { failed }, false);
+        serve(&mut machine, &[]).1
+    }
+
+    #[test]
+    fn a_leg_that_is_back_does_not_fail_the_flush_it_went_out_for() {
+        assert_eq!(back_before_the_other(true), [true]);
+        // The other one goes out then: the one that is back is asked again.
+        assert_eq!(back_before_the_other(false), [true]);
     }
 }

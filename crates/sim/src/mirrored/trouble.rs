@@ -201,6 +201,10 @@ impl Mirrored {
             self.events.push(Event::LegCameOld);
             self.legs[i].device.come_back_with(&image);
             self.legs[i].changed = true;
+            let id = self.legs[i].id;
+            if let Some(noting) = &mut self.noting {
+                noting.knows.retain(|known| *known != id);
+            }
         }
         self.recover(i);
         Ok(())
