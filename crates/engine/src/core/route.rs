@@ -111,10 +111,9 @@ impl Core {
 
     /// One device has done its part of a flush, or of what both halves get.
     pub fn flash_part_done(&mut self, part: Part, done: IoDone, now: u64, fx: &mut Effects) {
-        let done = match self.flash.part_again(part, done) {
-            Ok(io) => return self.io(fx, OpCtx::FlashPart(part), io),
-            Err(done) => done,
-        };
+        if let Some(io) = self.flash.part_again(part, &done) {
+            return self.io(fx, OpCtx::FlashPart(part), io);
+        }
         let told = self.flash.devices.part_ended(part, done.result);
         self.device_may_be_lost(told, now, fx);
     }

@@ -106,13 +106,11 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// The same of what one device has done of it, where everything should be there twice, and that device cannot be lost.
-    pub fn part_again(&mut self, part: Part, done: IoDone) -> Result<Io, IoDone> {
-        let seq = self.devices.fails_alone(part, &done);
-        if !seq.is_some_and(|seq| self.may_be_again(seq, &done)) {
-            return Err(done);
-        }
+    pub fn part_again(&mut self, part: Part, done: &IoDone) -> Option<Io> {
+        let seq = self.devices.fails_alone(part, done)?;
+        let again = self.may_be_again(seq, done);
         let (target, offset) = (done.op.target, done.op.offset);
-        Ok(Io::write(target, offset, done.op.bufs))
+        again.then(|| Io::write(target, offset, done.op.bufs.iter().cloned()))
     }
 
     /// Is a batch that ended so to be written once more to the same place? Counts that as done.
