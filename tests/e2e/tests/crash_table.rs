@@ -355,13 +355,26 @@ impl Subject {
     }
 
     /// Blank flash takes the place of what is left.
-    fn adopt(&mut self) -> Result<()> {
+    fn adopt(&mut self, event: Event) -> Result<()> {
         // It ends with an error if something was lost, which is looked for below.
         let _ = self.hearth.stop();
         self.ssd = None;
         let new = self.hearth.dir().join("new.img");
         if self.kind.flash == Flash::One {
             std::fs::remove_file(self.hearth.flash())?;
+        }
+        if self.kind.mode == ORDERED && !event.takes_disk() {
+            // What is served and what is told without flash is looked at first.
+            self.hearth.start()?;
+            let known = wait::until("the disk is refused or served", LIMIT, || {
+                let info = self.info().ok()?;
+                let state = info["state"].as_str()?;
+                ["attached", "refused"].contains(&state).then_some(info)
+            })?;
+            let order = &known["order"];
+            let holds = known["state"] == "refused" && order["in_order"] == true;
+            self.told = order["upto"].as_u64().filter(|_| holds);
+            let _ = self.hearth.stop();
         }
         self.hearth.set_flash(new);
         let kept = |arg: &String| !arg.ends_with(".mnt/flash") && arg != "--flash";
@@ -382,7 +395,7 @@ impl Subject {
             self.server.up()?;
         }
         if !flash.survives(event) {
-            self.adopt()?;
+            self.adopt(event)?;
             self.commands.push(match event.cuts_power() {
                 true => "`pool adopt-flash`, `systemctl start`",
                 false => "`systemctl stop`, `pool adopt-flash`, `systemctl start`",
@@ -410,11 +423,6 @@ impl Subject {
             let state = self.info().ok()?["state"].as_str()?.to_owned();
             ["attached", "refused"].contains(&&*state).then_some(state)
         })?;
-        if self.kind.mode == ORDERED {
-            let order = &self.info()?["order"];
-            let holds = order["in_order"] == true;
-            self.told = order["upto"].as_u64().filter(|_| holds);
-        }
         if state == "refused" {
             let name = self.name.clone();
             self.hearth
@@ -635,7 +643,7 @@ impl Lab {
             all.map(|s| {
                 format!(
                     "{} {}: {} {} {}\n",
-                    s.name, s.mode, s.answered, s.failed, s.unread
+                    s.name, s.kind.mode, s.answered, s.failed, s.unread
                 )
             })
             .collect::<String>()

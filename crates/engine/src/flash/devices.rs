@@ -364,9 +364,10 @@ impl Devices {
         self.woke_ns = now;
         let now = self.awake_ns;
         let each = &self.each;
+        // Time goes in steps here: the other half of a lone write ends within the one in which it was sent.
         let goes_on = |than: u16, since: u64| {
             let mut others = (0..).zip(each);
-            others.any(|(n, d)| n != than && d.ended_ns > since)
+            others.any(|(n, d)| n != than && d.ended_ns >= since)
         };
         let hung = |joint: &Joint| {
             let late = now.saturating_sub(joint.sent_ns) > HANG_NS;
@@ -823,6 +824,11 @@ mod tests {
         };
         assert_eq!(looks(&mut devices), [1]);
         assert_eq!(devices.let_go().len(), 1);
+        // Nothing is written but what hangs: its other half ended at once, and nothing after it.
+        let mut devices = mirrored();
+        let parts = write(&mut devices);
+        devices.part_ended(parts[0], Ok(()));
+        assert_eq!(looks(&mut devices), [1]);
         // Both hang: nobody knows which of them would come back.
         let mut devices = mirrored();
         write(&mut devices);
