@@ -277,25 +277,22 @@ pub fn death(args: &Args) -> Result<Outcome> {
         }
         let after = match signal {
             libc::SIGSTOP => (
+                "from that write until all that is cached has been read once",
                 Wanted::Shown,
-                "from then on, all that is cached has been read once",
             ),
             _ => (
+                "until all that is cached has been read once",
                 Wanted::AtMost(HANGS_MS),
-                "all that is cached has been read once",
             ),
         };
+        let first = "until a write that was begun then is durable";
         let asked = [
-            (
-                "a write that was begun then is durable",
-                writes,
-                Wanted::AtMost(HANGS_MS),
-            ),
-            (after.1, reads, after.0),
+            (first, writes, Wanted::AtMost(HANGS_MS)),
+            (after.0, reads, after.1),
         ];
         for (until, values, wanted) in asked {
             outcome.comparisons.push(Comparison {
-                what: format!("a flash device {what}: until {until}"),
+                what: format!("a flash device {what}: {until}"),
                 values,
                 unit: "ms".to_owned(),
                 wanted,
