@@ -99,6 +99,31 @@ fn made_unless(
     Ok(hearth)
 }
 
+/// A served pool on these devices or files, made with some options and served with others by a daemon that `wrap` starts
+/// ([`Hearth::wrap`]).
+pub fn pool_on(
+    args: &Args,
+    flash: &[&str],
+    made: &[&str],
+    served: &[&str],
+    wrap: Vec<String>,
+) -> Result<Hearth> {
+    let mut hearth = Hearth::bare_in(args.hearth.clone(), &args.dir)?;
+    let (first, others) = flash.split_first().context("no flash")?;
+    let named = flash.iter().flat_map(|device| ["--flash", device]);
+    let create = ["pool", "create", "--force"].into_iter().chain(named);
+    let create: Vec<&str> = create.chain(made.iter().copied()).collect();
+    hearth.ok(&create)?;
+    hearth.bound = true;
+    hearth.set_flash(first.into());
+    let others = others.iter().flat_map(|device| ["--flash", device]);
+    let words = others.chain(served.iter().copied());
+    hearth.serve_args = words.map(str::to_owned).collect();
+    hearth.wrap = wrap;
+    hearth.start()?;
+    Ok(hearth)
+}
+
 /// A disk of a served pool as a contender.
 pub fn contender(hearth: &Hearth, disk: &str, name: &str) -> Result<Contender> {
     let pid = hearth.pid().context("the daemon is not running")?;

@@ -9,6 +9,7 @@ pub mod aab;
 pub mod args;
 pub mod bare;
 pub mod bare_nfs;
+pub mod devices;
 pub mod fio;
 pub mod fixture;
 pub mod ganesha;

@@ -103,18 +103,23 @@ impl Outcome {
     /// Takes over what was measured, compared and noted at one of several depths, and names the
     /// depth with it.
     pub fn at_depth(&mut self, depth: u32, outcome: Outcome) {
+        self.part(&format!("depth {depth}"), outcome);
+    }
+
+    /// The same of any part of a row.
+    pub fn part(&mut self, what: &str, outcome: Outcome) {
         for note in outcome.notes {
             if !self.notes.contains(&note) {
                 self.notes.push(note);
             }
         }
         self.series.extend(outcome.series.into_iter().map(|mut s| {
-            s.name = format!("{}, depth {depth}", s.name);
+            s.name = format!("{}, {what}", s.name);
             s
         }));
         self.comparisons
             .extend(outcome.comparisons.into_iter().map(|mut c| {
-                c.what = format!("depth {depth}: {}", c.what);
+                c.what = format!("{what}: {}", c.what);
                 c
             }));
     }

@@ -10,6 +10,7 @@ mod ram;
 mod reads;
 mod remote;
 mod replay;
+mod several;
 mod slow;
 mod start;
 mod vhost;
@@ -201,6 +202,26 @@ pub const ALL: &[Row] = &[
         id: "mirror-death",
         title: "From the death of a leg to the next durable write",
         run: mirror::death,
+    },
+    Row {
+        id: "flash-two",
+        title: "Two flash devices of 200 MB/s each and one such device: sequential 128 KiB writes and reads",
+        run: several::speed,
+    },
+    Row {
+        id: "flash-copies",
+        title: "Everything on two flash files and everything once: random 4 KiB and sequential 128 KiB writes",
+        run: several::copies,
+    },
+    Row {
+        id: "flash-slow",
+        title: "Two flash devices, of which one answers ten times as slowly, and the good one alone: four reads to a write, depth 8",
+        run: several::slow,
+    },
+    Row {
+        id: "flash-death",
+        title: "From the death of one of two flash devices to the next answers, everything being on both",
+        run: several::death,
     },
     Row {
         id: "replay-hdd",

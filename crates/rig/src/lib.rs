@@ -14,6 +14,7 @@ pub mod killer;
 pub mod load;
 pub mod machine;
 pub mod monitor;
+pub mod mounted;
 pub mod nbd;
 pub mod pattern;
 pub mod process;
