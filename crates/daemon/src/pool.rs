@@ -599,6 +599,18 @@ impl Pool {
     /// is known of it in `state_dir`.
     pub fn open_for_service(paths: &[PathBuf], state_dir: &Path) -> Result<(Pool, Option<String>)> {
         match Pool::open_writable(paths) {
+            // It would be served without a device that has come since the list was made, and that one lost by it.
+            Ok((pool, why)) if pool.flash().misses_one() => {
+                let Some(today) = change::of_today(paths, state_dir) else {
+                    return Ok((pool, why));
+                };
+                drop(pool);
+                let shown = crate::beside::listed(&crate::beside::shown_all(&today));
+                tracing::warn!(
+                    "the list of flash devices is not that of today; serving the pool on {shown}: give that list from now on, with --flash or in the settings"
+                );
+                Pool::open_writable(&today).or_else(|_| Pool::open_writable(paths))
+            }
             Err(e) if matches!(e.kind, Kind::Refused | Kind::Invalid | Kind::Unavailable) => {
                 let Some(today) = change::of_today(paths, state_dir) else {
                     return Err(e);
@@ -616,10 +628,16 @@ impl Pool {
 
     /// Looks at a pool as [`open_for_service`](Self::open_for_service) would open it.
     pub fn look_for_service(paths: &[PathBuf], state_dir: &Path) -> Result<Pool> {
-        Pool::look_at(paths).or_else(|e| match change::of_today(paths, state_dir) {
+        let looked = Pool::look_at(paths);
+        if let Ok(pool) = &looked
+            && !pool.flash().misses_one()
+        {
+            return looked;
+        }
+        match change::of_today(paths, state_dir) {
             Some(today) => Pool::look_at(&today),
-            None => Err(e),
-        })
+            None => looked,
+        }
     }
 
     fn open_writable(paths: &[PathBuf]) -> Result<(Pool, Option<String>)> {

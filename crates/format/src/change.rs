@@ -11,6 +11,8 @@
 //! that it is [gone](Part::Gone); until then the new one is [coming](Part::Coming), and neither is ever believed beside
 //! the other. Between the two steps nothing can be opened, and doing the same again finishes it.
 //!
+//! Where everything is on two devices it goes another way ([`replace_half`]).
+//!
 //! The order of steps is in `docs/format.md`, and tried with a power cut at each of them by the simulation.
 
 use crate::batch::BatchHeader;
@@ -23,6 +25,10 @@ use crate::superblock::{
 };
 use hearth_io::{BLOCK, Media};
 use uuid::Uuid;
+
+mod halves;
+
+pub use halves::{can_lose, other_half, replace_half};
 
 /// Bytes copied at once.
 pub const COPY_BYTES: usize = 1 << 20;
@@ -352,6 +358,14 @@ pub fn replace<M: Media>(
     Ok((sb, copied))
 }
 
+/// The first block of the segments on a device that comes into this place.
+pub fn begin_of(lead: &Superblock, place: usize) -> u64 {
+    match place == 0 || place == 1 && lead.is_twice() {
+        true => lead.layout.segment_start,
+        false => Layout::other_start(lead.layout.segment_blocks),
+    }
+}
+
 /// Where on a device of `bytes` the segments go that another one has now.
 fn in_place_of(
     lead: &Superblock,
@@ -359,10 +373,7 @@ fn in_place_of(
     old: &Extent,
     bytes: u64,
 ) -> Result<Extent, FormatError> {
-    let segment_start = match place {
-        0 => lead.layout.segment_start,
-        _ => Layout::other_start(lead.layout.segment_blocks),
-    };
+    let segment_start = begin_of(lead, place);
     let segments = u64::from(old.segments) * u64::from(lead.layout.segment_blocks);
     let mut needed = segment_start + segments;
     if place == 0 && lead.devices.is_empty() {

@@ -377,7 +377,7 @@ fn is_lost(hearth: &Hearth, device: usize) -> Result<bool> {
         "{pool}"
     );
     let lost = |n: usize| pool["devices"][n]["lost"] == true;
-    ensure!(!lost(1 - device), "the other one is lost: {pool}");
+    ensure!(!lost(device) || !lost(1 - device), "both are lost: {pool}");
     Ok(lost(device))
 }
 
@@ -474,6 +474,57 @@ fn vanishes(victim: usize) -> Result<()> {
     restarted(&mut hearth, &mut writer).context("without it")?;
     std::fs::copy(&old, &gone)?;
     restarted(&mut hearth, &mut writer).context("with what it was once")?;
+
+    // Another one takes its place under a client; then the one goes that had everything meanwhile.
+    let new = path(&hearth.dir().join("new.img")).to_owned();
+    let more = hearth.refused(&["pool", "add-flash", &new, "--size", "64M"])?;
+    ensure!(more.contains("replace-flash"), "{more}");
+    let mut client = hearth.connect("d")?;
+    let replaced = hearth
+        .ok(&["pool", "replace-flash", path(&gone), &new, "--size", "64M"])
+        .with_context(|| hearth.log())?;
+    ensure!(replaced.contains("has taken the place of"), "{replaced}");
+    ensure!(!is_lost(&hearth, victim)?, "{}", hearth.log());
+    ensure!(devices(&hearth)?[victim] == new);
+    writer.load(&mut client, Duration::from_millis(200), || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    // Killed, and started with the list of before, at which the old one still is.
+    hearth.kill9()?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(
+        devices(&hearth)?[victim] == new && !is_lost(&hearth, victim)?,
+        "{}",
+        hearth.log()
+    );
+    let mut client = hearth.connect("d")?;
+    writer.check(&mut client)?;
+    std::fs::remove_file([&a, &b][1 - victim])?;
+    wait::until("the other device is lost", LIMIT, || {
+        is_lost(&hearth, 1 - victim)
+            .is_ok_and(|lost| lost)
+            .then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    writer.load(&mut client, Duration::from_millis(100), || Ok(()))?;
+    writer.flush(&mut client)?;
+    writer.check(&mut client)?;
+    drop(client);
+    // And on a pool that nobody serves.
+    hearth.stop()?;
+    let last = path(&hearth.dir().join("last.img")).to_owned();
+    let state = path(&hearth.dir().join("state")).to_owned();
+    let lost = [&a, &b][1 - victim];
+    let what = ["pool", "replace-flash", lost, &last, "--size", "64M"];
+    let at = ["--flash", &new, "--flash", lost, "--state-dir", &state];
+    hearth.ok(&[&what[..], &at[..]].concat())?;
+    hearth.set_flash(PathBuf::from(&new));
+    hearth.serve_args = vec!["--flash".into(), last.clone()];
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(!is_lost(&hearth, victim)? && !is_lost(&hearth, 1 - victim)?);
+    let mut client = hearth.connect("d")?;
+    writer.check(&mut client)?;
+    drop(client);
     hearth.ok(&["disk", "flush", "d"])?;
     writer.check_file(&origin)?;
     // Without the last copy there is nothing to go on with but the origins.

@@ -323,7 +323,8 @@ impl Daemon {
         if !lost.is_empty() && stats.flash_fault.is_none() {
             notices.push(format!(
                 "flash device {} is lost: it failed, is missing, or is older than the others, which have everything; until \
-                 there are two again, writes go to the origins before they are answered",
+                 there are two again, writes go to the origins before they are answered; put another one in its place with \
+                 `hearth pool replace-flash`",
                 lost.join(", ")
             ));
         }

@@ -429,12 +429,11 @@ impl Daemon {
     /// Copies what lies on a device to the one that comes, while it is written to: what changed meanwhile is copied
     /// once more, and what changes at last, when clients wait.
     fn copy_while_serving(&self, ready: &mut Ready) -> Result<()> {
-        let (place, segments, bytes, from_at, to_at) = ready.copy_plan()?;
-        let device = {
+        let (_, segments, bytes, _, to_at) = ready.copy_plan()?;
+        let mut devices: Vec<Arc<Device>> = {
             let pool = lock(&self.pool);
-            pool.flash().iter().nth(usize::from(place)).cloned()
+            pool.flash().iter().cloned().collect()
         };
-        let mut old: Arc<Device> = device.ok_or_else(|| Error::internal("the device is gone"))?;
         let mut new = ready.new_media()?;
         let first = segments.start;
         let mut copied: Vec<Option<u64>> = vec![None; segments.len()];
@@ -443,7 +442,7 @@ impl Daemon {
         let mut done = 0;
         for pass in 0..PASSES {
             let due = |(seg, have): (u32, &Option<u64>)| {
-                let now = self.engine.touched(first + seg);
+                let now = self.engine.touched(ready.in_log(first + seg));
                 (now.is_some() && now != *have).then_some(seg)
             };
             let due: Vec<u32> = (0..).zip(&copied).filter_map(due).collect();
@@ -453,15 +452,21 @@ impl Daemon {
             let total = total.max(done + due.len() as u64 * bytes);
             for seg in due {
                 // Before it is read: what is written from here on shows.
-                let before = self.engine.touched(first + seg);
+                let before = self.engine.touched(ready.in_log(first + seg));
                 let at = u64::from(seg) * bytes;
+                ready.check_lost(lock(&self.pool).flash())?;
+                let source = ready.source(seg);
+                let old = source.and_then(|(n, _)| devices.get_mut(usize::from(n)));
+                let (Some((_, from)), Some(old)) = (source, old) else {
+                    return Err(Error::internal("the device is gone"));
+                };
                 let begun = Instant::now();
                 let mut whole = before.is_some();
                 for part in (0..bytes).step_by(COPY_BYTES) {
                     let n = (bytes - part).min(COPY_BYTES as u64) as usize;
                     let piece = &mut buffer[..n];
                     // What cannot be read is looked at when nobody writes.
-                    if Media::read_at(&mut old, from_at + at + part, piece).is_err() {
+                    if Media::read_at(old, from + part, piece).is_err() {
                         whole = false;
                         break;
                     }
@@ -508,12 +513,17 @@ impl Daemon {
             let why = Error::unavailable("the pool could not be closed", "see the log for why");
             return Some((pool.paths(), failed(&why)));
         }
+        if let Err(why) = ready.check_lost(pool.flash()) {
+            return Some((pool.paths(), failed(&why)));
+        }
         let first = ready.copy_plan().map_or(0, |plan| plan.1.start);
-        for (copied, seg) in ready.copied.iter_mut().zip(first..) {
-            if *copied != self.engine.touched(seg) {
+        let mut copied = std::mem::take(&mut ready.copied);
+        for (copied, number) in copied.iter_mut().zip(first..) {
+            if *copied != self.engine.touched(ready.in_log(number)) {
                 *copied = None;
             }
         }
+        ready.copied = copied;
         let state_dir = self.state_dir.clone();
         let (flash, failure) = match change::carry_out(&pool, ready, &mut |_, _| true) {
             Ok(changed) => {

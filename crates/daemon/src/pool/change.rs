@@ -20,7 +20,8 @@ use crate::beside::{self, Beside};
 use crate::error::{Error, Result};
 use crate::pool::create::DeviceAt;
 use crate::pool::{
-    CreateOptions, Pool, Prepared, devices, format_error, opening, prepare, settle_name, take_room,
+    CreateOptions, FlashDevices, Pool, Prepared, devices, format_error, opening, prepare,
+    settle_name, take_room,
 };
 use crate::size::human;
 
@@ -91,6 +92,8 @@ pub(crate) struct Ready {
     pub copied: Vec<Option<u64>>,
     /// Numbers of its segments, bytes of each, and where they lie on it and on the new one.
     plan: (Range<u32>, u64, u64, u64),
+    /// Where everything is there twice: the pool as it was found, for where the other halves are.
+    twice: Option<Superblock>,
 }
 
 impl Ready {
@@ -108,6 +111,41 @@ impl Ready {
     pub fn copy_plan(&self) -> Result<(u16, Range<u32>, u64, u64, u64)> {
         let (segments, bytes, from, to) = self.plan.clone();
         Ok((self.place(), segments, bytes, from, to))
+    }
+
+    /// Where a segment of the device that goes is read, counted from its first: there, or if it is lost, where its other half
+    /// is. The device's place, and the offset on it.
+    pub fn source(&self, segment: u32) -> Option<(u16, u64)> {
+        let place = self.place();
+        match &self.twice {
+            Some(lead) if lead.lost & bit(place) != 0 => {
+                change::other_half(lead, usize::from(place), segment)
+            }
+            _ => {
+                let (_, bytes, from, _) = &self.plan;
+                Some((place, from + u64::from(segment) * bytes))
+            }
+        }
+    }
+
+    /// The number that the log has for a segment of the devices.
+    pub fn in_log(&self, number: u32) -> u32 {
+        match &self.twice {
+            Some(lead) => number % lead.layout.segment_count.max(1),
+            None => number,
+        }
+    }
+
+    /// Refuses to go on if a device was lost since the change was prepared: what was copied from it may be older than it seemed.
+    pub fn check_lost(&self, flash: &FlashDevices) -> Result<()> {
+        let lost = lost_of(flash);
+        match &self.twice {
+            Some(lead) if lead.lost != lost => Err(Error::unavailable(
+                "a flash device was lost while another one was to be replaced",
+                "run the command again; name the lost device first",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The new device.
@@ -183,6 +221,15 @@ fn note_first(state_dir: &Path, pool: &Pool) {
     }
 }
 
+fn bit(place: u16) -> u64 {
+    1u64.checked_shl(place.into()).unwrap_or(0)
+}
+
+/// Bit `n`: device `n` is lost.
+fn lost_of(flash: &FlashDevices) -> u64 {
+    flash.lost().into_iter().fold(0, |lost, n| lost | bit(n))
+}
+
 /// Notes where the flash of a pool is. Without notes everything works that does not need them.
 fn note(state_dir: &Path, pool: &Uuid, flash: &[PathBuf]) {
     match Beside::of(state_dir, pool) {
@@ -220,26 +267,42 @@ pub(crate) fn ready(
             "have a blank device take its place with `hearth pool adopt-flash`",
         ));
     }
-    if pool.superblock.is_twice() {
+    let twice = pool.superblock.is_twice();
+    if twice && !matches!(what, Change::Replace { .. }) {
         return Err(Error::refused(
-            "this pool keeps everything on two devices, and its devices cannot be changed yet",
-            "when one is lost the pool goes on with the others; make a new pool to have two again (docs/operations.md)",
+            "a pool that keeps everything on two devices has the devices it was made with",
+            "put another one in the place of one of them with `hearth pool replace-flash`, or make a new pool for more or fewer",
         ));
     }
     let old = match what.old() {
         None => None,
-        Some(old) => Some(
-            paths
-                .iter()
-                .position(|path| same(path, old))
-                .ok_or_else(|| {
-                    Error::invalid(
-                        format!("{} is no flash device of this pool", old.display()),
-                        format!("name one of {}", beside::listed(&beside::shown_all(&paths))),
-                    )
-                })?,
-        ),
+        Some(old) => Some(place_of(pool, &paths, old).ok_or_else(|| {
+            Error::invalid(
+                format!("{} is no flash device of this pool", old.display()),
+                format!("name one of {}", beside::listed(&beside::shown_all(&paths))),
+            )
+        })?),
     };
+    if let (true, Some(place)) = (twice, old) {
+        change::can_lose(&pool.superblock, place).map_err(|_| {
+            let lost = pool.flash().lost();
+            let lost = lost.iter().filter_map(|n| paths.get(usize::from(*n)));
+            let lost: Vec<String> = lost.map(|path| path.display().to_string()).collect();
+            Error::refused(
+                format!(
+                    "{} is lost, and what was on it is on this device alone",
+                    lost.join(", ")
+                ),
+                "put another one in the place of the lost device first",
+            )
+        })?;
+    }
+    // What stands at the path of a lost device is not the pool's: it may be the new one.
+    let there = |n: usize| !pool.flash().is_lost(n as u16);
+    let in_use: Vec<PathBuf> = (paths.iter().enumerate())
+        .filter(|(n, _)| there(*n))
+        .map(|(_, path)| path.clone())
+        .collect();
     if matches!(what, Change::Remove { .. }) {
         check_removal(&paths, old.unwrap_or(0))?;
     }
@@ -247,7 +310,7 @@ pub(crate) fn ready(
     let mut slots = None;
     let mut options = options.clone();
     if let Some(device) = what.new_device() {
-        for path in &paths {
+        for path in &in_use {
             if same(path, &device.path) {
                 return Err(Error::invalid(
                     format!("{} is a flash device of this pool already", path.display()),
@@ -255,7 +318,7 @@ pub(crate) fn ready(
                 ));
             }
         }
-        devices::refuse_same(&[paths.clone(), vec![device.path.clone()]].concat())?;
+        devices::refuse_same(&[in_use, vec![device.path.clone()]].concat())?;
         options.size = device.size;
         if let Some(size) = device.size {
             fits(pool, what, old, size, &device.path)?;
@@ -264,7 +327,9 @@ pub(crate) fn ready(
         let prepared = prepare(&device.path, &options, progress)?;
         slots = fits(pool, what, old, prepared.file.size(), &device.path)?;
         new = Some(settled(pool, device, prepared, &options, old, progress)?);
-        union.push(device.path.clone());
+        if !union.contains(&device.path) {
+            union.push(device.path.clone());
+        }
     }
     Ok(Ready {
         what: what.clone(),
@@ -274,7 +339,32 @@ pub(crate) fn ready(
         slots,
         copied: Vec::new(),
         plan: plan_of(&pool.superblock, old.unwrap_or(0)),
+        twice: twice.then(|| pool.superblock.clone()),
     })
+}
+
+/// The place of a device that is named by its path or number. One that is lost may have been left out when the pool was started, so
+/// that nobody knows its path: then it is the one, if what is at the path is nobody else's.
+fn place_of(pool: &Pool, paths: &[PathBuf], old: &Path) -> Option<usize> {
+    let there = |n: &usize| !pool.flash().is_lost(*n as u16);
+    let all = || 0..paths.len();
+    let named = |n: &usize| paths.get(*n).is_some_and(|path| same(path, old));
+    let uuid = old.file_name().and_then(|name| name.to_str());
+    let uuid = uuid.and_then(|name| name.parse::<Uuid>().ok());
+    let list = pool.superblock.all_devices();
+    let number = |n: &usize| uuid.is_some() && list.get(*n).map(|d| d.device) == uuid;
+    let lost: Vec<usize> = all().filter(|n| !there(n)).collect();
+    let lost_one = || match lost.as_slice() {
+        [one] => {
+            let ours = superblock_at(old).is_none_or(|sb| sb.pool == pool.superblock.pool);
+            (ours && (superblock_at(old).is_some() || !old.exists())).then_some(*one)
+        }
+        _ => None,
+    };
+    all()
+        .find(named)
+        .or_else(|| all().find(number))
+        .or_else(lost_one)
 }
 
 /// Where what of a device lies that is copied.
@@ -285,10 +375,7 @@ fn plan_of(lead: &Superblock, place: usize) -> (Range<u32>, u64, u64, u64) {
         .all_devices()
         .get(place)
         .map(|d| d.extent.segment_start);
-    let to = match place {
-        0 => lead.layout.segment_start,
-        _ => hearth_format::Layout::other_start(lead.layout.segment_blocks),
-    };
+    let to = change::begin_of(lead, place);
     (numbers, bytes, from.unwrap_or(0) * BLOCK, to * BLOCK)
 }
 
@@ -355,7 +442,11 @@ fn is_left_over(pool: &Pool, path: &Path) -> bool {
     // One from before all flash was given up may have what nobody else has.
     let later = found.created_unix_s >= pool.superblock.created_unix_s;
     let stranger = ours.iter().all(|d| d.device != found.device);
-    found.pool == pool.superblock.pool && stranger && (found.part != Part::Member || later)
+    // One that was lost holds what the others have, and older.
+    let mut listed = (0..).zip(&ours);
+    let lost = listed.any(|(n, d)| d.device == found.device && pool.flash().is_lost(n));
+    let left = stranger && (found.part != Part::Member || later);
+    found.pool == pool.superblock.pool && (lost || left)
 }
 
 /// What a device says of itself, if it can be read.
@@ -379,6 +470,7 @@ pub(crate) fn carry_out(
         old,
         new,
         copied,
+        twice,
         ..
     } = ready;
     let mut paths = pool.paths();
@@ -398,9 +490,22 @@ pub(crate) fn carry_out(
             let mut all = paths.clone();
             all.push(new.path.clone());
             let has = |seg: u32| copied.get(seg as usize).is_some_and(Option::is_some);
-            let (_, Copied { unreadable }) =
-                change::replace(&mut media, place, &mut device, newcomer, &has, progress)
-                    .map_err(|(at, e)| failed(&all, at, &e))?;
+            let replaced = match twice {
+                Some(_) => {
+                    let lost = lost_of(pool.flash());
+                    change::replace_half(
+                        &mut media,
+                        place,
+                        lost,
+                        &mut device,
+                        newcomer,
+                        &has,
+                        progress,
+                    )
+                }
+                None => change::replace(&mut media, place, &mut device, newcomer, &has, progress),
+            };
+            let (_, Copied { unreadable }) = replaced.map_err(|(at, e)| failed(&all, at, &e))?;
             if let Some(path) = paths.get_mut(place) {
                 if unreadable > 0 {
                     notices.push(format!(
@@ -429,11 +534,7 @@ fn settled(
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(Arc<Device>, Newcomer)> {
     let Prepared { file, replaced } = prepared;
-    let layout = &pool.superblock.layout;
-    let start = match old {
-        Some(0) => layout.segment_start,
-        _ => hearth_format::Layout::other_start(layout.segment_blocks),
-    };
+    let start = change::begin_of(&pool.superblock, old.unwrap_or(usize::MAX));
     take_room(&at.path, &file, start)?;
     // Before anything names it: after a power cut the file would be there without its name.
     settle_name(&at.path, options, replaced)?;
@@ -515,6 +616,9 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     let found: Vec<(PathBuf, Superblock)> = found
         .filter(|(_, sb)| sb.pool == pool && sb.part == Part::Member)
         .collect();
+    if found.iter().any(|(_, sb)| sb.is_twice()) {
+        return of_today_twice(given, &noted, &found);
+    }
     let leads = found.iter().filter(|(_, sb)| sb.device_index == 0);
     let lead = leads.max_by_key(|(_, sb)| (sb.stamp, sb.generation))?;
     let (places, first) = (lead.1.all_devices(), added_from(&lead.1));
@@ -542,6 +646,40 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);
     (all && other).then_some(today)
+}
+
+/// The same where everything is there twice, and a device may be missing. One came after the list was made if another one was replaced,
+/// and in the list there is one that is none of the pool's any more, or that is not there.
+fn of_today_twice(
+    given: &[PathBuf],
+    noted: &str,
+    found: &[(PathBuf, Superblock)],
+) -> Option<Vec<PathBuf>> {
+    let leads = found.iter().map(|(_, sb)| sb);
+    let leads = leads.filter(|sb| sb.is_twice() && sb.device_index < 2);
+    let lead = leads.max_by_key(|sb| (sb.stamp.max(sb.next_stamp), sb.generation))?;
+    if lead.peer.is_nil() {
+        return None;
+    }
+    let mut today: Vec<PathBuf> = Vec::new();
+    for entry in &lead.devices {
+        let mut at = found.iter().filter(|(_, sb)| sb.device == entry.device);
+        match (at.next(), at.next()) {
+            (Some((path, _)), None) => today.push(path.clone()),
+            (None, _) => {}
+            _ => return None,
+        }
+    }
+    let is_in = |list: &[PathBuf], path: &PathBuf| list.iter().any(|one| same(one, path));
+    let was_one = |path: &&PathBuf| {
+        let noted = noted.split('\n').any(|noted| same(Path::new(noted), path));
+        let ours = superblock_at(path).is_some_and(|sb| sb.pool == lead.pool);
+        noted || ours || matches!(path.try_exists(), Ok(false))
+    };
+    let strangers: Vec<&PathBuf> = given.iter().filter(|path| !is_in(&today, path)).collect();
+    let came = today.iter().filter(|path| !is_in(given, path)).count();
+    let fit = strangers.iter().all(was_one) && came <= strangers.len();
+    (fit && !strangers.is_empty() && !today.is_empty()).then_some(today)
 }
 
 /// The first segment that came with a device that was added.
