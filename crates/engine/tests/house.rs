@@ -24,7 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["api", "blocks", "ctx", "faults", "paths", "stats"],
     ),
     ("cache", &["api", "ctx", "ids", "sync"]),
-    ("origin", &["api", "blocks", "ids"]),
+    ("origin", &["api", "blocks", "ids", "stats"]),
     ("disk", &["api", "blocks", "ids", "origin", "stats"]),
     ("lanes", &["api", "cache", "faults", "stats", "sync"]),
 ];

@@ -360,6 +360,73 @@ fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Re
         .check_file(&origin)
         .with_context(|| format!("SEED={seed}"))
 }
+
+/// The same on a pool of two copies, of which a device may have vanished before it is replaced: nothing is lost, whoever is killed.
+#[test]
+fn killed_while_one_of_two_copies_is_replaced_the_pool_is_found_by_either_list() -> Result<()> {
+    let seed = number("SEED").unwrap_or(1);
+    let (mut hearth, today) = mirrored()?;
+    let mut today = today.to_vec();
+    let origin = blank(&hearth, "o.img")?;
+    hearth.add("d", &format!("model-latency=2ms:{}", path(&origin)), &[])?;
+    let mut writer = Writer::new(seed);
+    for cycle in 0..number("CYCLES").unwrap_or(4) {
+        let about = || format!("cycle {cycle}, SEED={seed}");
+        let lost = [0, 1]
+            .into_iter()
+            .find(|n| is_lost(&hearth, *n).is_ok_and(|lost| lost));
+        let victim = lost.unwrap_or(writer.below(2) as usize);
+        let mut client = hearth.connect("d")?;
+        writer.load(&mut client, Duration::from_millis(150), || Ok(()))?;
+        if lost.is_none() && cycle % 2 == 1 {
+            std::fs::remove_file(&today[victim])?;
+            wait::until("the device is lost", LIMIT, || {
+                is_lost(&hearth, victim)
+                    .is_ok_and(|lost| lost)
+                    .then_some(())
+            })
+            .with_context(|| hearth.log())?;
+        }
+        let new = path(&hearth.dir().join(format!("flash-{cycle}"))).to_owned();
+        let mut next = today.clone();
+        let old = std::mem::replace(&mut next[victim], new.clone());
+        let mut command = std::process::Command::new(hearth_rig::daemon::binary()?);
+        command.arg("--run-dir").arg(hearth.run_dir());
+        command.args(["pool", "replace-flash", &old, &new, "--size", "64M"]);
+        command.stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null());
+        let mut running = command.spawn()?;
+        let moment = Duration::from_millis(writer.below(1200));
+        writer
+            .load(&mut client, moment, || hearth.kill9())
+            .with_context(about)?;
+        running.kill()?;
+        running.wait()?;
+        drop(client);
+        let given = if writer.below(2) == 0 { &today } else { &next };
+        serve_from(&mut hearth, given)?;
+        hearth.start().with_context(about)?;
+        let now = devices(&hearth)?;
+        let mut both = now.iter().zip(&today).zip(&next);
+        ensure!(
+            both.all(|((now, a), b)| now == a || now == b),
+            "{}: {now:?}",
+            about()
+        );
+        today = now;
+        let mut client = hearth.connect("d").with_context(about)?;
+        writer.check(&mut client).with_context(about)?;
+        writer.check_stable(&mut client).with_context(about)?;
+        if !today.contains(&new) {
+            let _ = std::fs::remove_file(&new);
+        }
+    }
+    hearth.ok(&["disk", "flush", "d"])?;
+    writer
+        .check_file(&origin)
+        .with_context(|| format!("SEED={seed}"))
+}
+
 /// With two copies either device may vanish while it is used, and its old state may come back: no guest notices, and
 /// nothing is lost.
 #[test]
@@ -510,16 +577,18 @@ fn vanishes(victim: usize) -> Result<()> {
     writer.flush(&mut client)?;
     writer.check(&mut client)?;
     drop(client);
-    // And on a pool that nobody serves.
+    // And on a pool that nobody serves, named by its number, by one at its path.
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    let number = pool["devices"][1 - victim]["uuid"].as_str();
+    let number = number.context("no number")?.to_owned();
     hearth.stop()?;
-    let last = path(&hearth.dir().join("last.img")).to_owned();
     let state = path(&hearth.dir().join("state")).to_owned();
     let lost = [&a, &b][1 - victim];
-    let what = ["pool", "replace-flash", lost, &last, "--size", "64M"];
+    let what = ["pool", "replace-flash", &number, lost, "--size", "64M"];
     let at = ["--flash", &new, "--flash", lost, "--state-dir", &state];
     hearth.ok(&[&what[..], &at[..]].concat())?;
     hearth.set_flash(PathBuf::from(&new));
-    hearth.serve_args = vec!["--flash".into(), last.clone()];
+    hearth.serve_args = vec!["--flash".into(), lost.clone()];
     hearth.start().with_context(|| hearth.log())?;
     ensure!(!is_lost(&hearth, victim)? && !is_lost(&hearth, 1 - victim)?);
     let mut client = hearth.connect("d")?;

@@ -789,7 +789,8 @@ impl Core {
         job
     }
 
-    /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang.
+    /// The origin (or flash) failed the destager: writes that wait for it fail rather than hang. Of one failure only those
+    /// notice that wait for what has failed, not those that wait for all that came before them.
     fn destage_back_off(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
         let flash_failed = !self.flash.takes_writes();
         self.ready.touch(disk);
@@ -800,6 +801,15 @@ impl Core {
             return;
         }
         for id in std::mem::take(&mut d.clean_waiters) {
+            let (start, end) = self.blocks_of(id);
+            let d = self.known_mut(disk);
+            let hit = d.range_dirty(start, end) || d.destaging(start, end);
+            if !std::mem::replace(&mut self.reqs[id].write_mut().spared, true) && !hit {
+                let d = self.known_mut(disk);
+                d.clean_waiters.push(id);
+                self.ready.await_clean(disk);
+                continue;
+            }
             self.reqs[id].failed = Some(crate::api::ReqError::Io);
             self.finish(id, now, fx);
         }

@@ -81,6 +81,8 @@ pub(crate) struct Write {
     pub regions: Option<(u32, u32)>,
     /// Past the cache of an ordered disk: its origin must have all epochs before this one; 0: it need not.
     pub behind: u64,
+    /// The destager failed once while it waited.
+    pub spared: bool,
 }
 
 /// Where a write stands.
