@@ -224,7 +224,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
     );
     if info.home != DiskHome::Origin {
         warn(&[format!(
-            "note: the data of {} is on this pool's flash and nowhere else; if the flash device dies, it is lost{}",
+            "note: the data of {} is on this pool's flash and nowhere else; if the flash device dies, it is lost (with two copies: if both devices die){}",
             plain(&info.name),
             match info.home {
                 DiskHome::Scratch =>

@@ -609,7 +609,8 @@ impl Pool {
                 tracing::warn!(
                     "the list of flash devices is not that of today; serving the pool on {shown}: give that list from now on, with --flash or in the settings"
                 );
-                Pool::open_writable(&today).or_else(|_| Pool::open_writable(paths))
+                // Not with the list that was given if that fails: it would lose a device for what may be over in a moment.
+                Pool::open_writable(&today)
             }
             Err(e) if matches!(e.kind, Kind::Refused | Kind::Invalid | Kind::Unavailable) => {
                 let Some(today) = change::of_today(paths, state_dir) else {
@@ -920,6 +921,18 @@ impl Pool {
         })
     }
 
+    /// Where its flash was when that was noted last.
+    pub(crate) fn noted_flash(&self, state_dir: &Path) -> Vec<PathBuf> {
+        match Beside::of(state_dir, &self.superblock.pool) {
+            Ok(Some(beside)) => {
+                let noted = beside.notes().flash;
+                let paths = noted.split('\n').filter(|path| !path.is_empty());
+                paths.map(PathBuf::from).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// What is known of it beside its flash.
     pub(crate) fn beside(&self) -> Option<&Arc<Beside>> {
         self.beside.as_ref()
@@ -954,6 +967,19 @@ impl Pool {
             return Ok(());
         };
         let (noted, peer) = (beside.notes().device, superblock.peer);
+        let opened = beside.notes().opened;
+        if noted != device && noted == peer && superblock.generation < opened {
+            return Err(Error::refused(
+                format!(
+                    "{} was to take the place of another flash device of pool {pool}, which was served from that one since",
+                    self.path().display()
+                ),
+                format!(
+                    "serve that one: the pool was on {} last",
+                    crate::beside::listed(&beside.notes().flash)
+                ),
+            ));
+        }
         if noted != device && noted == peer {
             // It has all that the other one had.
             let created = superblock.created_unix_s;

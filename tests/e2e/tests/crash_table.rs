@@ -531,9 +531,20 @@ impl Subject {
                 format!("{n} of {all} durable writes{which}")
             }
         };
+        // Not done here: the guest needs nothing of it.
+        let half_lost = self.kind.flash == Flash::Twice
+            && matches!(
+                event,
+                Event::SsdLost | Event::SsdLostInResync | Event::SsdPulledAndBack
+            );
         let did = match self.commands.len() {
+            0 if half_lost => "nothing at once".to_owned(),
             0 => "nothing".to_owned(),
             _ => self.commands.join(", "),
+        };
+        let did = match half_lost {
+            true => did + "; later `pool replace-flash`",
+            false => did,
         };
         let time = match self.whole.is_zero() {
             true => "as the backup takes".to_owned(),
@@ -813,7 +824,11 @@ What is behind it:
   server in user space that is killed. Destaging was slowed down to 4 KiB/s, so that nearly all that is written is dirty in write-back.
 - With two SSDs and one copy (`two SSDs`), what was dirty on the one that is lost is lost with it, and the cache is off until the pool is put on
   other flash. With everything on both, the one that is left serves everything as before; writes go to the origin before they are answered.
-- An SSD that was pulled and is put back is an older state. With everything on both it is not believed any more.
+- An SSD that was pulled and is put back is an older state. With everything on both it is not used, and the
+  pool goes on with one copy until `pool replace-flash`.
+- With everything on both, what stands first is what guests need: nothing, or a restart. There is one copy until
+  `hearth pool replace-flash OLD NEW` has put another SSD in the place of the lost one, also if that came back; it may be given as NEW. That is
+  not measured here; `several_flash.rs` tries it.
 - An ordered disk (`write-back-ordered`) that has lost its flash while the power was cut has an origin of one time, which is checked: every write up
   to one is there, none after it, and all that were durable at the time that `disk show` tells. If the daemon goes on without
   flash, it writes to the origin what comes, and what was told is withdrawn.

@@ -345,7 +345,12 @@ fn killed_while_its_devices_are_changed_the_pool_is_found_by_either_list() -> Re
             hearth.start().with_context(about)?;
         }
         let now = devices(&hearth)?;
-        ensure!(now == today || now == next, "{}: {now:?}", about());
+        ensure!(
+            now == today || now == next,
+            "{}: {now:?}, not {today:?} or {next:?}, given {given:?}\n{}",
+            about(),
+            hearth.log()
+        );
         today = now;
         let mut client = hearth.connect("d").with_context(about)?;
         writer.check(&mut client).with_context(about)?;
@@ -425,6 +430,58 @@ fn killed_while_one_of_two_copies_is_replaced_the_pool_is_found_by_either_list()
     writer
         .check_file(&origin)
         .with_context(|| format!("SEED={seed}"))
+}
+
+/// A sound device is replaced, served or stopped, and stays where it was. A start by the list of before takes the new one, not the
+/// old one, and loses neither; so does a start by a list with a blank one in its place.
+#[test]
+fn a_start_by_the_list_of_before_loses_no_new_device() -> Result<()> {
+    let (mut hearth, [a, b]) = mirrored()?;
+    let new = |n: u32, hearth: &Hearth| path(&hearth.dir().join(format!("n{n}.img"))).to_owned();
+    let (first, second) = (new(1, &hearth), new(2, &hearth));
+    hearth.ok(&["pool", "replace-flash", &b, &first, "--size", "64M"])?;
+    let whole = |hearth: &Hearth, today: [&String; 2]| -> Result<()> {
+        ensure!(
+            devices(hearth)? == today.map(String::clone),
+            "{}",
+            hearth.log()
+        );
+        ensure!(
+            !is_lost(hearth, 0)? && !is_lost(hearth, 1)?,
+            "{}",
+            hearth.log()
+        );
+        Ok(())
+    };
+    whole(&hearth, [&a, &first])?;
+    hearth.stop()?;
+    hearth.start()?;
+    whole(&hearth, [&a, &first]).context("the old list")?;
+    hearth.stop()?;
+    let state = path(&hearth.dir().join("state")).to_owned();
+    let what = ["pool", "replace-flash", &a, &second, "--size", "64M"];
+    let at = ["--flash", &a, "--flash", &first, "--state-dir", &state];
+    hearth.ok(&[&what[..], &at[..]].concat())?;
+    serve_from(&mut hearth, &[a.clone(), first.clone()])?;
+    hearth.start().with_context(|| hearth.log())?;
+    whole(&hearth, [&second, &first]).context("the old list, stopped")?;
+    hearth.stop()?;
+    std::fs::write(&a, vec![0; 1 << 20])?;
+    hearth.start().with_context(|| hearth.log())?;
+    whole(&hearth, [&second, &first]).context("a blank one")?;
+    // One that was lost and is back is used again only as a new one, in its own place.
+    hearth.stop()?;
+    let away = new(3, &hearth);
+    std::fs::rename(&first, &away)?;
+    serve_from(&mut hearth, &[second.clone(), first.clone()])?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(is_lost(&hearth, 1)?, "{}", hearth.log());
+    hearth.stop()?;
+    std::fs::rename(&away, &first)?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(is_lost(&hearth, 1)?, "{}", hearth.log());
+    hearth.ok(&["pool", "replace-flash", &first, &first])?;
+    whole(&hearth, [&second, &first]).context("itself")
 }
 
 /// With two copies either device may vanish while it is used, and its old state may come back: no guest notices, and
@@ -597,7 +654,14 @@ fn vanishes(victim: usize) -> Result<()> {
     hearth.ok(&["disk", "flush", "d"])?;
     writer.check_file(&origin)?;
     // Without the last copy there is nothing to go on with but the origins.
-    std::fs::remove_file([&b, &a][victim])?;
+    std::fs::remove_file(lost)?;
+    wait::until("the device is lost again", LIMIT, || {
+        is_lost(&hearth, 1 - victim)
+            .is_ok_and(|lost| lost)
+            .then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    std::fs::remove_file(&new)?;
     wait::until("flash is left", LIMIT, || {
         let shown = hearth.ok(&["pool", "show", "--json"]).ok()?;
         let pool: serde_json::Value = serde_json::from_str(&shown).ok()?;

@@ -162,7 +162,8 @@ pub struct FlashAdd {
 
 #[derive(Clone, Debug, Args)]
 pub struct FlashReplace {
-    /// The device that goes, as `hearth pool show` lists it
+    /// The device that goes, as `hearth pool show` lists it; one that is lost also by its UUID
+    /// (`pool show --json`)
     #[arg(value_name = "OLD")]
     pub old: PathBuf,
     /// Block device or file that comes, at least as large

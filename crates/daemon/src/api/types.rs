@@ -314,7 +314,8 @@ impl OrderInfo {
         let at = |ms: u64| hearth_events::time::utc(ms);
         match self.upto {
             _ if !self.in_order => {
-                "not yet: the origin is still getting what was dirty before".to_owned()
+                "origin is in no order: it still lacks what was dirty before, or flash has failed"
+                    .to_owned()
             }
             Some(upto) if self.behind >= 1.0 => format!(
                 "origin holds everything up to {}, {:.0} s behind{}",

@@ -571,7 +571,7 @@ fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degrad
             Ok((pool, _))
                 if pool.flash().misses_one()
                     && begin.elapsed() < FLASH_TIME
-                    && flash.iter().any(|p| late(&p)) =>
+                    && (flash.iter().chain(&pool.noted_flash(state_dir))).any(|p| late(&p)) =>
             {
                 drop(pool);
                 std::thread::sleep(FLASH_PACE);

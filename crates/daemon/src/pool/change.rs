@@ -623,17 +623,17 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     let lead = leads.max_by_key(|(_, sb)| (sb.stamp, sb.generation))?;
     let (places, first) = (lead.1.all_devices(), added_from(&lead.1));
     let numbers = lead.1.segments();
-    let mut today = Vec::new();
+    let (mut today, mut replaced) = (Vec::new(), 0);
     for (entry, numbers) in places.iter().zip(numbers) {
         let mut at = found.iter().filter(|(_, sb)| sb.device == entry.device);
         // Missing, or there is a copy of it, of which nobody can tell which is which.
         let (Some((path, sb)), None) = (at.next(), at.next()) else {
             return None;
         };
-        // One that was left out is found only if it came after the list was made.
+        // One that was left out is found if it came after the list was made, or if another one that is named was to take its place.
         let came = !sb.peer.is_nil() || numbers.start >= first;
         if !came && !given.iter().any(|known| same(known, path)) {
-            return None;
+            replaced += 1;
         }
         today.push(path.clone());
     }
@@ -645,7 +645,8 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     };
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);
-    (all && other).then_some(today)
+    let strangers = given.iter().filter(|path| !is_one(path)).count();
+    (all && other && replaced <= strangers).then_some(today)
 }
 
 /// The same where everything is there twice, and a device may be missing. One came after the list was made if another one was replaced,
@@ -658,9 +659,6 @@ fn of_today_twice(
     let leads = found.iter().map(|(_, sb)| sb);
     let leads = leads.filter(|sb| sb.is_twice() && sb.device_index < 2);
     let lead = leads.max_by_key(|sb| (sb.stamp.max(sb.next_stamp), sb.generation))?;
-    if lead.peer.is_nil() {
-        return None;
-    }
     let mut today: Vec<PathBuf> = Vec::new();
     for entry in &lead.devices {
         let mut at = found.iter().filter(|(_, sb)| sb.device == entry.device);
@@ -671,10 +669,12 @@ fn of_today_twice(
         }
     }
     let is_in = |list: &[PathBuf], path: &PathBuf| list.iter().any(|one| same(one, path));
+    let complete = today.len() == lead.devices.len();
+    // What stands where a device was that is none of the pool's any more may be blank by now.
     let was_one = |path: &&PathBuf| {
         let noted = noted.split('\n').any(|noted| same(Path::new(noted), path));
-        let ours = superblock_at(path).is_some_and(|sb| sb.pool == lead.pool);
-        noted || ours || matches!(path.try_exists(), Ok(false))
+        let theirs = superblock_at(path).map(|sb| sb.pool == lead.pool);
+        noted || theirs.unwrap_or(complete) || matches!(path.try_exists(), Ok(false))
     };
     let strangers: Vec<&PathBuf> = given.iter().filter(|path| !is_in(&today, path)).collect();
     let came = today.iter().filter(|path| !is_in(given, path)).count();

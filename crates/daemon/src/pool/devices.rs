@@ -182,6 +182,17 @@ pub(crate) fn open(paths: &[PathBuf], mode: OpenMode) -> Result<Opened> {
             Err((e, false)) => return Err(e),
         }
     }
+    if let Some(stranger) = in_a_lost_place(&found) {
+        let path = known.remove(stranger);
+        let pool = found.remove(stranger).pool;
+        drop(devices.remove(stranger));
+        let e = Error::refused(
+            format!("{} is of pool {pool}, or was of this one", path.display()),
+            "name the devices of one pool",
+        );
+        tracing::warn!(path = %path.display(), "what stands in the place of a lost flash device is not it: {e}");
+        gone.push((path, e));
+    }
     if found.iter().any(Superblock::is_twice) {
         return open_twice(&known, &found, &devices, &gone);
     }
@@ -206,6 +217,26 @@ pub(crate) fn open(paths: &[PathBuf], mode: OpenMode) -> Result<Opened> {
         superblock,
         members: Members::new(superblocks),
     })
+}
+
+/// Which one is no part of the pool that the others are, where they go on without a device that was lost before: that one
+/// may have been pulled, and another put in its place.
+fn in_a_lost_place(found: &[Superblock]) -> Option<usize> {
+    if judge_twice(found).is_ok() || !found.iter().any(Superblock::is_twice) {
+        return None;
+    }
+    let fit_without = |n: &usize| {
+        let mut rest = found.to_vec();
+        rest.remove(*n);
+        rest.iter().all(Superblock::is_twice)
+            && !rest.is_empty()
+            && judge_twice(&rest).is_ok_and(|pool| !pool.newly && pool.older.is_empty())
+    };
+    let mut fit = (0..found.len()).filter(fit_without);
+    match (fit.next(), fit.next()) {
+        (only, None) => only,
+        _ => None,
+    }
 }
 
 /// Opens one of them. What went wrong if that cannot be, and whether the device can be called missing for it: not if it is

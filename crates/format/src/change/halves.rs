@@ -11,7 +11,9 @@
 //! All that the new device has to hold is durable on it before the first. Cut off before that, the pool is what it was;
 //! after it, a pool with a lost device, which is replaced in the same way.
 
-use super::{COPY_BYTES, Copied, Failed, Newcomer, Progress, called_off, in_place_of, no_such};
+use super::{
+    COPY_BYTES, Copied, Failed, Newcomer, Progress, called_off, in_place_of, let_go, no_such,
+};
 use crate::BLOCK_BYTES;
 use crate::devices::{DeviceEntry, Members, judge_twice};
 use crate::error::FormatError;
@@ -94,7 +96,7 @@ pub fn replace_half<M: Media>(
     let mut rest = Joined::new(next.spread(), devices.iter_mut().collect());
     next.store_naming(&mut rest)
         .map_err(|e| (at_other(old), e))?;
-    let sb = first_of(&next, old, newcomer, new).map_err(|e| (at_new, e))?;
+    let sb = first_of(&next, old, newcomer, new).map_err(|e| (at_new, let_go_by(e)))?;
     if old >= 2 {
         let mut others = members.others().to_vec();
         others.retain(|sb| usize::from(sb.device_index) != old);
@@ -103,20 +105,41 @@ pub fn replace_half<M: Media>(
     }
     // And now the new one is. Those that it depends on say so before it does itself.
     next.lost &= !bit(old);
-    next.store(&mut rest).map_err(|e| (at_other(old), e))?;
+    next.store(&mut rest)
+        .map_err(|e| (at_other(old), let_go_by(e)))?;
     next.lost |= rest.spread().map_or(0, |s| s.lost()) & !bit(old);
     if let Some(place) = devices.get_mut(old) {
         std::mem::swap(place, new);
     }
     let mut all = Joined::new(next.spread(), devices.iter_mut().collect());
     let stamped = members.stamp_twice(&mut next, &mut all);
-    stamped.map_err(|e| (at_other(old), e))?;
+    stamped.map_err(|e| (at_other(old), let_go_by(e)))?;
+    if next.lost & bit(old) != 0 {
+        let source = std::io::Error::from_raw_os_error(EIO);
+        let doing = "writing the superblock";
+        return Err((at_new, let_go_by(FormatError::Io { doing, source })));
+    }
     // One that was lost is not asked again. If this one fails now, it is no less known by the list for what it is.
     if !was_lost {
-        drop(Superblock::erase(new));
+        let was = Superblock::load(new).ok();
+        drop(let_go(was.as_ref(), newcomer.device, new));
     }
     Ok((next, copied))
 }
+
+/// What went wrong after the old device was let go: the pool is whole without it and without the new one.
+fn let_go_by(error: FormatError) -> FormatError {
+    match error {
+        FormatError::Io { source, .. } => FormatError::Io {
+            doing: "making the new device count, after the old one was let go (it is no part of the pool any more: put a third one in the place of the new one)",
+            source,
+        },
+        other => other,
+    }
+}
+
+/// What a device that no longer takes writes is taken to say.
+const EIO: i32 = 5;
 
 /// The device that an error is told of which came from one of several.
 fn at_other(place: usize) -> usize {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::Layout;
-use crate::superblock::INCOMPAT_MAP;
+use crate::superblock::{INCOMPAT_MAP, Part};
 use hearth_io::Sparse;
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -321,10 +321,11 @@ fn the_old_device_is_not_believed_when_it_comes_back() {
     // One that was there is no pool any more.
     let mut rig = Rig::new();
     rig.replace(1, 0, STEPS_MAX).unwrap();
-    assert!(matches!(
-        Superblock::load(&mut rig.media[1]),
-        Err(FormatError::NotAPool)
-    ));
+    assert!(Superblock::load(&mut rig.media[1]).is_err());
+    let gone = Superblock::load_any(&mut rig.media[1]).unwrap();
+    assert_eq!(gone.part, Part::Gone);
+    let new = Superblock::load(&mut rig.media[NEW]).unwrap();
+    assert_eq!(gone.peer, new.device);
 }
 
 #[test]
