@@ -286,6 +286,7 @@ impl Superblock {
             (0, _) => Part::Member,
             (1, true) => Part::Coming,
             (2, true) => Part::Gone,
+            (2, false) if incompat & INCOMPAT_TWICE != 0 => Part::Gone,
             _ => {
                 return Err(FormatError::damaged(
                     WHAT,

@@ -11,15 +11,14 @@
 //! All that the new device has to hold is durable on it before the first. Cut off before that, the pool is what it was;
 //! after it, a pool with a lost device, which is replaced in the same way.
 
-use super::{
-    COPY_BYTES, Copied, Failed, Newcomer, Progress, called_off, in_place_of, let_go, no_such,
-};
+use super::{COPY_BYTES, Copied, Failed, Newcomer, Progress, called_off, in_place_of, no_such};
 use crate::BLOCK_BYTES;
 use crate::devices::{DeviceEntry, Members, judge_twice};
 use crate::error::FormatError;
 use crate::layout::SUPERBLOCK_BLOCKS;
-use crate::superblock::{PoolState, Superblock};
+use crate::superblock::{Part as Role, PoolState, Superblock};
 use hearth_io::{BLOCK, Joined, Media};
+use uuid::Uuid;
 
 /// Where the other half of a segment of a device lies: the device's place, and the offset there. Segments are counted from the
 /// device's first.
@@ -121,8 +120,7 @@ pub fn replace_half<M: Media>(
     }
     // One that was lost is not asked again. If this one fails now, it is no less known by the list for what it is.
     if !was_lost {
-        let was = Superblock::load(new).ok();
-        drop(let_go(was.as_ref(), newcomer.device, new));
+        drop(let_go_half(newcomer.device, new));
     }
     Ok((next, copied))
 }
@@ -197,23 +195,47 @@ fn first_of<M: Media>(
         return Ok(sb);
     }
     // Of a smaller generation than the other that carries the pool: that one's counts.
+    let own = Superblock {
+        device_index: place as u16,
+        device: newcomer.device,
+        generation: next.generation.saturating_sub(1),
+        ..next.clone()
+    };
+    store_alone(&own, new)?;
+    Ok(sb)
+}
+
+/// Writes a superblock of one of those that carry the pool to that device alone.
+fn store_alone<M: Media>(sb: &Superblock, media: &mut M) -> Result<(), FormatError> {
     let io = |source| FormatError::Io {
         doing: "writing the superblock",
         source,
     };
     for (copy, block) in (0..).zip(SUPERBLOCK_BLOCKS) {
-        let own = Superblock {
-            copy,
-            device_index: place as u16,
-            device: newcomer.device,
-            generation: next.generation.saturating_sub(1),
-            ..next.clone()
-        };
-        new.write_at(block * BLOCK, own.encode().as_slice())
+        let own = Superblock { copy, ..sb.clone() };
+        media
+            .write_at(block * BLOCK, own.encode().as_slice())
             .map_err(io)?;
-        new.flush().map_err(io)?;
+        media.flush().map_err(io)?;
     }
-    Ok(sb)
+    Ok(())
+}
+
+/// Has a device say that another one took its place. If it cannot, it has nothing to say at all.
+fn let_go_half<M: Media>(by: Uuid, media: &mut M) -> Result<(), FormatError> {
+    let Ok(was) = Superblock::load(media) else {
+        return Superblock::erase(media);
+    };
+    let mut gone = Superblock {
+        part: Role::Gone,
+        peer: by,
+        ..was
+    };
+    if gone.device_index >= 2 {
+        return gone.store(media);
+    }
+    gone.generation = gone.generation.saturating_add(1);
+    store_alone(&gone, media)
 }
 
 /// A device's halves, and what lies before them.

@@ -2,11 +2,10 @@
 
 use super::*;
 use crate::layout::Layout;
-use crate::superblock::{INCOMPAT_MAP, Part};
+use crate::superblock::INCOMPAT_MAP;
 use hearth_io::Sparse;
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering};
-use uuid::Uuid;
 
 const SEGMENT: u32 = 256;
 const STEPS_MAX: i64 = 100_000;
@@ -323,7 +322,7 @@ fn the_old_device_is_not_believed_when_it_comes_back() {
     rig.replace(1, 0, STEPS_MAX).unwrap();
     assert!(Superblock::load(&mut rig.media[1]).is_err());
     let gone = Superblock::load_any(&mut rig.media[1]).unwrap();
-    assert_eq!(gone.part, Part::Gone);
+    assert_eq!(gone.part, Role::Gone);
     let new = Superblock::load(&mut rig.media[NEW]).unwrap();
     assert_eq!(gone.peer, new.device);
 }
