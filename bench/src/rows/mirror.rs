@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 const COPY_LIMIT: Duration = Duration::from_secs(1800);
 /// The deadline of legs whose death is timed, seconds.
 const DEADLINE: u64 = 2;
-/// Bytes that are dirty when they are written back beside other requests: more than a hard disk takes while that is timed.
-const DIRTY: u64 = 256 << 20;
+/// Bytes that are dirty when they are written back beside other requests, in blocks all over the disk: more than a hard disk
+/// takes while that is timed.
+const DIRTY: u64 = 32 << 20;
 /// How often the state of a leg is looked at where the time counts.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -165,12 +166,12 @@ pub fn quiet(args: &Args) -> Result<Outcome> {
         return Ok(Outcome::default());
     }
     // More than can be copied or compared meanwhile.
-    let size = if args.smoke { 256 << 20 } else { 2 << 30 };
+    let size = if args.smoke { 256 << 20 } else { 1 << 30 };
     let (a, b) = (
         blank(args, "mirror-a.img", size)?,
         blank(args, "mirror-b.img", size)?,
     );
-    let hearth = fixture::pool(args, 2 * DIRTY)?;
+    let hearth = fixture::pool(args, 8 * DIRTY)?;
     let job = Job::random("randread", 4, args.seconds, size);
     let mut names = ["idle", "resync", "scrub", "destage"].map(|name| (name, Vec::new()));
     let mut short = 0;
@@ -198,8 +199,7 @@ pub fn quiet(args: &Args) -> Result<Outcome> {
                     "scrub"
                 }
                 "destage" => {
-                    let dirty = if args.smoke { DIRTY / 16 } else { DIRTY };
-                    dirty_randomly(&hearth, dirty, size)?;
+                    dirty_randomly(&hearth, DIRTY, size)?;
                     "destage"
                 }
                 _ => "",

@@ -77,8 +77,7 @@ impl Core {
             own => own,
         };
         let over = |percent| is_over(d.dirty.len(), own, percent);
-        if d.drain
-            || !d.clean_waiters.is_empty()
+        if !d.clean_waiters.is_empty()
             || !d.origin.destage.urgent.is_empty()
             || !d.cfg.mode.is_write_back()
             || self.flash.is_single()
@@ -88,6 +87,9 @@ impl Core {
             return Need::Urgent;
         }
         let pool = pool.max(self.order_need(d, now));
+        if d.drain {
+            return pool.max(Need::Asked);
+        }
         if over(self.opts.dirty_low_percent) {
             return pool.max(Need::Background);
         }
@@ -208,7 +210,8 @@ impl Core {
                     d.origin.destage.cursor = near;
                 }
             }
-            let paced = need <= Need::Background && self.paced(now);
+            let stands_back = need <= Need::Background || need == Need::Asked;
+            let paced = stands_back && self.paced(now);
             if !self.destage_one(disk, paced, now, fx) {
                 blocked = true;
                 break;
@@ -820,7 +823,7 @@ impl Core {
         let in_service = |d: &Disk| d.may_destage(now) && !self.quiescing;
         self.paced(now)
             && self.disk(disk).is_some_and(in_service)
-            && self.need(disk, now) < Need::Urgent
+            && self.need(disk, now) < Need::Asked
     }
 
     /// Flushes the origin when enough was written, or nothing more is coming.

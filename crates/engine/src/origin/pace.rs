@@ -15,6 +15,9 @@ pub(crate) const RUN_PACED: u64 = 32;
 pub(crate) const PIECES_PACED: usize = 8;
 /// The same while nobody waits.
 const JOBS_IDLE: usize = 4;
+/// The same for a disk that is to be written back because somebody asked for it, beside clients: each of them has
+/// to wait for what is in the queue of the origin before it.
+const JOBS_ASKED: usize = 2;
 /// Clients asked for something within this time: background runs go one at a time, with pauses.
 const ACTIVE_NS: u64 = 5_000_000;
 /// Longest pause after a background run while clients are active, in times of the run's own
@@ -29,7 +32,9 @@ pub(crate) enum Need {
     Background,
     /// So much is dirty that writes may soon have to wait.
     Haste,
-    /// Somebody waits.
+    /// Somebody asked for all of it to be written back, and may wait for that; no client's request does.
+    Asked,
+    /// A request waits, or there is no other way to keep things going.
     Urgent,
 }
 
@@ -85,7 +90,8 @@ impl Destaging {
         match need {
             Need::None => 0,
             Need::Haste if paced => hasty,
-            Need::Haste | Need::Urgent => JOBS_BUSY,
+            Need::Asked if paced => JOBS_ASKED,
+            Need::Haste | Need::Asked | Need::Urgent => JOBS_BUSY,
             Need::Background | Need::Idle if spent => 0,
             Need::Background if paced && self.pause_ns > now => 0,
             Need::Background if paced => 1,
@@ -135,6 +141,8 @@ mod tests {
         assert_eq!(d.may_start(Need::Background, true, 3, false, 0), 0);
         assert_eq!(d.may_start(Need::Background, true, 3, false, d.pause_ns), 1);
         assert_eq!(d.may_start(Need::Urgent, true, 3, false, 0), JOBS_BUSY);
+        assert_eq!(d.may_start(Need::Asked, true, 3, false, 0), JOBS_ASKED);
+        assert_eq!(d.may_start(Need::Asked, false, 3, false, 0), JOBS_BUSY);
         assert_eq!(d.may_start(Need::Haste, true, 3, false, 0), 3);
         assert_eq!(d.may_start(Need::Haste, false, 3, false, 0), JOBS_BUSY);
         // Near where writes would have to wait there is no pause.
