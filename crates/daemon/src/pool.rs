@@ -971,7 +971,7 @@ impl Pool {
         if noted != device && noted == peer && superblock.generation < opened {
             return Err(Error::refused(
                 format!(
-                    "{} was to take the place of another flash device of pool {pool}, which was served from that one since",
+                    "{} is older than pool {pool}: that was served since from a device which was to be replaced, and was not in the end",
                     self.path().display()
                 ),
                 format!(

@@ -1,6 +1,7 @@
 //! Pools on files: made, found again, refused; and a registry whose copies fail.
 
 use super::*;
+use crate::pool::change::{Change, change};
 
 fn file(size: u64) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -598,4 +599,63 @@ fn an_older_device_that_is_back_alone_is_never_believed() {
         pool.stamp().unwrap();
         assert!(pool.superblock.generation >= lost_at);
     }
+}
+
+#[test]
+fn a_stranger_in_the_place_of_a_lost_device_is_passed_over() {
+    let (_dir, ours) = twice();
+    let (_other, theirs) = twice();
+    std::fs::copy(&theirs[0], &ours[1]).unwrap();
+    // A mistake in the list must not cost a device that is there.
+    let mistaken = Pool::open_all(&ours).err().unwrap();
+    assert!(mistaken.what.contains("pool"), "{mistaken}");
+    let mut pool = Pool::open_all(&ours[..1]).unwrap();
+    pool.stamp().unwrap();
+    drop(pool);
+    let pool = Pool::open_all(&ours).unwrap();
+    assert!(pool.flash().is_lost(1) && !pool.flash().is_lost(0));
+    assert!(!pool.flash().misses_one());
+    drop(pool);
+    // Where both have gone on alone, nobody knows which pool is meant.
+    let mut pool = Pool::open_all(&theirs[..1]).unwrap();
+    pool.stamp().unwrap();
+    drop(pool);
+    std::fs::copy(&theirs[0], &ours[1]).unwrap();
+    assert!(Pool::open_all(&ours).is_err());
+}
+
+#[test]
+fn what_took_the_place_of_a_device_that_was_served_since_is_refused() {
+    let (dir, paths) = twice();
+    let state = dir.path().join("state");
+    let mut pool = Pool::open_all(&paths).unwrap();
+    pool.remember(&state).unwrap();
+    let opened = pool.superblock.generation + 1;
+    pool.note_opened(Default::default(), true, opened).unwrap();
+    let before = pool.superblock.device;
+    drop(pool);
+    let new = dir.path().join("new");
+    let what = Change::Replace {
+        old: paths[0].clone(),
+        new: DeviceAt {
+            path: new.clone(),
+            size: Some(64 << 20),
+        },
+    };
+    let options = CreateOptions::default();
+    change(&paths, &what, &options, &state, &mut |_, _| true).unwrap();
+    let today = [new, paths[1].clone()];
+    let mut pool = Pool::open_all(&today).unwrap();
+    pool.remember(&state).unwrap();
+    // As if it had been cut off, and the old one served: it is what is noted, and newer.
+    let newer = pool.superblock.generation + 7;
+    let beside = pool.beside().unwrap();
+    let noted = beside.note(|notes| (notes.device, notes.opened) = (before, newer));
+    noted.unwrap();
+    drop(pool);
+    let mut pool = Pool::open_all(&today).unwrap();
+    let refused = pool.remember(&state).unwrap_err();
+    assert!(refused.what.contains("older"), "{refused}");
+    let beside = crate::beside::Beside::of(&state, &pool.superblock.pool);
+    assert_eq!(beside.unwrap().unwrap().notes().device, before);
 }
