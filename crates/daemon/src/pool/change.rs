@@ -645,8 +645,13 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     };
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);
-    let strangers = given.iter().filter(|path| !is_one(path)).count();
-    (all && other && replaced <= strangers).then_some(today)
+    // A name that nobody has noted is a mistake, and not the place of another one.
+    let is_noted = |path: &&PathBuf| {
+        let mut noted = noted.split('\n');
+        noted.any(|noted| same(Path::new(noted), path))
+    };
+    let strangers = given.iter().filter(|path| !is_one(path)).filter(is_noted);
+    (all && other && replaced <= strangers.count()).then_some(today)
 }
 
 /// The same where everything is there twice, and a device may be missing. One came after the list was made if another one was replaced,
