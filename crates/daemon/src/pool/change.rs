@@ -513,29 +513,31 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     let lead = leads.max_by_key(|(_, sb)| (sb.stamp, sb.generation))?;
     let (places, first) = (lead.1.all_devices(), added_from(&lead.1));
     let numbers = lead.1.segments();
-    let mut today = Vec::new();
+    let (mut today, mut replaced) = (Vec::new(), 0);
     for (entry, numbers) in places.iter().zip(numbers) {
         let mut at = found.iter().filter(|(_, sb)| sb.device == entry.device);
         // Missing, or there is a copy of it, of which nobody can tell which is which.
         let (Some((path, sb)), None) = (at.next(), at.next()) else {
             return None;
         };
-        // One that was left out is found only if it came after the list was made.
+        // One that was left out is found if it came after the list was made, or if another one that is named was to take its place.
         let came = !sb.peer.is_nil() || numbers.start >= first;
         if !came && !given.iter().any(|known| same(known, path)) {
-            return None;
+            replaced += 1;
         }
         today.push(path.clone());
     }
     // Whatever else is given must have been of the pool, or was to be.
     let is_one = |path: &PathBuf| today.iter().any(|one| same(one, path));
+    let is_noted = |path: &PathBuf| noted.split('\n').any(|noted| same(Path::new(noted), path));
     let was_one = |path: &PathBuf| {
-        let noted = noted.split('\n').any(|noted| same(Path::new(noted), path));
-        noted || gone(path) || superblock_at(path).is_some_and(|sb| sb.pool == pool)
+        is_noted(path) || gone(path) || superblock_at(path).is_some_and(|sb| sb.pool == pool)
     };
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);
-    (all && other).then_some(today)
+    // A name that nobody has noted is a mistake, and takes no place.
+    let strangers = given.iter().filter(|path| !is_one(path) && is_noted(path));
+    (all && other && replaced <= strangers.count()).then_some(today)
 }
 
 /// The first segment that came with a device that was added.
