@@ -639,18 +639,14 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
     }
     // Whatever else is given must have been of the pool, or was to be.
     let is_one = |path: &PathBuf| today.iter().any(|one| same(one, path));
+    let is_noted = |path: &PathBuf| noted.split('\n').any(|noted| same(Path::new(noted), path));
     let was_one = |path: &PathBuf| {
-        let noted = noted.split('\n').any(|noted| same(Path::new(noted), path));
-        noted || gone(path) || superblock_at(path).is_some_and(|sb| sb.pool == pool)
+        is_noted(path) || gone(path) || superblock_at(path).is_some_and(|sb| sb.pool == pool)
     };
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);
-    // A name that nobody has noted is a mistake, and not the place of another one.
-    let is_noted = |path: &&PathBuf| {
-        let mut noted = noted.split('\n');
-        noted.any(|noted| same(Path::new(noted), path))
-    };
-    let strangers = given.iter().filter(|path| !is_one(path)).filter(is_noted);
+    // A name that nobody has noted is a mistake, and takes no place.
+    let strangers = given.iter().filter(|path| !is_one(path) && is_noted(path));
     (all && other && replaced <= strangers.count()).then_some(today)
 }
 
