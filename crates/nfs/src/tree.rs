@@ -228,6 +228,8 @@ pub trait Tree: Send + Sync {
         whole: bool,
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Outcome<bool>;
+    /// Two clients write a file in turn, who are called so. Told again and again while they do, and where nobody must wait.
+    fn written_by_two(&self, _file: &Key, _clients: [String; 2]) {}
     /// How much room there is.
     fn room(&self) -> Outcome<Room>;
 }
