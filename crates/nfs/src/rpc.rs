@@ -376,6 +376,8 @@ mod tests {
             let _ = Call::read(&mut Reader::new(&bytes));
             let _ = read_answer(&mut Reader::new(&bytes));
             let _ = Call::read(&mut Reader::new(&header(&bytes)));
+            let _ = machine(&bytes);
+            let _ = machine(&header(&bytes));
         }
 
         #[test]
@@ -384,6 +386,7 @@ mod tests {
                 credential: Credential::Sys { uid, gid, groups } };
             let mut w = Writer::new();
             call.write(&mut w);
+            prop_assert_eq!(machine(w.as_slice()), b"hearth");
             prop_assert_eq!(Call::read(&mut Reader::new(w.as_slice())), Ok(Head::Call(call)));
         }
     }
