@@ -493,7 +493,7 @@ impl Played {
 fn files_at_random_are_as_a_client_remembers_them() -> Result<()> {
     let number = |name| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let seed: u64 = number("SEED").unwrap_or(1);
-    let ops: u64 = number("OPS").unwrap_or(700);
+    let ops: u64 = number("OPS").unwrap_or(500);
     println!("seed {seed}, {ops} operations: SEED={seed} OPS={ops} repeats it");
     play(seed, ops).with_context(|| format!("seed {seed}, {ops} operations"))
 }
