@@ -3,6 +3,8 @@
 //! change or as it is after it, for clients and, once it was flushed, on the host.
 //!
 //! strace kills it as it enters a call of the kernel. What the kernel itself loses in a power cut is tried in `guest_storage`.
+//!
+//! And files are changed at random, with a seed, by a client that remembers all of them: what nobody thought of.
 
 mod stored;
 
