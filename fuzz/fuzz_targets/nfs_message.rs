@@ -5,7 +5,7 @@ use hearth_nfs::handle::Sealer;
 use hearth_nfs::mount::Ask;
 use hearth_nfs::portmap;
 use hearth_nfs::record::{Assembler, MESSAGE_MAX, mark};
-use hearth_nfs::rpc::{Call, Head};
+use hearth_nfs::rpc::{Call, Head, machine};
 use hearth_nfs::v3::{Args, Procedure};
 use hearth_nfs::xdr::{Reader, Writer};
 use libfuzzer_sys::fuzz_target;
@@ -34,6 +34,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn whole(message: &[u8], steer: u8) {
+    machine(message);
     let mut r = Reader::new(message);
     if let Ok(Head::Call(call)) = Call::read(&mut r) {
         let mut again = Writer::new();

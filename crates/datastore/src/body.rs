@@ -107,6 +107,14 @@ impl Body {
         }
     }
 
+    /// The files it is, as far as they are open.
+    pub(crate) fn each_open(&self, see: &mut dyn FnMut(&File)) {
+        match self {
+            Body::One(file) => see(file),
+            Body::Two(file) => file.each_open(see),
+        }
+    }
+
     pub(crate) fn has_place(&self, from: u64, to: u64) -> bool {
         match self {
             Body::One(file) => {

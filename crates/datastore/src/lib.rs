@@ -16,6 +16,8 @@
 //! | [`twin`] | two directories that hold the same |
 //! | [`port`] | requests to the engine, by way of the data threads |
 //! | [`room`] | how much more can be promised |
+//! | `opens` | who else opens files on this host |
+//! | `seldom` | what is said of a file once an hour |
 //!
 //! # Files that are elsewhere
 //!
@@ -58,10 +60,12 @@
 
 pub mod body;
 pub mod file;
+mod opens;
 pub mod origin;
 pub mod port;
 pub mod room;
 pub mod rules;
+mod seldom;
 pub mod store;
 pub mod twin;
 
@@ -154,6 +158,10 @@ pub trait Disks: Send + Sync {
     fn drain(&self, disk: DiskId, on: bool);
     /// From now on the files have every write before it is answered, or no longer.
     fn hold(&self, on: bool);
+    /// A file was opened on this host, and by whom, while so many bytes of it were owed.
+    fn opened_by_other(&self, file: &str, owed: u64, by: &str);
+    /// Two clients write a file in turn.
+    fn written_by_two(&self, file: &str, clients: &[String; 2]);
     /// Everything is written back: who waits for that may look.
     fn flushed(&self);
 }

@@ -4,6 +4,8 @@
 //! it. What clients ask for is in [`view`], and what goes on without them in [`upkeep`].
 
 mod held;
+mod in_turn;
+mod opens;
 mod pins;
 mod upkeep;
 mod view;
@@ -11,7 +13,7 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,8 @@ use hearth_nfs::v3::{Kind, Status};
 use hearth_reactor::Reactors;
 use hearth_trees::large;
 use held::Held;
+use in_turn::InTurn;
+use opens::Opens;
 pub use pins::Pinned;
 use pins::Pins;
 use view::View;
@@ -61,6 +65,10 @@ struct Inner {
     stop: Mutex<bool>,
     bell: Condvar,
     pins: Pins,
+    /// Who else opens files that are disks, where that can be seen.
+    opens: Option<Arc<Opens>>,
+    /// Who writes files in turn, to be told by somebody who may wait.
+    in_turn: InTurn,
 }
 
 /// What a datastore is doing.
@@ -101,13 +109,16 @@ pub struct Datastore {
 fn end(inner: &Inner, threads: impl IntoIterator<Item = JoinHandle<()>>) {
     *lock(&inner.stop) = true;
     inner.bell.notify_all();
+    if let Some(opens) = &inner.opens {
+        opens.end();
+    }
     for thread in threads {
         // It has nothing to tell.
         let _ = thread.join();
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -135,26 +146,32 @@ impl Datastore {
             stop: Mutex::new(false),
             bell: Condvar::new(),
             pins: Pins::default(),
+            opens: Opens::new().map(Arc::new),
+            in_turn: InTurn::default(),
         });
-        let kept = Arc::downgrade(&inner);
-        let keeper = thread::Builder::new()
-            .name("store-keeper".to_owned())
-            .spawn(move || upkeep::keep(&kept))?;
-        let kept = Arc::downgrade(&inner);
-        let pinner = thread::Builder::new()
-            .name("store-pinner".to_owned())
-            .spawn(move || pins::keep(&kept));
-        let pinner = match pinner {
-            Ok(pinner) => pinner,
-            Err(e) => {
-                end(&inner, [keeper]);
-                return Err(e);
-            }
-        };
-        Ok(Datastore {
+        // Whatever was started is ended with it, should the rest fail.
+        let store = Datastore {
             inner,
-            threads: Mutex::new(vec![keeper, pinner]),
-        })
+            threads: Mutex::default(),
+        };
+        store.start("store-keeper", |inner| upkeep::keep(&inner))?;
+        store.start("store-pinner", |inner| pins::keep(&inner))?;
+        if let Some(opens) = store.inner.opens.clone() {
+            store.start("store-opens", move |inner| opens::keep(&opens, &inner))?;
+        }
+        Ok(store)
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        work: impl FnOnce(Weak<Inner>) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let inner = Arc::downgrade(&self.inner);
+        let thread = thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || work(inner))?;
+        lock(&self.threads).push(thread);
+        Ok(())
     }
 
     /// What clients see.
@@ -341,6 +358,9 @@ impl Inner {
             Ok((disk, origin)) => {
                 lock(&self.known).insert(*key, disk);
                 self.pin_if_wanted(key, &origin);
+                if let Some(opens) = &self.opens {
+                    opens.watch(key, origin.file());
+                }
                 let known = Mutex::new((known, Instant::now()));
                 alone.set(Some(Arc::new(Cached {
                     disk,

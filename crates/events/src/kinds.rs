@@ -296,6 +296,12 @@ kinds! {
     /// One of the two directories of a mirrored datastore holds everything.
     "tree-current" Notice TreeCurrent { datastore: String, directory: String }
         "the tree {directory} of datastore {datastore} holds everything"
+    /// A file of a datastore was opened on this host while writes to it were on flash only: who reads it there sees old bytes. Told once an hour for each file.
+    "dirty-file-opened" Warning DirtyFileOpened { datastore: String, file: String, dirty_bytes: u64, by: String }
+        "{file} was opened on this host by {by}, and {dirty_bytes} bytes written to it are on flash only: whoever reads it there sees old data; 'hearth datastore flush {datastore} --hold' makes the directory true, and then it is to be read again"
+    /// Two clients write a large file of a datastore in turn, within a minute. Told once an hour for each file.
+    "two-clients-write" Warning TwoClientsWrite { datastore: String, file: String, one: String, other: String }
+        "two clients of datastore {datastore} write {file} at the same time, {one} and {other}: if both use it as a disk they destroy what is in it; stop one of them"
     /// A directory is served as a datastore.
     "datastore-added" Info DatastoreAdded { datastore: String, by: String }
         "datastore {datastore} added by {by}"

@@ -71,9 +71,11 @@ fn told(event: &EventInfo) -> Option<Happened> {
         | "leg-changed"
         | "leg-stale"
         | "scrub-undecided" => Condition::Failed,
-        "daemon-started-after-crash" | "events-left-out" | "leg-repaired" | "scrub-repaired" => {
-            Condition::Degraded
-        }
+        "daemon-started-after-crash"
+        | "events-left-out"
+        | "leg-repaired"
+        | "scrub-repaired"
+        | "two-clients-write" => Condition::Degraded,
         _ => return None,
     };
     let kind = if event.disk.is_some() {
@@ -319,6 +321,7 @@ mod tests {
             "leg-repaired",
             "scrub-repaired",
             "scrub-undecided",
+            "two-clients-write",
         ] {
             let kind = hearth_events::kinds::KINDS.iter().find(|k| k.0 == name);
             let (_, severity, _) = kind.expect(name);

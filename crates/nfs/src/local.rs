@@ -39,6 +39,7 @@ use crate::server::Export;
 use crate::tree::Tree;
 pub use cached::may_use_data;
 use changes::Changes;
+pub use sys::{key_by_handle, key_of_open};
 use uncommitted::Uncommitted;
 use walk::Walk;
 

@@ -143,6 +143,26 @@ fn sys(body: &[u8]) -> Result<Credential> {
     Ok(Credential::Sys { uid, gid, groups })
 }
 
+/// What a caller says its machine is called; nothing if it does not say. Of a whole message, so that only who asks for it
+/// pays for it.
+pub fn machine(message: &[u8]) -> &[u8] {
+    let name = |message| {
+        let mut r = Reader::new(message);
+        // Number, kind, version; program, version, procedure.
+        for _ in 0..6 {
+            r.u32()?;
+        }
+        if r.u32()? != AUTH_SYS {
+            return Ok(Default::default());
+        }
+        let mut r = Reader::new(r.opaque(AUTH_MAX)?);
+        r.u32()?;
+        r.opaque(MACHINE_MAX)
+    };
+    let name: Result<&[u8]> = name(message);
+    name.unwrap_or_default()
+}
+
 /// Begins the answer to an accepted call; the procedure's results follow.
 pub fn success(xid: u32) -> Writer {
     accepted(xid, 0)
@@ -356,6 +376,8 @@ mod tests {
             let _ = Call::read(&mut Reader::new(&bytes));
             let _ = read_answer(&mut Reader::new(&bytes));
             let _ = Call::read(&mut Reader::new(&header(&bytes)));
+            let _ = machine(&bytes);
+            let _ = machine(&header(&bytes));
         }
 
         #[test]
@@ -364,6 +386,7 @@ mod tests {
                 credential: Credential::Sys { uid, gid, groups } };
             let mut w = Writer::new();
             call.write(&mut w);
+            prop_assert_eq!(machine(w.as_slice()), b"hearth");
             prop_assert_eq!(Call::read(&mut Reader::new(w.as_slice())), Ok(Head::Call(call)));
         }
     }

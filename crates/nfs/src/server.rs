@@ -17,6 +17,7 @@ mod pool;
 mod repeated;
 mod replies;
 mod service;
+mod writers;
 
 pub use net::{Config, Server};
 pub(crate) use replies::LOOKED_AT;

@@ -2,7 +2,7 @@
 //!
 //! A [`Tree`] is what is behind an export: a directory on a local file system, or one whose large
 //! files are disks of a cache. Its methods are called on worker threads and may block, but for
-//! [`at_hand`](Tree::at_hand); calls about one file never take all of them. Reads, writes and commits tell their outcome through a [`Done`], so
+//! [`at_hand`](Tree::at_hand) and [`written_by_two`](Tree::written_by_two); calls about one file never take all of them. Reads, writes and commits tell their outcome through a [`Done`], so
 //! that a tree can also hand them to somebody else and return: then no thread waits for them.
 //!
 //! # What a tree promises
@@ -228,6 +228,8 @@ pub trait Tree: Send + Sync {
         whole: bool,
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Outcome<bool>;
+    /// Two clients write a file in turn, who are called so. Told again and again while they do, and where nobody must wait.
+    fn written_by_two(&self, _file: &Key, _clients: [String; 2]) {}
     /// How much room there is.
     fn room(&self) -> Outcome<Room>;
 }

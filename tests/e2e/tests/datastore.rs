@@ -825,3 +825,119 @@ fn what_is_unstable_is_there_or_its_writer_knows() -> Result<()> {
     }
     Ok(())
 }
+
+/// The files that events of this name are about.
+fn told_of(lab: &Lab, name: &str) -> Result<Vec<String>> {
+    let text = lab.hearth.ok(&["events", "--json"])?;
+    let mut files = Vec::new();
+    for line in text.lines() {
+        let event: Value = serde_json::from_str(line)?;
+        if event["event"] == name {
+            let file = event["details"]["file"].as_str().context("a file")?;
+            files.push(file.to_owned());
+        }
+    }
+    Ok(files)
+}
+
+/// Somebody who opens a file on this host while something of it is on flash only is told of, once; whoever reads what is
+/// in the file anyway is not, and neither are we.
+#[test]
+fn who_opens_a_dirty_file_on_the_host_is_told_of_once() -> Result<()> {
+    const TEST: &str = "who_opens_a_dirty_file_on_the_host_is_told_of_once";
+    let lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let [dirty, clean] = ["a.img", "b.img"].map(|name| lab.vms.join(name));
+    let file = create(&mut client, &dir, "a.img")?;
+    let other = create(&mut client, &dir, "b.img")?;
+    write(&mut client, &file, 0, &pattern(0, 1, 65536))?;
+    write(&mut client, &other, 0, &pattern(0, 1, 65536))?;
+    if lab.hearth.log().contains("cannot be seen here") {
+        eprintln!("{TEST}: skipped: this kernel or file system does not tell who opens files");
+        return Ok(());
+    }
+    lab.hearth.ok(&["datastore", "flush", "vms", "--hold"])?;
+    fs::read(&clean)?;
+    lab.hearth
+        .ok(&["datastore", "set", "vms", "--hold", "off"])?;
+    // What is written back meanwhile is no reason to be told of.
+    let open_dirty = |client: &mut Client| -> Result<Vec<String>> {
+        for block in 0..4 {
+            write(client, &file, block * 4096, &pattern(0, 2, 4096))?;
+        }
+        ensure!(fs::read(&dirty)?.len() == 65536);
+        lab.hearth.ok(&["datastore", "files", "vms"])?;
+        told_of(&lab, "dirty-file-opened")
+    };
+    let told = until("the open is told of", LIMIT, || {
+        let told = open_dirty(&mut client).ok()?;
+        (!told.is_empty()).then_some(told)
+    })?;
+    ensure!(told == [path(&dirty)], "{told:?}");
+    let events = lab.hearth.ok(&["events", "--json"])?;
+    let own = format!("process {}", std::process::id());
+    ensure!(
+        events.contains(&own) || events.contains("another process"),
+        "{events}"
+    );
+    ensure!(lab.hearth.log().contains("flush vms --hold"));
+    for _ in 0..5 {
+        let told = open_dirty(&mut client)?;
+        ensure!(told.len() == 1, "{told:?}");
+    }
+    Ok(())
+}
+
+/// Two clients that write one disk in turn are told of, once; one client with two connections is not, nor are two that share
+/// a small file.
+#[test]
+fn two_clients_that_write_one_file_are_told_of_once() -> Result<()> {
+    let lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let mut made = |name| create(&mut client, &dir, name);
+    let (shared, own, small) = (made("a.img")?, made("b.img")?, made("a.log")?);
+    let mut both = [lab.client()?, lab.client()?];
+    let mut turn = |file: &[u8], names: [&[u8; 6]; 2]| -> Result<()> {
+        for (client, name) in both.iter_mut().zip(names) {
+            let data = pattern(0, 1, 4096);
+            let args = Args::Write {
+                file,
+                offset: 0,
+                count: 4096,
+                stable: Stability::File,
+                data: &data,
+            };
+            loop {
+                let xid = client.next_xid();
+                let mut message = client.message(xid, &args);
+                // Where the name of the client's machine is.
+                ensure!(message[40..46] == *b"hearth");
+                message[40..46].copy_from_slice(name);
+                client.send_raw(&message)?;
+                let results = client.results(xid)?;
+                if results.status != Status::JukeBox as u32 {
+                    results.ok()?;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    };
+    for _ in 0..5 {
+        turn(&own, [b"host-1", b"host-1"])?;
+        turn(&small, [b"host-1", b"host-2"])?;
+    }
+    let told = until("the two are told of", LIMIT, || {
+        turn(&shared, [b"host-1", b"host-2"]).ok()?;
+        let told = told_of(&lab, "two-clients-write").ok()?;
+        (!told.is_empty()).then_some(told)
+    })?;
+    ensure!(told == [path(&lab.vms.join("a.img"))], "{told:?}");
+    let events = lab.hearth.ok(&["events", "--json"])?;
+    for name in ["127.0.0.1 (host-1)", "127.0.0.1 (host-2)"] {
+        ensure!(events.contains(name), "{name} in {events}");
+    }
+    Ok(())
+}

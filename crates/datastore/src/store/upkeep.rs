@@ -10,7 +10,7 @@ use hearth_nfs::handle::Key;
 use hearth_nfs::v3::Status;
 
 use super::{Census, Inner, lock};
-use crate::file::Alone;
+use crate::file::{Alone, Cached};
 
 /// After which a disk that nobody uses is closed.
 const IDLE: Duration = Duration::from_secs(30);
@@ -42,6 +42,7 @@ pub(super) fn keep(inner: &Weak<Inner>) {
         if inner.flushing.load(Ordering::SeqCst) {
             inner.flush();
         }
+        inner.tell_in_turn();
         inner.close_idle();
         inner.shelf.age();
     }
@@ -102,12 +103,22 @@ impl Inner {
     pub(super) fn forget(&self, alone: &Alone, key: &Key, disk: DiskId) -> bool {
         let gone = self.disks.forget(key, disk);
         if gone {
+            if let Some(cached) = alone.cached() {
+                self.leave_alone(key, &cached);
+            }
             alone.set(None);
             lock(&self.known).remove(key);
             lock(&self.named).remove(key);
             self.pins.drop(key);
         }
         gone
+    }
+
+    /// Who opens the file does not matter any more.
+    fn leave_alone(&self, key: &Key, cached: &Cached) {
+        if let Some(opens) = &self.opens {
+            opens.leave(key, cached.origin.file());
+        }
     }
 
     /// Closes the disks that nobody uses, and forgets that there are files that nobody uses.
@@ -136,6 +147,7 @@ impl Inner {
                 cached.draining.store(true, Ordering::SeqCst);
                 self.disks.drain(cached.disk, true);
             } else if self.disks.detach(cached.disk, &cached.origin) {
+                self.leave_alone(&file.key, &cached);
                 alone.set(None);
             }
         }

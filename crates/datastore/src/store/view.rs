@@ -438,6 +438,10 @@ impl Tree for View {
         self.0.dir.read_link(who, link)
     }
 
+    fn written_by_two(&self, file: &Key, clients: [String; 2]) {
+        self.0.note_in_turn(file, clients);
+    }
+
     fn at_hand(&self, file: &Key, write: Option<Place>) -> Option<Box<dyn AtHand>> {
         let file = lock(&self.0.files).get(file).cloned()?;
         let (using, cached) = file.try_share()?;

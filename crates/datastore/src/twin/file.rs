@@ -236,6 +236,16 @@ impl TwinFile {
         Some(self.inner.trees.sides().path(0).join(place.ok()?))
     }
 
+    /// The files it is, as far as they are open. Nothing is asked of a tree, which may hang.
+    pub(crate) fn each_open(&self, see: &mut dyn FnMut(&File)) {
+        for kept in &self.files {
+            let kept = lock(kept).clone();
+            if let Some((_, file)) = kept {
+                see(&file);
+            }
+        }
+    }
+
     /// Keeps others on this host from using it as an image.
     pub(crate) fn claim(&self) -> Result<Vec<Claim>, String> {
         let trees = &self.inner.trees;

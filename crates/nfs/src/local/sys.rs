@@ -49,17 +49,24 @@ pub(super) fn key_of(file: &impl AsFd) -> io::Result<(Key, i32)> {
             _ => error,
         });
     }
-    let kind = u8::try_from(handle.kind)
+    u8::try_from(handle.kind)
         .map_err(|_| io::Error::other("a kind of handle that is unknown here"))?;
-    let mut bytes = vec![BY_HANDLE, kind];
-    bytes.extend_from_slice(
-        handle
-            .handle
-            .get(..handle.bytes as usize)
-            .unwrap_or_default(),
-    );
-    let key = Key::new(&bytes).ok_or_else(|| io::Error::other("a handle that is too long"))?;
+    let handle_bytes = handle.handle.get(..handle.bytes as usize);
+    let key = key_by_handle(handle.kind, handle_bytes.unwrap_or_default())
+        .ok_or_else(|| io::Error::other("a handle that is too long"))?;
     Ok((key, mount))
+}
+
+/// The key of an open file.
+pub fn key_of_open(file: &impl AsFd) -> io::Result<Key> {
+    key_of(file).map(|(key, _)| key)
+}
+
+/// The key of the file that its file system calls so.
+pub fn key_by_handle(kind: c_int, handle: &[u8]) -> Option<Key> {
+    let mut bytes = vec![BY_HANDLE, u8::try_from(kind).ok()?];
+    bytes.extend_from_slice(handle);
+    Key::new(&bytes)
 }
 
 /// Opens the file of a key, on the file system of `root`. `ESTALE` if it is gone.

@@ -8,6 +8,7 @@ use super::flight::{About, Also, Flight, Job};
 use super::link::{Answer, Charge, Link};
 use super::pool::Pool;
 use super::replies::{Known, Replies};
+use super::writers::Writers;
 use crate::access::{Access, Rights, Who};
 use crate::handle::{self, Key, Sealer};
 use crate::ledger::Ledger;
@@ -41,6 +42,7 @@ pub struct Export {
 pub(super) struct Served {
     pub export: Export,
     pub pool: Arc<Pool>,
+    writers: Writers,
     /// Who may come now.
     access: RwLock<Access>,
 }
@@ -50,6 +52,7 @@ impl Served {
         Served {
             export,
             pool,
+            writers: Writers::new(),
             access: RwLock::new(access),
         }
     }
@@ -57,6 +60,14 @@ impl Served {
     fn rights(&self, client: IpAddr) -> Option<Rights> {
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
         access.of(client)
+    }
+
+    /// A file is being written by a client that calls itself so.
+    fn note_writer(&self, file: &Key, client: IpAddr, machine: &[u8]) {
+        if let Some((one, other)) = self.writers.note(file, client, machine) {
+            let names = [one.to_string(), other.to_string()];
+            self.export.tree.written_by_two(file, names);
+        }
     }
 }
 
@@ -215,6 +226,9 @@ impl Service {
             Ok(judged) => judged,
             Err(status) => return no(status),
         };
+        if matches!(args, Args::Write { .. }) {
+            served.note_writer(&spot, client, rpc::machine(&message));
+        }
         let cost = message.len() + call::expected(&args);
         let at_hand = at_hand(&args);
         let slip = procedure

@@ -16,6 +16,7 @@ use std::time::Duration;
 use hearth_datastore::origin::{Disk, FileOrigin, Hands};
 use hearth_datastore::{Disks, Look, Missing, NotNow, store};
 use hearth_engine::api::{DiskId, ExtentState, Mode, OriginState, ReqOp, Request};
+use hearth_events::Event;
 use hearth_format::datastore::DatastoreRecord;
 use hearth_format::{DiskRecord, Home, OriginIdentity, Uuid};
 use hearth_io::{BLOCK, Device, Target, Targets};
@@ -704,6 +705,28 @@ impl Disks for Files {
             }
         }
         daemon.poke();
+    }
+
+    fn opened_by_other(&self, file: &str, owed: u64, by: &str) {
+        if let Ok(daemon) = self.daemon() {
+            daemon.events.tell(Event::DirtyFileOpened {
+                datastore: self.store.clone(),
+                file: file.to_owned(),
+                dirty_bytes: owed,
+                by: by.to_owned(),
+            });
+        }
+    }
+
+    fn written_by_two(&self, file: &str, [one, other]: &[String; 2]) {
+        if let Ok(daemon) = self.daemon() {
+            daemon.events.tell(Event::TwoClientsWrite {
+                datastore: self.store.clone(),
+                file: file.to_owned(),
+                one: one.clone(),
+                other: other.clone(),
+            });
+        }
     }
 
     fn flushed(&self) {
