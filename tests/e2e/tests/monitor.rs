@@ -98,6 +98,15 @@ fn health_tells_a_daemon_that_was_stopped_from_one_that_was_killed() -> Result<(
     std::fs::remove_file(&origin)?;
     hearth.start()?;
     judged("disk", "disk-waiting")?;
+    let metrics = hearth.ok(&["metrics"])?;
+    // What only the second service judges is there, too.
+    for health in [
+        "hearth_health{kind=\"disk\",name=\"vm1\"} 4",
+        "hearth_health{kind=\"host\",name=\"this host\"} ",
+        "hearth_health{kind=\"pool\"",
+    ] {
+        ensure!(metrics.contains(health), "{health} is not in\n{metrics}");
+    }
     monitor.end()?;
     let status = hearth.ok(&["status"])?;
     ensure!(status.contains("second service is not there"), "{status}");
