@@ -1,7 +1,7 @@
 //! `hearth metrics`: all figures for Prometheus, printed or over TCP.
 //!
 //! Over TCP they are a process of their own, which asks the daemon over its control socket as anybody may:
-//! nothing that strangers send reaches the process that serves disks.
+//! nothing that strangers send reaches the process that serves disks. Health is the second service's, and put in here.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,20 +9,25 @@ use std::time::Duration;
 
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
-use hearth_metrics::Form;
+use hearth_health::Report;
+use hearth_metrics::{Form, Judged, with_health};
+use hearth_monitor::dirs;
+use hearth_monitor::watch::Seen;
 
-use crate::Outcome;
 use crate::args::{Global, Metrics};
+use crate::{Outcome, overview};
 
 /// Longest wait for a client to send, or to take, something.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait for the second service: less than Prometheus waits for all of it.
+const SECOND_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest request that is read.
 const REQUEST_MAX: u64 = 16 << 10;
 
 pub fn run(global: &Global, args: &Metrics) -> Outcome {
-    let client = Client::new(&global.dir());
+    let source = Source::new(global);
     let Some(at) = args.listen else {
-        print!("{}", client.text("/metrics")?);
+        print!("{}", source.page(Form::Plain)?);
         return Ok(());
     };
     if !at.ip().is_loopback() && !args.allow_remote {
@@ -44,12 +49,46 @@ pub fn run(global: &Global, args: &Metrics) -> Outcome {
     for stream in listener.incoming() {
         match stream {
             // Whoever went away needs no answer.
-            Ok(stream) => drop(answer(&client, &stream)),
+            Ok(stream) => drop(answer(&source, &stream)),
             // No descriptors, perhaps: not at once again.
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
     Ok(())
+}
+
+/// Who is asked for what is on a page.
+struct Source {
+    daemon: Client,
+    second: Client,
+}
+
+impl Source {
+    fn new(global: &Global) -> Source {
+        let second = Client::new(&dirs::run_dir(&global.dir()));
+        Source {
+            daemon: Client::new(&global.dir()),
+            second: second.patient_for(SECOND_PATIENCE),
+        }
+    }
+
+    fn page(&self, form: Form) -> Result<String, Error> {
+        let page = self
+            .daemon
+            .accepting(form.content_type())
+            .text("/metrics")?;
+        // One that hangs or is not there costs what only it knows.
+        let report = match self.second.get::<Report>("/v1/health") {
+            Ok(report) => report,
+            Err(_) => overview::judged(Some(&Seen::ask(&self.daemon)?), None),
+        };
+        let judged = report.items.iter().map(|item| Judged {
+            kind: item.kind.label(),
+            name: &item.name,
+            code: item.condition.code(),
+        });
+        Ok(with_health(form, page, judged))
+    }
 }
 
 /// What a client asks: the path, and what it accepts.
@@ -76,7 +115,7 @@ fn request(stream: impl Read) -> std::io::Result<Option<(String, Option<String>)
     Ok(path.map(|p| (p.to_owned(), accept)))
 }
 
-fn answer(client: &Client, mut stream: &TcpStream) -> std::io::Result<()> {
+fn answer(source: &Source, mut stream: &TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let asked = request(stream)?;
@@ -84,7 +123,7 @@ fn answer(client: &Client, mut stream: &TcpStream) -> std::io::Result<()> {
     let (status, kind, body) = match asked {
         Some((path, accept)) if path == "/metrics" => {
             let form = Form::accepted(accept.as_deref());
-            match client.accepting(form.content_type()).text("/metrics") {
+            match source.page(form) {
                 Ok(page) => ("200 OK", form.content_type(), page),
                 Err(e) => ("503 Service Unavailable", plain, format!("{e}\n")),
             }

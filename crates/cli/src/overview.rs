@@ -152,7 +152,7 @@ fn pool(seen: &Seen) -> PoolRow {
 }
 
 /// What can be judged without the second service.
-fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
+pub fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
     let presence = match error {
         None => Presence::Up,
         Some(e) => Presence::Down(e.what.clone()),

@@ -5,7 +5,7 @@ mod common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-use common::Bench;
+use common::{Bench, until};
 
 /// The value of a series.
 fn value(page: &str, series: &str) -> f64 {
@@ -34,6 +34,26 @@ fn what_a_disk_did_is_in_the_page() {
         1.0
     );
     assert!(value(&page, "hearth_pool_capacity_bytes") > 0.0);
+    let health = |page: &str| value(page, "hearth_health{kind=\"disk\",name=\"vm\"}");
+    assert_eq!(health(&page), 0.0);
+    let all = page.lines().filter(|l| l.contains("\"vm\"")).count();
+    assert!(all <= 60, "a disk has {all} series");
+}
+
+#[test]
+fn a_disk_that_is_not_served_has_failed() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 1 << 20, 1);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    bench.stop();
+    std::fs::remove_file(&origin).unwrap();
+    bench.start();
+    let page = until("the disk has failed", || {
+        let page = bench.ok(&["metrics"]);
+        let failed = "hearth_health{kind=\"disk\",name=\"vm\"} 4";
+        page.contains(failed).then_some(page)
+    });
+    assert_eq!(value(&page, "hearth_disk_up{disk=\"vm\"}"), 0.0);
 }
 
 #[test]

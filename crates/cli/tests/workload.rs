@@ -215,6 +215,64 @@ fn advice_finds_the_hot_part_and_is_applied() {
 }
 
 #[test]
+fn advice_outlives_stops_and_kills() {
+    let mut bench = Bench::serving();
+    let origin = bench.origin("o.img", 8 * MIB, 1);
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let mut client = bench.connect("vm").unwrap();
+    for i in 0..6000u64 {
+        client.read(i * i % 1000 * 4096, 4096);
+    }
+    drop(client);
+    let advice = |bench: &Bench| {
+        let report = bench.json(&["advise", "vm"]);
+        let advice = report["disks"][0].clone();
+        assert!(advice["reason"].is_null(), "{advice:#}");
+        advice
+    };
+    let before = advice(&bench);
+    let same = |bench: &Bench| {
+        let after = advice(bench);
+        for what in ["working_set", "own_rules", "block_size"] {
+            assert_eq!(after[what], before[what], "{what}: {after:#}");
+        }
+        let points = |of: &serde_json::Value| of["curve"].as_array().unwrap().clone();
+        let (then, now) = (points(&before), points(&after));
+        assert!(then.len() > 10 && then.len() == now.len(), "{after:#}");
+        for (then, now) in then.iter().zip(&now) {
+            assert_eq!(then["bytes"], now["bytes"]);
+            let ratio = |of: &serde_json::Value| of["hit_ratio"].as_f64().unwrap();
+            assert!((ratio(then) - ratio(now)).abs() < 0.01, "{then} {now}");
+        }
+    };
+    bench.stop();
+    bench.start();
+    same(&bench);
+    // What was kept last counts.
+    bench.kill();
+    bench.start();
+    same(&bench);
+    // Nothing new: it stays as it is.
+    bench.stop();
+    let kept: Vec<_> = std::fs::read_dir(bench.dir.path().join("state/curves"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let mut bytes = std::fs::read(&kept[0]).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&kept[0], bytes).unwrap();
+    bench.start();
+    let report = bench.json(&["advise", "vm"]);
+    assert!(!report["disks"][0]["reason"].is_null(), "{report:#}");
+    let said = bench.log();
+    let lines = said.lines().filter(|l| l.contains("measured anew"));
+    assert_eq!(lines.count(), 1, "{said}");
+    bench.ok(&["disk", "remove", "vm"]);
+    assert!(!kept[0].exists());
+}
+
+#[test]
 fn a_recording_is_replayed_and_verified() {
     let bench = served();
     let file = bench.path("a.trace");

@@ -32,6 +32,11 @@ impl Condition {
             Condition::Failed => "failed",
         }
     }
+
+    /// The number that metrics tell: larger is worse.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
 }
 
 /// One thing that is so, and what to do about it. With condition `healthy` it is worth knowing and no more.
@@ -121,6 +126,14 @@ impl Kind {
             Kind::Disk => "disk",
             Kind::Datastore => "datastore",
             Kind::Host => "host",
+        }
+    }
+
+    /// The word used in the API and metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Kind::FileSystem => "file-system",
+            other => other.word(),
         }
     }
 }
@@ -270,5 +283,30 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_value(condition).unwrap(), condition.word());
         }
+        for kind in [
+            Kind::Daemon,
+            Kind::Pool,
+            Kind::Device,
+            Kind::FileSystem,
+            Kind::Disk,
+            Kind::Datastore,
+            Kind::Host,
+        ] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.label());
+        }
+    }
+
+    #[test]
+    fn codes_are_those_of_the_documented_table() {
+        let docs = include_str!("../../../docs/metrics.md");
+        let all = [
+            Condition::Healthy,
+            Condition::Unknown,
+            Condition::Rebuilding,
+            Condition::Degraded,
+            Condition::Failed,
+        ];
+        let told = all.map(|c| format!("{} {}", c.code(), c.word())).join(", ");
+        assert!(docs.contains(&told), "docs/metrics.md lacks: {told}");
     }
 }

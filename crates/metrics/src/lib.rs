@@ -7,7 +7,9 @@
 //! busiest have rows of their own ([`fold`]).
 
 pub mod figures;
+mod health;
 mod text;
 
 pub use figures::{Device, Disk, Pool, Row, SERIES_MAX, fold, page};
+pub use health::{Judged, with_health};
 pub use text::Form;

@@ -31,6 +31,9 @@ impl Form {
     }
 }
 
+/// How a page of OpenMetrics ends.
+const END: &str = "# EOF\n";
+
 /// What a family's values mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -69,6 +72,18 @@ impl Page {
             out: String::new(),
             family: "",
             kind: Kind::Gauge,
+        }
+    }
+
+    /// Goes on with a page that had been ended.
+    pub(crate) fn continued(form: Form, page: String) -> Page {
+        let out = match page.strip_suffix(END) {
+            Some(body) => body.to_owned(),
+            None => page,
+        };
+        Page {
+            out,
+            ..Page::new(form)
         }
     }
 
@@ -117,7 +132,7 @@ impl Page {
 
     pub(crate) fn end(mut self) -> String {
         if self.form == Form::OpenMetrics {
-            self.out.push_str("# EOF\n");
+            self.out.push_str(END);
         }
         self.out
     }

@@ -9,6 +9,7 @@ use hearth_policy::ladder::Ladder;
 use hearth_policy::mrc::{self, Mrc, SAMPLES_MIN};
 use hearth_reactor::Ended;
 
+use crate::kept::{Kept, KeptError};
 use crate::recording::{RecordingStatus, Tape};
 use crate::scribe::Place;
 
@@ -114,6 +115,8 @@ pub(crate) struct Back {
     halved_ns: u64,
     /// The curve before the sample was begun anew, until there is enough of the new one.
     before: Option<Curve>,
+    /// Blocks read, and sampled ones written, since this was made.
+    seen: u64,
 }
 
 /// A disk being watched.
@@ -123,6 +126,8 @@ pub(crate) struct Disk {
     samples: usize,
     front: Mutex<Option<Box<Front>>>,
     back: Mutex<Option<Box<Back>>>,
+    /// What kinds of requests there were before those of this front; taken by it.
+    earlier: Mutex<Option<Box<Mix>>>,
     /// The recording under way or the last one. Never held across I/O.
     pub place: Mutex<Place>,
 }
@@ -221,8 +226,17 @@ impl Disk {
             samples,
             front: Mutex::new(None),
             back: Mutex::new(None),
+            earlier: Mutex::new(None),
             place: Mutex::default(),
         }
+    }
+
+    fn new_front(&self, now_ns: u64) -> Box<Front> {
+        let mut front = Box::new(Front::new(now_ns));
+        if let Some(mix) = lock(&self.earlier).take() {
+            front.mix = *mix;
+        }
+        front
     }
 
     /// Requests of this disk have arrived; true if the keeper should look.
@@ -231,7 +245,7 @@ impl Disk {
             return false;
         };
         let mut guard = lock(&self.front);
-        let front = guard.get_or_insert_with(|| Box::new(Front::new(first.start_ns)));
+        let front = guard.get_or_insert_with(|| self.new_front(first.start_ns));
         let before = front.waiting.len();
         let mut writer = None;
         for request in requests {
@@ -291,6 +305,7 @@ impl Disk {
                 now_ns: since_ns,
                 halved_ns: now_ns,
                 before: None,
+                seen: 0,
             })
         });
         let mut spare = std::mem::take(&mut back.spare);
@@ -311,6 +326,7 @@ impl Disk {
         back.mrc.count(reads as f64);
         back.mrc.missed(missed as f64);
         let came = waiting.len();
+        back.seen += reads + came as u64;
         for access in waiting.drain(..) {
             let (block, write) = (access & !WRITTEN, access & WRITTEN != 0);
             let distance = back.mrc.sampled(block, !write);
@@ -366,7 +382,59 @@ impl Disk {
 
     /// What kinds of requests there were, older ones counted less; `None` before the first.
     pub(crate) fn mix(&self) -> Option<Mix> {
-        lock(&self.front).as_ref().map(|front| front.mix.clone())
+        let front = lock(&self.front);
+        match &*front {
+            Some(front) => Some(front.mix.clone()),
+            None => lock(&self.earlier).as_deref().cloned(),
+        }
+    }
+
+    /// What is to be kept for [`recall`](Self::recall), and how much was seen for it; `None` if that is `than`.
+    pub(crate) fn keep(&self, now_ns: u64, than: u64) -> Option<(u64, Kept)> {
+        self.digest(now_ns);
+        let mix = self.mix().unwrap_or_default();
+        let back = lock(&self.back);
+        let back = back.as_ref()?;
+        // A sample just begun anew says less than the one that was kept before.
+        if back.seen == than || (back.before.is_some() && !back.curve().is_enough()) {
+            return None;
+        }
+        let kept = Kept {
+            counted_ns: back.counted_ns as u64,
+            since_halved_ns: back.now_ns.saturating_sub(back.halved_ns),
+            mrc: back.mrc.kept(),
+            ladder: back.ladder.kept(),
+            mix,
+        };
+        Some((back.seen, kept))
+    }
+
+    /// Goes on with what was kept. What has come meanwhile is let go, unless it is more.
+    pub(crate) fn recall(&self, now_ns: u64, kept: Kept) -> Result<(), KeptError> {
+        let mrc = Mrc::of_kept(&kept.mrc, self.samples).ok_or(KeptError::Damaged)?;
+        let ladder = Ladder::of_kept(&kept.ladder, self.samples).ok_or(KeptError::Damaged)?;
+        let mut back = lock(&self.back);
+        if (back.as_ref()).is_some_and(|now| now.mrc.accesses() >= mrc.accesses()) {
+            return Ok(());
+        }
+        let mut front = lock(&self.front);
+        match &mut *front {
+            Some(front) => front.mix = kept.mix,
+            None => *lock(&self.earlier) = Some(Box::new(kept.mix)),
+        }
+        drop(front);
+        *back = Some(Box::new(Back {
+            mrc,
+            ladder,
+            spare: Vec::with_capacity(WAITING_MIN),
+            first_ns: now_ns,
+            counted_ns: kept.counted_ns as f64,
+            now_ns,
+            halved_ns: now_ns.saturating_sub(kept.since_halved_ns),
+            before: None,
+            seen: 0,
+        }));
+        Ok(())
     }
 
     /// Bytes it takes, roughly.
@@ -387,9 +455,9 @@ impl Disk {
             (Some(front), tape) => std::mem::replace(&mut front.tape, tape),
             (None, None) => None,
             (none, Some(tape)) => {
-                let mut new = Front::new(now_ns);
+                let mut new = self.new_front(now_ns);
                 new.tape = Some(tape);
-                *none = Some(Box::new(new));
+                *none = Some(new);
                 None
             }
         }
@@ -504,6 +572,57 @@ mod tests {
         let own = |blocks| hearth_policy::advise::at(&curve.points, blocks);
         assert!(curve.own && own(768.0) > 0.5, "{:?}", curve.points);
         assert!(curve.flash_writes.is_empty(), "nothing was written");
+    }
+
+    #[test]
+    fn the_next_one_goes_on_with_what_was_kept() {
+        let blocks = 1000u64;
+        let disk = Disk::new(1, 4096);
+        let load = |disk: &Disk, rounds: std::ops::Range<u64>| {
+            for i in rounds {
+                let now = i * 1_000_000;
+                let block = i * i % blocks;
+                disk.arrived(&[read(block * 4096, 4096, now)]);
+                if i % 1000 == 999 {
+                    disk.digest(now);
+                }
+            }
+        };
+        load(&disk, 0..40_000);
+        let now = 40_000 * 1_000_000;
+        let before = disk.curve(now).expect("a curve");
+        let (seen, kept) = disk.keep(now, 0).expect("there is something");
+        assert!(disk.keep(now, seen).is_none(), "nothing is new");
+        let next = Disk::new(1, 4096);
+        next.recall(now, kept.clone()).expect("it is right");
+        assert!(next.histograms(now, false).is_none(), "nothing was asked");
+        let close = |a: &Curve, b: &Curve, within: f64| {
+            let points = a.points.iter().zip(&b.points);
+            assert!(points.into_iter().all(|(a, b)| (a.1 - b.1).abs() <= within));
+            assert_eq!(
+                (a.working_set, a.accesses, a.own),
+                (b.working_set, b.accesses, b.own)
+            );
+        };
+        let after = next.curve(now).expect("a curve");
+        close(&before, &after, 1e-4);
+        assert_eq!((after.seconds, after.rate), (before.seconds, before.rate));
+        assert_eq!(next.mix(), disk.mix());
+        assert!(next.keep(now, 0).is_none(), "nothing is new");
+        // Both go on.
+        load(&disk, 40_000..60_000);
+        load(&next, 40_000..60_000);
+        let now = 60_000 * 1_000_000;
+        assert_eq!(next.mix(), disk.mix());
+        close(
+            &disk.curve(now).expect("a curve"),
+            &next.curve(now).expect("a curve"),
+            0.05,
+        );
+        // What is newer and more stays.
+        let accesses = next.curve(now).expect("a curve").accesses;
+        next.recall(now, kept).expect("it is right");
+        assert_eq!(next.curve(now).expect("a curve").accesses, accesses);
     }
 
     #[test]

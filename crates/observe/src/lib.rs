@@ -14,6 +14,7 @@
 
 mod disk;
 mod keeper;
+mod kept;
 mod observer;
 mod recorder;
 mod recording;
@@ -21,5 +22,6 @@ mod scribe;
 mod thread;
 
 pub use disk::{Counted, Curve};
+pub use kept::{KEPT_MAX, KeptError, KeptOf};
 pub use observer::Observer;
 pub use recording::{RecordError, RecordOptions, RecordingStatus};

@@ -13,6 +13,7 @@ use hearth_reactor::{Watch, Watcher};
 
 use crate::disk::{Counted, Curve, Disk, lock};
 use crate::keeper;
+use crate::kept::{Kept, KeptError, KeptOf};
 use crate::recording::{RecordError, RecordOptions, RecordingStatus};
 use crate::scribe;
 use crate::thread::ThreadWatch;
@@ -74,8 +75,8 @@ impl Observer {
         })
     }
 
-    /// Watches a disk of `size` bytes from now on; one that is watched already stays as it is.
-    pub fn watch_disk(&self, id: DiskId, size: u64) {
+    /// Watches a disk of `size` bytes from now on; one that is watched already stays as it is. True if it was not.
+    pub fn watch_disk(&self, id: DiskId, size: u64) -> bool {
         let mut disks = self
             .shared
             .disks
@@ -84,10 +85,12 @@ impl Observer {
         let share = SAMPLES_ALL / (disks.len() + 1);
         let blocks = usize::try_from(size.div_ceil(BLOCK)).unwrap_or(usize::MAX);
         let samples = blocks.min(share).clamp(SAMPLES_MIN, SAMPLES);
+        let new = !disks.contains_key(&id);
         disks
             .entry(id)
             .or_insert_with(|| Arc::new(Disk::new(id, samples)));
         self.shared.generation.fetch_add(1, Ordering::Release);
+        new
     }
 
     /// Forgets a disk; its recording ends. Waits for the recording's file, but not for long.
@@ -121,6 +124,31 @@ impl Observer {
     /// A disk's miss-ratio curve; `None` before its first request.
     pub fn curve(&self, id: DiskId) -> Option<Curve> {
         self.shared.disk(id)?.curve(hearth_io::now_ns())
+    }
+
+    /// The disks that are watched.
+    pub fn watched(&self) -> Vec<DiskId> {
+        self.shared.all().iter().map(|disk| disk.id).collect()
+    }
+
+    /// What is known of a disk as bytes, for [`recall`](Self::recall), and how much had been seen for it; `None` if that is
+    /// `than`, or if what was kept before is worth more.
+    pub fn keep(&self, id: DiskId, of: &KeptOf, than: u64) -> Option<(u64, Vec<u8>)> {
+        let (seen, kept) = self.shared.disk(id)?.keep(hearth_io::now_ns(), than)?;
+        Some((seen, kept.encode(of)))
+    }
+
+    /// Goes on with what was known of a disk, unless more has been seen of it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When it is damaged, or of another disk.
+    pub fn recall(&self, id: DiskId, of: &KeptOf, bytes: &[u8]) -> Result<(), KeptError> {
+        let kept = Kept::decode(bytes, of)?;
+        match self.shared.disk(id) {
+            Some(disk) => disk.recall(hearth_io::now_ns(), kept),
+            None => Ok(()),
+        }
     }
 
     /// Bytes all of it takes, roughly.

@@ -10,12 +10,16 @@
 //!
 //! Reading ahead is left out: it depends on when requests come, not on what is kept.
 
+mod kept;
+
 use crate::mini::{MINI_BLOCKS, Mini};
 use crate::mrc::{ALL, Mrc, place};
 use crate::policy::Config;
 use crate::sketch::Sketch;
 use crate::spread;
 use crate::tuner::Tuner;
+
+pub use kept::{KeptLadder, KeptRung};
 
 /// Blocks of a miniature where there is no lack of memory, and at least.
 const BLOCKS: usize = 192;

@@ -8,11 +8,15 @@
 //! into the first bucket, which is wrong where what is hot is not what comes back soonest. The curve is
 //! that of LRU; how far it is off on real traces is in `docs/decisions/0001-policy.md`.
 
+mod kept;
+
 use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
 use crate::{loglinear, spread};
+
+pub use kept::{KeptBlock, KeptMrc};
 
 /// Most blocks in the sample. With them, all tables together take about 1 MiB.
 pub const SAMPLES: usize = 12_288;

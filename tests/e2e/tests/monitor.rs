@@ -98,6 +98,20 @@ fn health_tells_a_daemon_that_was_stopped_from_one_that_was_killed() -> Result<(
     std::fs::remove_file(&origin)?;
     hearth.start()?;
     judged("disk", "disk-waiting")?;
+    // What only the second service judges is there, too, unless it took its time to answer.
+    wait::until(
+        "health is among the metrics",
+        Duration::from_secs(60),
+        || {
+            let metrics = hearth.ok(&["metrics"]).ok()?;
+            let all = [
+                "hearth_health{kind=\"disk\",name=\"vm1\"} 4",
+                "hearth_health{kind=\"host\",name=\"this host\"} ",
+                "hearth_health{kind=\"pool\"",
+            ];
+            all.iter().all(|h| metrics.contains(h)).then_some(())
+        },
+    )?;
     monitor.end()?;
     let status = hearth.ok(&["status"])?;
     ensure!(status.contains("second service is not there"), "{status}");

@@ -850,7 +850,9 @@ impl Daemon {
         });
         // One that is replaced is of the same record.
         drop(before);
-        self.observer.watch_disk(id, record.size);
+        if self.observer.watch_disk(id, record.size) {
+            self.recall_curve(&record);
+        }
         self.poke();
         Ok(Served {
             device,

@@ -360,6 +360,9 @@ impl Daemon {
 
     fn give_up(&self, id: DiskId) {
         let known = self.slot_by_id(id, |slot| Some((slot.erased.clone()?, slot.claim.take())));
+        if let Some((record, _)) = &known {
+            super::curves::forget(&self.state_dir, &record.serial);
+        }
         let mirror = known.as_ref().filter(|(record, _)| record.mirror.is_some());
         if let Some((record, _)) = mirror {
             crate::mirror::forget(self.stores.state_dir(), &record.serial);

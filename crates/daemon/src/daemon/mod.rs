@@ -15,6 +15,7 @@ mod attach;
 mod chains;
 mod control;
 mod course;
+mod curves;
 pub(crate) mod datastores;
 mod fence;
 mod flash;
@@ -205,6 +206,8 @@ pub struct Daemon {
     /// For all that an origin, or where it lies, can hold up.
     workers: Arc<Workers>,
     observer: Arc<Observer>,
+    /// The way to who keeps what it knows.
+    curves: Mutex<Option<std::sync::mpsc::Sender<curves::Ask>>>,
     exports: Arc<ExportTable>,
     /// Connections of all disks' clients.
     crowd: Arc<Crowd>,
@@ -389,6 +392,7 @@ impl Daemon {
             door,
             workers,
             observer,
+            curves: Mutex::default(),
             exports: Arc::default(),
             crowd: Arc::new(Crowd::new(nbd.connections as u64)),
             disks: Arc::default(),
@@ -422,6 +426,7 @@ impl Daemon {
             ram_stage: options.ram_stage,
             state_dir,
         });
+        *lock(&daemon.curves) = Some(daemon.start_curves().map_err(no_thread)?);
         *lock(&daemon.losses) = daemon.start_losses().map_err(no_thread)?;
         let noter = daemon.start_noter().map_err(no_thread)?;
         *lock(&daemon.noter) = noter;

@@ -108,6 +108,8 @@ impl Daemon {
     }
 
     fn end(self: &Arc<Daemon>, reason: StopReason, changes_time: Duration) -> Result<()> {
+        // Clients are still served: it is no part of a pause.
+        self.keep_curves();
         // Operations that still wait for an origin find this when they come back.
         self.stopping.store(true, Ordering::Relaxed);
         self.disks.changed();

@@ -40,7 +40,9 @@ impl Daemon {
     pub(super) fn watch_file(&self, id: DiskId, origin: &FileOrigin) {
         lock(&self.stores.rested).take(id);
         // It may grow, so it is watched as if it were as long as it may be.
-        self.observer.watch_disk(id, origin.bound());
+        if self.observer.watch_disk(id, origin.bound()) {
+            self.recall_curve_later(id);
+        }
     }
 
     /// A file is not in use any more.
