@@ -199,7 +199,7 @@ impl ChainError {
                 format!(
                     "the image {image} names another file of this host, {name}, which is not followed unasked"
                 ),
-                "if you know who made the image, allow it with --allow-backing, else make it stand alone with `qemu-img convert`",
+                "if you know who made the image, allow it with --allow-backing (not for a leg of a mirror), else make it stand alone with `qemu-img convert`",
             ),
             ChainError::NoPath { image, name } => Fault::new(
                 format!("the image {image} names {name}, which is no plain path of a file"),

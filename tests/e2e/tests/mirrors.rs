@@ -9,7 +9,7 @@ mod places;
 mod scrubs;
 
 use anyhow::{Context, Result, ensure};
-use hearth_rig::clients::have;
+use hearth_rig::clients::{have, run_ok};
 use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
 use hearth_rig::nbd::Client;
@@ -169,6 +169,64 @@ fn each_leg_is_the_disk() -> Result<()> {
         writer.check(&mut hearth.connect("d")?)?;
     }
     Ok(())
+}
+
+/// An image that stands alone may be a leg beside a file, also over a kill; one that names another file may not.
+#[test]
+fn an_image_that_names_no_other_file_may_be_a_leg() -> Result<()> {
+    if !have(
+        "mirrors: an image as a leg",
+        &["qemu-img", "qemu-storage-daemon"],
+    ) {
+        return Ok(());
+    }
+    let (mut hearth, _, b) = two_legs()?;
+    let image = hearth.dir().join("o.qcow2");
+    let over = hearth.dir().join("over.qcow2");
+    let out = hearth.dir().join("out.raw");
+    let size = (BLOCKS * BLOCK as u64).to_string();
+    let dir = hearth.dir().to_owned();
+    let img = |args: &[&str]| run_ok("qemu-img", args, &dir);
+    img(&["create", "-f", "qcow2", path(&image), &size])?;
+    let backed = ["-b", path(&image), "-F", "qcow2", path(&over)];
+    img(&[&["create", "-f", "qcow2"], &backed[..]].concat())?;
+    let overlay = format!("qcow2:{}", path(&over));
+    let refused = hearth.refused(&[
+        "disk",
+        "add",
+        "d",
+        "--mirror",
+        &overlay,
+        "--mirror",
+        path(&b),
+    ])?;
+    ensure!(refused.contains("names another file"), "{refused}");
+    add(
+        &hearth,
+        &[&format!("qcow2:{}", path(&image)), path(&b)],
+        &[],
+    )?;
+    let mut writer = Writer::new(5);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.load(&mut client, LOAD, || hearth.kill9())?;
+    drop(client);
+    hearth.start()?;
+    attached(&hearth)?;
+    let mut client = hearth.connect("d")?;
+    writer.check(&mut client)?;
+    wait_states(&hearth, &["current", "current"])?;
+    end(&mut hearth, &mut writer, client, &[&b])?;
+    img(&[
+        "convert",
+        "-f",
+        "qcow2",
+        "-O",
+        "raw",
+        path(&image),
+        path(&out),
+    ])?;
+    writer.check_file(&out)
 }
 
 #[test]

@@ -163,12 +163,6 @@ fn new_mirror(spec: &OriginSpec) -> Result<Option<MirrorStamps>> {
     let Some(legs) = hearth_origin::legs(spec) else {
         return Ok(None);
     };
-    if let Some(leg) = legs.iter().find(|leg| hearth_origin::may_have_chain(leg)) {
-        return Err(Error::invalid(
-            format!("{leg} cannot be a leg: an image of that format may name other files"),
-            "give files, block devices, NBD exports, or images of another format",
-        ));
-    }
     let twice = legs
         .iter()
         .enumerate()

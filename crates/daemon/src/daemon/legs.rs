@@ -40,12 +40,12 @@ fn no_mirror(name: &str) -> Error {
 }
 
 fn check_leg(text: &str, leg: &OriginSpec) -> Result<()> {
-    if hearth_origin::legs(leg).is_none() && !hearth_origin::may_have_chain(leg) {
+    if hearth_origin::legs(leg).is_none() {
         return Ok(());
     }
     Err(Error::invalid(
         format!("{text} cannot be a leg"),
-        "give a file, a block device, an NBD export, or an image of a format that names no other files",
+        "give a file, a block device, an NBD export, or an image that stands alone",
     ))
 }
 
