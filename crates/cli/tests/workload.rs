@@ -233,7 +233,8 @@ fn advice_outlives_stops_and_kills() {
     let before = advice(&bench);
     let same = |bench: &Bench| {
         let after = advice(bench);
-        for what in ["working_set", "own_rules", "block_size"] {
+        // What rests on how fast the origin answers is measured anew.
+        for what in ["working_set", "own_rules"] {
             assert_eq!(after[what], before[what], "{what}: {after:#}");
         }
         let points = |of: &serde_json::Value| of["curve"].as_array().unwrap().clone();
