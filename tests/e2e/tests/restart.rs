@@ -1,6 +1,6 @@
 //! Warm after a stop and after a kill; a restart that a connected client does not notice.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
 use hearth_rig::nbd::Command;
@@ -73,6 +73,47 @@ fn warm_after_kill9() -> Result<()> {
     hearth.kill9()?;
     hearth.start()?;
     all_hits(&hearth, size)
+}
+
+/// What is kept for a disk stays, whatever others read meanwhile: also after a stop and after a kill, when all that is
+/// known of what was used lately is what the log says.
+#[test]
+fn what_is_kept_for_a_disk_outlives_restarts() -> Result<()> {
+    let (size, kept, flood) = (16 * MIB, 12 * MIB, 160 * MIB);
+    let mut hearth = Hearth::serving("96M")?;
+    let origin = hearth.origin("o.img", size)?;
+    let limits = ["--seq-cutoff", "0", "--min", "12M"];
+    hearth.add("d", path(&origin), &limits)?;
+    let other = hearth.origin("other.img", flood)?;
+    hearth.add("other", path(&other), &["--seq-cutoff", "0"])?;
+    let cached = |hearth: &Hearth, disk: &str| {
+        let shown = hearth.stats(disk)?["cached"].as_u64();
+        shown.context("no number of cached bytes")
+    };
+    let mut client = hearth.connect("d")?;
+    client.sweep(Command::Cache, 0..size, 1 << 18, 8, |_, _| {})?;
+    drop(client);
+    wait::until("the disk is cached", LIMIT, || {
+        (cached(&hearth, "d").ok()? >= size).then_some(())
+    })?;
+    for round in ["at first", "after a stop", "after a kill"] {
+        let mut client = hearth.connect("other")?;
+        for _ in 0..2 {
+            client.sweep(Command::Cache, 0..flood, 1 << 18, 8, |_, _| {})?;
+        }
+        drop(client);
+        let (d, other) = (cached(&hearth, "d")?, cached(&hearth, "other")?);
+        ensure!(other > 4 * kept, "{round}: the other has only {other}");
+        ensure!(d >= kept, "{round}: of 12 MiB that are kept there are {d}");
+        match round {
+            "at first" => hearth.stop().map(drop)?,
+            _ => hearth.kill9()?,
+        }
+        hearth.start()?;
+    }
+    let d = cached(&hearth, "d")?;
+    ensure!(d >= kept, "after all: {d}");
+    Ok(())
 }
 
 /// A QEMU block node with `reconnect-delay` sees no error over a clean restart and over a kill.
