@@ -28,7 +28,8 @@ pub fn no_limits() -> Option<&'static str> {
     (!Path::new("/dev/loop-control").exists()).then_some("loop devices")
 }
 
-fn tool(program: &str, args: &[&str]) -> Result<String> {
+/// What a program of the system says.
+pub(crate) fn tool(program: &str, args: &[&str]) -> Result<String> {
     let out = Command::new(program)
         .args(args)
         .stdin(Stdio::null())

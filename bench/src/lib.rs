@@ -16,6 +16,7 @@ pub mod ganesha;
 pub mod host;
 pub mod load;
 pub mod made;
+pub mod modelled;
 pub mod nfs;
 pub mod overcommit;
 pub mod peers;

@@ -9,13 +9,14 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_rig::child::bound_to_us;
 use hearth_rig::daemon::path;
-use hearth_rig::{Hearth, wait};
+use hearth_rig::wait;
+
+use crate::devices::tool;
+use crate::modelled::Disk;
 
 /// The control group of all guests.
 const GROUP: &str = "/sys/fs/cgroup/memory/hearth-overcommit";
@@ -25,17 +26,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SHRINK_LIMIT: Duration = Duration::from_secs(240);
 /// Bytes that can be swapped out.
 const SWAP: u64 = 4 << 30;
-
-fn tool(program: &str, args: &[&str]) -> Result<String> {
-    let out = Command::new(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {program}"))?;
-    let said = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "{program}: {}", said.trim());
-    Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
-}
 
 /// The directory of everything, held by one run at a time.
 #[derive(Debug)]
@@ -204,13 +194,8 @@ pub enum Swap {
     None,
     /// A file on the device that is measured.
     Flash,
-    /// The modelled hard disk: served by Hearth without its cache, mounted, and a loop device over it.
-    Disk {
-        /// The loop device.
-        device: String,
-        fuse: Child,
-        _hearth: Box<Hearth>,
-    },
+    /// A modelled hard disk.
+    Disk(Disk),
 }
 
 impl Swap {
@@ -225,52 +210,12 @@ impl Swap {
         Ok(Swap::Flash)
     }
 
-    /// The modelled disk. QEMU 7.2's FUSE export gives wrong bytes below a loop device with direct I/O, so nbdfuse mounts it.
+    /// The modelled disk.
     pub fn disk(dir: &Path, binary: &Path) -> Result<Swap> {
-        let mut hearth = Hearth::bare_in(binary.to_owned(), dir)?;
-        hearth.bound = true;
-        hearth.create_pool("64M")?;
-        hearth.start()?;
-        let image = dir.join("disk.img");
-        File::create(&image)?.set_len(SWAP)?;
-        let origin = format!("model-hdd:{}", path(&image));
-        hearth.add("swap", &origin, &["--mode", "off"])?;
-        let mount = dir.join("mnt");
-        fs::create_dir_all(&mount)?;
-        let file = mount.join("disk");
-        let mut fuse = bound_to_us(
-            Command::new("nbdfuse")
-                .arg(&file)
-                .arg(hearth.uri("swap"))
-                .stdin(Stdio::null()),
-        )
-        .spawn()
-        .context("cannot run nbdfuse (package nbdfuse)")?;
-        wait::until("the modelled disk is mounted", LIMIT, || {
-            if !matches!(fuse.try_wait(), Ok(None)) {
-                return Some(Err(anyhow::anyhow!("nbdfuse ended")));
-            }
-            fs::metadata(&file)
-                .is_ok_and(|m| m.len() == SWAP)
-                .then_some(Ok(()))
-        })??;
-        let device = tool(
-            "losetup",
-            &["--find", "--show", "--direct-io=on", path(&file)],
-        )?;
-        let name = device.trim_start_matches("/dev/");
-        let direct = fs::read_to_string(format!("/sys/block/{name}/loop/dio"))?;
-        ensure!(
-            direct.trim() == "1",
-            "the loop device has the page cache in between"
-        );
-        tool("mkswap", &[&device])?;
-        tool("swapon", &["--priority", "100", &device])?;
-        Ok(Swap::Disk {
-            device,
-            fuse,
-            _hearth: Box::new(hearth),
-        })
+        let disk = Disk::new(dir, binary, SWAP)?;
+        tool("mkswap", &[disk.device()])?;
+        tool("swapon", &["--priority", "100", disk.device()])?;
+        Ok(Swap::Disk(disk))
     }
 
     /// Takes it away. Nobody has anything on it any more.
@@ -282,17 +227,9 @@ impl Swap {
                 tool("swapoff", &[path(&area)])?;
                 fs::remove_file(area)?;
             }
-            Swap::Disk {
-                device, mut fuse, ..
-            } => {
-                tool("swapoff", &[&device])?;
-                tool("losetup", &["-d", &device])?;
-                // The loop device lets go of it a moment later.
-                wait::until("the modelled disk is unmounted", LIMIT, || {
-                    tool("umount", &[path(&dir.join("mnt"))]).ok()
-                })?;
-                wait::until("nbdfuse ends", LIMIT, || fuse.try_wait().ok().flatten())?;
-                fs::remove_file(dir.join("disk.img"))?;
+            Swap::Disk(disk) => {
+                tool("swapoff", &[disk.device()])?;
+                disk.off()?;
             }
         }
         Ok(())

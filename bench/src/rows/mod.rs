@@ -154,6 +154,11 @@ pub const ALL: &[Row] = &[
         run: nfs::ganesha,
     },
     Row {
+        id: "nfs-hdd",
+        title: "A datastore on a modelled hard disk, cached and not: durable random 4 KiB writes, reads, at depth 1, 32",
+        run: nfs::hard_disk,
+    },
+    Row {
         id: "cold",
         title: "Cache off or cold, SSD origin, random 4 KiB reads at depth 1, 4, 24, 64",
         run: cold::ssd,

@@ -14,6 +14,7 @@ use crate::bare_nfs;
 use crate::fixture;
 use crate::ganesha::{Ganesha, Limit};
 use crate::load::{self, Job};
+use crate::modelled;
 use crate::nfs::{Client, Durable, Wire, run};
 use crate::peers::{self, Contender};
 use crate::report::{Outcome, Series, Wanted};
@@ -41,27 +42,20 @@ struct Lab {
 
 impl Lab {
     fn new(args: &Args) -> Result<Lab> {
+        Lab::below(args, &args.dir, args.disk)
+    }
+
+    /// The same; the datastore is below `dir`, and both have `size` bytes.
+    fn below(args: &Args, dir: &Path, size: u64) -> Result<Lab> {
         let state = args.dir.join("state");
         let options = ["--state-dir", path(&state)];
-        let hearth = fixture::pool_served_with(args, args.disk * 4, &options)?;
-        let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
+        let hearth = fixture::pool_served_with(args, size * 4, &options)?;
+        let origin = fixture::file(&args.dir, "origin.img", size)?;
         fixture::add(&hearth, "disk", path(&origin), "write-back")?;
-        let vms = args.dir.join("vms");
+        let vms = dir.join("vms");
         std::fs::create_dir_all(&vms)?;
-        fixture::file(&vms, "disk.img", args.disk)?;
-        hearth.ok(&[
-            "datastore",
-            "add",
-            path(&vms),
-            "--nfs",
-            "--listen",
-            "127.0.0.1:0",
-            "--client",
-            "127.0.0.1=rw,root",
-        ])?;
-        let shown = hearth.ok(&["datastore", "show", "vms", "--json"])?;
-        let shown: serde_json::Value = serde_json::from_str(&shown)?;
-        let server = shown["listen"].as_str().context("an address")?.parse()?;
+        fixture::file(&vms, "disk.img", size)?;
+        let server = serve(&hearth, &vms)?;
         Ok(Lab { hearth, server })
     }
 
@@ -150,6 +144,25 @@ impl Lab {
         }
         Ok(outcome)
     }
+}
+
+/// Serves a directory as a datastore of its name; its address.
+fn serve(hearth: &Hearth, dir: &Path) -> Result<SocketAddr> {
+    hearth.ok(&[
+        "datastore",
+        "add",
+        path(dir),
+        "--nfs",
+        "--listen",
+        "127.0.0.1:0",
+        "--client",
+        "127.0.0.1=rw,root",
+    ])?;
+    let name = dir.file_name().context("a directory with a name")?;
+    let name = name.to_str().context("a name in UTF-8")?;
+    let shown = hearth.ok(&["datastore", "show", name, "--json"])?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    Ok(shown["listen"].as_str().context("an address")?.parse()?)
 }
 
 /// Warm reads, one at a time and many.
@@ -259,18 +272,80 @@ pub fn sequential(args: &Args) -> Result<Outcome> {
         outcome.compare_iops("bare nfs loop", "raw", Wanted::Shown);
         outcome.compare_iops("nfs", "bare nfs loop", Wanted::Shown);
         outcome.compare_cpu("nfs", "bare nfs loop", Wanted::Shown);
-        all.series
-            .extend(outcome.series.into_iter().map(|mut series| {
-                series.name = format!("{rw}s: {}", series.name);
-                series
-            }));
-        all.comparisons
-            .extend(outcome.comparisons.into_iter().map(|mut comparison| {
-                comparison.what = format!("{rw}s: {}", comparison.what);
-                comparison
-            }));
+        named(&mut outcome, &format!("{rw}s"));
+        all.series.extend(outcome.series);
+        all.comparisons.extend(outcome.comparisons);
     }
     Ok(all)
+}
+
+/// Largest file on the modelled hard disk: it is written there in full, and written back after each run.
+const ON_DISK_MAX: u64 = 256 << 20;
+
+/// A datastore on a modelled hard disk: the same server with its cache and without, and a disk over NBD beside it.
+pub fn hard_disk(args: &Args) -> Result<Outcome> {
+    let mut all = Outcome::default();
+    if args.peers_only {
+        return Ok(all);
+    }
+    if let Some(lacks) = modelled::missing() {
+        all.notes.push(format!(
+            "Not measured: a modelled hard disk below a directory takes {lacks}."
+        ));
+        return Ok(all);
+    }
+    let size = args.disk.min(ON_DISK_MAX);
+    let tree = modelled::Tree::new(&args.dir, &args.hearth, size * 2)?;
+    {
+        let lab = Lab::below(args, tree.root(), size)?;
+        let bare = tree.root().join("bare");
+        std::fs::create_dir_all(&bare)?;
+        let bare_file = fixture::file(&bare, "disk.img", size)?;
+        let bare_at = serve(&lab.hearth, &bare)?;
+        let off = ["datastore", "set", "bare", "--match", "*", "--mode", "off"];
+        lab.hearth.ok(&off)?;
+        let without = || Client::connect(bare_at, "/bare", "disk.img");
+        lab.warm(&mut lab.nfs()?, size)?;
+        let mut sides = [
+            ("nfs, cache off", Side::Own(Wire::Nfs(without()?))),
+            ("nfs", Side::Own(lab.nfs()?)),
+            ("nbd, flushed", Side::Own(lab.nbd(Durable::ByFlush)?)),
+        ];
+        for rw in ["randwrite", "randread"] {
+            for depth in [1, 32] {
+                let job = Job::random(rw, depth, args.seconds, size);
+                // The page cache is not what is measured.
+                let cold = || evict(&bare_file);
+                let mut outcome = lab.rounds_after(args, &job, &mut sides, &cold)?;
+                let wanted = match rw {
+                    "randwrite" => Wanted::AtLeast(20.0),
+                    _ => Wanted::Shown,
+                };
+                outcome.compare_iops("nfs", "nfs, cache off", wanted);
+                outcome.compare_iops("nfs", "nbd, flushed", Wanted::Shown);
+                named(&mut outcome, rw);
+                all.at_depth(depth, outcome);
+            }
+        }
+        // Nobody may have a file of the tree open when it is taken away.
+        drop((sides, lab));
+    }
+    all.notes.push(format!(
+        "Files of {} MiB. The hard disk is a model of a 7200 rpm desktop drive, below ext4; what is written is written back \
+         after each run.",
+        size >> 20
+    ));
+    Ok(all)
+}
+
+/// Puts before the names of all what was done.
+fn named(outcome: &mut Outcome, what: &str) {
+    for series in &mut outcome.series {
+        series.name = format!("{what}: {}", series.name);
+    }
+    for comparison in &mut outcome.comparisons {
+        comparison.what = format!("{what}: {}", comparison.what);
+    }
 }
 
 /// Writes a file and drops it from the page cache. It was written by this process, so that no limit of a server's RAM would
@@ -330,12 +405,7 @@ pub fn ganesha(args: &Args) -> Result<Outcome> {
             let mut outcome = lab.rounds_after(args, &job, &mut sides, &|| evict(&theirs_at))?;
             outcome.compare_iops("nfs", "nfs-ganesha", Wanted::AtLeast(1.0));
             outcome.compare_cpu("nfs", "nfs-ganesha", Wanted::AtMost(1.0));
-            for series in &mut outcome.series {
-                series.name = format!("{rw}: {}", series.name);
-            }
-            for comparison in &mut outcome.comparisons {
-                comparison.what = format!("{rw}: {}", comparison.what);
-            }
+            named(&mut outcome, rw);
             all.at_depth(depth, outcome);
         }
     }
