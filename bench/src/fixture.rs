@@ -12,6 +12,8 @@ use hearth_rig::nbd::{Client, Command};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// What a daemon is told for the flash alone to be measured: the origin gets so much while clients write.
+pub const HELD_BACK: [&str; 2] = ["--destage-rate", "64K"];
 /// Room a pool needs beside its data.
 const POOL_SLACK: u64 = 256 << 20;
 /// How long the engine may take to settle what it has admitted.

@@ -42,13 +42,13 @@ struct Lab {
 
 impl Lab {
     fn new(args: &Args) -> Result<Lab> {
-        Lab::below(args, &args.dir, args.disk)
+        Lab::below(args, &args.dir, args.disk, &[])
     }
 
-    /// The same; the datastore is below `dir`, and both have `size` bytes.
-    fn below(args: &Args, dir: &Path, size: u64) -> Result<Lab> {
+    /// The same by a daemon with further options; the datastore is below `dir`, and both have `size` bytes.
+    fn below(args: &Args, dir: &Path, size: u64, options: &[&str]) -> Result<Lab> {
         let state = args.dir.join("state");
-        let options = ["--state-dir", path(&state)];
+        let options = [&["--state-dir", path(&state)], options].concat();
         let hearth = fixture::pool_served_with(args, size * 4, &options)?;
         let origin = fixture::file(&args.dir, "origin.img", size)?;
         fixture::add(&hearth, "disk", path(&origin), "write-back")?;
@@ -233,11 +233,12 @@ pub fn writes(args: &Args) -> Result<Outcome> {
 }
 
 /// Long requests in sequence beside the flash file as it is. Writes are durable at the end, or each when it is answered.
+/// Writing back waits until the run is over, as in the rows over NBD.
 pub fn sequential(args: &Args) -> Result<Outcome> {
     if args.peers_only {
         return Ok(Outcome::default());
     }
-    let lab = Lab::new(args)?;
+    let lab = Lab::below(args, &args.dir, args.disk, &fixture::HELD_BACK)?;
     lab.hearth.ok(&[
         "datastore",
         "set",
@@ -276,6 +277,10 @@ pub fn sequential(args: &Args) -> Result<Outcome> {
         all.series.extend(outcome.series);
         all.comparisons.extend(outcome.comparisons);
     }
+    all.notes.push(format!(
+        "The origin gets {} a second while clients write (`--destage-rate`): the flash alone.",
+        fixture::HELD_BACK[1]
+    ));
     Ok(all)
 }
 
@@ -297,7 +302,7 @@ pub fn hard_disk(args: &Args) -> Result<Outcome> {
     let size = args.disk.min(ON_DISK_MAX);
     let tree = modelled::Tree::new(&args.dir, &args.hearth, size * 2)?;
     {
-        let lab = Lab::below(args, tree.root(), size)?;
+        let lab = Lab::below(args, tree.root(), size, &[])?;
         let bare = tree.root().join("bare");
         std::fs::create_dir_all(&bare)?;
         let bare_file = fixture::file(&bare, "disk.img", size)?;

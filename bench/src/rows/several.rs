@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 
 /// What a limited device is read and written at, at most, in bytes a second.
 const RATE: u64 = 200_000_000;
-/// The flash alone is to be measured.
-const HELD_BACK: [&str; 2] = ["--destage-rate", "64K"];
 /// Room for a pool's own structures, and for what cleaning keeps free.
 const SLACK: u64 = 256 << 20;
 /// How late a good device answers, and one that is ten times as slow, in milliseconds: so much that the time this machine
@@ -65,7 +63,7 @@ pub fn speed(args: &Args) -> Result<Outcome> {
     let mut contenders = Vec::new();
     for (name, limited) in [("one device", &one), ("two devices", &two)] {
         let (flash, wrap) = (limited.devices(), limited.wrap());
-        let hearth = fixture::pool_on(args, &flash, &[], &HELD_BACK, wrap)?;
+        let hearth = fixture::pool_on(args, &flash, &[], &fixture::HELD_BACK, wrap)?;
         let origin = fixture::file(&args.dir, &format!("{}.img", name.replace(' ', "-")), size)?;
         fixture::add(&hearth, "d", path(&origin), "write-back")?;
         contenders.push(fixture::contender(&hearth, "d", name)?);
@@ -96,7 +94,7 @@ pub fn speed(args: &Args) -> Result<Outcome> {
         "{} MiB each time. The kernel lets a daemon read {} MB/s and write as much of each of its devices, which are loop devices over files; the origin is written {} a second meanwhile.",
         size >> 20,
         RATE / 1_000_000,
-        HELD_BACK[1]
+        fixture::HELD_BACK[1]
     ));
     drop(daemons);
     drop((one, two));
@@ -123,7 +121,7 @@ pub fn copies(args: &Args) -> Result<Outcome> {
         let flash = [file(1)?, file(2)?];
         let named = [path(&flash[0]), path(&flash[1])];
         let made = ["--dirty-copies", copies];
-        let hearth = fixture::pool_on(args, &named, &made, &HELD_BACK, Vec::new())?;
+        let hearth = fixture::pool_on(args, &named, &made, &fixture::HELD_BACK, Vec::new())?;
         let origin = fixture::file(&args.dir, &format!("origin-{copies}.img"), size)?;
         fixture::add(&hearth, "d", path(&origin), "write-back")?;
         contenders.push(fixture::contender(&hearth, "d", name)?);
@@ -156,7 +154,7 @@ pub fn copies(args: &Args) -> Result<Outcome> {
     all.notes.push(format!(
         "Two flash files on one device here: it is written twice as much, so half is the most where its speed binds. Disks of {} MiB; the origins are written {} a second meanwhile.",
         size >> 20,
-        HELD_BACK[1]
+        fixture::HELD_BACK[1]
     ));
     drop(daemons);
     files.iter().for_each(|file| fixture::remove(file));

@@ -14,9 +14,6 @@ use anyhow::Result;
 use hearth_rig::Hearth;
 use hearth_rig::daemon::path;
 
-/// What the destager may write a second where it is to leave the device alone.
-const HELD_BACK: &str = "64K";
-
 pub fn qd24(args: &Args) -> Result<Outcome> {
     let mut outcome = write_back(
         args,
@@ -40,8 +37,8 @@ pub fn sequential(args: &Args) -> Result<Outcome> {
         return rounds(args, &job, &contenders, |_| Ok(()));
     }
     let origin = fixture::file(&args.dir, "origin.img", args.disk)?;
-    let (size, rate) = (args.disk * 2, ["--destage-rate", HELD_BACK]);
-    let held = fixture::pool_served_with(args, size, &rate)?;
+    let size = args.disk * 2;
+    let held = fixture::pool_served_with(args, size, &fixture::HELD_BACK)?;
     fixture::add(&held, "back", path(&origin), "write-back")?;
     contenders.push(fixture::contender(&held, "back", "hearth, held back")?);
     let other = fixture::file(&args.dir, "third.img", args.disk)?;
@@ -62,7 +59,8 @@ pub fn sequential(args: &Args) -> Result<Outcome> {
     outcome.compare_iops("qemu-nbd", "raw", Wanted::Shown);
     amplification_note(&held, &mut outcome)?;
     outcome.notes.push(format!(
-        "\"Held back\" gives the origin {HELD_BACK} a second while clients write (`--destage-rate`): the flash alone."
+        "\"Held back\" gives the origin {} a second while clients write (`--destage-rate`): the flash alone.",
+        fixture::HELD_BACK[1]
     ));
     Ok(outcome)
 }
