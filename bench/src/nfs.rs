@@ -24,6 +24,10 @@ use crate::load::{Job, Sample};
 const NEVER: Duration = Duration::from_secs(60);
 /// Bytes received at once, beside what goes to where it is to lie.
 const RECEIVED: usize = 64 << 10;
+/// Most bytes of a part of a listing.
+const LISTED: u32 = 64 << 10;
+/// Bytes of a file's attributes (RFC 1813, `fattr3`).
+const ATTRIBUTES: usize = 84;
 /// Bytes of a handle of ours.
 const BARE_HANDLE: usize = 36;
 
@@ -46,6 +50,20 @@ fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Writer {
     w
 }
 
+fn written(args: &Args<'_>) -> Writer {
+    let mut w = Writer::new();
+    args.write(&mut w);
+    w
+}
+
+/// Passes over attributes, if they are there.
+fn attributes(r: &mut Reader<'_>) -> Result<()> {
+    if r.bool()? {
+        r.fixed::<ATTRIBUTES>()?;
+    }
+    Ok(())
+}
+
 /// A connection to an NFS server, and the file that is read and written over it.
 #[derive(Debug)]
 pub struct Client {
@@ -53,6 +71,7 @@ pub struct Client {
     assembler: Assembler,
     bytes: Vec<u8>,
     xid: u32,
+    dir: Vec<u8>,
     file: Vec<u8>,
     stable: Stability,
 }
@@ -72,12 +91,88 @@ impl Client {
         let results = mount.ask(&w)?;
         let dir = Reader::new(&results).opaque(64)?.to_vec();
         let mut client = Client::of(both.0)?;
-        let mut w = client.call(v3::PROGRAM, v3::VERSION, v3::Procedure::Lookup as u32);
-        let name = name.as_bytes();
-        Args::Lookup(Named { dir: &dir, name }).write(&mut w);
-        let results = client.ask(&w)?;
-        client.file = Reader::new(&results).opaque(64)?.to_vec();
+        client.dir = dir;
+        client.find(name)?;
         Ok(client)
+    }
+
+    fn one(
+        &mut self,
+        procedure: v3::Procedure,
+        args: impl FnOnce(&Client) -> Writer,
+    ) -> Result<Vec<u8>> {
+        let mut w = self.call(v3::PROGRAM, v3::VERSION, procedure as u32);
+        w.append(&args(self));
+        self.ask(&w)
+    }
+
+    /// From now on the file `name` is read and written.
+    pub fn find(&mut self, name: &str) -> Result<()> {
+        let results = self.one(v3::Procedure::Lookup, |client| {
+            let (dir, name) = (client.dir.as_slice(), name.as_bytes());
+            written(&Args::Lookup(Named { dir, name }))
+        })?;
+        self.file = Reader::new(&results).opaque(64)?.to_vec();
+        Ok(())
+    }
+
+    /// Gives a file another name.
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        self.one(v3::Procedure::Rename, |client| {
+            let named = |name| Named {
+                dir: &client.dir,
+                name,
+            };
+            let (from, to) = (named(from.as_bytes()), named(to.as_bytes()));
+            written(&Args::Rename { from, to })
+        })
+        .map(drop)
+    }
+
+    /// Reads from the file, and waits for it.
+    pub fn read_now(&mut self, offset: u64, count: u32) -> Result<()> {
+        let results = self.one(v3::Procedure::Read, |client| {
+            let file = client.file.as_slice();
+            written(&Args::Read {
+                file,
+                offset,
+                count,
+            })
+        })?;
+        ensure!(results.len() >= count as usize, "a short read");
+        Ok(())
+    }
+
+    /// Lists the directory with the attributes of all that is in it; how many there are.
+    pub fn list(&mut self) -> Result<u64> {
+        let (mut cookie, mut verifier, mut count) = (0, [0; 8], 0);
+        loop {
+            let results = self.one(v3::Procedure::ReadDirPlus, |client| {
+                written(&Args::ReadDirPlus {
+                    dir: &client.dir,
+                    cookie,
+                    verifier,
+                    names: LISTED,
+                    bytes: LISTED,
+                })
+            })?;
+            let mut r = Reader::new(&results);
+            attributes(&mut r)?;
+            verifier = r.fixed()?;
+            while r.bool()? {
+                r.u64()?;
+                r.opaque(255)?;
+                cookie = r.u64()?;
+                attributes(&mut r)?;
+                if r.bool()? {
+                    r.opaque(64)?;
+                }
+                count += 1;
+            }
+            if r.bool()? {
+                return Ok(count);
+            }
+        }
     }
 
     /// Over a connection to a [bare loop](crate::bare_nfs), which has one file and asks for no handle.
@@ -114,6 +209,7 @@ impl Client {
             bytes: vec![0; RECEIVED],
             // As clients do: one that counted from the same number again would be taken for its predecessor.
             xid: SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos(),
+            dir: Vec::new(),
             file: Vec::new(),
             stable: Stability::File,
         })

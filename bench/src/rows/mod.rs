@@ -3,6 +3,7 @@
 mod cold;
 mod engine_cost;
 mod lookup;
+mod many_files;
 mod mirror;
 mod nfs;
 mod ordered;
@@ -157,6 +158,11 @@ pub const ALL: &[Row] = &[
         id: "nfs-hdd",
         title: "A datastore on a modelled hard disk, cached and not: durable random 4 KiB writes, reads, at depth 1, 32",
         run: nfs::hard_disk,
+    },
+    Row {
+        id: "nfs-many",
+        title: "A datastore of 20,000 files and one of 200: names, first use, memory, start; in one directory and in two",
+        run: many_files::many,
     },
     Row {
         id: "cold",
