@@ -123,6 +123,7 @@ impl Engine {
             // Which devices are lost is known to whoever has the devices as well.
             flash.devices = Devices::new(spread, opts.faults);
         }
+        flash.set_heads(opts.heads, opts.span, opts.passes);
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
         flash.resumes = known.iter().any(|k| k.home != Home::Origin);
         let slots = flash.layout.slots();

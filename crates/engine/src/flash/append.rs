@@ -56,18 +56,30 @@ impl<U: Users> FlashDevice<U> {
             if inflight >= most || (inflight > 0 && small) {
                 return;
             }
-            if self.log.head.is_none() && !self.open_head() {
-                return;
-            }
-            match self.log.take_batch() {
-                Some(items) => self.send(items),
-                None => self.roll(),
+            let cleaner = &self.cleaner;
+            let wanted = self.log.next_head(|why| cleaner.head(why));
+            let at = match self.log.heads[wanted].is_some() || self.open_head(wanted) {
+                true => wanted,
+                // Where there is no room for a head of its own, what belongs there goes wherever there is.
+                false => match self.log.heads.iter().position(Option::is_some) {
+                    Some(at) => at,
+                    None => return,
+                },
+            };
+            let cleaner = &self.cleaner;
+            let head_of = |why| match at == wanted {
+                true => cleaner.head(why),
+                false => at,
+            };
+            match self.log.take_batch(at, head_of) {
+                Some(items) => self.send(at, items),
+                None => self.roll_one(at),
             }
         }
     }
 
-    /// Takes a free segment as the head.
-    fn open_head(&mut self) -> bool {
+    /// Takes a free segment as a head.
+    fn open_head(&mut self, at: usize) -> bool {
         let Some(seg) = self.take_free() else {
             return false;
         };
@@ -81,9 +93,9 @@ impl<U: Users> FlashDevice<U> {
         (s.first_batch, s.last_batch, s.eviction) = (first_batch, 0, 0);
         s.clean_from = None;
         self.out.tell(FlashEvent::Opened { seg });
-        self.cleaner.open(seg, 0);
+        self.cleaner.open(seg, at);
         self.note_changed(seg);
-        self.log.head = Some(Head {
+        self.log.heads[at] = Some(Head {
             seg,
             seq,
             next: 0,
@@ -94,10 +106,17 @@ impl<U: Users> FlashDevice<U> {
         true
     }
 
-    /// Closes the head: it gets its summary once its last batch is on flash.
+    /// Closes all heads.
     pub fn roll(&mut self) {
-        // Who voids what a disk has on flash closes the head, and there may be none.
-        let Some(head) = self.log.head.take() else {
+        for at in 0..self.log.heads.len() {
+            self.roll_one(at);
+        }
+    }
+
+    /// Closes a head: it gets its summary once its last batch is on flash.
+    pub fn roll_one(&mut self, at: usize) {
+        // Who voids what a disk has on flash closes the heads, and there may be none.
+        let Some(head) = self.log.heads[at].take() else {
             return;
         };
         self.log.segments[head.seg as usize].state = SegState::Closed;
@@ -109,7 +128,7 @@ impl<U: Users> FlashDevice<U> {
         }
         // The summary is an operation on the segment: keep it from being freed before.
         self.log.segments[head.seg as usize].pins += 1;
-        let last_batch = self.log.next_batch_seq - 1;
+        let last_batch = head.last_batch();
         self.log.segments[head.seg as usize].last_batch = last_batch;
         self.log.sealing.push(Sealing {
             seg: head.seg,
@@ -122,14 +141,15 @@ impl<U: Users> FlashDevice<U> {
         self.write_summaries();
     }
 
-    fn send(&mut self, items: Vec<Item<U::Token>>) {
+    fn send(&mut self, to: usize, items: Vec<Item<U::Token>>) {
         let durable_seq = match self.faults.has(Fault::ClaimUndurable) {
             true => self.log.applied_seq,
             false => self.log.durable_seq,
         };
         let segment_start = self.layout.segment_start;
         let segment_blocks = self.log.segment_blocks;
-        let head = self.log.head.as_mut();
+        self.log.last_head = to;
+        let head = self.log.heads[to].as_mut();
         let head = head.expect("what is sent was fitted into the head");
         let seq = self.log.next_batch_seq;
         self.log.next_batch_seq += 1;
@@ -205,9 +225,13 @@ impl<U: Users> FlashDevice<U> {
         let offset =
             (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
-        // A split item's first part must not make its last part count as applied.
-        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord)
-            && !self.faults.has(Fault::SplitCountsEarly);
+        // A split item's first part must not make its last part count as applied, nor what was passed over what passed it.
+        let partial = self.log.queue.iter().any(|f| f.ord == last_ord);
+        let counts = match self.log.queue.front() {
+            Some(f) if !(partial && self.faults.has(Fault::SplitCountsEarly)) => f.ord - 1,
+            Some(_) => last_ord,
+            None => self.log.next_ord,
+        };
         if partial {
             took(Path::ItemSplit);
         }
@@ -220,7 +244,7 @@ impl<U: Users> FlashDevice<U> {
             items,
             bytes,
             state: BatchState::InFlight,
-            last_ord: if partial { last_ord - 1 } else { last_ord },
+            last_ord: counts,
             again: 0,
         });
         self.counters.batches += 1;

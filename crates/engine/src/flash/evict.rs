@@ -371,7 +371,9 @@ impl<U: Users> FlashDevice<U> {
         let blocks = u64::from(self.log.data_blocks);
         let segments = self.log.usable().saturating_sub(self.log.parked.len());
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
-        let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
+        let heads = self.log.heads_used;
+        let full =
+            segments.saturating_sub(self.free_target() + 1 + heads) as u64 * blocks / 16 * 15;
         full.min(segments as u64 * blocks / 8 * 7)
     }
 
@@ -635,9 +637,9 @@ impl<U: Users> FlashDevice<U> {
     /// Records that a segment may say again: others shall not be without room for theirs.
     pub(in crate::flash) fn record_room(&self) -> usize {
         let capacity = self.log.summary_capacity;
-        let head = self.log.head.as_ref();
-        let left = head.map_or(0, |h| h.entries_left(capacity));
-        (left + self.log.free.len() * capacity) / 2
+        // All of them may go to one head.
+        let left = self.log.open_heads().map(|h| h.entries_left(capacity));
+        (left.max().unwrap_or(0) + self.log.free.len() * capacity) / 2
     }
 
     /// Of a starved log the oldest segment needs no record when it goes, once the zeros it says are told:

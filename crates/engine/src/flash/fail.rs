@@ -168,7 +168,8 @@ impl<U: Users> FlashDevice<U> {
                 self.log.sealing.push(s);
             }
         }
-        if let Some(head) = self.log.head.take() {
+        let heads = std::mem::take(&mut self.log.heads);
+        for head in heads.into_iter().flatten() {
             // A segment that never took a batch is left alone for this run.
             match head.first_batch >= seq {
                 true => {

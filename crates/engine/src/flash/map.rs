@@ -156,7 +156,7 @@ impl<U: Users> FlashDevice<U> {
         // A head that goes on is not settled by this map.
         self.map
             .changed
-            .extend(self.log.head.as_ref().map(|h| h.seg));
+            .extend(self.log.heads.iter().flatten().map(|h| h.seg));
         Ok(())
     }
 

@@ -466,7 +466,7 @@ impl<U: Users> FlashDevice<U> {
             from += len;
         }
         took(Path::HeadResumed);
-        self.log.head = Some(Head {
+        self.log.heads[0] = Some(Head {
             seg: s.seg,
             seq: s.seq,
             next,

@@ -58,7 +58,7 @@ impl<U: Users> FlashDevice<U> {
         let log = &self.log;
         log.free.is_empty()
             && log.parked.is_empty()
-            && log.head.is_none()
+            && log.is_headless()
             && log.batches.is_empty()
             && self.takes_writes()
             && !self.map.is_storing()
@@ -81,7 +81,18 @@ impl<U: Users> FlashDevice<U> {
 
     /// Is nothing older there but what goes with it or before?
     pub fn is_oldest(&self, seg: u32) -> bool {
-        let seq = self.log.segments[seg as usize].seq;
+        let Segment {
+            seq, last_batch, ..
+        } = self.log.segments[seg as usize];
+        if self.log.heads_used > 1 {
+            // What was written beside it is no newer.
+            let beside = |s: &Segment| {
+                matches!(s.state, SegState::Closed | SegState::Open)
+                    && s.seq != seq
+                    && s.first_batch <= last_batch
+            };
+            return !self.log.segments.iter().any(beside);
+        }
         let older = |s: &Segment| s.state == SegState::Closed && s.seq < seq;
         !self.log.segments.iter().any(older)
     }
