@@ -13,6 +13,7 @@ use crate::flash::log::{
     Log, Sealing, SegState,
 };
 use crate::paths::{Path, took};
+use hearth_format::batch::BATCH_AGAIN;
 use hearth_format::{
     BATCH_ENTRIES_MAX, BatchHeader, BatchMark, Entry, FormatError, Kind, SummaryHeader,
 };
@@ -41,6 +42,13 @@ impl<U: Users> FlashDevice<U> {
                 .any(|b| b.state == BatchState::Failed)
             {
                 // Order must hold: wait for the rest, then send all again (`retry_failed`).
+                return;
+            }
+            if self.log.again_seq > self.log.durable_seq {
+                // It decides which batches there were before, so nothing may be there without it.
+                if self.log.batches.is_empty() {
+                    self.flush(now);
+                }
                 return;
             }
             if self.log.may_gather(now) {
@@ -120,7 +128,7 @@ impl<U: Users> FlashDevice<U> {
             return;
         };
         self.log.segments[head.seg as usize].state = SegState::Closed;
-        self.log.order.push_back(head.seg);
+        self.log.enlist(head.seg);
         self.counters.segments_sealed += 1;
         // On failed flash its last batches may never have been applied.
         if head.entries.is_empty() || !self.takes_writes() {
@@ -209,7 +217,13 @@ impl<U: Users> FlashDevice<U> {
             durable_seq,
             epoch: self.log.epoch,
             data_blocks: blocks as u16,
-            flags: 0,
+            flags: match std::mem::take(&mut self.log.again) {
+                true => {
+                    self.log.again_seq = seq;
+                    BATCH_AGAIN
+                }
+                false => 0,
+            },
         };
         let mut window = descriptor.all();
         let encoded = header.encode(&entries, window.bytes_mut());
@@ -349,6 +363,9 @@ impl<U: Users> FlashDevice<U> {
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
             let offset = self.layout.summary_offset(s.seg);
+            if s.last_batch > self.log.durable_seq && self.log.heads_used > 1 {
+                self.log.sealed.push((s.seg, s.marks));
+            }
             let io = Io::write(self.target(), offset, [buf]).in_background();
             self.out.send(FlashOp::Summary { seg: s.seg }, io);
         }

@@ -22,6 +22,7 @@ use crate::flash::again::{Holds, Leaving};
 use crate::flash::choose::{Choice, Way};
 use crate::flash::device::{FlashDevice, FlashOp, Token, Users, WRITE_PRICE};
 use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Slot};
+use crate::flash::rescue::HELD;
 use crate::flash::survey::BLOCK_BYTES;
 use crate::paths::{Path, took};
 use hearth_format::{Entry, Kind};
@@ -184,8 +185,11 @@ impl<U: Users> FlashDevice<U> {
         }
         let log = &self.log;
         // What comes free on a device that is emptied is room for nobody.
+        let waits =
+            |seg: &&u32| log.segments[**seg as usize].state == SegState::Freeing { ord: HELD };
+        let held = log.freeing.iter().filter(waits).count();
         let coming = match self.is_emptying() {
-            false => log.freeing.len(),
+            false => log.freeing.len() - held,
             true => {
                 let of_use = log.freeing.iter().filter(|seg| !self.is_on_emptying(**seg));
                 of_use.count()
@@ -564,7 +568,7 @@ impl<U: Users> FlashDevice<U> {
         if self.starved() {
             return self
                 .needs_nothing_said(seg, holds)
-                .then_some(self.log.applied_ord);
+                .then_some(self.unsaid_ord());
         }
         if !self.read_entries(seg) {
             return None;
@@ -662,6 +666,7 @@ impl<U: Users> FlashDevice<U> {
         self.leave_choice(seg);
         self.evict.wants_clean = false;
         self.free_segment(seg, ord);
+        self.let_held_go();
     }
 
     /// Its dead copies are no copies any more.

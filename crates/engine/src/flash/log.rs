@@ -321,6 +321,12 @@ pub(crate) struct Log<T> {
     /// the data path looks at all segments.
     pub freeing: Vec<u32>,
     pub heads: [Option<Head>; HEADS_MAX],
+    /// What failed is sent again: the next batch says so.
+    pub again: bool,
+    /// The batch that said so last: nothing follows it before it is durable.
+    pub again_seq: u64,
+    /// Closed segments whose summary was sent before their last batch was durable, and whose batches they are.
+    pub sealed: Vec<(u32, Vec<BatchMark>)>,
     /// So many of them are used.
     pub heads_used: usize,
     /// The one that took the last batch.
@@ -368,6 +374,9 @@ impl<T> Default for Log<T> {
             aside: BTreeSet::new(),
             freeing: Vec::new(),
             heads: [const { None }; HEADS_MAX],
+            again: false,
+            again_seq: 0,
+            sealed: Vec::new(),
             heads_used: Heads::One.count(),
             last_head: 0,
             passes: false,
@@ -462,7 +471,9 @@ impl<T: Token> Log<T> {
     /// The last batch, of those up to `through`, of a segment that has no summary yet.
     pub fn last_batch_of(&self, seg: u32, through: u64) -> u64 {
         let heads = self.open_heads().map(|h| (h.seg, &h.marks));
-        let mut open = heads.chain(self.sealing.iter().map(|s| (s.seg, &s.marks)));
+        let sealed = self.sealed.iter().map(|(seg, marks)| (*seg, marks));
+        let sealing = self.sealing.iter().map(|s| (s.seg, &s.marks));
+        let mut open = heads.chain(sealing).chain(sealed);
         let marks = open.find(|(of, _)| *of == seg).map(|(_, marks)| marks);
         let s = &self.segments[seg as usize];
         let last = marks.and_then(|marks| last_through(marks, through));
@@ -472,6 +483,13 @@ impl<T: Token> Log<T> {
     /// The segments being written.
     pub fn open_heads(&self) -> impl Iterator<Item = &Head> {
         self.heads.iter().flatten()
+    }
+
+    /// A segment is closed: it takes its place among the others.
+    pub fn enlist(&mut self, seg: u32) {
+        let seq = |seg: u32| self.segments[seg as usize].seq;
+        let at = self.order.iter().rposition(|s| seq(*s) < seq(seg));
+        self.order.insert(at.map_or(0, |at| at + 1), seg);
     }
 
     /// Is no segment being written?
@@ -499,6 +517,17 @@ impl<T: Token> Log<T> {
     /// Free segments to keep ready: some more than the reserve, or nobody could write, and so few that
     /// beside them and the head there is a segment for what is kept.
     pub fn free_wanted(&self) -> usize {
+        self.free_kept() + self.unopened()
+    }
+
+    /// Heads that may yet be opened, beside the first, which is taken from the reserve.
+    fn unopened(&self) -> usize {
+        let open = self.open_heads().count();
+        self.heads_used.saturating_sub(open.max(1))
+    }
+
+    /// The same where all heads are open.
+    fn free_kept(&self) -> usize {
         // Where segments are few, the one ahead of the others may be all that many small writes have.
         let ahead = match self.usable() {
             ..64 => 2,
@@ -510,7 +539,7 @@ impl<T: Token> Log<T> {
 
     /// Blocks that can be kept, holes included: in all segments but those to keep free, and the head.
     pub fn blocks_kept(&self) -> u64 {
-        let unused = self.free_wanted() + self.heads_used + self.parked.len();
+        let unused = self.free_kept() + self.heads_used + self.parked.len();
         let segments = self.usable().saturating_sub(unused).max(1);
         segments as u64 * u64::from(self.data_blocks)
     }
@@ -519,11 +548,9 @@ impl<T: Token> Log<T> {
     /// keeping the reserve.
     pub fn room(&self) -> u32 {
         let reserve = self.reserve();
-        // The first head itself is taken from the reserve, the others are not.
-        let open = self.open_heads().count();
-        let coming = self.heads_used.saturating_sub(open.max(1));
-        let reserve = reserve + coming;
+        let reserve = reserve + self.unopened();
         if self.free.len() < reserve {
+            // The head itself is taken from the reserve.
             return 0;
         }
         let whole = self.data_blocks.min(self.summary_capacity as u32) * 9 / 10;

@@ -173,6 +173,7 @@ impl<U: Users> FlashDevice<U> {
         if self.map.is_storing() || !self.takes_writes() {
             return;
         }
+        self.let_held_go();
         let durable = match self.faults.has(Fault::FreeUndurable) {
             true => u64::MAX,
             false => self.log.durable_ord,
