@@ -68,7 +68,8 @@ impl<U: Users> FlashDevice<U> {
             let wanted = self.log.next_head(|why| cleaner.head(why));
             let at = match self.log.heads[wanted].is_some() || self.open_head(wanted) {
                 true => wanted,
-                // Where there is no room for a head of its own, what belongs there goes wherever there is.
+                // No segment is free. What belongs together is a wish: it goes wherever there is room, so two heads hold
+                // as much as one would, and a second one takes nothing from the reserve.
                 false => match self.log.heads.iter().position(Option::is_some) {
                     Some(at) => at,
                     None => return,

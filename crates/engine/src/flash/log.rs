@@ -517,17 +517,6 @@ impl<T: Token> Log<T> {
     /// Free segments to keep ready: some more than the reserve, or nobody could write, and so few that
     /// beside them and the head there is a segment for what is kept.
     pub fn free_wanted(&self) -> usize {
-        self.free_kept() + self.unopened()
-    }
-
-    /// Heads that may yet be opened, beside the first, which is taken from the reserve.
-    fn unopened(&self) -> usize {
-        let open = self.open_heads().count();
-        self.heads_used.saturating_sub(open.max(1))
-    }
-
-    /// The same where all heads are open.
-    fn free_kept(&self) -> usize {
         // Where segments are few, the one ahead of the others may be all that many small writes have.
         let ahead = match self.usable() {
             ..64 => 2,
@@ -539,7 +528,7 @@ impl<T: Token> Log<T> {
 
     /// Blocks that can be kept, holes included: in all segments but those to keep free, and the head.
     pub fn blocks_kept(&self) -> u64 {
-        let unused = self.free_kept() + self.heads_used + self.parked.len();
+        let unused = self.free_wanted() + self.heads_used + self.parked.len();
         let segments = self.usable().saturating_sub(unused).max(1);
         segments as u64 * u64::from(self.data_blocks)
     }
@@ -548,7 +537,6 @@ impl<T: Token> Log<T> {
     /// keeping the reserve.
     pub fn room(&self) -> u32 {
         let reserve = self.reserve();
-        let reserve = reserve + self.unopened();
         if self.free.len() < reserve {
             // The head itself is taken from the reserve.
             return 0;
