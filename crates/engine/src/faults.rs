@@ -219,6 +219,14 @@ pub enum Fault {
     SkipWipe,
     /// Leave behind the last batch that counts what stands there.
     SkipCut,
+    /// Play what a closed segment says in one piece, whatever of other segments came between.
+    ClosedInOnePiece,
+    /// Play batches of two segments that follow one another in the wrong order.
+    HeadsSwapped,
+    /// Free the oldest segment without a record although what lies beside it stays.
+    FreedAlone,
+    /// Do not say which batch is sent again.
+    AgainUntold,
     /// Give segments after a crash numbers that were given before.
     RepeatNumbers,
     /// Let a disk grow while its odd last block is dirty or on its way to the origin.
@@ -336,7 +344,7 @@ impl Fault {
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
-    pub const BY_STEPS: [Fault; 35] = [
+    pub const BY_STEPS: [Fault; 39] = [
         Fault::FlushForgetsDiscards,
         Fault::GrowEarly,
         Fault::PlayTwice,
@@ -364,6 +372,10 @@ impl Fault {
         Fault::KeepStrangers,
         Fault::RepeatNumbers,
         Fault::SkipCut,
+        Fault::ClosedInOnePiece,
+        Fault::HeadsSwapped,
+        Fault::FreedAlone,
+        Fault::AgainUntold,
         Fault::NoCleanFloor,
         Fault::IgnoreCleanFloor,
         Fault::MoveOverNewer,

@@ -12,6 +12,7 @@ use hearth_format::devices::{judge, judge_twice};
 use hearth_format::superblock::PoolState;
 use hearth_format::{DeviceEntry, Layout, Members, Superblock, Uuid};
 use hearth_io::{BLOCK, IoDone, Joined, Media, Spread};
+use hearth_policy::cleaning::Heads;
 use hearth_policy::{Budget, EXPERTS};
 
 /// Makes real engines, whole or with one deliberate fault.
@@ -116,6 +117,7 @@ impl Real {
             dirty_low_percent: *rng.pick(&[20, 5, 0]),
             idle_ns: *rng.pick(&[300_000_000, 5_000_000]),
             destage_bytes_per_s: *rng.pick(&[0, 0, 0, 4 << 20]),
+            heads: [Heads::One, Heads::HotCold][shape.seed as usize / 7 % 2],
             trim: rng.chance(2, 3),
             intent_idle_ns: *rng.pick(&[2_000_000_000, 20_000_000, 1_000_000]),
             first_fill: rng.chance(1, 3),

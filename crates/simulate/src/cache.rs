@@ -312,6 +312,7 @@ impl Cache {
                 covered: held.covered,
                 unused: held.unused,
                 written: held.written,
+                hot: false,
             };
             if stay.unused.is_some() {
                 self.waiting -= 1;

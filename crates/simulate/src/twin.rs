@@ -553,4 +553,5 @@ const FRESH: Stay = Stay {
     covered: false,
     unused: None,
     written: false,
+    hot: false,
 };

@@ -22,6 +22,7 @@ use crate::flash::again::{Holds, Leaving};
 use crate::flash::choose::{Choice, Way};
 use crate::flash::device::{FlashDevice, FlashOp, Token, Users, WRITE_PRICE};
 use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Slot};
+use crate::flash::rescue::HELD;
 use crate::flash::survey::BLOCK_BYTES;
 use crate::paths::{Path, took};
 use hearth_format::{Entry, Kind};
@@ -184,8 +185,11 @@ impl<U: Users> FlashDevice<U> {
         }
         let log = &self.log;
         // What comes free on a device that is emptied is room for nobody.
+        let waits =
+            |seg: &&u32| log.segments[**seg as usize].state == SegState::Freeing { ord: HELD };
+        let held = log.freeing.iter().filter(waits).count();
         let coming = match self.is_emptying() {
-            false => log.freeing.len(),
+            false => log.freeing.len() - held,
             true => {
                 let of_use = log.freeing.iter().filter(|seg| !self.is_on_emptying(**seg));
                 of_use.count()
@@ -371,7 +375,9 @@ impl<U: Users> FlashDevice<U> {
         let blocks = u64::from(self.log.data_blocks);
         let segments = self.log.usable().saturating_sub(self.log.parked.len());
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
-        let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
+        let heads = self.log.heads_used;
+        let full =
+            segments.saturating_sub(self.free_target() + 1 + heads) as u64 * blocks / 16 * 15;
         full.min(segments as u64 * blocks / 8 * 7)
     }
 
@@ -562,7 +568,7 @@ impl<U: Users> FlashDevice<U> {
         if self.starved() {
             return self
                 .needs_nothing_said(seg, holds)
-                .then_some(self.log.applied_ord);
+                .then_some(self.unsaid_ord());
         }
         if !self.read_entries(seg) {
             return None;
@@ -635,9 +641,9 @@ impl<U: Users> FlashDevice<U> {
     /// Records that a segment may say again: others shall not be without room for theirs.
     pub(in crate::flash) fn record_room(&self) -> usize {
         let capacity = self.log.summary_capacity;
-        let head = self.log.head.as_ref();
-        let left = head.map_or(0, |h| h.entries_left(capacity));
-        (left + self.log.free.len() * capacity) / 2
+        // All of them may go to one head.
+        let left = self.log.open_heads().map(|h| h.entries_left(capacity));
+        (left.max().unwrap_or(0) + self.log.free.len() * capacity) / 2
     }
 
     /// Of a starved log the oldest segment needs no record when it goes, once the zeros it says are told:
@@ -660,6 +666,7 @@ impl<U: Users> FlashDevice<U> {
         self.leave_choice(seg);
         self.evict.wants_clean = false;
         self.free_segment(seg, ord);
+        self.let_held_go();
     }
 
     /// Its dead copies are no copies any more.

@@ -156,7 +156,7 @@ impl<U: Users> FlashDevice<U> {
         // A head that goes on is not settled by this map.
         self.map
             .changed
-            .extend(self.log.head.as_ref().map(|h| h.seg));
+            .extend(self.log.heads.iter().flatten().map(|h| h.seg));
         Ok(())
     }
 
@@ -173,6 +173,7 @@ impl<U: Users> FlashDevice<U> {
         if self.map.is_storing() || !self.takes_writes() {
             return;
         }
+        self.let_held_go();
         let durable = match self.faults.has(Fault::FreeUndurable) {
             true => u64::MAX,
             false => self.log.durable_ord,
