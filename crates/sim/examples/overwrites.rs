@@ -1,11 +1,11 @@
 //! How many hits does flash hold when guests overwrite, and what does that cost in flash writes?
 //!
-//! The engine itself, over devices in virtual time: a pool of 128 MiB, an origin of one arm, one disk. A guest
+//! The engine itself, over devices in virtual time: a pool of 128 MiB (or of so many segments of 1 MiB), an origin of one arm, one disk. A guest
 //! writes and reads blocks of a working set, all alike or four fifths of it in one fifth. Beside it, LRU in as
 //! many blocks as the pool says it can hold. A row has the whole run, cold, and its second half alone.
 //!
 //!     cargo run --release -p hearth-sim --example overwrites -- [--writes PERCENT] [--accesses N] [--shares 60,77,95]
-//!         [--access US] [--tell yes]
+//!         [--access US] [--depth REQUESTS] [--segments N] [--loads uniform,80/20] [--modes back,through] [--tell yes]
 
 #[path = "../tests/common/played.rs"]
 mod played;
@@ -55,7 +55,10 @@ fn load(blocks: u64, skewed: bool, writes: u64, accesses: u64, dice: &mut Dice) 
 fn main() {
     let mut tell = false;
     let (mut writes, mut accesses, mut access) = (70, 240_000u64, 100);
+    let (mut depth, mut segments) = (1, SEGMENTS);
     let mut shares = vec![60u64, 77, 85, 95];
+    let list = |s: &str| s.split(',').map(str::to_owned).collect::<Vec<_>>();
+    let (mut loads, mut modes) = (list("uniform,80/20"), list("back,through"));
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().expect("a value");
@@ -65,6 +68,10 @@ fn main() {
             "--accesses" => accesses = number(&value),
             "--access" => access = number(&value),
             "--tell" => tell = value == "yes",
+            "--depth" => depth = number(&value) as usize,
+            "--segments" => segments = number(&value),
+            "--loads" => loads = list(&value),
+            "--modes" => modes = list(&value),
             "--shares" => shares = value.split(',').map(number).collect(),
             _ => panic!("there is no {word}"),
         }
@@ -74,13 +81,23 @@ fn main() {
         ..Device::HARD_DISK
     };
     println!(
-        "| of 128 MiB | load | mode | hits | LRU | flash writes | second half: hits | LRU | flash writes |"
+        "| of the pool | load | mode | hits | LRU | flash writes | second half: hits | LRU | flash writes |"
     );
     println!("| --: | --- | --- | --: | --: | --: | --: | --: | --: |");
     for share in shares {
-        let blocks = SEGMENTS * SEGMENT_BLOCKS * share / 100;
-        for skewed in [false, true] {
-            for mode in [WriteMode::Back, WriteMode::Through] {
+        let blocks = segments * SEGMENT_BLOCKS * share / 100;
+        for name in &loads {
+            let skewed = match name.as_str() {
+                "uniform" => false,
+                "80/20" => true,
+                _ => panic!("there is no load {name}"),
+            };
+            for mode in &modes {
+                let mode = match mode.as_str() {
+                    "back" => WriteMode::Back,
+                    "through" => WriteMode::Through,
+                    _ => panic!("there is no mode {mode}"),
+                };
                 let mut dice = Dice(share);
                 let halves: Vec<Workload> = (0..2)
                     .map(|_| load(blocks, skewed, writes, accesses / 2, &mut dice))
@@ -88,9 +105,9 @@ fn main() {
                 let terms = Terms {
                     mode,
                     prefetch: false,
-                    segments: SEGMENTS,
+                    segments,
                     device,
-                    depth: 1,
+                    depth,
                     freed: Freed::Oldest,
                 };
                 let done = parts(&halves, &terms);
@@ -110,8 +127,7 @@ fn main() {
                 let second = (score(&all) * whole.reads as f64 - score(&first) * reads.0) / reads.1;
                 let hits = (done[0].hits * reads.0 + done[1].hits * reads.1) / whole.reads as f64;
                 println!(
-                    "| {share} % | {} | {mode:?} | {hits:.1} | {:.1} | {} | {:.1} | {second:.1} | {} |",
-                    if skewed { "80/20" } else { "uniform" },
+                    "| {share} % | {name} | {mode:?} | {hits:.1} | {:.1} | {} | {:.1} | {second:.1} | {} |",
                     score(&all),
                     done[0].flash + done[1].flash,
                     done[1].hits,
