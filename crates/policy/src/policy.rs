@@ -116,8 +116,6 @@ pub struct Stay {
     pub unused: Option<Source>,
     /// What it holds was written, not read.
     pub written: bool,
-    /// It is rewritten often, see [`Cleaner::hot`](crate::cleaning::Cleaner::hot).
-    pub hot: bool,
 }
 
 /// What becomes of a block that leaves the RAM stage.
@@ -326,7 +324,6 @@ mod tests {
             covered,
             unused: None,
             written: false,
-            hot: false,
         }
     }
 

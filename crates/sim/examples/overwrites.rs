@@ -1,12 +1,12 @@
 //! How many hits does flash hold when guests overwrite, and what does that cost in flash writes?
 //!
-//! The engine itself, over devices in virtual time: a pool of 128 MiB, an origin of one arm, one disk. A guest
+//! The engine itself, over devices in virtual time: a pool of 128 MiB (or of so many segments of 1 MiB), an origin of one arm, one disk. A guest
 //! writes and reads blocks of a working set, all alike or four fifths of it in one fifth. Beside it, LRU in as
 //! many blocks as the pool says it can hold. A row has the whole run, cold, and its second half alone.
 //!
 //!     cargo run --release -p hearth-sim --example overwrites -- [--writes PERCENT] [--accesses N] [--shares 60,77,95]
 //!         [--access US] [--depth REQUESTS] [--segments N] [--loads uniform,80/20] [--modes back,through]
-//!         [--ways one,two,passing,moves,three] [--span SIXTEENTHS] [--tell yes]
+//!         [--ways one,moves] [--tell yes]
 
 #[path = "../tests/common/played.rs"]
 mod played;
@@ -55,14 +55,11 @@ fn load(blocks: u64, skewed: bool, writes: u64, accesses: u64, dice: &mut Dice) 
     cut(made, accesses as usize)
 }
 
-/// What is appended together, and may it pass by what is not?
-fn way(name: &str) -> (Heads, bool) {
+/// What is appended together.
+fn way(name: &str) -> Heads {
     match name {
-        "one" => (Heads::One, false),
-        "two" => (Heads::HotCold, false),
-        "passing" => (Heads::HotCold, true),
-        "moves" => (Heads::MovesApart, true),
-        "three" => (Heads::Three, true),
+        "one" => Heads::One,
+        "moves" => Heads::MovesApart,
         _ => panic!("there is no way {name}"),
     }
 }
@@ -70,7 +67,7 @@ fn way(name: &str) -> (Heads, bool) {
 fn main() {
     let mut tell = false;
     let (mut writes, mut accesses, mut access) = (70, 240_000u64, 100);
-    let (mut depth, mut segments, mut span) = (1, SEGMENTS, 8);
+    let (mut depth, mut segments) = (1, SEGMENTS);
     let mut shares = vec![60u64, 77, 85, 95];
     let list = |s: &str| s.split(',').map(str::to_owned).collect::<Vec<_>>();
     let (mut loads, mut modes) = (list("uniform,80/20"), list("back,through"));
@@ -87,7 +84,6 @@ fn main() {
             "--shares" => shares = value.split(',').map(number).collect(),
             "--depth" => depth = number(&value) as usize,
             "--segments" => segments = number(&value),
-            "--span" => span = number(&value),
             "--loads" => loads = list(&value),
             "--modes" => modes = list(&value),
             "--ways" => ways = list(&value),
@@ -105,7 +101,11 @@ fn main() {
     for share in shares {
         let blocks = segments * SEGMENT_BLOCKS * share / 100;
         for name in &loads {
-            let skewed = name == "80/20";
+            let skewed = match name.as_str() {
+                "uniform" => false,
+                "80/20" => true,
+                _ => panic!("there is no load {name}"),
+            };
             let mut dice = Dice(share);
             let halves: Vec<Workload> = (0..2)
                 .map(|_| load(blocks, skewed, writes, accesses / 2, &mut dice))
@@ -115,7 +115,8 @@ fn main() {
             for mode in &modes {
                 let mode = match mode.as_str() {
                     "back" => WriteMode::Back,
-                    _ => WriteMode::Through,
+                    "through" => WriteMode::Through,
+                    _ => panic!("there is no mode {mode}"),
                 };
                 let terms = Terms {
                     mode,
@@ -126,11 +127,8 @@ fn main() {
                     freed: Freed::Oldest,
                 };
                 for name_of_way in &ways {
-                    let (heads, passes) = way(name_of_way);
                     let options = EngineOptions {
-                        heads,
-                        passes,
-                        span,
+                        heads: way(name_of_way),
                         ..EngineOptions::default()
                     };
                     let done = parts_with(&halves, &terms, options);

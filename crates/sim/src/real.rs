@@ -117,7 +117,6 @@ impl Real {
             dirty_low_percent: *rng.pick(&[20, 5, 0]),
             idle_ns: *rng.pick(&[300_000_000, 5_000_000]),
             destage_bytes_per_s: *rng.pick(&[0, 0, 0, 4 << 20]),
-            heads: [Heads::One, Heads::HotCold][shape.seed as usize / 7 % 2],
             trim: rng.chance(2, 3),
             intent_idle_ns: *rng.pick(&[2_000_000_000, 20_000_000, 1_000_000]),
             first_fill: rng.chance(1, 3),
@@ -284,6 +283,12 @@ impl Maker for Real {
         let mut options = self.options(shape);
         let ordered = known.iter().filter(|k| k.ordered);
         options.ordered = ordered.map(|k| k.id).collect();
+        // In some worlds one start after the other has one head and two, as where options change.
+        let turn = Superblock::load(media).map_or(0, |sb| sb.generation);
+        options.heads = match (shape.seed / 7 % 4, turn % 2) {
+            (0, _) | (1, 0) => Heads::One,
+            _ => Heads::MovesApart,
+        };
         let known: Vec<KnownDisk> = known
             .iter()
             .map(|k| KnownDisk {

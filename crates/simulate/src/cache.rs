@@ -312,7 +312,6 @@ impl Cache {
                 covered: held.covered,
                 unused: held.unused,
                 written: held.written,
-                hot: false,
             };
             if stay.unused.is_some() {
                 self.waiting -= 1;

@@ -280,7 +280,6 @@ impl Segmented {
                 covered: false,
                 unused: None,
                 written: held.rewritten,
-                hot: false,
             };
             let back = held.was_cached && self.setup.returns;
             let freq = match self.policy.leave(stay, self.full()) {

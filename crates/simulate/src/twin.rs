@@ -553,5 +553,4 @@ const FRESH: Stay = Stay {
     covered: false,
     unused: None,
     written: false,
-    hot: false,
 };

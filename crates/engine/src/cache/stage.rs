@@ -48,7 +48,6 @@ const EMPTY: Held = Held {
         covered: false,
         unused: None,
         written: false,
-        hot: false,
     },
 };
 
@@ -300,15 +299,6 @@ impl Stage {
         }
     }
 
-    /// Was it written here, or is its old copy said to have been rewritten often?
-    pub fn is_hot(&self, key: u64) -> bool {
-        let at = self.find(key);
-        at.is_some_and(|at| {
-            let stay = self.places[self.table[at] as usize].stay;
-            stay.hot || stay.written
-        })
-    }
-
     /// The checksum of a block that is here.
     pub fn crc(&self, key: u64) -> Option<u32> {
         Some(self.places[self.table[self.find(key)?] as usize].crc)
@@ -420,7 +410,6 @@ mod tests {
         covered: false,
         unused: None,
         written: false,
-        hot: false,
     };
 
     fn block(byte: u8) -> BufSlice {

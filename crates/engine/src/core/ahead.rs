@@ -247,7 +247,6 @@ impl Core {
                     covered: !used,
                     unused: (!used).then_some(r.source),
                     written: false,
-                    hot: false,
                 }
             };
             let crcs = padded_sums(done.op.crcs, done.op.len as usize, &r.data);
@@ -280,7 +279,6 @@ impl Core {
             covered: true,
             unused: Some(source),
             written: false,
-            hot: false,
         };
         for _ in 0..count {
             self.cache.policy.leave(stay, true);

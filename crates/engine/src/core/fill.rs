@@ -7,7 +7,6 @@ use crate::ctx::Sums;
 use crate::faults::Fault;
 use crate::request::read::FILLS_MAX;
 use hearth_io::BufSlice;
-use hearth_policy::cleaning::Why;
 use hearth_policy::{Place, Stay};
 use smallvec::smallvec;
 
@@ -71,7 +70,7 @@ impl Core {
         {
             let (data, crc) = self.cache.stage.oldest_data();
             let data = one_block(data);
-            self.fill(disk, block, data, smallvec![crc], freq, stay.hot);
+            self.fill(disk, block, data, smallvec![crc], freq);
         } else if let Some(d) = self.disk_mut(disk) {
             if stay.unused.is_some() {
                 d.counters.prefetch_wasted += 1;
@@ -91,25 +90,17 @@ impl Core {
             return;
         };
         self.stage_forget(disk, block, block + 1);
-        self.fill(
-            disk,
-            block,
-            one_block(data.bytes()),
-            smallvec![crc],
-            0,
-            false,
-        );
+        self.fill(disk, block, one_block(data.bytes()), smallvec![crc], 0);
     }
 
     /// Puts a clean run, which nobody writes, in the append queue.
-    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, crcs: Sums, freq: u8, hot: bool) {
+    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, crcs: Sums, freq: u8) {
         let count = (data.len() / BYTES) as u64;
         let ticket = self.take_ticket(disk, block, block + count, false);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.fills += count;
         }
-        let why = Why::Written { hot };
-        self.append_clean(disk, block, data, crcs, ticket, freq, why);
+        self.append_clean(disk, block, data, crcs, ticket, freq);
     }
 
     /// May a fill be appended at all: is there room, is the disk cached, is what the origin said
@@ -150,7 +141,6 @@ impl Core {
             covered: false,
             unused: None,
             written,
-            hot: false,
         };
         match self.cache.policy.leave(stay, !asked && !self.filling()) {
             Place::Drop => false,

@@ -63,21 +63,6 @@ impl Core {
         self.forget_copies(disk, start, end) > 0
     }
 
-    /// Is a block of this range rewritten often, as its copy says?
-    pub fn is_hot(&self, disk: DiskId, start: u64, end: u64) -> bool {
-        if self.flash.log.heads_used == 1 {
-            return false;
-        }
-        (start..end).any(|block| {
-            let slot = self.cache.index.get(Key::new(disk, block));
-            slot.is_some_and(|slot| {
-                self.flash
-                    .cleaner
-                    .hot(self.flash.log.segment_of(slot) as u32)
-            })
-        })
-    }
-
     /// The same; tells how many there were.
     pub fn forget_copies(&mut self, disk: DiskId, start: u64, end: u64) -> u64 {
         let mut count = 0;

@@ -123,7 +123,7 @@ impl Engine {
             // Which devices are lost is known to whoever has the devices as well.
             flash.devices = Devices::new(spread, opts.faults);
         }
-        flash.set_heads(opts.heads, opts.span, opts.passes);
+        flash.set_heads(opts.heads);
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
         flash.resumes = known.iter().any(|k| k.home != Home::Origin);
         let slots = flash.layout.slots();
@@ -347,7 +347,8 @@ impl Engine {
         // An origin did not take its flush: a checkpoint would forget what may be stale.
         let mut disks = core.disks.iter().flatten();
         let stale = disks.any(|d| !d.origin.intents.is_empty() || d.may_differ());
-        if stale {
+        // Nor does it tell of segments that may only go together.
+        if stale || core.flash.any_held() {
             took(Path::CheckpointLeftOut);
 
             // The log remembers; the next start reads it.

@@ -364,7 +364,7 @@ impl<U: Users> FlashDevice<U> {
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
             let offset = self.layout.summary_offset(s.seg);
-            if s.last_batch > self.log.durable_seq && self.log.heads_used > 1 {
+            if s.last_batch > self.log.durable_seq && self.has_heads() {
                 self.log.sealed.push((s.seg, s.marks));
             }
             let io = Io::write(self.target(), offset, [buf]).in_background();

@@ -10,7 +10,7 @@ use crate::faults::Fault;
 use crate::flash::append::FITS;
 use crate::flash::dead::Dead;
 use crate::flash::device::{FlashDevice, Users};
-use crate::flash::log::{Gone, Head, Sealing, SegState, Segment, Slot};
+use crate::flash::log::{Gone, Sealing, SegState, Segment, Slot};
 use crate::flash::recover::NUMBERS_END;
 use hearth_format::checkpoint::Section;
 use hearth_format::superblock::INCOMPAT_MAP;
@@ -152,9 +152,7 @@ impl<U: Users> FlashDevice<U> {
         id: u64,
         kept: &impl Kept,
     ) -> Result<u64, CheckpointError> {
-        let mut heads: Vec<Head> = self.log.heads.iter_mut().filter_map(Option::take).collect();
-        heads.sort_unstable_by_key(|h| h.seq);
-        for head in heads {
+        for head in std::mem::take(&mut self.log.heads).into_iter().flatten() {
             self.log.segments[head.seg as usize].state = SegState::Closed;
             if head.entries.is_empty() {
                 self.log.segments[head.seg as usize].state = SegState::Free;
@@ -164,7 +162,7 @@ impl<U: Users> FlashDevice<U> {
                 let last_batch = head.last_batch();
                 self.log.segments[head.seg as usize].last_batch = last_batch;
                 self.cleaner.close(head.seg);
-                self.log.order.push_back(head.seg);
+                self.log.enlist(head.seg);
                 let sealing = Sealing {
                     seg: head.seg,
                     seq: head.seq,

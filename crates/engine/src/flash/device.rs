@@ -227,12 +227,10 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// What is appended together. Before anything is.
-    pub fn set_heads(&mut self, heads: Heads, span: u64, passes: bool) {
+    pub fn set_heads(&mut self, heads: Heads) {
         self.log.heads_used = heads.count();
-        self.log.passes = passes;
         let plan = Plan {
             heads,
-            span,
             ..plan_of(&self.log)
         };
         self.cleaner = Cleaner::new(plan, self.layout.segment_count, self.log.data_blocks);

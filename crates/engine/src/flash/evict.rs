@@ -22,7 +22,6 @@ use crate::flash::again::{Holds, Leaving};
 use crate::flash::choose::{Choice, Way};
 use crate::flash::device::{FlashDevice, FlashOp, Token, Users, WRITE_PRICE};
 use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Slot};
-use crate::flash::rescue::HELD;
 use crate::flash::survey::BLOCK_BYTES;
 use crate::paths::{Path, took};
 use hearth_format::{Entry, Kind};
@@ -185,11 +184,9 @@ impl<U: Users> FlashDevice<U> {
         }
         let log = &self.log;
         // What comes free on a device that is emptied is room for nobody.
-        let waits =
-            |seg: &&u32| log.segments[**seg as usize].state == SegState::Freeing { ord: HELD };
-        let held = log.freeing.iter().filter(waits).count();
         let coming = match self.is_emptying() {
-            false => log.freeing.len() - held,
+            _ if self.any_held() => 0,
+            false => log.freeing.len(),
             true => {
                 let of_use = log.freeing.iter().filter(|seg| !self.is_on_emptying(**seg));
                 of_use.count()
@@ -375,9 +372,7 @@ impl<U: Users> FlashDevice<U> {
         let blocks = u64::from(self.log.data_blocks);
         let segments = self.log.usable().saturating_sub(self.log.parked.len());
         // Not those that are to be free, nor the head and the one eviction is at; and descriptors.
-        let heads = self.log.heads_used;
-        let full =
-            segments.saturating_sub(self.free_target() + 1 + heads) as u64 * blocks / 16 * 15;
+        let full = segments.saturating_sub(self.free_target() + 2) as u64 * blocks / 16 * 15;
         full.min(segments as u64 * blocks / 8 * 7)
     }
 

@@ -179,10 +179,7 @@ impl<U: Users> FlashDevice<U> {
         let heads = std::mem::take(&mut self.log.heads);
         for head in heads.into_iter().flatten() {
             match head.first_batch >= seq {
-                true => self.give_back(
-                    head.seg,
-                    refused.contains(&head.seg) || self.log.heads_used == 1,
-                ),
+                true => self.give_back(head.seg, refused.contains(&head.seg) || !self.has_heads()),
                 false => {
                     self.log.segments[head.seg as usize].state = SegState::Closed;
                     self.log.enlist(head.seg);
@@ -202,7 +199,7 @@ impl<U: Users> FlashDevice<U> {
         self.trim = false;
         let items = unsent(&mut self.log);
         self.log.requeue(items);
-        self.log.again = self.log.heads_used > 1 && !self.faults.has(Fault::AgainUntold);
+        self.log.again = self.has_heads() && !self.faults.has(Fault::AgainUntold);
         self.log.again_seq = 0;
         if !self.faults.has(Fault::ResendRenumbered) {
             self.log.next_batch_seq = seq;
@@ -225,7 +222,12 @@ impl<U: Users> FlashDevice<U> {
     /// Batches from `seq` on that were meant for a segment go elsewhere: it ends with those before.
     fn close_early(&mut self, seg: u32, marks: &[BatchMark], seq: u64) {
         let last = last_through(marks, seq - 1);
-        self.log.segments[seg as usize].last_batch = last.expect("its first batch is on flash");
+        let last = last.expect("its first batch is on flash");
+        self.log.segments[seg as usize].last_batch = last;
+        if last > self.log.durable_seq && self.has_heads() {
+            let kept = marks.iter().filter(|m| m.seq <= last).copied();
+            self.log.sealed.push((seg, kept.collect()));
+        }
         self.cleaner.close(seg);
     }
 

@@ -331,8 +331,6 @@ pub(crate) struct Log<T> {
     pub heads_used: usize,
     /// The one that took the last batch.
     pub last_head: usize,
-    /// May what comes later in the queue go first, if it is of another head?
-    pub passes: bool,
     pub sealing: Vec<Sealing>,
     pub queue: VecDeque<Item<T>>,
     /// Data blocks in the queue.
@@ -379,7 +377,6 @@ impl<T> Default for Log<T> {
             sealed: Vec::new(),
             heads_used: Heads::One.count(),
             last_head: 0,
-            passes: false,
             sealing: Vec::new(),
             queue: VecDeque::new(),
             queued_blocks: 0,
@@ -528,7 +525,7 @@ impl<T: Token> Log<T> {
 
     /// Blocks that can be kept, holes included: in all segments but those to keep free, and the head.
     pub fn blocks_kept(&self) -> u64 {
-        let unused = self.free_wanted() + self.heads_used + self.parked.len();
+        let unused = self.free_wanted() + 1 + self.parked.len();
         let segments = self.usable().saturating_sub(unused).max(1);
         segments as u64 * u64::from(self.data_blocks)
     }
@@ -624,9 +621,6 @@ impl<T: Token> Log<T> {
                 p.disk == disk && p.block < end && start < p.block + u64::from(p.count)
             };
             if elsewhere {
-                if !self.passes {
-                    break;
-                }
                 i += 1;
                 continue;
             }

@@ -174,6 +174,9 @@ impl<U: Users> FlashDevice<U> {
             return;
         }
         self.let_held_go();
+        if self.any_held() {
+            return;
+        }
         let durable = match self.faults.has(Fault::FreeUndurable) {
             true => u64::MAX,
             false => self.log.durable_ord,

@@ -201,6 +201,13 @@ impl<U: Users> FlashDevice<U> {
             false => map.header.through,
         };
         found.retain(|f| named(f) || first_batch(&f.content) > through);
+        // A segment ends where batches failed that were sent again elsewhere; they may be there all the same.
+        for f in found.iter_mut().filter(|f| named(f)) {
+            let last = map.entries[f.seg as usize].last_batch;
+            if let Content::Walked(batches) = &mut f.content {
+                batches.retain(|b| b.header.batch_seq <= last || b.header.batch_seq > through);
+            }
+        }
         let mut there = vec![false; map.entries.len()];
         for f in found.iter().filter(|f| named(f)) {
             there[f.seg as usize] = true;

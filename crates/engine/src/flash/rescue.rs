@@ -70,9 +70,17 @@ impl<U: Users> FlashDevice<U> {
                 .iter()
                 .any(|s| match log.segments[*s as usize].state {
                     SegState::Trimming => true,
-                    SegState::Freeing { ord } => ord <= log.applied_ord,
+                    // None goes before those that wait for each other.
+                    SegState::Freeing { ord } => ord <= log.applied_ord && !self.any_held(),
                     _ => false,
                 })
+    }
+
+    /// Do segments wait for each other, of which nothing was said again?
+    pub fn any_held(&self) -> bool {
+        let state = |seg: &u32| self.log.segments[*seg as usize].state;
+        let held = SegState::Freeing { ord: HELD };
+        self.log.freeing.iter().any(|seg| state(seg) == held)
     }
 
     /// The oldest of all segments that count after a crash.
@@ -90,7 +98,7 @@ impl<U: Users> FlashDevice<U> {
         let Segment {
             seq, last_batch, ..
         } = self.log.segments[seg as usize];
-        if self.log.heads_used > 1 {
+        if self.has_heads() {
             // What was written beside it is no newer.
             let beside = |s: &Segment| {
                 matches!(
@@ -135,19 +143,22 @@ impl<U: Users> FlashDevice<U> {
 
     /// When a segment may go of which nothing is said again: at once; where others were written beside it, with them.
     pub fn unsaid_ord(&self) -> u64 {
-        match self.log.heads_used > 1 && !self.faults.has(Fault::FreedAlone) {
+        match self.has_heads() {
             true => HELD,
             false => self.log.applied_ord,
         }
     }
 
-    /// Segments of which nothing is said again go when all that began before the last of them ended goes, too.
+    /// Segments of which nothing is said again go when all that began before the last of them ended goes, too. Until
+    /// then no other goes: what it says may be all that makes a copy void that they hold, and nobody counts those any more.
     pub fn let_held_go(&mut self) {
+        if !self.any_held() {
+            return;
+        }
         let held = |s: &Segment| s.state == SegState::Freeing { ord: HELD };
         let all = &self.log.segments;
-        let Some(end) = all.iter().filter(|s| held(s)).map(|s| s.last_batch).max() else {
-            return;
-        };
+        let end = all.iter().filter(|s| held(s)).map(|s| s.last_batch).max();
+        let end = end.unwrap_or(0);
         let durable = self.log.durable_ord;
         let stays = |s: &Segment| match s.state {
             SegState::Closed | SegState::Open => s.first_batch <= end,

@@ -595,15 +595,7 @@ impl Core {
             d.counters.fills += miss.count;
             self.origin_was_read(miss.disk);
             let crcs = crcs(&miss.data);
-            self.append_clean(
-                miss.disk,
-                miss.block,
-                miss.data,
-                crcs,
-                miss.ticket,
-                0,
-                Why::Filled,
-            );
+            self.append_clean(miss.disk, miss.block, miss.data, crcs, miss.ticket, 0);
         } else {
             d.drop_ticket(miss.ticket);
             self.origin_was_read(miss.disk);
@@ -613,7 +605,6 @@ impl Core {
                     covered: false,
                     unused: None,
                     written: false,
-                    hot: false,
                 };
                 self.stage_put(miss.disk, miss.block, &miss.data, &crcs(&miss.data), |_| {
                     stay
@@ -660,15 +651,20 @@ impl Core {
         crcs: Sums,
         ticket: u64,
         freq: u8,
-        why: Why,
     ) {
         let token = Purpose {
             apply: Apply::Clean { ticket, freq },
             then: Then::Ticket { disk, ticket },
         };
-        self.flash
-            .log
-            .push(Item::data(Kind::Clean, disk, block, data, crcs, why, token));
+        self.flash.log.push(Item::data(
+            Kind::Clean,
+            disk,
+            block,
+            data,
+            crcs,
+            Why::Filled,
+            token,
+        ));
     }
 
     /// Copies what the request asked for out of a wider read.

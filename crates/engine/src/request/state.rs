@@ -73,8 +73,6 @@ pub(crate) struct Write {
     pub merged: bool,
     /// A fill of its range may be in the log already.
     pub fills_appended: bool,
-    /// What was staged of its range is rewritten often.
-    pub was_hot: bool,
     /// Blocks put into the append queue so far.
     pub appended: u64,
     /// Of a zeroing: partial blocks at its ends, as they will be.

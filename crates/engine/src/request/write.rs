@@ -100,8 +100,6 @@ impl Core {
         let span = self.span_of(id);
         let (start, end) = (span.start, span.end);
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
-        let was_hot =
-            (start..end.min(start + 256)).any(|b| self.cache.stage.is_hot(policy_key(disk, b)));
         if !self.opts.faults.has(Fault::StageForgetsNot) {
             self.stage_forget(disk, start, end);
         }
@@ -111,7 +109,6 @@ impl Core {
         let write = self.reqs[id].write_mut();
         write.step = Step::Holds;
         write.fills_appended = appended;
-        write.was_hot = was_hot;
         self.begin_write(id, now, fx);
     }
 
@@ -426,8 +423,7 @@ impl Core {
             apply: Apply::Dirty,
             then: Then::Request(id),
         };
-        let hot = self.is_hot(disk, block, block + u64::from(data.len() as u32 / 4096));
-        let why = Why::Written { hot };
+        let why = Why::Written { hot: false };
         self.flash
             .log
             .push(Item::data(Kind::Dirty, disk, block, data, crcs, why, token));
@@ -807,7 +803,6 @@ impl Core {
         // Copies dropped by eviction are still on flash until their segment is overwritten.
         let evicting =
             self.flash.holds_evicted() && !self.opts.faults.has(Fault::ForgetEvictedCopies);
-        let hot = self.is_hot(disk, start, end) || self.reqs[id].write().was_hot;
         // After flash failed the range may be dirty there, and what the origin refused replaces nothing.
         let replaced = ok || self.flash.takes_writes();
         let copies = match replaced && !self.opts.faults.has(Fault::KeepOverwritten) {
@@ -836,7 +831,7 @@ impl Core {
             && !unguarded
             && mode == Mode::WriteThrough
             && matches!(op, ReqOp::Write { .. })
-            && self.renew(id, disk, start, end, (read, hot), &done);
+            && self.renew(id, disk, start, end, read, &done);
         if mode == Mode::WriteThrough {
             // What is written now takes their place, at once or from the stage.
             self.flash.cleaner.rewrite(copies);
@@ -868,7 +863,7 @@ impl Core {
         disk: DiskId,
         start: u64,
         end: u64,
-        (read, hot): (bool, bool),
+        read: bool,
         done: &IoDone,
     ) -> bool {
         let d = self.known(disk);
@@ -901,7 +896,6 @@ impl Core {
                 covered: false,
                 unused: None,
                 written: true,
-                hot,
             };
             self.stage_put(disk, start, &data, &crcs, |_| stay);
             return false;
@@ -914,8 +908,7 @@ impl Core {
             return false;
         }
         let ticket = self.take_ticket(disk, start, end, false);
-        let why = Why::Written { hot };
-        self.append_clean(disk, start, data, crcs, ticket, u8::from(read), why);
+        self.append_clean(disk, start, data, crcs, ticket, u8::from(read));
         true
     }
 }

@@ -118,7 +118,6 @@ impl Twin {
                 covered: !used,
                 unused: (!used).then_some(read.source),
                 written: false,
-                hot: false,
             };
             if !read.cancelled {
                 self.put_in_stage(read.key + i as u64, stay, Why::Filled);
