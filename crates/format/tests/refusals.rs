@@ -136,7 +136,7 @@ fn encoders_refuse_what_decoders_would() {
     );
     assert!(header.encode(&[], &mut [0; 4095]).is_err());
     assert!(
-        BatchHeader { flags: 1, ..header }
+        BatchHeader { flags: 2, ..header }
             .encode(&[], block)
             .is_err()
     );
